@@ -1,0 +1,18 @@
+"""mtrain: train translation models from parallel text."""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Translation", "Translator", "__version__"]
+
+if TYPE_CHECKING:
+    from mtrain.decoding.translate import Translation, Translator
+
+
+def __getattr__(name: str) -> Any:
+    """Load the Python interface when it is asked for: it brings PyTorch, which `--help` can do without."""
+    if name in ("Translation", "Translator"):
+        from mtrain.decoding import translate
+
+        return getattr(translate, name)
+    raise AttributeError(f"module 'mtrain' has no attribute '{name}'")

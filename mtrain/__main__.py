@@ -1,0 +1,5 @@
+"""`python -m mtrain`."""
+
+from mtrain.cli import main
+
+main()

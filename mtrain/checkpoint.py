@@ -1,0 +1,321 @@
+"""Checkpoints and model folders: written so that a crash leaves the old or the new, never half of either.
+
+A folder is written under a temporary name beside its place, every file flushed to disk, the manifest (size
+and SHA-256 of each file) last, then renamed. Loading verifies the manifest. Nothing is ever pickled.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from mtrain.config import S, override, read_yaml_file, to_yaml, validate
+from mtrain.errors import ModelError, StorageError, UsageError
+from mtrain.model.transformer import Transformer
+from mtrain.schema import Config, ModelFolderConfig
+from mtrain.tokenizer import Tokenizer, model_config
+
+MANIFEST = "manifest.json"
+
+
+@dataclass
+class TrainState:
+    """Where training stands; with weights and optimizer, all that a continued run needs."""
+
+    step: int = 0  # optimizer steps done
+    epoch: int = 0
+    next_batch: int = 0  # steps of this epoch done
+    target_tokens_seen: int = 0
+    seconds: float = 0.0  # of training and validation
+    best_step: int | None = None
+    best_score: float | None = None
+    validations_without_improvement: int = 0
+    skipped_steps: int = 0  # for NaN or infinity
+    skipped_in_a_row: int = 0
+    window: dict[str, float] = field(default_factory=dict)  # sums since the last line of metrics.jsonl
+    data_fingerprint: str = ""
+    rng: dict[str, Any] = field(default_factory=dict)
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of every generator that training draws from: PyTorch's, on the CPU and each GPU."""
+    states = {"cpu": torch.get_rng_state()}
+    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        states[f"cuda:{i}"] = torch.cuda.get_rng_state(i)
+    return {name: state.numpy().tobytes().hex() for name, state in states.items()}
+
+
+def restore_rng(states: dict[str, Any]) -> None:
+    """Undo `rng_state`. Generators of devices that are not there are left out."""
+    for name, state in states.items():
+        tensor = torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8)
+        if name == "cpu":
+            torch.set_rng_state(tensor)
+        elif torch.cuda.is_available() and int(name.partition(":")[2]) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(tensor, name)
+
+
+# ------------------------------------------------------------------------------------------------ folders
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Replace a small file; a reader sees the old text or the new one."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    temporary.write_text(text, encoding="utf-8", newline="\n")
+    _sync(temporary)
+    temporary.replace(file)
+    _sync(file.parent)
+
+
+def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write files into a temporary folder, then put it in the place of `folder`.
+
+    Raises StorageError, leaving what was there before, if the disk is full or not writable.
+    """
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    old = folder.with_name(f".{folder.name}.old")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        fill(temporary)
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        manifest = {
+            path.relative_to(temporary).as_posix(): {"size": path.stat().st_size, "sha256": _sha256(path)}
+            for path in files
+        }
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        for path in [
+            *files,
+            temporary / MANIFEST,
+            *(p for p in temporary.rglob("*") if p.is_dir()),
+            temporary,
+        ]:
+            _sync(path)
+        if folder.exists():
+            folder.rename(old)
+        temporary.rename(folder)
+        _sync(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise StorageError(f"{folder}: cannot write: {error.strerror or error}") from error
+    except SafetensorError as error:  # its I/O errors come wrapped
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise StorageError(f"{folder}: cannot write: {error}") from error
+
+
+def verify_folder(folder: Path) -> None:
+    """Compare every file with the manifest. Raises ModelError naming the first that differs."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        entries = {name: (entry["size"], entry["sha256"]) for name, entry in manifest.items()}
+    except FileNotFoundError:
+        raise ModelError(f"{folder}: no {MANIFEST}; not a complete checkpoint or model folder") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ModelError(f"{folder / MANIFEST}: damaged") from None
+    for name, (size, digest) in entries.items():
+        file = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts or file.is_symlink():
+            raise ModelError(f"{folder / MANIFEST}: names a file outside its folder: {name}")
+        if not file.is_file():
+            raise ModelError(f"{file}: missing")
+        if file.stat().st_size != size or _sha256(file) != digest:
+            raise ModelError(f"{file}: damaged (its contents do not match {MANIFEST})")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _load_tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ModelError(f"{file}: cannot read: {error}") from None
+
+
+def load_weights(model: nn.Module, file: Path) -> None:
+    """Copy the tensors of a safetensors file into a model. Raises ModelError naming what does not fit."""
+    tensors, own = _load_tensors(file), model.state_dict()
+    missing, extra = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    if missing or extra:
+        raise ModelError(f"{file}: tensors missing: {missing or 'none'}; not expected: {extra or 'none'}")
+    for name, tensor in tensors.items():
+        if tensor.shape != own[name].shape:
+            raise ModelError(f"{file}: {name} is {list(tensor.shape)}; the model has {list(own[name].shape)}")
+        if not tensor.isfinite().all():
+            raise ModelError(f"{file}: {name} holds NaN or infinity")
+    model.load_state_dict(tensors)
+
+
+# -------------------------------------------------------------------------------------------- checkpoints
+
+
+def checkpoint_folders(run_dir: Path) -> list[Path]:
+    """Checkpoints of a run, oldest first."""
+    return sorted((run_dir / "checkpoints").glob("step-*"))
+
+
+def save_checkpoint(
+    run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainState, keep: int
+) -> Path:
+    """Write `checkpoints/step-NNNNNNNN`, then the index; prune all but the newest `keep` and the best."""
+    state.rng = rng_state()
+
+    def fill(folder: Path) -> None:
+        save_file(model.state_dict(), folder / "model.safetensors")
+        save_file(_optimizer_tensors(model, optimizer), folder / "optimizer.safetensors")
+        (folder / "state.json").write_text(json.dumps(asdict(state), indent=1, sort_keys=True) + "\n")
+
+    checkpoints = run_dir / "checkpoints"
+    folder = checkpoints / f"step-{state.step:08d}"
+    write_folder(folder, fill)
+    best = None if state.best_step is None else f"step-{state.best_step:08d}"
+    write_atomically(checkpoints / "index.json", json.dumps({"best": best, "last": folder.name}) + "\n")
+    for old in checkpoint_folders(run_dir)[:-keep]:
+        if old.name != best:
+            shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
+    """Restore weights, optimizer and generators in place. Raises ModelError if anything is amiss."""
+    state = read_state(folder)
+    load_weights(model, folder / "model.safetensors")
+    tensors = _load_tensors(folder / "optimizer.safetensors")
+    for name, parameter in model.named_parameters():
+        keys = {key: f"{key}.{name}" for key in ("step", "exp_avg", "exp_avg_sq")}
+        if absent := [key for key in keys.values() if key not in tensors]:
+            raise ModelError(f"{folder / 'optimizer.safetensors'}: tensors missing: {absent}")
+        optimizer.state[parameter] = {key: tensors[full].to(parameter.device) for key, full in keys.items()}
+    restore_rng(state.rng)
+    return state
+
+
+def read_state(folder: Path) -> TrainState:
+    """Verify a checkpoint and read its state. Raises ModelError if it is damaged."""
+    verify_folder(folder)
+    try:
+        return TrainState(**json.loads((folder / "state.json").read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(f"{folder / 'state.json'}: not the state of a checkpoint: {error}") from None
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{key}.{name}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state[parameter].items()
+    }
+
+
+# ------------------------------------------------------------------------------------------ model folders
+
+
+def save_model_folder(folder: Path, model: Transformer, config: Config, tokenizer: Tokenizer) -> None:
+    """Write all that a translator needs: config.yaml, model.safetensors, tokenizer/, manifest.json."""
+
+    def fill(temporary: Path) -> None:
+        (temporary / "config.yaml").write_text(
+            to_yaml(_folder_config(config, tokenizer)), encoding="utf-8", newline="\n"
+        )
+        save_file(model.state_dict(), temporary / "model.safetensors")
+        (temporary / "tokenizer").mkdir()
+        for file in tokenizer.files:
+            shutil.copyfile(file, temporary / "tokenizer" / file.name)
+            vocabulary = file.with_suffix(".vocab")
+            shutil.copyfile(vocabulary, temporary / "tokenizer" / vocabulary.name)
+
+    write_folder(folder, fill)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in eval mode with its tokenizer and settings."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    config: ModelFolderConfig
+
+
+def load_model(path: Path, overrides: Sequence[str] = ()) -> LoadedModel:
+    """Load a model folder, or the best model of a run folder, onto the CPU, every file verified.
+
+    Raises ModelError if it is missing, damaged, or its parts disagree.
+    """
+    if not path.is_dir():
+        raise ModelError(f"{path}: {'not a folder' if path.exists() else 'no such model or run folder'}")
+    if not (path / "checkpoints").is_dir():
+        return _load_folder(path, overrides)
+    if (path / "model").is_dir():
+        return _load_folder(path / "model", overrides)
+    folders = checkpoint_folders(path)
+    if not folders:
+        raise ModelError(f"{path}: this run has no checkpoint yet")
+    try:
+        best = json.loads((path / "checkpoints" / "index.json").read_bytes())["best"]
+    except (OSError, ValueError, KeyError, TypeError):
+        best = None
+    weights = (path / "checkpoints" / best if best else folders[-1]) / "model.safetensors"
+    verify_folder(weights.parent)
+    config = _read_config(path / "config.yaml", Config)
+    tokenizer = Tokenizer(path / "tokenizer")
+    return _build(_folder_config(config, tokenizer), tokenizer, weights, overrides)
+
+
+def _load_folder(folder: Path, overrides: Sequence[str]) -> LoadedModel:
+    verify_folder(folder)
+    config = _read_config(folder / "config.yaml", ModelFolderConfig)
+    return _build(config, Tokenizer(folder / "tokenizer"), folder / "model.safetensors", overrides)
+
+
+def _read_config(file: Path, section: type[S]) -> S:
+    try:
+        return validate(section, read_yaml_file(file), str(file))
+    except UsageError as error:  # of the folder, not of the user
+        raise ModelError(str(error)) from None
+
+
+def _build(
+    config: ModelFolderConfig, tokenizer: Tokenizer, weights: Path, overrides: Sequence[str]
+) -> LoadedModel:
+    raw = config.model_dump(mode="json")
+    for assignment in overrides:
+        override(raw, assignment)
+    config = validate(ModelFolderConfig, raw, "--set")
+    sizes = (tokenizer.source_vocab_size, tokenizer.target_vocab_size)
+    if sizes != (config.model.source_vocab_size, config.model.target_vocab_size):
+        raise ModelError(f"{weights.parent}: the tokenizer has {sizes} pieces; the model expects others")
+    model = Transformer(config.model)
+    load_weights(model, weights)
+    return LoadedModel(model.eval(), tokenizer, config)
+
+
+def _folder_config(config: Config, tokenizer: Tokenizer) -> ModelFolderConfig:
+    return ModelFolderConfig(
+        source_lang=config.data.source_lang,
+        target_lang=config.data.target_lang,
+        max_length=config.data.max_length,
+        tokenizer=config.tokenizer,
+        model=model_config(config.model, tokenizer, config.data.max_length),
+        decoding=config.decoding,
+    )

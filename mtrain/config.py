@@ -1,0 +1,154 @@
+"""Reading a configuration: YAML, then `--set` overrides, then validation, then frozen."""
+
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from mtrain.errors import UsageError
+from mtrain.schema import Config, Section
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """PyYAML reads YAML 1.1, where `no` (Norwegian) is false, `5e-4` a string and a repeated key silently
+    wins. This loader resolves scalars as YAML 1.2's core schema does, and refuses repeated keys."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for i, key in enumerate(keys):
+            if key in keys[:i]:
+                raise yaml.MarkedYAMLError(
+                    problem=f"key '{key}' is given twice", problem_mark=node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+_CORE_SCHEMA = [
+    (f"tag:yaml.org,2002:{tag}", re.compile(rf"^(?:{pattern})$"), first)
+    for tag, pattern, first in [
+        ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+        ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+        ("int", r"[-+]?[0-9]+", list("-+0123456789")),
+        ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+        ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
+    ]
+]
+for _tag, _pattern, _first in _CORE_SCHEMA:
+    _YamlLoader.add_implicit_resolver(_tag, _pattern, _first)
+# "010" matches the int pattern; YAML 1.2 reads it as ten, PyYAML's constructor as octal eight.
+_YamlLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML by the 1.2 core schema. Raises yaml.YAMLError."""
+    return yaml.load(text, _YamlLoader)
+
+
+class _YamlDumper(yaml.SafeDumper):
+    """Quotes whatever either YAML version would not read as a string, so that any reader agrees with us."""
+
+
+for _tag, _pattern, _first in _CORE_SCHEMA:
+    _YamlDumper.add_implicit_resolver(_tag, _pattern, _first)
+
+
+def to_yaml(section: Section) -> str:
+    """The section as YAML that `parse_yaml` reads back to an equal one."""
+    return yaml.dump(section.model_dump(mode="json"), Dumper=_YamlDumper, sort_keys=False, allow_unicode=True)
+
+
+def override(raw: Any, assignment: str) -> None:
+    """Apply one `section.key=value` to the raw config; the value is YAML, list items go by index."""
+    path, equals, text = assignment.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise UsageError(f"--set {assignment}: expected section.key=value")
+    try:
+        value = parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"--set {assignment}: the value is not YAML: {_one_line(error)}") from None
+    node = raw
+    for depth, key in enumerate(keys):
+        last = depth == len(keys) - 1
+        where = ".".join(keys[:depth]) or "the config"
+        if isinstance(node, list):
+            if not key.isdecimal() or int(key) >= len(node):
+                raise UsageError(
+                    f"--set {assignment}: {where} is a list of {len(node)}; give an index from 0"
+                )
+            position: Any = int(key)
+        elif isinstance(node, dict):
+            position = key
+            if not last and node.get(key) is None:
+                node[key] = {}
+        else:
+            raise UsageError(f"--set {assignment}: {where} is a single value and has no key '{key}'")
+        if last:
+            node[position] = value
+        else:
+            node = node[position]
+
+
+def _describe(error: ValidationError) -> str:
+    """The first problem in words; what else was tried at the same key (a union) is joined by "or"."""
+
+    def key_of(location: tuple[int | str, ...]) -> str:
+        # Pydantic also names the tag and the class of a union's member; users know neither.
+        return ".".join(
+            str(part) for part in location if not re.match(r"kind:|constrained-|literal\[", str(part))
+        )
+
+    problems = error.errors()
+    key = key_of(problems[0]["loc"])
+    here = [problem for problem in problems if key_of(problem["loc"]) == key]
+    message = " or ".join("this key is required" if p["type"] == "missing" else p["msg"] for p in here)
+    message = message[0].lower() + message[1:]
+    if not isinstance(here[0]["input"], (dict, list, BaseModel)):
+        message += f"; got {here[0]['input']!r}"
+    if len(problems) > len(here):
+        message += f" (and {len(problems) - len(here)} more)"
+    return f"{key}: {message}" if key else message
+
+
+def _one_line(error: Exception) -> str:
+    return re.sub(r"\s+", " ", str(error)).strip()
+
+
+S = TypeVar("S", bound=Section)
+
+
+def validate(section: type[S], raw: Any, origin: str) -> S:
+    """Check a raw mapping against a section. Raises UsageError that names the key and what it may be."""
+    try:
+        return section.model_validate(raw)
+    except ValidationError as error:
+        raise UsageError(f"{origin}: {_describe(error)}") from None
+
+
+def read_yaml_file(path: Path) -> Any:
+    """Read a YAML file. Raises UsageError if it is missing, unreadable or not YAML."""
+    try:
+        return parse_yaml(path.read_bytes().decode("utf-8-sig"))
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such config file") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot read the config: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid YAML: {_one_line(error)}") from None
+
+
+def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+    """Read a config, merge `section.key=value` overrides, validate.
+
+    Raises UsageError naming the key at fault, its nearest real name, and its range.
+    """
+    raw = read_yaml_file(Path(path))
+    if not isinstance(raw, dict):
+        raise UsageError(f"{path}: expected sections such as data, model and training")
+    for assignment in overrides:
+        override(raw, assignment)
+    return validate(Config, raw, str(path))

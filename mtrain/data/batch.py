@@ -1,0 +1,55 @@
+"""The tensors of one forward pass."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from mtrain.model.loss import IGNORE
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sentence pairs, padded on the right. Shapes: see `mtrain.model`."""
+
+    source: Tensor  # (B, S) int64, each row ends in EOS
+    source_keep: Tensor  # (B, S) bool, True where there is a token
+    target_in: Tensor  # (B, T) int64, BOS and the target but for its last token
+    labels: Tensor  # (B, T) int64, the target with EOS; padding is IGNORE
+    target_tokens: int  # labels that are not padding
+    rows: list[int]  # where the pairs lie in the corpus
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on another device; the copy does not block the host."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+        source, keep, target_in, labels = map(
+            move, (self.source, self.source_keep, self.target_in, self.labels)
+        )
+        return type(self)(source, keep, target_in, labels, self.target_tokens, self.rows)
+
+
+def pad(rows: pa.ListArray, fill: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Lists of ids as a matrix filled up on the right, and where its ids are. Both (rows, longest)."""
+    lengths = rows.value_lengths().to_numpy()
+    keep = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    matrix = np.full(keep.shape, fill, np.int64)
+    matrix[keep] = rows.flatten().to_numpy()
+    return matrix, keep
+
+
+def collate(source: pa.ListArray, target: pa.ListArray, pad_id: int, bos_id: int, rows: list[int]) -> Batch:
+    """Pad encoded pairs, each side of which ends in EOS, into a Batch."""
+    source_ids, source_keep = pad(source, pad_id)
+    labels, target_keep = pad(target, IGNORE)
+    target_in = np.full_like(labels, bos_id)
+    # Masked by position, never by id: BOS or a real token may share its id with padding.
+    target_in[:, 1:] = np.where(target_keep[:, 1:], labels[:, :-1], pad_id)
+    tensors = map(torch.from_numpy, (source_ids, source_keep, target_in, labels))
+    return Batch(*tensors, int(target_keep.sum()), rows)  # type: ignore[call-arg, arg-type]

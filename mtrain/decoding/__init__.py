@@ -1,0 +1,1 @@
+"""From source ids to translations."""

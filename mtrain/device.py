@@ -1,0 +1,53 @@
+"""Which device, which arithmetic, and how the C library hands out memory."""
+
+import ctypes
+import sys
+
+import torch
+
+from mtrain.errors import UsageError
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`. Raises UsageError if it is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device {name}: no such device; give auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = (
+            f"{torch.cuda.device_count()} CUDA device(s)" if torch.cuda.is_available() else "no CUDA device"
+        )
+        raise UsageError(f"--device {name}: this machine has {found}; give --device cpu or auto")
+    return device
+
+
+def describe_device(device: torch.device) -> str:
+    """The device in words, for the log."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({torch.get_num_threads()} threads)"
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Mixed precision for a forward pass: weights stay fp32, matrix products run in bf16 if `precision` says
+    so; `auto` takes bf16 on a GPU that computes in it and fp32 elsewhere."""
+    if precision == "auto":
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bf16" if fast else "fp32"
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def keep_freed_memory() -> None:
+    """Let glibc reuse large blocks. By default it returns each to the kernel and maps it afresh, and a
+    training step on a CPU then spends much of its time on page faults. Elsewhere this does nothing."""
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+        if mallopt is not None:
+            m_trim_threshold, m_mmap_max = -1, -4
+            mallopt(m_mmap_max, 0)
+            mallopt(m_trim_threshold, 2**31 - 1)

@@ -1,0 +1,139 @@
+"""The encoder-decoder Transformer: embed, encode, decode, project. Letters in shapes: see `mtrain.model`."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mtrain.model.attention import KeyValueCache, LayerCache, MultiHeadAttention
+from mtrain.model.layers import DecoderLayer, Dropout, EncoderLayer
+from mtrain.schema import ModelConfig
+
+
+def sinusoidal_positions(length: int, width: int, interleaved: bool = False) -> Tensor:
+    """(length, width) table of sin and cos of p / 10000^(2i/width) (Vaswani et al. 2017, section 3.5): all
+    sines, then all cosines, as Marian lays them, or alternating, as in the paper."""
+    rates = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * rates  # (length, width / 2)
+    parts = [angles.sin(), angles.cos()]
+    table = torch.stack(parts, dim=-1).flatten(1) if interleaved else torch.cat(parts, dim=-1)
+    return table.to(torch.get_default_dtype())
+
+
+class Transformer(nn.Module):
+    """Tied embeddings are one parameter under one name: `target_embedding` and `output_weight` are None where
+    they are the same as the one before them."""
+
+    _sinusoids: Tensor
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        width, tie = config.d_model, config.tie_embeddings
+        self.source_embedding = nn.Embedding(config.source_vocab_size, width)
+        self.target_embedding = None if tie == "all" else nn.Embedding(config.target_vocab_size, width)
+        vocab = config.target_vocab_size
+        self.output_weight = nn.Parameter(torch.empty(vocab, width)) if tie == "none" else None
+        self.output_bias = nn.Parameter(torch.zeros(vocab)) if config.output_bias else None
+        self.learned_positions = self.learned_target_positions = None
+        if config.positions == "learned":
+            self.learned_positions = nn.Embedding(config.max_positions, width)
+            self.learned_target_positions = nn.Embedding(config.max_positions, width)
+        elif config.positions != "rotary":
+            self.register_buffer("_sinusoids", self._sinusoidal_table(config.max_positions), persistent=False)
+        self.dropout = Dropout(config.dropout)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        pre = config.norm == "pre"  # the last residual sum has not been normalised yet
+        self.encoder_norm: nn.Module = nn.LayerNorm(width) if pre else nn.Identity()
+        self.decoder_norm: nn.Module = nn.LayerNorm(width) if pre else nn.Identity()
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Xavier-uniform projections (Glorot and Bengio 2010), zero biases, embeddings of variance 1/E."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+        for module in self.modules():
+            if isinstance(module, MultiHeadAttention):  # three square matrices, not one wide one
+                for part in module.query_key_value.weight.data.chunk(3):
+                    nn.init.xavier_uniform_(part)
+        if self.output_weight is not None:
+            nn.init.normal_(self.output_weight, std=self.config.d_model**-0.5)
+
+    def _sinusoidal_table(self, length: int) -> Tensor:
+        interleaved = self.config.positions == "sinusoidal_interleaved"
+        return sinusoidal_positions(length, self.config.d_model, interleaved)
+
+    def _positions(self, start: int, length: int, target: bool) -> Tensor | float:
+        """(length, E) to add to embeddings, or 0 where attention rotates instead."""
+        if self.config.positions == "rotary":
+            return 0.0
+        if self.learned_positions is not None and self.learned_target_positions is not None:
+            learned = self.learned_target_positions if target else self.learned_positions
+            return learned.weight[start : start + length]
+        if start + length > len(self._sinusoids):
+            self._sinusoids = self._sinusoidal_table(2 * (start + length)).to(self._sinusoids)
+        return self._sinusoids[start : start + length]
+
+    def _embed(self, ids: Tensor, table: nn.Embedding, start: int, target: bool) -> Tensor:
+        x = table(ids) * math.sqrt(self.config.d_model) + self._positions(start, ids.size(1), target)
+        return self.dropout(x)  # type: ignore[no-any-return]
+
+    def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
+        """Memory (B, S, E) of source ids (B, S); `source_keep` (B, S) is True at tokens, False at padding."""
+        x = self._embed(source, self.source_embedding, 0, target=False)
+        mask = source_keep[:, None, None, :]
+        for layer in self.encoder:
+            x = layer(x, mask)
+        return self.encoder_norm(x)  # type: ignore[no-any-return]
+
+    def decode(
+        self,
+        target_in: Tensor,
+        memory: Tensor | None,
+        source_keep: Tensor,
+        cache: KeyValueCache | None = None,
+        weights: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Hidden states (N, T, E) of target ids (N, T) that start with BOS.
+
+        With a cache (see `start_cache`), `target_in` continues what was decoded so far and `memory` is not
+        needed. If `weights` is a list, each layer's cross-attention weights (N, H, T, S) are appended to it.
+        """
+        cached = cache.length if cache is not None else 0
+        x = self._embed(target_in, self.target_embedding or self.source_embedding, cached, target=True)
+        mask = source_keep[:, None, None, :]
+        for i, layer in enumerate(self.decoder):
+            x = layer(x, memory, mask, cache.layers[i] if cache is not None else None, cached, weights)
+        if cache is not None:
+            cache.length += target_in.size(1)
+        return self.decoder_norm(x)  # type: ignore[no-any-return]
+
+    def start_cache(self, memory: Tensor, source_keep: Tensor, beams: int, max_length: int) -> KeyValueCache:
+        """An empty cache for `beams` rows of each sentence, up to `max_length` target positions."""
+        rows = memory.size(0) * beams
+        layers = []
+        for layer in self.decoder:
+            assert isinstance(layer, DecoderLayer)
+            keys, values = layer.cross_attention.project_memory(memory)
+            layers.append(LayerCache(keys, values, rows, max_length))
+        return KeyValueCache(layers, source_keep)
+
+    def projection(self) -> tuple[Tensor, Tensor | None]:
+        """Weight (V, E) and bias (V) that turn hidden states into logits."""
+        if self.output_weight is not None:
+            return self.output_weight, self.output_bias
+        return (self.target_embedding or self.source_embedding).weight, self.output_bias
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Logits (.., V) of hidden states (.., E)."""
+        return F.linear(hidden, *self.projection())
+
+    def forward(self, source: Tensor, source_keep: Tensor, target_in: Tensor) -> Tensor:
+        """Hidden states (B, T, E), for the loss to project."""
+        return self.decode(target_in, self.encode(source, source_keep), source_keep)

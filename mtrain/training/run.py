@@ -1,0 +1,170 @@
+"""The run folder: what may start or continue in it, its tokenizer, its data, its metrics."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+from mtrain.checkpoint import checkpoint_folders, read_state, write_atomically
+from mtrain.config import read_yaml_file, to_yaml
+from mtrain.data.encode import read_training_text
+from mtrain.errors import ModelError, StorageError, UsageError
+from mtrain.schema import Config
+from mtrain.tokenizer import Tokenizer, train_tokenizer
+
+log = logging.getLogger(__name__)
+
+# Keys that may differ from one `fit` to the next: limits, cadence, patience, decoding, the folder's name.
+_MAY_CHANGE = (
+    "run_dir",
+    "decoding.",
+    "training.max_steps",
+    "training.max_epochs",
+    "training.max_minutes",
+    "training.validate_every",
+    "training.validation_beam_size",
+    "training.checkpoint_every",
+    "training.keep_checkpoints",
+    "training.log_every",
+    "training.patience",
+)
+
+
+def open_run(config: Config, resume: str) -> Path | None:
+    """Make or enter the run folder, and choose the checkpoint to continue from; None to start afresh.
+
+    `resume` is `auto` (the newest valid one), `never`, or the path of a checkpoint. Writes `config.yaml`.
+    Raises UsageError if the folder is used and `resume` is never, or a key changed that may not; ModelError
+    if no checkpoint is valid; StorageError if the folder cannot be written.
+    """
+    run_dir = Path(config.run_dir)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{run_dir}: cannot make the run folder: {error.strerror}") from None
+    checkpoints = checkpoint_folders(run_dir)
+    if resume == "never" and checkpoints:
+        raise UsageError(f"{run_dir}: has checkpoints, and --resume never was given; give another --run-dir")
+    chosen = None
+    if resume not in ("auto", "never"):
+        chosen = Path(resume)
+        if not chosen.is_dir():
+            raise ModelError(f"--resume {resume}: no such checkpoint")
+        read_state(chosen)
+    elif checkpoints:
+        chosen = _newest_valid(checkpoints)
+    if chosen is not None:
+        _compare(config, run_dir / "config.yaml")
+    try:
+        write_atomically(run_dir / "config.yaml", to_yaml(config))
+    except OSError as error:
+        raise StorageError(f"{run_dir}: cannot write: {error.strerror}") from None
+    return chosen
+
+
+def _newest_valid(checkpoints: list[Path]) -> Path:
+    for folder in reversed(checkpoints):
+        try:
+            read_state(folder)
+            return folder
+        except ModelError as error:
+            log.warning("%s; trying the one before it", error)
+    raise ModelError(f"{checkpoints[0].parent}: no checkpoint is valid; start another run with --run-dir")
+
+
+def _compare(config: Config, file: Path) -> None:
+    if not file.exists():
+        return
+    old, new = _flatten(read_yaml_file(file)), _flatten(config.model_dump(mode="json"))
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) == new.get(key):
+            continue
+        if not key.startswith(_MAY_CHANGE):
+            raise UsageError(
+                f"{key} was {old.get(key)} when this run began and is {new.get(key)} now; "
+                "set it back, or start another run with --run-dir"
+            )
+        log.info("%s: %s, was %s", key, new.get(key), old.get(key))
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict) and value:
+        return {k: v for key, item in value.items() for k, v in _flatten(item, f"{prefix}{key}.").items()}
+    return {prefix.rstrip("."): value}
+
+
+def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
+    """The run's tokenizer: learnt from the training text, or taken from `tokenizer.path`, if there is none.
+
+    Raises UsageError if one learnt with other settings is there, or `force` would orphan checkpoints.
+    """
+    run_dir = Path(config.run_dir)
+    folder, settings = run_dir / "tokenizer", run_dir / "tokenizer" / "config.yaml"
+    if force and checkpoint_folders(run_dir):
+        raise UsageError(
+            f"{run_dir}: its checkpoints need the tokenizer they were trained with; use another --run-dir"
+        )
+    if settings.exists() and not force:
+        if settings.read_text(encoding="utf-8") != to_yaml(config.tokenizer):
+            raise UsageError(
+                f"{folder}: was learnt with other tokenizer settings; set them back, or replace it by "
+                "`mtrain tokenize CONFIG --force`"
+            )
+        return Tokenizer(folder)
+    temporary = run_dir / ".tokenizer.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    if config.tokenizer.path is not None:
+        _copy_tokenizer(Path(config.tokenizer.path), temporary)
+    else:
+        log.info("tokenizer: learning %d %s pieces", config.tokenizer.vocab_size, config.tokenizer.type)
+
+        def side(index: int) -> Any:
+            return lambda: (pair[index] for pair in read_training_text(config.data))
+
+        train_tokenizer(config.tokenizer, side(0), side(1), temporary, config.seed)
+    (temporary / "config.yaml").write_text(to_yaml(config.tokenizer), encoding="utf-8", newline="\n")
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
+    return Tokenizer(folder)
+
+
+def _copy_tokenizer(model: Path, folder: Path) -> None:
+    source = next(
+        (path for path in (model / "model" / "tokenizer", model / "tokenizer") if path.is_dir()), None
+    )
+    if source is None:
+        raise ModelError(f"tokenizer.path: {model} is not a model folder: it has no tokenizer/")
+    shutil.copytree(source, folder)
+
+
+class Metrics:
+    """`metrics.jsonl`: one JSON object a line, never a step twice."""
+
+    def __init__(self, run_dir: Path, step: int):
+        """Open for appending, cut back to what had happened by `step`."""
+        self.file = run_dir / "metrics.jsonl"
+        if self.file.exists():
+            lines = self.file.read_text(encoding="utf-8").splitlines()
+            kept = [line for line in lines if _step_of(line) <= step]
+            write_atomically(self.file, "".join(f"{line}\n" for line in kept))
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append a record. NaN and infinity, which JSON lacks, become strings."""
+        with self.file.open("a", encoding="utf-8", newline="\n") as stream:
+            stream.write(json.dumps(_speakable(record)) + "\n")
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")  # a line that a crash cut short
+
+
+def _speakable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _speakable(item) for key, item in value.items()}
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
+    return value

@@ -1,0 +1,21 @@
+"""The learning rate as a pure function of the step."""
+
+import math
+
+from mtrain.schema import TrainingConfig
+
+
+def learning_rate(step: int, config: TrainingConfig, total_steps: int | None) -> float:
+    """Rate of optimizer step `step`, counted from 1: a linear rise over `warmup_steps` to the peak, then
+    `inverse_sqrt` (Vaswani et al. 2017, section 5.3, scaled to the peak), `cosine` or `linear` decay to zero
+    at `total_steps`, or `constant`. `total_steps` may be None where the schedule needs none."""
+    peak, warmup = config.learning_rate, config.warmup_steps
+    if step < warmup:
+        return peak * step / warmup
+    if config.schedule == "constant":
+        return peak
+    if config.schedule == "inverse_sqrt":
+        return peak * math.sqrt(max(warmup, 1) / step)
+    assert total_steps is not None
+    done = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    return peak * (1 - done) if config.schedule == "linear" else peak * (1 + math.cos(math.pi * done)) / 2

@@ -1,0 +1,86 @@
+"""Validation: the loss of the references, and the scores of really decoded, detokenized text."""
+
+import math
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from mtrain.data import Pair
+from mtrain.data.batch import Batch, collate
+from mtrain.data.batching import cut_by_budget
+from mtrain.decoding.translate import Translator
+from mtrain.device import autocast
+from mtrain.evaluate import make_metrics, score
+from mtrain.model.loss import projected_cross_entropy
+from mtrain.model.transformer import Transformer
+from mtrain.schema import Config
+from mtrain.tokenizer import Tokenizer
+
+
+class Validation(NamedTuple):
+    """Scores of the present weights."""
+
+    nll: float  # nats/token, unsmoothed
+    perplexity: float  # e ** nll
+    bleu: float
+    chrf: float
+
+
+class Validator:
+    """The validation set, encoded once; calling it scores a model."""
+
+    def __init__(self, pairs: list[Pair], config: Config, tokenizer: Tokenizer, device: torch.device):
+        self.sources = [pair.source for pair in pairs]
+        self.references = [pair.target for pair in pairs]
+        self.config, self.tokenizer, self.device = config, tokenizer, device
+        self.metrics = make_metrics(("bleu", "chrf"), config.data.target_lang)
+        self.batches = self._encode()
+
+    def _encode(self) -> list[Batch]:
+        """Batches for the loss; pairs over `data.max_length` are cut, as `translate` cuts them."""
+        special, longest = self.tokenizer.special, self.config.data.max_length - 1
+        sides = (self.tokenizer.encode_source(self.sources), self.tokenizer.encode_target(self.references))
+        columns = [
+            pa.array([[*ids[:longest], special.eos] for ids in side], pa.list_(pa.int32())) for side in sides
+        ]
+        lengths = [column.value_lengths().to_numpy().astype(np.int64) for column in columns]
+        order = np.lexsort(lengths)
+        edges = cut_by_budget(lengths[0][order], lengths[1][order], self.config.training.pass_tokens)
+        batches = []
+        for start, end in pairwise(edges):
+            rows = order[start:end]
+            source, target = (column.take(pa.array(rows)) for column in columns)
+            batches.append(collate(source, target, special.pad, special.bos, rows.tolist()))
+        return batches
+
+    def __call__(self, model: Transformer) -> Validation:
+        """Score the model, which is left in the mode (training or not) that it came in."""
+        training = model.training
+        model.eval()
+        nll = self._nll(model)
+        beam_size = self.config.training.validation_beam_size
+        decoding = self.config.decoding.model_copy(update={"beam_size": beam_size})
+        data = self.config.data
+        translator = Translator(
+            model, self.tokenizer, decoding, data.max_length, data.target_lang, self.device
+        )
+        hypotheses = [translation.text for translation in translator.translate(self.sources)]
+        bleu, chrf = score(hypotheses, [self.references], self.metrics)
+        model.train(training)
+        return Validation(nll, math.exp(min(nll, 700.0)), bleu.score, chrf.score)
+
+    @torch.no_grad()
+    def _nll(self, model: Transformer) -> float:
+        total = torch.zeros((), dtype=torch.float64)
+        for batch in self.batches:
+            moved = batch.to(self.device)
+            with autocast(self.device, self.config.training.precision):
+                hidden = model(moved.source, moved.source_keep, moved.target_in)
+                sums = projected_cross_entropy(
+                    hidden, *model.projection(), moved.labels, moved.target_tokens, 0.0
+                )
+            total += sums.nll.to("cpu", torch.float64)
+        return float(total) / sum(batch.target_tokens for batch in self.batches)
