@@ -22,19 +22,16 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            if isinstance(values, cls):
-                return values
+        if not isinstance(values, (dict, cls)):
             raise PydanticCustomError("not_a_section", "expected keys and values")
-        for key in values:
+        for key in values if isinstance(values, dict) else ():
             if key not in cls.model_fields:
                 close = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.5)
                 hint = (
                     f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(cls.model_fields)}"
                 )
-                raise PydanticCustomError(
-                    "unknown_key", "unknown key '{key}'; {hint}", {"key": key, "hint": hint}
-                )
+                details = {"key": key, "hint": hint}
+                raise PydanticCustomError("unknown_key", "unknown key '{key}'; {hint}", details)
         return values
 
 
@@ -44,9 +41,7 @@ class Section(BaseModel):
 class CorpusSpec(Section):
     """What every kind of corpus has."""
 
-    weight: PositiveFloat = Field(
-        1.0, description="how often each pair occurs in an epoch; the fraction is drawn anew for each epoch"
-    )
+    weight: PositiveFloat = Field(1.0, description="times each pair occurs in an epoch; fractions are drawn")
 
 
 class TextCorpus(CorpusSpec):
@@ -60,15 +55,15 @@ class TsvCorpus(CorpusSpec):
     """One tab-separated file."""
 
     tsv: str = Field(description="tab-separated file; `.gz` and `.zst` are decompressed")
-    source_column: int = Field(0, ge=0, description="column of the source sentence, counted from 0")
-    target_column: int = Field(1, ge=0, description="column of the target sentence, counted from 0")
+    source_column: int = Field(0, ge=0, description="column of the source sentence, from 0")
+    target_column: int = Field(1, ge=0, description="column of the target sentence, from 0")
 
 
 class FieldsCorpus(CorpusSpec):
     """A corpus whose sides are named fields."""
 
-    source_field: str = Field(description="field of the source sentence; dots reach inside: `translation.en`")
-    target_field: str = Field(description="field of the target sentence")
+    source_field: str = Field(description="field of the source; dots reach inside: `translation.en`")
+    target_field: str = Field(description="field of the target")
 
 
 class JsonlCorpus(FieldsCorpus):
@@ -78,7 +73,7 @@ class JsonlCorpus(FieldsCorpus):
 
 
 class ParquetCorpus(FieldsCorpus):
-    """A Parquet file, or a pattern that matches several."""
+    """A Parquet file, or several."""
 
     parquet: str = Field(description="Parquet file, or a pattern such as `data/part-*.parquet`")
 
@@ -86,10 +81,10 @@ class ParquetCorpus(FieldsCorpus):
 class HubCorpus(FieldsCorpus):
     """A data set of the Hugging Face hub (Parquet; script data sets no longer load), or a folder of one."""
 
-    hub: str = Field(description="data set name on the Hugging Face hub, such as `wmt/wmt14`, or a folder")
+    hub: str = Field(description="data set on the Hugging Face hub, such as `wmt/wmt14`, or a folder")
     config: str | None = Field(None, description="configuration of the data set, such as `de-en`")
     split: str = Field("train", description="split of the data set")
-    revision: str | None = Field(None, description="commit or tag of the data set, to pin its contents")
+    revision: str | None = Field(None, description="commit or tag that pins the data set's contents")
 
 
 class ToyCorpus(CorpusSpec):
@@ -101,14 +96,14 @@ class ToyCorpus(CorpusSpec):
 class Holdout(Section):
     """Validation pairs taken out of the training corpora."""
 
-    holdout: PositiveInt = Field(description="pairs to hold out of `train`, drawn by `seed`")
+    holdout: PositiveInt = Field(description="pairs held out of `train`, drawn by `seed`")
 
 
 _KINDS = {"source": "text", "tsv": "tsv", "jsonl": "jsonl", "parquet": "parquet", "hub": "hub", "toy": "toy"}
 
 
 def _corpus_kind(value: Any) -> str | None:
-    keys = set(value) if isinstance(value, dict) else set(getattr(type(value), "model_fields", ()))
+    keys = value if isinstance(value, dict) else getattr(type(value), "model_fields", {})
     kinds = [kind for key, kind in _KINDS.items() if key in keys]
     return f"kind:{kinds[0]}" if len(kinds) == 1 else None
 
@@ -126,36 +121,26 @@ Corpus = Annotated[
         custom_error_message="a corpus is one of: source (with target), tsv, jsonl, parquet, hub, toy",
     ),
 ]
+Validation = Annotated[
+    Annotated[list[Corpus], Tag("kind:corpora")] | Annotated[Holdout, Tag("kind:holdout")],
+    Discriminator(lambda value: "kind:corpora" if isinstance(value, list) else "kind:holdout"),
+]
 
 
 class DataConfig(Section):
     """Which parallel text to learn from, to choose by, and to report on."""
 
     source_lang: str = Field(min_length=1, description="language code of the source, such as `en`")
-    target_lang: str = Field(
-        min_length=1, description="language code of the target; BLEU's tokenizer follows it"
-    )
+    target_lang: str = Field(min_length=1, description="language of the target; BLEU's tokenizer follows it")
     train: list[Corpus] = Field(min_length=1, description="a corpus, or a list of them")
-    validation: Annotated[
-        Annotated[list[Corpus], Tag("kind:corpora")] | Annotated[Holdout, Tag("kind:holdout")],
-        Discriminator(lambda value: "kind:corpora" if isinstance(value, list) else "kind:holdout"),
-    ] = Field(description="a corpus, a list of them, or `{holdout: N}`: N pairs of `train`")
-    test: dict[str, Corpus] = Field(
-        default_factory=dict, description="test sets by name, for `mtrain evaluate`"
-    )
-    max_length: int = Field(
-        256,
-        ge=2,
-        le=65536,
-        description="tokens of a sentence, end-of-sentence included; longer pairs are dropped",
-    )
-    bad_lines: Literal["error", "skip"] = Field(
-        "error", description="what to do with a pair that is not valid UTF-8, holds a NUL or lacks a field"
-    )
+    validation: Validation = Field(description="a corpus, a list, or `{holdout: N}`: N pairs of `train`")
+    test: dict[str, Corpus] = Field(default_factory=dict, description="test sets by name, to evaluate on")
+    max_length: int = Field(256, ge=2, le=65536, description="tokens, EOS counted; longer pairs are dropped")
+    bad_lines: Literal["error", "skip"] = Field("error", description="invalid UTF-8, NUL, fields missing")
 
     @model_validator(mode="before")
     @classmethod
-    def _lists(cls, values: Any) -> Any:
+    def _one_corpus_is_a_list_of_one(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         values = dict(values)
@@ -172,27 +157,19 @@ class TokenizerConfig(Section):
     """The SentencePiece subword vocabulary."""
 
     type: Literal["unigram", "bpe"] = Field("unigram", description="subword algorithm")
-    vocab_size: int = Field(
-        8000, ge=8, le=1_000_000, description="pieces in each vocabulary, all special ones counted"
-    )
+    vocab_size: int = Field(8000, ge=8, le=1_000_000, description="pieces of a vocabulary, all counted")
     joint: bool = Field(True, description="one vocabulary for both languages; false: one for each")
-    character_coverage: float = Field(
-        1.0, gt=0, le=1, description="share of the text's characters that get a piece"
-    )
-    byte_fallback: bool = Field(
-        True, description="spell characters without a piece as bytes, so nothing is unknown"
-    )
+    character_coverage: float = Field(1.0, gt=0, le=1, description="share of characters that get a piece")
+    byte_fallback: bool = Field(True, description="spell other characters as bytes; nothing is unknown")
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = Field(
         "nmt_nfkc", description="Unicode normalisation; `_cf` also lowercases"
     )
-    symbols: list[str] = Field(default_factory=list, description="tags that are never split, such as `<bt>`")
-    path: str | None = Field(
-        None, description="take the tokenizer of this model folder instead of learning one"
-    )
+    symbols: list[str] = Field([], description="tags that are never split, such as `<bt>`")
+    path: str | None = Field(None, description="take the tokenizer of this model or run folder")
 
     @model_validator(mode="after")
     def _symbols_are_usable(self) -> Self:
-        if len(set(self.symbols)) < len(self.symbols) or any(not s or s.split() != [s] for s in self.symbols):
+        if len(set(self.symbols)) < len(self.symbols) or any(s.split() != [s] for s in self.symbols):
             raise PydanticCustomError("symbols", "symbols must be distinct, not empty, and without spaces")
         return self
 
@@ -210,29 +187,22 @@ PRESETS: dict[str, dict[str, int]] = {
 class Architecture(Section):
     """The shape of the Transformer. A preset fills the sizes that are not given."""
 
-    preset: Literal["tiny", "small", "base", "big"] | None = Field(
-        None, description="sizes by name: tiny 128/256, small 256/1024, base 512/2048, big 1024/4096"
-    )
+    preset: Literal["tiny", "small", "base", "big"] | None = Field(None, description="sizes by name")
     d_model: int = Field(128, ge=2, le=16384, description="width of the model; a multiple of `heads`")
-    heads: int = Field(4, ge=1, le=256, description="attention heads in each layer")
+    heads: int = Field(4, ge=1, le=256, description="attention heads of each layer")
     encoder_layers: int = Field(4, ge=1, le=256, description="layers of the encoder")
     decoder_layers: int = Field(4, ge=1, le=256, description="layers of the decoder")
     ffn_dim: int = Field(256, ge=1, le=65536, description="inner width of the feed-forward blocks")
-    dropout: Fraction = Field(
-        0.1, description="dropout of embeddings, feed-forward activations and sublayer outputs"
-    )
+    dropout: Fraction = Field(0.1, description="of embeddings, feed-forward activations and sublayers")
     activation: Literal["relu", "gelu", "silu", "swiglu"] = Field(
-        "relu", description="feed-forward non-linearity"
+        "relu", description="of feed-forward blocks"
     )
-    norm: Literal["pre", "post"] = Field(
-        "pre", description="layer norm before each sublayer, or after the addition"
-    )
+    norm: Literal["pre", "post"] = Field("pre", description="layer norm before a sublayer or after it")
     positions: Literal["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"] = Field(
         "sinusoidal", description="how positions are told apart; sinusoidal: sines first, then cosines"
     )
     tie_embeddings: Literal["none", "decoder", "all"] = Field(
-        "all",
-        description="weights shared: none; decoder: target embedding and output; all: source too",
+        "all", description="shared weights; decoder: target embedding and output; all: the source's too"
     )
 
     @model_validator(mode="before")
@@ -245,11 +215,8 @@ class Architecture(Section):
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:
         if self.d_model % self.heads:
-            raise PydanticCustomError(
-                "heads",
-                "d_model ({d}) must be a multiple of heads ({h})",
-                {"d": self.d_model, "h": self.heads},
-            )
+            sizes = {"d": self.d_model, "h": self.heads}
+            raise PydanticCustomError("heads", "d_model ({d}) must be a multiple of heads ({h})", sizes)
         if self.positions.startswith("sinusoidal") and self.d_model % 2:
             raise PydanticCustomError("positions", "sinusoidal positions need an even d_model")
         if self.positions == "rotary" and (self.d_model // self.heads) % 2:
@@ -264,7 +231,7 @@ class ModelConfig(Architecture):
 
     source_vocab_size: PositiveInt = Field(description="pieces of the source vocabulary")
     target_vocab_size: PositiveInt = Field(description="pieces of the target vocabulary")
-    max_positions: PositiveInt = Field(description="positions that a learned position table holds, tokens")
+    max_positions: PositiveInt = Field(description="positions that a learned table holds, tokens")
     pad_id: int = Field(0, ge=0, description="token id that fills batches; may equal bos_id")
     unk_id: int = Field(1, ge=0, description="token id of what the vocabulary lacks")
     bos_id: int = Field(2, ge=0, description="token id that starts the target")
@@ -279,66 +246,48 @@ class TrainingConfig(Section):
     """The recipe: how long, how fast, how much at a time."""
 
     max_steps: PositiveInt | None = Field(
-        None, description="optimizer steps; any of the three limits ends training"
+        None, description="optimizer steps; any of three limits ends training"
     )
     max_epochs: PositiveInt | None = Field(None, description="passes over the training pairs")
-    max_minutes: PositiveFloat | None = Field(
-        None, description="minutes of training and validation, over all resumes"
-    )
-    batch_tokens: PositiveInt = Field(
-        4096, description="target tokens of an optimizer step, padding included, over all devices and passes"
-    )
+    max_minutes: PositiveFloat | None = Field(None, description="minutes of training and validation, in all")
+    batch_tokens: PositiveInt = Field(4096, description="padded target tokens of a step, over all devices")
     micro_batch_tokens: PositiveInt | Literal["auto"] = Field(
-        "auto", description="tokens that one device takes in a pass; auto: `batch_tokens`, at most 16384"
+        "auto", description="tokens that a device takes in a pass; auto: `batch_tokens`, at most 16384"
     )
-    learning_rate: PositiveFloat = Field(
-        0.001, le=10, description="peak learning rate, reached at the end of warm-up"
-    )
+    learning_rate: PositiveFloat = Field(0.001, le=10, description="peak rate, reached at the end of warm-up")
     schedule: Literal["inverse_sqrt", "cosine", "linear", "constant"] = Field(
         "inverse_sqrt", description="decay after warm-up; cosine and linear reach zero at the last step"
     )
     warmup_steps: int = Field(2000, ge=0, description="steps of linear rise from zero to the peak")
-    betas: tuple[Fraction, Fraction] = Field(
-        (0.9, 0.98), strict=False, description="AdamW's decay of first and second moments"
-    )
-    weight_decay: float = Field(
-        0.0, ge=0, le=10, description="AdamW's decoupled weight decay; matrices alone"
-    )
-    clip_norm: float = Field(
-        1.0, ge=0, description="gradient norm above which gradients are scaled down; 0: never"
-    )
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.98), strict=False, description="AdamW's moment decay")
+    weight_decay: float = Field(0.0, ge=0, le=10, description="AdamW's decoupled decay, of matrices alone")
+    clip_norm: float = Field(1.0, ge=0, description="largest gradient norm; 0: no limit")
     label_smoothing: Fraction = Field(0.1, description="probability mass spread over the whole vocabulary")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="arithmetic of the forward pass; auto: bf16 on GPUs that have it, otherwise fp32"
+        "auto", description="arithmetic of matrix products; auto: bf16 on GPUs that have it, else fp32"
     )
     validate_every: PositiveInt = Field(500, description="steps between validations; one more at the end")
-    validation_beam_size: int = Field(
-        1, ge=1, le=128, description="beams of the translations that validation scores"
-    )
+    validation_beam_size: int = Field(1, ge=1, le=128, description="beams for the translations it scores")
     checkpoint_every: PositiveInt = Field(500, description="steps between checkpoints; one more at the end")
     keep_checkpoints: PositiveInt = Field(3, description="newest checkpoints kept; the best is kept besides")
     log_every: PositiveInt = Field(50, description="steps between lines of metrics.jsonl")
-    best_metric: Literal["bleu", "chrf", "nll"] = Field(
-        "bleu", description="validation score that picks the best weights"
-    )
+    best_metric: Literal["bleu", "chrf", "nll"] = Field("bleu", description="score that picks the best")
     patience: PositiveInt | None = Field(10, description="validations without improvement that end training")
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
-        if self.max_steps is None and self.max_epochs is None and self.max_minutes is None:
-            raise PydanticCustomError("limits", "set at least one of max_steps, max_epochs, max_minutes")
-        if self.schedule in ("cosine", "linear") and self.max_steps is None and self.max_epochs is None:
-            raise PydanticCustomError(
-                "limits", "schedule {schedule} needs max_steps or max_epochs", {"schedule": self.schedule}
-            )
+        if self.max_steps is None and self.max_epochs is None:
+            if self.max_minutes is None:
+                raise PydanticCustomError("limits", "set at least one of max_steps, max_epochs, max_minutes")
+            if self.schedule in ("cosine", "linear"):
+                raise PydanticCustomError("limits", "this schedule needs max_steps or max_epochs to end at")
         return self
 
     @property
     def pass_tokens(self) -> int:
         """Padded tokens of one side that a device takes in one forward pass."""
-        if self.micro_batch_tokens == "auto":
-            return min(self.batch_tokens, 16384)
-        return min(self.batch_tokens, self.micro_batch_tokens)
+        limit = 16384 if self.micro_batch_tokens == "auto" else self.micro_batch_tokens
+        return min(self.batch_tokens, limit)
 
 
 # ----------------------------------------------------------------------------------------------- decoding
@@ -348,23 +297,18 @@ class DecodingConfig(Section):
     """How translations are searched for."""
 
     beam_size: int = Field(5, ge=1, le=128, description="hypotheses kept at each step; 1: greedy")
-    length_penalty: float = Field(
-        1.0, ge=-10, le=10, description="a score is log-probability / length ** this"
-    )
+    length_penalty: float = Field(1.0, ge=-10, le=10, description="score is log-probability / length ** this")
     stop: Literal["default", "first_k", "exact"] = Field(
-        "default",
-        description="when a sentence is done: Hugging Face's rule; at K finished; when no beam can win",
+        "default", description="a sentence is done: by Hugging Face's rule; at K ends; when no beam can win"
     )
     max_length_ratio: float = Field(
-        1.5, ge=0, le=100, description="longest output, tokens: this x source tokens + offset"
+        1.5, ge=0, le=100, description="longest output, tokens: this x the source"
     )
     max_length_offset: int = Field(
-        10, ge=1, le=65536, description="longest output, tokens: ratio x source tokens + this"
+        10, ge=1, le=65536, description="longest output, tokens: the constant part"
     )
-    batch_tokens: PositiveInt = Field(8192, description="padded source tokens x beams of one batch")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="arithmetic; auto: bf16 on GPUs that have it, otherwise fp32"
-    )
+    batch_tokens: PositiveInt = Field(8192, description="padded source tokens x beams of a batch")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="as `training.precision`")
 
 
 class Config(Section):
@@ -372,28 +316,25 @@ class Config(Section):
 
     run_dir: str = Field(min_length=1, description="folder of the run: checkpoints, metrics, the model")
     seed: int = Field(1, ge=0, lt=2**63, description="of weights, batch order, dropout and held-out pairs")
-    data: DataConfig
+    data: DataConfig = Field(description="the corpora")
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="the subword vocabulary")
     model: Architecture = Field(Architecture(), description="the shape of the Transformer")
-    training: TrainingConfig
-    decoding: DecodingConfig = Field(
-        default_factory=DecodingConfig, description="the search for translations"
-    )
+    training: TrainingConfig = Field(description="the recipe")
+    decoding: DecodingConfig = Field(DecodingConfig(), description="the search for translations")
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         if self.model.tie_embeddings == "all" and not self.tokenizer.joint and self.tokenizer.path is None:
-            raise PydanticCustomError(
-                "tie",
-                "model.tie_embeddings: all needs tokenizer.joint: true; with two vocabularies use decoder",
+            message = (
+                "model.tie_embeddings: all needs tokenizer.joint: true; with two vocabularies use decoder"
             )
+            raise PydanticCustomError("tie", message)
         if self.data.max_length > self.training.pass_tokens:
-            raise PydanticCustomError(
-                "budget",
-                "training.batch_tokens and micro_batch_tokens must hold one sentence of data.max_length "
-                "({length} tokens); the smaller of them is {tokens}",
-                {"length": self.data.max_length, "tokens": self.training.pass_tokens},
+            sizes = {"length": self.data.max_length, "tokens": self.training.pass_tokens}
+            message = (
+                "data.max_length ({length}) must fit training.batch_tokens and micro_batch_tokens ({tokens})"
             )
+            raise PydanticCustomError("budget", message, sizes)
         return self
 
 
@@ -402,9 +343,7 @@ class ModelFolderConfig(Section):
 
     source_lang: str = Field(min_length=1, description="language code of the source")
     target_lang: str = Field(min_length=1, description="language code of the target")
-    max_length: int = Field(
-        ge=2, le=65536, description="longest source, tokens; longer input is cut with a warning"
-    )
-    tokenizer: TokenizerConfig
-    model: ModelConfig
-    decoding: DecodingConfig
+    max_length: int = Field(ge=2, le=65536, description="longest source, tokens; longer input is cut")
+    tokenizer: TokenizerConfig = Field(description="how the vocabulary was made")
+    model: ModelConfig = Field(description="the network")
+    decoding: DecodingConfig = Field(description="default search for translations")
