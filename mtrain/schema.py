@@ -134,7 +134,7 @@ class DataConfig(Section):
     target_lang: str = Field(min_length=1, description="language of the target; BLEU's tokenizer follows it")
     train: list[Corpus] = Field(min_length=1, description="a corpus, or a list of them")
     validation: Validation = Field(description="a corpus, a list, or `{holdout: N}`: N pairs of `train`")
-    test: dict[str, Corpus] = Field(default_factory=dict, description="test sets by name, to evaluate on")
+    test: dict[str, Corpus] = Field({}, description="test sets by name, to evaluate on")
     max_length: int = Field(256, ge=2, le=65536, description="tokens, EOS counted; longer pairs are dropped")
     bad_lines: Literal["error", "skip"] = Field("error", description="invalid UTF-8, NUL, fields missing")
 

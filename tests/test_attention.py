@@ -1,0 +1,297 @@
+"""Multi-head attention, its rotary positions and its cache, against plain loops and PyTorch's own module."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mtrain.model.attention import KeyValueCache, LayerCache, MultiHeadAttention, causal_mask, rotate
+
+torch.set_num_threads(1)
+DOUBLE = {"rtol": 0, "atol": 1e-12}
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def attention(d_model: int, heads: int, rotary: bool = False) -> MultiHeadAttention:
+    torch.manual_seed(1)
+    return MultiHeadAttention(d_model, heads, rotary).double().eval()
+
+
+def keep(lengths: list[int], longest: int) -> Tensor:
+    return torch.arange(longest) < torch.tensor(lengths)[:, None]
+
+
+def reference(
+    layer: MultiHeadAttention, x: Tensor, memory: Tensor, allowed: Tensor
+) -> tuple[Tensor, list[list[list[list[float]]]]]:
+    """Attention by loops, one number at a time: output and weights[sentence][head][query][key]. `allowed`
+    (B, T, S) says which key each query may see."""
+    width, heads = x.size(-1), layer.heads
+    size = width // heads
+    w, b = layer.query_key_value.weight, layer.query_key_value.bias
+    q = x @ w[:width].T + b[:width]
+    k = memory @ w[width : 2 * width].T + b[width : 2 * width]
+    v = memory @ w[2 * width :].T + b[2 * width :]
+    out, weights = torch.zeros_like(q), []
+    for i in range(len(x)):
+        weights.append([])
+        for h in range(heads):
+            part = slice(h * size, (h + 1) * size)
+            weights[i].append([])
+            for t in range(q.size(1)):
+                powers = [
+                    math.exp(float(q[i, t, part] @ k[i, s, part]) / math.sqrt(size))
+                    if allowed[i, t, s]
+                    else 0.0
+                    for s in range(k.size(1))
+                ]
+                weights[i][h].append([power / sum(powers) for power in powers])
+                out[i, t, part] = sum(p * v[i, s, part] for s, p in enumerate(weights[i][h][t]))
+    return out @ layer.output.weight.T + layer.output.bias, weights
+
+
+# ------------------------------------------------------------------------------------------- equivalence
+
+
+@pytest.mark.parametrize("heads", [1, 2, 6])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@torch.no_grad()
+def test_self_attention_is_the_formula(heads: int, causal: bool, masked: bool) -> None:
+    layer, x, kept = attention(12, heads), random(3, 5, 12), keep([5, 2, 3], 5)
+    out = layer(x, kept[:, None, None] if masked else None, causal)
+    allowed = torch.tensor(
+        [
+            [[(s <= t or not causal) and (s < n or not masked) for s in range(5)] for t in range(5)]
+            for n in (5, 2, 3)
+        ]
+    )
+    torch.testing.assert_close(out, reference(layer, x, x, allowed)[0], **DOUBLE)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 6])
+@pytest.mark.parametrize("masked", [False, True])
+@torch.no_grad()
+def test_cross_attention_is_the_formula(heads: int, masked: bool) -> None:
+    layer, x, memory = attention(12, heads), random(3, 4, 12), random(3, 6, 12, seed=1)
+    kept = keep([6, 1, 4], 6) if masked else torch.ones(3, 6, dtype=torch.bool)
+    mask = kept[:, None, None] if masked else None
+    expected, expected_weights = reference(layer, x, memory, kept[:, None].expand(3, 4, 6))
+    weights: list[Tensor] = []
+    torch.testing.assert_close(layer.over_memory(x, *layer.project_memory(memory), mask), expected, **DOUBLE)
+    shown = layer.over_memory(x, *layer.project_memory(memory), mask, weights)
+    torch.testing.assert_close(shown, expected, **DOUBLE)
+    torch.testing.assert_close(weights[0], torch.tensor(expected_weights, dtype=torch.float64), **DOUBLE)
+
+
+@pytest.mark.parametrize("kind", ["self", "causal", "cross"])
+@torch.no_grad()
+def test_equals_torch_multihead_attention(kind: str) -> None:
+    layer = attention(16, 4)
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True, dtype=torch.float64).eval()
+    theirs.in_proj_weight.copy_(layer.query_key_value.weight)
+    theirs.in_proj_bias.copy_(layer.query_key_value.bias)
+    theirs.out_proj.load_state_dict(layer.output.state_dict())
+    x, kept = random(3, 5, 16), keep([5, 1, 4], 5)
+    memory = random(3, 5, 16, seed=1) if kind == "cross" else x
+    mask = kept[:, None, None]
+    if kind == "cross":
+        weights: list[Tensor] = []
+        out = layer.over_memory(x, *layer.project_memory(memory), mask, weights)
+    else:
+        out = layer(x, mask, kind == "causal")
+    hidden = ~causal_mask(5) if kind == "causal" else None
+    expected, expected_weights = theirs(
+        x, memory, memory, key_padding_mask=~kept, attn_mask=hidden, average_attn_weights=False
+    )
+    torch.testing.assert_close(out, expected, **DOUBLE)
+    if kind == "cross":
+        torch.testing.assert_close(weights[0], expected_weights, **DOUBLE)
+
+
+def test_causal_mask_is_true_where_one_may_look() -> None:
+    assert causal_mask(3).tolist() == [[True, False, False], [True, True, False], [True, True, True]]
+
+
+# -------------------------------------------------------------------------------- published check values
+
+
+def check_layer(heads: int, size: int) -> tuple[MultiHeadAttention, nn.Linear]:
+    """Each head has its own q, k, v on its own slice of x, drawn head by head; then the output is drawn."""
+    torch.manual_seed(0)
+    drawn = [[nn.Linear(size, size) for _ in "qkv"] for _ in range(heads)]
+    output = nn.Linear(heads * size, heads * size)
+    layer = MultiHeadAttention(heads * size, heads)
+    rows = [torch.block_diag(*(head[i].weight for head in drawn)) for i in range(3)]
+    layer.query_key_value.weight.copy_(torch.cat(rows))
+    layer.query_key_value.bias.copy_(torch.cat([head[i].bias for i in range(3) for head in drawn]))
+    nn.init.eye_(layer.output.weight)
+    nn.init.zeros_(layer.output.bias)
+    return layer, output
+
+
+TWO, THREE = [[1, 2], [3, 4]], [[1, 2], [3, 4], [5, 6]]
+CHECK_VALUES = {  # seed 0, nn.Linear(2, 2) for q, k, v in that order; x, causal, memory, attention's output
+    "self": (TWO, False, None, [[-2.5449, -0.0960], [-2.6525, -0.1210]]),
+    "causal": (THREE, True, None, [[-1.3326, 0.1852], [-2.6525, -0.1210], [-4.3539, -0.5156]]),
+    "cross": (
+        THREE,
+        False,
+        [[6, 5], [4, 3], [2, 1]],
+        [[-4.0098, -0.7054], [-4.2934, -0.7711], [-4.5612, -0.8332]],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("x", "causal", "memory", "expected"), CHECK_VALUES.values(), ids=CHECK_VALUES.keys()
+)
+@torch.no_grad()
+def test_published_check_values_one_head(
+    x: list[list[int]], causal: bool, memory: list[list[int]] | None, expected: list[list[float]]
+) -> None:
+    layer, _ = check_layer(1, 2)
+    inputs = torch.tensor([x]).float()
+    if memory is None:
+        out = layer(inputs, causal=causal)
+    else:
+        out = layer.over_memory(inputs, *layer.project_memory(torch.tensor([memory]).float()), None)
+    torch.testing.assert_close(out[0], torch.tensor(expected), rtol=0, atol=6e-5)
+
+
+@torch.no_grad()
+def test_published_check_values_two_heads() -> None:
+    layer, output = check_layer(2, 2)
+    layer.output.load_state_dict(output.state_dict())
+    out = layer(torch.tensor([[[1.0, 2, 3, 4], [5, 6, 7, 8]]]))[0]
+    expected = torch.tensor([[0.3529, 2.5714, 0.9558, -1.3315], [0.4814, 2.6746, 1.2625, -1.2092]])
+    torch.testing.assert_close(out, expected, rtol=0, atol=6e-5)
+
+
+# ------------------------------------------------------------------------------------------------ rotary
+
+
+def test_rotary_turns_each_pair_by_position_times_rate() -> None:
+    x, size = random(7, 6), 6
+    for position, row in enumerate(x):
+        for i in range(size // 2):
+            turn = complex(row[i], row[i + size // 2]) * math.e ** (1j * position / 10000 ** (2 * i / size))
+            got = rotate(x, 0)[position]
+            assert complex(got[i], got[i + size // 2]) == pytest.approx(turn, abs=1e-12)
+
+
+@pytest.mark.parametrize("distance", [-40, -1, 0, 3, 500])
+def test_rotary_scores_depend_on_the_distance_alone(distance: int) -> None:
+    q, k = random(1, 8), random(1, 8, seed=1)
+    scores = [float(rotate(q, p) @ rotate(k, p + distance).T) for p in (40, 41, 97, 5000)]
+    assert scores == pytest.approx([scores[0]] * 4, abs=1e-10)
+    if distance:
+        assert scores[0] != pytest.approx(float(q @ k.T), abs=1e-3)  # and they do depend on it
+
+
+def test_rotary_keeps_norms_and_continues_from_an_offset() -> None:
+    x = random(2, 3, 9, 8)
+    torch.testing.assert_close(rotate(x, 5).norm(dim=-1), x.norm(dim=-1), **DOUBLE)
+    torch.testing.assert_close(rotate(x, 0)[..., 4:, :], rotate(x[..., 4:, :], 4), **DOUBLE)
+
+
+@torch.no_grad()
+def test_rotary_attention_knows_order_but_not_absolute_position() -> None:
+    layer, x = attention(8, 2, rotary=True), random(1, 4, 8)
+    swapped = layer(x[:, [1, 0, 2, 3]])[:, [1, 0, 2, 3]]
+    assert (layer(x) - swapped).abs().max() > 1e-3
+    padded = torch.cat([random(1, 3, 8, seed=2), x], dim=1)  # the same words three places further on
+    mask = (torch.arange(7) >= 3)[None, None, None]
+    torch.testing.assert_close(layer(padded, mask)[:, 3:], layer(x), **DOUBLE)
+
+
+# --------------------------------------------------------------------------------- weights and the cache
+
+
+@torch.no_grad()
+def test_weights_sum_to_one_are_zero_at_padding_and_explain_the_output() -> None:
+    layer, x, memory = attention(12, 3), random(4, 2, 12), random(2, 6, 12, seed=1)  # two beams of two
+    kept = keep([6, 2], 6)
+    keys, values = layer.project_memory(memory)
+    weights: list[Tensor] = []
+    out = layer.over_memory(x, keys, values, kept[:, None, None], weights)
+    (shown,) = weights
+    assert shown.shape == (4, 3, 2, 6)
+    torch.testing.assert_close(shown.sum(-1), torch.ones(4, 3, 2).double(), **DOUBLE)
+    padding = ~kept.repeat_interleave(2, 0)[:, None, None].expand_as(shown)
+    assert (shown[padding] == 0).all()
+    assert (shown[~padding] > 0).all()
+    heads = torch.einsum("nhts,nhsd->nthd", shown, values.repeat_interleave(2, 0)).flatten(2)
+    torch.testing.assert_close(out, layer.output(heads), **DOUBLE)
+
+
+@pytest.mark.parametrize("beams", [1, 2, 5])
+@torch.no_grad()
+def test_beams_as_further_queries_equal_copies_of_the_memory(beams: int) -> None:
+    layer, x, memory = attention(12, 3), random(3 * beams, 2, 12), random(3, 6, 12, seed=1)
+    kept = keep([6, 2, 3], 6)
+    shared, copied = [], []
+    out = layer.over_memory(x, *layer.project_memory(memory), kept[:, None, None], shared)
+    copies, copied_kept = memory.repeat_interleave(beams, 0), kept.repeat_interleave(beams, 0)
+    expected = layer.over_memory(x, *layer.project_memory(copies), copied_kept[:, None, None], copied)
+    torch.testing.assert_close(out, expected, **DOUBLE)
+    torch.testing.assert_close(shared[0], copied[0], **DOUBLE)
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("first", [1, 3])
+@torch.no_grad()
+def test_cached_self_attention_equals_causal(rotary: bool, first: int) -> None:
+    layer, x, memory = attention(12, 3, rotary), random(2, 6, 12), random(2, 1, 12)
+    cache = LayerCache(*layer.project_memory(memory), rows=2, max_length=6)
+    parts = [layer(x[:, :first], causal=True, cache=cache, cached=0)]
+    parts += [layer(x[:, t : t + 1], causal=True, cache=cache, cached=t) for t in range(first, 6)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x, causal=True), **DOUBLE)
+
+
+def filled_cache(sentences: int, beams: int, length: int, max_length: int) -> KeyValueCache:
+    """Two layers, whose keys tell row and position and whose values are their negatives."""
+    layers = []
+    for layer in range(2):
+        cross = torch.arange(sentences).double()[:, None, None, None].expand(sentences, 2, 3, 4)
+        cache = LayerCache(cross.clone(), -cross, sentences * beams, max_length)
+        rows = torch.arange(sentences * beams).double()[:, None, None, None] * 100
+        for t in range(length):
+            keys = (rows + 10 * layer + t).expand(-1, 2, 1, 4)
+            cache.append(keys, -keys, t)
+        layers.append(cache)
+    cache = KeyValueCache(layers, keep(list(range(1, sentences + 1)), sentences))
+    cache.length = length
+    return cache
+
+
+def test_append_returns_all_so_far_and_keeps_earlier_positions() -> None:
+    cache = LayerCache(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), rows=3, max_length=5)
+    first, then = torch.randn(2, 3, 2, 2, 4), torch.randn(2, 3, 2, 1, 4)
+    cache.append(first[0], first[1], 0)
+    keys, values = cache.append(then[0], then[1], 2)
+    assert torch.equal(keys, torch.cat([first[0], then[0]], dim=2))
+    assert torch.equal(values, torch.cat([first[1], then[1]], dim=2))
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentences"),
+    [([1, 1, 0, 5, 4, 4], None), ([3, 2, 5, 5], [1, 2]), ([1, 0], [0]), ([0, 1, 2, 3, 4, 5], [0, 1, 2])],
+)
+def test_reorder_moves_rows_and_drops_sentences(rows: list[int], sentences: list[int] | None) -> None:
+    cache = filled_cache(3, beams=2, length=4, max_length=7)
+    cache.reorder(torch.tensor(rows), None if sentences is None else torch.tensor(sentences))
+    left = sentences if sentences is not None else [0, 1, 2]
+    assert cache.source_keep.sum(1).tolist() == [s + 1 for s in left]
+    for layer, full in enumerate(cache.layers):
+        expected = torch.tensor([[100.0 * row + 10 * layer + t for t in range(4)] for row in rows])
+        assert full.keys[:, 1, :4, 2].tolist() == expected.tolist()
+        assert full.values[:, 1, :4, 2].tolist() == (-expected).tolist()
+        assert full.cross_keys[:, 1, 2, 3].tolist() == left
+        assert full.cross_values[:, 1, 2, 3].tolist() == [-s for s in left]
+        new = torch.full((len(rows), 2, 1, 4), 7.0).double()  # and decoding goes on from there
+        assert full.append(new, new, 4)[0][:, 0, :, 0].tolist() == [[*r, 7.0] for r in expected.tolist()]

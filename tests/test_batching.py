@@ -1,0 +1,230 @@
+"""Batches: every pair once, within the budget, the same for any number of devices."""
+
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtrain.data.batch import collate
+from mtrain.data.batching import BatchPlan, plan_batches
+from mtrain.model.loss import IGNORE
+
+LONGEST = 40
+lengths = st.lists(st.tuples(st.integers(2, LONGEST), st.integers(2, LONGEST)), min_size=1, max_size=120)
+budgets = st.integers(LONGEST, 600)
+worlds = st.integers(1, 5)
+quick = settings(deadline=None, max_examples=60)
+
+
+def plan_all(pairs, batch_tokens: int, pass_tokens: int, world: int = 1, seed=1, epoch=1, weights=None):
+    """The plans of every rank, which must have the same shape, and the lengths."""
+    source, target = np.array(pairs, np.int32).T
+    passes = min(batch_tokens, pass_tokens)
+    plans = [
+        plan_batches(source, target, batch_tokens, passes, seed, epoch, rank, world, weights)
+        for rank in range(world)
+    ]
+    return plans, source, target
+
+
+def rows_of_steps(plans: list[BatchPlan]) -> list[list[int]]:
+    """The rows of each step over all ranks, sorted."""
+    return [
+        sorted(int(row) for plan in plans for part in plan.steps[i] for row in part)
+        for i in range(len(plans[0].steps))
+    ]
+
+
+def flat(plan: BatchPlan) -> list[list[list[int]]]:
+    return [[part.tolist() for part in step] for step in plan.steps]
+
+
+@quick
+@given(lengths, budgets, budgets, worlds)
+def test_every_row_once_at_any_world_size(pairs, batch_tokens, pass_tokens, world):
+    plans, _, _ = plan_all(pairs, batch_tokens, pass_tokens, world)
+    assert sorted(row for step in rows_of_steps(plans) for row in step) == list(range(len(pairs)))
+
+
+@quick
+@given(lengths, budgets, budgets, worlds)
+def test_ranks_agree_on_steps_and_passes(pairs, batch_tokens, pass_tokens, world):
+    plans, _, _ = plan_all(pairs, batch_tokens, pass_tokens, world)
+    assert len({tuple(map(len, plan.steps)) for plan in plans}) == 1
+    assert all(plan.step_tokens == plans[0].step_tokens for plan in plans)
+    assert len({plan.padded_tokens for plan in plans}) == 1
+
+
+@quick
+@given(lengths, budgets, budgets, worlds)
+def test_budgets_hold_on_both_sides(pairs, batch_tokens, pass_tokens, world):
+    plans, source, target = plan_all(pairs, batch_tokens, pass_tokens, world)
+    for side in (source, target):
+        for rows in rows_of_steps(plans):
+            assert len(rows) * side[rows].max() <= batch_tokens
+        for plan in plans:
+            for part in (part for step in plan.steps for part in step if len(part)):
+                assert len(part) * side[part].max() <= min(batch_tokens, pass_tokens)
+
+
+@quick
+@given(lengths, budgets, budgets, worlds)
+def test_tokens_of_a_step_and_padding_are_counted(pairs, batch_tokens, pass_tokens, world):
+    plans, _, target = plan_all(pairs, batch_tokens, pass_tokens, world)
+    assert plans[0].step_tokens == [int(target[rows].sum()) for rows in rows_of_steps(plans)]
+    parts = [part for plan in plans for step in plan.steps for part in step if len(part)]
+    padded = sum(len(part) * int(target[part].max()) for part in parts)
+    assert plans[0].padding == pytest.approx(1 - target.sum() / padded)
+
+
+@quick
+@given(lengths, budgets, budgets, budgets, worlds, st.integers(0, 2**63 - 1), st.integers(0, 1000))
+def test_a_step_does_not_depend_on_the_hardware(pairs, batch_tokens, some, other, world, seed, epoch):
+    one, _, _ = plan_all(pairs, batch_tokens, some, 1, seed, epoch)
+    many, _, _ = plan_all(pairs, batch_tokens, other, world, seed, epoch)
+    assert rows_of_steps(one) == rows_of_steps(many)
+
+
+@quick
+@given(lengths, budgets, st.integers(0, 2**63 - 1), st.integers(0, 1000))
+def test_a_plan_is_pure_in_seed_and_epoch(pairs, batch_tokens, seed, epoch):
+    np.random.seed(0)
+    (first,), _, _ = plan_all(pairs, batch_tokens, batch_tokens, 1, seed, epoch)
+    np.random.seed(1)
+    (second,), _, _ = plan_all(pairs, batch_tokens, batch_tokens, 1, seed, epoch)
+    assert flat(first) == flat(second)
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(1, 2), (2, 1)])
+def test_other_epochs_and_seeds_have_another_order_and_other_company(seed: int, epoch: int):
+    pairs = [(5 + i % 20, 5 + i % 20) for i in range(400)]
+    (first,), _, _ = plan_all(pairs, 200, 200, seed=1, epoch=1)
+    (second,), _, _ = plan_all(pairs, 200, 200, seed=seed, epoch=epoch)
+    assert first.step_tokens != second.step_tokens  # the order of lengths
+    one, two = ({tuple(rows) for rows in rows_of_steps([plan])} for plan in (first, second))
+    assert len(one & two) < len(one) / 2  # who trains with whom
+
+
+def test_lengths_come_in_no_order():
+    (plan,), _, target = plan_all([(5 + i % 20, 5 + i % 20) for i in range(2000)], 200, 200)
+    longest = [int(target[step[0]].max()) for step in plan.steps]
+    assert longest not in (sorted(longest), sorted(longest, reverse=True))
+    assert abs(np.corrcoef(longest, np.arange(len(longest)))[0, 1]) < 0.3
+
+
+@quick
+@given(lengths, st.integers(1, 4), worlds, st.integers(0, 50))
+def test_integer_weights_are_exact(pairs, weight, world, epoch):
+    plans, _, _ = plan_all(pairs, 200, 100, world, 1, epoch, weights=np.full(len(pairs), float(weight)))
+    counts = Counter(row for step in rows_of_steps(plans) for row in step)
+    assert counts == dict.fromkeys(range(len(pairs)), weight)
+
+
+@quick
+@given(lengths, st.data(), worlds, st.integers(0, 50))
+def test_fractional_weights_are_within_one(pairs, data, world, epoch):
+    weights = np.array([data.draw(st.floats(0.01, 5)) for _ in pairs])
+    plans, _, target = plan_all(pairs, 200, 100, world, 1, epoch, weights=weights)
+    counts = Counter(row for step in rows_of_steps(plans) for row in step)
+    assert all(abs(counts[row] - weight) < 1 for row, weight in enumerate(weights))
+    assert sum(plans[0].step_tokens) == sum(int(target[row]) * count for row, count in counts.items())
+
+
+def test_fractions_are_drawn_anew_and_fair():
+    weights = np.full(1000, 0.3)
+    drawn = []
+    for epoch in range(10):
+        (plan,), _, _ = plan_all([(5, 5)] * 1000, 200, 200, epoch=epoch, weights=weights)
+        drawn.append({row for rows in rows_of_steps([plan]) for row in rows})
+    assert np.mean([len(rows) for rows in drawn]) == pytest.approx(300, rel=0.1)
+    assert len(set.union(*drawn)) > 900  # over epochs nearly every pair has its turn: 1 - 0.7 ** 10
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_an_epoch_in_which_no_pair_is_drawn(world: int):
+    plans, _, _ = plan_all([(5, 5)] * 2, 200, 200, world, weights=np.full(2, 1e-9))
+    assert all(plan.steps == [] and plan.step_tokens == [] for plan in plans)
+    assert plans[0].padding == 0
+
+
+@pytest.mark.parametrize("batch_tokens", [4096, 25_000])
+def test_padding_is_low_on_realistic_lengths(batch_tokens: int):
+    rng = np.random.default_rng(0)
+    target = np.clip(rng.lognormal(3.1, 0.55, 30_000), 2, 256).astype(int)  # mean 26, as subwords of news
+    source = np.clip(target * rng.lognormal(0, 0.2, len(target)), 2, 256).astype(int)
+    pairs = list(zip(source, target, strict=True))
+    (plan,), _, _ = plan_all(pairs, batch_tokens, 4096)
+    assert 0 < plan.padding < 0.05
+    used = sum(len(rows) * max(source[rows].max(), target[rows].max()) for rows in rows_of_steps([plan]))
+    assert used / len(plan.steps) > 0.85 * batch_tokens  # and the budget is put to use
+
+
+def test_a_large_corpus_is_planned_fast_enough_to_resume():
+    import time
+
+    pairs = np.random.default_rng(0).integers(2, 100, (300_000, 2))
+    start = time.perf_counter()
+    plan_all(pairs, 4096, 4096)
+    assert time.perf_counter() - start < 20
+
+
+# ------------------------------------------------------------------------------------------------- collate
+
+PAD, BOS, EOS = 0, 2, 3
+ids = st.lists(st.integers(0, 50), max_size=9).map(lambda row: [*row, EOS])
+
+
+def lists(rows: list[list[int]]) -> pa.ListArray:
+    return pa.array(rows, pa.list_(pa.int32()))
+
+
+@quick
+@given(st.lists(st.tuples(ids, ids), min_size=1, max_size=6), st.integers(0, 50), st.integers(0, 50))
+def test_collate_means_the_same_row_by_row(pairs, pad_id, bos_id):
+    sources, targets = map(list, zip(*pairs, strict=True))
+    batch = collate(lists(sources), lists(targets), pad_id, bos_id, list(range(len(pairs))))
+    assert batch.source.shape == (len(pairs), max(map(len, sources)))
+    assert batch.labels.shape == batch.target_in.shape == (len(pairs), max(map(len, targets)))
+    assert batch.target_tokens == sum(map(len, targets))
+    assert batch.rows == list(range(len(pairs)))
+    for i, (source, target) in enumerate(pairs):
+        s, t = len(source), len(target)
+        assert batch.source[i].tolist() == source + [pad_id] * (batch.source.shape[1] - s)
+        assert batch.source_keep[i].tolist() == [True] * s + [False] * (batch.source.shape[1] - s)
+        assert batch.target_in[i, :t].tolist() == [bos_id, *target[:-1]]
+        assert (batch.target_in[i, t:] == pad_id).all()
+        assert batch.labels[i].tolist() == target + [IGNORE] * (batch.labels.shape[1] - t)
+
+
+def test_collate_where_bos_and_a_real_token_equal_pad():
+    batch = collate(lists([[0, 5, 3], [3]]), lists([[7, 0, 0, 3], [0, 3]]), pad_id=0, bos_id=0, rows=[8, 4])
+    assert batch.source_keep.tolist() == [[True, True, True], [True, False, False]]
+    assert batch.target_in.tolist() == [[0, 7, 0, 0], [0, 0, 0, 0]]
+    assert batch.labels.tolist() == [[7, 0, 0, 3], [0, 3, -100, -100]]
+    assert batch.target_tokens == 6
+    assert batch.rows == [8, 4]
+
+
+def test_collate_types_and_device():
+    batch = collate(lists([[5, 3]]), lists([[6, 3]]), PAD, BOS, [0])
+    assert batch.source.dtype == batch.target_in.dtype == batch.labels.dtype == torch.int64
+    assert batch.source_keep.dtype == torch.bool
+    moved = batch.to(torch.device("cpu"))
+    assert torch.equal(moved.labels, batch.labels)
+    assert (moved.target_tokens, moved.rows) == (batch.target_tokens, batch.rows)
+
+
+def test_collate_of_a_sliced_table():
+    whole = lists([[9, 9, 9, 3], [5, 3], [6, 7, 3]])
+    batch = collate(whole[1:], whole[1:], PAD, BOS, [1, 2])
+    assert batch.source.tolist() == [[5, 3, PAD], [6, 7, 3]]
+
+
+def test_a_rank_without_rows_has_an_empty_batch():
+    batch = collate(lists([]), lists([]), PAD, BOS, [])
+    assert batch.target_tokens == 0
+    assert batch.source.shape[0] == batch.labels.shape[0] == 0

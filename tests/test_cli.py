@@ -1,0 +1,266 @@
+"""The command line as a user meets it: outputs, exit codes, one clear line for each mistake."""
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import PAIRS
+
+from mtrain import __version__
+from mtrain.cli import main
+
+
+@pytest.fixture
+def mtrain(capsys):
+    """Run a command in this process; returns its exit code, stdout and stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        code = stop.value.code
+        assert isinstance(code, int)
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    def give(contents: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(contents), encoding="utf-8"))
+
+    return give
+
+
+SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
+
+
+def test_help_and_version(mtrain):
+    code, out, _ = mtrain("--help")
+    assert code == 0 and all(command in out for command in ("tokenize", "fit", "translate", "evaluate"))
+    assert mtrain("--version") == (0, f"mtrain {__version__}\n", "")
+    for command in ("tokenize", "fit", "translate", "evaluate"):
+        code, out, _ = mtrain(command, "--help")
+        assert code == 0
+        assert all(option in out for option in ("--set", "--device", "--quiet", "--debug", "--help"))
+
+
+# ------------------------------------------------------------------------------------------------ mistakes
+
+
+def changed(file: Path, section: str, **values) -> Path:
+    raw = yaml.safe_load(file.read_text())
+    raw[section] = {**raw.get(section, {}), **values}
+    file.write_text(yaml.safe_dump(raw))
+    return file
+
+
+def one_line(err: str) -> str:
+    assert err.startswith("error: ") and err.count("\n") == 1, err
+    return err
+
+
+@pytest.mark.parametrize("command", ["fit", "tokenize"])
+def test_a_missing_config_is_a_usage_error(mtrain, command):
+    code, out, err = mtrain(command, "nowhere.yaml")
+    assert (code, out) == (2, "") and "nowhere.yaml: no such config file" in one_line(err)
+
+
+def test_a_misspelt_key_names_the_nearest(mtrain, config_file):
+    code, _, err = mtrain("fit", changed(config_file, "model", drop_out=0.1))
+    assert code == 2 and "unknown key 'drop_out'; did you mean 'dropout'?" in one_line(err)
+
+
+def test_unequal_line_counts_are_a_data_error_with_both(mtrain, config_file, tmp_path, corpus):
+    (tmp_path / "short.de").write_text("Eine Katze schläft.\n")
+    files = {"source": str(corpus / "train.en"), "target": str(tmp_path / "short.de")}
+    code, _, err = mtrain("fit", changed(config_file, "data", train=files), "--quiet")
+    assert code == 3 and "has 8 lines but" in one_line(err) and "short.de has 1" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (
+            ["fit", "{config}", "--set", "model.dropout=2"],
+            2,
+            "model.dropout: input should be less than 1; got 2",
+        ),
+        (["fit", "{config}", "--set", "model"], 2, "expected section.key=value"),
+        (["fit", "{config}", "--device", "tpu"], 2, "no such device"),
+        (["fit", "{config}", "--set", "data.train.source=nowhere.en"], 3, "nowhere.en: no such file"),
+        (["fit", "{config}", "--set", "tokenizer.vocab_size=9999"], 2, "the largest possible is"),
+        (["fit"], 2, "Missing argument 'CONFIG'"),
+        (["trian"], 2, "No such command 'trian'"),
+        (["translate", "nowhere", "Hi"], 4, "nowhere: no such model or run folder"),
+        (["translate", "{run}", "Hi", "-i", "{corpus}/train.en"], 2, "give one of them"),
+        (["translate", "{run}", "-i", "nowhere.en"], 3, "nowhere.en: no such file"),
+        (["translate", "{run}", "Hi", "--n-best", "9"], 2, "--n-best 9 needs a --beam-size of 9"),
+        (["translate", "{run}", "Hi", "--beam-size", "0"], 2, "beam-size"),
+        (["translate", "{run}", "Hi", "--set", "decoding.beam=3"], 2, "did you mean 'beam_size'?"),
+        (["translate", "{run}", "Hi", "-o", "/nowhere/out"], 6, "/nowhere/out: cannot write"),
+        (["translate", "{corpus}", "Hi"], 4, "not a complete checkpoint or model folder"),
+        (["evaluate", "{run}", "--source", "{corpus}/train.en"], 2, "give --reference"),
+        (["evaluate", "{run}", "--metrics", "rouge"], 2, "choose from bleu, chrf, ter"),
+        (["evaluate", "{run}", "--bleu-tokenize", "moses"], 2, "choose from"),
+        (["evaluate", "{run}/model"], 2, "no test sets are configured"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_each_mistake_ends_in_one_clear_line(mtrain, run_dir, corpus, config_file, arguments, code, message):
+    places = {"config": config_file, "run": run_dir, "corpus": corpus}
+    given, out, err = mtrain(
+        *(argument.format(**places) for argument in arguments), *([] if len(arguments) == 1 else ["--quiet"])
+    )
+    assert (given, out) == (code, "") and message in one_line(err)
+
+
+def test_control_characters_never_reach_the_terminal(mtrain):
+    code, _, err = mtrain("fit", "no\x1b[31mwhere.yaml")
+    assert code == 2 and "\x1b" not in err and "\\x1b[31m" in err
+
+
+def test_a_bug_is_called_a_bug_and_debug_shows_where(mtrain, run_dir, monkeypatch):
+    from mtrain.decoding.translate import Translator
+
+    def broken(*_):
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(Translator, "translate_lines", broken)
+    code, _, err = mtrain("translate", run_dir, "Hi", "--device", "cpu")
+    assert code == 1 and "bug in mtrain: ZeroDivisionError: oops" in one_line(err)
+    code, _, err = mtrain("translate", run_dir, "Hi", "--device", "cpu", "--debug")
+    assert code == 1 and "Traceback" in err
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+def test_tokenize_then_fit_then_again(mtrain, config_file, tmp_path):
+    code, out, _ = mtrain("tokenize", config_file, "--run-dir", tmp_path / "other")
+    assert code == 0 and out == f"{tmp_path / 'other/tokenizer/joint.model'}\n"
+    made = (tmp_path / "other/tokenizer/joint.model").stat().st_mtime_ns
+    code, out, err = mtrain("fit", config_file, "--run-dir", tmp_path / "other", "--device", "cpu")
+    assert (code, out) == (0, "")
+    for said in (
+        "8 training pairs",
+        "device: cpu",
+        "million parameters",
+        "planned: 8 steps",
+        "target tokens/s",
+        "BLEU",
+    ):
+        assert said in err
+    assert (tmp_path / "other/tokenizer/joint.model").stat().st_mtime_ns == made
+    code, _, err = mtrain("fit", config_file, "--run-dir", tmp_path / "other", "--device", "cpu")
+    assert code == 0 and "already finished" in err
+    assert yaml.safe_load((tmp_path / "other/config.yaml").read_text())["run_dir"] == str(tmp_path / "other")
+    code, out, err = mtrain("tokenize", config_file, "--run-dir", tmp_path / "third", "--force", "--quiet")
+    assert code == 0 and err == ""
+
+
+def test_translate_arguments_files_and_pipes(mtrain, run_dir, corpus, stdin, tmp_path):
+    on_cpu = ["--device", "cpu"]
+    assert mtrain("translate", run_dir, *SOURCES[:2], *on_cpu)[:2] == (
+        0,
+        "".join(f"{t}\n" for t in TARGETS[:2]),
+    )
+    expected = "".join(f"{target}\n" for target in TARGETS)
+    assert mtrain("translate", run_dir, "-i", corpus / "train.en", *on_cpu)[:2] == (0, expected)
+    stdin((corpus / "train.en").read_bytes())
+    assert mtrain("translate", run_dir, *on_cpu)[:2] == (0, expected)
+    stdin(b"\xef\xbb\xbf" + SOURCES[0].encode() + b"\r\n\n   \n" + SOURCES[1].encode())
+    assert mtrain("translate", run_dir, "-i", "-", *on_cpu)[:2] == (0, f"{TARGETS[0]}\n\n\n{TARGETS[1]}\n")
+    (tmp_path / "out").write_text("old")
+    code, out, _ = mtrain("translate", run_dir, "-i", corpus / "train.en", "-o", tmp_path / "out", *on_cpu)
+    assert (code, out) == (0, "") and (tmp_path / "out").read_text() == expected
+
+
+def test_options_of_the_search_reach_it(mtrain, run_dir):
+    code, out, _ = mtrain(
+        "translate", run_dir, "It rains.", "", "--n-best", 3, "--beam-size", 4, "--device", "cpu"
+    )
+    lines = out.split("\n")[:-1]
+    assert code == 0 and len(lines) == 6 and lines[0] == "Es regnet." and lines[3:] == ["", "", ""]
+    assert len(set(lines[:3])) == 3
+    same = ["--length-penalty", "0.5", "--batch-tokens", "1", "--set", "decoding.stop=exact"]
+    assert mtrain("translate", run_dir, *SOURCES, *same, "--device", "cpu")[1].split("\n")[:-1] == TARGETS
+
+
+def test_long_lines_are_cut_with_a_warning_and_stay_one_line(mtrain, run_dir, stdin):
+    stdin(b"cat " * 500 + b"\nIt rains.\n")
+    code, out, err = mtrain("translate", run_dir, "--device", "cpu")
+    assert code == 0 and out.count("\n") == 2 and out.endswith("Es regnet.\n")
+    assert "warning: 1 line(s) longer than data.max_length (64 tokens) were cut" in err
+
+
+def test_invalid_input_is_a_data_error_with_its_line(mtrain, run_dir, stdin):
+    stdin(b"It rains.\nbad \xff byte\n")
+    code, _, err = mtrain("translate", run_dir, "--device", "cpu")
+    assert code == 3 and "<stdin>:2: not valid UTF-8" in one_line(err)
+
+
+def test_the_prompt_translates_what_is_typed(run_dir):
+    main_end, terminal = pty.openpty()
+    command = [sys.executable, "-m", "mtrain", "translate", str(run_dir), "--device", "cpu"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    os.write(main_end, b"It rains.\n\x04")
+    out, err = process.communicate(timeout=60)
+    os.close(main_end)
+    os.close(terminal)
+    assert process.returncode == 0 and "Es regnet.\n" in out and "Type a sentence" in err
+
+
+def test_a_reader_that_leaves_is_no_failure_and_a_full_disk_is(run_dir, tmp_path):
+    many = tmp_path / "many"
+    many.write_text("It rains.\n" * 9000)
+    command = f"{sys.executable} -m mtrain translate {run_dir} --device cpu --beam-size 1 -i {many}"
+    shell = {"shell": True, "executable": "/bin/bash", "capture_output": True, "text": True}
+    done = subprocess.run(f"{command} | head -1; echo ${{PIPESTATUS[0]}}", **shell)
+    assert (done.stdout, done.stderr) == ("Es regnet.\n0\n", "")
+    full = subprocess.run(f"{command} > /dev/full", **shell)
+    assert full.returncode == 6 and "No space left" in one_line(full.stderr)
+
+
+def test_evaluate_prints_scores_with_signatures(mtrain, run_dir, corpus):
+    code, out, _ = mtrain("evaluate", run_dir, "--device", "cpu")
+    assert code == 0 and out.startswith("seen (8 sentences)\n")
+    for signature in ("BLEU|nrefs:1|case:mixed|eff:no|tok:13a", "chrF2|", "TER|"):
+        assert signature in out
+    files = [
+        "--source",
+        corpus / "train.en",
+        "--reference",
+        corpus / "train.de",
+        "--reference",
+        corpus / "train.en",
+    ]
+    code, out, _ = mtrain(
+        "evaluate", run_dir, *files, "--metrics", "bleu", "--lowercase", "--json", "--device", "cpu"
+    )
+    result = json.loads(out)["train.en"]
+    assert code == 0 and result["sentences"] == 8
+    assert [s["metric"] for s in result["scores"]] == ["bleu"] and result["scores"][0][
+        "score"
+    ] == pytest.approx(100)
+    assert "nrefs:2|case:lc" in result["scores"][0]["signature"]
+    files = [
+        "--hypotheses",
+        corpus / "train.en",
+        "--reference",
+        corpus / "train.de",
+        "--bleu-tokenize",
+        "char",
+    ]
+    code, out, _ = mtrain("evaluate", run_dir, *files, "--metrics", "bleu", "--device", "cpu")
+    assert code == 0 and "tok:char" in out and "= 100" not in out

@@ -1,0 +1,411 @@
+"""Corpora: every kind of them, line by line, and never a shifted pair."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from mtrain.data import Pair
+from mtrain.data.corpus import BadPair, content_hash, files_of, read_corpus, read_lines, read_pairs, read_text
+from mtrain.data.encode import check_corpora, read_training_text
+from mtrain.data.toy import toy_pairs
+from mtrain.errors import DataError
+from mtrain.schema import Corpus, DataConfig
+
+SOURCES = ["I like oranges.", "Hello,  world", "", "Ωμέγα 日本 😀", "last"]
+TARGETS = ["J'aime les oranges.", "Bonjour", "vide", "Oméga", "dernière"]
+PAIRS = list(map(Pair, SOURCES, TARGETS))
+FIELDS = {"source_field": "en", "target_field": "fr"}
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    datasets.disable_progress_bars()
+
+
+def corpus(**spec) -> Corpus:
+    return TypeAdapter(Corpus).validate_python(
+        {k: str(v) if isinstance(v, Path) else v for k, v in spec.items()}
+    )
+
+
+def read(**spec) -> list[Pair]:
+    return list(read_pairs(corpus(**spec), "error"))
+
+
+def write(path: Path, lines: list[str], end: str = "\n", final: bool = True) -> Path:
+    path.write_bytes((end.join(lines) + (end if final else "")).encode())
+    return path
+
+
+def text_pair(folder: Path, sources: bytes, targets: bytes) -> Corpus:
+    (folder / "s.en").write_bytes(sources)
+    (folder / "s.fr").write_bytes(targets)
+    return corpus(source=folder / "s.en", target=folder / "s.fr")
+
+
+def data_config(**keys) -> DataConfig:
+    return DataConfig(
+        **{"source_lang": "en", "target_lang": "fr", "validation": {"toy": "validation"}, **keys}
+    )
+
+
+# ------------------------------------------------------------------------------------------------- every kind
+
+PACKERS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
+
+
+@pytest.mark.parametrize("source_end", PACKERS)
+@pytest.mark.parametrize("target_end", PACKERS)
+def test_text_plain_or_compressed(tmp_path: Path, source_end: str, target_end: str):
+    for name, end, lines in (("a.en", source_end, SOURCES), ("a.fr", target_end, TARGETS)):
+        (tmp_path / (name + end)).write_bytes(PACKERS[end]("".join(f"{x}\n" for x in lines).encode()))
+    assert read(source=tmp_path / f"a.en{source_end}", target=tmp_path / f"a.fr{target_end}") == PAIRS
+
+
+@pytest.mark.parametrize("end", [".gz", ".zst"])
+def test_compressed_files_may_be_concatenated(tmp_path: Path, end: str):
+    """As `cat a.gz b.gz` and parallel compressors write them."""
+    file = tmp_path / f"a{end}"
+    file.write_bytes(PACKERS[end](b"one\ntwo\n") + PACKERS[end](b"three\nfour\n"))
+    assert read_text(file) == ["one", "two", "three", "four"]
+
+
+@pytest.mark.parametrize("columns", [(0, 1), (2, 1), (1, 3)])
+@pytest.mark.parametrize("end", PACKERS)
+def test_tsv(tmp_path: Path, columns: tuple[int, int], end: str):
+    rows = []
+    for pair in PAIRS:
+        cells = ["x"] * 5
+        cells[columns[0]], cells[columns[1]] = pair
+        rows.append("\t".join(cells) + "\n")
+    file = tmp_path / f"a.tsv{end}"
+    file.write_bytes(PACKERS[end]("".join(rows).encode()))
+    assert read(tsv=file, source_column=columns[0], target_column=columns[1]) == PAIRS
+
+
+def test_tsv_quotes_are_data(tmp_path: Path):
+    assert read(tsv=write(tmp_path / "a.tsv", ['"a\t"b""'])) == [Pair('"a', '"b""')]
+
+
+@pytest.mark.parametrize("end", PACKERS)
+def test_jsonl(tmp_path: Path, end: str):
+    lines = [json.dumps({"id": i, "en": s, "fr": t}) for i, (s, t) in enumerate(PAIRS)]
+    (tmp_path / f"a.jsonl{end}").write_bytes(PACKERS[end]("\n".join(lines).encode()))
+    assert read(jsonl=tmp_path / f"a.jsonl{end}", **FIELDS) == PAIRS
+
+
+def test_jsonl_with_dotted_fields(tmp_path: Path):
+    lines = [json.dumps({"translation": {"en": s, "fr": {"text": t}}}) for s, t in PAIRS]
+    file = write(tmp_path / "a.jsonl", lines)
+    assert read(jsonl=file, source_field="translation.en", target_field="translation.fr.text") == PAIRS
+
+
+def write_parquet(file: Path, pairs: list[Pair], nested: bool = False) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    records = [{"en": source, "fr": target} for source, target in pairs]
+    pq.write_table(pa.Table.from_pylist([{"translation": r} for r in records] if nested else records), file)
+    return file
+
+
+def test_parquet(tmp_path: Path):
+    assert read(parquet=write_parquet(tmp_path / "a.parquet", PAIRS), **FIELDS) == PAIRS
+
+
+def test_parquet_pattern_and_dotted_fields(tmp_path: Path):
+    write_parquet(tmp_path / "part-0.parquet", PAIRS[:2], nested=True)
+    write_parquet(tmp_path / "part-1.parquet", PAIRS[2:], nested=True)
+    write_parquet(tmp_path / "other.parquet", [Pair("no", "no")], nested=True)
+    pattern = tmp_path / "part-*.parquet"
+    assert read(parquet=pattern, source_field="translation.en", target_field="translation.fr") == PAIRS
+
+
+@pytest.mark.parametrize(("split", "expected"), [("train", PAIRS), ("validation", PAIRS[:2])])
+def test_hub_data_set_in_a_local_folder(tmp_path: Path, split: str, expected: list[Pair]):
+    for name, pairs in (("train", PAIRS), ("validation", PAIRS[:2])):
+        write_parquet(tmp_path / "set" / "data" / f"{name}-00000-of-00001.parquet", pairs, nested=True)
+    fields = {"source_field": "translation.en", "target_field": "translation.fr"}
+    assert read(hub=tmp_path / "set", split=split, **fields) == expected
+    with pytest.raises(DataError, match="set"):
+        read(hub=tmp_path / "set", split="nope", **fields)
+
+
+def test_toy():
+    assert read(toy="validation") == toy_pairs("validation")
+
+
+def test_several_corpora_follow_each_other(tmp_path: Path):
+    tsv = write(tmp_path / "a.tsv", ["a\tb", "c\td"])
+    jsonl = write(tmp_path / "a.jsonl", ['{"en": "e", "fr": "f"}'])
+    train = [{"tsv": str(tsv)}, {"jsonl": str(jsonl), **FIELDS}, {"tsv": str(tsv), "weight": 2.0}]
+    expected = [("a", "b"), ("c", "d"), ("e", "f"), ("a", "b"), ("c", "d")]
+    assert list(read_training_text(data_config(train=train))) == expected
+
+
+# ------------------------------------------------------------------------------------------------------ lines
+
+DATA = [
+    "plain",
+    "a\rb",
+    "\rc",
+    "d\u2028e",
+    "f\u2029g",
+    "h\x85i",
+    "j\x0bk",
+    "l\x0cm",
+    "\x1c\x1d\x1e",
+    "",
+    " ",
+    "\ufeffz",
+    "end",
+]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["LF", "CRLF"])
+@pytest.mark.parametrize("final", [True, False], ids=["final newline", "no final newline"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["", "BOM"])
+def test_only_lf_ends_a_line(tmp_path: Path, end: str, final: bool, mark: bytes):
+    numbers = [str(i) for i in range(len(DATA))]
+    source = write(tmp_path / "a.en", DATA, end, final)
+    source.write_bytes(mark + source.read_bytes())
+    target = write(tmp_path / "a.fr", numbers)
+    assert read(source=source, target=target) == list(zip(DATA, numbers, strict=True))
+    tsv = write(tmp_path / "a.tsv", [f"{s}\t{n}" for s, n in zip(DATA, numbers, strict=True)], end, final)
+    tsv.write_bytes(mark + tsv.read_bytes())
+    assert read(tsv=tsv) == list(zip(DATA, numbers, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"", []),
+        (b"\n", [""]),
+        (b"\r\n", [""]),
+        (b"a", ["a"]),
+        (b"a\r", ["a\r"]),  # no LF, so the CR is data
+        (b"a\r\r\n", ["a\r"]),
+        (b"a\n\nb", ["a", "", "b"]),
+        (b"\xef\xbb\xbf", [""]),
+        (b"\xef\xbb\xbf\xef\xbb\xbfa\n\xef\xbb\xbfb", ["\ufeffa", "\ufeffb"]),  # one mark, of the file
+    ],
+)
+def test_line_ends(tmp_path: Path, content: bytes, lines: list[str]):
+    (tmp_path / "a").write_bytes(content)
+    assert read_text(tmp_path / "a") == lines
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), max_size=20)
+lines_without_end = st.lists(texts.map(lambda line: line.rstrip("\r")), max_size=8)
+
+
+@settings(deadline=None, max_examples=80)
+@given(lines=lines_without_end, end=st.sampled_from(["\n", "\r\n"]), packer=st.sampled_from(list(PACKERS)))
+def test_any_lines_read_back_the_same(tmp_path_factory, lines: list[str], end: str, packer: str):
+    file = tmp_path_factory.getbasetemp() / f"lines{packer}"
+    content = "".join(line + end for line in ["\ufefffirst", *lines])
+    file.write_bytes(PACKERS[packer](content.encode()))
+    assert read_text(file) == ["first", *lines]
+
+
+@settings(deadline=None, max_examples=60)
+@given(pairs=st.lists(st.tuples(texts, texts), max_size=5), escape=st.booleans())
+def test_any_text_comes_through_jsonl(tmp_path_factory, pairs: list[tuple[str, str]], escape: bool):
+    file = tmp_path_factory.getbasetemp() / "texts.jsonl"
+    lines = [json.dumps({"en": s + "\n", "fr": t}, ensure_ascii=escape) for s, t in pairs]
+    write(file, lines, final=bool(lines))
+    assert read(jsonl=file, **FIELDS) == [(s + "\n", t) for s, t in pairs]
+
+
+# --------------------------------------------------------------------------------------------- not parallel
+
+
+@pytest.mark.parametrize(("sources", "targets"), [(3, 5), (5, 3), (0, 2), (1, 0), (999, 1000)])
+def test_unequal_counts_name_both(tmp_path: Path, sources: int, targets: int):
+    texts = text_pair(tmp_path, b"x\n" * sources, b"y\n" * targets)
+    with pytest.raises(DataError) as caught:
+        list(read_corpus(texts))
+    message = str(caught.value)
+    longer, shorter = ("s.en", "s.fr") if sources > targets else ("s.fr", "s.en")
+    assert f"{longer} has {max(sources, targets)} lines" in message
+    assert f"{shorter} has {min(sources, targets)}" in message
+
+
+def test_unequal_counts_are_an_error_even_where_bad_lines_are_skipped(tmp_path: Path):
+    with pytest.raises(DataError, match="3 lines"):
+        list(read_pairs(text_pair(tmp_path, b"a\n\xff\nb\n", b"a\nb\n"), "skip"))
+
+
+def test_a_final_newline_on_one_side_alone_is_no_difference(tmp_path: Path):
+    assert list(read_corpus(text_pair(tmp_path, b"a\nb", b"c\nd\n"))) == [("a", "c"), ("b", "d")]
+
+
+# -------------------------------------------------------------------------------------------------- bad lines
+
+BAD_BYTES = [b"caf\xe9", b"a\0b", b"\xed\xa0\x80", b"\xc0\x80", b"\xff\xfea\0", b"\xe2\x82"]
+
+
+@pytest.mark.parametrize("bad", BAD_BYTES, ids=repr)
+@pytest.mark.parametrize("side", ["s.en", "s.fr"])
+def test_bad_text_names_file_and_line_or_is_skipped(tmp_path: Path, bad: bytes, side: str):
+    good, broken = b"1\n2\n3\n", b"1\n" + bad + b"\n3\n"
+    spec = text_pair(tmp_path, *((broken, good) if side == "s.en" else (good, broken)))
+    with pytest.raises(DataError, match=rf"{side}:2: ") as caught:
+        list(read_pairs(spec, "error"))
+    assert "bad_lines" in str(caught.value)
+    assert list(read_pairs(spec, "skip")) == [("1", "1"), None, ("3", "3")]
+
+
+def test_both_sides_bad_is_one_bad_pair(tmp_path: Path):
+    assert list(read_pairs(text_pair(tmp_path, b"\xff\na\n", b"\0\nb\n"), "skip")) == [None, ("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "named"),
+    [
+        ("tsv", b"only one column", "1 column"),
+        ("tsv", b"a\t\xff", "UTF-8"),
+        ("jsonl", b"{not json", "JSON"),
+        ("jsonl", b"", "JSON"),
+        ("jsonl", b"[1, 2]", "'en'"),
+        ("jsonl", b'{"en": "a", "french": "b"}', "no field 'fr'; fields here: en, french"),
+        ("jsonl", b'{"en": "a", "fr": null}', "'fr' is no string"),
+        ("jsonl", b'{"en": 5, "fr": "b"}', "'en' is no string"),
+        ("jsonl", b'{"en": "a", "fr": "\\u0000"}', "NUL"),
+        ("jsonl", b'{"en": "a", "fr": "\\ud800"}', "surrogate"),
+        ("jsonl", b'{"en": "a", "fr": "b", "n": ' + b"1" * 5000 + b"}", "JSON"),
+        ("jsonl", b"[" * 100_000, "JSON"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_bad_records_name_file_and_line_or_are_skipped(tmp_path: Path, kind: str, line: bytes, named: str):
+    good = {"tsv": b"a\tb", "jsonl": b'{"en": "a", "fr": "b"}'}[kind]
+    (tmp_path / "f").write_bytes(b"\n".join([good, line, good]) + b"\n")
+    spec = corpus(**{kind: tmp_path / "f"}, **(FIELDS if kind == "jsonl" else {}))
+    with pytest.raises(DataError, match=r"f:2: ") as caught:
+        list(read_pairs(spec, "error"))
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(read_pairs(spec, "skip")) == [("a", "b"), None, ("a", "b")]
+
+
+def test_missing_dotted_field_names_those_of_its_parent(tmp_path: Path):
+    file = write(tmp_path / "a.jsonl", ['{"translation": {"en": "a", "de": "b"}}'])
+    with pytest.raises(DataError, match=r"'translation\.fr'; fields here: en, de"):
+        read(jsonl=file, source_field="translation.en", target_field="translation.fr")
+
+
+def test_bad_parquet_records(tmp_path: Path):
+    table = pa.table({"en": ["a", None, "c"], "fr": ["x", "y", "z"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    spec = corpus(parquet=tmp_path / "a.parquet", **FIELDS)
+    assert list(read_pairs(spec, "skip")) == [("a", "x"), None, ("c", "z")]
+    with pytest.raises(DataError, match=r"a\.parquet:2: field 'en'"):
+        list(read_pairs(spec, "error"))
+    with pytest.raises(DataError, match="no field 'de'; fields here: en, fr"):
+        read(parquet=tmp_path / "a.parquet", source_field="en", target_field="de")
+
+
+def test_read_text_is_strict(tmp_path: Path):
+    (tmp_path / "a").write_bytes(b"ok\n\xff\n")
+    assert [isinstance(line, BadPair) for line in read_lines(tmp_path / "a")] == [False, True]
+    with pytest.raises(DataError, match="a:2"):
+        read_text(tmp_path / "a")
+
+
+# ---------------------------------------------------------------------------------- missing and damaged files
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"source": "none.en", "target": "there"},
+        {"source": "there", "target": "none.fr"},
+        {"source": "there", "target": "none.fr.gz"},
+        {"tsv": "none.tsv.zst"},
+        {"jsonl": "none.jsonl", **FIELDS},
+        {"parquet": "none.parquet", **FIELDS},
+        {"parquet": "none-*.parquet", **FIELDS},
+    ],
+    ids=lambda spec: next(iter(spec)),
+)
+def test_a_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: dict[str, str]):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "there", ["a"])
+    with pytest.raises(DataError, match=r"none.*no such file"):
+        read(**spec)
+    with pytest.raises(DataError, match=r"none.*no such file"):
+        files_of(corpus(**spec))
+    for place in ({"train": spec}, {"train": {"toy": "train"}, "validation": spec}):
+        with pytest.raises(DataError, match="none"):
+            check_corpora(data_config(**place))
+    with pytest.raises(DataError, match="none"):
+        check_corpora(data_config(train={"toy": "train"}, test={"a": spec}))
+
+
+def test_a_folder_is_not_a_file(tmp_path: Path):
+    with pytest.raises(DataError, match="not a file"):
+        files_of(corpus(tsv=tmp_path))
+    with pytest.raises(DataError, match="cannot read"):
+        read(tsv=tmp_path)
+
+
+@pytest.mark.parametrize("end", [".gz", ".zst"])
+@pytest.mark.parametrize("keep", [0.3, 0.6, 0.99])
+def test_a_truncated_file_is_an_error_and_not_a_shorter_corpus(tmp_path: Path, end: str, keep: float):
+    import random
+
+    rng = random.Random(0)
+    lines = [f"{rng.random()}\t{rng.random()}" for _ in range(20_000)]
+    content = PACKERS[end]("".join(f"{line}\n" for line in lines).encode())
+    file = tmp_path / f"a.tsv{end}"
+    file.write_bytes(content)
+    assert len(read(tsv=file)) == 20_000
+    file.write_bytes(content[: int(keep * len(content))])
+    with pytest.raises(DataError, match=rf"a\.tsv{end}"):
+        list(read_pairs(corpus(tsv=file), "skip"))
+
+
+@pytest.mark.parametrize("end", [".gz", ".zst"])
+def test_a_file_that_is_not_compressed(tmp_path: Path, end: str):
+    with pytest.raises(DataError, match="cannot read"):
+        read_text(write(tmp_path / f"a{end}", ["just text"]))
+
+
+def test_a_file_that_is_not_parquet(tmp_path: Path):
+    file = write(tmp_path / "a.parquet", ["just text"])
+    with pytest.raises(DataError, match="cannot load") as caught:
+        read(parquet=file, **FIELDS)
+    assert "\n" not in str(caught.value)
+
+
+# ----------------------------------------------------------------------------------------------- fingerprints
+
+
+def test_content_hash_is_of_the_content(tmp_path: Path):
+    one = content_hash(text_pair(tmp_path, b"a\n", b"b\n"))
+    (tmp_path / "moved").mkdir()
+    assert content_hash(text_pair(tmp_path / "moved", b"a\n", b"b\n")) == one
+    assert content_hash(text_pair(tmp_path, b"a\n", b"c\n")) != one
+    assert content_hash(text_pair(tmp_path, b"b\n", b"a\n")) != one
+    assert content_hash(corpus(toy="train")) != content_hash(corpus(toy="test"))
+
+
+def test_content_hash_of_a_data_set(tmp_path: Path):
+    file = tmp_path / "set" / "data" / "train-00000-of-00001.parquet"
+    spec = corpus(hub=tmp_path / "set", **FIELDS)
+    write_parquet(file, PAIRS)
+    one = content_hash(spec)
+    assert content_hash(spec) == one
+    write_parquet(file, PAIRS[:3])
+    assert content_hash(spec) != one

@@ -1,0 +1,441 @@
+"""Encoded corpora: made once, remade when what they came from changes, with every dropped pair counted."""
+
+import json
+import logging
+import os
+import random
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtrain.data import Pair, encode
+from mtrain.data.encode import PreparedData, prepare_data
+from mtrain.data.toy import toy_pairs
+from mtrain.errors import DataError, ModelError
+from mtrain.schema import DataConfig, TokenizerConfig
+from mtrain.tokenizer import Tokenizer, train_tokenizer
+
+TOY = toy_pairs("train")[:300]
+EOS = 3
+
+
+def learn(folder: Path, vocab_size: int = 400) -> Tokenizer:
+    pairs = toy_pairs("train")[:2000]
+    config = TokenizerConfig(vocab_size=vocab_size)
+    train_tokenizer(config, lambda: (p.source for p in pairs), lambda: (p.target for p in pairs), folder, 1)
+    return Tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return learn(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def encodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders that were encoded into, one for each time that it was done."""
+    done: list[Path] = []
+    original = encode._encode_all
+
+    def counting(data, tokenizer, folder, seed):
+        done.append(folder)
+        return original(data, tokenizer, folder, seed)
+
+    monkeypatch.setattr(encode, "_encode_all", counting)
+    return done
+
+
+def write(path: Path, pairs: list[Pair] | list[tuple[str, str]]) -> dict[str, str]:
+    path.write_bytes("".join(f"{source}\t{target}\n" for source, target in pairs).encode())
+    return {"tsv": str(path)}
+
+
+def config(tmp_path: Path, train=None, validation=None, **keys) -> DataConfig:
+    if train is None:
+        train = write(tmp_path / "train.tsv", TOY)
+    validation = validation or write(tmp_path / "validation.tsv", TOY[:3])
+    return DataConfig(source_lang="en", target_lang="fr", train=train, validation=validation, **keys)
+
+
+def rows(prepared: PreparedData) -> list[tuple[list[int], list[int]]]:
+    source, target = prepared.train.fetch(list(range(len(prepared.train))))
+    return list(zip(source.to_pylist(), target.to_pylist(), strict=True))
+
+
+def text_of(prepared: PreparedData, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    return [
+        (tokenizer.source.decode(source[:-1]), tokenizer.target.decode(target[:-1]))
+        for source, target in rows(prepared)
+    ]
+
+
+def dropped(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
+    """The counts by reason, as the last log line tells the user."""
+    line = next(r.getMessage() for r in reversed(caplog.records) if "dropped" in r.getMessage())
+    counts = re.search(r"dropped: (.*?)\)", line)[1]
+    return {reason: int(n.replace(",", "")) for n, reason in re.findall(r"([\d,]+) ([a-z ]+)", counts)}
+
+
+@pytest.fixture(autouse=True)
+def logs(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "mtrain")
+
+
+# ------------------------------------------------------------------------------------------- what is encoded
+
+
+def test_ids_are_those_of_the_text(tmp_path: Path, tokenizer: Tokenizer):
+    prepared = prepare_data(config(tmp_path), tokenizer, tmp_path / "data", seed=1)
+    assert len(prepared.train) == len(TOY)
+    assert text_of(prepared, tokenizer) == TOY
+    assert all(source[-1] == target[-1] == EOS for source, target in rows(prepared))
+    assert prepared.train.source_lengths.tolist() == [len(source) for source, _ in rows(prepared)]
+    assert prepared.train.target_lengths.tolist() == [len(target) for _, target in rows(prepared)]
+    assert prepared.validation == TOY[:3]
+
+
+def test_rows_come_in_the_order_asked_for(tmp_path: Path, tokenizer: Tokenizer):
+    prepared = prepare_data(config(tmp_path), tokenizer, tmp_path / "data", seed=1)
+    whole = rows(prepared)
+    source, target = prepared.train.fetch([7, 2, 7, 299])
+    assert source.to_pylist() == [whole[i][0] for i in (7, 2, 7, 299)]
+    assert target.to_pylist() == [whole[i][1] for i in (7, 2, 7, 299)]
+    assert [len(column) for column in prepared.train.fetch([])] == [0, 0]  # a rank without a pass
+
+
+def test_blocks_do_not_show(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(encode, "BLOCK", 7)
+    prepared = prepare_data(config(tmp_path), tokenizer, tmp_path / "data", seed=1)
+    assert text_of(prepared, tokenizer) == TOY
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\t\0"), min_size=1), min_size=1))
+def test_any_validation_text_comes_back(tmp_path_factory, tokenizer: Tokenizer, texts: list[str]):
+    folder = tmp_path_factory.mktemp("any")
+    texts = ["first", *(text.strip("\r") for text in texts)]
+    validation = write(folder / "v.tsv", [(text, text + ".") for text in texts])
+    data = config(folder, validation=validation)
+    for _ in range(2):  # made, and reused
+        prepared = prepare_data(data, tokenizer, folder / "data", seed=1)
+        assert prepared.validation == [(text, text + ".") for text in texts]
+
+
+def test_weights_are_those_of_each_corpus(tmp_path: Path, tokenizer: Tokenizer):
+    train = [
+        {**write(tmp_path / "a.tsv", [*TOY[:5], ("", "empty")]), "weight": 2.5},
+        write(tmp_path / "b.tsv", TOY[5:8]),
+        {**write(tmp_path / "c.tsv", []), "weight": 9.0},
+        {**write(tmp_path / "d.tsv", TOY[8:9]), "weight": 0.1},
+    ]
+    prepared = prepare_data(config(tmp_path, train), tokenizer, tmp_path / "data", seed=1)
+    assert prepared.train.weights.tolist() == [2.5] * 5 + [1.0] * 3 + [0.1]
+    assert text_of(prepared, tokenizer) == TOY[:9]
+
+
+# --------------------------------------------------------------------------------------------------- reuse
+
+
+def test_nothing_changed_nothing_encoded(tmp_path: Path, tokenizer: Tokenizer, encodings: list[Path]):
+    data = config(tmp_path)
+    first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    stamp = (tmp_path / "data" / "train.arrow").stat().st_mtime_ns
+    second = prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+    assert len(encodings) == 1
+    assert (tmp_path / "data" / "train.arrow").stat().st_mtime_ns == stamp
+    assert second.fingerprint == first.fingerprint
+    assert rows(second) == rows(first)
+    assert second.validation == first.validation
+
+
+def test_a_touched_file_is_the_same_data(tmp_path: Path, tokenizer: Tokenizer, encodings: list[Path]):
+    data = config(tmp_path)
+    first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    for name in ("train.tsv", "validation.tsv"):
+        os.utime(tmp_path / name, (1, 1))
+    second = prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+    assert len(encodings) == 1
+    assert second.fingerprint == first.fingerprint
+
+
+def test_new_weights_take_effect_without_encoding(
+    tmp_path: Path, tokenizer: Tokenizer, encodings: list[Path]
+):
+    train = write(tmp_path / "train.tsv", TOY)
+    first = prepare_data(config(tmp_path, train), tokenizer, tmp_path / "data", seed=1)
+    heavier = config(tmp_path, {**train, "weight": 3.0})
+    second = prepare_data(heavier, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+    assert len(encodings) == 1
+    assert set(second.train.weights) == {3.0}
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "validation.tsv"])
+@pytest.mark.parametrize("same_time", [False, True], ids=["new time", "new size, old time"])
+def test_one_changed_byte_is_other_data(
+    tmp_path: Path, tokenizer: Tokenizer, encodings: list[Path], name: str, same_time: bool
+):
+    data = config(tmp_path)
+    first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    file = tmp_path / name
+    old, content = file.stat().st_mtime_ns, file.read_bytes()
+    file.write_bytes(content[:-1] + b"x\n" if same_time else b"X" + content[1:])
+    os.utime(file, ns=(old, old if same_time else old + 10**9))
+    with pytest.raises(ModelError, match="changed"):
+        prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+    assert len(encodings) == 1
+    second = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    assert len(encodings) == 2
+    assert second.fingerprint != first.fingerprint
+
+
+def test_refused_data_leaves_the_old(tmp_path: Path, tokenizer: Tokenizer, encodings: list[Path]):
+    data = config(tmp_path)
+    file = tmp_path / "train.tsv"
+    content = file.read_bytes()
+    first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    file.write_bytes(content + b"one\tmore\n")
+    with pytest.raises(ModelError):
+        prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+    file.write_bytes(content)
+    again = prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+    assert len(encodings) == 1
+    assert rows(again) == rows(first)
+
+
+def test_another_fingerprint_is_refused(tmp_path: Path, tokenizer: Tokenizer):
+    data = config(tmp_path)
+    with pytest.raises(ModelError):  # the encoded data is gone, the corpus is another
+        prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected="0" * 64)
+    prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    with pytest.raises(ModelError):
+        prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected="0" * 64)
+
+
+def test_lost_encodings_are_remade_the_same(tmp_path: Path, tokenizer: Tokenizer):
+    data = config(tmp_path, validation={"holdout": 10})
+    first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    before = rows(first)
+    second = prepare_data(data, tokenizer, tmp_path / "elsewhere", seed=1, expected=first.fingerprint)
+    assert rows(second) == before
+    assert second.validation == first.validation
+
+
+@pytest.mark.parametrize("change", ["max_length", "bad_lines", "seed", "tokenizer", "validation", "more"])
+def test_whatever_the_data_depends_on_counts(tmp_path: Path, tokenizer: Tokenizer, encodings, change: str):
+    train = write(tmp_path / "train.tsv", TOY)
+    first = prepare_data(config(tmp_path, train), tokenizer, tmp_path / "data", seed=1)
+    keys: dict = {"max_length": {"max_length": 30}, "bad_lines": {"bad_lines": "skip"}}.get(change, {})
+    if change == "validation":
+        keys = {"validation": write(tmp_path / "other.tsv", TOY[:4])}
+    if change == "more":
+        train = [train, write(tmp_path / "more.tsv", TOY[:4])]
+    other = learn(tmp_path / "tokenizer", 401) if change == "tokenizer" else tokenizer
+    second = prepare_data(
+        config(tmp_path, train, **keys), other, tmp_path / "data", 2 if change == "seed" else 1
+    )
+    assert len(encodings) == 2
+    assert second.fingerprint != first.fingerprint
+
+
+def test_a_changed_local_data_set_is_other_data(tmp_path: Path, tokenizer: Tokenizer, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    file = tmp_path / "set" / "data" / "train-00000-of-00001.parquet"
+    file.parent.mkdir(parents=True)
+    data = config(
+        tmp_path, {"hub": str(tmp_path / "set"), "source_field": "source", "target_field": "target"}
+    )
+    for pairs in (TOY[:5], TOY[:7]):
+        pq.write_table(pa.Table.from_pylist([pair._asdict() for pair in pairs]), file)
+        prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+        assert text_of(prepared, tokenizer) == pairs
+
+
+@pytest.mark.parametrize("damage", ["summary.json", "train.arrow", "validation.jsonl"])
+@pytest.mark.parametrize("how", ["cut", "gone", "empty"])
+def test_a_damaged_encoding_is_remade(tmp_path: Path, tokenizer: Tokenizer, damage: str, how: str):
+    """As a full disk, a kill or a copy that stopped leave it."""
+    data = config(tmp_path)
+    before = rows(prepare_data(data, tokenizer, tmp_path / "data", seed=1))
+    file = tmp_path / "data" / damage
+    content = file.read_bytes()
+    file.unlink()
+    if how != "gone":
+        file.write_bytes(content[: len(content) // 2] if how == "cut" else b"")
+    prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    assert rows(prepared) == before
+    assert prepared.validation == TOY[:3]
+
+
+def test_an_interrupted_encoding_is_not_taken_for_a_whole_one(tmp_path: Path, tokenizer, monkeypatch):
+    data = config(tmp_path)
+    original = encode._encode_block
+    monkeypatch.setattr(encode, "BLOCK", 50)
+    calls = []
+
+    def stops(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(encode, "_encode_block", stops)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    monkeypatch.setattr(encode, "_encode_block", original)
+    assert len(prepare_data(data, tokenizer, tmp_path / "data", seed=1).train) == len(TOY)
+
+
+# --------------------------------------------------------------------------------------------------- drops
+
+
+def test_dropped_pairs_are_counted_by_reason(tmp_path: Path, tokenizer: Tokenizer, caplog):
+    good = TOY[:4]
+    lines = [
+        *("\t".join(pair).encode() for pair in good),
+        b"\tempty", b"empty\t", b" \t \xc2\xa0", b"\xe2\x80\x8b\tonly a zero-width space",
+        b"long " * 50 + b"\tshort", b"short\t" + b"long " * 50,
+        b"caf\xe9\tbad", b"bad\tb\0d", b"one column",
+    ]  # fmt: skip
+    (tmp_path / "t.tsv").write_bytes(b"\n".join(lines) + b"\n")
+    data = config(tmp_path, {"tsv": str(tmp_path / "t.tsv")}, max_length=40, bad_lines="skip")
+    expected = {"empty": 4, "too long": 2, "bad": 3}
+    for _ in range(2):  # encoded, and reused
+        prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+        assert text_of(prepared, tokenizer) == good
+        assert dropped(caplog) == expected
+
+
+def test_a_bad_line_is_an_error_by_default(tmp_path: Path, tokenizer: Tokenizer):
+    (tmp_path / "t.tsv").write_bytes(b"a\tb\ncaf\xe9\tbad\n")
+    with pytest.raises(DataError, match=r"t\.tsv:2"):
+        prepare_data(config(tmp_path, {"tsv": str(tmp_path / "t.tsv")}), tokenizer, tmp_path / "data", seed=1)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_the_length_limit_is_exact(tmp_path: Path, tokenizer: Tokenizer, side: int, caplog):
+    long = "oranges and pineapples and tea"
+    pair = ("tea", long) if side else (long, "tea")
+    length = len((tokenizer.encode_target if side else tokenizer.encode_source)([long])[0]) + 1  # and EOS
+    train = write(tmp_path / "t.tsv", [("tea", "tea"), pair])
+    fits = prepare_data(config(tmp_path, train, max_length=length), tokenizer, tmp_path / "data", seed=1)
+    assert max(map(len, rows(fits)[1])) == length
+    over = prepare_data(config(tmp_path, train, max_length=length - 1), tokenizer, tmp_path / "data", seed=1)
+    assert len(over.train) == 1
+    assert dropped(caplog) == {"too long": 1}
+
+
+@pytest.mark.parametrize(
+    ("lines", "keys", "counts"),
+    [
+        (b"", {}, ["empty"]),
+        (b"\ta\nb\t\n", {}, ["2 empty"]),
+        (b"long long long\tshort\n" * 3, {"max_length": 2}, ["3 too long"]),
+        (b"\xff\ta\n" * 1200, {"bad_lines": "skip"}, ["1,200 bad"]),
+        (
+            b"\xff\ta\n\tb\nlong long\tc\n",
+            {"bad_lines": "skip", "max_length": 2},
+            ["1 bad", "1 empty", "1 too long"],
+        ),
+    ],
+)
+def test_nothing_left_says_how_many_and_why(
+    tmp_path: Path, tokenizer, lines: bytes, keys: dict, counts: list[str]
+):
+    (tmp_path / "t.tsv").write_bytes(lines)
+    data = config(tmp_path, {"tsv": str(tmp_path / "t.tsv")}, **keys)
+    for _ in range(2):  # and again, rather than an empty corpus that passes for encoded
+        with pytest.raises(DataError) as caught:
+            prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+        assert all(count in str(caught.value) for count in counts)
+
+
+def test_no_validation_pairs_is_an_error(tmp_path: Path, tokenizer: Tokenizer):
+    data = config(tmp_path, validation=write(tmp_path / "v.tsv", []))
+    with pytest.raises(DataError, match="validation"):
+        prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000_000, "I like " * 1_430_000], ids=["one word", "many words"])
+def test_a_line_of_ten_megabytes_is_dropped(tmp_path: Path, tokenizer: Tokenizer, text: str, caplog):
+    train = write(tmp_path / "t.tsv", [TOY[0], (text, "short"), ("short", text), TOY[1]])
+    start = time.perf_counter()
+    prepared = prepare_data(config(tmp_path, train), tokenizer, tmp_path / "data", seed=1)
+    assert time.perf_counter() - start < 60
+    assert text_of(prepared, tokenizer) == TOY[:2]
+    assert dropped(caplog) == {"too long": 2}
+
+
+# ------------------------------------------------------------------------------------------------- held out
+
+
+def test_holdout_takes_so_many_out_of_training(tmp_path: Path, tokenizer: Tokenizer, caplog):
+    prepared = prepare_data(
+        config(tmp_path, validation={"holdout": 25}), tokenizer, tmp_path / "data", seed=1
+    )
+    assert len(prepared.validation) == len(set(prepared.validation)) == 25
+    assert sorted(text_of(prepared, tokenizer) + prepared.validation) == sorted(TOY)
+    assert dropped(caplog) == {"held out": 25}
+
+
+def test_holdout_is_drawn_by_seed(tmp_path: Path, tokenizer: Tokenizer):
+    data = config(tmp_path, validation={"holdout": 25})
+    drawn = [
+        prepare_data(data, tokenizer, tmp_path / f"data{i}", seed=seed).validation
+        for i, seed in enumerate((1, 1, 2))
+    ]
+    assert drawn[0] == drawn[1]
+    assert drawn[0] != drawn[2]
+
+
+def test_every_pair_is_as_likely_to_be_held_out():
+    pairs = [Pair(str(i), str(i)) for i in range(40)]
+    counts = dict.fromkeys(pairs, 0)
+    for seed in range(400):
+        for pair in encode._draw_holdout(pairs, 10, seed):
+            counts[pair] += 1
+    assert min(counts.values()) > 60  # 100 expected, deviation below 9
+    assert max(counts.values()) < 140
+
+
+def test_held_out_sources_are_not_in_training(tmp_path: Path, tokenizer: Tokenizer, caplog):
+    twins = [(source, target + " !") for source, target in TOY]  # the same sources, translated otherwise
+    pairs = [*TOY, *twins, *TOY]
+    random.Random(0).shuffle(pairs)
+    train = [write(tmp_path / "a.tsv", pairs[:500]), write(tmp_path / "b.tsv", pairs[500:])]
+    prepared = prepare_data(config(tmp_path, train, {"holdout": 30}), tokenizer, tmp_path / "data", seed=1)
+    held = {source for source, _ in prepared.validation}
+    kept = {source for source, _ in text_of(prepared, tokenizer)}
+    assert not held & kept
+    assert held | kept == {source for source, _ in TOY}
+    assert len(prepared.validation) == 30
+    assert dropped(caplog) == {"held out": 3 * len(held)}
+
+
+def test_holdout_is_never_blank(tmp_path: Path, tokenizer: Tokenizer):
+    train = write(tmp_path / "t.tsv", [*[("", "blank")] * 100, *TOY[:20], *[("blank", " ")] * 100])
+    prepared = prepare_data(config(tmp_path, train, {"holdout": 10}), tokenizer, tmp_path / "data", seed=1)
+    assert len(prepared.validation) == 10
+    assert set(prepared.validation) <= set(TOY[:20])
+
+
+@pytest.mark.parametrize("count", [300, 1000])
+def test_holding_out_everything_is_an_error(tmp_path: Path, tokenizer: Tokenizer, count: int):
+    with pytest.raises(DataError, match="300 held out"):
+        prepare_data(config(tmp_path, validation={"holdout": count}), tokenizer, tmp_path / "data", seed=1)
+
+
+def test_the_summary_is_json_for_people(tmp_path: Path, tokenizer: Tokenizer):
+    prepared = prepare_data(config(tmp_path), tokenizer, tmp_path / "data", seed=1)
+    summary = json.loads((tmp_path / "data" / "summary.json").read_text())
+    assert summary["fingerprint"] == prepared.fingerprint
+    assert np.sum(summary["kept"]) == len(TOY)

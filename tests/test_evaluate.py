@@ -1,0 +1,148 @@
+"""Scores are sacreBLEU's own, on raw text, by the one path that also translates."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import sacrebleu
+from conftest import PAIRS
+
+from mtrain.decoding.translate import Translator
+from mtrain.errors import DataError, UsageError
+from mtrain.evaluate import (
+    bleu_tokenizer,
+    configured_test_sets,
+    evaluate_set,
+    make_metrics,
+    score,
+    test_set_from_files,
+)
+
+test_set_from_files.__test__ = False  # not one of ours, whatever its name
+
+HYPOTHESES = ["Der Hund rennt.", "Eine Katze", "Zwei Frauen reden heute ."]
+REFERENCES = ["Der Hund rennt im Park.", "Eine Katze schläft.", "zwei Frauen reden ."]
+OTHERS = ["Ein Hund rennt im Park.", "Die Katze schläft.", "Zwei Damen reden heute ."]
+
+
+def test_scores_and_signatures_are_those_of_sacrebleu():
+    results = {
+        r.metric: r
+        for r in score(HYPOTHESES, [REFERENCES, OTHERS], make_metrics(["bleu", "chrf", "ter"], "de"))
+    }
+    for name, corpus_score in (
+        ("bleu", sacrebleu.corpus_bleu),
+        ("chrf", sacrebleu.corpus_chrf),
+        ("ter", sacrebleu.corpus_ter),
+    ):
+        assert results[name].score == corpus_score(HYPOTHESES, [REFERENCES, OTHERS]).score
+    assert "nrefs:2|case:mixed|eff:no|tok:13a" in results["bleu"].signature
+    assert results["bleu"].signature in results["bleu"].detail
+
+
+def test_the_command_line_of_sacrebleu_gives_the_same_score(run_dir, corpus, tmp_path):
+    translate = [
+        sys.executable,
+        "-m",
+        "mtrain",
+        "translate",
+        str(run_dir),
+        "--device",
+        "cpu",
+        "-i",
+        str(corpus / "train.en"),
+    ]
+    noisy = [
+        "--set",
+        "decoding.max_length_ratio=0",
+        "--set",
+        "decoding.max_length_offset=6",
+    ]  # so that it is not 100
+    (tmp_path / "out.de").write_bytes(
+        subprocess.run([*translate, *noisy], capture_output=True, check=True).stdout
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "sacrebleu",
+        str(corpus / "train.de"),
+        "-i",
+        str(tmp_path / "out.de"),
+        "-f",
+        "json",
+        "-w",
+        "6",
+    ]
+    theirs = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    translator = Translator.load(run_dir, "cpu", [noisy[1], noisy[3]])
+    test = configured_test_sets(run_dir)[0]
+    [ours] = evaluate_set(test, translator, make_metrics(["bleu"], translator.target_lang))
+    assert 10 < ours.score < 99 and ours.score == pytest.approx(theirs["score"], abs=1e-6)
+    assert theirs["signature"] in ours.signature
+
+
+@pytest.mark.parametrize(
+    ("language", "tokenizer"),
+    [
+        ("de", "13a"),
+        ("zh", "zh"),
+        ("zh-TW", "zh"),
+        ("ZH_cn", "zh"),
+        ("ja", "ja-mecab"),
+        ("ko", "ko-mecab"),
+        ("zhx", "13a"),
+    ],
+)
+def test_the_tokenizer_follows_the_target_language(language, tokenizer):
+    assert bleu_tokenizer(language) == tokenizer
+
+
+def test_chinese_is_scored_by_characters():
+    zh = make_metrics(["bleu"], "zh")
+    assert score(["我喜欢吃橙子。"], [["我喜欢吃橙子。"]], zh)[0].score == pytest.approx(100)
+    assert "tok:zh" in score(["我喜欢橙子。"], [["我喜欢吃橙子。"]], zh)[0].signature
+
+
+def test_lowercasing_and_another_tokenizer_are_in_the_signature():
+    [plain] = score(["der hund rennt im park."], [["Der Hund rennt im Park."]], make_metrics(["bleu"], "de"))
+    [lowered] = score(
+        ["der hund rennt im park."], [["Der Hund rennt im Park."]], make_metrics(["bleu"], "de", True, "char")
+    )
+    assert plain.score < lowered.score == pytest.approx(100)
+    assert "case:lc" in lowered.signature and "tok:char" in lowered.signature
+
+
+def test_wrong_choices_name_the_right_ones():
+    with pytest.raises(UsageError, match="choose from bleu, chrf, ter"):
+        make_metrics(["bleu", "rouge"], "de")
+    with pytest.raises(UsageError, match="choose from .*13a"):
+        make_metrics(["bleu"], "de", tokenize="moses")
+
+
+def test_a_tokenizer_that_is_not_installed_is_a_clear_error():
+    if subprocess.run([sys.executable, "-c", "import MeCab"], capture_output=True).returncode == 0:
+        pytest.skip("MeCab is installed here")
+    with pytest.raises(UsageError, match="tokenizer for ja is not installed"):
+        make_metrics(["bleu"], "ja")
+
+
+def test_counts_that_differ_are_errors(tmp_path):
+    metrics = make_metrics(["bleu"], "de")
+    with pytest.raises(DataError, match="reference 2 has 2 lines but there are 3"):
+        score(HYPOTHESES, [REFERENCES, OTHERS[:2]], metrics)
+    with pytest.raises(DataError, match="nothing to score"):
+        score([], [[]], metrics)
+    (tmp_path / "a").write_text("x\ny\n")
+    (tmp_path / "b").write_text("x\n")
+    with pytest.raises(DataError, match=r"a has 2 lines but .*b has 1"):
+        test_set_from_files(tmp_path / "a", [tmp_path / "b"], None)
+
+
+def test_configured_test_sets_are_translated_and_scored(run_dir):
+    [test] = configured_test_sets(run_dir)
+    assert test.name == "seen" and test.sources == [pair[0] for pair in PAIRS]
+    [result] = evaluate_set(test, Translator.load(run_dir, "cpu"), make_metrics(["bleu"], "de"))
+    assert result.score == pytest.approx(100)
+    with pytest.raises(UsageError, match="no test sets are configured"):
+        configured_test_sets(run_dir / "model")

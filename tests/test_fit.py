@@ -1,0 +1,395 @@
+"""Training end to end: it learns, it stops when told, it goes on exactly where it stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import PAIRS
+from torch import nn
+
+from mtrain import Translator
+from mtrain.checkpoint import load_model, save_model_folder
+from mtrain.config import Config, load_config
+from mtrain.data.encode import prepare_data
+from mtrain.errors import DataError, DivergedError, ModelError, StorageError, UsageError
+from mtrain.model.loss import LossSums
+from mtrain.tokenizer import Tokenizer
+from mtrain.training import loop
+from mtrain.training.loop import fit, make_optimizer, train_step
+
+
+def read_metrics(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(run: Path) -> list[tuple]:
+    return [
+        (line["step"], line["epoch"], line["loss"], line["nll"], line["grad_norm"])
+        for line in read_metrics(run)
+        if "loss" in line
+    ]
+
+
+def last_checkpoint(run: Path) -> Path:
+    return run / "checkpoints" / json.loads((run / "checkpoints/index.json").read_text())["last"]
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    names = ("model.safetensors", "optimizer.safetensors")
+    folders = last_checkpoint(one), last_checkpoint(other)
+    return all((folders[0] / name).read_bytes() == (folders[1] / name).read_bytes() for name in names)
+
+
+def go(config: Config, resume: str = "auto") -> Path:
+    fit(config, resume, device="cpu", quiet=True)
+    return Path(config.run_dir)
+
+
+# ------------------------------------------------------------------------------------------------ learning
+
+
+def test_eight_pairs_are_learnt_by_heart_and_decoded_exactly(run_dir):
+    sources, targets = zip(*PAIRS, strict=True)
+    for beam_size in (1, 5):
+        translator = Translator.load(run_dir, "cpu", [f"decoding.beam_size={beam_size}"])
+        assert [t.text for t in translator.translate(list(sources))] == list(targets)
+    scores = [line["validation"] for line in read_metrics(run_dir) if "validation" in line]
+    assert scores[-1]["bleu"] == pytest.approx(100) and scores[-1]["chrf"] == pytest.approx(100)
+    assert scores[-1]["nll"] < 0.1 < scores[-1]["perplexity"]
+
+
+def test_same_seed_same_run_other_seed_other_run(make_config):
+    one, two = go(make_config("one")), go(make_config("two"))
+    other = go(make_config("other").model_copy(update={"seed": 2}))
+    assert losses(one) == losses(two) and same_weights(one, two)
+    assert losses(one) != losses(other)
+
+
+@pytest.mark.parametrize(
+    ("model", "tokenizer"),
+    [
+        ({"norm": "post", "positions": "learned", "activation": "gelu"}, {}),
+        ({"positions": "rotary", "activation": "swiglu", "tie_embeddings": "none"}, {"joint": False, "vocab_size": 300}),
+        ({"positions": "sinusoidal_interleaved", "activation": "silu", "tie_embeddings": "decoder"}, {"type": "bpe"}),
+        ({"encoder_layers": 3, "decoder_layers": 1, "preset": "tiny", "dropout": 0.0}, {"symbols": ["<bt>"]}),
+    ],
+)  # fmt: skip
+def test_every_architecture_trains_saves_and_translates(make_config, model, tokenizer):
+    run = go(make_config(model=model, tokenizer=tokenizer, training={"max_steps": 30, "validate_every": 30}))
+    history = losses(run)
+    assert history[-1][3] < history[0][3]
+    assert len(Translator.load(run, "cpu").translate(["A cat sleeps.", ""])) == 2
+
+
+def test_validation_pairs_can_be_held_out_of_training(make_config):
+    run = go(make_config(data={"validation": {"holdout": 2}, "test": {}}))
+    held_out = [json.loads(line) for line in (run / "data/validation.jsonl").read_text().splitlines()]
+    assert len(held_out) == 2 and all(tuple(pair) in PAIRS for pair in held_out)
+    assert json.loads((run / "data/summary.json").read_text())["kept"] == [6]
+
+
+# ------------------------------------------------------------------------------------------------ the step
+
+
+class _Seen(nn.Module):
+    """A model whose hidden states turn NaN on demand."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.poison = model, False
+
+    def forward(self, *inputs):
+        hidden = self.model(*inputs)
+        return hidden * float("nan") if self.poison else hidden
+
+    def projection(self):
+        return self.model.projection()
+
+
+@pytest.fixture
+def parts(make_config, run_dir):
+    """A config without dropout and clipping, its model in fp64, and its data."""
+    config = make_config(model={"dropout": 0.0}, training={"clip_norm": 0.0})
+    loaded = load_model(run_dir)
+    data = prepare_data(config.data, loaded.tokenizer, Path(config.run_dir) / "data", config.seed)
+    return config, loaded.model.double().train(), data, loaded.tokenizer
+
+
+def batches_of(rows_of_each, data, tokenizer):
+    special = tokenizer.special
+    return [loop.collate(*data.train.fetch(rows), special.pad, special.bos, rows) for rows in rows_of_each]
+
+
+def test_four_accumulations_are_one_batch(parts):
+    config, model, data, tokenizer = parts
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    changes = []
+    for split in ([[0, 1, 2, 3, 4, 5, 6, 7]], [[6], [0, 1, 2], [7, 3], [4, 5]]):  # of unequal token counts
+        model.load_state_dict(before)
+        batches = batches_of(split, data, tokenizer)
+        tokens = sum(batch.target_tokens for batch in batches)
+        sums = train_step(model, torch.optim.SGD(model.parameters()), batches, tokens, 1.0, config.training)
+        changes.append(
+            {name: p.detach() - before[name] for name, p in model.named_parameters()} | {"loss": sums.values}
+        )
+    assert changes[0].keys() == changes[1].keys()
+    for name, change in changes[0].items():
+        torch.testing.assert_close(change, changes[1][name], rtol=1e-10, atol=1e-12)
+        assert change.abs().max() > 0
+
+
+def test_a_recipe_gives_the_same_run_however_a_step_is_cut_into_passes(make_config):
+    whole = go(make_config("whole", model={"dropout": 0.0}, training={"batch_tokens": 256}))
+    cut = go(
+        make_config("cut", model={"dropout": 0.0}, training={"batch_tokens": 256, "micro_batch_tokens": 64})
+    )
+    for one, other in zip(losses(whole), losses(cut), strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_a_step_that_is_not_finite_changes_nothing(parts):
+    config, model, data, tokenizer = parts
+    model = _Seen(model.float())
+    optimizer = make_optimizer(model, config.training)
+    batch = batches_of([[0, 1, 2]], data, tokenizer)
+    for poison in (False, True, False):
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        moments = {
+            name: optimizer.state[p]["exp_avg"].clone()
+            for name, p in model.named_parameters()
+            if p in optimizer.state
+        }
+        model.poison = poison
+        sums = train_step(model, optimizer, batch, batch[0].target_tokens, 0.01, config.training)
+        assert bool(sums.values[3]) == poison
+        assert all(
+            torch.equal(p, before[name]) == poison
+            for name, p in model.named_parameters()
+            if p.grad is None and "norm" not in name and "bias" not in name
+        )
+        if poison:
+            assert all(
+                torch.equal(optimizer.state[p]["exp_avg"], moments[name])
+                for name, p in model.named_parameters()
+            )
+
+
+def test_three_steps_in_a_row_that_are_not_finite_end_training(make_config, monkeypatch):
+    real = loop.projected_cross_entropy
+    calls = []
+
+    def poisoned(*args):
+        calls.append(1)
+        sums = real(*args)
+        return (
+            LossSums(sums.loss * float("nan"), sums.nll, sums.tokens) if len(calls) in (2, 4, 5, 6) else sums
+        )
+
+    monkeypatch.setattr(loop, "projected_cross_entropy", poisoned)
+    config = make_config(
+        training={"batch_tokens": 512, "micro_batch_tokens": 512, "max_steps": 20, "log_every": 1}
+    )
+    with pytest.raises(DivergedError, match="3 steps in a row"):
+        go(config)
+    lines = read_metrics(Path(config.run_dir))
+    assert lines[1]["loss"] == "NaN" and lines[1]["skipped_steps"] == 1
+    assert isinstance(lines[2]["loss"], float) and lines[2]["skipped_steps"] == 1
+
+
+def test_weight_decay_spares_biases_and_norms(make_config, run_dir):
+    model = load_model(run_dir).model
+    groups = make_optimizer(model, make_config(training={"weight_decay": 0.1}).training).param_groups
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+    assert {p.dim() for p in groups[0]["params"]} == {2} and {p.dim() for p in groups[1]["params"]} == {1}
+
+
+# --------------------------------------------------------------------------------------------------- limits
+
+
+def test_each_limit_ends_training(make_config, caplog):
+    caplog.set_level("INFO", "mtrain")
+    steps_an_epoch = len(
+        losses(go(make_config("a", training={"max_steps": None, "max_epochs": 1, "log_every": 1})))
+    )
+    assert steps_an_epoch > 1 and "max_epochs (1)" in caplog.text
+    minutes = go(make_config("b", training={"max_steps": None, "max_minutes": 1e-9}))
+    assert last_checkpoint(minutes).name == "step-00000001" and "max_minutes (1e-09)" in caplog.text
+    patience = {"patience": 1, "validate_every": 1, "learning_rate": 1e-9, "max_steps": 20}
+    assert last_checkpoint(go(make_config("c", training=patience))).name == "step-00000002"
+    assert "no better bleu in 1 validations" in caplog.text
+
+
+@pytest.mark.parametrize("metric", ["nll", "chrf"])
+def test_the_best_checkpoint_is_that_of_the_metric(make_config, metric):
+    run = go(
+        make_config(
+            training={"best_metric": metric, "max_steps": 12, "validate_every": 2, "keep_checkpoints": 1}
+        )
+    )
+    scores = {line["step"]: line["validation"][metric] for line in read_metrics(run) if "validation" in line}
+    best = (min if metric == "nll" else max)(scores, key=scores.get)
+    index = json.loads((run / "checkpoints/index.json").read_text())
+    assert index == {"best": f"step-{best:08d}", "last": "step-00000012"}
+    kept = {folder.name for folder in (run / "checkpoints").glob("step-*")}
+    assert kept == {index["best"], index["last"]}
+    assert (run / "model/model.safetensors").read_bytes() == (
+        run / "checkpoints" / index["best"] / "model.safetensors"
+    ).read_bytes()
+
+
+def test_a_finished_run_says_so_and_goes_on_when_the_limit_is_raised(make_config, caplog):
+    caplog.set_level("INFO", "mtrain")
+    run = go(make_config())
+    before = last_checkpoint(run)
+    caplog.clear()
+    go(make_config())
+    assert "already finished: max_steps (8)" in caplog.text and last_checkpoint(run) == before
+    go(make_config(training={"max_steps": 10}))
+    assert "training.max_steps: 10, was 8" in caplog.text and last_checkpoint(run).name == "step-00000010"
+
+
+def test_metrics_have_the_promised_fields_and_no_step_twice(make_config):
+    run = go(make_config())
+    lines = read_metrics(run)
+    training = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in training] == [2, 4, 6, 8]
+    promised = {"step", "epoch", "loss", "nll", "learning_rate", "grad_norm", "target_tokens"}
+    assert promised | {"target_tokens_per_second", "seconds", "time"} <= training[0].keys()
+    validation = [line for line in lines if "validation" in line]
+    assert [line["step"] for line in validation] == [4, 8]
+    assert validation[0]["validation"].keys() == {"nll", "perplexity", "bleu", "chrf"}
+
+
+# --------------------------------------------------------------------------------------------------- resume
+
+
+@pytest.mark.parametrize("at", [3, 5, 8])
+def test_resumed_equals_uninterrupted_bit_for_bit(make_config, at):
+    """Dropout and accumulation on; the interruption falls inside an epoch, and between log lines for 3 and 5."""
+    recipe = {
+        "batch_tokens": 128,
+        "micro_batch_tokens": 64,
+        "validate_every": 4,
+        "checkpoint_every": 4,
+        "log_every": 2,
+    }
+    model = {"dropout": 0.3}
+    whole = go(make_config("whole", model=model, training={**recipe, "max_steps": 16}))
+    parts = make_config("parts", model=model, training={**recipe, "max_steps": at, "validate_every": 100})
+    go(parts)
+    resumed = go(make_config("parts", model=model, training={**recipe, "max_steps": 16}))
+    assert losses(resumed) == losses(whole)
+    assert same_weights(whole, resumed)
+
+
+def test_sigterm_saves_and_the_next_run_goes_on(config_file, tmp_path, make_config):
+    command = [sys.executable, "-m", "mtrain", "fit", str(config_file), "--device", "cpu"]
+    command += ["--set", "training.max_steps=100000", "--set", "training.patience=null"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    metrics = tmp_path / "run/metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not metrics.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 143 and "stopped by SIGTERM; saved at step" in stderr
+    step = int(last_checkpoint(tmp_path / "run").name.removeprefix("step-"))
+    assert f"saved at step {step};" in stderr and step < 100000
+    go(load_config(config_file, [f"training.max_steps={step + 2}"]))
+    assert last_checkpoint(tmp_path / "run").name == f"step-{step + 2:08d}"
+
+
+def test_what_may_not_change_is_named(make_config):
+    go(make_config())
+    with pytest.raises(UsageError, match=r"model\.dropout was 0\.1 .* is 0\.2 now"):
+        go(make_config(model={"dropout": 0.2}))
+    with pytest.raises(UsageError, match="--resume never"):
+        go(make_config(), resume="never")
+    with pytest.raises(ModelError, match="no such checkpoint"):
+        go(make_config(), resume="nowhere")
+    go(make_config(decoding={"beam_size": 2}, training={"patience": 3, "log_every": 1}))
+
+
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_serves(make_config, caplog):
+    run = go(make_config(training={"max_steps": 12}))
+    damaged = last_checkpoint(run) / "model.safetensors"
+    contents = bytearray(damaged.read_bytes())
+    contents[len(contents) // 2] ^= 1
+    damaged.write_bytes(contents)
+    with pytest.raises(ModelError, match=r"model\.safetensors: damaged"):
+        go(make_config(training={"max_steps": 14}), resume=str(damaged.parent))
+    go(make_config(training={"max_steps": 14}))
+    assert "trying the one before it" in caplog.text
+    assert last_checkpoint(run).name == "step-00000014"
+    assert [step for step, *_ in losses(run)] == [2, 4, 6, 8, 10, 12, 14]
+
+
+def test_no_valid_checkpoint_is_an_error(make_config):
+    run = go(make_config())
+    for folder in (run / "checkpoints").glob("step-*"):
+        (folder / "optimizer.safetensors").unlink()
+    with pytest.raises(ModelError, match="no checkpoint is valid"):
+        go(make_config(training={"max_steps": 14}))
+
+
+def test_a_corpus_that_changed_under_a_run_is_an_error(make_config, tmp_path, corpus):
+    files = {"source": str(tmp_path / "t.en"), "target": str(tmp_path / "t.de")}
+    for side, language in (("source", "en"), ("target", "de")):
+        Path(files[side]).write_bytes((corpus / f"train.{language}").read_bytes())
+    go(make_config(data={"train": files}))
+    Path(files["source"]).write_bytes(Path(files["source"]).read_bytes().replace(b"cat", b"cow"))
+    with pytest.raises(ModelError, match="changed under the checkpoints"):
+        go(make_config(data={"train": files}, training={"max_steps": 10}))
+
+
+def test_missing_corpora_and_unwritable_folders_show_before_any_work(make_config, tmp_path):
+    with pytest.raises(DataError, match=r"nowhere\.en: no such file"):
+        go(make_config(data={"test": {"t": {"source": "nowhere.en", "target": "nowhere.de"}}}))
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot make the run folder"):
+        go(make_config("file/run"))
+
+
+# -------------------------------------------------------------------------------------------- model folder
+
+
+def test_the_model_folder_is_all_one_needs_and_is_saved_alike_each_time(run_dir, tmp_path):
+    config = load_config(run_dir / "config.yaml")
+    loaded = load_model(run_dir)
+    save_model_folder(tmp_path / "copy", loaded.model, config, Tokenizer(run_dir / "tokenizer"))
+    files = {path.relative_to(run_dir / "model") for path in (run_dir / "model").rglob("*") if path.is_file()}
+    assert {str(file) for file in files} >= {
+        "config.yaml",
+        "manifest.json",
+        "model.safetensors",
+        "tokenizer/joint.model",
+    }
+    for file in files:
+        assert (tmp_path / "copy" / file).read_bytes() == (run_dir / "model" / file).read_bytes()
+    assert Translator.load(tmp_path / "copy", "cpu").translate(["It rains."])[0].text == "Es regnet."
+
+
+def test_a_tokenizer_can_be_taken_from_another_model(make_config, run_dir):
+    run = go(make_config(tokenizer={"path": str(run_dir)}))
+    assert (run / "tokenizer/joint.model").read_bytes() == (run_dir / "tokenizer/joint.model").read_bytes()
+    with pytest.raises(ModelError, match="no tokenizer/"):
+        go(make_config("other", tokenizer={"path": str(run_dir / "checkpoints")}))
+
+
+def test_a_tokenizer_learnt_with_other_settings_is_not_used(make_config):
+    config = make_config()
+    loop.prepare_tokenizer(config)
+    with pytest.raises(UsageError, match="other tokenizer settings"):
+        go(make_config(tokenizer={"vocab_size": 331}))
+    loop.prepare_tokenizer(make_config(tokenizer={"vocab_size": 331}), force=True)
+    go(make_config(tokenizer={"vocab_size": 331}))
+    with pytest.raises(UsageError, match="checkpoints need the tokenizer"):
+        loop.prepare_tokenizer(config, force=True)

@@ -1,0 +1,24 @@
+"""What the README says is so."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import config_reference  # noqa: E402
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_config_reference_is_that_of_the_schema():
+    assert config_reference.updated(README) == README, "run python scripts/config_reference.py"
+
+
+def test_every_room_and_recipe_it_names_exists():
+    for module in (ROOT / "mtrain").rglob("*.py"):
+        if not module.name.startswith("__"):
+            assert f"`{module.name}`" in README, f"{module.name} is not on the map"
+    for word in README.replace("(", " ").split():
+        if word.startswith("configs/") and word.endswith(".yaml"):
+            assert (ROOT / word).exists(), word

@@ -1,0 +1,474 @@
+"""Greedy and beam search against brute force, scripted distributions and a plain reference.
+
+A hypothesis of a sentence whose limit is L tokens is any sequence of 1 to L tokens that ends in EOS and has
+no EOS before (finished), or any sequence of exactly L tokens without EOS (unfinished). No token is barred.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mtrain.decoding.search import Hypothesis, beam_search, search
+from mtrain.model.transformer import Transformer
+from mtrain.schema import DecodingConfig, ModelConfig
+
+torch.set_num_threads(1)
+EOS = 3
+USUAL, BOS_IS_PAD = {}, {"pad_id": 4, "bos_id": 4, "eos_id": 0}
+STOPS = ["default", "first_k", "exact"]
+
+
+def options(**changes: object) -> DecodingConfig:
+    """Unchecked, because a beam as wide as V**L is beyond what a user may ask for."""
+    defaults = {"max_length_ratio": 0.5, "max_length_offset": 1}
+    return DecodingConfig().model_copy(update={**defaults, **changes})
+
+
+# ---------------------------------------------------------------------------------------- small Transformers
+
+
+def build(seed: int, vocab: int = 5, dtype: torch.dtype = torch.float64, **changes: object) -> Transformer:
+    """A model whose distributions are peaked and depend on source and prefix."""
+    sizes = {"d_model": 8, "heads": 2, "ffn_dim": 8, "encoder_layers": 1, "decoder_layers": 1}
+    words = {"source_vocab_size": vocab, "target_vocab_size": vocab, "max_positions": 32}
+    torch.manual_seed(seed)
+    model = Transformer(ModelConfig(**{**sizes, **words, "tie_embeddings": "none", **changes}))
+    for name, parameter in model.named_parameters():
+        parameter.data *= 2 if "attention" in name or "output_weight" in name else 1
+    return model.to(dtype).eval()
+
+
+def sentences(model: Transformer, lengths: list[int]) -> tuple[Tensor, Tensor]:
+    """Random sources that end in EOS, padded, and where they are kept."""
+    ids = model.config
+    words = [token for token in range(ids.source_vocab_size) if token != ids.eos_id]
+    source = torch.tensor(words)[torch.randint(len(words), (len(lengths), max(lengths)))]
+    keep = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    source[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = ids.eos_id
+    return source.masked_fill(~keep, ids.pad_id), keep
+
+
+@torch.no_grad()
+def forced(model: Transformer, source: Tensor, keep: Tensor, targets: list[tuple[int, ...]]) -> list[float]:
+    """Log-probabilities of whole targets of one sentence, by the model without a cache."""
+    ids, longest = model.config, max(map(len, targets))
+    filled = torch.tensor([[ids.bos_id, *target, *[0] * (longest - len(target))] for target in targets])
+    rows = source[keep][None].expand(len(targets), -1)
+    hidden = model(rows, torch.ones_like(rows, dtype=torch.bool), filled[:, :-1])
+    steps = model.project(hidden).log_softmax(-1).gather(2, filled[:, 1:, None])[..., 0]
+    return [float(row[: len(target)].sum()) for row, target in zip(steps, targets, strict=True)]
+
+
+def tokens(hypothesis: Hypothesis, eos: int) -> tuple[int, ...]:
+    return (*hypothesis.ids, eos) if hypothesis.finished else tuple(hypothesis.ids)
+
+
+def brute_force(
+    model: Transformer, source: Tensor, keep: Tensor, limit: int, length_penalty: float
+) -> list[Hypothesis]:
+    ids = model.config
+    words = [token for token in range(ids.target_vocab_size) if token != ids.eos_id]
+    targets = [(*p, ids.eos_id) for n in range(limit) for p in itertools.product(words, repeat=n)]
+    targets += itertools.product(words, repeat=limit)
+    found = []
+    for target, log_prob in zip(targets, forced(model, source, keep, targets), strict=True):
+        finished = target[-1] == ids.eos_id
+        prefix = list(target[:-1] if finished else target)
+        found.append(Hypothesis(prefix, log_prob, log_prob / len(target) ** length_penalty, finished))
+    return sorted(found, key=lambda hypothesis: -hypothesis.score)
+
+
+def assert_same(ours: list[Hypothesis], expected: list[Hypothesis], tolerance: float = 1e-10) -> None:
+    assert [(h.ids, h.finished) for h in ours] == [(h.ids, h.finished) for h in expected]
+    for name in ("log_prob", "score"):
+        assert [getattr(h, name) for h in ours] == pytest.approx(
+            [getattr(h, name) for h in expected], rel=tolerance, abs=tolerance
+        )
+
+
+# ------------------------------------------------------------------------------------------- brute force
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0, 2.0, -0.7])
+@pytest.mark.parametrize("special", [USUAL, BOS_IS_PAD], ids=["usual", "bos=pad"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_widest_beam_is_brute_force(length_penalty: float, special: dict[str, int], seed: int) -> None:
+    model, lengths = build(seed, **special), [1, 2, 3, 4, 5, 6, 6, 7, 7, 7]  # limits of 1 to 4 tokens
+    source, keep = sentences(model, lengths)
+    config = options(beam_size=5**4, length_penalty=length_penalty, stop="exact")
+    found = search(model, source, keep, config)
+    for row, length in enumerate(lengths):
+        expected = brute_force(model, source[row], keep[row], length // 2 + 1, length_penalty)
+        assert_same(found[row], expected)
+    assert len({tuple(hypotheses[0].ids) for hypotheses in found}) > 1  # the sources do matter
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, -0.7])
+def test_the_widest_beam_is_never_worse_than_greedy(length_penalty: float) -> None:
+    gains = []
+    for seed in range(8):
+        model = build(seed)
+        source, keep = sentences(model, [3, 5, 7, 7])
+        wide = search(
+            model, source, keep, options(beam_size=5**4, length_penalty=length_penalty, stop="exact")
+        )
+        greedy = search(model, source, keep, options(beam_size=1, length_penalty=length_penalty))
+        gains += [w[0].score - g[0].score for w, g in zip(wide, greedy, strict=True)]
+    assert min(gains) > -1e-12
+    assert max(gains) > 0.01
+
+
+# ---------------------------------------------------------------------------------------------- rescoring
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+def test_reported_scores_are_those_of_the_full_model(
+    positions: str, beam_size: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    model = build(5, vocab=12, dtype=dtype, positions=positions, decoder_layers=2)
+    source, keep = sentences(model, [3, 9, 14])
+    config = options(beam_size=beam_size, length_penalty=0.8, max_length_ratio=1.0)
+    for row, hypotheses in enumerate(search(model, source, keep, config)):
+        targets = [tokens(hypothesis, EOS) for hypothesis in hypotheses]
+        log_probs = forced(model, source[row], keep[row], targets)
+        assert [h.log_prob for h in hypotheses] == pytest.approx(log_probs, abs=tolerance)
+        scores = [log_prob / len(t) ** 0.8 for log_prob, t in zip(log_probs, targets, strict=True)]
+        assert [h.score for h in hypotheses] == pytest.approx(scores, abs=tolerance)
+
+
+# ------------------------------------------------------------------------------------------------ greedy
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, -1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_greedy_takes_the_likeliest_token_and_equals_a_beam_of_one(length_penalty: float, seed: int) -> None:
+    model = build(seed, vocab=9)
+    source, keep = sentences(model, [1, 4, 6, 9, 13, 13])
+    config = options(beam_size=1, length_penalty=length_penalty, max_length_ratio=1.0)
+    greedy = search(model, source, keep, config)
+    limits = keep.sum(1) + 1
+    beam = beam_search(model, source, keep, limits, config)
+    for row, (ours, same) in enumerate(zip(greedy, beam, strict=True)):
+        target: list[int] = []
+        while len(target) < limits[row] and EOS not in target:
+            nexts = [(*target, token) for token in range(9)]
+            log_probs = forced(model, source[row], keep[row], nexts)
+            target = list(nexts[max(range(9), key=log_probs.__getitem__)])
+        assert [tokens(hypothesis, EOS) for hypothesis in ours] == [tuple(target)]
+        assert_same(same, ours)
+
+
+# ---------------------------------------------------------------------------------- scripted distributions
+
+Script = Callable[[int, tuple[int, ...]], list[float]]
+
+
+class Scripted:
+    """Stands in for a model: the logits after a prefix are those that a function of the sentence's name (its
+    first source id) and the prefix gives. `fed` holds the prefixes that were asked for, step by step."""
+
+    def __init__(self, script: Script):
+        self.script, self.fed = script, []
+        self.config = SimpleNamespace(pad_id=0, bos_id=2, eos_id=EOS, positions="sinusoidal", max_positions=9)
+
+    def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
+        return source[:, 0]
+
+    def start_cache(
+        self, memory: Tensor, source_keep: Tensor, beams: int, max_length: int
+    ) -> SimpleNamespace:
+        rows = [(name, ()) for name in memory.tolist() for _ in range(beams)]
+        cache = SimpleNamespace(rows=rows, source_keep=source_keep)
+
+        def reorder(order: Tensor, sentences: Tensor | None = None) -> None:
+            cache.rows = [cache.rows[row] for row in order.tolist()]
+
+        cache.reorder = reorder
+        return cache
+
+    def decode(self, last: Tensor, memory: None, source_keep: Tensor, cache: SimpleNamespace) -> Tensor:
+        cache.rows = [
+            (name, (*p, token)) for (name, p), token in zip(cache.rows, last[:, 0].tolist(), strict=True)
+        ]
+        self.fed.append([(name, prefix[1:]) for name, prefix in cache.rows])
+        assert all(prefix[0] == 2 for _, prefix in cache.rows)  # BOS comes first
+        logits = [self.script(name, prefix) for name, prefix in self.fed[-1]]
+        return torch.tensor(logits, dtype=torch.float64)[:, None]
+
+    def project(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def table(probabilities: dict[str, dict[str, float]]) -> Script:
+    """Logits from a table of next-token probabilities; "." is EOS, "a" and "b" are 4 and 5. What is not in it
+    cannot come about, and ends."""
+    names = "012.ab"
+
+    def script(_: int, prefix: tuple[int, ...]) -> list[float]:
+        logits = [-math.inf] * 6
+        for token, probability in probabilities.get("".join(names[i] for i in prefix), {".": 1.0}).items():
+            logits[names.index(token)] = math.log(probability) + 1.7  # unnormalised, as logits are
+        return logits
+
+    return script
+
+
+def run(script: Script, lengths: list[int], **changes: object) -> tuple[list[list[Hypothesis]], Scripted]:
+    """Search sentences named 0, 1, .. of so many source tokens."""
+    model = Scripted(script)
+    keep = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    source = torch.arange(len(lengths))[:, None].expand(keep.shape)
+    return search(model, source, keep, options(**changes)), model  # type: ignore[arg-type]
+
+
+GARDEN = table(  # the likeliest first word leads astray
+    {
+        "": {"a": 0.6, "b": 0.4},
+        "a": {".": 0.25, "a": 0.4, "b": 0.35},
+        "b": {".": 0.9, "a": 0.1},
+        "aa": {".": 1.0},
+        "ab": {".": 0.6, "a": 0.4},
+        "ba": {".": 1.0},
+        "aba": {".": 1.0},
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("beam_size", "length_penalty", "expected"),
+    [
+        (1, 0.0, [("aa", 0.24)]),
+        (2, 0.0, [("b", 0.36), ("aa", 0.24)]),
+        (2, 1.0, [("aa", 0.24), ("b", 0.36)]),  # log 0.24 / 3 > log 0.36 / 2: EOS counts
+        (3, 0.0, [("b", 0.36), ("aa", 0.24), ("ab", 0.126)]),  # "a." was fourth at its step: no beam, no end
+        (4, 0.0, [("b", 0.36), ("aa", 0.24), ("a", 0.15), ("ab", 0.126)]),
+    ],
+)
+@pytest.mark.parametrize("stop", ["default", "exact"])
+def test_hand_checked(
+    beam_size: int, length_penalty: float, expected: list[tuple[str, float]], stop: str
+) -> None:
+    ((*found,), _) = run(GARDEN, [10], beam_size=beam_size, length_penalty=length_penalty, stop=stop)
+    words = [["ab".index(word) + 4 for word in text] for text, _ in expected]
+    assert [hypothesis.ids for hypothesis in found[0]] == words
+    assert [math.exp(h.log_prob) for h in found[0]] == pytest.approx([p for _, p in expected])
+    scores = [math.log(p) / (len(text) + 1) ** length_penalty for text, p in expected]
+    assert [hypothesis.score for hypothesis in found[0]] == pytest.approx(scores)
+    assert all(hypothesis.finished for hypothesis in found[0])
+
+
+def test_exact_goes_on_where_length_can_still_win() -> None:
+    """After two steps "" (log 0.51) and "a" (log 0.294 / 2 = -0.61) are finished, and "aa" is live at
+    log 0.196 / 2 = -0.81: worse by now, but at the limit, 6 tokens, it is log 0.1764 / 6 = -0.29."""
+    script = table(
+        {
+            "": {".": 0.51, "a": 0.49},
+            "a": {".": 0.6, "a": 0.4},
+            "aa": {".": 0.1, "a": 0.9},
+            **{"a" * n: {"a": 1.0} for n in (3, 4, 5)},
+        }
+    )
+    for stop, steps in [("first_k", 2), ("default", 2), ("exact", 6)]:
+        found, model = run(script, [10], beam_size=2, length_penalty=1.0, stop=stop)
+        assert len(model.fed) == steps
+        assert (found[0][0].ids, found[0][0].finished) == (([4], True) if steps == 2 else ([4] * 6, False))
+    assert found[0][0].score == pytest.approx(math.log(0.1764) / 6)
+
+
+def test_first_k_stops_where_default_goes_on() -> None:
+    """After two steps "" and "a" are finished, but "aa" is live with a better score than both."""
+    script = table(
+        {"": {".": 0.3, "a": 0.7}, "a": {".": 0.3, "a": 0.7}, "aa": {".": 0.99, "a": 0.01}, "aaa": {".": 1.0}}
+    )
+    for stop, lengths in [("first_k", [1, 0]), ("default", [2, 1]), ("exact", [2, 1])]:
+        found, _ = run(script, [10], beam_size=2, length_penalty=1.0, stop=stop)
+        assert [len(hypothesis.ids) for hypothesis in found[0]] == lengths
+
+
+# ------------------------------------------------------------------------- against a reference, one by one
+
+
+def reference(
+    next_log_probs: Callable[[tuple[int, ...]], list[float]],
+    beams: int,
+    limit: int,
+    length_penalty: float,
+    stop: str,
+) -> list[Hypothesis]:
+    """Beam search of one sentence as Hugging Face has it (BeamSearchScorer, BeamHypotheses): `default` is
+    early_stopping=False, `first_k` True. `never` goes on to the limit: what `exact` must find sooner."""
+    live, pool = [(0.0, ())], []
+    for length in range(1, limit + 1):
+        candidates = [
+            (log_prob + step, (*prefix, token))
+            for log_prob, prefix in live
+            for token, step in enumerate(next_log_probs(prefix))
+        ]
+        candidates = sorted(candidates, reverse=True)[: 2 * beams]
+        for log_prob, ids in candidates[:beams]:  # an end beyond the K best is passed over
+            if ids[-1] == EOS:
+                pool.append(Hypothesis(list(ids[:-1]), log_prob, log_prob / length**length_penalty, True))
+        live = [(log_prob, ids) for log_prob, ids in candidates if ids[-1] != EOS][:beams]
+        if length == limit:
+            pool += [Hypothesis(list(ids), p, p / length**length_penalty, False) for p, ids in live]
+        pool = sorted(pool, key=lambda hypothesis: -hypothesis.score)[:beams]
+        if len(pool) == beams:
+            hopeless = live[0][0] / length**length_penalty <= pool[-1].score
+            if stop == "first_k" or (stop == "default" and hopeless):
+                break
+    return pool
+
+
+def random_script(seed: int, vocab: int, peak: float, end: float) -> Script:
+    """Other logits for every sentence and prefix; the larger `end`, the likelier is EOS."""
+
+    def script(name: int, prefix: tuple[int, ...]) -> list[float]:
+        generator = torch.Generator().manual_seed(hash((seed, name, prefix)) % 2**62)
+        logits = torch.randn(vocab, generator=generator, dtype=torch.float64) * peak
+        logits[EOS] += end
+        return logits.tolist()
+
+    return script
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**30),
+    vocab=st.integers(4, 9),
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=4),
+    beams=st.integers(2, 6),
+    length_penalty=st.sampled_from([0.0, 0.6, 1.0, 2.0, -0.5]),
+    peak=st.sampled_from([0.3, 1.0, 3.0]),
+    end=st.sampled_from([-2.0, 0.0, 1.0, 2.0]),
+    stop=st.sampled_from(STOPS),
+)
+def test_equals_the_reference(
+    seed: int,
+    vocab: int,
+    lengths: list[int],
+    beams: int,
+    length_penalty: float,
+    peak: float,
+    end: float,
+    stop: str,
+) -> None:
+    script = random_script(seed, vocab, peak, end)
+    found, _ = run(script, lengths, beam_size=beams, length_penalty=length_penalty, stop=stop)
+    for name, (length, hypotheses) in enumerate(zip(lengths, found, strict=True)):
+        expected = reference(
+            lambda prefix: torch.tensor(script(name, prefix), dtype=torch.float64).log_softmax(-1).tolist(),  # noqa: B023
+            beams,
+            length // 2 + 1,
+            length_penalty,
+            "never" if stop == "exact" else stop,
+        )
+        assert_same(hypotheses, expected)
+        assert len({(*h.ids, h.finished) for h in hypotheses}) == len(hypotheses)
+        assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
+
+
+def test_the_rules_of_the_fuzz_do_differ() -> None:
+    results = {stop: [] for stop in STOPS}
+    for stop, seed in itertools.product(STOPS, range(30)):
+        found, _ = run(random_script(seed, 6, 1.0, 1.0), [20], beam_size=3, length_penalty=1.0, stop=stop)
+        results[stop].append([hypothesis.ids for hypothesis in found[0]])
+    for one, other in itertools.combinations(STOPS, 2):
+        assert sum(a != b for a, b in zip(results[one], results[other], strict=True)) >= 3
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_transformer_equals_the_reference(stop: str) -> None:
+    model = build(11, vocab=8, decoder_layers=2)
+    source, keep = sentences(model, [2, 5, 8, 11])
+    found = search(model, source, keep, options(beam_size=3, stop=stop))
+    for row, hypotheses in enumerate(found):
+
+        def next_log_probs(prefix: tuple[int, ...], row: int = row) -> list[float]:
+            nexts = [(*prefix, token) for token in range(8)]
+            before = forced(model, source[row], keep[row], [prefix])[0] if prefix else 0.0
+            return [p - before for p in forced(model, source[row], keep[row], nexts)]
+
+        rule = "never" if stop == "exact" else stop
+        expected = reference(next_log_probs, 3, int(keep[row].sum()) // 2 + 1, 1.0, rule)
+        assert_same(hypotheses, expected)
+
+
+# ----------------------------------------------------------------------------------------- what users see
+
+
+@pytest.mark.parametrize("beams", [2, 5])
+def test_eos_never_starves_the_beam(beams: int) -> None:
+    """Even where every beam would rather end, K distinct prefixes go on, and K hypotheses come back."""
+    found, model = run(
+        random_script(0, 12, 1.0, 9.0), [14], beam_size=beams, length_penalty=0.0, stop="exact"
+    )
+    assert len(model.fed) > 1
+    for step in model.fed[1:]:
+        assert len(set(step)) == len(step) == beams
+        assert all(EOS not in prefix for _, prefix in step)
+    assert len(found[0]) == beams
+    assert found[0][0].ids == []  # and the empty translation, most likely here, wins
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(("ratio", "offset"), [(0.5, 1), (1.5, 10), (0.0, 4), (2.0, 1)])
+def test_length_limits_are_per_sentence(beam_size: int, stop: str, ratio: float, offset: int) -> None:
+    lengths = [7, 1, 4, 12]
+    limits = [int(ratio * length + offset) for length in lengths]
+    changes = {"max_length_ratio": ratio, "max_length_offset": offset, "stop": stop}
+    found, _ = run(random_script(0, 9, 1.0, -99.0), lengths, beam_size=beam_size, **changes)
+    for hypotheses, limit in zip(found, limits, strict=True):
+        assert len(hypotheses) == beam_size
+        assert all(len(h.ids) == limit and not h.finished for h in hypotheses)
+
+
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_eos_as_the_last_allowed_token_finishes(beam_size: int) -> None:
+    script = table({"": {"a": 1.0}, "a": {"a": 1.0}, "aa": {".": 0.7, "a": 0.3}})
+    found, _ = run(script, [4], beam_size=beam_size)
+    assert (found[0][0].ids, found[0][0].finished) == ([4, 4], True)
+    assert [(h.ids, h.finished) for h in found[0][1:]] == [([4, 4, 4], False)] * (beam_size - 1)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_learned_positions_cap_the_length(beam_size: int) -> None:
+    model = build(0, vocab=8, positions="learned", max_positions=5, output_bias=True)
+    model.output_bias.data[EOS] = -99
+    source, keep = sentences(model, [2, 5])
+    found = search(model, source, keep, options(beam_size=beam_size, max_length_ratio=1.5))
+    assert [{len(h.ids) for h in hypotheses} for hypotheses in found] == [{4}, {5}]
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+def test_results_do_not_depend_on_the_batch(beam_size: int, stop: str, positions: str) -> None:
+    model = build(2, vocab=9, positions=positions)
+    source, keep = sentences(model, [3, 12, 1, 7, 7, 9, 2, 10])
+    config = options(beam_size=beam_size, stop=stop, max_length_ratio=2.0)
+
+    def found(rows: list[int], padding: int) -> list[list[Hypothesis]]:
+        wider = torch.nn.functional.pad(source[rows], (0, padding), value=5)  # garbage, masked
+        return search(model, wider, torch.nn.functional.pad(keep[rows], (0, padding)), config)
+
+    alone = [found([row], 0)[0] for row in range(8)]
+    assert len({len(hypotheses[0].ids) for hypotheses in alone}) > 3  # neighbours do finish at other times
+    for rows, padding in [(list(range(8)), 0), (list(range(8))[::-1], 3), ([4, 1, 6], 1), ([5, 5], 0)]:
+        for row, hypotheses in zip(rows, found(rows, padding), strict=True):
+            assert_same(hypotheses, alone[row], 1e-12)
+
+
+def test_the_same_search_twice_is_identical() -> None:
+    model = build(4, vocab=9)
+    source, keep = sentences(model, [3, 12, 7])
+    assert search(model, source, keep, options()) == search(model, source, keep, options())

@@ -1,0 +1,328 @@
+"""The tokenizer: text to ids and back without loss, and vocabulary sizes that say what is possible."""
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mtrain.config import validate
+from mtrain.data.toy import toy_pairs
+from mtrain.errors import DataError, ModelError, UsageError
+from mtrain.schema import Architecture, TokenizerConfig
+from mtrain.tokenizer import SpecialIds, Tokenizer, model_config, train_tokenizer
+
+PAIRS = toy_pairs("train")[:2000]
+SOURCE, TARGET = [pair.source for pair in PAIRS], [pair.target for pair in PAIRS]
+TYPES = ["unigram", "bpe"]
+RULES = ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
+BREAKS = str.maketrans("\n\r\0", "   ")
+SPACE = "\u2581"  # how SentencePiece writes a space
+
+
+def train(folder: Path, source=SOURCE, target=TARGET, seed: int = 1, **keys) -> Tokenizer:
+    config = validate(TokenizerConfig, {"vocab_size": 400, **keys}, "tokenizer")
+    train_tokenizer(config, lambda: source, lambda: target, folder, seed)
+    return Tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory):
+    """A tokenizer with the given keys, trained once."""
+    made: dict[str, Tokenizer] = {}
+
+    def trained(**keys) -> Tokenizer:
+        if repr(keys) not in made:
+            made[repr(keys)] = train(tmp_path_factory.mktemp("tokenizer"), **keys)
+        return made[repr(keys)]
+
+    return trained
+
+
+def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
+    return [tokenizer.target.id_to_piece(i) for i in tokenizer.encode_target([text])[0]]
+
+
+def roundtrip(tokenizer: Tokenizer, text: str) -> str:
+    return tokenizer.decode(tokenizer.encode_target([text]))[0]
+
+
+def normalised(tokenizer: Tokenizer, text: str) -> str:
+    return tokenizer.target.normalize(text).replace(SPACE, " ").translate(BREAKS).strip(" ")
+
+
+# ----------------------------------------------------------------------------------------------- learning
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("joint", [True, False])
+def test_vocabulary_of_either_type(trained, kind: str, joint: bool):
+    size = 480 if joint else 375
+    tokenizer = trained(type=kind, joint=joint, vocab_size=size)
+    assert tokenizer.joint is joint
+    assert (tokenizer.source is tokenizer.target) is joint
+    assert tokenizer.source_vocab_size == tokenizer.target_vocab_size == size
+    assert tokenizer.special == SpecialIds(pad=0, unk=1, bos=2, eos=3)
+    assert [roundtrip(tokenizer, text) for text in TARGET[:50]] == TARGET[:50]
+    lengths = [len(ids) for ids in tokenizer.encode_source(SOURCE)]
+    assert sum(lengths) < sum(map(len, SOURCE)) / 1.5  # pieces, rather than letters
+    assert all(i > 3 for ids in tokenizer.encode_source(SOURCE) for i in ids)
+
+
+def test_each_language_learns_its_own_vocabulary(trained):
+    tokenizer = trained(joint=False, vocab_size=375)
+    listed = [{p.id_to_piece(i) for i in range(len(p))} for p in (tokenizer.source, tokenizer.target)]
+    assert SPACE + "milk" in listed[0] - listed[1]
+    assert SPACE + "lait" in listed[1] - listed[0]
+
+
+@pytest.mark.parametrize(("joint", "names"), [(True, ["joint"]), (False, ["source", "target"])])
+def test_files_and_listing(tmp_path: Path, joint: bool, names: list[str]):
+    tokenizer = train(tmp_path / "deep" / "folder", joint=joint, vocab_size=360)
+    files = sorted(file.name for file in (tmp_path / "deep" / "folder").iterdir())
+    assert files == sorted(f"{name}.{end}" for name in names for end in ("model", "vocab"))
+    listing = (tmp_path / "deep" / "folder" / f"{names[-1]}.vocab").read_bytes().decode().split("\n")
+    assert [line.split("\t")[0] for line in listing[:-1]] == [
+        tokenizer.target.id_to_piece(i) for i in range(360)
+    ]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_same_text_gives_the_same_bytes(tmp_path: Path, kind: str):
+    one, two = (train(tmp_path / name, type=kind) for name in "ab")
+    assert one.files[0].read_bytes() == two.files[0].read_bytes()
+    assert one.fingerprint() == two.fingerprint()
+    assert one.fingerprint() != train(tmp_path / "c", type=kind, vocab_size=401).fingerprint()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_too_large_a_vocabulary_names_the_largest(tmp_path: Path, kind: str, byte_fallback: bool):
+    keys = {"type": kind, "byte_fallback": byte_fallback}
+    with pytest.raises(UsageError, match=r"vocab_size.* 50000.*largest possible is \d+") as caught:
+        train(tmp_path, vocab_size=50_000, **keys)
+    largest = int(str(caught.value).rsplit("largest possible is ")[1])
+    assert train(tmp_path, vocab_size=largest, **keys).source_vocab_size == largest
+    with pytest.raises(UsageError, match="too large"):
+        train(tmp_path, vocab_size=largest + 1, **keys)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_too_small_a_vocabulary_names_the_smallest(tmp_path: Path, kind: str, byte_fallback: bool):
+    keys = {"type": kind, "byte_fallback": byte_fallback}
+    with pytest.raises(UsageError, match=r"vocab_size.* 20; .*smallest possible is \d+") as caught:
+        train(tmp_path, vocab_size=20, **keys)
+    smallest = int(str(caught.value).split("smallest possible is ")[1].split()[0])
+    assert train(tmp_path, vocab_size=smallest, **keys).source_vocab_size == smallest
+    with pytest.raises(UsageError, match="too small"):
+        train(tmp_path, vocab_size=smallest - 1, **keys)
+
+
+def test_the_side_at_fault_is_named(tmp_path: Path):
+    with pytest.raises(UsageError, match="target side"):
+        train(tmp_path, target=["a b"] * 10, joint=False, vocab_size=360)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("text", [[], ["", " ", "\t"]], ids=["nothing", "blanks"])
+def test_no_text_is_a_data_error(tmp_path: Path, joint: bool, text: list[str]):
+    with pytest.raises(DataError, match="no text"):
+        train(tmp_path, source=text, target=text, joint=joint)
+
+
+def test_character_coverage_leaves_rare_characters_out(tmp_path: Path):
+    rare = "".join(map(chr, range(0x4E00, 0x4E28)))
+    source = [*SOURCE, rare]
+    full, most = (
+        train(tmp_path / str(share), source=source, vocab_size=450, character_coverage=share)
+        for share in (1.0, 0.999)
+    )
+    assert "\u4e00" in {full.source.id_to_piece(i) for i in range(450)}
+    assert "\u4e00" not in {most.source.id_to_piece(i) for i in range(450)}
+
+
+# ---------------------------------------------------------------------------------------- text to ids, back
+
+ODD = [
+    "", " ", SPACE, f"a{SPACE}b", "a  b", " a ", "<s> </s> <pad> <unk> <0x0A>", "日本語", "😀👩‍👩‍👧", "ﬁ Ⅳ ①",
+    "e\u0301", "\u00a0a\u3000b", "\u200b", "a\u2028b\u2029c\x85d", "a\tb\x0bc\x0cd", "a\nb", "a\r\nb", "a\0b", "\ufeff",
+    "\U0010ffff", "ÀÉÎ", "İ", "ß",
+]  # fmt: skip
+texts = st.text(st.characters(codec="utf-8"), max_size=30) | st.sampled_from(ODD)
+
+
+@pytest.mark.parametrize("normalization", RULES)
+@pytest.mark.parametrize("kind", TYPES)
+def test_roundtrip_is_normalisation(trained, kind: str, normalization: str):
+    tokenizer = trained(type=kind, normalization=normalization)
+
+    @settings(deadline=None, max_examples=60)
+    @given(texts)
+    @example("\n \r")
+    def check(text: str):
+        assert roundtrip(tokenizer, text).strip(" ") == normalised(tokenizer, text)
+
+    check()
+    for text in ODD:
+        assert roundtrip(tokenizer, text).strip(" ") == normalised(tokenizer, text), ascii(text)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@settings(deadline=None, max_examples=60)
+@given(text=texts)
+def test_with_bytes_nothing_is_unknown_nor_special(trained, kind: str, text: str):
+    tokenizer = trained(type=kind)
+    assert not set(tokenizer.encode_source([text])[0]) & set(tokenizer.special)
+
+
+@pytest.mark.parametrize(
+    ("normalization", "text", "expected"),
+    [
+        ("nmt_nfkc", "ﬁ Ⅳ", "fi IV"),
+        ("nfkc", "ﬁ Ⅳ", "fi IV"),
+        ("nmt_nfkc_cf", "ﬁ ÀB", "fi àb"),
+        ("nfkc_cf", "ﬁ ÀB", "fi àb"),
+        ("identity", "ﬁ Ⅳ e\u0301", "ﬁ Ⅳ e\u0301"),
+    ],
+)
+def test_normalisation_rules(trained, normalization: str, text: str, expected: str):
+    assert roundtrip(trained(normalization=normalization), text) == expected
+
+
+def test_nfkc_is_unicodes_own(trained):
+    text = "e\u0301 ½ ㎏ Å"
+    assert roundtrip(trained(normalization="nfkc"), text) == unicodedata.normalize("NFKC", text)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_without_bytes_the_unknown_is_unk(trained, kind: str):
+    tokenizer = trained(type=kind, byte_fallback=False, vocab_size=200)
+    assert tokenizer.special.unk in tokenizer.encode_target(["I like 日本."])[0]
+    assert tokenizer.special.unk not in tokenizer.encode_target(["I like oranges."])[0]
+    assert "日" not in roundtrip(tokenizer, "日本")
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_symbols_are_one_piece_and_survive(trained, kind: str, byte_fallback: bool):
+    symbols = ["<bt>", "<a,b>", "@@", "ünï"]
+    size = 360 if byte_fallback else 200
+    tokenizer = trained(type=kind, symbols=symbols, byte_fallback=byte_fallback, vocab_size=size)
+    assert tokenizer.special == SpecialIds()
+    for symbol in symbols:
+        for text in (symbol, f"{symbol} I like", f"I{symbol}like", f"I like {symbol}", f"{symbol}{symbol}"):
+            assert pieces(tokenizer, text).count(symbol) == text.count(symbol), text
+            assert roundtrip(tokenizer, text) == text
+
+
+@pytest.mark.parametrize("symbol", ["<s>", "</s>", "<unk>", "<pad>", "<0x41>"])
+def test_a_symbol_cannot_be_a_special_piece(tmp_path: Path, symbol: str):
+    """Or the text of a sentence could end it."""
+    with pytest.raises(UsageError, match="symbol"):
+        train(tmp_path, symbols=[symbol])
+
+
+@pytest.mark.parametrize("piece", ["<0x0A>", "<0x0D>", "<0x00>"])
+def test_byte_pieces_never_break_a_line(trained, piece: str):
+    tokenizer = trained(type="unigram")
+    word = tokenizer.encode_target(["orange"])[0]
+    byte = tokenizer.target.piece_to_id(piece)
+    assert byte != tokenizer.special.unk
+    assert tokenizer.decode([[*word, byte, *word]]) == ["orange  orange"]
+
+
+@settings(deadline=None, max_examples=100)
+@given(rows=st.lists(st.lists(st.integers(0, 399), max_size=20), max_size=4))
+def test_any_ids_decode_to_one_line_each(trained, rows: list[list[int]]):
+    lines = trained(type="unigram").decode(rows)
+    assert len(lines) == len(rows)
+    assert not any(set(line) & set("\n\r\0") for line in lines)
+
+
+def test_special_ids_vanish(trained):
+    tokenizer = trained(type="unigram")
+    ids = tokenizer.encode_target(["J'aime les oranges."])[0]
+    pad, _, bos, eos = tokenizer.special
+    assert tokenizer.decode([[bos, *ids, eos, pad, pad]]) == ["J'aime les oranges."]
+    assert tokenizer.decode([[], [eos]]) == ["", ""]
+
+
+def test_nothing_in_nothing_out(trained):
+    tokenizer = trained(type="unigram")
+    assert tokenizer.encode_source([]) == tokenizer.encode_target([]) == tokenizer.decode([]) == []
+    assert tokenizer.encode_source(["", " ", "\u200b"]) == [[], [], []]
+
+
+def test_sides_use_their_own_vocabulary(trained):
+    tokenizer = trained(joint=False, vocab_size=375)
+    text = "Les enfants ne boivent pas l'eau."
+    assert len(tokenizer.encode_target([text])[0]) < len(tokenizer.encode_source([text])[0])
+    assert roundtrip(tokenizer, text) == text
+
+
+def test_long_texts_keep_their_order(trained):
+    tokenizer = trained(type="unigram")
+    encoded = tokenizer.encode_target(TARGET)
+    assert encoded == [tokenizer.encode_target([text])[0] for text in TARGET]
+
+
+# ------------------------------------------------------------------------------------------------- loading
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model", bytes(range(256)) * 40, None])
+def test_not_a_model_is_a_model_error(tmp_path: Path, content: bytes | None):
+    if content is not None:
+        (tmp_path / "joint.model").write_bytes(content)
+    with pytest.raises(ModelError, match="model"):
+        Tokenizer(tmp_path)
+
+
+def test_a_missing_side_is_a_model_error(tmp_path: Path):
+    train(tmp_path, joint=False, vocab_size=360)
+    (tmp_path / "target.model").unlink()
+    with pytest.raises(ModelError, match=r"target\.model"):
+        Tokenizer(tmp_path)
+
+
+def test_a_cut_or_flipped_model_never_crashes(tmp_path: Path):
+    train(tmp_path)
+    file = tmp_path / "joint.model"
+    content = file.read_bytes()
+    for i in range(0, len(content), len(content) // 40):
+        for damaged in (content[:i], content[:i] + bytes([content[i] ^ 0x55]) + content[i + 1 :]):
+            file.write_bytes(damaged)
+            try:
+                tokenizer = Tokenizer(tmp_path)
+            except ModelError as error:
+                assert "\n" not in str(error)
+            else:
+                tokenizer.source_vocab_size  # noqa: B018
+
+
+def test_a_vocabulary_without_special_pieces_is_a_model_error(tmp_path: Path):
+    import sentencepiece
+
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SOURCE), model_prefix=str(tmp_path / "joint"), vocab_size=100, minloglevel=2
+    )
+    with pytest.raises(ModelError, match="special"):
+        Tokenizer(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------- the model's part
+
+
+def test_model_config_takes_sizes_and_ids(trained):
+    tokenizer = trained(joint=False, vocab_size=375)
+    config = model_config(Architecture(tie_embeddings="decoder", d_model=64), tokenizer, 77)
+    assert (config.source_vocab_size, config.target_vocab_size, config.max_positions) == (375, 375, 77)
+    assert (config.pad_id, config.unk_id, config.bos_id, config.eos_id) == (0, 1, 2, 3)
+    assert config.d_model == 64
+
+
+def test_tied_embeddings_need_one_vocabulary(trained):
+    model_config(Architecture(tie_embeddings="all"), trained(type="unigram"), 77)
+    with pytest.raises(UsageError, match="joint"):
+        model_config(Architecture(tie_embeddings="all"), trained(joint=False, vocab_size=375), 77)

@@ -1,0 +1,321 @@
+"""The whole model: positions, invariances, cached decoding, tied embeddings, and PyTorch's Transformer."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from test_layers import copy_layer, their_arguments
+from torch import Tensor, nn
+
+from mtrain.model.transformer import Transformer, sinusoidal_positions
+from mtrain.schema import ModelConfig
+
+torch.set_num_threads(1)
+DOUBLE = {"rtol": 0, "atol": 1e-12}
+POSITIONS = ["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"]
+KINDS = [  # every combination of what changes how logits come about
+    {"positions": positions, "norm": norm, "tie_embeddings": tie}
+    for positions, norm, tie in itertools.product(POSITIONS, ["pre", "post"], ["none", "decoder", "all"])
+]
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind.values()))
+
+
+def build(dtype: torch.dtype = torch.float64, **changes: object) -> Transformer:
+    sizes = {"d_model": 16, "heads": 2, "ffn_dim": 24, "encoder_layers": 2, "decoder_layers": 2}
+    words = {"source_vocab_size": 30, "target_vocab_size": 30, "max_positions": 40}
+    torch.manual_seed(7)
+    model = Transformer(ModelConfig(**{**sizes, **words, **changes})).to(dtype).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)  # so that no bias or norm stays at 0 or 1
+    return model
+
+
+def ids(*shape: int, vocab: int = 30) -> Tensor:
+    return torch.randint(4, vocab, shape)
+
+
+def keep(*lengths: int) -> Tensor:
+    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+
+def logits(model: Transformer, source: Tensor, source_keep: Tensor, target: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model.project(model(source, source_keep, target))
+
+
+# --------------------------------------------------------------------------------------------- positions
+
+
+def test_sinusoids_at_position_zero() -> None:
+    assert sinusoidal_positions(1, 2).tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("width", [2, 6, 64])
+def test_sinusoids_are_the_formula_in_both_layouts(width: int) -> None:
+    halves, pairs = sinusoidal_positions(90, width), sinusoidal_positions(90, width, interleaved=True)
+    for p, i in itertools.product((0, 1, 5, 89), range(width // 2)):
+        angle = p / 10000 ** (2 * i / width)
+        sine_and_cosine = pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-7)
+        assert [halves[p, i], halves[p, width // 2 + i]] == sine_and_cosine
+        assert [pairs[p, 2 * i], pairs[p, 2 * i + 1]] == sine_and_cosine
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "sinusoidal_interleaved", "rotary"])
+def test_sentences_may_be_longer_than_max_positions(positions: str) -> None:
+    short, long = build(positions=positions, max_positions=4), build(positions=positions, max_positions=90)
+    source, target = ids(2, 23), ids(2, 50)
+    expected = logits(long, source, keep(23, 9), target)
+    assert torch.equal(logits(short, source, keep(23, 9), target), expected)
+    fresh = build(positions=positions, max_positions=4)
+    torch.testing.assert_close(decode_cached(fresh, source, keep(23, 9), target, 1), expected, **DOUBLE)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_order_matters_on_both_sides(positions: str) -> None:
+    model, source, target = build(positions=positions), ids(1, 6), ids(1, 6)
+    model_logits = logits(model, source, keep(6), target)[:, -1]
+    for swapped in ((source[:, [1, 0, 2, 3, 4, 5]], target), (source, target[:, [1, 0, 2, 3, 4, 5]])):
+        assert (logits(model, swapped[0], keep(6), swapped[1])[:, -1] - model_logits).abs().max() > 1e-4
+
+
+def test_embeddings_are_scaled_by_the_root_of_the_width() -> None:
+    model, seen = build(positions="rotary"), []
+    model.encoder[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    source = ids(1, 3)
+    logits(model, source, keep(3), ids(1, 1))
+    torch.testing.assert_close(seen[0], model.source_embedding(source) * 4, **DOUBLE)
+
+
+# ------------------------------------------------------------------------------------------- invariances
+
+
+@every_kind
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_padding_order_neighbours_and_garbage_change_nothing(
+    kind: dict[str, str], dtype: torch.dtype, tolerance: float
+) -> None:
+    model = build(dtype, **kind)
+    lengths = [(5, 3), (1, 6), (9, 1), (4, 4)]  # source and target tokens
+    pairs = [(ids(s), ids(t)) for s, t in lengths]
+    alone = [logits(model, s[None], keep(len(s)), t[None])[0] for s, t in pairs]
+    for order, padding in itertools.product(([0, 1, 2, 3], [2, 0, 3], [3, 1]), (0, 5)):
+        source = ids(len(order), max(lengths[i][0] for i in order) + padding)  # garbage that pairs overwrite
+        target = ids(len(order), max(lengths[i][1] for i in order) + padding)
+        for row, i in enumerate(order):
+            source[row, : lengths[i][0]], target[row, : lengths[i][1]] = pairs[i]
+        kept = torch.arange(source.size(1)) < torch.tensor([[lengths[i][0]] for i in order])
+        together = logits(model, source, kept, target)
+        for row, i in enumerate(order):
+            torch.testing.assert_close(
+                together[row, : lengths[i][1]], alone[i], rtol=tolerance, atol=tolerance
+            )
+
+
+@every_kind
+def test_a_later_target_token_leaves_earlier_logits_alone(kind: dict[str, str]) -> None:
+    model, source, target = build(**kind), ids(2, 5), ids(2, 7)
+    before = logits(model, source, keep(5, 2), target)
+    for position in range(7):
+        edited = target.clone()
+        edited[:, position] = (edited[:, position] - 4 + 11) % 26 + 4
+        after = logits(model, source, keep(5, 2), edited)
+        assert torch.equal(after[:, :position], before[:, :position])
+        assert (after[:, position:] != before[:, position:]).any(-1).all()  # and all from there on do change
+
+
+# -------------------------------------------------------------------------------------- cached decoding
+
+
+@torch.no_grad()
+def decode_cached(
+    model: Transformer, source: Tensor, source_keep: Tensor, target: Tensor, beams: int, first: int = 1
+) -> Tensor:
+    """Logits of target (B * beams, T), `first` tokens and then one at a time."""
+    cache = model.start_cache(model.encode(source, source_keep), source_keep, beams, target.size(1))
+    parts = [target[:, :first], *target[:, first:].split(1, dim=1)]
+    return torch.cat([model.project(model.decode(p, None, source_keep, cache)) for p in parts], dim=1)
+
+
+@every_kind
+@pytest.mark.parametrize(("beams", "first"), [(1, 1), (3, 1), (2, 4)])
+def test_cached_decoding_equals_full(kind: dict[str, str], beams: int, first: int) -> None:
+    model, source, kept, target = build(**kind), ids(3, 5), keep(5, 1, 3), ids(3 * beams, 7)
+    full = logits(model, source.repeat_interleave(beams, 0), kept.repeat_interleave(beams, 0), target)
+    torch.testing.assert_close(decode_cached(model, source, kept, target, beams, first), full, **DOUBLE)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@torch.no_grad()
+def test_decoding_goes_on_after_beams_are_reordered_and_sentences_dropped(positions: str) -> None:
+    model, source, kept = build(positions=positions), ids(3, 5), keep(5, 1, 3)
+    cache = model.start_cache(model.encode(source, kept), kept, 2, 9)
+    target = ids(6, 1)
+    for rows, sentences in [
+        ([1, 1, 2, 3, 5, 4], None),
+        ([5, 5, 0, 1], [2, 0]),
+        ([3, 2], [1]),
+        ([1, 0], None),
+    ]:
+        hidden = model.decode(target[:, -1:], None, cache.source_keep, cache)
+        full = model.decode(target, model.encode(source, kept), kept)
+        torch.testing.assert_close(hidden[:, 0], full[:, -1], **DOUBLE)
+        cache.reorder(torch.tensor(rows), None if sentences is None else torch.tensor(sentences))
+        if sentences is not None:
+            source, kept = source[sentences], kept[sentences]
+        target = torch.cat([target[rows], ids(len(rows), 1)], dim=1)
+
+
+@torch.no_grad()
+def test_cross_attention_weights_on_request() -> None:
+    model, source, kept, target = build(decoder_layers=3), ids(2, 5), keep(5, 2), ids(4, 6)
+    memory, weights = model.encode(source, kept), []
+    shown = model.decode(target, memory, kept, weights=weights)
+    assert [tuple(w.shape) for w in weights] == [(4, 2, 6, 5)] * 3  # two beams a sentence
+    torch.testing.assert_close(shown, model.decode(target, memory, kept), **DOUBLE)
+    for layer in weights:
+        torch.testing.assert_close(layer.sum(-1), torch.ones(4, 2, 6).double(), **DOUBLE)
+        assert (layer[2:, :, :, 2:] == 0).all()
+    changed = memory.clone()
+    changed[:, 1] += 1
+    again: list[Tensor] = []
+    model.decode(target, changed, kept, weights=again)
+    assert (again[0] - weights[0]).abs().max() > 1e-3  # they are those of this memory
+
+
+# -------------------------------------------------------------------------------------- building options
+
+
+def size_of(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("tie", "tables"), [("none", 3), ("decoder", 2), ("all", 1)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_tied_embeddings_are_one_parameter_under_one_name(tie: str, tables: int, bias: bool) -> None:
+    model = build(tie_embeddings=tie, output_bias=bias)
+    body = size_of(model.encoder) + size_of(model.decoder) + 4 * 16  # two final norms
+    assert size_of(model) == body + tables * 30 * 16 + bias * 30
+    stored = model.state_dict()
+    assert sum(tensor.numel() for tensor in stored.values()) == size_of(model)
+    assert len({tensor.data_ptr() for tensor in stored.values()}) == len(stored)
+    other = build(tie_embeddings=tie, output_bias=bias)
+    other.load_state_dict({name: tensor + 0.01 for name, tensor in stored.items()})
+    assert other.projection()[0][3, 4] == model.projection()[0][3, 4] + 0.01
+
+
+@pytest.mark.parametrize("tie", ["decoder", "all"])
+def test_tied_gradient_is_the_sum_over_the_uses(tie: str) -> None:
+    tied, free = build(tie_embeddings=tie), build(tie_embeddings="none")
+    table = tied.source_embedding.weight
+    own = {name: p for name, p in tied.state_dict().items() if "embedding" not in name}
+    target_table = tied.target_embedding.weight if tie == "decoder" else table
+    uses = {"source_embedding.weight": table, "target_embedding.weight": target_table}
+    free.load_state_dict({**own, **uses, "output_weight": target_table})
+    source, target, pull = ids(2, 4), ids(2, 3), torch.randn(2, 3, 30).double()
+    for model in (tied, free):
+        (model.project(model(source, keep(4, 3), target)) * pull).sum().backward()
+    target_side = free.target_embedding.weight.grad + free.output_weight.grad
+    if tie == "decoder":
+        torch.testing.assert_close(tied.target_embedding.weight.grad, target_side)
+    expected = free.source_embedding.weight.grad + (target_side if tie == "all" else 0)
+    torch.testing.assert_close(table.grad, expected)
+
+
+@pytest.mark.parametrize("tie", ["none", "decoder"])
+def test_depths_and_vocabularies_may_differ(tie: str) -> None:
+    model = build(
+        source_vocab_size=50, target_vocab_size=20, encoder_layers=3, decoder_layers=1, tie_embeddings=tie
+    )
+    assert (len(model.encoder), len(model.decoder)) == (3, 1)
+    source = torch.tensor([[49, 20, 3]])
+    assert logits(model, source, keep(3), torch.tensor([[2, 19]])).shape == (1, 2, 20)
+
+
+def test_output_bias_adds_to_the_logits() -> None:
+    model, source, target = build(output_bias=True), ids(1, 3), ids(1, 2)
+    with_bias = logits(model, source, keep(3), target)
+    bias = model.output_bias.detach().clone()
+    model.output_bias.data.zero_()
+    torch.testing.assert_close(with_bias - bias, logits(model, source, keep(3), target), **DOUBLE)
+    assert bias.abs().min() > 0
+    assert build().projection()[1] is None
+
+
+@pytest.mark.parametrize(("norm", "final_norms"), [("pre", 2), ("post", 0)])
+def test_final_norms_belong_to_pre_norm_alone(norm: str, final_norms: int) -> None:
+    model = build(norm=norm)
+    norms = sum(isinstance(module, nn.LayerNorm) for module in model.modules())
+    assert norms == 2 * 2 + 2 * 3 + final_norms  # two in an encoder layer, three in a decoder layer
+
+
+def test_bos_may_equal_pad() -> None:
+    model, source = build(pad_id=5, bos_id=5, eos_id=0), ids(1, 4).expand(2, 4)
+    target = torch.tensor([[5, 8, 9], [5, 8, 5]])  # the same start; then padding, whose id is BOS's
+    out = logits(model, source, keep(4, 4), target)
+    torch.testing.assert_close(out[0, :2], out[1, :2], **DOUBLE)
+    other = logits(model, source[:1], keep(4), torch.tensor([[6, 8]]))
+    assert (out[0, 1] - other[0, 1]).abs().max() > 1e-3  # the second token does look at BOS
+
+
+@every_kind
+def test_initial_logits_are_neither_flat_nor_wild(kind: dict[str, str]) -> None:
+    torch.manual_seed(0)
+    words = {"source_vocab_size": 600, "target_vocab_size": 600, "max_positions": 64}
+    model = Transformer(ModelConfig(d_model=64, dropout=0.0, **words, **kind)).eval()
+    out = logits(model, ids(8, 20, vocab=600), keep(*[20] * 8), ids(8, 20, vocab=600))
+    assert 0.5 < out.std(dim=-1).mean() < 2
+    guess = nn.functional.cross_entropy(out.flatten(0, 1), ids(160, vocab=600))
+    assert abs(guess.item() - math.log(600)) < 1.5  # nats/token
+
+
+def test_dropout_is_on_in_training_alone() -> None:
+    model, source, target = build(dropout=0.5), ids(1, 4), ids(1, 4)
+    assert torch.equal(logits(model, source, keep(4), target), logits(model, source, keep(4), target))
+    model.train()
+    assert not torch.equal(logits(model, source, keep(4), target), logits(model, source, keep(4), target))
+
+
+# -------------------------------------------------------------------------------- PyTorch's Transformer
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@torch.no_grad()
+def test_whole_model_equals_torch_transformer(norm: str, activation: str) -> None:
+    ours = build(norm=norm, activation=activation, encoder_layers=3, dropout=0.0)
+    options = their_arguments(ours.config)
+    final = norm == "pre"
+
+    def final_norm() -> nn.LayerNorm | None:
+        return nn.LayerNorm(16, dtype=torch.float64) if final else None
+
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(**options), 3, final_norm(), enable_nested_tensor=False
+    )
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**options), 2, final_norm())
+    theirs = nn.Transformer(
+        d_model=16, custom_encoder=encoder, custom_decoder=decoder, batch_first=True
+    ).eval()
+    for mine, other in zip([*ours.encoder, *ours.decoder], [*encoder.layers, *decoder.layers], strict=True):
+        copy_layer(mine, other)
+    if final:
+        encoder.norm.load_state_dict(ours.encoder_norm.state_dict())
+        decoder.norm.load_state_dict(ours.decoder_norm.state_dict())
+
+    source, target, kept = ids(3, 6), ids(3, 5), keep(6, 1, 4)
+
+    def embed(tokens: Tensor) -> Tensor:
+        return ours.source_embedding(tokens) * math.sqrt(16) + sinusoidal_positions(tokens.size(1), 16)
+
+    expected = theirs(
+        embed(source),
+        embed(target),
+        tgt_mask=~torch.ones(5, 5, dtype=torch.bool).tril(),
+        src_key_padding_mask=~kept,
+        memory_key_padding_mask=~kept,
+    )
+    torch.testing.assert_close(ours(source, kept, target), expected, **DOUBLE)
+    torch.testing.assert_close(
+        logits(ours, source, kept, target), expected @ ours.source_embedding.weight.T, **DOUBLE
+    )
