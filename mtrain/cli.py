@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any, NoReturn
 
-import click
 import typer
 
 from mtrain import __version__
 from mtrain.errors import MtrainError, StorageError, UsageError
+
+# ClickException, of click or of the copy that newer versions of Typer bring along.
+_CommandLineError: Any = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     help="Train translation models: tokenize, fit, translate, evaluate.",
@@ -234,8 +236,13 @@ def _prompt() -> Iterator[str]:
 def _output(path: Path | None) -> Iterator[IO[str]]:
     """stdout, or a file that takes its name only when it is complete."""
     if path is None:
-        yield sys.stdout
-        sys.stdout.flush()
+        try:
+            yield sys.stdout
+            sys.stdout.flush()
+        except (
+            BrokenPipeError
+        ):  # whoever read our output has gone: no failure, but Python must not flush at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -292,7 +299,7 @@ def _root(
 def _exit(message: str, code: int) -> NoReturn:
     if _debugging:
         traceback.print_exc()
-    print(f"error: {_visible(message)}", file=sys.stderr)
+    print(f"{'' if code > 128 else 'error: '}{_visible(message)}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -305,14 +312,10 @@ def main(arguments: Iterable[str] | None = None) -> NoReturn:
         sys.exit(code if isinstance(code, int) else 0)
     except MtrainError as error:
         _exit(str(error), error.exit_code)
-    except click.ClickException as error:
+    except _CommandLineError as error:
         _exit(error.format_message(), 2)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         _exit("stopped by SIGINT", 130)
-    except BrokenPipeError:
-        # Whoever read our output has gone; that is no failure. Python must not flush into the void at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except OSError as error:
         _exit(f"{error.filename or 'output'}: {error.strerror or error}", StorageError.exit_code)
     except Exception as error:

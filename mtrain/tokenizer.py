@@ -7,7 +7,7 @@ Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units" (
 import hashlib
 import io
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -58,11 +58,20 @@ def train_tokenizer(
 
 
 def _train_one(config: TokenizerConfig, sentences: Sentences, seed: int, side: str) -> bytes:
+    failures: list[Exception] = []
+
+    def remembering() -> Iterator[str]:
+        try:
+            yield from sentences()
+        except Exception as error:  # SentencePiece would make a RuntimeError of it
+            failures.append(error)
+            raise
+
     def learn(vocab_size: int) -> bytes:
         model = io.BytesIO()
         sentencepiece.set_random_generator_seed(seed % 2**32)
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences()),
+            sentence_iterator=remembering(),
             model_writer=model,
             model_type=config.type,
             vocab_size=vocab_size,
@@ -86,6 +95,8 @@ def _train_one(config: TokenizerConfig, sentences: Sentences, seed: int, side: s
         return learn(config.vocab_size)
     except RuntimeError as error:
         message = str(error)
+    if failures:
+        raise failures[0]
     if "sentences_.empty()" in message:
         raise DataError(f"no text to learn a vocabulary from{side}; check data.train")
     if small := _TOO_SMALL.search(message):

@@ -20,8 +20,9 @@ from mtrain.data.encode import prepare_data
 from mtrain.errors import DataError, DivergedError, ModelError, StorageError, UsageError
 from mtrain.model.loss import LossSums
 from mtrain.tokenizer import Tokenizer
-from mtrain.training import loop
-from mtrain.training.loop import fit, make_optimizer, train_step
+from mtrain.training import loop, step
+from mtrain.training.loop import fit
+from mtrain.training.step import make_optimizer, train_step
 
 
 def read_metrics(run: Path) -> list[dict]:
@@ -134,7 +135,9 @@ def test_four_accumulations_are_one_batch(parts):
         model.load_state_dict(before)
         batches = batches_of(split, data, tokenizer)
         tokens = sum(batch.target_tokens for batch in batches)
-        sums = train_step(model, torch.optim.SGD(model.parameters()), batches, tokens, 1.0, config.training)
+        sums = train_step(
+            model, torch.optim.SGD(model.parameters(), fused=True), batches, tokens, 1.0, config.training
+        )
         changes.append(
             {name: p.detach() - before[name] for name, p in model.named_parameters()} | {"loss": sums.values}
         )
@@ -181,7 +184,7 @@ def test_a_step_that_is_not_finite_changes_nothing(parts):
 
 
 def test_three_steps_in_a_row_that_are_not_finite_end_training(make_config, monkeypatch):
-    real = loop.projected_cross_entropy
+    real = step.projected_cross_entropy
     calls = []
 
     def poisoned(*args):
@@ -191,7 +194,7 @@ def test_three_steps_in_a_row_that_are_not_finite_end_training(make_config, monk
             LossSums(sums.loss * float("nan"), sums.nll, sums.tokens) if len(calls) in (2, 4, 5, 6) else sums
         )
 
-    monkeypatch.setattr(loop, "projected_cross_entropy", poisoned)
+    monkeypatch.setattr(step, "projected_cross_entropy", poisoned)
     config = make_config(
         training={"batch_tokens": 512, "micro_batch_tokens": 512, "max_steps": 20, "log_every": 1}
     )

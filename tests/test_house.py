@@ -12,7 +12,7 @@ FLOORS = [
     ["errors"],
     ["schema"],
     ["config"],
-    ["tokenizer", "model", "device"],
+    ["tokenizer", "model", "device", "storage"],
     ["data", "checkpoint", "decoding.search"],
     ["decoding.translate"],
     ["evaluate"],

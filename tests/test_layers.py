@@ -103,6 +103,15 @@ def test_feed_forward_is_the_formula(activation: str) -> None:
     torch.testing.assert_close(layer(x), expected, **DOUBLE)
 
 
+def test_feed_forward_drops_inner_activations() -> None:
+    layer, x = shaken(FeedForward(config(dropout=0.5))), torch.randn(2, 3, 12).double()
+    torch.manual_seed(0)
+    out = layer(x)
+    torch.manual_seed(0)
+    hidden = Dropout(0.5)(layer.inner(x).relu())
+    torch.testing.assert_close(out, layer.outer(hidden), **DOUBLE)
+
+
 # ----------------------------------------------------------------------------------------------- dropout
 
 
@@ -127,6 +136,10 @@ def test_dropout_keeps_the_right_share_and_scales_it(rate: float) -> None:
     for apart in range(1, 5):
         together = (flat[apart:] * flat[:-apart]).mean().item()
         assert together == pytest.approx((1 - rate) ** 2, abs=8 * deviation)
+
+
+def test_dropout_at_a_rate_next_to_one_drops_nearly_all() -> None:
+    assert Dropout(0.999999)(torch.ones(10_000)).count_nonzero() < 20
 
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (4,), (2, 3), (5, 1, 7), (0, 4)])

@@ -140,6 +140,9 @@ def test_bf16_autocast_is_close_and_keeps_the_types(hidden_type: torch.dtype) ->
     sums.loss.backward()
     assert sums.loss.dtype == sums.nll.dtype == torch.float32
     torch.testing.assert_close(sums.loss, exact, rtol=0.01, atol=0)
+    logits = F.linear(cast.bfloat16(), weight.bfloat16()).float() + bias  # bf16 in the product alone
+    nll = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+    torch.testing.assert_close(sums.nll, nll.detach(), rtol=1e-5, atol=0)
     for tensor, expected in zip((cast, weight, bias), gradients, strict=True):
         assert tensor.grad.dtype == tensor.dtype
         assert (tensor.grad - expected).norm() < 0.02 * expected.norm()

@@ -376,6 +376,21 @@ def test_equals_the_reference(
         assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
 
 
+@pytest.mark.parametrize("length_penalty", [-2.0, -0.5, 0.0, 0.6, 1.0])
+def test_exact_finds_what_never_stopping_finds_and_sooner(length_penalty: float) -> None:
+    steps = []
+    for seed in range(25):
+        script = random_script(seed, 6, 2.0, 1.5)
+
+        def next_log_probs(prefix: tuple[int, ...], script: Script = script) -> list[float]:
+            return torch.tensor(script(0, prefix), dtype=torch.float64).log_softmax(-1).tolist()
+
+        found, model = run(script, [16], beam_size=3, length_penalty=length_penalty, stop="exact")
+        assert_same(found[0], reference(next_log_probs, 3, 9, length_penalty, "never"))
+        steps.append(len(model.fed))
+    assert min(steps) < 9  # of the 9 that the limit allows
+
+
 def test_the_rules_of_the_fuzz_do_differ() -> None:
     results = {stop: [] for stop in STOPS}
     for stop, seed in itertools.product(STOPS, range(30)):

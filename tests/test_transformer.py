@@ -276,6 +276,24 @@ def test_dropout_is_on_in_training_alone() -> None:
     assert not torch.equal(logits(model, source, keep(4), target), logits(model, source, keep(4), target))
 
 
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_embeddings_are_dropped_too(side: str) -> None:
+    model, seen = build(dropout=0.5, d_model=64).train(), []
+    getattr(model, side)[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    logits(model, ids(8, 20), keep(*[20] * 8), ids(8, 20))
+    assert (seen[0] == 0).double().mean().item() == pytest.approx(0.5, abs=0.05)
+
+
+def test_initial_weights_are_xavier_uniform_each_projection_by_itself() -> None:
+    model = Transformer(ModelConfig(source_vocab_size=9, target_vocab_size=9, max_positions=9))
+    attention = model.decoder[0].cross_attention
+    for weight in [*attention.query_key_value.weight.chunk(3), attention.output.weight]:
+        bound = math.sqrt(6 / sum(weight.shape))
+        assert weight.abs().max().item() == pytest.approx(bound, rel=0.01)
+        assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
+    assert all((bias == 0).all() for name, bias in model.named_parameters() if name.endswith("bias"))
+
+
 # -------------------------------------------------------------------------------- PyTorch's Transformer
 
 

@@ -1,16 +1,16 @@
-"""The run folder: what may start or continue in it, its tokenizer, its data, its metrics."""
+"""The run folder: what may start or go on in it, and its tokenizer."""
 
-import json
 import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
-from mtrain.checkpoint import checkpoint_folders, read_state, write_atomically
+from mtrain.checkpoint import checkpoint_folders, read_state
 from mtrain.config import read_yaml_file, to_yaml
 from mtrain.data.encode import read_training_text
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.schema import Config
+from mtrain.storage import write_atomically
 from mtrain.tokenizer import Tokenizer, train_tokenizer
 
 log = logging.getLogger(__name__)
@@ -136,35 +136,3 @@ def _copy_tokenizer(model: Path, folder: Path) -> None:
     if source is None:
         raise ModelError(f"tokenizer.path: {model} is not a model folder: it has no tokenizer/")
     shutil.copytree(source, folder)
-
-
-class Metrics:
-    """`metrics.jsonl`: one JSON object a line, never a step twice."""
-
-    def __init__(self, run_dir: Path, step: int):
-        """Open for appending, cut back to what had happened by `step`."""
-        self.file = run_dir / "metrics.jsonl"
-        if self.file.exists():
-            lines = self.file.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if _step_of(line) <= step]
-            write_atomically(self.file, "".join(f"{line}\n" for line in kept))
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Append a record. NaN and infinity, which JSON lacks, become strings."""
-        with self.file.open("a", encoding="utf-8", newline="\n") as stream:
-            stream.write(json.dumps(_speakable(record)) + "\n")
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")  # a line that a crash cut short
-
-
-def _speakable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _speakable(item) for key, item in value.items()}
-    if isinstance(value, float) and not abs(value) < float("inf"):
-        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
-    return value

@@ -20,7 +20,7 @@ from mtrain.schema import Config
 from mtrain.tokenizer import Tokenizer
 
 
-class Validation(NamedTuple):
+class Scores(NamedTuple):
     """Scores of the present weights."""
 
     nll: float  # nats/token, unsmoothed
@@ -56,7 +56,7 @@ class Validator:
             batches.append(collate(source, target, special.pad, special.bos, rows.tolist()))
         return batches
 
-    def __call__(self, model: Transformer) -> Validation:
+    def __call__(self, model: Transformer) -> Scores:
         """Score the model, which is left in the mode (training or not) that it came in."""
         training = model.training
         model.eval()
@@ -70,7 +70,7 @@ class Validator:
         hypotheses = [translation.text for translation in translator.translate(self.sources)]
         bleu, chrf = score(hypotheses, [self.references], self.metrics)
         model.train(training)
-        return Validation(nll, math.exp(min(nll, 700.0)), bleu.score, chrf.score)
+        return Scores(nll, math.exp(min(nll, 700.0)), bleu.score, chrf.score)
 
     @torch.no_grad()
     def _nll(self, model: Transformer) -> float:

@@ -1,0 +1,97 @@
+"""Files and folders written so that a crash leaves the old or the new, never half of either.
+
+A folder is written under a temporary name beside its place, every file flushed to disk, the manifest (size
+and SHA-256 of each file) last, then renamed. Reading it again verifies the manifest.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from mtrain.errors import ModelError, StorageError
+
+MANIFEST = "manifest.json"
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Replace a small file; a reader sees the old text or the new one."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    temporary.write_text(text, encoding="utf-8", newline="\n")
+    _sync(temporary)
+    temporary.replace(file)
+    _sync(file.parent)
+
+
+def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write files into a temporary folder, then put it in the place of `folder`.
+
+    Raises StorageError, leaving what was there before, if the disk is full or not writable.
+    """
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    old = folder.with_name(f".{folder.name}.old")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        fill(temporary)
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        manifest = {
+            path.relative_to(temporary).as_posix(): {"size": path.stat().st_size, "sha256": _sha256(path)}
+            for path in files
+        }
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        for path in [
+            *files,
+            temporary / MANIFEST,
+            *(p for p in temporary.rglob("*") if p.is_dir()),
+            temporary,
+        ]:
+            _sync(path)
+        if folder.exists():
+            folder.rename(old)
+        temporary.rename(folder)
+        _sync(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise StorageError(f"{folder}: cannot write: {error.strerror or error}") from error
+    except SafetensorError as error:  # its I/O errors come wrapped
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise StorageError(f"{folder}: cannot write: {error}") from error
+
+
+def verify_folder(folder: Path) -> None:
+    """Compare every file with the manifest. Raises ModelError naming the first that differs."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        entries = {name: (entry["size"], entry["sha256"]) for name, entry in manifest.items()}
+    except FileNotFoundError:
+        raise ModelError(f"{folder}: no {MANIFEST}; not a complete checkpoint or model folder") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ModelError(f"{folder / MANIFEST}: damaged") from None
+    for name, (size, digest) in entries.items():
+        file = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts or file.is_symlink():
+            raise ModelError(f"{folder / MANIFEST}: names a file outside its folder: {name}")
+        if not file.is_file():
+            raise ModelError(f"{file}: missing")
+        if file.stat().st_size != size or _sha256(file) != digest:
+            raise ModelError(f"{file}: damaged (its contents do not match {MANIFEST})")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

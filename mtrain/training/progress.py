@@ -1,0 +1,128 @@
+"""What a run tells while it goes: the bar, plain lines where there is no terminal, and metrics.jsonl."""
+
+import json
+import logging
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from mtrain.checkpoint import TrainState
+from mtrain.errors import DivergedError
+from mtrain.storage import write_atomically
+from mtrain.training.step import StepSums
+from mtrain.training.validate import Scores
+
+log = logging.getLogger(__name__)
+
+NONFINITE_STEPS = 3  # in a row; then training has diverged
+
+
+class Progress:
+    """Collects what steps measure, one step late, so that reading never makes the device wait.
+
+    Sums since the last line lie in `state.window`, and so survive an interruption.
+    """
+
+    def __init__(self, run_dir: Path, state: TrainState, total_steps: int | None, quiet: bool):
+        """Open `metrics.jsonl`, cut back to what had happened by `state.step`: no step is in it twice."""
+        self.file, self.state = run_dir / "metrics.jsonl", state
+        if self.file.exists():
+            lines = self.file.read_text(encoding="utf-8").splitlines(keepends=True)
+            write_atomically(self.file, "".join(line for line in lines if _step_of(line) <= state.step))
+        hidden = quiet or not sys.stderr.isatty()
+        self.bar = tqdm(total=total_steps, initial=state.step, unit="step", disable=hidden)
+        self.pending: deque[StepSums] = deque()
+        self.clock = time.perf_counter()
+
+    def restart_clock(self) -> None:
+        """Leave out the time that has passed since the last step."""
+        self.clock = time.perf_counter()
+
+    def add(self, sums: StepSums) -> None:
+        """Note a step that was sent to the device, and read the one before it."""
+        self.pending.append(sums)
+        self.read(keep=1)
+        self._tick()
+        self.bar.update()
+
+    def read(self, keep: int = 0) -> None:
+        """Read what all but the newest `keep` steps measured. Raises DivergedError."""
+        while len(self.pending) > keep:
+            sums = self.pending.popleft()
+            loss, nll, norm, skipped = sums.values.tolist()
+            state, window = self.state, self.state.window
+            for key, value in (("loss", loss), ("nll", nll), ("tokens", sums.tokens)):
+                window[key] = window.get(key, 0.0) + value
+            window["norm"] = norm
+            state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
+            if skipped:
+                state.skipped_steps += 1
+                log.warning("step skipped: loss or gradient is not finite (%d so far)", state.skipped_steps)
+            if state.skipped_in_a_row >= NONFINITE_STEPS:
+                raise DivergedError(
+                    f"diverged: {NONFINITE_STEPS} steps in a row had a loss or gradient that is not finite; "
+                    "lower training.learning_rate or raise training.warmup_steps"
+                )
+
+    def log_step(self, epoch: int, rate: float) -> None:
+        """Write means since the last line: loss and nll in nats/token, speed in target tokens/s (non-pad)."""
+        self.read()
+        state, window = self.state, self.state.window
+        loss, speed = window["loss"] / window["tokens"], window["tokens"] / window["seconds"]
+        self._write(
+            epoch=epoch,
+            loss=loss,
+            nll=window["nll"] / window["tokens"],
+            learning_rate=rate,
+            grad_norm=window["norm"],
+            target_tokens=state.target_tokens_seen,
+            target_tokens_per_second=speed,
+            skipped_steps=state.skipped_steps,
+        )
+        state.window = {}
+        line = f"loss {loss:.3f} nats/token, lr {rate:.2g}, {speed:,.0f} target tokens/s"
+        self.bar.set_postfix_str(line, refresh=False)
+        if self.bar.disable:
+            log.info("step %d, epoch %d: %s", state.step, epoch, line)
+
+    def log_validation(self, scores: Scores, best: bool) -> None:
+        """Write validation scores. Their time counts for the run, not for the speed of its steps."""
+        seconds = self.state.window.get("seconds", 0.0)
+        self._tick()
+        self.state.window["seconds"] = seconds
+        self._write(validation=scores._asdict())
+        log.info(
+            f"step {self.state.step}: validation nll {scores.nll:.3f}, perplexity {scores.perplexity:.2f}, "
+            f"BLEU {scores.bleu:.2f}, chrF {scores.chrf:.2f}{' (best)' if best else ''}"
+        )
+
+    def _tick(self) -> None:
+        now = time.perf_counter()
+        self.state.seconds += now - self.clock
+        self.state.window["seconds"] = self.state.window.get("seconds", 0.0) + now - self.clock
+        self.clock = now
+
+    def _write(self, **record: Any) -> None:
+        record = {"step": self.state.step, **record, "seconds": self.state.seconds, "time": time.time()}
+        with self.file.open("a", encoding="utf-8", newline="\n") as stream:
+            stream.write(json.dumps(_speakable(record)) + "\n")
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")  # a line that a crash cut short
+
+
+def _speakable(value: Any) -> Any:
+    """JSON lacks NaN and infinity: they become strings."""
+    if isinstance(value, dict):
+        return {key: _speakable(item) for key, item in value.items()}
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
+    return value
