@@ -52,16 +52,20 @@ def tokenize(
     run_dir: RunDir = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a tokenizer that is there.")] = False,
     set_: Set = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Learn the subword vocabulary of CONFIG (SentencePiece)."""
     _start(quiet, debug)
     from mtrain.config import load_config
+    from mtrain.data.encode import check_corpora
+    from mtrain.device import resolve_device
     from mtrain.training.run import prepare_tokenizer
 
     loaded = load_config(config, _with_run_dir(set_, run_dir))
+    resolve_device(device)  # learning a vocabulary needs no GPU, but a wrong name is still a mistake
+    check_corpora(loaded.data)
     tokenizer = prepare_tokenizer(loaded, force)
     for file in tokenizer.files:
         print(file)
@@ -118,7 +122,7 @@ def translate(
         raise UsageError("TEXT and --input were both given; give one of them")
     if input_file is not None and str(input_file) != "-":
         _require_file(input_file)
-    from mtrain.decoding.translate import Translator
+    from mtrain.decoding.translate import WINDOW, Translator
 
     overrides = _decoding_overrides(set_, beam_size, length_penalty, batch_tokens)
     translator = Translator.load(model, device, overrides)
@@ -127,11 +131,7 @@ def translate(
     prompting = not text and input_file is None and sys.stdin.isatty()
     lines = text or (_prompt() if prompting else _input_lines(input_file))
     with _output(output_file) as out:
-        found = map(translator.translate_n_best, ([line] for line in lines)) if prompting else None
-        results = (
-            (best for window in found for best in window) if found else translator.translate_lines(lines)
-        )
-        for best in results:
+        for best in translator.translate_lines(lines, window=1 if prompting else WINDOW):
             texts = [translation.text for translation in best[:n_best]]
             out.write("".join(f"{text}\n" for text in texts + [""] * (n_best - len(texts))))
             if prompting:

@@ -71,6 +71,14 @@ def test_budgets_hold_on_both_sides(pairs, batch_tokens, pass_tokens, world):
                 assert len(part) * side[part].max() <= min(batch_tokens, pass_tokens)
 
 
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_pass_is_not_a_token_over_its_budget(world: int):
+    for pass_tokens in range(40, 300):
+        plans, source, _ = plan_all([(2, 2)] * 300, 600, pass_tokens, world)
+        longest = max(len(part) for plan in plans for step in plan.steps for part in step)
+        assert longest * source[0] <= pass_tokens
+
+
 @quick
 @given(lengths, budgets, budgets, worlds)
 def test_tokens_of_a_step_and_padding_are_counted(pairs, batch_tokens, pass_tokens, world):

@@ -95,6 +95,8 @@ def test_unequal_line_counts_are_a_data_error_with_both(mtrain, config_file, tmp
         ),
         (["fit", "{config}", "--set", "model"], 2, "expected section.key=value"),
         (["fit", "{config}", "--device", "tpu"], 2, "no such device"),
+        (["tokenize", "{config}", "--device", "tpu"], 2, "no such device"),
+        (["tokenize", "{config}", "--set", "data.train.target=nowhere.de"], 3, "nowhere.de: no such file"),
         (["fit", "{config}", "--set", "data.train.source=nowhere.en"], 3, "nowhere.en: no such file"),
         (["fit", "{config}", "--set", "tokenizer.vocab_size=9999"], 2, "the largest possible is"),
         (["fit"], 2, "Missing argument 'CONFIG'"),

@@ -70,6 +70,11 @@ def test_vocabulary_of_either_type(trained, kind: str, joint: bool):
     assert all(i > 3 for ids in tokenizer.encode_source(SOURCE) for i in ids)
 
 
+def test_the_two_types_segment_differently(trained):
+    unigram, bpe = (trained(type=kind, vocab_size=480) for kind in TYPES)
+    assert unigram.encode_source(SOURCE) != bpe.encode_source(SOURCE)
+
+
 def test_each_language_learns_its_own_vocabulary(trained):
     tokenizer = trained(joint=False, vocab_size=375)
     listed = [{p.id_to_piece(i) for i in range(len(p))} for p in (tokenizer.source, tokenizer.target)]

@@ -28,7 +28,8 @@ def search(
 
     `source` (B, S) ids that end in EOS; `source_keep` (B, S) True at tokens. The model is in eval mode.
     """
-    limits = (source_keep.sum(1) * config.max_length_ratio + config.max_length_offset).long()  # (B,)
+    lengths = source_keep.sum(1).double()
+    limits = (lengths * config.max_length_ratio + config.max_length_offset).long()  # (B,)
     if model.config.positions == "learned":
         limits = limits.clamp(max=model.config.max_positions)
     if config.beam_size == 1:

@@ -82,11 +82,11 @@ class Translator:
                 results[row] = self._detokenize(found)
         return results
 
-    def translate_lines(self, lines: Iterable[str]) -> Iterator[list[Translation]]:
-        """As `translate_n_best` for a stream of any length, in bounded memory: a window at a time."""
+    def translate_lines(self, lines: Iterable[str], window: int = WINDOW) -> Iterator[list[Translation]]:
+        """As `translate_n_best` for a stream of any length, in bounded memory: `window` lines at a time."""
         iterator = iter(lines)
-        while window := list(islice(iterator, WINDOW)):
-            yield from self.translate_n_best(window)
+        while block := list(islice(iterator, window)):
+            yield from self.translate_n_best(block)
 
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
         """Rows of like length that fit the budget, the longest first; rows of EOS alone are left out."""

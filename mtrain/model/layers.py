@@ -24,7 +24,7 @@ class Dropout(nn.Module):
         if x.device.type != "cpu":
             return F.dropout(x, self.rate)
         draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        threshold = round((self.rate - 0.5) * 65536)
+        threshold = min(round((self.rate - 0.5) * 65536), 32767)
         keep = draws.view(torch.int16)[: x.numel()].view(x.shape) >= threshold
         return x * keep.to(x.dtype).mul_(1 / (1 - self.rate))
 

@@ -29,9 +29,10 @@ def projected_cross_entropy(
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    loss, nll = _ProjectedCrossEntropy.apply(
-        hidden.flatten(0, -2), weight, bias, labels.flatten(), smoothing, dtype
-    )  # type: ignore[no-untyped-call]
+    # Asked here, for inside the function gradients are always off.
+    learning = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    arguments = (hidden.flatten(0, -2), weight, bias, labels.flatten(), smoothing, dtype, learning)
+    loss, nll = _ProjectedCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
     return LossSums(loss, nll, tokens)
 
 
@@ -45,8 +46,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         smoothing: float,
         dtype: torch.dtype,
+        learning: bool,
     ) -> tuple[Tensor, Tensor]:
-        learning = any(ctx.needs_input_grad)
         vocab = weight.size(0)
         weight_cast = weight.to(dtype)
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
@@ -82,4 +83,4 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grads = [None if grad is None else grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors]
-        return grads[0], grads[1], grads[2], None, None, None
+        return (*grads, None, None, None, None)
