@@ -1,6 +1,8 @@
 """Reading a configuration: YAML, then `--set` overrides, then validation, then frozen."""
 
 import re
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,13 +47,31 @@ _YamlLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(no
 
 def parse_yaml(text: str) -> Any:
     """Parse YAML by the 1.2 core schema. Raises yaml.YAMLError."""
-    return yaml.load(text, _YamlLoader)
+    try:
+        return _unshared(yaml.load(text, _YamlLoader), count())
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        raise yaml.YAMLError(f"a value cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _unshared(value: Any, nodes: Iterator[int]) -> Any:
+    """Copy what YAML aliases share, so that an override of one place leaves the others alone."""
+    if next(nodes) > 100_000:
+        raise ValueError("too many values")  # a few lines of nested aliases can stand for billions
+    if isinstance(value, dict):
+        return {key: _unshared(item, nodes) for key, item in value.items()}
+    return [_unshared(item, nodes) for item in value] if isinstance(value, list) else value
 
 
 class _YamlDumper(yaml.SafeDumper):
     """Quotes whatever either YAML version would not read as a string, so that any reader agrees with us."""
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    breaks = any(c in text for c in "\x85\u2028\u2029")  # YAML 1.1 takes them for line ends
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if breaks else None)
+
+
+_YamlDumper.add_representer(str, _represent_text)
 for _tag, _pattern, _first in _CORE_SCHEMA:
     _YamlDumper.add_implicit_resolver(_tag, _pattern, _first)
 

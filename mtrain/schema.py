@@ -4,6 +4,7 @@ The sections are frozen and strict: an unknown key is refused with the nearest r
 """
 
 import difflib
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -41,7 +42,7 @@ class Section(BaseModel):
 class CorpusSpec(Section):
     """What every kind of corpus has."""
 
-    weight: PositiveFloat = Field(1.0, description="times each pair occurs in an epoch; fractions are drawn")
+    weight: float = Field(1.0, ge=0.001, le=1000, description="times each pair occurs in an epoch")
 
 
 class TextCorpus(CorpusSpec):
@@ -145,8 +146,9 @@ class DataConfig(Section):
             return values
         values = dict(values)
         for key in ("train", "validation"):
-            if isinstance(values.get(key), dict) and (key == "train" or _corpus_kind(values[key])):
-                values[key] = [values[key]]
+            value = values.get(key)
+            if isinstance(value, dict) and not any(str(k).startswith("hold") for k in value):
+                values[key] = [value]
         return values
 
 
@@ -171,6 +173,10 @@ class TokenizerConfig(Section):
     def _symbols_are_usable(self) -> Self:
         if len(set(self.symbols)) < len(self.symbols) or any(s.split() != [s] for s in self.symbols):
             raise PydanticCustomError("symbols", "symbols must be distinct, not empty, and without spaces")
+        if taken := [s for s in self.symbols if re.fullmatch(r"<(s|/s|pad|unk|0x[0-9A-F]{2})>", s)]:
+            raise PydanticCustomError(
+                "symbols", "symbols: {symbol} is a piece of its own already", {"symbol": taken[0]}
+            )
         return self
 
 
@@ -208,8 +214,8 @@ class Architecture(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_from_preset(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("preset") in PRESETS:
-            return {**PRESETS[values["preset"]], **values, "preset": None}
+        if isinstance(values, dict) and str(values.get("preset")) in PRESETS:
+            return {**PRESETS[str(values["preset"])], **values, "preset": None}
         return values
 
     @model_validator(mode="after")

@@ -97,7 +97,7 @@ def _train_one(config: TokenizerConfig, sentences: Sentences, seed: int, side: s
         message = str(error)
     if failures:
         raise failures[0]
-    if "sentences_.empty()" in message:
+    if "sentences_.empty()" in message or "all_chars_count" in message:
         raise DataError(f"no text to learn a vocabulary from{side}; check data.train")
     if small := _TOO_SMALL.search(message):
         raise UsageError(

@@ -116,7 +116,7 @@ def test_lowercasing_and_another_tokenizer_are_in_the_signature():
 def test_wrong_choices_name_the_right_ones():
     with pytest.raises(UsageError, match="choose from bleu, chrf, ter"):
         make_metrics(["bleu", "rouge"], "de")
-    with pytest.raises(UsageError, match="choose from .*13a"):
+    with pytest.raises(UsageError, match=r"choose from .*13a"):
         make_metrics(["bleu"], "de", tokenize="moses")
 
 

@@ -25,7 +25,7 @@ class BatchPlan(NamedTuple):
     @property
     def padding(self) -> float:
         """Share of padding among target positions, over all ranks."""
-        return 1 - sum(self.step_tokens) / self.padded_tokens
+        return 1 - sum(self.step_tokens) / self.padded_tokens if self.padded_tokens else 0.0
 
 
 def plan_batches(

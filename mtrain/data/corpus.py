@@ -15,6 +15,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
+import pyarrow as pa
+
 from mtrain.data import Pair
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
@@ -76,6 +78,8 @@ def files_of(corpus: Corpus) -> list[Path]:
         files = [Path(corpus.tsv)]
     elif isinstance(corpus, JsonlCorpus):
         files = [Path(corpus.jsonl)]
+    elif isinstance(corpus, HubCorpus):
+        files = sorted(path for path in Path(corpus.hub).rglob("*") if path.is_file())
     else:
         files = []
     for file in files:
@@ -85,9 +89,9 @@ def files_of(corpus: Corpus) -> list[Path]:
 
 
 def content_hash(corpus: Corpus) -> str:
-    """SHA-256 of what the corpus holds, so that a changed byte is noticed and a moved file is not."""
+    """SHA-256 of what the corpus holds: a changed byte is noticed, a touched file is not."""
     digest = hashlib.sha256()
-    if isinstance(corpus, HubCorpus):
+    if isinstance(corpus, HubCorpus) and not files_of(corpus):
         digest.update(_load_table(corpus)._fingerprint.encode())
     elif isinstance(corpus, ToyCorpus):
         digest.update(json.dumps(toy_pairs(corpus.toy)).encode())
@@ -108,8 +112,8 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
             with gzip.open(path, "rb") as stream:
                 yield cast(IO[bytes], stream)
         elif path.suffix == ".zst":
-            with path.open("rb") as raw, _zstandard(path).ZstdDecompressor().stream_reader(raw) as stream:
-                yield io.BufferedReader(stream)
+            with pa.input_stream(str(path), compression="zstd") as stream:
+                yield cast(IO[bytes], io.BufferedReader(stream))
         else:
             with path.open("rb") as stream:
                 yield stream
@@ -119,16 +123,6 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         raise
     except Exception as error:  # each decompressor also raises kinds of its own
         raise DataError(f"{path}: cannot read: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _zstandard(path: Path) -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise DataError(
-            f"{path}: reading .zst needs the zstandard package; pip install 'mtrain[zstd]'"
-        ) from None
-    return zstandard
 
 
 def read_lines(path: Path) -> Iterator[str | BadPair]:
@@ -200,7 +194,7 @@ def _read_jsonl(corpus: JsonlCorpus) -> Iterator[Pair | BadPair]:
         where = f"{corpus.jsonl}:{number}"
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             yield BadPair(f"{where}: not JSON: {error}")
         else:
             yield _pair_of(record, corpus, where)

@@ -19,6 +19,7 @@ from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, files_of, read_pairs
 from mtrain.errors import DataError, ModelError
 from mtrain.schema import Corpus, DataConfig, Holdout
+from mtrain.storage import write_atomically
 from mtrain.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -94,23 +95,27 @@ def prepare_data(
     }
     stats = [(str(file), file.stat()) for corpus in _training_side(data) for file in files_of(corpus)]
     stamps = _digest([settings, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]])
-    summary_file = folder / "summary.json"
-    summary = json.loads(summary_file.read_text()) if summary_file.exists() else None
-    if summary is None or summary["stamps"] != stamps:
+    summary = _read_summary(folder)
+    fingerprint = summary.get("fingerprint")
+    if summary.get("stamps") != stamps:
         # A touched or copied file has new stamps and the same contents: only contents decide.
         fingerprint = _digest([settings, [content_hash(corpus) for corpus in _training_side(data)]])
-        if expected not in (None, fingerprint):
-            raise ModelError(
-                f"{folder}: the corpus or the tokenizer changed under the checkpoints of this run; "
-                "restore them, or start another run with --run-dir"
-            )
-        if summary is None or summary["fingerprint"] != fingerprint:
-            summary = {"fingerprint": fingerprint, **_encode_all(data, tokenizer, folder, seed)}
-        summary["stamps"] = stamps
-        summary_file.write_text(json.dumps(summary, indent=1))
-    if expected not in (None, summary["fingerprint"]):
-        raise ModelError(f"{folder}: not the data that the checkpoints of this run were trained on")
-    return _load(folder, summary, data)
+    if expected not in (None, fingerprint):
+        raise ModelError(
+            f"{folder}: the corpus or the tokenizer changed under the checkpoints of this run; "
+            "restore them, or start another run with --run-dir"
+        )
+    prepared = _load(folder, summary, data) if summary.get("fingerprint") == fingerprint else None
+    if prepared is None or summary.get("stamps") != stamps:
+        counts = _encode_all(data, tokenizer, folder, seed) if prepared is None else summary
+        summary = {**counts, "fingerprint": fingerprint, "stamps": stamps}
+        write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+        prepared = _load(folder, summary, data)
+    assert prepared is not None
+    drops = ", ".join(f"{count:,} {reason}" for reason, count in summary["dropped"].items()) or "none"
+    training, validation = f"{len(prepared.train):,}", f"{len(prepared.validation):,}"
+    log.info("data: %s training pairs (dropped: %s), %s validation pairs", training, drops, validation)
+    return prepared
 
 
 def _training_side(data: DataConfig) -> list[Corpus]:
@@ -121,16 +126,29 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _load(folder: Path, summary: dict[str, Any], data: DataConfig) -> PreparedData:
-    weights = np.repeat([corpus.weight for corpus in data.train], summary["kept"])
-    with (folder / "validation.jsonl").open(encoding="utf-8", newline="\n") as lines:
-        validation = [Pair(*json.loads(line)) for line in lines]
-    drops = ", ".join(f"{count:,} {reason}" for reason, count in summary["dropped"].items()) or "none"
-    log.info(
-        "data: %s training pairs (dropped: %s), %s validation pairs",
-        f"{sum(summary['kept']):,}", drops, f"{len(validation):,}",
-    )  # fmt: skip
-    return PreparedData(EncodedCorpus(folder / "train.arrow", weights), validation, summary["fingerprint"])
+def _read_summary(folder: Path) -> dict[str, Any]:
+    """What an earlier encoding left; empty if there was none or it is damaged."""
+    try:
+        summary = json.loads((folder / "summary.json").read_bytes())
+        return summary if {"kept", "dropped", "validation", "fingerprint", "stamps"} <= summary.keys() else {}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _load(folder: Path, summary: dict[str, Any], data: DataConfig) -> PreparedData | None:
+    """The encoded data of a folder; None if a file is missing or is not what the summary counts."""
+    try:
+        weights = np.repeat([corpus.weight for corpus in data.train], summary["kept"])
+        train = EncodedCorpus(folder / "train.arrow", weights)
+        with (folder / "validation.jsonl").open(encoding="utf-8", newline="\n") as lines:
+            validation = [Pair(*json.loads(line)) for line in lines]
+    except (OSError, ValueError, TypeError) as error:
+        log.warning("%s: damaged, so the corpus is encoded again (%s)", folder, error)
+        return None
+    if (len(train), len(validation)) != (sum(summary["kept"]), summary["validation"]):
+        log.warning("%s: incomplete, so the corpus is encoded again", folder)
+        return None
+    return PreparedData(train, validation, summary["fingerprint"])
 
 
 def _encode_all(data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: int) -> dict[str, Any]:
@@ -161,7 +179,7 @@ def _encode_all(data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: int)
             ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "the corpora are empty"
         )
         raise DataError(f"no training pair is left; dropped: {reasons}")
-    return {"kept": kept, "dropped": dict(dropped)}
+    return {"kept": kept, "dropped": dict(dropped), "validation": len(validation)}
 
 
 def _draw_holdout(pairs: Iterable[Pair], count: int, seed: int) -> list[Pair]:
