@@ -1,18 +1,16 @@
 """The command line: parse, call one function, print. Heavy imports live inside the commands."""
 
-import logging
-import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from mtrain import __version__
 from mtrain.errors import MtrainError, StorageError, UsageError
+from mtrain.terminal import input_lines, log_to_stderr, output, prompt, require_file, visible
 
 # ClickException, of click or of the copy that newer versions of Typer bring along.
 _CommandLineError: Any = typer.BadParameter.__mro__[2]
@@ -25,32 +23,46 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the config; repeatable."),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug messages.")]
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.", show_default=False)]
 ModelFolder = Annotated[
     Path, typer.Argument(metavar="MODEL", help="A run or model folder.", show_default=False)
 ]
-RunDir = Annotated[str | None, typer.Option("--run-dir", metavar="DIR", help="Use this run folder.")]
+Texts = Annotated[list[str] | None, typer.Argument(help="Sentences to translate.", show_default=False)]
+RunDir = Annotated[str | None, typer.Option(metavar="DIR", help="Use this run folder.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a tokenizer that is there.")]
+Resume = Annotated[
+    str, typer.Option(metavar="auto|never|CHECKPOINT", help="Go on with an earlier run, or not.")
+]
+Input = Annotated[Path | None, typer.Option("-i", "--input", metavar="FILE|-", help="Lines to translate.")]
+Output = Annotated[
+    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write here, not to stdout.")
+]
+NBest = Annotated[int, typer.Option(min=1, max=128, help="Translations printed for each line.")]
 BeamSize = Annotated[
     int | None, typer.Option(min=1, max=128, help="Hypotheses kept at each step; 1: greedy.")
 ]
-LengthPenalty = Annotated[
-    float | None, typer.Option(min=-10, max=10, help="Scores are log-probability / length ** this.")
-]
+LengthPenalty = Annotated[float | None, typer.Option(help="Scores are log-probability / length ** this.")]
 BatchTokens = Annotated[int | None, typer.Option(min=1, help="Padded source tokens x beams of a batch.")]
+Source = Annotated[Path | None, typer.Option(metavar="FILE", help="Lines to translate and score.")]
+Reference = Annotated[list[Path] | None, typer.Option(metavar="FILE", help="References; repeatable.")]
+Hypotheses = Annotated[Path | None, typer.Option(metavar="FILE", help="Score these, not the model's.")]
+Metrics = Annotated[str, typer.Option(help="Any of bleu, chrf, ter, with commas.")]
+Lowercase = Annotated[bool, typer.Option("--lowercase", help="Ignore case.")]
+BleuTokenize = Annotated[str | None, typer.Option(help="sacreBLEU tokenizer, if not the target language's.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a config key.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug messages.")]
 
 
 @app.command()
 def tokenize(
     config: ConfigFile,
     run_dir: RunDir = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a tokenizer that is there.")] = False,
+    force: Force = False,
     set_: Set = None,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -75,9 +87,7 @@ def tokenize(
 def fit(
     config: ConfigFile,
     run_dir: RunDir = None,
-    resume: Annotated[
-        str, typer.Option(metavar="auto|never|CHECKPOINT", help="Continue an earlier run, or refuse to.")
-    ] = "auto",
+    resume: Resume = "auto",
     set_: Set = None,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -96,19 +106,11 @@ def fit(
 @app.command()
 def translate(
     model: ModelFolder,
-    text: Annotated[
-        list[str] | None, typer.Argument(help="Sentences to translate.", show_default=False)
-    ] = None,
-    input_file: Annotated[
-        Path | None, typer.Option("-i", "--input", metavar="FILE|-", help="Translate the lines of a file.")
-    ] = None,
-    output_file: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write here, not to stdout.")
-    ] = None,
+    text: Texts = None,
+    input_file: Input = None,
+    output_file: Output = None,
     beam_size: BeamSize = None,
-    n_best: Annotated[
-        int, typer.Option(min=1, max=128, help="Print this many translations of each line.")
-    ] = 1,
+    n_best: NBest = 1,
     length_penalty: LengthPenalty = None,
     batch_tokens: BatchTokens = None,
     set_: Set = None,
@@ -121,7 +123,7 @@ def translate(
     if text and input_file:
         raise UsageError("TEXT and --input were both given; give one of them")
     if input_file is not None and str(input_file) != "-":
-        _require_file(input_file)
+        require_file(input_file)
     from mtrain.decoding.translate import WINDOW, Translator
 
     overrides = _decoding_overrides(set_, beam_size, length_penalty, batch_tokens)
@@ -129,8 +131,8 @@ def translate(
     if n_best > translator.decoding.beam_size:
         raise UsageError(f"--n-best {n_best} needs a --beam-size of {n_best} or more")
     prompting = not text and input_file is None and sys.stdin.isatty()
-    lines = text or (_prompt() if prompting else _input_lines(input_file))
-    with _output(output_file) as out:
+    lines = text or (prompt() if prompting else input_lines(input_file))
+    with output(output_file) as out:
         for best in translator.translate_lines(lines, window=1 if prompting else WINDOW):
             texts = [translation.text for translation in best[:n_best]]
             out.write("".join(f"{text}\n" for text in texts + [""] * (n_best - len(texts))))
@@ -141,19 +143,13 @@ def translate(
 @app.command()
 def evaluate(
     model: ModelFolder,
-    source: Annotated[Path | None, typer.Option(metavar="FILE", help="Source lines to translate.")] = None,
-    reference: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Reference translations; repeatable.")
-    ] = None,
-    hypotheses: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Score these translations instead of the model's.")
-    ] = None,
-    metrics: Annotated[str, typer.Option(help="Any of bleu, chrf, ter, with commas.")] = "bleu,chrf,ter",
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
-    bleu_tokenize: Annotated[
-        str | None, typer.Option(help="sacreBLEU tokenizer; by default the target language's.")
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    source: Source = None,
+    reference: Reference = None,
+    hypotheses: Hypotheses = None,
+    metrics: Metrics = "bleu,chrf,ter",
+    lowercase: Lowercase = False,
+    bleu_tokenize: BleuTokenize = None,
+    json_: Json = False,
     beam_size: BeamSize = None,
     length_penalty: LengthPenalty = None,
     batch_tokens: BatchTokens = None,
@@ -168,7 +164,7 @@ def evaluate(
         raise UsageError("give --reference with either --source or --hypotheses, or none of them")
     for file in (source, hypotheses, *(reference or [])):
         if file is not None:
-            _require_file(file)
+            require_file(file)
     import json
     from dataclasses import asdict
 
@@ -205,80 +201,13 @@ def _decoding_overrides(
     return [*(overrides or []), *options]
 
 
-def _require_file(path: Path) -> None:
-    from mtrain.errors import DataError
-
-    if not path.is_file():
-        raise DataError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
-
-
-def _input_lines(path: Path | None) -> Iterator[str]:
-    from mtrain.data.corpus import clean_lines, decode_lines, read_lines
-
-    if path is None or str(path) == "-":
-        return clean_lines(decode_lines(sys.stdin.buffer, "<stdin>"))
-    return clean_lines(read_lines(path))
-
-
-def _prompt() -> Iterator[str]:
-    import readline  # noqa: F401  (line editing and history for input())
-
-    print("Type a sentence and Enter; Ctrl-D ends.", file=sys.stderr)
-    while True:
-        try:
-            yield input("> ")
-        except EOFError:
-            print(file=sys.stderr)
-            return
-
-
-@contextmanager
-def _output(path: Path | None) -> Iterator[IO[str]]:
-    """stdout, or a file that takes its name only when it is complete."""
-    if path is None:
-        try:
-            yield sys.stdout
-            sys.stdout.flush()
-        except (
-            BrokenPipeError
-        ):  # whoever read our output has gone: no failure, but Python must not flush at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as stream:
-            yield stream
-        temporary.replace(path)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot write: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 _debugging = False
 
 
 def _start(quiet: bool, debug: bool) -> None:
-    """Send log messages to stderr, around any progress bar."""
     global _debugging
     _debugging = debug
-    from tqdm import tqdm
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            prefix = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-            tqdm.write(prefix + _visible(self.format(record)), file=sys.stderr)
-
-    logger = logging.getLogger("mtrain")
-    logger.handlers = [Handler()]
-    logger.setLevel(logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO)
-    if quiet or not sys.stderr.isatty():
-        os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
-
-
-def _visible(text: str) -> str:
-    """Text from files may hold control characters; a terminal must not obey them."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    log_to_stderr(quiet, debug)
 
 
 def _version(value: bool) -> None:
@@ -299,7 +228,7 @@ def _root(
 def _exit(message: str, code: int) -> NoReturn:
     if _debugging:
         traceback.print_exc()
-    print(f"{'' if code > 128 else 'error: '}{_visible(message)}", file=sys.stderr)
+    print(f"{'' if code > 128 else 'error: '}{visible(message)}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -75,9 +75,9 @@ def test_same_seed_same_run_other_seed_other_run(make_config):
 @pytest.mark.parametrize(
     ("model", "tokenizer"),
     [
-        ({"norm": "post", "positions": "learned", "activation": "gelu"}, {}),
+        ({"norm": "post", "positions": "learned", "activation": "gelu", "tie_embeddings": "decoder"}, {}),
         ({"positions": "rotary", "activation": "swiglu", "tie_embeddings": "none"}, {"joint": False}),
-        ({"positions": "sinusoidal_interleaved", "activation": "silu", "norm": "pre"}, {"type": "bpe"}),
+        ({"positions": "sinusoidal_interleaved", "activation": "silu"}, {"type": "bpe"}),
         ({"encoder_layers": 3, "decoder_layers": 1, "preset": "tiny", "dropout": 0.0}, {"symbols": ["<bt>"]}),
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ FLOORS = [
     ["data", "checkpoint", "decoding.search"],
     ["decoding.translate"],
     ["evaluate"],
-    ["training"],
+    ["training", "terminal"],
     ["cli"],
     ["__main__"],
 ]

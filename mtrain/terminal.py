@@ -1,0 +1,82 @@
+"""Where lines come from and go to: files, pipes, a prompt, and the log on stderr."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from mtrain.errors import DataError, StorageError
+
+
+def require_file(path: Path) -> None:
+    """Raise DataError if the path is no file, before any work is done."""
+    if not path.is_file():
+        raise DataError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+
+
+def input_lines(path: Path | None) -> Iterator[str]:
+    """Lines of a file, or of stdin for None and `-`. Raises DataError at the first that is not clean text."""
+    from mtrain.data.corpus import clean_lines, decode_lines, read_lines
+
+    if path is None or str(path) == "-":
+        return clean_lines(decode_lines(sys.stdin.buffer, "<stdin>"))
+    return clean_lines(read_lines(path))
+
+
+def prompt() -> Iterator[str]:
+    """Lines as they are typed, with editing and history, until Ctrl-D."""
+    import readline  # noqa: F401  (input() then offers both)
+
+    print("Type a sentence and Enter; Ctrl-D ends.", file=sys.stderr)
+    while True:
+        try:
+            yield input("> " if sys.stdout.isatty() else "")  # a redirected stdout gets results alone
+        except EOFError:
+            print(file=sys.stderr)
+            return
+
+
+@contextmanager
+def output(path: Path | None) -> Iterator[IO[str]]:
+    """stdout, or a file that takes its name only when it is complete."""
+    if path is None:
+        try:
+            yield sys.stdout
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read our output has gone: no failure, but Python must not flush to them at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as stream:
+            yield stream
+        temporary.replace(path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot write: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def log_to_stderr(quiet: bool, debug: bool) -> None:
+    """Send log messages to stderr, around any progress bar; `quiet` leaves out all but warnings."""
+    from tqdm import tqdm
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            prefix = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+            tqdm.write(prefix + visible(self.format(record)), file=sys.stderr)
+
+    logger = logging.getLogger("mtrain")
+    logger.handlers = [Handler()]
+    logger.setLevel(logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO)
+    if quiet or not sys.stderr.isatty():
+        os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+
+
+def visible(text: str) -> str:
+    """Text from files may hold control characters; a terminal must not obey them."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)

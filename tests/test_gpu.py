@@ -1,0 +1,43 @@
+"""The same on a GPU as on the CPU."""
+
+import copy
+
+import pytest
+import torch
+from conftest import PAIRS
+from test_fit import batches_of, go, losses, parts  # noqa: F401  (parts is a fixture)
+
+from mtrain import Translator
+from mtrain.training.step import make_optimizer, train_step
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+def test_a_step_gives_the_same_loss_and_weights(parts):  # noqa: F811
+    config, model, data, tokenizer = parts
+    batches = batches_of([[0, 1, 2], [3, 4]], data, tokenizer)
+    tokens = sum(batch.target_tokens for batch in batches)
+    results = {}
+    for device in ("cpu", "cuda"):
+        moved = copy.deepcopy(model).float().to(device)
+        recipe = config.training.model_copy(update={"precision": "fp32"})
+        sums = train_step(moved, make_optimizer(moved, recipe), batches, tokens, 0.001, recipe)
+        results[device] = [sums.values.cpu(), *(p.detach().cpu() for p in moved.parameters())]
+    for ours, theirs in zip(results["cpu"], results["cuda"], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_translations_are_those_of_the_cpu(run_dir, precision):
+    translator = Translator.load(run_dir, "cuda", [f"decoding.precision={precision}"])
+    assert [t.text for t in translator.translate([source for source, _ in PAIRS])] == [
+        pair[1] for pair in PAIRS
+    ]
+
+
+def test_a_run_trains_in_bf16_and_goes_on(make_config, monkeypatch):
+    monkeypatch.setattr("mtrain.training.loop.resolve_device", lambda _: torch.device("cuda"))
+    run = go(make_config())
+    go(make_config(training={"max_steps": 40}))
+    history = losses(run)
+    assert history[-1][0] == 40 and history[-1][3] < history[0][3]
