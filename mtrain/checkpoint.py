@@ -4,11 +4,12 @@ Tensors are safetensors and the rest is JSON or YAML; nothing is ever pickled.
 """
 
 import json
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +22,8 @@ from mtrain.model.transformer import Transformer
 from mtrain.schema import Config, ModelFolderConfig
 from mtrain.storage import verify_folder, write_atomically, write_folder
 from mtrain.tokenizer import Tokenizer, model_config
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -111,9 +114,16 @@ def save_checkpoint(
     return folder
 
 
-def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
+class Checkpoint(NamedTuple):
+    """A verified checkpoint."""
+
+    folder: Path
+    state: TrainState
+
+
+def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Restore weights, optimizer and generators in place. Raises ModelError if anything is amiss."""
-    state = read_state(folder)
+    folder = checkpoint.folder
     load_weights(model, folder / "model.safetensors")
     tensors = _load_tensors(folder / "optimizer.safetensors")
     for name, parameter in model.named_parameters():
@@ -121,15 +131,24 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         if absent := [key for key in keys.values() if key not in tensors]:
             raise ModelError(f"{folder / 'optimizer.safetensors'}: tensors missing: {absent}")
         optimizer.state[parameter] = {key: tensors[full].to(parameter.device) for key, full in keys.items()}
-    restore_rng(state.rng)
-    return state
+    restore_rng(checkpoint.state.rng)
 
 
-def read_state(folder: Path) -> TrainState:
+def set_newer_aside(checkpoint: Checkpoint) -> None:
+    """Rename later checkpoints, damaged or no longer wanted, so that none is taken for the newest."""
+    for folder in checkpoint_folders(checkpoint.folder.parent.parent):
+        if folder.name > checkpoint.folder.name:
+            log.warning("%s: set aside as superseded-%s", folder, folder.name)
+            aside = folder.with_name(f"superseded-{folder.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
     """Verify a checkpoint and read its state. Raises ModelError if it is damaged."""
     verify_folder(folder)
     try:
-        return TrainState(**json.loads((folder / "state.json").read_bytes()))
+        return Checkpoint(folder, TrainState(**json.loads((folder / "state.json").read_bytes())))
     except (OSError, ValueError, TypeError) as error:
         raise ModelError(f"{folder / 'state.json'}: not the state of a checkpoint: {error}") from None
 

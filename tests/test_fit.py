@@ -334,6 +334,18 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_serves(make_confi
     assert [step for step, *_ in losses(run)] == [2, 4, 6, 8, 10, 12, 14]
 
 
+def test_going_back_to_an_older_checkpoint_sets_the_newer_ones_aside(make_config):
+    run = go(make_config(training={"max_steps": 12}))
+    first = losses(run)
+    older = run / "checkpoints/step-00000004"
+    go(make_config(training={"max_steps": 12}), resume=str(older))
+    assert losses(run) == first and last_checkpoint(run).name == "step-00000012"
+    names = {folder.name for folder in (run / "checkpoints").iterdir() if folder.is_dir()}
+    assert names >= {"superseded-step-00000008", "superseded-step-00000012", "step-00000008", "step-00000012"}
+    with pytest.raises(ModelError, match="no such checkpoint in"):
+        go(make_config("another"), resume=str(older))
+
+
 def test_no_valid_checkpoint_is_an_error(make_config):
     run = go(make_config())
     for folder in (run / "checkpoints").glob("step-*"):

@@ -2,12 +2,20 @@
 
 import logging
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from mtrain.checkpoint import TrainState, load_checkpoint, read_state, save_checkpoint, save_model_folder
+from mtrain.checkpoint import (
+    Checkpoint,
+    TrainState,
+    load_checkpoint,
+    save_checkpoint,
+    save_model_folder,
+    set_newer_aside,
+)
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan, Rows, plan_batches
 from mtrain.data.encode import PreparedData, check_corpora, prepare_data
@@ -40,7 +48,7 @@ def fit(config: Config, resume: str = "auto", device: str = "auto", quiet: bool 
     keep_freed_memory()
     checkpoint = open_run(config, resume)
     tokenizer = prepare_tokenizer(config)
-    expected = read_state(checkpoint).data_fingerprint if checkpoint else None
+    expected = checkpoint.state.data_fingerprint if checkpoint else None
     data = prepare_data(config.data, tokenizer, Path(config.run_dir) / "data", config.seed, expected)
     with StopSignal() as stop:
         _Trainer(config, tokenizer, data, place, checkpoint, quiet).run(stop)
@@ -61,7 +69,7 @@ class _Trainer:
         tokenizer: Tokenizer,
         data: PreparedData,
         device: torch.device,
-        checkpoint: Path | None,
+        checkpoint: Checkpoint | None,
         quiet: bool,
     ):
         self.config, self.recipe, self.tokenizer, self.data = config, config.training, tokenizer, data
@@ -73,8 +81,10 @@ class _Trainer:
         self.optimizer = make_optimizer(self.model, self.recipe)
         self.state = TrainState(data_fingerprint=data.fingerprint)
         if checkpoint is not None:
-            self.state = load_checkpoint(checkpoint, self.model, self.optimizer)
-            log.info("going on from %s", checkpoint)
+            self.state = checkpoint.state
+            load_checkpoint(checkpoint, self.model, self.optimizer)
+            set_newer_aside(checkpoint)
+            log.info("going on from %s", checkpoint.folder)
         self.validator = Validator(data.validation, config, tokenizer, device)
         self.total_steps = self._planned_steps()
         self.progress = Progress(self.run_dir, self.state, self.total_steps, quiet)
@@ -123,6 +133,7 @@ class _Trainer:
                 self.state.epoch, self.state.next_batch = (epoch + 1, 0) if last else (epoch, index + 1)
                 yield _Step(epoch + 1, plan.steps[index], plan.step_tokens[index])
 
+    @lru_cache(maxsize=1)  # noqa: B019  (one trainer lives as long as the process)
     def _plan(self, epoch: int) -> BatchPlan:
         corpus, recipe = self.data.train, self.recipe
         lengths, budgets = (

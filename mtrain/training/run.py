@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from mtrain.checkpoint import checkpoint_folders, read_state
+from mtrain.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
 from mtrain.config import read_yaml_file, to_yaml
 from mtrain.data.encode import read_training_text
 from mtrain.errors import ModelError, StorageError, UsageError
@@ -31,7 +31,7 @@ _MAY_CHANGE = (
 )
 
 
-def open_run(config: Config, resume: str) -> Path | None:
+def open_run(config: Config, resume: str) -> Checkpoint | None:
     """Make or enter the run folder, and choose the checkpoint to continue from; None to start afresh.
 
     `resume` is `auto` (the newest valid one), `never`, or the path of a checkpoint. Writes `config.yaml`.
@@ -48,10 +48,9 @@ def open_run(config: Config, resume: str) -> Path | None:
         raise UsageError(f"{run_dir}: has checkpoints, and --resume never was given; give another --run-dir")
     chosen = None
     if resume not in ("auto", "never"):
-        chosen = Path(resume)
-        if not chosen.is_dir():
-            raise ModelError(f"--resume {resume}: no such checkpoint")
-        read_state(chosen)
+        if Path(resume).resolve() not in [folder.resolve() for folder in checkpoints]:
+            raise ModelError(f"--resume {resume}: no such checkpoint in {run_dir}")
+        chosen = open_checkpoint(Path(resume))
     elif checkpoints:
         chosen = _newest_valid(checkpoints)
     if chosen is not None:
@@ -63,11 +62,10 @@ def open_run(config: Config, resume: str) -> Path | None:
     return chosen
 
 
-def _newest_valid(checkpoints: list[Path]) -> Path:
+def _newest_valid(checkpoints: list[Path]) -> Checkpoint:
     for folder in reversed(checkpoints):
         try:
-            read_state(folder)
-            return folder
+            return open_checkpoint(folder)
         except ModelError as error:
             log.warning("%s; trying the one before it", error)
     raise ModelError(f"{checkpoints[0].parent}: no checkpoint is valid; start another run with --run-dir")
