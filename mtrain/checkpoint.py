@@ -7,20 +7,20 @@ import json
 import logging
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mtrain.config import S, override, read_yaml_file, to_yaml, validate
+from mtrain.config import SectionT, override, read_yaml_file, to_yaml, validate
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.schema import Config, ModelFolderConfig
-from mtrain.storage import verify_folder, write_atomically, write_folder
+from mtrain.storage import MANIFEST, verify_folder, write_atomically, write_folder
 from mtrain.tokenizer import Tokenizer, model_config
 
 log = logging.getLogger(__name__)
@@ -42,25 +42,25 @@ class TrainState:
     skipped_in_a_row: int = 0
     window: dict[str, float] = field(default_factory=dict)  # sums since the last line of metrics.jsonl
     data_fingerprint: str = ""
-    rng: dict[str, Any] = field(default_factory=dict)
+    rng: dict[str, str] = field(default_factory=dict)
 
 
-def rng_state() -> dict[str, Any]:
-    """The state of every generator that training draws from: PyTorch's, on the CPU and each GPU."""
+def rng_state(device: torch.device) -> dict[str, str]:
+    """The state of the generators that training draws from: PyTorch's, of the CPU and of the device."""
     states = {"cpu": torch.get_rng_state()}
-    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        states[f"cuda:{i}"] = torch.cuda.get_rng_state(i)
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
     return {name: state.numpy().tobytes().hex() for name, state in states.items()}
 
 
-def restore_rng(states: dict[str, Any]) -> None:
-    """Undo `rng_state`. Generators of devices that are not there are left out."""
+def restore_rng(states: dict[str, str], device: torch.device) -> None:
+    """Undo `rng_state`, as far as the run is on a device of the same kind."""
     for name, state in states.items():
         tensor = torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8)
         if name == "cpu":
             torch.set_rng_state(tensor)
-        elif torch.cuda.is_available() and int(name.partition(":")[2]) < torch.cuda.device_count():
-            torch.cuda.set_rng_state(tensor, name)
+        elif device.type == name:
+            torch.cuda.set_rng_state(tensor, device)
 
 
 def _load_tensors(file: Path) -> dict[str, Tensor]:
@@ -96,7 +96,7 @@ def save_checkpoint(
     run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainState, keep: int
 ) -> Path:
     """Write `checkpoints/step-NNNNNNNN`, then the index; prune all but the newest `keep` and the best."""
-    state.rng = rng_state()
+    state.rng = rng_state(next(model.parameters()).device)
 
     def fill(folder: Path) -> None:
         save_file(model.state_dict(), folder / "model.safetensors")
@@ -131,7 +131,7 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
         if absent := [key for key in keys.values() if key not in tensors]:
             raise ModelError(f"{folder / 'optimizer.safetensors'}: tensors missing: {absent}")
         optimizer.state[parameter] = {key: tensors[full].to(parameter.device) for key, full in keys.items()}
-    restore_rng(checkpoint.state.rng)
+    restore_rng(checkpoint.state.rng, next(model.parameters()).device)
 
 
 def set_newer_aside(checkpoint: Checkpoint) -> None:
@@ -147,10 +147,14 @@ def set_newer_aside(checkpoint: Checkpoint) -> None:
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Verify a checkpoint and read its state. Raises ModelError if it is damaged."""
     verify_folder(folder)
+    file = folder / "state.json"
     try:
-        return Checkpoint(folder, TrainState(**json.loads((folder / "state.json").read_bytes())))
-    except (OSError, ValueError, TypeError) as error:
-        raise ModelError(f"{folder / 'state.json'}: not the state of a checkpoint: {error}") from None
+        values = json.loads(file.read_bytes())
+        if differing := {item.name for item in fields(TrainState)} ^ values.keys():
+            raise ModelError(f"{file}: missing or unknown: {', '.join(sorted(differing))}")
+        return Checkpoint(folder, TrainState(**values))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{file}: not the state of a checkpoint: {error}") from None
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -164,25 +168,41 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 # ------------------------------------------------------------------------------------------ model folders
 
 
-def save_model_folder(folder: Path, model: Transformer, config: Config, tokenizer: Tokenizer) -> None:
-    """Write all that a translator needs: config.yaml, model.safetensors, tokenizer/, manifest.json."""
+def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: Tokenizer) -> None:
+    """Make `RUN/model` the best checkpoint's weights with all that a translator needs, if it is not so."""
+    if state.best_step is None:
+        return
+    weights = run_dir / "checkpoints" / f"step-{state.best_step:08d}" / "model.safetensors"
+    if weights.exists():
+        contents = to_yaml(_folder_config(config, tokenizer))
+        if not _is_published(run_dir / "model", weights, contents):
+            save_model_folder(run_dir / "model", weights, contents, tokenizer)
+
+
+def _is_published(folder: Path, weights: Path, contents: str) -> bool:
+    try:
+        entries = [json.loads((place / MANIFEST).read_bytes()) for place in (folder, weights.parent)]
+        same = entries[0]["model.safetensors"] == entries[1]["model.safetensors"]
+        return same and (folder / "config.yaml").read_text(encoding="utf-8") == contents
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def save_model_folder(folder: Path, weights: Path, contents: str, tokenizer: Tokenizer) -> None:
+    """Write config.yaml with `contents`, a copy of `weights`, and tokenizer/."""
 
     def fill(temporary: Path) -> None:
-        (temporary / "config.yaml").write_text(
-            to_yaml(_folder_config(config, tokenizer)), encoding="utf-8", newline="\n"
-        )
-        save_file(model.state_dict(), temporary / "model.safetensors")
+        (temporary / "config.yaml").write_text(contents, encoding="utf-8", newline="\n")
+        shutil.copyfile(weights, temporary / "model.safetensors")
         (temporary / "tokenizer").mkdir()
         for file in tokenizer.files:
-            shutil.copyfile(file, temporary / "tokenizer" / file.name)
-            vocabulary = file.with_suffix(".vocab")
-            shutil.copyfile(vocabulary, temporary / "tokenizer" / vocabulary.name)
+            for part in (file, file.with_suffix(".vocab")):
+                shutil.copyfile(part, temporary / "tokenizer" / part.name)
 
     write_folder(folder, fill)
 
 
-@dataclass(frozen=True)
-class LoadedModel:
+class LoadedModel(NamedTuple):
     """A model in eval mode with its tokenizer and settings."""
 
     model: Transformer
@@ -221,7 +241,7 @@ def _load_folder(folder: Path, overrides: Sequence[str]) -> LoadedModel:
     return _build(config, Tokenizer(folder / "tokenizer"), folder / "model.safetensors", overrides)
 
 
-def _read_config(file: Path, section: type[S]) -> S:
+def _read_config(file: Path, section: type[SectionT]) -> SectionT:
     try:
         return validate(section, read_yaml_file(file), str(file))
     except UsageError as error:  # of the folder, not of the user
@@ -233,6 +253,8 @@ def _build(
 ) -> LoadedModel:
     raw = config.model_dump(mode="json")
     for assignment in overrides:
+        if not assignment.startswith("decoding."):
+            raise UsageError(f"--set {assignment}: of a trained model only decoding.* can be set")
         override(raw, assignment)
     config = validate(ModelFolderConfig, raw, "--set")
     sizes = (tokenizer.source_vocab_size, tokenizer.target_vocab_size)

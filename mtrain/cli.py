@@ -10,14 +10,13 @@ import typer
 
 from mtrain import __version__
 from mtrain.errors import MtrainError, StorageError, UsageError
-from mtrain.terminal import input_lines, log_to_stderr, output, prompt, require_file, visible
+from mtrain.terminal import input_lines, log_to_stderr, output, prompt, require_file, require_unicode, visible
 
 # ClickException, of click or of the copy that newer versions of Typer bring along.
 _CommandLineError: Any = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     help="Train translation models: tokenize, fit, translate, evaluate.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -73,14 +72,14 @@ def tokenize(
     from mtrain.config import load_config
     from mtrain.data.encode import check_corpora
     from mtrain.device import resolve_device
-    from mtrain.training.run import prepare_tokenizer
+    from mtrain.training.run import tokenize as make_tokenizer
 
     loaded = load_config(config, _with_run_dir(set_, run_dir))
     resolve_device(device)  # learning a vocabulary needs no GPU, but a wrong name is still a mistake
     check_corpora(loaded.data)
-    tokenizer = prepare_tokenizer(loaded, force)
-    for file in tokenizer.files:
-        print(file)
+    tokenizer = make_tokenizer(loaded, force)
+    with output(None) as out:
+        out.writelines(f"{file}\n" for file in tokenizer.files)
 
 
 @app.command()
@@ -124,15 +123,17 @@ def translate(
         raise UsageError("TEXT and --input were both given; give one of them")
     if input_file is not None and str(input_file) != "-":
         require_file(input_file)
+    for typed in text or []:
+        require_unicode(typed)
     from mtrain.decoding.translate import WINDOW, Translator
 
     overrides = _decoding_overrides(set_, beam_size, length_penalty, batch_tokens)
-    translator = Translator.load(model, device, overrides)
-    if n_best > translator.decoding.beam_size:
-        raise UsageError(f"--n-best {n_best} needs a --beam-size of {n_best} or more")
-    prompting = not text and input_file is None and sys.stdin.isatty()
-    lines = text or (prompt() if prompting else input_lines(input_file))
-    with output(output_file) as out:
+    with output(output_file) as out:  # opened first: a place that cannot be written shows before any work
+        translator = Translator.load(model, device, overrides)
+        if n_best > translator.decoding.beam_size:
+            raise UsageError(f"--n-best {n_best} needs a --beam-size of {n_best} or more")
+        prompting = not text and input_file is None and sys.stdin.isatty()
+        lines = text or (prompt() if prompting else input_lines(input_file))
         for best in translator.translate_lines(lines, window=1 if prompting else WINDOW):
             texts = [translation.text for translation in best[:n_best]]
             out.write("".join(f"{text}\n" for text in texts + [""] * (n_best - len(texts))))
@@ -171,26 +172,39 @@ def evaluate(
     from mtrain.decoding.translate import Translator
     from mtrain.evaluate import configured_test_sets, evaluate_set, make_metrics, test_set_from_files
 
-    overrides = _decoding_overrides(set_, beam_size, length_penalty, batch_tokens)
+    of_tests = [assignment for assignment in set_ or [] if assignment.startswith("data.")]
+    of_search = [assignment for assignment in set_ or [] if not assignment.startswith("data.")]
+    overrides = _decoding_overrides(of_search, beam_size, length_penalty, batch_tokens)
     translator = Translator.load(model, device, overrides)
     scorers = make_metrics(metrics.lower().split(","), translator.target_lang, lowercase, bleu_tokenize)
-    tests = [test_set_from_files(source, reference, hypotheses)] if reference else configured_test_sets(model)
+    tests = (
+        [test_set_from_files(source, reference, hypotheses)]
+        if reference
+        else configured_test_sets(model, of_tests)
+    )
     results = {}
-    for test in tests:
-        scores = evaluate_set(test, translator, scorers)
-        results[test.name] = {"sentences": len(test.references[0]), "scores": [asdict(s) for s in scores]}
-        if not json_:
-            print(f"{test.name} ({len(test.references[0])} sentences)")
-            for result in scores:
-                print(f"  {result.detail}", flush=True)
-    if json_:
-        print(json.dumps(results, indent=1))
+    with output(None) as out:
+        for test in tests:
+            scores, sentences = evaluate_set(test, translator, scorers), len(test.references[0])
+            results[test.name] = {"sentences": sentences, "scores": [asdict(s) for s in scores]}
+            if not json_:
+                print(
+                    f"{test.name} ({sentences} sentences)",
+                    *(f"  {s.detail}" for s in scores),
+                    sep="\n",
+                    file=out,
+                )
+        if json_:
+            print(json.dumps(results, indent=1), file=out)
 
 
 def _with_run_dir(overrides: list[str] | None, run_dir: str | None) -> list[str]:
     import json
 
-    return [*(overrides or []), *([] if run_dir is None else [f"run_dir={json.dumps(run_dir)}"])]
+    return [
+        *(overrides or []),
+        *([] if run_dir is None else [f"run_dir={json.dumps(run_dir, ensure_ascii=False)}"]),
+    ]
 
 
 def _decoding_overrides(
@@ -228,7 +242,7 @@ def _root(
 def _exit(message: str, code: int) -> NoReturn:
     if _debugging:
         traceback.print_exc()
-    print(f"{'' if code > 128 else 'error: '}{visible(message)}", file=sys.stderr)
+    print(f"{'' if code > 128 else 'error: '}{visible(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -237,7 +251,9 @@ def main(arguments: Iterable[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        code: Any = app(list(arguments) if arguments is not None else None, standalone_mode=False)
+        code: Any = app(
+            list(sys.argv[1:] if arguments is None else arguments) or ["--help"], standalone_mode=False
+        )
         sys.exit(code if isinstance(code, int) else 0)
     except MtrainError as error:
         _exit(str(error), error.exit_code)
@@ -248,6 +264,12 @@ def main(arguments: Iterable[str] | None = None) -> NoReturn:
     except OSError as error:
         _exit(f"{error.filename or 'output'}: {error.strerror or error}", StorageError.exit_code)
     except Exception as error:
+        if (
+            isinstance(error, MemoryError)
+            or "OutOfMemory" in type(error).__name__
+            or "can't allocate" in str(error)
+        ):
+            _exit("out of memory; lower training.micro_batch_tokens or decoding.batch_tokens", 8)
         if not _debugging:
             _exit(f"bug in mtrain: {type(error).__name__}: {error}; --debug shows where", 1)
         _exit("bug in mtrain", 1)

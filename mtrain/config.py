@@ -138,10 +138,10 @@ def _one_line(error: Exception) -> str:
     return re.sub(r"\s+", " ", str(error)).strip()
 
 
-S = TypeVar("S", bound=Section)
+SectionT = TypeVar("SectionT", bound=Section)
 
 
-def validate(section: type[S], raw: Any, origin: str) -> S:
+def validate(section: type[SectionT], raw: Any, origin: str) -> SectionT:
     """Check a raw mapping against a section. Raises UsageError that names the key and what it may be."""
     try:
         return section.model_validate(raw)

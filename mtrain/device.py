@@ -33,13 +33,17 @@ def describe_device(device: torch.device) -> str:
     return f"cpu ({torch.get_num_threads()} threads)"
 
 
+def resolve_precision(device: torch.device, precision: str) -> str:
+    """`fp32` or `bf16`; `auto` is bf16 on a GPU that computes in it (Ampere or newer) and fp32 elsewhere."""
+    if precision != "auto":
+        return precision
+    return "bf16" if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
+
+
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Mixed precision for a forward pass: weights stay fp32, matrix products run in bf16 if `precision` says
-    so; `auto` takes bf16 on a GPU that computes in it and fp32 elsewhere."""
-    if precision == "auto":
-        fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        precision = "bf16" if fast else "fp32"
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    """Mixed precision for a forward pass: weights stay fp32, matrix products run in `precision`."""
+    mixed = resolve_precision(device, precision) == "bf16"
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed)
 
 
 def keep_freed_memory() -> None:

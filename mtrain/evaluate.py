@@ -10,7 +10,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from mtrain.config import load_config
-from mtrain.data.corpus import read_pairs, read_text
+from mtrain.data.corpus import clean, read_corpus, read_text
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError, UsageError
 
@@ -87,15 +87,19 @@ class TestSet:
     references: list[list[str]]
 
 
-def configured_test_sets(run_dir: Path) -> list[TestSet]:
+def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSet]:
     """The `data.test` sets of a run. Raises UsageError if there are none, DataError if one cannot be read."""
     file = run_dir / "config.yaml"
-    tests = load_config(file).data.test if (run_dir / "checkpoints").is_dir() and file.exists() else {}
+    tests = (
+        load_config(file, list(overrides)).data.test
+        if (run_dir / "checkpoints").is_dir() and file.exists()
+        else {}
+    )
     if not tests:
         raise UsageError(f"{run_dir}: no test sets are configured here; give --source and --reference")
     sets = []
     for name, corpus in tests.items():
-        pairs = [pair for pair in read_pairs(corpus, bad_lines="error") if pair is not None]
+        pairs = list(clean(read_corpus(corpus)))
         sets.append(TestSet(name, [pair.source for pair in pairs], None, [[pair.target for pair in pairs]]))
     return sets
 

@@ -151,6 +151,15 @@ class DataConfig(Section):
                 values[key] = [value]
         return values
 
+    @model_validator(mode="after")
+    def _weights_are_for_training(self) -> Self:
+        validation = self.validation if isinstance(self.validation, list) else []
+        if any(corpus.weight != 1 for corpus in (*validation, *self.test.values())):
+            raise PydanticCustomError(
+                "weight", "weights are for train alone; validation and test take each pair once"
+            )
+        return self
+
 
 # ---------------------------------------------------------------------------------------------- tokenizer
 

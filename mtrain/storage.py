@@ -30,43 +30,47 @@ def write_atomically(file: Path, text: str) -> None:
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Let `fill` write files into a temporary folder, then put it in the place of `folder`.
 
-    Raises StorageError, leaving what was there before, if the disk is full or not writable.
+    Whatever fails, what was there before is still there. Raises StorageError if the disk is full or not
+    writable, and what `fill` raises.
     """
     temporary = folder.with_name(f".{folder.name}.tmp")
     old = folder.with_name(f".{folder.name}.old")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        if old.exists() and not folder.exists():
+            old.rename(folder)  # a crash came between the two renames below
+        for leftover in (temporary, old):
+            shutil.rmtree(leftover, ignore_errors=True)
         temporary.mkdir(parents=True)
         fill(temporary)
-        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        paths = sorted(temporary.rglob("*"))
         manifest = {
-            path.relative_to(temporary).as_posix(): {"size": path.stat().st_size, "sha256": _sha256(path)}
-            for path in files
+            path.relative_to(temporary).as_posix(): {"size": path.stat().st_size, "sha256": sha256(path)}
+            for path in paths
+            if path.is_file()
         }
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
-        for path in [
-            *files,
-            temporary / MANIFEST,
-            *(p for p in temporary.rglob("*") if p.is_dir()),
-            temporary,
-        ]:
+        for path in [*paths, temporary / MANIFEST, temporary]:
             _sync(path)
         if folder.exists():
             folder.rename(old)
         temporary.rename(folder)
         _sync(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise StorageError(f"{folder}: cannot write: {error.strerror or error}") from error
-    except SafetensorError as error:  # its I/O errors come wrapped
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise StorageError(f"{folder}: cannot write: {error}") from error
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        if isinstance(error, (OSError, SafetensorError)):
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise StorageError(f"{folder}: cannot write: {reason}") from error
+        raise
 
 
-def verify_folder(folder: Path) -> None:
-    """Compare every file with the manifest. Raises ModelError naming the first that differs."""
+def verify_folder(folder: Path, contents: bool = True) -> None:
+    """Compare every file with the manifest, by size alone if not by `contents`.
+
+    Raises ModelError naming the first that differs.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         entries = {name: (entry["size"], entry["sha256"]) for name, entry in manifest.items()}
@@ -80,11 +84,12 @@ def verify_folder(folder: Path) -> None:
             raise ModelError(f"{folder / MANIFEST}: names a file outside its folder: {name}")
         if not file.is_file():
             raise ModelError(f"{file}: missing")
-        if file.stat().st_size != size or _sha256(file) != digest:
+        if file.stat().st_size != size or (contents and sha256(file) != digest):
             raise ModelError(f"{file}: damaged (its contents do not match {MANIFEST})")
 
 
-def _sha256(file: Path) -> str:
+def sha256(file: Path) -> str:
+    """Hexadecimal SHA-256 of a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

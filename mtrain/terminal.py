@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -12,36 +12,44 @@ from mtrain.errors import DataError, StorageError
 
 
 def require_file(path: Path) -> None:
-    """Raise DataError if the path is no file, before any work is done."""
-    if not path.is_file():
-        raise DataError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+    """Raise DataError if the path is missing or a folder, before any work is done."""
+    if not path.exists() or path.is_dir():
+        raise DataError(f"{path}: {'a folder, not a file' if path.exists() else 'no such file'}")
+
+
+def require_unicode(text: str) -> None:
+    """Raise DataError if what was typed was not UTF-8: Python stands in lone surrogates for such bytes."""
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise DataError(f"{text}: not valid UTF-8")
 
 
 def input_lines(path: Path | None) -> Iterator[str]:
     """Lines of a file, or of stdin for None and `-`. Raises DataError at the first that is not clean text."""
-    from mtrain.data.corpus import clean_lines, decode_lines, read_lines
+    from mtrain.data.corpus import clean, decode_lines, read_lines
 
     if path is None or str(path) == "-":
-        return clean_lines(decode_lines(sys.stdin.buffer, "<stdin>"))
-    return clean_lines(read_lines(path))
+        return clean(decode_lines(sys.stdin.buffer, "<stdin>"))
+    return clean(read_lines(path))
 
 
 def prompt() -> Iterator[str]:
     """Lines as they are typed, with editing and history, until Ctrl-D."""
-    import readline  # noqa: F401  (input() then offers both)
-
+    with suppress(ImportError):  # where there is none, lines can still be typed
+        import readline  # noqa: F401  (input() then offers both)
     print("Type a sentence and Enter; Ctrl-D ends.", file=sys.stderr)
     while True:
         try:
-            yield input("> " if sys.stdout.isatty() else "")  # a redirected stdout gets results alone
+            line = input("> " if sys.stdout.isatty() else "")  # a redirected stdout gets results alone
         except EOFError:
             print(file=sys.stderr)
             return
+        require_unicode(line)
+        yield line
 
 
 @contextmanager
 def output(path: Path | None) -> Iterator[IO[str]]:
-    """stdout, or a file that takes its name only when it is complete."""
+    """stdout, or a file that takes its name only when complete; devices and pipes are written directly."""
     if path is None:
         try:
             yield sys.stdout
@@ -50,15 +58,18 @@ def output(path: Path | None) -> Iterator[IO[str]]:
             # Whoever read our output has gone: no failure, but Python must not flush to them at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
-    temporary = path.with_name(f".{path.name}.tmp")
+    direct = path.exists() and not path.is_file()
+    place = path if direct else path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as stream:
+        with place.open("w", encoding="utf-8", newline="\n") as stream:
             yield stream
-        temporary.replace(path)
+        if not direct:
+            place.replace(path)
     except OSError as error:
         raise StorageError(f"{path}: cannot write: {error.strerror}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        if not direct:
+            place.unlink(missing_ok=True)
 
 
 def log_to_stderr(quiet: bool, debug: bool) -> None:

@@ -132,7 +132,7 @@ def test_control_characters_never_reach_the_terminal(mtrain):
 def test_a_bug_is_called_a_bug_and_debug_shows_where(mtrain, run_dir, monkeypatch):
     from mtrain.decoding.translate import Translator
 
-    def broken(*_):
+    def broken(*_, **__):
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr(Translator, "translate_lines", broken)

@@ -478,6 +478,8 @@ def test_a_pass_takes_no_more_than_a_step(load, batch: int, micro: str, expected
 )
 @pytest.mark.parametrize("key", ["train", "validation", "test.mine"])
 def test_every_kind_of_corpus(load, spec: str, kind: str, key: str):
+    if key != "train":
+        spec = spec.replace(", weight: 2", "")
     data = load(f"data.{key}={spec}").data
     corpus = data.test["mine"] if key == "test.mine" else getattr(data, key)[0]
     assert type(corpus).__name__ == kind
@@ -510,3 +512,9 @@ def test_a_corpus_that_is_none(refused, spec: str, named: str):
     message = refused(f"data.train={spec}")
     assert message.startswith("data.train.0")
     assert named in message.replace(spec, "")
+
+
+@pytest.mark.parametrize("key", ["validation", "test.mine"])
+def test_weights_are_for_training_alone(load, key: str):
+    with pytest.raises(UsageError, match="weights are for train alone"):
+        load(f"data.{key}={{toy: test, weight: 2}}")

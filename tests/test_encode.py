@@ -44,9 +44,9 @@ def encodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     done: list[Path] = []
     original = encode._encode_all
 
-    def counting(data, tokenizer, folder, seed):
+    def counting(data, tokenizer, folder, *rest):
         done.append(folder)
-        return original(data, tokenizer, folder, seed)
+        return original(data, tokenizer, folder, *rest)
 
     monkeypatch.setattr(encode, "_encode_all", counting)
     return done
@@ -307,7 +307,7 @@ def test_dropped_pairs_are_counted_by_reason(tmp_path: Path, tokenizer: Tokenize
         b"caf\xe9\tbad", b"bad\tb\0d", b"one column",
     ]  # fmt: skip
     (tmp_path / "t.tsv").write_bytes(b"\n".join(lines) + b"\n")
-    data = config(tmp_path, {"tsv": str(tmp_path / "t.tsv")}, max_length=40, bad_lines="skip")
+    data = config(tmp_path, {"tsv": str(tmp_path / "t.tsv")}, max_length=60, bad_lines="skip")
     expected = {"empty": 4, "too long": 2, "bad": 3}
     for _ in range(2):  # encoded, and reused
         prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)

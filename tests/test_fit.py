@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +20,11 @@ from mtrain.config import Config, load_config
 from mtrain.data.encode import prepare_data
 from mtrain.errors import DataError, DivergedError, ModelError, StorageError, UsageError
 from mtrain.model.loss import LossSums
+from mtrain.storage import write_folder
 from mtrain.tokenizer import Tokenizer
 from mtrain.training import loop, step
 from mtrain.training.loop import fit
+from mtrain.training.run import tokenize
 from mtrain.training.step import make_optimizer, train_step
 
 
@@ -76,7 +79,10 @@ def test_same_seed_same_run_other_seed_other_run(make_config):
     ("model", "tokenizer"),
     [
         ({"norm": "post", "positions": "learned", "activation": "gelu", "tie_embeddings": "decoder"}, {}),
-        ({"positions": "rotary", "activation": "swiglu", "tie_embeddings": "none"}, {"joint": False}),
+        (
+            {"positions": "rotary", "activation": "swiglu", "tie_embeddings": "none"},
+            {"joint": False, "vocab_size": 305},
+        ),
         ({"positions": "sinusoidal_interleaved", "activation": "silu"}, {"type": "bpe"}),
         ({"encoder_layers": 3, "decoder_layers": 1, "preset": "tiny", "dropout": 0.0}, {"symbols": ["<bt>"]}),
     ],
@@ -368,7 +374,7 @@ def test_missing_corpora_and_unwritable_folders_show_before_any_work(make_config
     with pytest.raises(DataError, match=r"nowhere\.en: no such file"):
         go(make_config(data={"test": {"t": {"source": "nowhere.en", "target": "nowhere.de"}}}))
     assert not (tmp_path / "run").exists()
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("")  # and a run folder in its place:
     with pytest.raises(StorageError, match="cannot make the run folder"):
         go(make_config("file/run"))
 
@@ -377,9 +383,10 @@ def test_missing_corpora_and_unwritable_folders_show_before_any_work(make_config
 
 
 def test_the_model_folder_is_all_one_needs_and_is_saved_alike_each_time(run_dir, tmp_path):
-    config = load_config(run_dir / "config.yaml")
-    loaded = load_model(run_dir)
-    save_model_folder(tmp_path / "copy", loaded.model, config, Tokenizer(run_dir / "tokenizer"))
+    contents = (run_dir / "model/config.yaml").read_text()
+    best = json.loads((run_dir / "checkpoints/index.json").read_text())["best"]
+    weights = run_dir / "checkpoints" / best / "model.safetensors"
+    save_model_folder(tmp_path / "copy", weights, contents, Tokenizer(run_dir / "tokenizer"))
     files = {path.relative_to(run_dir / "model") for path in (run_dir / "model").rglob("*") if path.is_file()}
     assert {str(file) for file in files} >= {
         "config.yaml",
@@ -392,6 +399,17 @@ def test_the_model_folder_is_all_one_needs_and_is_saved_alike_each_time(run_dir,
     assert Translator.load(tmp_path / "copy", "cpu").translate(["It rains."])[0].text == "Es regnet."
 
 
+def test_a_model_folder_that_a_crash_left_behind_is_made_anew(make_config):
+    run = go(make_config())
+    good = (run / "model/model.safetensors").read_bytes()
+    (run / "model/model.safetensors").write_bytes(b"stale")
+    (run / "model/manifest.json").write_text("{}")
+    go(make_config())  # a finished run
+    assert (run / "model/model.safetensors").read_bytes() == good
+    go(make_config(decoding={"beam_size": 2}))
+    assert load_model(run).config.decoding.beam_size == 2
+
+
 def test_a_tokenizer_can_be_taken_from_another_model(make_config, run_dir):
     run = go(make_config(tokenizer={"path": str(run_dir)}))
     assert (run / "tokenizer/joint.model").read_bytes() == (run_dir / "tokenizer/joint.model").read_bytes()
@@ -401,10 +419,71 @@ def test_a_tokenizer_can_be_taken_from_another_model(make_config, run_dir):
 
 def test_a_tokenizer_learnt_with_other_settings_is_not_used(make_config):
     config = make_config()
-    loop.prepare_tokenizer(config)
+    tokenize(config)
     with pytest.raises(UsageError, match="other tokenizer settings"):
         go(make_config(tokenizer={"vocab_size": 331}))
-    loop.prepare_tokenizer(make_config(tokenizer={"vocab_size": 331}), force=True)
+    tokenize(make_config(tokenizer={"vocab_size": 331}), force=True)
     go(make_config(tokenizer={"vocab_size": 331}))
     with pytest.raises(UsageError, match="checkpoints need the tokenizer"):
-        loop.prepare_tokenizer(config, force=True)
+        tokenize(config, force=True)
+
+
+# --------------------------------------------------------------------------- what is not ours stays untouched
+
+
+@pytest.mark.parametrize("name", ["data/train.en", "config.yaml", "model/readme", "metrics.jsonl"])
+def test_a_folder_with_files_of_somebody_else_is_no_run_folder(make_config, tmp_path, name):
+    file = tmp_path / "mine" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("precious")
+    for start in (go, tokenize):
+        with pytest.raises(UsageError, match="is no run folder of mtrain"):
+            start(make_config("mine"))
+    assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [file]
+    assert file.read_text() == "precious"
+
+
+def test_a_model_folder_is_no_run_folder(make_config, run_dir, tmp_path):
+    shutil.copytree(run_dir / "model", tmp_path / "model")
+    with pytest.raises(UsageError, match="is no run folder of mtrain"):
+        go(make_config("model"))
+    assert Translator.load(tmp_path / "model", "cpu").translate(["It rains."])[0].text == "Es regnet."
+
+
+def test_what_a_crash_left_in_a_run_is_cleared(make_config):
+    run = go(make_config())
+    (run / "checkpoints/.step-00000009.tmp").mkdir()
+    (run / ".data.tmp").mkdir()
+    go(make_config(training={"max_steps": 10}))
+    assert not list(run.glob(".*")) and not list((run / "checkpoints").glob(".*"))
+
+
+def test_an_epoch_without_pairs_is_an_error_and_no_hang(make_config, raw_config):
+    files = {**raw_config["data"]["train"], "weight": 0.001}
+    with pytest.raises(DataError, match="no pair to train on"):
+        go(make_config(data={"train": files}))
+
+
+def test_a_tokenizer_older_than_the_text_is_told(make_config, corpus, tmp_path, caplog):
+    files = {"source": str(tmp_path / "t.en"), "target": str(tmp_path / "t.de")}
+    for side, language in (("source", "en"), ("target", "de")):
+        Path(files[side]).write_bytes((corpus / f"train.{language}").read_bytes())
+    tokenize(make_config(data={"train": files}))
+    Path(files["source"]).write_bytes(Path(files["source"]).read_bytes().replace(b"cat", b"horse"))
+    go(make_config(data={"train": files}))
+    assert "was learnt before data.train changed" in caplog.text
+
+
+def test_a_state_without_its_generators_is_refused(make_config):
+    run = go(make_config())
+    folder = last_checkpoint(run)
+    state = json.loads((folder / "state.json").read_text())
+    del state["rng"]
+    write_folder(
+        folder,
+        lambda new: [
+            shutil.copy(file, new) for file in [rewritten(folder, state), *folder.glob("*.safetensors")]
+        ],
+    )
+    with pytest.raises(ModelError, match=r"state\.json: missing or unknown: rng"):
+        go(make_config(training={"max_steps": 10}), resume=str(folder))

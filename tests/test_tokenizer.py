@@ -58,7 +58,7 @@ def normalised(tokenizer: Tokenizer, text: str) -> str:
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("joint", [True, False])
 def test_vocabulary_of_either_type(trained, kind: str, joint: bool):
-    size = 480 if joint else 375
+    size = 480 if joint else 350
     tokenizer = trained(type=kind, joint=joint, vocab_size=size)
     assert tokenizer.joint is joint
     assert (tokenizer.source is tokenizer.target) is joint
@@ -76,9 +76,9 @@ def test_the_two_types_segment_differently(trained):
 
 
 def test_each_language_learns_its_own_vocabulary(trained):
-    tokenizer = trained(joint=False, vocab_size=375)
+    tokenizer = trained(joint=False, vocab_size=350)
     listed = [{p.id_to_piece(i) for i in range(len(p))} for p in (tokenizer.source, tokenizer.target)]
-    assert SPACE + "milk" in listed[0] - listed[1]
+    assert SPACE + "rice" in listed[0] - listed[1]
     assert SPACE + "lait" in listed[1] - listed[0]
 
 
@@ -261,7 +261,7 @@ def test_nothing_in_nothing_out(trained):
 
 
 def test_sides_use_their_own_vocabulary(trained):
-    tokenizer = trained(joint=False, vocab_size=375)
+    tokenizer = trained(joint=False, vocab_size=350)
     text = "Les enfants ne boivent pas l'eau."
     assert len(tokenizer.encode_target([text])[0]) < len(tokenizer.encode_source([text])[0])
     assert roundtrip(tokenizer, text) == text
@@ -320,9 +320,9 @@ def test_a_vocabulary_without_special_pieces_is_a_model_error(tmp_path: Path):
 
 
 def test_model_config_takes_sizes_and_ids(trained):
-    tokenizer = trained(joint=False, vocab_size=375)
+    tokenizer = trained(joint=False, vocab_size=350)
     config = model_config(Architecture(tie_embeddings="decoder", d_model=64), tokenizer, 77)
-    assert (config.source_vocab_size, config.target_vocab_size, config.max_positions) == (375, 375, 77)
+    assert (config.source_vocab_size, config.target_vocab_size, config.max_positions) == (350, 350, 77)
     assert (config.pad_id, config.unk_id, config.bos_id, config.eos_id) == (0, 1, 2, 3)
     assert config.d_model == 64
 
@@ -330,4 +330,4 @@ def test_model_config_takes_sizes_and_ids(trained):
 def test_tied_embeddings_need_one_vocabulary(trained):
     model_config(Architecture(tie_embeddings="all"), trained(type="unigram"), 77)
     with pytest.raises(UsageError, match="joint"):
-        model_config(Architecture(tie_embeddings="all"), trained(joint=False, vocab_size=375), 77)
+        model_config(Architecture(tie_embeddings="all"), trained(joint=False, vocab_size=350), 77)

@@ -6,22 +6,20 @@ import pytest
 
 from mtrain.data import Pair
 from mtrain.data.toy import (
-    ADVERBS,
     NOUNS,
     POLARITIES,
     SUBJECTS,
     VERBS,
-    Clause,
     Phrase,
     Polarity,
     Sentence,
     Split,
     Triple,
-    english_phrase,
-    nouns_of,
+    join,
     toy_pairs,
     toy_sentences,
-    write,
+    write_clause,
+    write_phrase,
 )
 
 CORPUS: dict[Split, list[Sentence]] = {
@@ -35,14 +33,14 @@ SEEDS = [
     Pair("I don't like pineapples and oranges.", "Je n'aime pas les ananas et les oranges."),
 ]
 
-BY_NAME = {subject.english: subject for subject in SUBJECTS}
+BY_NAME = {subject[0]: subject for subject in SUBJECTS}
 BY_VERB = {verb.english: verb for verb in VERBS}
 BY_PHRASE = {
-    english_phrase(phrase): phrase
+    write_phrase(phrase, VERBS[0], "+").source: phrase
     for noun in NOUNS
     for colour in (None, *noun.colours)
     for phrase in (
-        Phrase(noun, "bare", bool(noun.english[1]), colour),
+        Phrase(noun, "", bool(noun.english[1]), colour),
         Phrase(noun, "a", False, colour),
         Phrase(noun, "the", False, colour),
         Phrase(noun, "the", bool(noun.english[1]), colour),
@@ -50,9 +48,9 @@ BY_PHRASE = {
 }
 
 
-def clause(subject: str, verb: str, *objects: str, polarity: Polarity = "+", adverb: str = "") -> Clause:
-    phrases = tuple(BY_PHRASE[phrase] for phrase in objects)
-    return Clause(BY_NAME[subject], BY_VERB[verb], phrases, polarity, (adverb, dict(ADVERBS).get(adverb, "")))
+def clause(subject: str, verb: str, *objects: str, polarity: Polarity = "+") -> Sentence:
+    phrases = [BY_PHRASE[re.sub("^an ", "a ", phrase)] for phrase in objects]
+    return write_clause(BY_NAME[subject], BY_VERB[verb], polarity, *phrases)
 
 
 def words(text: str) -> set[str]:
@@ -64,7 +62,7 @@ def triples(split: Split) -> set[Triple]:
 
 
 # One line or more for each rule of the grammar, checked by hand.
-CHECKED: list[tuple[list[Clause], str, str]] = [
+CHECKED: list[tuple[list[Sentence], str, str]] = [
     # Conjugation.
     ([clause("you", "want", "cakes")], "You want cakes.", "Tu veux des gâteaux."),
     ([clause("he", "want", "cakes")], "He wants cakes.", "Il veut des gâteaux."),
@@ -72,15 +70,18 @@ CHECKED: list[tuple[list[Clause], str, str]] = [
     ([clause("they", "want", "cakes")], "They want cakes.", "Ils veulent des gâteaux."),
     ([clause("we", "eat", "tomatoes")], "We eat tomatoes.", "Nous mangeons des tomates."),
     ([clause("we", "buy", "tomatoes")], "We buy tomatoes.", "Nous achetons des tomates."),
-    ([clause("the children", "drink", "milk")], "The children drink milk.", "Les enfants boivent du lait."),
-    ([clause("my sister", "sell", "books")], "My sister sells books.", "Ma sœur vend des livres."),
-    ([clause("my brother", "choose", "tea")], "My brother chooses tea.", "Mon frère choisit du thé."),
+    (
+        [clause("the children", "choose", "rice")],
+        "The children choose rice.",
+        "Les enfants choisissent du riz.",
+    ),
+    ([clause("my sister", "sell", "lemons")], "My sister sells lemons.", "Ma sœur vend des citrons."),
     # Elision of "je", "ne", "le", "la" and "de", and the aspirated h.
     ([clause("I", "buy", "pears")], "I buy pears.", "J'achète des poires."),
     (
-        [clause("Marie", "buy", "pears", polarity="-")],
-        "Marie doesn't buy pears.",
-        "Marie n'achète pas de poires.",
+        [clause("Paul", "buy", "pears", polarity="-")],
+        "Paul doesn't buy pears.",
+        "Paul n'achète pas de poires.",
     ),
     ([clause("she", "see", "the pineapple")], "She sees the pineapple.", "Elle voit l'ananas."),
     ([clause("she", "see", "the orange")], "She sees the orange.", "Elle voit l'orange."),
@@ -93,31 +94,33 @@ CHECKED: list[tuple[list[Clause], str, str]] = [
     ),
     ([clause("we", "see", "beans", polarity="-")], "We don't see beans.", "Nous ne voyons pas de haricots."),
     # Articles: definite after a verb of liking, else indefinite or partitive, and "de" in a negation.
-    ([clause("Paul", "love", "water")], "Paul loves water.", "Paul adore l'eau."),
-    ([clause("Paul", "love", "water", polarity="-")], "Paul doesn't love water.", "Paul n'adore pas l'eau."),
-    ([clause("Paul", "drink", "water")], "Paul drinks water.", "Paul boit de l'eau."),
+    ([clause("Paul", "love", "garlic")], "Paul loves garlic.", "Paul adore l'ail."),
     (
-        [clause("Paul", "drink", "water", polarity="-")],
-        "Paul doesn't drink water.",
-        "Paul ne boit pas d'eau.",
+        [clause("Paul", "love", "garlic", polarity="-")],
+        "Paul doesn't love garlic.",
+        "Paul n'adore pas l'ail.",
     ),
-    ([clause("Paul", "drink", "wine")], "Paul drinks wine.", "Paul boit du vin."),
+    ([clause("Paul", "eat", "garlic")], "Paul eats garlic.", "Paul mange de l'ail."),
+    ([clause("Paul", "eat", "garlic", polarity="-")], "Paul doesn't eat garlic.", "Paul ne mange pas d'ail."),
+    ([clause("Paul", "eat", "bread")], "Paul eats bread.", "Paul mange du pain."),
+    ([clause("Paul", "eat", "meat")], "Paul eats meat.", "Paul mange de la viande."),
     (
-        [clause("Paul", "drink", "the wine", polarity="-")],
-        "Paul doesn't drink the wine.",
-        "Paul ne boit pas le vin.",
+        [clause("Paul", "eat", "the bread", polarity="-")],
+        "Paul doesn't eat the bread.",
+        "Paul ne mange pas le pain.",
     ),
+    ([clause("Paul", "eat", "the eggs")], "Paul eats the eggs.", "Paul mange les œufs."),
     ([clause("Paul", "eat", "an egg")], "Paul eats an egg.", "Paul mange un œuf."),
     ([clause("Paul", "eat", "an orange")], "Paul eats an orange.", "Paul mange une orange."),
     # Gender and number of the colour.
-    ([clause("Anne", "buy", "a green book")], "Anne buys a green book.", "Anne achète un livre vert."),
+    ([clause("Anne", "buy", "a green bean")], "Anne buys a green bean.", "Anne achète un haricot vert."),
     ([clause("Anne", "buy", "a green apple")], "Anne buys a green apple.", "Anne achète une pomme verte."),
     ([clause("Anne", "buy", "green apples")], "Anne buys green apples.", "Anne achète des pommes vertes."),
-    ([clause("Anne", "buy", "white horses")], "Anne buys white horses.", "Anne achète des chevaux blancs."),
+    ([clause("Anne", "buy", "white onions")], "Anne buys white onions.", "Anne achète des oignons blancs."),
     (
-        [clause("Anne", "buy", "white flowers")],
-        "Anne buys white flowers.",
-        "Anne achète des fleurs blanches.",
+        [clause("Anne", "buy", "white peaches")],
+        "Anne buys white peaches.",
+        "Anne achète des pêches blanches.",
     ),
     (
         [clause("Anne", "buy", "red onions", polarity="-")],
@@ -142,7 +145,7 @@ CHECKED: list[tuple[list[Clause], str, str]] = [
         "Est-ce qu'Anne veut une cerise ?",
     ),
     ([clause("I", "buy", "eggs", polarity="?")], "Do I buy eggs?", "Est-ce que j'achète des œufs ?"),
-    # Two objects, two clauses, adverbs.
+    # Two objects, two clauses.
     ([clause("I", "eat", "bread", "apples")], "I eat bread and apples.", "Je mange du pain et des pommes."),
     (
         [clause("I", "eat", "bread", "apples", polarity="-")],
@@ -155,36 +158,21 @@ CHECKED: list[tuple[list[Clause], str, str]] = [
         "Ils ne détestent pas le riz et les œufs.",
     ),
     (
-        [clause("I", "like", "tea"), clause("he", "like", "wine", polarity="-")],
-        "I like tea, but he doesn't like wine.",
-        "J'aime le thé, mais il n'aime pas le vin.",
+        [clause("I", "like", "cakes"), clause("he", "like", "meat", polarity="-")],
+        "I like cakes, but he doesn't like meat.",
+        "J'aime les gâteaux, mais il n'aime pas la viande.",
     ),
     (
-        [clause("she", "sell", "tea", polarity="-"), clause("you", "sell", "rice")],
-        "She doesn't sell tea, but you sell rice.",
-        "Elle ne vend pas de thé, mais tu vends du riz.",
-    ),
-    (
-        [clause("he", "drink", "milk", adverb="every day")],
-        "He drinks milk every day.",
-        "Il boit du lait tous les jours.",
-    ),
-    (
-        [clause("he", "buy", "oysters", adverb="today")],
-        "He buys oysters today.",
-        "Il achète des huîtres aujourd'hui.",
-    ),
-    (
-        [clause("he", "eat", "bread", polarity="-", adverb="on Sundays")],
-        "He doesn't eat bread on Sundays.",
-        "Il ne mange pas de pain le dimanche.",
+        [clause("she", "sell", "bread", polarity="-"), clause("you", "sell", "rice")],
+        "She doesn't sell bread, but you sell rice.",
+        "Elle ne vend pas de pain, mais tu vends du riz.",
     ),
 ]
 
 
 @pytest.mark.parametrize(("clauses", "english", "french"), CHECKED)
-def test_the_grammar_writes_correct_sentences(clauses: list[Clause], english: str, french: str) -> None:
-    assert write(*clauses).pair == Pair(english, french)
+def test_the_grammar_writes_correct_sentences(clauses: list[Sentence], english: str, french: str) -> None:
+    assert join(*clauses).pair == Pair(english, french)
 
 
 def test_the_seed_sentences_are_in_test_and_not_in_train() -> None:
@@ -232,7 +220,7 @@ def test_every_verb_and_noun_keeps_most_of_its_triples_in_training() -> None:
     possible = {
         Triple(verb.english, noun.english[0], polarity)
         for verb in VERBS
-        for noun in nouns_of(verb)
+        for noun in NOUNS
         for polarity in POLARITIES
     }
     trained = triples("train")

@@ -83,7 +83,10 @@ def cut_by_budget(sources: Rows, targets: Rows, budget: int) -> list[int]:
 
 def _split(sources: Rows, targets: Rows, budget: int, world: int) -> list[slice]:
     """Cut a step into a multiple of `world` slices of nearly equal size, none over the budget."""
-    parts = world
+    longest_sides = np.maximum(sources, targets)
+    assert longest_sides.max() <= budget, "the config lets no sentence be longer than a pass"
+    needed = -(-int(longest_sides.sum()) // budget)  # with no padding at all
+    parts = -(-needed // world) * world
     while True:
         edges = np.linspace(0, len(targets), parts + 1).round().astype(int)
         slices = [slice(a, b) for a, b in pairwise(edges)]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 import pyarrow as pa
 
@@ -133,15 +133,18 @@ def read_lines(path: Path) -> Iterator[str | BadPair]:
 
 def read_text(path: Path) -> list[str]:
     """All lines of a file. Raises DataError at the first that is not clean text."""
-    return list(clean_lines(read_lines(path)))
+    return list(clean(read_lines(path)))
 
 
-def clean_lines(lines: Iterable[str | BadPair]) -> Iterator[str]:
-    """Pass lines on. Raises DataError at the first that is not clean text."""
-    for line in lines:
-        if isinstance(line, BadPair):
-            raise DataError(line.reason)
-        yield line
+T = TypeVar("T", str, Pair)
+
+
+def clean(items: Iterable[T | BadPair]) -> Iterator[T]:
+    """Pass lines or pairs on. Raises DataError at the first that cannot be read."""
+    for item in items:
+        if isinstance(item, BadPair):
+            raise DataError(item.reason)
+        yield item
 
 
 def decode_lines(stream: IO[bytes], name: str) -> Iterator[str | BadPair]:

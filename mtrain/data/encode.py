@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import random
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -19,7 +18,7 @@ from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, files_of, read_pairs
 from mtrain.errors import DataError, ModelError
 from mtrain.schema import Corpus, DataConfig, Holdout
-from mtrain.storage import write_atomically
+from mtrain.storage import verify_folder, write_atomically, write_folder
 from mtrain.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -93,11 +92,10 @@ def prepare_data(
         "seed": seed,
         "tokenizer": tokenizer.fingerprint(),
     }
-    stats = [(str(file), file.stat()) for corpus in _training_side(data) for file in files_of(corpus)]
-    stamps = _digest([settings, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]])
-    summary = _read_summary(folder)
+    stamps = _digest([settings, file_stamps(_training_side(data))])
+    summary, known_stamps = _read_json(folder / "summary.json"), _read_json(folder / "stamps.json")
     fingerprint = summary.get("fingerprint")
-    if summary.get("stamps") != stamps:
+    if known_stamps.get("stamps") != stamps:
         # A touched or copied file has new stamps and the same contents: only contents decide.
         fingerprint = _digest([settings, [content_hash(corpus) for corpus in _training_side(data)]])
     if expected not in (None, fingerprint):
@@ -105,13 +103,14 @@ def prepare_data(
             f"{folder}: the corpus or the tokenizer changed under the checkpoints of this run; "
             "restore them, or start another run with --run-dir"
         )
-    prepared = _load(folder, summary, data) if summary.get("fingerprint") == fingerprint else None
-    if prepared is None or summary.get("stamps") != stamps:
-        counts = _encode_all(data, tokenizer, folder, seed) if prepared is None else summary
-        summary = {**counts, "fingerprint": fingerprint, "stamps": stamps}
-        write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-        prepared = _load(folder, summary, data)
-    assert prepared is not None
+    prepared = _load(folder, data) if summary.get("fingerprint") == fingerprint else None
+    if prepared is None:
+        write_folder(folder, lambda temporary: _encode_all(data, tokenizer, temporary, seed, fingerprint))
+        prepared = _load(folder, data)
+        assert prepared is not None
+    if known_stamps.get("stamps") != stamps:
+        write_atomically(folder / "stamps.json", json.dumps({"stamps": stamps}) + "\n")
+    summary = _read_json(folder / "summary.json")
     drops = ", ".join(f"{count:,} {reason}" for reason, count in summary["dropped"].items()) or "none"
     training, validation = f"{len(prepared.train):,}", f"{len(prepared.validation):,}"
     log.info("data: %s training pairs (dropped: %s), %s validation pairs", training, drops, validation)
@@ -126,33 +125,39 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _read_summary(folder: Path) -> dict[str, Any]:
-    """What an earlier encoding left; empty if there was none or it is damaged."""
+def file_stamps(corpora: list[Corpus]) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of every file: equal stamps mean equal contents, at no cost."""
+    stats = [(str(file), file.stat()) for corpus in corpora for file in files_of(corpus)]
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+
+
+def _read_json(file: Path) -> dict[str, Any]:
     try:
-        summary = json.loads((folder / "summary.json").read_bytes())
-        return summary if {"kept", "dropped", "validation", "fingerprint", "stamps"} <= summary.keys() else {}
-    except (OSError, ValueError, AttributeError):
+        value = json.loads(file.read_bytes())
+        return value if isinstance(value, dict) else {}
+    except (OSError, ValueError):
         return {}
 
 
-def _load(folder: Path, summary: dict[str, Any], data: DataConfig) -> PreparedData | None:
-    """The encoded data of a folder; None if a file is missing or is not what the summary counts."""
+def _load(folder: Path, data: DataConfig) -> PreparedData | None:
+    """The encoded data of a folder; None if a file is missing, cut short or unreadable."""
     try:
+        verify_folder(folder, contents=False)
+        summary = _read_json(folder / "summary.json")
         weights = np.repeat([corpus.weight for corpus in data.train], summary["kept"])
         train = EncodedCorpus(folder / "train.arrow", weights)
         with (folder / "validation.jsonl").open(encoding="utf-8", newline="\n") as lines:
             validation = [Pair(*json.loads(line)) for line in lines]
-    except (OSError, ValueError, TypeError) as error:
+        return PreparedData(train, validation, summary["fingerprint"])
+    except (ModelError, OSError, ValueError, TypeError, KeyError) as error:
         log.warning("%s: damaged, so the corpus is encoded again (%s)", folder, error)
         return None
-    if (len(train), len(validation)) != (sum(summary["kept"]), summary["validation"]):
-        log.warning("%s: incomplete, so the corpus is encoded again", folder)
-        return None
-    return PreparedData(train, validation, summary["fingerprint"])
 
 
-def _encode_all(data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: int) -> dict[str, Any]:
-    """Write `train.arrow` and `validation.jsonl` into a fresh folder; returns the counts of what was kept."""
+def _encode_all(
+    data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: int, fingerprint: str | None
+) -> None:
+    """Write `train.arrow`, `validation.jsonl` and `summary.json` into an empty folder."""
     if isinstance(data.validation, Holdout):
         validation = _draw_holdout(read_training_text(data), data.validation.holdout, seed)
         held_out = {pair.source for pair in validation}
@@ -161,8 +166,6 @@ def _encode_all(data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: int)
         validation, held_out = [pair for pair in read if pair is not None], set()
     if not validation:
         raise DataError("data.validation holds no pairs; give a corpus that does, or {holdout: N}")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     with (folder / "validation.jsonl").open("w", encoding="utf-8", newline="\n") as lines:
         lines.writelines(json.dumps(pair, ensure_ascii=False) + "\n" for pair in validation)
     kept: list[int] = []
@@ -175,11 +178,10 @@ def _encode_all(data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: int)
                 writer.write_batch(batch)
                 kept[-1] += batch.num_rows
     if not sum(kept):
-        reasons = (
-            ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "the corpora are empty"
-        )
-        raise DataError(f"no training pair is left; dropped: {reasons}")
-    return {"kept": kept, "dropped": dict(dropped), "validation": len(validation)}
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+        raise DataError(f"no training pair is left; dropped: {reasons or 'none, the corpora are empty'}")
+    summary = {"fingerprint": fingerprint, "kept": kept, "dropped": dict(dropped)}
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
 
 
 def _draw_holdout(pairs: Iterable[Pair], count: int, seed: int) -> list[Pair]:

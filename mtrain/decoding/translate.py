@@ -19,6 +19,7 @@ from mtrain.data.batch import pad
 from mtrain.data.batching import cut_by_budget
 from mtrain.decoding.search import Hypothesis, search
 from mtrain.device import autocast, resolve_device
+from mtrain.errors import ModelError
 from mtrain.model.transformer import Transformer
 from mtrain.schema import DecodingConfig
 from mtrain.tokenizer import Tokenizer
@@ -100,7 +101,10 @@ class Translator:
         matrix, keep = pad(pa.array(ids, pa.list_(pa.int32())), self.model.config.pad_id)
         source, source_keep = (torch.from_numpy(array).to(self.device) for array in (matrix, keep))
         with autocast(self.device, self.decoding.precision):
-            return search(self.model, source, source_keep, self.decoding)
+            found = search(self.model, source, source_keep, self.decoding)
+        if not all(found):
+            raise ModelError("the model's outputs are not finite; its weights or its precision are at fault")
+        return found
 
     def _detokenize(self, found: list[Hypothesis]) -> list[Translation]:
         texts = self.tokenizer.decode([hypothesis.ids for hypothesis in found])

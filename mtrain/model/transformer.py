@@ -77,7 +77,8 @@ class Transformer(nn.Module):
             learned = self.learned_target_positions if target else self.learned_positions
             return learned.weight[start : start + length]
         if start + length > len(self._sinusoids):
-            self._sinusoids = self._sinusoidal_table(2 * (start + length)).to(self._sinusoids)
+            with torch.inference_mode(False):  # it outlives the decoding that asked for it
+                self._sinusoids = self._sinusoidal_table(2 * (start + length)).to(self._sinusoids)
         return self._sinusoids[start : start + length]
 
     def _embed(self, ids: Tensor, table: nn.Embedding, start: int, target: bool) -> Tensor:

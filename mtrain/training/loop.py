@@ -1,8 +1,8 @@
 """The training loop: from a config to a trained model, going on wherever an earlier run stopped."""
 
 import logging
+import math
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,18 +12,18 @@ from mtrain.checkpoint import (
     Checkpoint,
     TrainState,
     load_checkpoint,
+    publish_best,
     save_checkpoint,
-    save_model_folder,
     set_newer_aside,
 )
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan, Rows, plan_batches
 from mtrain.data.encode import PreparedData, check_corpora, prepare_data
-from mtrain.device import describe_device, keep_freed_memory, resolve_device
-from mtrain.errors import Interrupted
+from mtrain.device import describe_device, keep_freed_memory, resolve_device, resolve_precision
+from mtrain.errors import DataError, Interrupted
 from mtrain.evaluate import make_metrics
 from mtrain.model.transformer import Transformer
-from mtrain.schema import Config
+from mtrain.schema import Config, ModelConfig
 from mtrain.tokenizer import Tokenizer, model_config
 from mtrain.training.progress import Progress
 from mtrain.training.run import open_run, prepare_tokenizer
@@ -49,9 +49,10 @@ def fit(config: Config, resume: str = "auto", device: str = "auto", quiet: bool 
     checkpoint = open_run(config, resume)
     tokenizer = prepare_tokenizer(config)
     expected = checkpoint.state.data_fingerprint if checkpoint else None
+    network = model_config(config.model, tokenizer, config.data.max_length)
     data = prepare_data(config.data, tokenizer, Path(config.run_dir) / "data", config.seed, expected)
     with StopSignal() as stop:
-        _Trainer(config, tokenizer, data, place, checkpoint, quiet).run(stop)
+        _Trainer(config, network, tokenizer, data, place, checkpoint, quiet).run(stop)
 
 
 class _Step(NamedTuple):
@@ -66,6 +67,7 @@ class _Trainer:
     def __init__(
         self,
         config: Config,
+        network: ModelConfig,
         tokenizer: Tokenizer,
         data: PreparedData,
         device: torch.device,
@@ -75,16 +77,16 @@ class _Trainer:
         self.config, self.recipe, self.tokenizer, self.data = config, config.training, tokenizer, data
         self.run_dir, self.device = Path(config.run_dir), device
         torch.manual_seed(config.seed)
-        self.model = (
-            Transformer(model_config(config.model, tokenizer, config.data.max_length)).to(device).train()
-        )
+        self.model = Transformer(network).to(device).train()
         self.optimizer = make_optimizer(self.model, self.recipe)
         self.state = TrainState(data_fingerprint=data.fingerprint)
         if checkpoint is not None:
             self.state = checkpoint.state
             load_checkpoint(checkpoint, self.model, self.optimizer)
             set_newer_aside(checkpoint)
+            publish_best(self.run_dir, self.state, config, tokenizer)  # a crash may have come before it
             log.info("going on from %s", checkpoint.folder)
+        self.planned = 0, self._make_plan(0)
         self.validator = Validator(data.validation, config, tokenizer, device)
         self.total_steps = self._planned_steps()
         self.progress = Progress(self.run_dir, self.state, self.total_steps, quiet)
@@ -111,7 +113,7 @@ class _Trainer:
                 best = self._validate()
                 reason = reason or self._limit_reached()  # patience may have ended
             if state.step % recipe.checkpoint_every == 0 or best or reason or stop.received:
-                self._save(best)
+                self._save()
             if reason:
                 log.info("finished after %d steps, %.1f minutes: %s", state.step, state.seconds / 60, reason)
                 break
@@ -133,14 +135,21 @@ class _Trainer:
                 self.state.epoch, self.state.next_batch = (epoch + 1, 0) if last else (epoch, index + 1)
                 yield _Step(epoch + 1, plan.steps[index], plan.step_tokens[index])
 
-    @lru_cache(maxsize=1)  # noqa: B019  (one trainer lives as long as the process)
     def _plan(self, epoch: int) -> BatchPlan:
+        if epoch != self.planned[0]:
+            self.planned = epoch, self._make_plan(epoch)
+        return self.planned[1]
+
+    def _make_plan(self, epoch: int) -> BatchPlan:
         corpus, recipe = self.data.train, self.recipe
         lengths, budgets = (
             (corpus.source_lengths, corpus.target_lengths),
             (recipe.batch_tokens, recipe.pass_tokens),
         )
-        return plan_batches(*lengths, *budgets, self.config.seed, epoch, weights=corpus.weights)
+        plan = plan_batches(*lengths, *budgets, self.config.seed, epoch, weights=corpus.weights)
+        if not plan.steps:
+            raise DataError(f"epoch {epoch + 1} has no pair to train on; raise the weights of data.train")
+        return plan
 
     def _planned_steps(self) -> int | None:
         """Steps that max_steps and max_epochs allow; None if only the clock ends training."""
@@ -169,7 +178,11 @@ class _Trainer:
     def _announce(self) -> None:
         parameters = sum(p.numel() for p in self.model.parameters())
         plan = self._plan(self.state.epoch)
-        log.info("device: %s, precision: %s", describe_device(self.device), self.recipe.precision)
+        log.info(
+            "device: %s, %s",
+            describe_device(self.device),
+            resolve_precision(self.device, self.recipe.precision),
+        )
         log.info(
             "model: %.2f million parameters, %d pieces", parameters / 1e6, self.tokenizer.target_vocab_size
         )
@@ -183,15 +196,14 @@ class _Trainer:
         scores = self.validator(self.model)
         state, metric = self.state, self.recipe.best_metric
         score = -scores.nll if metric == "nll" else getattr(scores, metric)
-        best = state.best_score is None or score > state.best_score
+        best = math.isfinite(score) and (state.best_score is None or score > state.best_score)
         state.validations_without_improvement = 0 if best else state.validations_without_improvement + 1
         if best:
             state.best_step, state.best_score = state.step, score
         self.progress.log_validation(scores, best)
         return best
 
-    def _save(self, best: bool) -> None:
+    def _save(self) -> None:
         self.progress.read()
         save_checkpoint(self.run_dir, self.model, self.optimizer, self.state, self.recipe.keep_checkpoints)
-        if best:
-            save_model_folder(self.run_dir / "model", self.model, self.config, self.tokenizer)
+        publish_best(self.run_dir, self.state, self.config, self.tokenizer)

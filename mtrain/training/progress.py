@@ -69,7 +69,7 @@ class Progress:
                 )
 
     def log_step(self, epoch: int, rate: float) -> None:
-        """Write means since the last line: loss and nll in nats/token, speed in target tokens/s (non-pad)."""
+        """Write means since the last line: nats/token, target tokens/s; and the last gradient norm."""
         self.read()
         state, window = self.state, self.state.window
         loss, speed = window["loss"] / window["tokens"], window["tokens"] / window["seconds"]

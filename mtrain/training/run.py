@@ -1,13 +1,14 @@
 """The run folder: what may start or go on in it, and its tokenizer."""
 
+import json
 import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
 from mtrain.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
-from mtrain.config import read_yaml_file, to_yaml
-from mtrain.data.encode import read_training_text
+from mtrain.config import read_yaml_file, to_yaml, validate
+from mtrain.data.encode import file_stamps, read_training_text
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.schema import Config
 from mtrain.storage import write_atomically
@@ -30,6 +31,9 @@ _MAY_CHANGE = (
     "training.patience",
 )
 
+_MARK = "# Written by mtrain: the resolved config of this run.\n"
+_NAMES = ("config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model")
+
 
 def open_run(config: Config, resume: str) -> Checkpoint | None:
     """Make or enter the run folder, and choose the checkpoint to continue from; None to start afresh.
@@ -39,10 +43,7 @@ def open_run(config: Config, resume: str) -> Checkpoint | None:
     if no checkpoint is valid; StorageError if the folder cannot be written.
     """
     run_dir = Path(config.run_dir)
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{run_dir}: cannot make the run folder: {error.strerror}") from None
+    _enter(run_dir)
     checkpoints = checkpoint_folders(run_dir)
     if resume == "never" and checkpoints:
         raise UsageError(f"{run_dir}: has checkpoints, and --resume never was given; give another --run-dir")
@@ -55,11 +56,32 @@ def open_run(config: Config, resume: str) -> Checkpoint | None:
         chosen = _newest_valid(checkpoints)
     if chosen is not None:
         _compare(config, run_dir / "config.yaml")
-    try:
-        write_atomically(run_dir / "config.yaml", to_yaml(config))
-    except OSError as error:
-        raise StorageError(f"{run_dir}: cannot write: {error.strerror}") from None
+    _write_config(config)
     return chosen
+
+
+def _enter(run_dir: Path) -> None:
+    """Make the run folder, or clear what a crash left in it. Nothing that is not ours is ever touched."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        config = run_dir / "config.yaml"
+        ours = config.is_file() and config.read_text(encoding="utf-8", errors="replace").startswith(_MARK)
+        if not ours and (foreign := [name for name in _NAMES if (run_dir / name).exists()]):
+            raise UsageError(
+                f"{run_dir}: is no run folder of mtrain but has {foreign[0]}, which a run would overwrite; "
+                "give another --run-dir"
+            )
+        for leftover in [*run_dir.glob(".*.tmp"), *(run_dir / "checkpoints").glob(".*.tmp")]:
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    except OSError as error:
+        raise StorageError(f"{run_dir}: cannot make the run folder: {error.strerror}") from None
+
+
+def _write_config(config: Config) -> None:
+    try:
+        write_atomically(Path(config.run_dir) / "config.yaml", _MARK + to_yaml(config))
+    except OSError as error:
+        raise StorageError(f"{config.run_dir}: cannot write: {error.strerror}") from None
 
 
 def _newest_valid(checkpoints: list[Path]) -> Checkpoint:
@@ -74,7 +96,8 @@ def _newest_valid(checkpoints: list[Path]) -> Checkpoint:
 def _compare(config: Config, file: Path) -> None:
     if not file.exists():
         return
-    old, new = _flatten(read_yaml_file(file)), _flatten(config.model_dump(mode="json"))
+    earlier = validate(Config, read_yaml_file(file), str(file))  # keys that it does not have get defaults
+    old, new = (_flatten(each.model_dump(mode="json")) for each in (earlier, config))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) == new.get(key):
             continue
@@ -92,6 +115,14 @@ def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix.rstrip("."): value}
 
 
+def tokenize(config: Config, force: bool = False) -> Tokenizer:
+    """Make the run folder and its tokenizer without training. Raises what `prepare_tokenizer` raises."""
+    _enter(Path(config.run_dir))
+    if not checkpoint_folders(Path(config.run_dir)):
+        _write_config(config)
+    return prepare_tokenizer(config, force)
+
+
 def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
     """The run's tokenizer: learnt from the training text, or taken from `tokenizer.path`, if there is none.
 
@@ -99,6 +130,8 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
     """
     run_dir = Path(config.run_dir)
     folder, settings = run_dir / "tokenizer", run_dir / "tokenizer" / "config.yaml"
+    text = folder / "learnt-from.json"  # name, size and time of the files it was learnt from
+    stamps = json.dumps(file_stamps(config.data.train)) + "\n"
     if force and checkpoint_folders(run_dir):
         raise UsageError(
             f"{run_dir}: its checkpoints need the tokenizer they were trained with; use another --run-dir"
@@ -108,6 +141,10 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
             raise UsageError(
                 f"{folder}: was learnt with other tokenizer settings; set them back, or replace it by "
                 "`mtrain tokenize CONFIG --force`"
+            )
+        if text.exists() and text.read_text(encoding="utf-8") != stamps:
+            log.warning(
+                "tokenizer: was learnt before data.train changed; `mtrain tokenize --force` renews it"
             )
         return Tokenizer(folder)
     temporary = run_dir / ".tokenizer.tmp"
@@ -122,6 +159,8 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
 
         train_tokenizer(config.tokenizer, side(0), side(1), temporary, config.seed)
     (temporary / "config.yaml").write_text(to_yaml(config.tokenizer), encoding="utf-8", newline="\n")
+    if config.tokenizer.path is None:
+        (temporary / text.name).write_text(stamps, encoding="utf-8", newline="\n")
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
     return Tokenizer(folder)
