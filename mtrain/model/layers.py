@@ -24,9 +24,11 @@ class Dropout(nn.Module):
         if x.device.type != "cpu":
             return F.dropout(x, self.rate)
         draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        threshold = min(round((self.rate - 0.5) * 65536), 32767)
+        # What is kept grows by 1 / (1 - rate), as x can hold it; the rate follows, so that no bias is left.
+        scale = torch.tensor(1 / (1 - self.rate), dtype=x.dtype).item()
+        threshold = min(round((0.5 - 1 / scale) * 65536), 32767)
         keep = draws.view(torch.int16)[: x.numel()].view(x.shape) >= threshold
-        return x * keep.to(x.dtype).mul_(1 / (1 - self.rate))
+        return x * keep.to(x.dtype).mul_(scale)
 
 
 class Residual(nn.Module):
