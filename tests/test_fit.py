@@ -26,6 +26,7 @@ from mtrain.training import loop, step
 from mtrain.training.loop import fit
 from mtrain.training.run import tokenize
 from mtrain.training.step import make_optimizer, train_step
+from mtrain.training.validate import Scores
 
 
 def read_metrics(run: Path) -> list[dict]:
@@ -234,22 +235,25 @@ def test_each_limit_ends_training(make_config, caplog):
     assert "no better bleu in 1 validations" in caplog.text
 
 
-@pytest.mark.parametrize("metric", ["nll", "chrf"])
-def test_the_best_checkpoint_is_that_of_the_metric(make_config, metric):
-    run = go(
-        make_config(
-            training={"best_metric": metric, "max_steps": 12, "validate_every": 2, "keep_checkpoints": 1}
-        )
+@pytest.mark.parametrize(("metric", "best"), [("bleu", 6), ("chrf", 4), ("nll", 2)])
+def test_the_best_checkpoint_is_kept_and_published(make_config, monkeypatch, metric, best):
+    told = iter(
+        [
+            Scores(1.0, 3, 10, 20),
+            Scores(2.0, 7, 10, 40),
+            Scores(float("nan"), 9, 30, 30),
+            Scores(3.0, 20, 20, 35),
+        ]
     )
-    scores = {line["step"]: line["validation"][metric] for line in read_metrics(run) if "validation" in line}
-    best = (min if metric == "nll" else max)(scores, key=scores.get)
+    monkeypatch.setattr(loop.Validator, "__call__", lambda *_: next(told))
+    recipe = {"best_metric": metric, "max_steps": 8, "validate_every": 2, "keep_checkpoints": 1}
+    run = go(make_config(training=recipe))
     index = json.loads((run / "checkpoints/index.json").read_text())
-    assert index == {"best": f"step-{best:08d}", "last": "step-00000012"}
+    assert index == {"best": f"step-{best:08d}", "last": "step-00000008"}
     kept = {folder.name for folder in (run / "checkpoints").glob("step-*")}
     assert kept == {index["best"], index["last"]}
-    assert (run / "model/model.safetensors").read_bytes() == (
-        run / "checkpoints" / index["best"] / "model.safetensors"
-    ).read_bytes()
+    best_weights = run / "checkpoints" / index["best"] / "model.safetensors"
+    assert (run / "model/model.safetensors").read_bytes() == best_weights.read_bytes()
 
 
 def test_a_finished_run_says_so_and_goes_on_when_the_limit_is_raised(make_config, caplog):
@@ -270,6 +274,7 @@ def test_metrics_have_the_promised_fields_and_no_step_twice(make_config):
     assert [line["step"] for line in training] == [2, 4, 6, 8]
     promised = {"step", "epoch", "loss", "nll", "learning_rate", "grad_norm", "target_tokens"}
     assert promised | {"target_tokens_per_second", "seconds", "time"} <= training[0].keys()
+    assert [line["learning_rate"] for line in training] == pytest.approx([0.0025, 0.005, 0.005, 0.005])
     validation = [line for line in lines if "validation" in line]
     assert [line["step"] for line in validation] == [4, 8]
     assert validation[0]["validation"].keys() == {"nll", "perplexity", "bleu", "chrf"}
