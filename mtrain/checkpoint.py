@@ -6,7 +6,9 @@ Tensors are safetensors and the rest is JSON or YAML; nothing is ever pickled.
 import json
 import logging
 import shutil
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +26,8 @@ from mtrain.storage import MANIFEST, verify_folder, write_atomically, write_fold
 from mtrain.tokenizer import Tokenizer, model_config
 
 log = logging.getLogger(__name__)
+
+_CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 
 
 @dataclass
@@ -89,7 +93,8 @@ def load_weights(model: nn.Module, file: Path) -> None:
 
 def checkpoint_folders(run_dir: Path) -> list[Path]:
     """Checkpoints of a run, oldest first."""
-    return sorted((run_dir / "checkpoints").glob("step-*"))
+    found = (run_dir / "checkpoints").glob("step-" + "[0-9]" * 8)
+    return sorted(folder for folder in found if folder.is_dir())
 
 
 def save_checkpoint(
@@ -146,7 +151,7 @@ def set_newer_aside(checkpoint: Checkpoint) -> None:
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Verify a checkpoint and read its state. Raises ModelError if it is damaged."""
-    verify_folder(folder)
+    verify_folder(folder, _CHECKPOINT_FILES)
     file = folder / "state.json"
     try:
         values = json.loads(file.read_bytes())
@@ -176,6 +181,11 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
     if weights.exists():
         contents = to_yaml(_folder_config(config, tokenizer))
         if not _is_published(run_dir / "model", weights, contents):
+            try:
+                verify_folder(weights.parent, _CHECKPOINT_FILES)
+            except ModelError as error:
+                log.warning("%s; model/ stays as it is", error)
+                return
             save_model_folder(run_dir / "model", weights, contents, tokenizer)
 
 
@@ -197,7 +207,8 @@ def save_model_folder(folder: Path, weights: Path, contents: str, tokenizer: Tok
         (temporary / "tokenizer").mkdir()
         for file in tokenizer.files:
             for part in (file, file.with_suffix(".vocab")):
-                shutil.copyfile(part, temporary / "tokenizer" / part.name)
+                if part.exists():  # the listing is for readers; a model can do without
+                    shutil.copyfile(part, temporary / "tokenizer" / part.name)
 
     write_folder(folder, fill)
 
@@ -219,26 +230,33 @@ def load_model(path: Path, overrides: Sequence[str] = ()) -> LoadedModel:
         raise ModelError(f"{path}: {'not a folder' if path.exists() else 'no such model or run folder'}")
     if not (path / "checkpoints").is_dir():
         return _load_folder(path, overrides)
-    if (path / "model").is_dir():
-        return _load_folder(path / "model", overrides)
-    folders = checkpoint_folders(path)
-    if not folders:
-        raise ModelError(f"{path}: this run has no checkpoint yet")
-    try:
-        best = json.loads((path / "checkpoints" / "index.json").read_bytes())["best"]
-    except (OSError, ValueError, KeyError, TypeError):
-        best = None
-    weights = (path / "checkpoints" / best if best else folders[-1]) / "model.safetensors"
-    verify_folder(weights.parent)
-    config = _read_config(path / "config.yaml", Config)
-    tokenizer = Tokenizer(path / "tokenizer")
-    return _build(_folder_config(config, tokenizer), tokenizer, weights, overrides)
+    folder = path / "model"
+    for _ in range(2):  # a run that goes on may put a new model in the place of the one that is being read
+        with suppress(ModelError):
+            return _load_folder(folder, overrides)
+        time.sleep(0.2)
+    return _load_folder(folder, overrides) if folder.is_dir() else _load_best(path, overrides)
 
 
 def _load_folder(folder: Path, overrides: Sequence[str]) -> LoadedModel:
-    verify_folder(folder)
+    verify_folder(folder, ("config.yaml", "model.safetensors"))
     config = _read_config(folder / "config.yaml", ModelFolderConfig)
     return _build(config, Tokenizer(folder / "tokenizer"), folder / "model.safetensors", overrides)
+
+
+def _load_best(run_dir: Path, overrides: Sequence[str]) -> LoadedModel:
+    """The best checkpoint of a run that has no `model/`, or its newest if the best is not known."""
+    folders = checkpoint_folders(run_dir)
+    if not folders:
+        raise ModelError(f"{run_dir}: this run has no checkpoint yet")
+    try:
+        best = json.loads((run_dir / "checkpoints" / "index.json").read_bytes())["best"]
+    except (OSError, ValueError, LookupError, TypeError):
+        best = None
+    folder = next((folder for folder in folders if folder.name == best), folders[-1])
+    verify_folder(folder, _CHECKPOINT_FILES)
+    config, tokenizer = _read_config(run_dir / "config.yaml", Config), Tokenizer(run_dir / "tokenizer")
+    return _build(_folder_config(config, tokenizer), tokenizer, folder / "model.safetensors", overrides)
 
 
 def _read_config(file: Path, section: type[SectionT]) -> SectionT:
@@ -260,7 +278,10 @@ def _build(
     sizes = (tokenizer.source_vocab_size, tokenizer.target_vocab_size)
     if sizes != (config.model.source_vocab_size, config.model.target_vocab_size):
         raise ModelError(f"{weights.parent}: the tokenizer has {sizes} pieces; the model expects others")
-    model = Transformer(config.model)
+    network = config.model
+    if (network.pad_id, network.unk_id, network.bos_id, network.eos_id) != tokenizer.special:
+        raise ModelError(f"{weights.parent}: the tokenizer's special ids are not those of the model")
+    model = Transformer(network)
     load_weights(model, weights)
     return LoadedModel(model.eval(), tokenizer, config)
 

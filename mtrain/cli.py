@@ -3,6 +3,7 @@
 import sys
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -10,7 +11,16 @@ import typer
 
 from mtrain import __version__
 from mtrain.errors import MtrainError, StorageError, UsageError
-from mtrain.terminal import input_lines, log_to_stderr, output, prompt, require_file, require_unicode, visible
+from mtrain.terminal import (
+    input_lines,
+    log_to_stderr,
+    make_streams_usable,
+    output,
+    prompt,
+    require_file,
+    require_unicode,
+    visible,
+)
 
 # ClickException, of click or of the copy that newer versions of Typer bring along.
 _CommandLineError: Any = typer.BadParameter.__mro__[2]
@@ -242,18 +252,20 @@ def _root(
 def _exit(message: str, code: int) -> NoReturn:
     if _debugging:
         traceback.print_exc()
-    print(f"{'' if code > 128 else 'error: '}{visible(' '.join(message.split()))}", file=sys.stderr)
+    with suppress(OSError):
+        print(f"{'' if code > 128 else 'error: '}{visible(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)
 
 
 def main(arguments: Iterable[str] | None = None) -> NoReturn:
     """Run a command; every failure becomes one line on stderr and an exit code (see `mtrain.errors`)."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    make_streams_usable()
     try:
         code: Any = app(
             list(sys.argv[1:] if arguments is None else arguments) or ["--help"], standalone_mode=False
         )
+        if code == 130:  # Typer makes an exit code of Ctrl-C
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except MtrainError as error:
         _exit(str(error), error.exit_code)

@@ -44,15 +44,16 @@ def make_metrics(
     makers = {
         "bleu": lambda: BLEU(lowercase=lowercase, tokenize=tokenize or bleu_tokenizer(target_lang)),
         "chrf": lambda: CHRF(lowercase=lowercase),
-        "ter": lambda: TER(case_sensitive=not lowercase),
+        "ter": lambda: TER(),  # ignores case by itself, as sacreBLEU's command line does
     }
     if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
         raise UsageError(f"--bleu-tokenize {tokenize}: choose from {', '.join(BLEU.TOKENIZERS)}")
     try:
         return {name: makers[name]() for name in dict.fromkeys(names)}  # type: ignore[no-untyped-call]
-    except (ImportError, RuntimeError) as error:
+    except (ImportError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise UsageError(f"BLEU's tokenizer for {target_lang} is not installed: {reason}") from None
+        name = tokenize or bleu_tokenizer(target_lang)
+        raise UsageError(f"BLEU's tokenizer {name} is not installed: {reason}") from None
 
 
 def score(

@@ -170,7 +170,7 @@ class TokenizerConfig(Section):
     type: Literal["unigram", "bpe"] = Field("unigram", description="subword algorithm")
     vocab_size: int = Field(8000, ge=8, le=1_000_000, description="pieces of a vocabulary, all counted")
     joint: bool = Field(True, description="one vocabulary for both languages; false: one for each")
-    character_coverage: float = Field(1.0, gt=0, le=1, description="share of characters that get a piece")
+    character_coverage: float = Field(1.0, ge=0.98, le=1, description="share of characters that get a piece")
     byte_fallback: bool = Field(True, description="spell other characters as bytes; nothing is unknown")
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = Field(
         "nmt_nfkc", description="Unicode normalisation; `_cf` also lowercases"
@@ -276,7 +276,7 @@ class TrainingConfig(Section):
     warmup_steps: int = Field(2000, ge=0, description="steps of linear rise from zero to the peak")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.98), strict=False, description="AdamW's moment decay")
     weight_decay: float = Field(0.0, ge=0, le=10, description="AdamW's decoupled decay, of matrices alone")
-    clip_norm: float = Field(1.0, ge=0, description="largest gradient norm; 0: no limit")
+    clip_norm: float = Field(1.0, ge=0, le=1e9, description="largest gradient norm; 0: no limit")
     label_smoothing: Fraction = Field(0.1, description="probability mass spread over the whole vocabulary")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="arithmetic of matrix products; auto: bf16 on GPUs that have it, else fp32"
@@ -329,7 +329,7 @@ class DecodingConfig(Section):
 class Config(Section):
     """A whole experiment."""
 
-    run_dir: str = Field(min_length=1, description="folder of the run: checkpoints, metrics, the model")
+    run_dir: str = Field(pattern=r"^[^\x00]+$", description="folder of the run: checkpoints, metrics, model")
     seed: int = Field(1, ge=0, lt=2**63, description="of weights, batch order, dropout and held-out pairs")
     data: DataConfig = Field(description="the corpora")
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="the subword vocabulary")

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -66,8 +66,8 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
         raise
 
 
-def verify_folder(folder: Path, contents: bool = True) -> None:
-    """Compare every file with the manifest, by size alone if not by `contents`.
+def verify_folder(folder: Path, required: Sequence[str]) -> None:
+    """Compare every file with the manifest, which must list those `required`.
 
     Raises ModelError naming the first that differs.
     """
@@ -76,15 +76,17 @@ def verify_folder(folder: Path, contents: bool = True) -> None:
         entries = {name: (entry["size"], entry["sha256"]) for name, entry in manifest.items()}
     except FileNotFoundError:
         raise ModelError(f"{folder}: no {MANIFEST}; not a complete checkpoint or model folder") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ModelError(f"{folder / MANIFEST}: damaged") from None
+    if absent := set(required) - entries.keys():
+        raise ModelError(f"{folder / MANIFEST}: does not list {', '.join(sorted(absent))}")
     for name, (size, digest) in entries.items():
         file = folder / name
-        if Path(name).is_absolute() or ".." in Path(name).parts or file.is_symlink():
-            raise ModelError(f"{folder / MANIFEST}: names a file outside its folder: {name}")
+        if file.resolve() != folder.resolve() / name:
+            raise ModelError(f"{folder / MANIFEST}: {name} is a link or lies outside the folder")
         if not file.is_file():
             raise ModelError(f"{file}: missing")
-        if file.stat().st_size != size or (contents and sha256(file) != digest):
+        if file.stat().st_size != size or sha256(file) != digest:
             raise ModelError(f"{file}: damaged (its contents do not match {MANIFEST})")
 
 

@@ -1,5 +1,6 @@
 """Where lines come from and go to: files, pipes, a prompt, and the log on stderr."""
 
+import io
 import logging
 import os
 import sys
@@ -9,6 +10,16 @@ from pathlib import Path
 from typing import IO
 
 from mtrain.errors import DataError, StorageError
+
+
+def make_streams_usable() -> None:
+    """Let stdin, stdout and stderr exist, closed or not, and take any text."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  (for as long as we live)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def require_file(path: Path) -> None:
@@ -27,9 +38,13 @@ def input_lines(path: Path | None) -> Iterator[str]:
     """Lines of a file, or of stdin for None and `-`. Raises DataError at the first that is not clean text."""
     from mtrain.data.corpus import clean, decode_lines, read_lines
 
-    if path is None or str(path) == "-":
-        return clean(decode_lines(sys.stdin.buffer, "<stdin>"))
-    return clean(read_lines(path))
+    if path is not None and str(path) != "-":
+        yield from clean(read_lines(path))
+        return
+    try:
+        yield from clean(decode_lines(sys.stdin.buffer, "<stdin>"))
+    except OSError as error:
+        raise DataError(f"<stdin>: cannot read: {error.strerror}") from None
 
 
 def prompt() -> Iterator[str]:
@@ -58,18 +73,22 @@ def output(path: Path | None) -> Iterator[IO[str]]:
             # Whoever read our output has gone: no failure, but Python must not flush to them at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
+    path = path.resolve()
     direct = path.exists() and not path.is_file()
-    place = path if direct else path.with_name(f".{path.name}.tmp")
+    place = path if direct else path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with place.open("w", encoding="utf-8", newline="\n") as stream:
             yield stream
         if not direct:
+            if path.exists():
+                place.chmod(path.stat().st_mode)
             place.replace(path)
     except OSError as error:
         raise StorageError(f"{path}: cannot write: {error.strerror}") from None
     finally:
         if not direct:
-            place.unlink(missing_ok=True)
+            with suppress(OSError):
+                place.unlink()
 
 
 def log_to_stderr(quiet: bool, debug: bool) -> None:
@@ -79,7 +98,8 @@ def log_to_stderr(quiet: bool, debug: bool) -> None:
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             prefix = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-            tqdm.write(prefix + visible(self.format(record)), file=sys.stderr)
+            with suppress(OSError):  # a log that nobody can read any more must not stop a long run
+                tqdm.write(prefix + visible(self.format(record)), file=sys.stderr)
 
     logger = logging.getLogger("mtrain")
     logger.handlers = [Handler()]

@@ -58,12 +58,12 @@ def train_tokenizer(
 
 
 def _train_one(config: TokenizerConfig, sentences: Sentences, seed: int, side: str) -> bytes:
-    failures: list[Exception] = []
+    failures: list[BaseException] = []
 
     def remembering() -> Iterator[str]:
         try:
             yield from sentences()
-        except Exception as error:  # SentencePiece would make a RuntimeError of it
+        except BaseException as error:  # SentencePiece would make a RuntimeError of it
             failures.append(error)
             raise
 
@@ -102,7 +102,7 @@ def _train_one(config: TokenizerConfig, sentences: Sentences, seed: int, side: s
     if small := _TOO_SMALL.search(message):
         raise UsageError(
             f"tokenizer.vocab_size is too small for this text{side}; given {config.vocab_size}; the smallest "
-            f"possible is {small[1]} (fewer with a lower tokenizer.character_coverage)"
+            f"possible is {small[1]}"
         )
     if _TOO_LARGE.search(message):
         raise UsageError(

@@ -123,7 +123,7 @@ def test_wrong_choices_name_the_right_ones():
 def test_a_tokenizer_that_is_not_installed_is_a_clear_error():
     if subprocess.run([sys.executable, "-c", "import MeCab"], capture_output=True).returncode == 0:
         pytest.skip("MeCab is installed here")
-    with pytest.raises(UsageError, match="tokenizer for ja is not installed"):
+    with pytest.raises(UsageError, match="tokenizer ja-mecab is not installed"):
         make_metrics(["bleu"], "ja")
 
 

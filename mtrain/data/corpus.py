@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import io
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -214,13 +215,15 @@ def _load_table(corpus: ParquetCorpus | HubCorpus) -> Any:
     import datasets
 
     files = [str(file) for file in files_of(corpus)]
+    datasets.utils.logging.set_verbosity(logging.CRITICAL)  # what goes wrong is told below, in one line
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
     try:
         if isinstance(corpus, ParquetCorpus):
             return datasets.load_dataset("parquet", data_files=files, split="train")
         return datasets.load_dataset(corpus.hub, corpus.config, split=corpus.split, revision=corpus.revision)
     except Exception as error:  # the library raises dozens of kinds, of its own and of its dependencies
         name = corpus.parquet if isinstance(corpus, ParquetCorpus) else corpus.hub
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error.__cause__ or error).split())[:300]
         raise DataError(f"{name}: cannot load the data set: {reason}") from error
 
 

@@ -95,7 +95,7 @@ def prepare_data(
     stamps = _digest([settings, file_stamps(_training_side(data))])
     summary, known_stamps = _read_json(folder / "summary.json"), _read_json(folder / "stamps.json")
     fingerprint = summary.get("fingerprint")
-    if known_stamps.get("stamps") != stamps:
+    if fingerprint is None or known_stamps.get("stamps") != stamps:
         # A touched or copied file has new stamps and the same contents: only contents decide.
         fingerprint = _digest([settings, [content_hash(corpus) for corpus in _training_side(data)]])
     if expected not in (None, fingerprint):
@@ -142,7 +142,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 def _load(folder: Path, data: DataConfig) -> PreparedData | None:
     """The encoded data of a folder; None if a file is missing, cut short or unreadable."""
     try:
-        verify_folder(folder, contents=False)
+        verify_folder(folder, ("train.arrow", "validation.jsonl", "summary.json"))
         summary = _read_json(folder / "summary.json")
         weights = np.repeat([corpus.weight for corpus in data.train], summary["kept"])
         train = EncodedCorpus(folder / "train.arrow", weights)

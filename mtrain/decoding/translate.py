@@ -67,12 +67,15 @@ class Translator:
         model = loaded.model.to(place)
         return cls(model, loaded.tokenizer, config.decoding, config.max_length, config.target_lang, place)
 
-    def translate(self, texts: list[str]) -> list[Translation]:
+    def translate(self, texts: Iterable[str]) -> list[Translation]:
         """The best translation of each text, in order. An empty text gives an empty translation."""
         return [best[0] for best in self.translate_n_best(texts)]
 
-    def translate_n_best(self, texts: list[str]) -> list[list[Translation]]:
+    def translate_n_best(self, texts: Iterable[str]) -> list[list[Translation]]:
         """Up to `beam_size` translations of each text, best first."""
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("texts must be strings")
         encoded = self.tokenizer.encode_source(texts)
         if cut := sum(len(ids) >= self.max_length for ids in encoded):
             log.warning("%d line(s) longer than data.max_length (%d tokens) were cut", cut, self.max_length)

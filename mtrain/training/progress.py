@@ -31,7 +31,7 @@ class Progress:
         """Open `metrics.jsonl`, cut back to what had happened by `state.step`: no step is in it twice."""
         self.file, self.state = run_dir / "metrics.jsonl", state
         if self.file.exists():
-            lines = self.file.read_text(encoding="utf-8").splitlines(keepends=True)
+            lines = self.file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             write_atomically(self.file, "".join(line for line in lines if _step_of(line) <= state.step))
         hidden = quiet or not sys.stderr.isatty()
         self.bar = tqdm(total=total_steps, initial=state.step, unit="step", disable=hidden)
@@ -115,7 +115,7 @@ class Progress:
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return float("inf")  # a line that a crash cut short
 
 

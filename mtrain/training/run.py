@@ -71,8 +71,10 @@ def _enter(run_dir: Path) -> None:
                 f"{run_dir}: is no run folder of mtrain but has {foreign[0]}, which a run would overwrite; "
                 "give another --run-dir"
             )
-        for leftover in [*run_dir.glob(".*.tmp"), *(run_dir / "checkpoints").glob(".*.tmp")]:
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        if ours:
+            for folder, names in ((run_dir, _NAMES), (run_dir / "checkpoints", ("step-*", "index.json"))):
+                for leftover in (path for name in names for path in folder.glob(f".{name}.tmp")):
+                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     except OSError as error:
         raise StorageError(f"{run_dir}: cannot make the run folder: {error.strerror}") from None
 
