@@ -32,24 +32,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.", show_default=False)]
-ModelFolder = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A run or model folder.", show_default=False)
-]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")]
+ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="A run or model folder.")]
 Texts = Annotated[list[str] | None, typer.Argument(help="Sentences to translate.", show_default=False)]
 RunDir = Annotated[str | None, typer.Option(metavar="DIR", help="Use this run folder.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a tokenizer that is there.")]
-Resume = Annotated[
-    str, typer.Option(metavar="auto|never|CHECKPOINT", help="Go on with an earlier run, or not.")
-]
+Resume = Annotated[str, typer.Option(metavar="auto|never|CHECKPOINT", help="Go on with a run, or not.")]
 Input = Annotated[Path | None, typer.Option("-i", "--input", metavar="FILE|-", help="Lines to translate.")]
-Output = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write here, not to stdout.")
-]
+Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")]
 NBest = Annotated[int, typer.Option(min=1, max=128, help="Translations printed for each line.")]
-BeamSize = Annotated[
-    int | None, typer.Option(min=1, max=128, help="Hypotheses kept at each step; 1: greedy.")
-]
+BeamSize = Annotated[int | None, typer.Option(min=1, max=128, help="Hypotheses kept each step; 1: greedy.")]
 LengthPenalty = Annotated[float | None, typer.Option(help="Scores are log-probability / length ** this.")]
 BatchTokens = Annotated[int | None, typer.Option(min=1, help="Padded source tokens x beams of a batch.")]
 Source = Annotated[Path | None, typer.Option(metavar="FILE", help="Lines to translate and score.")]
@@ -59,9 +51,7 @@ Metrics = Annotated[str, typer.Option(help="Any of bleu, chrf, ter, with commas.
 Lowercase = Annotated[bool, typer.Option("--lowercase", help="Ignore case.")]
 BleuTokenize = Annotated[str | None, typer.Option(help="sacreBLEU tokenizer, if not the target language's.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a config key.")
-]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug messages.")]

@@ -23,9 +23,7 @@ class _YamlLoader(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for i, key in enumerate(keys):
             if key in keys[:i]:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key '{key}' is given twice", problem_mark=node.start_mark
-                )
+                raise yaml.MarkedYAMLError(problem=f"'{key}' is given twice", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -97,9 +95,7 @@ def override(raw: Any, assignment: str) -> None:
         where = ".".join(keys[:depth]) or "the config"
         if isinstance(node, list):
             if not key.isdecimal() or int(key) >= len(node):
-                raise UsageError(
-                    f"--set {assignment}: {where} is a list of {len(node)}; give an index from 0"
-                )
+                raise UsageError(f"--set {assignment}: {where} is a list of {len(node)}; give an index")
             position: Any = int(key)
         elif isinstance(node, dict):
             position = key
@@ -119,7 +115,7 @@ def _describe(error: ValidationError) -> str:
     def key_of(location: tuple[int | str, ...]) -> str:
         # Pydantic also names the tag and the class of a union's member; users know neither.
         return ".".join(
-            str(part) for part in location if not re.match(r"kind:|constrained-|literal\[", str(part))
+            str(part) for part in location if not re.match(r"kind:|constrained-|literal\[", f"{part}")
         )
 
     problems = error.errors()

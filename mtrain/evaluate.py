@@ -68,7 +68,7 @@ def score(
     for number, reference in enumerate(references, start=1):
         if len(reference) != len(hypotheses):
             raise DataError(
-                f"reference {number} has {len(reference)} lines but there are {len(hypotheses)} translations"
+                f"reference {number} has {len(reference)} lines, not {len(hypotheses)} as the translations"
             )
     results = []
     for name, metric in metrics.items():

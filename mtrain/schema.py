@@ -28,9 +28,7 @@ class Section(BaseModel):
         for key in values if isinstance(values, dict) else ():
             if key not in cls.model_fields:
                 close = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.5)
-                hint = (
-                    f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(cls.model_fields)}"
-                )
+                hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(cls.model_fields)}"
                 details = {"key": key, "hint": hint}
                 raise PydanticCustomError("unknown_key", "unknown key '{key}'; {hint}", details)
         return values
@@ -155,9 +153,7 @@ class DataConfig(Section):
     def _weights_are_for_training(self) -> Self:
         validation = self.validation if isinstance(self.validation, list) else []
         if any(corpus.weight != 1 for corpus in (*validation, *self.test.values())):
-            raise PydanticCustomError(
-                "weight", "weights are for train alone; validation and test take each pair once"
-            )
+            raise PydanticCustomError("weight", "weights are for train; others take each pair once")
         return self
 
 
@@ -209,9 +205,7 @@ class Architecture(Section):
     decoder_layers: int = Field(4, ge=1, le=256, description="layers of the decoder")
     ffn_dim: int = Field(256, ge=1, le=65536, description="inner width of the feed-forward blocks")
     dropout: Fraction = Field(0.1, description="of embeddings, feed-forward activations and sublayers")
-    activation: Literal["relu", "gelu", "silu", "swiglu"] = Field(
-        "relu", description="of feed-forward blocks"
-    )
+    activation: Literal["relu", "gelu", "silu", "swiglu"] = Field("relu", description="non-linearity")
     norm: Literal["pre", "post"] = Field("pre", description="layer norm before a sublayer or after it")
     positions: Literal["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"] = Field(
         "sinusoidal", description="how positions are told apart; sinusoidal: sines first, then cosines"
@@ -235,9 +229,7 @@ class Architecture(Section):
         if self.positions.startswith("sinusoidal") and self.d_model % 2:
             raise PydanticCustomError("positions", "sinusoidal positions need an even d_model")
         if self.positions == "rotary" and (self.d_model // self.heads) % 2:
-            raise PydanticCustomError(
-                "positions", "rotary positions need an even head width (d_model / heads)"
-            )
+            raise PydanticCustomError("positions", "rotary positions need an even d_model / heads")
         return self
 
 
@@ -260,9 +252,7 @@ class ModelConfig(Architecture):
 class TrainingConfig(Section):
     """The recipe: how long, how fast, how much at a time."""
 
-    max_steps: PositiveInt | None = Field(
-        None, description="optimizer steps; any of three limits ends training"
-    )
+    max_steps: PositiveInt | None = Field(None, description="optimizer steps; any limit ends training")
     max_epochs: PositiveInt | None = Field(None, description="passes over the training pairs")
     max_minutes: PositiveFloat | None = Field(None, description="minutes of training and validation, in all")
     batch_tokens: PositiveInt = Field(4096, description="padded target tokens of a step, over all devices")
@@ -316,12 +306,8 @@ class DecodingConfig(Section):
     stop: Literal["default", "first_k", "exact"] = Field(
         "default", description="a sentence is done: by Hugging Face's rule; at K ends; when no beam can win"
     )
-    max_length_ratio: float = Field(
-        1.5, ge=0, le=100, description="longest output, tokens: this x the source"
-    )
-    max_length_offset: int = Field(
-        10, ge=1, le=65536, description="longest output, tokens: the constant part"
-    )
+    max_length_ratio: float = Field(1.5, ge=0, le=100, description="longest output, tokens: this x source")
+    max_length_offset: int = Field(10, ge=1, le=65536, description="longest output, tokens: constant part")
     batch_tokens: PositiveInt = Field(8192, description="padded source tokens x beams of a batch")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="as `training.precision`")
 
@@ -340,14 +326,12 @@ class Config(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         if self.model.tie_embeddings == "all" and not self.tokenizer.joint and self.tokenizer.path is None:
-            message = (
-                "model.tie_embeddings: all needs tokenizer.joint: true; with two vocabularies use decoder"
-            )
+            message = "model.tie_embeddings: all needs tokenizer.joint: true; use decoder with two"
             raise PydanticCustomError("tie", message)
         if self.data.max_length > self.training.pass_tokens:
             sizes = {"length": self.data.max_length, "tokens": self.training.pass_tokens}
             message = (
-                "data.max_length ({length}) must fit training.batch_tokens and micro_batch_tokens ({tokens})"
+                "data.max_length ({length}) must fit training.batch_tokens, micro_batch_tokens ({tokens})"
             )
             raise PydanticCustomError("budget", message, sizes)
         return self

@@ -266,3 +266,52 @@ def test_evaluate_prints_scores_with_signatures(mtrain, run_dir, corpus):
     ]
     code, out, _ = mtrain("evaluate", run_dir, *files, "--metrics", "bleu", "--device", "cpu")
     assert code == 0 and "tok:char" in out and "= 100" not in out
+
+
+def test_test_sets_can_be_pointed_elsewhere(mtrain, run_dir, corpus):
+    moved = f"data.test={{moved: {{source: {corpus}/train.en, target: {corpus}/train.de}}}}"
+    code, out, _ = mtrain("evaluate", run_dir, "--set", moved, "--metrics", "bleu", "--device", "cpu")
+    assert code == 0 and out.startswith("moved (8 sentences)\n")
+
+
+@pytest.mark.parametrize("key", ["model.heads=2", "tokenizer.joint=false", "max_length=9"])
+def test_a_trained_model_is_not_changed_by_set(mtrain, run_dir, key):
+    code, _, err = mtrain("translate", run_dir, "Hi", "--set", key, "--device", "cpu")
+    assert code == 2 and "only decoding.* can be set" in one_line(err)
+
+
+def test_no_command_prints_the_help(mtrain):
+    assert mtrain() == mtrain("--help")
+
+
+def test_text_that_is_not_unicode_is_a_data_error(mtrain, run_dir):
+    code, _, err = mtrain("translate", run_dir, "caf\udce9", "--device", "cpu")
+    assert code == 3 and "not valid UTF-8" in one_line(err)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_running_out_of_memory_has_its_own_code(mtrain, run_dir, monkeypatch, error):
+    from mtrain.decoding.translate import Translator
+
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr(Translator, "translate_lines", full)
+    code, _, err = mtrain("translate", run_dir, "Hi", "--device", "cpu")
+    assert code == 8 and "lower training.micro_batch_tokens or decoding.batch_tokens" in one_line(err)
+
+
+def test_a_closed_stdout_is_no_bug(run_dir):
+    for arguments in (f"translate {run_dir} 'It rains.' --device cpu", "--help"):
+        command = f"{sys.executable} -m mtrain {arguments} >&-"
+        done = subprocess.run(command, shell=True, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interrupted_preparation_says_so(mtrain, config_file, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr("mtrain.training.run.read_training_text", interrupted)
+    assert mtrain("fit", config_file, "--quiet") == (130, "", "stopped by SIGINT\n")

@@ -518,5 +518,5 @@ def test_a_corpus_that_is_none(refused, spec: str, named: str):
 
 @pytest.mark.parametrize("key", ["validation", "test.mine"])
 def test_weights_are_for_training_alone(load, key: str):
-    with pytest.raises(UsageError, match="weights are for train alone"):
+    with pytest.raises(UsageError, match="weights are for train"):
         load(f"data.{key}={{toy: test, weight: 2}}")

@@ -129,7 +129,7 @@ def test_a_tokenizer_that_is_not_installed_is_a_clear_error():
 
 def test_counts_that_differ_are_errors(tmp_path):
     metrics = make_metrics(["bleu"], "de")
-    with pytest.raises(DataError, match="reference 2 has 2 lines but there are 3"):
+    with pytest.raises(DataError, match="reference 2 has 2 lines, not 3"):
         score(HYPOTHESES, [REFERENCES, OTHERS[:2]], metrics)
     with pytest.raises(DataError, match="nothing to score"):
         score([], [[]], metrics)

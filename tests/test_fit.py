@@ -429,7 +429,7 @@ def test_a_tokenizer_learnt_with_other_settings_is_not_used(make_config):
         go(make_config(tokenizer={"vocab_size": 331}))
     tokenize(make_config(tokenizer={"vocab_size": 331}), force=True)
     go(make_config(tokenizer={"vocab_size": 331}))
-    with pytest.raises(UsageError, match="checkpoints need the tokenizer"):
+    with pytest.raises(UsageError, match="checkpoints need this tokenizer"):
         tokenize(config, force=True)
 
 
@@ -476,7 +476,7 @@ def test_a_tokenizer_older_than_the_text_is_told(make_config, corpus, tmp_path, 
     tokenize(make_config(data={"train": files}))
     Path(files["source"]).write_bytes(Path(files["source"]).read_bytes().replace(b"cat", b"horse"))
     go(make_config(data={"train": files}))
-    assert "was learnt before data.train changed" in caplog.text
+    assert "learnt before data.train changed" in caplog.text
 
 
 def test_a_state_without_its_generators_is_refused(make_config):

@@ -168,9 +168,7 @@ def _read_text(source: Path, target: Path) -> Iterator[Pair | BadPair]:
         if a is None or b is None:
             rest = 1 + sum(1 for _ in (targets if a is None else sources))
             longer, shorter = (target, source) if a is None else (source, target)
-            raise DataError(
-                f"{longer} has {count + rest} lines but {shorter} has {count}; they must be parallel"
-            )
+            raise DataError(f"{longer} has {count + rest} lines but {shorter} has {count}; pairs would shift")
         yield a if isinstance(a, BadPair) else b if isinstance(b, BadPair) else Pair(a, b)
 
 

@@ -76,9 +76,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, d_model: int, heads: int, rotary: bool = False):
         super().__init__()
         self.heads, self.rotary = heads, rotary
-        self.query_key_value = nn.Linear(
-            d_model, 3 * d_model
-        )  # rows: queries, keys, values; heads within each
+        self.query_key_value = nn.Linear(d_model, 3 * d_model)  # rows: queries, keys, values, each by heads
         self.output = nn.Linear(d_model, d_model)
 
     def forward(

@@ -119,7 +119,7 @@ class _Trainer:
                 break
             if stop.received:
                 message = (
-                    f"stopped by {stop.received.name}; saved at step {state.step}; the same command goes on"
+                    f"stopped by {stop.received.name}; saved at step {state.step}; run it again to go on"
                 )
                 raise Interrupted(message, stop.received)
         self.progress.bar.close()

@@ -135,9 +135,7 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
     text = folder / "learnt-from.json"  # name, size and time of the files it was learnt from
     stamps = json.dumps(file_stamps(config.data.train)) + "\n"
     if force and checkpoint_folders(run_dir):
-        raise UsageError(
-            f"{run_dir}: its checkpoints need the tokenizer they were trained with; use another --run-dir"
-        )
+        raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")
     if settings.exists() and not force:
         if settings.read_text(encoding="utf-8") != to_yaml(config.tokenizer):
             raise UsageError(
@@ -145,9 +143,7 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
                 "`mtrain tokenize CONFIG --force`"
             )
         if text.exists() and text.read_text(encoding="utf-8") != stamps:
-            log.warning(
-                "tokenizer: was learnt before data.train changed; `mtrain tokenize --force` renews it"
-            )
+            log.warning("tokenizer: learnt before data.train changed; `mtrain tokenize --force` renews it")
         return Tokenizer(folder)
     temporary = run_dir / ".tokenizer.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
