@@ -15,11 +15,11 @@ from conftest import PAIRS
 from torch import nn
 
 from mtrain import Translator
-from mtrain.checkpoint import load_model, save_model_folder
 from mtrain.config import Config, load_config
 from mtrain.data.encode import prepare_data
 from mtrain.errors import DataError, DivergedError, ModelError, StorageError, UsageError
 from mtrain.model.loss import LossSums
+from mtrain.modelfolder import load_model, save_model_folder
 from mtrain.storage import write_folder
 from mtrain.tokenizer import Tokenizer
 from mtrain.training import loop, step

@@ -14,6 +14,7 @@ FLOORS = [
     ["config"],
     ["tokenizer", "model", "device", "storage"],
     ["data", "checkpoint", "decoding.search"],
+    ["modelfolder"],
     ["decoding.translate"],
     ["evaluate"],
     ["training", "terminal"],

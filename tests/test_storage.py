@@ -11,8 +11,8 @@ from conftest import PAIRS
 from test_fit import go, last_checkpoint, losses
 
 from mtrain import Translator
-from mtrain.checkpoint import load_model
 from mtrain.errors import ModelError, StorageError
+from mtrain.modelfolder import load_model
 from mtrain.storage import sha256, verify_folder, write_folder
 from mtrain.training import loop
 from mtrain.training.validate import Scores

@@ -93,9 +93,9 @@ def prepare_data(
         "tokenizer": tokenizer.fingerprint(),
     }
     stamps = _digest([settings, file_stamps(_training_side(data))])
-    summary, known_stamps = _read_json(folder / "summary.json"), _read_json(folder / "stamps.json")
+    summary = _read_json(folder / "summary.json")
     fingerprint = summary.get("fingerprint")
-    if fingerprint is None or known_stamps.get("stamps") != stamps:
+    if fingerprint is None or _read_json(folder / "stamps.json").get("stamps") != stamps:
         # A touched or copied file has new stamps and the same contents: only contents decide.
         fingerprint = _digest([settings, [content_hash(corpus) for corpus in _training_side(data)]])
     if expected not in (None, fingerprint):
@@ -108,7 +108,7 @@ def prepare_data(
         write_folder(folder, lambda temporary: _encode_all(data, tokenizer, temporary, seed, fingerprint))
         prepared = _load(folder, data)
         assert prepared is not None
-    if known_stamps.get("stamps") != stamps:
+    if _read_json(folder / "stamps.json").get("stamps") != stamps:
         write_atomically(folder / "stamps.json", json.dumps({"stamps": stamps}) + "\n")
     summary = _read_json(folder / "summary.json")
     drops = ", ".join(f"{count:,} {reason}" for reason, count in summary["dropped"].items()) or "none"

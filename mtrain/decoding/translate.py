@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from mtrain.checkpoint import load_model
 from mtrain.data.batch import pad
 from mtrain.data.batching import cut_by_budget
 from mtrain.decoding.search import Hypothesis, search
 from mtrain.device import autocast, resolve_device
 from mtrain.errors import ModelError
 from mtrain.model.transformer import Transformer
+from mtrain.modelfolder import load_model
 from mtrain.schema import DecodingConfig
 from mtrain.tokenizer import Tokenizer
 

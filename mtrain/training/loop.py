@@ -8,14 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from mtrain.checkpoint import (
-    Checkpoint,
-    TrainState,
-    load_checkpoint,
-    publish_best,
-    save_checkpoint,
-    set_newer_aside,
-)
+from mtrain.checkpoint import Checkpoint, TrainState, load_checkpoint, save_checkpoint, set_newer_aside
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan, Rows, plan_batches
 from mtrain.data.encode import PreparedData, check_corpora, prepare_data
@@ -23,6 +16,7 @@ from mtrain.device import describe_device, keep_freed_memory, resolve_device, re
 from mtrain.errors import DataError, Interrupted
 from mtrain.evaluate import make_metrics
 from mtrain.model.transformer import Transformer
+from mtrain.modelfolder import publish_best
 from mtrain.schema import Config, ModelConfig
 from mtrain.tokenizer import Tokenizer, model_config
 from mtrain.training.progress import Progress

@@ -1,0 +1,144 @@
+"""Model folders: the weights, the vocabulary and the settings that a translator needs, and nothing else."""
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from mtrain.checkpoint import CHECKPOINT_FILES, TrainState, checkpoint_folders, load_weights
+from mtrain.config import SectionT, override, read_yaml_file, to_yaml, validate
+from mtrain.errors import ModelError, UsageError
+from mtrain.model.transformer import Transformer
+from mtrain.schema import Config, ModelFolderConfig
+from mtrain.storage import MANIFEST, verify_folder, write_folder
+from mtrain.tokenizer import Tokenizer, model_config
+
+log = logging.getLogger(__name__)
+
+
+def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: Tokenizer) -> None:
+    """Make `RUN/model` the best checkpoint's weights with all that a translator needs, if it is not so."""
+    if state.best_step is None:
+        return
+    weights = run_dir / "checkpoints" / f"step-{state.best_step:08d}" / "model.safetensors"
+    if weights.exists():
+        contents = to_yaml(_folder_config(config, tokenizer))
+        if not _is_published(run_dir / "model", weights, contents):
+            try:
+                verify_folder(weights.parent, CHECKPOINT_FILES)
+            except ModelError as error:
+                log.warning("%s; model/ stays as it is", error)
+                return
+            save_model_folder(run_dir / "model", weights, contents, tokenizer)
+
+
+def _is_published(folder: Path, weights: Path, contents: str) -> bool:
+    try:
+        entries = [json.loads((place / MANIFEST).read_bytes()) for place in (folder, weights.parent)]
+        same = entries[0]["model.safetensors"] == entries[1]["model.safetensors"]
+        return same and (folder / "config.yaml").read_text(encoding="utf-8") == contents
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def save_model_folder(folder: Path, weights: Path, contents: str, tokenizer: Tokenizer) -> None:
+    """Write config.yaml with `contents`, a copy of `weights`, and tokenizer/."""
+
+    def fill(temporary: Path) -> None:
+        (temporary / "config.yaml").write_text(contents, encoding="utf-8", newline="\n")
+        shutil.copyfile(weights, temporary / "model.safetensors")
+        (temporary / "tokenizer").mkdir()
+        for file in tokenizer.files:
+            for part in (file, file.with_suffix(".vocab")):
+                if part.exists():  # the listing is for readers; a model can do without
+                    shutil.copyfile(part, temporary / "tokenizer" / part.name)
+
+    write_folder(folder, fill)
+
+
+class LoadedModel(NamedTuple):
+    """A model in eval mode with its tokenizer and settings."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    config: ModelFolderConfig
+
+
+def load_model(path: Path, overrides: Sequence[str] = ()) -> LoadedModel:
+    """Load a model folder, or the best model of a run folder, onto the CPU, every file verified.
+
+    Raises ModelError if it is missing, damaged, or its parts disagree.
+    """
+    if not path.is_dir():
+        raise ModelError(f"{path}: {'not a folder' if path.exists() else 'no such model or run folder'}")
+    if not (path / "checkpoints").is_dir():
+        return _load_folder(path, overrides)
+    folder = path / "model"
+    for _ in range(2):  # a run that goes on may put a new model in the place of the one that is being read
+        with suppress(ModelError):
+            return _load_folder(folder, overrides)
+        time.sleep(0.2)
+    return _load_folder(folder, overrides) if folder.is_dir() else _load_best(path, overrides)
+
+
+def _load_folder(folder: Path, overrides: Sequence[str]) -> LoadedModel:
+    verify_folder(folder, ("config.yaml", "model.safetensors"))
+    config = _read_config(folder / "config.yaml", ModelFolderConfig)
+    return _build(config, Tokenizer(folder / "tokenizer"), folder / "model.safetensors", overrides)
+
+
+def _load_best(run_dir: Path, overrides: Sequence[str]) -> LoadedModel:
+    """The best checkpoint of a run that has no `model/`, or its newest if the best is not known."""
+    folders = checkpoint_folders(run_dir)
+    if not folders:
+        raise ModelError(f"{run_dir}: this run has no checkpoint yet")
+    try:
+        best = json.loads((run_dir / "checkpoints" / "index.json").read_bytes())["best"]
+    except (OSError, ValueError, LookupError, TypeError):
+        best = None
+    folder = next((folder for folder in folders if folder.name == best), folders[-1])
+    verify_folder(folder, CHECKPOINT_FILES)
+    config, tokenizer = _read_config(run_dir / "config.yaml", Config), Tokenizer(run_dir / "tokenizer")
+    return _build(_folder_config(config, tokenizer), tokenizer, folder / "model.safetensors", overrides)
+
+
+def _read_config(file: Path, section: type[SectionT]) -> SectionT:
+    try:
+        return validate(section, read_yaml_file(file), str(file))
+    except UsageError as error:  # of the folder, not of the user
+        raise ModelError(str(error)) from None
+
+
+def _build(
+    config: ModelFolderConfig, tokenizer: Tokenizer, weights: Path, overrides: Sequence[str]
+) -> LoadedModel:
+    raw = config.model_dump(mode="json")
+    for assignment in overrides:
+        if not assignment.startswith("decoding."):
+            raise UsageError(f"--set {assignment}: of a trained model only decoding.* can be set")
+        override(raw, assignment)
+    config = validate(ModelFolderConfig, raw, "--set")
+    sizes = (tokenizer.source_vocab_size, tokenizer.target_vocab_size)
+    if sizes != (config.model.source_vocab_size, config.model.target_vocab_size):
+        raise ModelError(f"{weights.parent}: the tokenizer has {sizes} pieces; the model expects others")
+    network = config.model
+    if (network.pad_id, network.unk_id, network.bos_id, network.eos_id) != tokenizer.special:
+        raise ModelError(f"{weights.parent}: the tokenizer's special ids are not those of the model")
+    model = Transformer(network)
+    load_weights(model, weights)
+    return LoadedModel(model.eval(), tokenizer, config)
+
+
+def _folder_config(config: Config, tokenizer: Tokenizer) -> ModelFolderConfig:
+    return ModelFolderConfig(
+        source_lang=config.data.source_lang,
+        target_lang=config.data.target_lang,
+        max_length=config.data.max_length,
+        tokenizer=config.tokenizer,
+        model=model_config(config.model, tokenizer, config.data.max_length),
+        decoding=config.decoding,
+    )
