@@ -29,7 +29,7 @@ def require_file(path: Path) -> None:
 
 
 def require_unicode(text: str) -> None:
-    """Raise DataError if what was typed was not UTF-8: Python stands in lone surrogates for such bytes."""
+    """Raise DataError if what was typed was not UTF-8: Python puts lone surrogates for such bytes."""
     if any("\ud800" <= c <= "\udfff" for c in text):
         raise DataError(f"{text}: not valid UTF-8")
 
@@ -51,7 +51,7 @@ def prompt() -> Iterator[str]:
     """Lines as they are typed, with editing and history, until Ctrl-D."""
     with suppress(ImportError):  # where there is none, lines can still be typed
         import readline  # noqa: F401  (input() then offers both)
-    print("Type a sentence and Enter; Ctrl-D ends.", file=sys.stderr)
+    print("Type a sentence and press Enter; Ctrl-D ends.", file=sys.stderr)
     while True:
         try:
             line = input("> " if sys.stdout.isatty() else "")  # a redirected stdout gets results alone

@@ -190,6 +190,40 @@ def test_a_step_that_is_not_finite_changes_nothing(parts):
             )
 
 
+def test_every_key_of_the_step_reaches_it(parts):
+    config, model, data, tokenizer = parts
+    model = model.float()
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def step(**keys):
+        model.load_state_dict(start)
+        recipe = config.training.model_copy(update=keys)
+        batches = batches_of([[0, 1, 2, 3]], data, tokenizer)
+        optimizer = torch.optim.SGD(model.parameters(), fused=True)
+        sums = train_step(model, optimizer, batches, batches[0].target_tokens, 0.5, recipe)
+        moved = sum(float((p.detach() - start[name]).square().sum()) for name, p in model.named_parameters())
+        return sums.values[0], sums.values[1], sums.values[2], moved**0.5
+
+    loss, nll, norm, moved = step(label_smoothing=0.0)
+    assert loss == nll and moved == pytest.approx(0.5 * float(norm), rel=1e-3)
+    smoothed, same_nll, *_ = step(label_smoothing=0.2)
+    assert smoothed > loss and same_nll == nll
+    *_, norm, moved = step(clip_norm=0.01)
+    assert norm > 0.01 and moved == pytest.approx(0.5 * 0.01, rel=1e-3)
+    rough, *_ = step(precision="bf16", label_smoothing=0.0)
+    assert rough != loss and rough == pytest.approx(float(loss), rel=0.1)
+    betas = make_optimizer(model, config.training.model_copy(update={"betas": (0.8, 0.9)})).defaults["betas"]
+    assert betas == (0.8, 0.9)
+
+
+def test_training_and_translating_in_bf16(make_config, run_dir):
+    whole, rough = go(make_config("whole")), go(make_config("rough", training={"precision": "bf16"}))
+    for one, other in zip(losses(whole), losses(rough), strict=True):
+        assert one != other and one == pytest.approx(other, rel=0.1)
+    translator = Translator.load(run_dir, "cpu", ["decoding.precision=bf16"])
+    assert [t.text for t in translator.translate([pair[0] for pair in PAIRS])] == [pair[1] for pair in PAIRS]
+
+
 def test_three_steps_in_a_row_that_are_not_finite_end_training(make_config, monkeypatch):
     real = step.projected_cross_entropy
     calls = []
