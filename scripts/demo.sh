@@ -5,6 +5,8 @@ cd "$(dirname "$0")/.."
 bash scripts/setup.sh
 mtrain=.venv/bin/mtrain
 run=runs/toy-en-fr
+# Threads that wait give way soon: on cores shared with other programs the default, long spinning, costs far more.
+export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000}
 
 $mtrain fit configs/toy-en-fr.yaml
 
