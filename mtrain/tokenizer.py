@@ -6,6 +6,7 @@ Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units" (
 
 import hashlib
 import io
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -16,6 +17,8 @@ import sentencepiece
 
 from mtrain.errors import DataError, ModelError, UsageError
 from mtrain.schema import Architecture, ModelConfig, TokenizerConfig
+
+log = logging.getLogger(__name__)
 
 JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"
 # Beyond this many sentences a vocabulary hardly changes, while the trainer's memory goes on growing.
@@ -63,6 +66,8 @@ def _train_one(config: TokenizerConfig, sentences: Sentences, seed: int, side: s
     def remembering() -> Iterator[str]:
         try:
             yield from sentences()
+            # Only now is all of the text known to be readable and aligned.
+            log.info("tokenizer: learning %d %s pieces%s", config.vocab_size, config.type, side)
         except BaseException as error:  # SentencePiece would make a RuntimeError of it
             failures.append(error)
             raise

@@ -81,7 +81,7 @@ def test_a_misspelt_key_names_the_nearest(mtrain, config_file):
 def test_unequal_line_counts_are_a_data_error_with_both(mtrain, config_file, tmp_path, corpus):
     (tmp_path / "short.de").write_text("Eine Katze schläft.\n")
     files = {"source": str(corpus / "train.en"), "target": str(tmp_path / "short.de")}
-    code, _, err = mtrain("fit", changed(config_file, "data", train=files), "--quiet")
+    code, _, err = mtrain("fit", changed(config_file, "data", train=files))
     assert code == 3 and "has 8 lines but" in one_line(err) and "short.de has 1" in err
 
 

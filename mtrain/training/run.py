@@ -150,7 +150,6 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
     if config.tokenizer.path is not None:
         _copy_tokenizer(Path(config.tokenizer.path), temporary)
     else:
-        log.info("tokenizer: learning %d %s pieces", config.tokenizer.vocab_size, config.tokenizer.type)
 
         def side(index: int) -> Any:
             return lambda: (pair[index] for pair in read_training_text(config.data))
