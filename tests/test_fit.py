@@ -383,6 +383,8 @@ def test_going_back_to_an_older_checkpoint_sets_the_newer_ones_aside(make_config
     run = go(make_config(training={"max_steps": 12}))
     first = losses(run)
     older = run / "checkpoints/step-00000004"
+    go(make_config(training={"max_steps": 4}), resume=str(older))  # nothing to do, so nothing is renamed
+    assert last_checkpoint(run).is_dir() and not list((run / "checkpoints").glob("superseded-*"))
     go(make_config(training={"max_steps": 12}), resume=str(older))
     assert losses(run) == first and last_checkpoint(run).name == "step-00000012"
     names = {folder.name for folder in (run / "checkpoints").iterdir() if folder.is_dir()}

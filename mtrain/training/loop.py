@@ -69,7 +69,7 @@ class _Trainer:
         quiet: bool,
     ):
         self.config, self.recipe, self.tokenizer, self.data = config, config.training, tokenizer, data
-        self.run_dir, self.device = Path(config.run_dir), device
+        self.run_dir, self.device, self.checkpoint = Path(config.run_dir), device, checkpoint
         torch.manual_seed(config.seed)
         self.model = Transformer(network).to(device).train()
         self.optimizer = make_optimizer(self.model, self.recipe)
@@ -77,7 +77,6 @@ class _Trainer:
         if checkpoint is not None:
             self.state = checkpoint.state
             load_checkpoint(checkpoint, self.model, self.optimizer)
-            set_newer_aside(checkpoint)
             publish_best(self.run_dir, self.state, config, tokenizer)  # a crash may have come before it
             log.info("going on from %s", checkpoint.folder)
         self.planned = 0, self._make_plan(0)
@@ -91,6 +90,8 @@ class _Trainer:
         if reason := self._limit_reached():
             log.info("already finished: %s; raise the limit to train on", reason)
             return
+        if self.checkpoint is not None:
+            set_newer_aside(self.checkpoint)
         self._announce()
         self.progress.restart_clock()
         for step in self._steps():
