@@ -1,8 +1,7 @@
 """Reading a configuration: YAML, then `--set` overrides, then validation, then frozen."""
 
 import re
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +10,13 @@ from pydantic import BaseModel, ValidationError
 
 from mtrain.errors import UsageError
 from mtrain.schema import Config, Section
+
+_CORE_SCHEMA = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?[0-9]+",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+}
 
 
 class _YamlLoader(yaml.SafeLoader):
@@ -27,51 +33,28 @@ class _YamlLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_CORE_SCHEMA = [
-    (f"tag:yaml.org,2002:{tag}", re.compile(rf"^(?:{pattern})$"), first)
-    for tag, pattern, first in [
-        ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-        ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-        ("int", r"[-+]?[0-9]+", list("-+0123456789")),
-        ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
-        ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
-    ]
-]
-for _tag, _pattern, _first in _CORE_SCHEMA:
-    _YamlLoader.add_implicit_resolver(_tag, _pattern, _first)
+class _YamlDumper(yaml.SafeDumper):
+    """Quotes whatever either YAML version would not read as a string, so that any reader agrees with us."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        breaks = any(c in text for c in "\x85\u2028\u2029")  # YAML 1.1 takes them for line ends
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if breaks else None)
+
+
+for _tag, _pattern in _CORE_SCHEMA.items():
+    for _class in (_YamlLoader, _YamlDumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
 # "010" matches the int pattern; YAML 1.2 reads it as ten, PyYAML's constructor as octal eight.
 _YamlLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
+_YamlDumper.add_representer(str, _YamlDumper.represent_text)
 
 
 def parse_yaml(text: str) -> Any:
     """Parse YAML by the 1.2 core schema. Raises yaml.YAMLError."""
     try:
-        return _unshared(yaml.load(text, _YamlLoader), count())
+        return yaml.load(text, _YamlLoader)
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise yaml.YAMLError(f"a value cannot be read: {type(error).__name__}: {error}") from None
-
-
-def _unshared(value: Any, nodes: Iterator[int]) -> Any:
-    """Copy what YAML aliases share, so that an override of one place leaves the others alone."""
-    if next(nodes) > 100_000:
-        raise ValueError("too many values")  # a few lines of nested aliases can stand for billions
-    if isinstance(value, dict):
-        return {key: _unshared(item, nodes) for key, item in value.items()}
-    return [_unshared(item, nodes) for item in value] if isinstance(value, list) else value
-
-
-class _YamlDumper(yaml.SafeDumper):
-    """Quotes whatever either YAML version would not read as a string, so that any reader agrees with us."""
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    breaks = any(c in text for c in "\x85\u2028\u2029")  # YAML 1.1 takes them for line ends
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if breaks else None)
-
-
-_YamlDumper.add_representer(str, _represent_text)
-for _tag, _pattern, _first in _CORE_SCHEMA:
-    _YamlDumper.add_implicit_resolver(_tag, _pattern, _first)
 
 
 def to_yaml(section: Section) -> str:
@@ -79,49 +62,46 @@ def to_yaml(section: Section) -> str:
     return yaml.dump(section.model_dump(mode="json"), Dumper=_YamlDumper, sort_keys=False, allow_unicode=True)
 
 
-def override(raw: Any, assignment: str) -> None:
-    """Apply one `section.key=value` to the raw config; the value is YAML, list items go by index."""
+def override(raw: Any, assignment: str) -> Any:
+    """`raw` with one `section.key=value` applied; the value is YAML, list items go by index."""
     path, equals, text = assignment.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise UsageError(f"--set {assignment}: expected section.key=value")
     try:
-        value = parse_yaml(text)
+        return _replaced(raw, keys, parse_yaml(text), "the config")
     except yaml.YAMLError as error:
         raise UsageError(f"--set {assignment}: the value is not YAML: {_one_line(error)}") from None
-    node = raw
-    for depth, key in enumerate(keys):
-        last = depth == len(keys) - 1
-        where = ".".join(keys[:depth]) or "the config"
-        if isinstance(node, list):
-            if not key.isdecimal() or int(key) >= len(node):
-                raise UsageError(f"--set {assignment}: {where} is a list of {len(node)}; give an index")
-            position: Any = int(key)
-        elif isinstance(node, dict):
-            position = key
-            if not last and node.get(key) is None:
-                node[key] = {}
-        else:
-            raise UsageError(f"--set {assignment}: {where} is a single value and has no key '{key}'")
-        if last:
-            node[position] = value
-        else:
-            node = node[position]
+    except LookupError as error:
+        raise UsageError(f"--set {assignment}: {error.args[0]}") from None
+
+
+def _replaced(node: Any, keys: Sequence[str], value: Any, where: str) -> Any:
+    """A copy of `node`, which YAML aliases may share, with another value in the place that `keys` lead to."""
+    if not keys:
+        return value
+    key, rest = keys[0], keys[1:]
+    below = key if where == "the config" else f"{where}.{key}"
+    if isinstance(node, list):
+        if not key.isdecimal() or int(key) >= len(node):
+            raise LookupError(f"{where} is a list of {len(node)}; give an index")
+        return [_replaced(item, rest, value, below) if i == int(key) else item for i, item in enumerate(node)]
+    if node is None or isinstance(node, dict):
+        return {**(node or {}), key: _replaced((node or {}).get(key), rest, value, below)}
+    raise LookupError(f"{where} is a single value and has no key '{key}'")
 
 
 def _describe(error: ValidationError) -> str:
     """The first problem in words; what else was tried at the same key (a union) is joined by "or"."""
 
-    def key_of(location: tuple[int | str, ...]) -> str:
-        # Pydantic also names the tag and the class of a union's member; users know neither.
-        return ".".join(
-            str(part) for part in location if not re.match(r"kind:|constrained-|literal\[", f"{part}")
-        )
+    def key_of(location: tuple[int | str, ...]) -> str:  # without the tags of what else a value may be
+        return ".".join(str(part) for part in location if not re.match(r"constrained-|literal\[", f"{part}"))
 
     problems = error.errors()
     key = key_of(problems[0]["loc"])
     here = [problem for problem in problems if key_of(problem["loc"]) == key]
     message = " or ".join("this key is required" if p["type"] == "missing" else p["msg"] for p in here)
+    message = message.removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if not isinstance(here[0]["input"], (dict, list, BaseModel)):
         message += f"; got {here[0]['input']!r}"
@@ -131,7 +111,7 @@ def _describe(error: ValidationError) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return re.sub(r"\s+", " ", str(error)).strip()
+    return " ".join(str(error).split())
 
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -157,7 +137,7 @@ def read_yaml_file(path: Path) -> Any:
         raise UsageError(f"{path}: not valid YAML: {_one_line(error)}") from None
 
 
-def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a config, merge `section.key=value` overrides, validate.
 
     Raises UsageError naming the key at fault, its nearest real name, and its range.
@@ -166,5 +146,5 @@ def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
     if not isinstance(raw, dict):
         raise UsageError(f"{path}: expected sections such as data, model and training")
     for assignment in overrides:
-        override(raw, assignment)
+        raw = override(raw, assignment)
     return validate(Config, raw, str(path))

@@ -120,7 +120,7 @@ def _build(
     for assignment in overrides:
         if not assignment.startswith("decoding."):
             raise UsageError(f"--set {assignment}: of a trained model only decoding.* can be set")
-        override(raw, assignment)
+        raw = override(raw, assignment)
     config = validate(ModelFolderConfig, raw, "--set")
     sizes = (tokenizer.source_vocab_size, tokenizer.target_vocab_size)
     if sizes != (config.model.source_vocab_size, config.model.target_vocab_size):

@@ -7,12 +7,18 @@ import difflib
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+PassTokens = PositiveInt | Literal["auto"]
+Normalization = Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
+Positions = Literal["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"]
+Tied = Literal["none", "decoder", "all"]
+Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
+Precision = Literal["auto", "fp32", "bf16"]
+Stop = Literal["default", "first_k", "exact"]
 
 
 class Section(BaseModel):
@@ -24,17 +30,13 @@ class Section(BaseModel):
     @classmethod
     def _refuse_unknown_keys(cls, values: Any) -> Any:
         if not isinstance(values, (dict, cls)):
-            raise PydanticCustomError("not_a_section", "expected keys and values")
+            raise ValueError("expected keys and values")
         for key in values if isinstance(values, dict) else ():
             if key not in cls.model_fields:
                 close = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.5)
                 hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(cls.model_fields)}"
-                details = {"key": key, "hint": hint}
-                raise PydanticCustomError("unknown_key", "unknown key '{key}'; {hint}", details)
+                raise ValueError(f"unknown key '{key}'; {hint}")
         return values
-
-
-# --------------------------------------------------------------------------------------------------- data
 
 
 class CorpusSpec(Section):
@@ -98,32 +100,39 @@ class Holdout(Section):
     holdout: PositiveInt = Field(description="pairs held out of `train`, drawn by `seed`")
 
 
-_KINDS = {"source": "text", "tsv": "tsv", "jsonl": "jsonl", "parquet": "parquet", "hub": "hub", "toy": "toy"}
+def _one_kind(value: Any) -> Any:
+    """Validate a corpus as the kind that its keys tell, so that an error speaks of that kind alone."""
+    kinds = [kind for key, kind in _KINDS.items() if isinstance(value, dict) and key in value]
+    if len(kinds) == 1:
+        return kinds[0].model_validate(value)
+    if isinstance(value, CorpusSpec):
+        return value
+    raise ValueError("a corpus is one of: source (with target), tsv, jsonl, parquet, hub, toy")
 
 
-def _corpus_kind(value: Any) -> str | None:
-    keys = value if isinstance(value, dict) else getattr(type(value), "model_fields", {})
-    kinds = [kind for key, kind in _KINDS.items() if key in keys]
-    return f"kind:{kinds[0]}" if len(kinds) == 1 else None
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, dict) else value
 
 
+def _corpora_or_holdout(value: Any) -> Any:
+    if isinstance(value, dict) and any(str(key).startswith("hold") for key in value):
+        return Holdout.model_validate(value)
+    return value if isinstance(value, Holdout) else TypeAdapter(Corpora).validate_python(value)
+
+
+_KINDS: dict[str, type[CorpusSpec]] = {
+    "source": TextCorpus,
+    "tsv": TsvCorpus,
+    "jsonl": JsonlCorpus,
+    "parquet": ParquetCorpus,
+    "hub": HubCorpus,
+    "toy": ToyCorpus,
+}
 Corpus = Annotated[
-    Annotated[TextCorpus, Tag("kind:text")]
-    | Annotated[TsvCorpus, Tag("kind:tsv")]
-    | Annotated[JsonlCorpus, Tag("kind:jsonl")]
-    | Annotated[ParquetCorpus, Tag("kind:parquet")]
-    | Annotated[HubCorpus, Tag("kind:hub")]
-    | Annotated[ToyCorpus, Tag("kind:toy")],
-    Discriminator(
-        _corpus_kind,
-        custom_error_type="corpus_kind",
-        custom_error_message="a corpus is one of: source (with target), tsv, jsonl, parquet, hub, toy",
-    ),
+    TextCorpus | TsvCorpus | JsonlCorpus | ParquetCorpus | HubCorpus | ToyCorpus, BeforeValidator(_one_kind)
 ]
-Validation = Annotated[
-    Annotated[list[Corpus], Tag("kind:corpora")] | Annotated[Holdout, Tag("kind:holdout")],
-    Discriminator(lambda value: "kind:corpora" if isinstance(value, list) else "kind:holdout"),
-]
+Corpora = Annotated[list[Corpus], BeforeValidator(_as_list)]
+Validation = Annotated[list[Corpus] | Holdout, BeforeValidator(_corpora_or_holdout)]
 
 
 class DataConfig(Section):
@@ -131,33 +140,18 @@ class DataConfig(Section):
 
     source_lang: str = Field(min_length=1, description="language code of the source, such as `en`")
     target_lang: str = Field(min_length=1, description="language of the target; BLEU's tokenizer follows it")
-    train: list[Corpus] = Field(min_length=1, description="a corpus, or a list of them")
+    train: Corpora = Field(min_length=1, description="a corpus, or a list of them")
     validation: Validation = Field(description="a corpus, a list, or `{holdout: N}`: N pairs of `train`")
     test: dict[str, Corpus] = Field({}, description="test sets by name, to evaluate on")
     max_length: int = Field(256, ge=2, le=65536, description="tokens, EOS counted; longer pairs are dropped")
     bad_lines: Literal["error", "skip"] = Field("error", description="invalid UTF-8, NUL, fields missing")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_corpus_is_a_list_of_one(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        values = dict(values)
-        for key in ("train", "validation"):
-            value = values.get(key)
-            if isinstance(value, dict) and not any(str(k).startswith("hold") for k in value):
-                values[key] = [value]
-        return values
-
     @model_validator(mode="after")
     def _weights_are_for_training(self) -> Self:
         validation = self.validation if isinstance(self.validation, list) else []
         if any(corpus.weight != 1 for corpus in (*validation, *self.test.values())):
-            raise PydanticCustomError("weight", "weights are for train; others take each pair once")
+            raise ValueError("weights are for train; others take each pair once")
         return self
-
-
-# ---------------------------------------------------------------------------------------------- tokenizer
 
 
 class TokenizerConfig(Section):
@@ -168,24 +162,18 @@ class TokenizerConfig(Section):
     joint: bool = Field(True, description="one vocabulary for both languages; false: one for each")
     character_coverage: float = Field(1.0, ge=0.98, le=1, description="share of characters that get a piece")
     byte_fallback: bool = Field(True, description="spell other characters as bytes; nothing is unknown")
-    normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = Field(
-        "nmt_nfkc", description="Unicode normalisation; `_cf` also lowercases"
-    )
+    normalization: Normalization = Field("nmt_nfkc", description="of Unicode; `_cf` also lowercases")
     symbols: list[str] = Field([], description="tags that are never split, such as `<bt>`")
     path: str | None = Field(None, description="take the tokenizer of this model or run folder")
 
     @model_validator(mode="after")
     def _symbols_are_usable(self) -> Self:
         if len(set(self.symbols)) < len(self.symbols) or any(s.split() != [s] for s in self.symbols):
-            raise PydanticCustomError("symbols", "symbols must be distinct, not empty, and without spaces")
+            raise ValueError("symbols must be distinct, not empty, and without spaces")
         if taken := [s for s in self.symbols if re.fullmatch(r"<(s|/s|pad|unk|0x[0-9A-F]{2})>", s)]:
-            raise PydanticCustomError(
-                "symbols", "symbols: {symbol} is a piece of its own already", {"symbol": taken[0]}
-            )
+            raise ValueError(f"symbols: {taken[0]} is a piece of its own already")
         return self
 
-
-# -------------------------------------------------------------------------------------------------- model
 
 PRESETS: dict[str, dict[str, int]] = {
     "tiny": {"d_model": 128, "ffn_dim": 256, "heads": 4, "encoder_layers": 4, "decoder_layers": 4},
@@ -207,12 +195,8 @@ class Architecture(Section):
     dropout: Fraction = Field(0.1, description="of embeddings, feed-forward activations and sublayers")
     activation: Literal["relu", "gelu", "silu", "swiglu"] = Field("relu", description="non-linearity")
     norm: Literal["pre", "post"] = Field("pre", description="layer norm before a sublayer or after it")
-    positions: Literal["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"] = Field(
-        "sinusoidal", description="how positions are told apart; sinusoidal: sines first, then cosines"
-    )
-    tie_embeddings: Literal["none", "decoder", "all"] = Field(
-        "all", description="shared weights; decoder: target embedding and output; all: the source's too"
-    )
+    positions: Positions = Field("sinusoidal", description="sines, then cosines, unless interleaved")
+    tie_embeddings: Tied = Field("all", description="decoder: of target and output; all: of the source too")
 
     @model_validator(mode="before")
     @classmethod
@@ -224,12 +208,11 @@ class Architecture(Section):
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:
         if self.d_model % self.heads:
-            sizes = {"d": self.d_model, "h": self.heads}
-            raise PydanticCustomError("heads", "d_model ({d}) must be a multiple of heads ({h})", sizes)
+            raise ValueError(f"d_model ({self.d_model}) must be a multiple of heads ({self.heads})")
         if self.positions.startswith("sinusoidal") and self.d_model % 2:
-            raise PydanticCustomError("positions", "sinusoidal positions need an even d_model")
+            raise ValueError("sinusoidal positions need an even d_model")
         if self.positions == "rotary" and (self.d_model // self.heads) % 2:
-            raise PydanticCustomError("positions", "rotary positions need an even d_model / heads")
+            raise ValueError("rotary positions need an even d_model / heads")
         return self
 
 
@@ -246,9 +229,6 @@ class ModelConfig(Architecture):
     output_bias: bool = Field(False, description="whether the output projection has a bias")
 
 
-# ----------------------------------------------------------------------------------------------- training
-
-
 class TrainingConfig(Section):
     """The recipe: how long, how fast, how much at a time."""
 
@@ -256,21 +236,15 @@ class TrainingConfig(Section):
     max_epochs: PositiveInt | None = Field(None, description="passes over the training pairs")
     max_minutes: PositiveFloat | None = Field(None, description="minutes of training and validation, in all")
     batch_tokens: PositiveInt = Field(4096, description="padded target tokens of a step, over all devices")
-    micro_batch_tokens: PositiveInt | Literal["auto"] = Field(
-        "auto", description="tokens that a device takes in a pass; auto: `batch_tokens`, at most 16384"
-    )
+    micro_batch_tokens: PassTokens = Field("auto", description="what a device takes at once; auto: <= 16384")
     learning_rate: PositiveFloat = Field(0.001, le=10, description="peak rate, reached at the end of warm-up")
-    schedule: Literal["inverse_sqrt", "cosine", "linear", "constant"] = Field(
-        "inverse_sqrt", description="decay after warm-up; cosine and linear reach zero at the last step"
-    )
+    schedule: Schedule = Field("inverse_sqrt", description="decay after warm-up; cosine, linear end at zero")
     warmup_steps: int = Field(2000, ge=0, description="steps of linear rise from zero to the peak")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.98), strict=False, description="AdamW's moment decay")
     weight_decay: float = Field(0.0, ge=0, le=10, description="AdamW's decoupled decay, of matrices alone")
     clip_norm: float = Field(1.0, ge=0, le=1e9, description="largest gradient norm; 0: no limit")
     label_smoothing: Fraction = Field(0.1, description="probability mass spread over the whole vocabulary")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="arithmetic of matrix products; auto: bf16 on GPUs that have it, else fp32"
-    )
+    precision: Precision = Field("auto", description="of matrix products; auto: bf16 on GPUs that have it")
     validate_every: PositiveInt = Field(500, description="steps between validations; one more at the end")
     validation_beam_size: int = Field(1, ge=1, le=128, description="beams for the translations it scores")
     checkpoint_every: PositiveInt = Field(500, description="steps between checkpoints; one more at the end")
@@ -283,9 +257,9 @@ class TrainingConfig(Section):
     def _limits_agree(self) -> Self:
         if self.max_steps is None and self.max_epochs is None:
             if self.max_minutes is None:
-                raise PydanticCustomError("limits", "set at least one of max_steps, max_epochs, max_minutes")
+                raise ValueError("set at least one of max_steps, max_epochs, max_minutes")
             if self.schedule in ("cosine", "linear"):
-                raise PydanticCustomError("limits", "this schedule needs max_steps or max_epochs to end at")
+                raise ValueError("this schedule needs max_steps or max_epochs to end at")
         return self
 
     @property
@@ -295,21 +269,16 @@ class TrainingConfig(Section):
         return min(self.batch_tokens, limit)
 
 
-# ----------------------------------------------------------------------------------------------- decoding
-
-
 class DecodingConfig(Section):
     """How translations are searched for."""
 
     beam_size: int = Field(5, ge=1, le=128, description="hypotheses kept at each step; 1: greedy")
     length_penalty: float = Field(1.0, ge=-10, le=10, description="score is log-probability / length ** this")
-    stop: Literal["default", "first_k", "exact"] = Field(
-        "default", description="a sentence is done: by Hugging Face's rule; at K ends; when no beam can win"
-    )
+    stop: Stop = Field("default", description="done: by Hugging Face's rule; at K ends; when no beam can win")
     max_length_ratio: float = Field(1.5, ge=0, le=100, description="longest output, tokens: this x source")
     max_length_offset: int = Field(10, ge=1, le=65536, description="longest output, tokens: constant part")
     batch_tokens: PositiveInt = Field(8192, description="padded source tokens x beams of a batch")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="as `training.precision`")
+    precision: Precision = Field("auto", description="as `training.precision`")
 
 
 class Config(Section):
@@ -326,14 +295,11 @@ class Config(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         if self.model.tie_embeddings == "all" and not self.tokenizer.joint and self.tokenizer.path is None:
-            message = "model.tie_embeddings: all needs tokenizer.joint: true; use decoder with two"
-            raise PydanticCustomError("tie", message)
-        if self.data.max_length > self.training.pass_tokens:
-            sizes = {"length": self.data.max_length, "tokens": self.training.pass_tokens}
-            message = (
-                "data.max_length ({length}) must fit training.batch_tokens, micro_batch_tokens ({tokens})"
-            )
-            raise PydanticCustomError("budget", message, sizes)
+            raise ValueError("model.tie_embeddings: all needs tokenizer.joint: true; use decoder with two")
+        longest, budget = self.data.max_length, self.training.pass_tokens
+        if longest > budget:
+            places = "training.batch_tokens, micro_batch_tokens"
+            raise ValueError(f"data.max_length ({longest}) must fit {places} ({budget})")
         return self
 
 
