@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mtrain.errors import ModelError
-from mtrain.storage import verify_folder, write_atomically, write_folder
+from mtrain.storage import verify_folder, write_atomically, write_folder, write_text
 
 log = logging.getLogger(__name__)
 
@@ -39,24 +39,6 @@ class TrainState:
     rng: dict[str, str] = field(default_factory=dict)
 
 
-def rng_state(device: torch.device) -> dict[str, str]:
-    """The state of the generators that training draws from: PyTorch's, of the CPU and of the device."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return {name: state.numpy().tobytes().hex() for name, state in states.items()}
-
-
-def restore_rng(states: dict[str, str], device: torch.device) -> None:
-    """Undo `rng_state`, as far as the run is on a device of the same kind."""
-    for name, state in states.items():
-        tensor = torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8)
-        if name == "cpu":
-            torch.set_rng_state(tensor)
-        elif device.type == name:
-            torch.cuda.set_rng_state(tensor, device)
-
-
 def _load_tensors(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
@@ -67,9 +49,9 @@ def _load_tensors(file: Path) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, file: Path) -> None:
     """Copy the tensors of a safetensors file into a model. Raises ModelError naming what does not fit."""
     tensors, own = _load_tensors(file), model.state_dict()
-    missing, extra = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
-    if missing or extra:
-        raise ModelError(f"{file}: tensors missing: {missing or 'none'}; not expected: {extra or 'none'}")
+    if tensors.keys() != own.keys():
+        missing, extra = (sorted(names) or "none" for names in (own.keys() - tensors, tensors.keys() - own))
+        raise ModelError(f"{file}: tensors missing: {missing}; not expected: {extra}")
     for name, tensor in tensors.items():
         if tensor.shape != own[name].shape:
             raise ModelError(f"{file}: {name} is {list(tensor.shape)}; the model has {list(own[name].shape)}")
@@ -88,18 +70,26 @@ def save_checkpoint(
     run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainState, keep: int
 ) -> Path:
     """Write `checkpoints/step-NNNNNNNN`, then the index; prune all but the newest `keep` and the best."""
-    state.rng = rng_state(next(model.parameters()).device)
+    device = next(model.parameters()).device
+    generators = {"cpu": torch.get_rng_state()}  # those that training draws from
+    if device.type == "cuda":
+        generators["cuda"] = torch.cuda.get_rng_state(device)
+    state.rng = {name: values.numpy().tobytes().hex() for name, values in generators.items()}
+    moments = {
+        f"{key}.{name}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state[parameter].items()
+    }
 
     def fill(folder: Path) -> None:
         save_file(model.state_dict(), folder / "model.safetensors")
-        save_file(_optimizer_tensors(model, optimizer), folder / "optimizer.safetensors")
-        (folder / "state.json").write_text(json.dumps(asdict(state), indent=1, sort_keys=True) + "\n")
+        save_file(moments, folder / "optimizer.safetensors")
+        write_text(folder / "state.json", json.dumps(asdict(state), indent=1, sort_keys=True) + "\n")
 
-    checkpoints = run_dir / "checkpoints"
-    folder = checkpoints / f"step-{state.step:08d}"
+    folder = run_dir / "checkpoints" / f"step-{state.step:08d}"
     write_folder(folder, fill)
     best = None if state.best_step is None else f"step-{state.best_step:08d}"
-    write_atomically(checkpoints / "index.json", json.dumps({"best": best, "last": folder.name}) + "\n")
+    write_atomically(folder.parent / "index.json", json.dumps({"best": best, "last": folder.name}) + "\n")
     for old in checkpoint_folders(run_dir)[:-keep]:
         if old.name != best:
             shutil.rmtree(old, ignore_errors=True)
@@ -111,29 +101,6 @@ class Checkpoint(NamedTuple):
 
     folder: Path
     state: TrainState
-
-
-def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Restore weights, optimizer and generators in place. Raises ModelError if anything is amiss."""
-    folder = checkpoint.folder
-    load_weights(model, folder / "model.safetensors")
-    tensors = _load_tensors(folder / "optimizer.safetensors")
-    for name, parameter in model.named_parameters():
-        keys = {key: f"{key}.{name}" for key in ("step", "exp_avg", "exp_avg_sq")}
-        if absent := [key for key in keys.values() if key not in tensors]:
-            raise ModelError(f"{folder / 'optimizer.safetensors'}: tensors missing: {absent}")
-        optimizer.state[parameter] = {key: tensors[full].to(parameter.device) for key, full in keys.items()}
-    restore_rng(checkpoint.state.rng, next(model.parameters()).device)
-
-
-def set_newer_aside(checkpoint: Checkpoint) -> None:
-    """Rename later checkpoints, damaged or no longer wanted, so that none is taken for the newest."""
-    for folder in checkpoint_folders(checkpoint.folder.parent.parent):
-        if folder.name > checkpoint.folder.name:
-            log.warning("%s: set aside as superseded-%s", folder, folder.name)
-            aside = folder.with_name(f"superseded-{folder.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            folder.rename(aside)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -149,9 +116,32 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise ModelError(f"{file}: not the state of a checkpoint: {error}") from None
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    return {
-        f"{key}.{name}": value
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state[parameter].items()
-    }
+def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Restore weights, optimizer and, as far as the device is of the same kind, generators, in place.
+
+    Raises ModelError if anything is amiss.
+    """
+    load_weights(model, checkpoint.folder / "model.safetensors")
+    file = checkpoint.folder / "optimizer.safetensors"
+    tensors, device = _load_tensors(file), next(model.parameters()).device
+    for name, parameter in model.named_parameters():
+        keys = ("step", "exp_avg", "exp_avg_sq")
+        if absent := [f"{key}.{name}" for key in keys if f"{key}.{name}" not in tensors]:
+            raise ModelError(f"{file}: tensors missing: {absent}")
+        optimizer.state[parameter] = {key: tensors[f"{key}.{name}"].to(device) for key in keys}
+    for kind, state in checkpoint.state.rng.items():
+        generator = torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8)
+        if kind == "cpu":
+            torch.set_rng_state(generator)
+        elif kind == device.type:
+            torch.cuda.set_rng_state(generator, device)
+
+
+def set_newer_aside(checkpoint: Checkpoint) -> None:
+    """Rename later checkpoints, damaged or no longer wanted, so that none is taken for the newest."""
+    for folder in checkpoint_folders(checkpoint.folder.parent.parent):
+        if folder.name > checkpoint.folder.name:
+            log.warning("%s: set aside as superseded-%s", folder, folder.name)
+            aside = folder.with_name(f"superseded-{folder.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)

@@ -14,7 +14,7 @@ from mtrain.config import SectionT, override, read_yaml_file, to_yaml, validate
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.schema import Config, ModelFolderConfig
-from mtrain.storage import MANIFEST, verify_folder, write_folder
+from mtrain.storage import MANIFEST, verify_folder, write_folder, write_text
 from mtrain.tokenizer import Tokenizer, model_config
 
 log = logging.getLogger(__name__)
@@ -22,42 +22,41 @@ log = logging.getLogger(__name__)
 
 def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: Tokenizer) -> None:
     """Make `RUN/model` the best checkpoint's weights with all that a translator needs, if it is not so."""
-    if state.best_step is None:
+    best = run_dir / "checkpoints" / f"step-{state.best_step or 0:08d}"
+    if state.best_step is None or not best.exists():
         return
-    weights = run_dir / "checkpoints" / f"step-{state.best_step:08d}" / "model.safetensors"
-    if weights.exists():
-        contents = to_yaml(_folder_config(config, tokenizer))
-        if not _is_published(run_dir / "model", weights, contents):
-            try:
-                verify_folder(weights.parent, CHECKPOINT_FILES)
-            except ModelError as error:
-                log.warning("%s; model/ stays as it is", error)
-                return
-            save_model_folder(run_dir / "model", weights, contents, tokenizer)
-
-
-def _is_published(folder: Path, weights: Path, contents: str) -> bool:
+    folder, contents = run_dir / "model", to_yaml(_folder_config(config, tokenizer))
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        old, new = (json.loads((place / MANIFEST).read_bytes()) for place in (folder, best))
+        same = old["model.safetensors"] == new["model.safetensors"]
+        if same and (folder / "config.yaml").read_text(encoding="utf-8") == contents:
+            return
     try:
-        entries = [json.loads((place / MANIFEST).read_bytes()) for place in (folder, weights.parent)]
-        same = entries[0]["model.safetensors"] == entries[1]["model.safetensors"]
-        return same and (folder / "config.yaml").read_text(encoding="utf-8") == contents
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+        verify_folder(best, CHECKPOINT_FILES)
+    except ModelError as error:
+        log.warning("%s; model/ stays as it is", error)
+        return
+    save_model_folder(folder, best / "model.safetensors", contents, tokenizer)
 
 
 def save_model_folder(folder: Path, weights: Path, contents: str, tokenizer: Tokenizer) -> None:
     """Write config.yaml with `contents`, a copy of `weights`, and tokenizer/."""
 
     def fill(temporary: Path) -> None:
-        (temporary / "config.yaml").write_text(contents, encoding="utf-8", newline="\n")
+        write_text(temporary / "config.yaml", contents)
         shutil.copyfile(weights, temporary / "model.safetensors")
-        (temporary / "tokenizer").mkdir()
-        for file in tokenizer.files:
-            for part in (file, file.with_suffix(".vocab")):
-                if part.exists():  # the listing is for readers; a model can do without
-                    shutil.copyfile(part, temporary / "tokenizer" / part.name)
+        copy_tokenizer(tokenizer, temporary / "tokenizer")
 
     write_folder(folder, fill)
+
+
+def copy_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Copy the vocabularies, with their listings: those are for readers, so a model can do without."""
+    folder.mkdir(exist_ok=True)
+    for file in tokenizer.files:
+        for part in (file, file.with_suffix(".vocab")):
+            if part.exists():
+                shutil.copyfile(part, folder / part.name)
 
 
 class LoadedModel(NamedTuple):
@@ -78,10 +77,9 @@ def load_model(path: Path, overrides: Sequence[str] = ()) -> LoadedModel:
     if not (path / "checkpoints").is_dir():
         return _load_folder(path, overrides)
     folder = path / "model"
-    for _ in range(2):  # a run that goes on may put a new model in the place of the one that is being read
-        with suppress(ModelError):
-            return _load_folder(folder, overrides)
-        time.sleep(0.2)
+    with suppress(ModelError):
+        return _load_folder(folder, overrides)
+    time.sleep(0.2)  # a run that goes on may have put a new model in the place of the one that was being read
     return _load_folder(folder, overrides) if folder.is_dir() else _load_best(path, overrides)
 
 

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -18,23 +19,30 @@ from mtrain.errors import ModelError, StorageError
 MANIFEST = "manifest.json"
 
 
+def write_text(file: Path, text: str) -> None:
+    """Write UTF-8 with the line ends that `text` has."""
+    file.write_text(text, encoding="utf-8", newline="\n")
+
+
 def write_atomically(file: Path, text: str) -> None:
-    """Replace a small file; a reader sees the old text or the new one."""
+    """Replace a small file; a reader sees the old text or the new one. Raises StorageError."""
     temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text(text, encoding="utf-8", newline="\n")
-    _sync(temporary)
-    temporary.replace(file)
-    _sync(file.parent)
+    try:
+        write_text(temporary, text)
+        _sync(temporary)
+        temporary.replace(file)
+        _sync(file.parent)
+    except OSError as error:
+        raise StorageError(f"{file}: cannot write: {error.strerror}") from error
 
 
-def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
     """Let `fill` write files into a temporary folder, then put it in the place of `folder`.
 
     Whatever fails, what was there before is still there. Raises StorageError if the disk is full or not
     writable, and what `fill` raises.
     """
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    old = folder.with_name(f".{folder.name}.old")
+    temporary, old = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
     try:
         if old.exists() and not folder.exists():
             old.rename(folder)  # a crash came between the two renames below
@@ -43,12 +51,8 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
         temporary.mkdir(parents=True)
         fill(temporary)
         paths = sorted(temporary.rglob("*"))
-        manifest = {
-            path.relative_to(temporary).as_posix(): {"size": path.stat().st_size, "sha256": sha256(path)}
-            for path in paths
-            if path.is_file()
-        }
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        manifest = {file.relative_to(temporary).as_posix(): _entry(file) for file in paths if file.is_file()}
+        write_text(temporary / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
         for path in [*paths, temporary / MANIFEST, temporary]:
             _sync(path)
         if folder.exists():
@@ -61,7 +65,7 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
         if old.exists() and not folder.exists():
             old.rename(folder)
         if isinstance(error, (OSError, SafetensorError)):
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            reason = getattr(error, "strerror", None) or error
             raise StorageError(f"{folder}: cannot write: {reason}") from error
         raise
 
@@ -72,21 +76,20 @@ def verify_folder(folder: Path, required: Sequence[str]) -> None:
     Raises ModelError naming the first that differs.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        entries = {name: (entry["size"], entry["sha256"]) for name, entry in manifest.items()}
+        entries = dict(json.loads((folder / MANIFEST).read_bytes()))
     except FileNotFoundError:
         raise ModelError(f"{folder}: no {MANIFEST}; not a complete checkpoint or model folder") from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, RecursionError):
         raise ModelError(f"{folder / MANIFEST}: damaged") from None
     if absent := set(required) - entries.keys():
         raise ModelError(f"{folder / MANIFEST}: does not list {', '.join(sorted(absent))}")
-    for name, (size, digest) in entries.items():
+    for name, entry in entries.items():
         file = folder / name
         if file.resolve() != folder.resolve() / name:
             raise ModelError(f"{folder / MANIFEST}: {name} is a link or lies outside the folder")
         if not file.is_file():
             raise ModelError(f"{file}: missing")
-        if file.stat().st_size != size or sha256(file) != digest:
+        if _entry(file) != entry:
             raise ModelError(f"{file}: damaged (its contents do not match {MANIFEST})")
 
 
@@ -94,6 +97,10 @@ def sha256(file: Path) -> str:
     """Hexadecimal SHA-256 of a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _entry(file: Path) -> dict[str, int | str]:
+    return {"size": file.stat().st_size, "sha256": sha256(file)}
 
 
 def _sync(path: Path) -> None:

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from mtrain.data import Pair
-from mtrain.data.corpus import BadPair, content_hash, files_of, read_corpus, read_lines, read_pairs, read_text
-from mtrain.data.encode import check_corpora, read_training_text
+from mtrain.data.corpus import (
+    content_hash,
+    files_of,
+    good_pairs,
+    read_corpus,
+    read_lines,
+    read_pairs,
+    read_text,
+)
+from mtrain.data.encode import check_corpora
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
 from mtrain.schema import Corpus, DataConfig
@@ -153,7 +161,7 @@ def test_several_corpora_follow_each_other(tmp_path: Path):
     jsonl = write(tmp_path / "a.jsonl", ['{"en": "e", "fr": "f"}'])
     train = [{"tsv": str(tsv)}, {"jsonl": str(jsonl), **FIELDS}, {"tsv": str(tsv), "weight": 2.0}]
     expected = [("a", "b"), ("c", "d"), ("e", "f"), ("a", "b"), ("c", "d")]
-    assert list(read_training_text(data_config(train=train))) == expected
+    assert list(good_pairs(data_config(train=train).train, "error")) == expected
 
 
 # ------------------------------------------------------------------------------------------------------ lines
@@ -321,7 +329,7 @@ def test_bad_parquet_records(tmp_path: Path):
 
 def test_read_text_is_strict(tmp_path: Path):
     (tmp_path / "a").write_bytes(b"ok\n\xff\n")
-    assert [isinstance(line, BadPair) for line in read_lines(tmp_path / "a")] == [False, True]
+    assert [isinstance(line, DataError) for line in read_lines(tmp_path / "a")] == [False, True]
     with pytest.raises(DataError, match="a:2"):
         read_text(tmp_path / "a")
 

@@ -218,7 +218,7 @@ def test_validation_and_test_hold_out_different_triples() -> None:
 
 def test_every_verb_and_noun_keeps_most_of_its_triples_in_training() -> None:
     possible = {
-        Triple(verb.english, noun.english[0], polarity)
+        (verb.english, noun.english[0], polarity)
         for verb in VERBS
         for noun in NOUNS
         for polarity in POLARITIES

@@ -29,10 +29,8 @@ class Batch:
         def move(tensor: Tensor) -> Tensor:
             return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
-        source, keep, target_in, labels = map(
-            move, (self.source, self.source_keep, self.target_in, self.labels)
-        )
-        return type(self)(source, keep, target_in, labels, self.target_tokens, self.rows)
+        tensors = map(move, (self.source, self.source_keep, self.target_in, self.labels))
+        return type(self)(*tensors, self.target_tokens, self.rows)  # type: ignore[call-arg, arg-type]
 
 
 def pad(rows: pa.ListArray, fill: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:

@@ -47,52 +47,41 @@ def plan_batches(
     generator = np.random.default_rng([seed, epoch])
     rows = np.arange(len(source_lengths))
     if weights is not None:
-        times = np.floor(weights + generator.random(len(rows))).astype(np.int64)
-        rows = np.repeat(rows, times)
+        rows = np.repeat(rows, np.floor(weights + generator.random(len(rows))).astype(np.int64))
     generator.shuffle(rows)  # so that pairs of equal lengths meet others in each epoch
-    sources, targets = source_lengths[rows].astype(np.int64), target_lengths[rows].astype(np.int64)
-    order = np.lexsort((sources, targets))
-    rows, sources, targets = rows[order], sources[order], targets[order]
+    rows = rows[np.lexsort((source_lengths[rows], target_lengths[rows]))]
+    targets = target_lengths[rows].astype(np.int64)
+    longer = np.maximum(source_lengths[rows], targets)
+    assert longer.max(initial=0) <= pass_tokens, "the config lets no sentence be longer than a pass"
 
-    starts = cut_by_budget(sources, targets, batch_tokens)
+    edges = cut_by_budget(longer, batch_tokens)
     steps, step_tokens, padded_tokens = [], [], 0
-    for step in generator.permutation(len(starts) - 1):
-        span = slice(starts[step], starts[step + 1])
-        passes = _split(sources[span], targets[span], pass_tokens, world)
-        steps.append([rows[span][part] for part in passes[rank::world]])
-        step_tokens.append(int(targets[span].sum()))
-        padded_tokens += sum(
-            len(targets[span][part]) * int(targets[span][part].max(initial=0)) for part in passes
-        )
+    for step in generator.permutation(len(edges) - 1):
+        start, stop = edges[step], edges[step + 1]
+        passes = [slice(start + a, start + b) for a, b in _split(longer[start:stop], pass_tokens, world)]
+        steps.append([rows[part] for part in passes[rank::world]])
+        step_tokens.append(int(targets[start:stop].sum()))
+        padded_tokens += sum(len(rows[part]) * int(targets[part].max(initial=0)) for part in passes)
     return BatchPlan(steps, step_tokens, padded_tokens)
 
 
-def cut_by_budget(sources: Rows, targets: Rows, budget: int) -> list[int]:
-    """Boundaries of the longest runs of at most `budget` padded tokens; `targets` ascends."""
-    starts = [0]
-    while starts[-1] < len(targets):
-        start = starts[-1]
-        most = max(1, budget // int(targets[start]))
-        longest = np.maximum(
-            np.maximum.accumulate(sources[start : start + most]), targets[start : start + most]
-        )
+def cut_by_budget(lengths: Rows, budget: int) -> list[int]:
+    """Boundaries of the longest runs of at most `budget` padded tokens; `lengths` are of the longer sides."""
+    edges = [0]
+    while edges[-1] < len(lengths):
+        start = edges[-1]
+        longest = np.maximum.accumulate(lengths[start : start + max(1, budget // int(lengths[start]))])
         padded = longest * np.arange(1, len(longest) + 1)  # ascends, since `longest` does
-        starts.append(start + max(1, int(np.searchsorted(padded, budget, side="right"))))
-    return starts
+        edges.append(start + max(1, int(np.searchsorted(padded, budget, side="right"))))
+    return edges
 
 
-def _split(sources: Rows, targets: Rows, budget: int, world: int) -> list[slice]:
-    """Cut a step into a multiple of `world` slices of nearly equal size, none over the budget."""
-    longest_sides = np.maximum(sources, targets)
-    assert longest_sides.max() <= budget, "the config lets no sentence be longer than a pass"
-    needed = -(-int(longest_sides.sum()) // budget)  # with no padding at all
+def _split(lengths: Rows, budget: int, world: int) -> list[tuple[int, int]]:
+    """Cut a step into a multiple of `world` runs of nearly equal size, none over the budget."""
+    needed = -(-int(lengths.sum()) // budget)  # with no padding at all
     parts = -(-needed // world) * world
     while True:
-        edges = np.linspace(0, len(targets), parts + 1).round().astype(int)
-        slices = [slice(a, b) for a, b in pairwise(edges)]
-        longest = (
-            max(sources[s].max(initial=0), targets[s].max(initial=0)) * (s.stop - s.start) for s in slices
-        )
-        if all(size <= budget for size in longest):
-            return slices
+        runs = list(pairwise(np.linspace(0, len(lengths), parts + 1).round().astype(int).tolist()))
+        if all(lengths[start:stop].max(initial=0) * (stop - start) <= budget for start, stop in runs):
+            return runs
         parts += world

@@ -15,8 +15,7 @@ from mtrain.data import Pair
 
 Split = Literal["train", "validation", "test"]
 Polarity = Literal["+", "-", "?"]
-Subject = tuple[str, str, int]  # English, French, and an index into Verb.french
-Colour = tuple[str, str, str]  # English, French masculine, French feminine
+Triple = tuple[str, str, Polarity]  # verb, noun, polarity
 
 SEED = 7765  # one with which the held-out triples spread evenly: one to four for each noun
 SIZES: dict[Split, int] = {"train": 5000, "validation": 300, "test": 300}
@@ -25,85 +24,69 @@ POLARITIES: tuple[Polarity, ...] = ("+", "-", "?")
 
 class Verb(NamedTuple):
     english: str
-    french: tuple[str, str, str, str, str]  # with je, tu, il or elle, nous, ils
-    feeling: bool = False  # French likes "les oranges", with the article, where it eats "des oranges"
+    french: list[str]  # with je, tu, il or elle, nous, ils
+    feeling: bool  # French likes "les oranges", with the article, where it eats "des oranges"
 
 
 class Noun(NamedTuple):
-    english: tuple[str, str]  # singular and plural; no plural for what is not counted, such as bread
-    french: tuple[str, str]
-    gender: Literal["m", "f"]
-    colours: tuple[Colour, ...] = ()
+    english: list[str]  # singular and plural; no plural for what is not counted, such as bread
+    french: list[str]
+    gender: str  # "m" or "f"
+    colours: list[str]
 
 
 class Phrase(NamedTuple):
     noun: Noun
     determiner: str  # "a", "the" or nothing
     plural: bool
-    colour: Colour | None
-
-
-class Triple(NamedTuple):
-    verb: str
-    noun: str
-    polarity: Polarity
+    colour: str | None
 
 
 class Sentence(NamedTuple):
     pair: Pair
-    triples: tuple[Triple, ...]
+    triples: list[Triple]
+
+
+def entries(lexicon: str) -> list[list[str]]:
+    """The fields of each entry; semicolons lie between entries, two spaces between fields."""
+    return [re.split("  +", entry.strip()) for entry in lexicon.split(";")]
 
 
 # "You" is always the familiar "tu", and "they" is always "ils", so that a source has one translation.
-SUBJECTS: tuple[Subject, ...] = (
-    ("I", "je", 0),
-    ("you", "tu", 1),
-    ("he", "il", 2),
-    ("she", "elle", 2),
-    ("we", "nous", 3),
-    ("they", "ils", 4),
-    ("Paul", "Paul", 2),
-    ("Anne", "Anne", 2),
-    ("my sister", "ma sœur", 2),
-    ("the children", "les enfants", 4),
-)
-VERBS = (
-    Verb("like", ("aime", "aimes", "aime", "aimons", "aiment"), feeling=True),
-    Verb("love", ("adore", "adores", "adore", "adorons", "adorent"), feeling=True),
-    Verb("hate", ("déteste", "détestes", "déteste", "détestons", "détestent"), feeling=True),
-    Verb("eat", ("mange", "manges", "mange", "mangeons", "mangent")),
-    Verb("buy", ("achète", "achètes", "achète", "achetons", "achètent")),
-    Verb("sell", ("vends", "vends", "vend", "vendons", "vendent")),
-    Verb("want", ("veux", "veux", "veut", "voulons", "veulent")),
-    Verb("see", ("vois", "vois", "voit", "voyons", "voient")),
-    Verb("choose", ("choisis", "choisis", "choisit", "choisissons", "choisissent")),
-)
-RED = ("red", "rouge", "rouge")
-GREEN = ("green", "vert", "verte")
-YELLOW = ("yellow", "jaune", "jaune")
-BLACK = ("black", "noir", "noire")
-WHITE = ("white", "blanc", "blanche")
-NOUNS = (
-    Noun(("orange", "oranges"), ("orange", "oranges"), "f"),
-    Noun(("pineapple", "pineapples"), ("ananas", "ananas"), "m"),
-    Noun(("apple", "apples"), ("pomme", "pommes"), "f", (RED, GREEN)),
-    Noun(("pear", "pears"), ("poire", "poires"), "f", (GREEN, YELLOW)),
-    Noun(("peach", "peaches"), ("pêche", "pêches"), "f", (YELLOW, WHITE)),
-    Noun(("cherry", "cherries"), ("cerise", "cerises"), "f", (RED, BLACK)),
-    Noun(("lemon", "lemons"), ("citron", "citrons"), "m", (YELLOW,)),
-    Noun(("olive", "olives"), ("olive", "olives"), "f", (GREEN, BLACK)),
-    Noun(("tomato", "tomatoes"), ("tomate", "tomates"), "f", (RED, GREEN)),
-    Noun(("onion", "onions"), ("oignon", "oignons"), "m", (RED, YELLOW, WHITE)),
-    Noun(("bean", "beans"), ("haricot", "haricots"), "m", (RED, GREEN, WHITE)),
-    Noun(("egg", "eggs"), ("œuf", "œufs"), "m"),
-    Noun(("oyster", "oysters"), ("huître", "huîtres"), "f"),
-    Noun(("cake", "cakes"), ("gâteau", "gâteaux"), "m"),
-    Noun(("bread", ""), ("pain", ""), "m", (WHITE, BLACK)),
-    Noun(("rice", ""), ("riz", ""), "m", (WHITE, RED)),
-    Noun(("meat", ""), ("viande", ""), "f", (RED, WHITE)),
-    Noun(("garlic", ""), ("ail", ""), "m"),
-)
-
+# The number says which form of a verb follows.
+SUBJECTS = [
+    (english, french, int(person))
+    for english, french, person in entries("""
+        I  je  0;     you  tu  1;      he  il  2;      she  elle  2;          we  nous  3;
+        they  ils  4; Paul  Paul  2;   Anne  Anne  2;  my sister  ma sœur  2; the children  les enfants  4
+    """)
+]
+VERBS = [
+    Verb(english, french.split(), english in ("like", "love", "hate"))
+    for english, french in entries("""
+        like  aime aimes aime aimons aiment;       love  adore adores adore adorons adorent;
+        hate  déteste détestes déteste détestons détestent;
+        eat  mange manges mange mangeons mangent;  buy  achète achètes achète achetons achètent;
+        sell  vends vends vend vendons vendent;    want  veux veux veut voulons veulent;
+        see  vois vois voit voyons voient;         choose  choisis choisis choisit choisissons choisissent
+    """)
+]
+NOUNS = [
+    Noun([*english.split(), ""][:2], [*french.split(), ""][:2], gender, colours)
+    for english, french, gender, *colours in entries("""
+        orange oranges  orange oranges  f;              pineapple pineapples  ananas ananas  m;
+        apple apples  pomme pommes  f  red  green;      pear pears  poire poires  f  green  yellow;
+        peach peaches  pêche pêches  f  yellow  white;  cherry cherries  cerise cerises  f  red  black;
+        lemon lemons  citron citrons  m  yellow;        olive olives  olive olives  f  green  black;
+        tomato tomatoes  tomate tomates  f  red  green; onion onions  oignon oignons  m  red  yellow  white;
+        bean beans  haricot haricots  m  red  green  white;  egg eggs  œuf œufs  m;
+        oyster oysters  huître huîtres  f;              cake cakes  gâteau gâteaux  m;
+        bread  pain  m  white  black;                   rice  riz  m  white  red;
+        meat  viande  f  red  white;                    garlic  ail  m
+    """)
+]
+# As dictionaries write them: the feminine of "vert/e" is "verte".
+COLOURS = {"red": "rouge", "green": "vert/e", "yellow": "jaune", "black": "noir/e", "white": "blanc/he"}
 ARTICLES = {"m": ("le", "un", "de le"), "f": ("la", "une", "de la"), "plural": ("les", "", "des")}
 AN = re.compile(r"\ba (?=[aeiou])")
 # "Je", "ne", "de", "le", "la", "que" drop their vowel before a vowel or a mute h (that of "haricot" is not).
@@ -114,8 +97,9 @@ def write_phrase(phrase: Phrase, verb: Verb, polarity: Polarity) -> Pair:
     noun, determiner, plural, colour = phrase
     english, french = noun.english[plural], noun.french[plural]
     if colour:
-        english = f"{colour[0]} {english}"
-        french = f"{french} {colour[2] if noun.gender == 'f' else colour[1]}{'s' if plural else ''}"
+        masculine, ending = COLOURS[colour].partition("/")[::2]
+        english = f"{colour} {english}"
+        french += f" {masculine}{ending if noun.gender == 'f' else ''}{'s' if plural else ''}"
     the, a, some = ARTICLES["plural" if plural else noun.gender]
     if determiner == "the" or verb.feeling:
         article = the
@@ -126,7 +110,7 @@ def write_phrase(phrase: Phrase, verb: Verb, polarity: Polarity) -> Pair:
     return Pair(f"{determiner} {english}".strip(), f"{article} {french}")
 
 
-def write_clause(subject: Subject, verb: Verb, polarity: Polarity, *objects: Phrase) -> Sentence:
+def write_clause(subject: tuple[str, str, int], verb: Verb, polarity: Polarity, *objects: Phrase) -> Sentence:
     """Write out a clause, still without its capital letter and its full stop."""
     english, french, person = subject
     do, ending = ("does", "s") if person == 2 else ("do", "")
@@ -138,20 +122,20 @@ def write_clause(subject: Subject, verb: Verb, polarity: Polarity, *objects: Phr
         source, target = f"{english} {verb.english}{ending}", f"{french} {verb.french[person]}"
     # "I don't eat bread or apples": French does not say "pas de pain et de pommes".
     joints = (" or ", " ni ") if polarity == "-" and not verb.feeling else (" and ", " et ")
-    phrases = [write_phrase(phrase, verb, polarity) for phrase in objects]
-    source += " " + joints[0].join(phrase.source for phrase in phrases)
-    target += " " + joints[1].join(phrase.target for phrase in phrases)
+    written = [write_phrase(phrase, verb, polarity) for phrase in objects]
+    source += " " + joints[0].join(phrase.source for phrase in written)
+    target += " " + joints[1].join(phrase.target for phrase in written)
     # Elision comes first: "de le ail" becomes "de l'ail", and only the "de le" that remain become "du".
     pair = Pair(AN.sub("an ", source), ELISION.sub(r"\1'", target).replace(" de le ", " du "))
-    return Sentence(pair, tuple(Triple(verb.english, phrase.noun.english[0], polarity) for phrase in objects))
+    return Sentence(pair, [(verb.english, phrase.noun.english[0], polarity) for phrase in objects])
 
 
 def join(*clauses: Sentence) -> Sentence:
     """Make a sentence of one clause, or of two with "but" between them."""
     source = ", but ".join(clause.pair.source for clause in clauses)
     target = ", mais ".join(clause.pair.target for clause in clauses)
-    triples = tuple(triple for clause in clauses for triple in clause.triples)
-    ends = ("?", " ?") if triples[0].polarity == "?" else (".", ".")  # French has a space before "?"
+    triples = [triple for clause in clauses for triple in clause.triples]
+    ends = ("?", " ?") if triples[0][2] == "?" else (".", ".")  # French has a space before "?"
     pair = Pair(source[0].upper() + source[1:] + ends[0], target[0].upper() + target[1:] + ends[1])
     return Sentence(pair, triples)
 
@@ -192,7 +176,7 @@ SEEDS = (
 def held_out(rng: random.Random) -> dict[Triple, Split]:
     """The triples that only validation may hold, and those that only test may hold: 5 % of all for each."""
     seeds = [triple for sentence in SEEDS for triple in sentence.triples]
-    triples = [Triple(v.english, n.english[0], p) for v in VERBS for n in NOUNS for p in POLARITIES]
+    triples = [(verb.english, noun.english[0], p) for verb in VERBS for noun in NOUNS for p in POLARITIES]
     drawn = seeds + rng.sample([triple for triple in triples if triple not in seeds], 45)
     return {triple: "test" if i < 24 else "validation" for i, triple in enumerate(drawn)}
 

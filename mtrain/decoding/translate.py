@@ -97,7 +97,7 @@ class Translator:
         order = [row for row in np.argsort(lengths, kind="stable").tolist() if lengths[row] > 1]
         ascending = np.array([lengths[row] for row in order], dtype=np.int64)
         budget = self.decoding.batch_tokens // self.decoding.beam_size
-        for start, end in reversed(list(pairwise(cut_by_budget(ascending, ascending, budget)))):
+        for start, end in reversed(list(pairwise(cut_by_budget(ascending, budget)))):
             yield order[start:end]
 
     def _search(self, ids: list[list[int]]) -> list[list[Hypothesis]]:

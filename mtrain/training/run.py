@@ -3,15 +3,17 @@
 import json
 import logging
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from mtrain.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
 from mtrain.config import read_yaml_file, to_yaml, validate
-from mtrain.data.encode import file_stamps, read_training_text
+from mtrain.data.corpus import files_of, good_pairs
 from mtrain.errors import ModelError, StorageError, UsageError
-from mtrain.schema import Config
-from mtrain.storage import write_atomically
+from mtrain.modelfolder import copy_tokenizer
+from mtrain.schema import Config, Corpus
+from mtrain.storage import write_atomically, write_folder, write_text
 from mtrain.tokenizer import Tokenizer, train_tokenizer
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ _MAY_CHANGE = (
 
 _MARK = "# Written by mtrain: the resolved config of this run.\n"
 _NAMES = ("config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model")
+_INSIDE = ("step-*", "index.json")  # of checkpoints/
 
 
 def open_run(config: Config, resume: str) -> Checkpoint | None:
@@ -54,10 +57,18 @@ def open_run(config: Config, resume: str) -> Checkpoint | None:
         chosen = open_checkpoint(Path(resume))
     elif checkpoints:
         chosen = _newest_valid(checkpoints)
-    if chosen is not None:
+    if chosen is not None and (run_dir / "config.yaml").exists():
         _compare(config, run_dir / "config.yaml")
     _write_config(config)
     return chosen
+
+
+def tokenize(config: Config, force: bool = False) -> Tokenizer:
+    """Make the run folder and its tokenizer without training. Raises what `prepare_tokenizer` raises."""
+    _enter(Path(config.run_dir))
+    if not checkpoint_folders(Path(config.run_dir)):
+        _write_config(config)
+    return prepare_tokenizer(config, force)
 
 
 def _enter(run_dir: Path) -> None:
@@ -71,19 +82,15 @@ def _enter(run_dir: Path) -> None:
                 f"{run_dir}: is no run folder of mtrain but has {foreign[0]}, which a run would overwrite; "
                 "give another --run-dir"
             )
-        if ours:
-            for folder, names in ((run_dir, _NAMES), (run_dir / "checkpoints", ("step-*", "index.json"))):
-                for leftover in (path for name in names for path in folder.glob(f".{name}.tmp")):
-                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        ours_only = [f".{name}.tmp" for name in _NAMES] + [f"checkpoints/.{name}.tmp" for name in _INSIDE]
+        for leftover in [path for pattern in ours_only if ours for path in run_dir.glob(pattern)]:
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     except OSError as error:
         raise StorageError(f"{run_dir}: cannot make the run folder: {error.strerror}") from None
 
 
 def _write_config(config: Config) -> None:
-    try:
-        write_atomically(Path(config.run_dir) / "config.yaml", _MARK + to_yaml(config))
-    except OSError as error:
-        raise StorageError(f"{config.run_dir}: cannot write: {error.strerror}") from None
+    write_atomically(Path(config.run_dir) / "config.yaml", _MARK + to_yaml(config))
 
 
 def _newest_valid(checkpoints: list[Path]) -> Checkpoint:
@@ -96,13 +103,10 @@ def _newest_valid(checkpoints: list[Path]) -> Checkpoint:
 
 
 def _compare(config: Config, file: Path) -> None:
-    if not file.exists():
-        return
+    """Log the keys that changed since the run began. Raises UsageError at one that may not."""
     earlier = validate(Config, read_yaml_file(file), str(file))  # keys that it does not have get defaults
     old, new = (_flatten(each.model_dump(mode="json")) for each in (earlier, config))
-    for key in sorted(old.keys() | new.keys()):
-        if old.get(key) == new.get(key):
-            continue
+    for key in sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key)):
         if not key.startswith(_MAY_CHANGE):
             raise UsageError(
                 f"{key} was {old.get(key)} when this run began and is {new.get(key)} now; "
@@ -117,27 +121,19 @@ def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix.rstrip("."): value}
 
 
-def tokenize(config: Config, force: bool = False) -> Tokenizer:
-    """Make the run folder and its tokenizer without training. Raises what `prepare_tokenizer` raises."""
-    _enter(Path(config.run_dir))
-    if not checkpoint_folders(Path(config.run_dir)):
-        _write_config(config)
-    return prepare_tokenizer(config, force)
-
-
 def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
     """The run's tokenizer: learnt from the training text, or taken from `tokenizer.path`, if there is none.
 
     Raises UsageError if one learnt with other settings is there, or `force` would orphan checkpoints.
     """
-    run_dir = Path(config.run_dir)
-    folder, settings = run_dir / "tokenizer", run_dir / "tokenizer" / "config.yaml"
-    text = folder / "learnt-from.json"  # name, size and time of the files it was learnt from
-    stamps = json.dumps(file_stamps(config.data.train)) + "\n"
+    run_dir, recipe, data = Path(config.run_dir), config.tokenizer, config.data
+    folder = run_dir / "tokenizer"
+    settings, text = folder / "config.yaml", folder / "learnt-from.json"
+    stamps = _file_stamps(data.train)
     if force and checkpoint_folders(run_dir):
         raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")
     if settings.exists() and not force:
-        if settings.read_text(encoding="utf-8") != to_yaml(config.tokenizer):
+        if settings.read_text(encoding="utf-8") != to_yaml(recipe):
             raise UsageError(
                 f"{folder}: was learnt with other tokenizer settings; set them back, or replace it by "
                 "`mtrain tokenize CONFIG --force`"
@@ -145,28 +141,30 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
         if text.exists() and text.read_text(encoding="utf-8") != stamps:
             log.warning("tokenizer: learnt before data.train changed; `mtrain tokenize --force` renews it")
         return Tokenizer(folder)
-    temporary = run_dir / ".tokenizer.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    if config.tokenizer.path is not None:
-        _copy_tokenizer(Path(config.tokenizer.path), temporary)
-    else:
 
-        def side(index: int) -> Any:
-            return lambda: (pair[index] for pair in read_training_text(config.data))
+    def side(index: int) -> Callable[[], Iterator[str]]:
+        return lambda: (pair[index] for pair in good_pairs(data.train, data.bad_lines))
 
-        train_tokenizer(config.tokenizer, side(0), side(1), temporary, config.seed)
-    (temporary / "config.yaml").write_text(to_yaml(config.tokenizer), encoding="utf-8", newline="\n")
-    if config.tokenizer.path is None:
-        (temporary / text.name).write_text(stamps, encoding="utf-8", newline="\n")
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
+    def fill(temporary: Path) -> None:
+        if recipe.path is None:
+            train_tokenizer(recipe, side(0), side(1), temporary, config.seed)
+            write_text(temporary / text.name, stamps)
+        else:
+            copy_tokenizer(_tokenizer_of(Path(recipe.path)), temporary)
+        write_text(temporary / settings.name, to_yaml(recipe))
+
+    write_folder(folder, fill)
     return Tokenizer(folder)
 
 
-def _copy_tokenizer(model: Path, folder: Path) -> None:
-    source = next(
-        (path for path in (model / "model" / "tokenizer", model / "tokenizer") if path.is_dir()), None
-    )
-    if source is None:
-        raise ModelError(f"tokenizer.path: {model} is not a model folder: it has no tokenizer/")
-    shutil.copytree(source, folder)
+def _file_stamps(corpora: list[Corpus]) -> str:
+    """Name, size and time of change of every file, as JSON."""
+    stats = [(str(file), file.stat()) for corpus in corpora for file in files_of(corpus)]
+    return json.dumps([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]) + "\n"
+
+
+def _tokenizer_of(model: Path) -> Tokenizer:
+    for folder in (model / "model" / "tokenizer", model / "tokenizer"):
+        if folder.is_dir():
+            return Tokenizer(folder)
+    raise ModelError(f"tokenizer.path: {model} is not a model folder: it has no tokenizer/")

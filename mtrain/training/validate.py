@@ -48,7 +48,7 @@ class Validator:
         ]
         lengths = [column.value_lengths().to_numpy().astype(np.int64) for column in columns]
         order = np.lexsort(lengths)
-        edges = cut_by_budget(lengths[0][order], lengths[1][order], self.config.training.pass_tokens)
+        edges = cut_by_budget(np.maximum(*lengths)[order], self.config.training.pass_tokens)
         batches = []
         for start, end in pairwise(edges):
             rows = order[start:end]
