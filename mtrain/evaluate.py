@@ -1,9 +1,8 @@
 """Scores of translations, by sacreBLEU's own functions, each with the signature that makes it comparable."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -19,8 +18,7 @@ METRICS = ("bleu", "chrf", "ter")
 _TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """One metric of one test set."""
 
     metric: str
@@ -38,22 +36,22 @@ def make_metrics(
     names: Sequence[str], target_lang: str, lowercase: bool = False, tokenize: str | None = None
 ) -> dict[str, Any]:
     """sacreBLEU metrics by name. Raises UsageError for an unknown name or a tokenizer not installed."""
-    unknown = [name for name in names if name not in METRICS]
-    if unknown or not names:
+    tokenizer = tokenize or bleu_tokenizer(target_lang)
+    if not names or not set(names) <= set(METRICS):
         raise UsageError(f"--metrics {','.join(names)}: choose from {', '.join(METRICS)}")
-    makers = {
-        "bleu": lambda: BLEU(lowercase=lowercase, tokenize=tokenize or bleu_tokenizer(target_lang)),
-        "chrf": lambda: CHRF(lowercase=lowercase),
-        "ter": lambda: TER(),  # ignores case by itself, as sacreBLEU's command line does
-    }
-    if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
+    if tokenizer not in BLEU.TOKENIZERS:
         raise UsageError(f"--bleu-tokenize {tokenize}: choose from {', '.join(BLEU.TOKENIZERS)}")
+    metrics: dict[str, Any] = {}
     try:
-        return {name: makers[name]() for name in dict.fromkeys(names)}  # type: ignore[no-untyped-call]
+        for name in names:
+            if name == "bleu":
+                metrics[name] = BLEU(lowercase=lowercase, tokenize=tokenizer)
+            else:  # TER ignores case by itself, as on sacreBLEU's command line
+                metrics[name] = CHRF(lowercase=lowercase) if name == "chrf" else TER()
     except (ImportError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
-        name = tokenize or bleu_tokenizer(target_lang)
-        raise UsageError(f"BLEU's tokenizer {name} is not installed: {reason}") from None
+        raise UsageError(f"BLEU's tokenizer {tokenizer} is not installed: {reason}") from None
+    return metrics
 
 
 def score(
@@ -65,21 +63,19 @@ def score(
     """
     if not hypotheses:
         raise DataError("nothing to score: there are no translations")
+    count = len(hypotheses)
     for number, reference in enumerate(references, start=1):
-        if len(reference) != len(hypotheses):
-            raise DataError(
-                f"reference {number} has {len(reference)} lines, not {len(hypotheses)} as the translations"
-            )
-    results = []
+        if len(reference) != count:
+            raise DataError(f"reference {number} has {len(reference)} lines, not {count} as the translations")
+    scores = []
     for name, metric in metrics.items():
-        result = metric.corpus_score(list(hypotheses), [list(reference) for reference in references])
-        detail = result.format(signature=str(metric.get_signature()))
-        results.append(Score(name, result.score, str(metric.get_signature()), detail))
-    return results
+        result = metric.corpus_score(hypotheses, references)
+        signature = str(metric.get_signature())
+        scores.append(Score(name, result.score, signature, result.format(signature=signature)))
+    return scores
 
 
-@dataclass(frozen=True)
-class TestSet:
+class TestSet(NamedTuple):
     """Sources to translate, or translations to score, and the references to hold them against."""
 
     name: str
@@ -91,11 +87,8 @@ class TestSet:
 def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSet]:
     """The `data.test` sets of a run. Raises UsageError if there are none, DataError if one cannot be read."""
     file = run_dir / "config.yaml"
-    tests = (
-        load_config(file, list(overrides)).data.test
-        if (run_dir / "checkpoints").is_dir() and file.exists()
-        else {}
-    )
+    is_run = (run_dir / "checkpoints").is_dir() and file.exists()
+    tests = load_config(file, overrides).data.test if is_run else {}
     if not tests:
         raise UsageError(f"{run_dir}: no test sets are configured here; give --source and --reference")
     sets = []
@@ -110,23 +103,17 @@ def test_set_from_files(source: Path | None, references: Sequence[Path], hypothe
 
     Raises DataError if a file is missing or malformed, or if their line counts differ.
     """
-    files = [file for file in (source, hypotheses, *references) if file is not None]
-    texts = {file: read_text(file) for file in files}
-    for file in files[1:]:
-        if len(texts[file]) != len(texts[files[0]]):
-            raise DataError(f"{files[0]} has {len(texts[files[0]])} lines but {file} has {len(texts[file])}")
-    return TestSet(
-        (source or hypotheses or Path()).name,
-        texts[source] if source else None,
-        texts[hypotheses] if hypotheses else None,
-        [texts[reference] for reference in references],
-    )
+    scored = source or hypotheses or Path()
+    lines, *others = [read_text(file) for file in (scored, *references)]
+    for reference, other in zip(references, others, strict=True):
+        if len(other) != len(lines):
+            raise DataError(f"{scored} has {len(lines)} lines but {reference} has {len(other)}")
+    return TestSet(scored.name, lines if source else None, None if source else lines, others)
 
 
-def evaluate_set(test: TestSet, translator: Translator | None, metrics: dict[str, Any]) -> list[Score]:
+def evaluate_set(test: TestSet, translator: Translator, metrics: dict[str, Any]) -> list[Score]:
     """Translate a test set, unless its translations are given, and score it."""
     hypotheses = test.hypotheses
     if hypotheses is None:
-        assert translator is not None and test.sources is not None
-        hypotheses = [translation.text for translation in translator.translate(test.sources)]
+        hypotheses = [translation.text for translation in translator.translate(test.sources or [])]
     return score(hypotheses, test.references, metrics)

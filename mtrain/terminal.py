@@ -22,27 +22,25 @@ def make_streams_usable() -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
-def require_file(path: Path) -> None:
-    """Raise DataError if the path is missing or a folder, before any work is done."""
-    if not path.exists() or path.is_dir():
-        raise DataError(f"{path}: {'a folder, not a file' if path.exists() else 'no such file'}")
-
-
-def require_unicode(text: str) -> None:
-    """Raise DataError if what was typed was not UTF-8: Python puts lone surrogates for such bytes."""
+def require_unicode(text: str) -> str:
+    """The text. Raises DataError if what was typed was not UTF-8: Python puts lone surrogates for it."""
     if any("\ud800" <= c <= "\udfff" for c in text):
         raise DataError(f"{text}: not valid UTF-8")
+    return text
 
 
-def input_lines(path: Path | None) -> Iterator[str]:
-    """Lines of a file, or of stdin for None and `-`. Raises DataError at the first that is not clean text."""
+def require_file(path: Path) -> None:
+    """Raise DataError if a file, unless it is `-`, is missing or a folder, before any work is done."""
+    if str(path) != "-" and (path.is_dir() or not path.exists()):
+        raise DataError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
+
+
+def input_lines(path: Path) -> Iterator[str]:
+    """Lines of a file, or of stdin for `-`. Raises DataError at the first that is not clean text."""
     from mtrain.data.corpus import clean, decode_lines, read_lines
 
-    if path is not None and str(path) != "-":
-        yield from clean(read_lines(path))
-        return
     try:
-        yield from clean(decode_lines(sys.stdin.buffer, "<stdin>"))
+        yield from clean(decode_lines(sys.stdin.buffer, "<stdin>") if str(path) == "-" else read_lines(path))
     except OSError as error:
         raise DataError(f"<stdin>: cannot read: {error.strerror}") from None
 
@@ -58,8 +56,7 @@ def prompt() -> Iterator[str]:
         except EOFError:
             print(file=sys.stderr)
             return
-        require_unicode(line)
-        yield line
+        yield require_unicode(line)
 
 
 @contextmanager

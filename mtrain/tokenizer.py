@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import sentencepiece
 
@@ -20,11 +20,10 @@ from mtrain.schema import Architecture, ModelConfig, TokenizerConfig
 
 log = logging.getLogger(__name__)
 
-JOINT, SOURCE, TARGET = "joint.model", "source.model", "target.model"
 # Beyond this many sentences a vocabulary hardly changes, while the trainer's memory goes on growing.
 SAMPLED_SENTENCES = 5_000_000
 # Byte pieces can spell characters that would break a line of output in two.
-_LINE_BREAKERS = str.maketrans({"\n": " ", "\r": " ", "\0": " "})
+_LINE_BREAKERS = str.maketrans("\n\r\0", "   ")
 
 Sentences = Callable[[], Iterable[str]]  # called once for each pass over the text
 
@@ -37,6 +36,10 @@ class SpecialIds(NamedTuple):
     bos: int = 2
     eos: int = 3
 
+    def options(self) -> dict[str, Any]:
+        """`pad_id` and so on, as SentencePiece and ModelConfig name them."""
+        return {f"{name}_id": value for name, value in self._asdict().items()}
+
 
 def train_tokenizer(
     config: TokenizerConfig, source: Sentences, target: Sentences, folder: Path, seed: int
@@ -48,19 +51,18 @@ def train_tokenizer(
     states the largest (or smallest) size that does.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    jobs = {"source": source, "target": target}
     if config.joint:
-        jobs: dict[str, Sentences] = {JOINT: lambda: chain(source(), target())}
-    else:
-        jobs = {SOURCE: source, TARGET: target}
+        jobs = {"joint": lambda: chain(source(), target())}
     for name, sentences in jobs.items():
-        model = _train_one(config, sentences, seed, "" if name == JOINT else f" ({Path(name).stem} side)")
+        model = _learn(config, sentences, seed, "" if config.joint else f" ({name} side)")
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         pieces = (f"{processor.id_to_piece(i)}\t{processor.get_score(i)}\n" for i in range(len(processor)))
-        (folder / name).with_suffix(".vocab").write_text("".join(pieces), encoding="utf-8", newline="")
-        (folder / name).write_bytes(model)
+        (folder / f"{name}.vocab").write_text("".join(pieces), encoding="utf-8", newline="")
+        (folder / f"{name}.model").write_bytes(model)
 
 
-def _train_one(config: TokenizerConfig, sentences: Sentences, seed: int, side: str) -> bytes:
+def _learn(config: TokenizerConfig, sentences: Sentences, seed: int, side: str) -> bytes:
     failures: list[BaseException] = []
 
     def remembering() -> Iterator[str]:
@@ -72,66 +74,49 @@ def _train_one(config: TokenizerConfig, sentences: Sentences, seed: int, side: s
             failures.append(error)
             raise
 
-    def learn(vocab_size: int) -> bytes:
+    given = size = config.vocab_size
+    while True:
         model = io.BytesIO()
         sentencepiece.set_random_generator_seed(seed % 2**32)
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=remembering(),
-            model_writer=model,
-            model_type=config.type,
-            vocab_size=vocab_size,
-            character_coverage=config.character_coverage,
-            byte_fallback=config.byte_fallback,
-            normalization_rule_name=config.normalization,
-            user_defined_symbols=config.symbols,
-            pad_id=SpecialIds().pad,
-            unk_id=SpecialIds().unk,
-            bos_id=SpecialIds().bos,
-            eos_id=SpecialIds().eos,
-            input_sentence_size=SAMPLED_SENTENCES,
-            shuffle_input_sentence=True,
-            max_sentence_length=16384,  # bytes; longer lines only take no part in the learning
-            num_threads=4,  # fixed: sums over threads decide which pieces survive
-            minloglevel=2,
-        )
-        return model.getvalue()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=remembering(),
+                model_writer=model,
+                model_type=config.type,
+                vocab_size=size,
+                character_coverage=config.character_coverage,
+                byte_fallback=config.byte_fallback,
+                normalization_rule_name=config.normalization,
+                user_defined_symbols=config.symbols,
+                **SpecialIds().options(),
+                input_sentence_size=SAMPLED_SENTENCES,
+                shuffle_input_sentence=True,
+                max_sentence_length=16384,  # bytes; longer lines only take no part in the learning
+                num_threads=4,  # fixed: sums over threads decide which pieces survive
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            if failures:
+                raise failures[0] from None
+            # The limit that it names is tried before it is told, since pruning depends on the size.
+            size = _largest_size(" ".join(str(error).split()), given, side)
+        else:
+            if size == given:
+                return model.getvalue()
+            reason = f"tokenizer.vocab_size is too large for this text{side}; given {given}"
+            raise UsageError(f"{reason}; the largest possible is {size}")
 
-    try:
-        return learn(config.vocab_size)
-    except RuntimeError as error:
-        message = str(error)
-    if failures:
-        raise failures[0]
+
+def _largest_size(message: str, given: int, side: str) -> int:
+    """The limit in a message of SentencePiece. Raises an error of ours for any other message."""
+    if large := re.search(r"Please set it to a value <= (\d+)", message):
+        return int(large[1])
     if "sentences_.empty()" in message or "all_chars_count" in message:
         raise DataError(f"no text to learn a vocabulary from{side}; check data.train")
-    if small := _TOO_SMALL.search(message):
-        raise UsageError(
-            f"tokenizer.vocab_size is too small for this text{side}; given {config.vocab_size}; the smallest "
-            f"possible is {small[1]}"
-        )
-    if _TOO_LARGE.search(message):
-        raise UsageError(
-            f"tokenizer.vocab_size is too large for this text{side}; given {config.vocab_size}; the largest "
-            f"possible is {_largest_size(learn, message)}"
-        )
-    raise UsageError(f"SentencePiece cannot learn this vocabulary{side}: {' '.join(message.split())}")
-
-
-_TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
-_TOO_LARGE = re.compile(r"Please set it to a value <= (\d+)")
-
-
-def _largest_size(learn: Callable[[int], bytes], message: str) -> int:
-    """SentencePiece names a limit; it is tried before it is told, since pruning depends on the size."""
-    while True:
-        match = _TOO_LARGE.search(message)
-        if match is None:
-            raise UsageError(f"SentencePiece cannot learn this vocabulary: {message}")
-        try:
-            learn(int(match[1]))
-            return int(match[1])
-        except RuntimeError as error:
-            message = str(error)
+    if small := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        reason = f"tokenizer.vocab_size is too small for this text{side}; given {given}"
+        raise UsageError(f"{reason}; the smallest possible is {small[1]}")
+    raise UsageError(f"SentencePiece cannot learn this vocabulary{side}: {message}")
 
 
 class Tokenizer:
@@ -142,63 +127,44 @@ class Tokenizer:
 
     def __init__(self, folder: Path):
         """Load from a `tokenizer/` folder. Raises ModelError if it is incomplete or not SentencePiece."""
-        if (folder / JOINT).exists():
-            self.files = [folder / JOINT]
-        else:
-            self.files = [folder / SOURCE, folder / TARGET]
-        processors = [_load(file) for file in self.files]
-        self.joint = len(processors) == 1
-        self.source, self.target = processors[0], processors[-1]
-        self.special = _special_ids(self.source, self.files[0])
-        if self.special != _special_ids(self.target, self.files[-1]):
+        self.joint = (folder / "joint.model").exists()
+        names = ["joint"] if self.joint else ["source", "target"]
+        self.files = [folder / f"{name}.model" for name in names]
+        loaded = [_load(file) for file in self.files]
+        (self.source, self.special), (self.target, same) = loaded[0], loaded[-1]
+        self.source_vocab_size, self.target_vocab_size = len(self.source), len(self.target)
+        if self.special != same:
             raise ModelError(f"{folder}: source and target vocabulary disagree on the special ids")
-
-    @property
-    def source_vocab_size(self) -> int:
-        return len(self.source)
-
-    @property
-    def target_vocab_size(self) -> int:
-        return len(self.target)
 
     def encode_source(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, without special ids around them."""
-        return self._encode(self.source, texts)
+        return cast(list[list[int]], self.source.encode(texts, num_threads=-1))
 
     def encode_target(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, without special ids around them."""
-        return self._encode(self.target, texts)
+        return cast(list[list[int]], self.target.encode(texts, num_threads=-1))
 
     def decode(self, ids: list[list[int]]) -> list[str]:
         """Target text of each row of ids; special ids vanish, and no line break is ever produced."""
         return [text.translate(_LINE_BREAKERS) for text in self.target.decode(ids)] if ids else []
 
-    @staticmethod
-    def _encode(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) -> list[list[int]]:
-        rows: list[list[int]] = processor.encode(texts, num_threads=-1) if texts else []
-        return rows
-
     def fingerprint(self) -> str:
         """SHA-256 over the vocabulary files."""
-        return hashlib.sha256(
-            b"".join(hashlib.sha256(f.read_bytes()).digest() for f in self.files)
-        ).hexdigest()
+        digests = [hashlib.sha256(file.read_bytes()).digest() for file in self.files]
+        return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def _load(file: Path) -> sentencepiece.SentencePieceProcessor:
+def _load(file: Path) -> tuple[sentencepiece.SentencePieceProcessor, SpecialIds]:
     try:
-        return sentencepiece.SentencePieceProcessor(model_proto=file.read_bytes())
+        model = sentencepiece.SentencePieceProcessor(model_proto=file.read_bytes())
     except OSError as error:
         raise ModelError(f"{file}: cannot read the tokenizer: {error.strerror}") from None
     except RuntimeError:
         raise ModelError(f"{file}: not a SentencePiece model") from None
-
-
-def _special_ids(processor: sentencepiece.SentencePieceProcessor, file: Path) -> SpecialIds:
-    ids = SpecialIds(processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
-    if min(ids) < 0:
-        raise ModelError(f"{file}: the vocabulary lacks a special piece; pad, unk, bos, eos are {tuple(ids)}")
-    return ids
+    special = SpecialIds(model.pad_id(), model.unk_id(), model.bos_id(), model.eos_id())
+    if min(special) < 0:
+        raise ModelError(f"{file}: a special piece is missing; pad, unk, bos, eos are {tuple(special)}")
+    return model, special
 
 
 def model_config(architecture: Architecture, tokenizer: Tokenizer, max_length: int) -> ModelConfig:
@@ -208,14 +174,10 @@ def model_config(architecture: Architecture, tokenizer: Tokenizer, max_length: i
     """
     if architecture.tie_embeddings == "all" and not tokenizer.joint:
         raise UsageError("model.tie_embeddings: all needs a joint vocabulary; with two use decoder or none")
-    pad, unk, bos, eos = tokenizer.special
     return ModelConfig(
         **architecture.model_dump(),
+        **tokenizer.special.options(),
         source_vocab_size=tokenizer.source_vocab_size,
         target_vocab_size=tokenizer.target_vocab_size,
         max_positions=max_length,
-        pad_id=pad,
-        unk_id=unk,
-        bos_id=bos,
-        eos_id=eos,
     )
