@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mtrain.checkpoint import CHECKPOINT_FILES, TrainState, checkpoint_folders, load_weights
-from mtrain.config import SectionT, override, read_yaml_file, to_yaml, validate
+from mtrain.config import override, read_yaml_file, to_yaml, validate
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.schema import Config, ModelFolderConfig
@@ -45,18 +45,14 @@ def save_model_folder(folder: Path, weights: Path, contents: str, tokenizer: Tok
     def fill(temporary: Path) -> None:
         write_text(temporary / "config.yaml", contents)
         shutil.copyfile(weights, temporary / "model.safetensors")
-        copy_tokenizer(tokenizer, temporary / "tokenizer")
+        copy_tokenizer(tokenizer.files[0].parent, temporary / "tokenizer")
 
     write_folder(folder, fill)
 
 
-def copy_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Copy the vocabularies, with their listings: those are for readers, so a model can do without."""
-    folder.mkdir(exist_ok=True)
-    for file in tokenizer.files:
-        for part in (file, file.with_suffix(".vocab")):
-            if part.exists():
-                shutil.copyfile(part, folder / part.name)
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the vocabularies and their listings, but not what a run notes beside them."""
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.json", "*.yaml"), dirs_exist_ok=True)
 
 
 class LoadedModel(NamedTuple):
@@ -74,61 +70,53 @@ def load_model(path: Path, overrides: Sequence[str] = ()) -> LoadedModel:
     """
     if not path.is_dir():
         raise ModelError(f"{path}: {'not a folder' if path.exists() else 'no such model or run folder'}")
-    if not (path / "checkpoints").is_dir():
-        return _load_folder(path, overrides)
-    folder = path / "model"
+    folder = path / "model" if (path / "checkpoints").is_dir() else path
     with suppress(ModelError):
-        return _load_folder(folder, overrides)
+        return _load(folder, overrides)
     time.sleep(0.2)  # a run that goes on may have put a new model in the place of the one that was being read
-    return _load_folder(folder, overrides) if folder.is_dir() else _load_best(path, overrides)
+    return _load(folder if folder.is_dir() else path, overrides)
 
 
-def _load_folder(folder: Path, overrides: Sequence[str]) -> LoadedModel:
-    verify_folder(folder, ("config.yaml", "model.safetensors"))
-    config = _read_config(folder / "config.yaml", ModelFolderConfig)
-    return _build(config, Tokenizer(folder / "tokenizer"), folder / "model.safetensors", overrides)
-
-
-def _load_best(run_dir: Path, overrides: Sequence[str]) -> LoadedModel:
-    """The best checkpoint of a run that has no `model/`, or its newest if the best is not known."""
-    folders = checkpoint_folders(run_dir)
-    if not folders:
-        raise ModelError(f"{run_dir}: this run has no checkpoint yet")
+def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
+    """Load a model folder, or the best checkpoint of a run folder."""
+    in_run = (path / "checkpoints").is_dir()
+    folder = _best_checkpoint(path) if in_run else path
+    verify_folder(folder, CHECKPOINT_FILES if in_run else ("config.yaml", "model.safetensors"))
+    tokenizer, file = Tokenizer(path / "tokenizer"), path / "config.yaml"
     try:
-        best = json.loads((run_dir / "checkpoints" / "index.json").read_bytes())["best"]
-    except (OSError, ValueError, LookupError, TypeError):
-        best = None
-    folder = next((folder for folder in folders if folder.name == best), folders[-1])
-    verify_folder(folder, CHECKPOINT_FILES)
-    config, tokenizer = _read_config(run_dir / "config.yaml", Config), Tokenizer(run_dir / "tokenizer")
-    return _build(_folder_config(config, tokenizer), tokenizer, folder / "model.safetensors", overrides)
-
-
-def _read_config(file: Path, section: type[SectionT]) -> SectionT:
-    try:
-        return validate(section, read_yaml_file(file), str(file))
+        raw = read_yaml_file(file)
+        if in_run:
+            config = _folder_config(validate(Config, raw, str(file)), tokenizer)
+        else:
+            config = validate(ModelFolderConfig, raw, str(file))
     except UsageError as error:  # of the folder, not of the user
         raise ModelError(str(error)) from None
-
-
-def _build(
-    config: ModelFolderConfig, tokenizer: Tokenizer, weights: Path, overrides: Sequence[str]
-) -> LoadedModel:
     raw = config.model_dump(mode="json")
     for assignment in overrides:
         if not assignment.startswith("decoding."):
             raise UsageError(f"--set {assignment}: of a trained model only decoding.* can be set")
         raw = override(raw, assignment)
     config = validate(ModelFolderConfig, raw, "--set")
-    sizes = (tokenizer.source_vocab_size, tokenizer.target_vocab_size)
-    if sizes != (config.model.source_vocab_size, config.model.target_vocab_size):
-        raise ModelError(f"{weights.parent}: the tokenizer has {sizes} pieces; the model expects others")
     network = config.model
+    sizes = (tokenizer.source_vocab_size, tokenizer.target_vocab_size)
+    if sizes != (network.source_vocab_size, network.target_vocab_size):
+        raise ModelError(f"{folder}: the tokenizer has {sizes} pieces; the model expects others")
     if (network.pad_id, network.unk_id, network.bos_id, network.eos_id) != tokenizer.special:
-        raise ModelError(f"{weights.parent}: the tokenizer's special ids are not those of the model")
+        raise ModelError(f"{folder}: the tokenizer's special ids are not those of the model")
     model = Transformer(network)
-    load_weights(model, weights)
+    load_weights(model, folder / "model.safetensors")
     return LoadedModel(model.eval(), tokenizer, config)
+
+
+def _best_checkpoint(run_dir: Path) -> Path:
+    """The best checkpoint of a run, or its newest if the best is not known."""
+    folders = checkpoint_folders(run_dir)
+    if not folders:
+        raise ModelError(f"{run_dir}: this run has no checkpoint yet")
+    best = None
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        best = json.loads((run_dir / "checkpoints" / "index.json").read_bytes())["best"]
+    return next((folder for folder in folders if folder.name == best), folders[-1])
 
 
 def _folder_config(config: Config, tokenizer: Tokenizer) -> ModelFolderConfig:

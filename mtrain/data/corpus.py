@@ -21,7 +21,16 @@ import pyarrow as pa
 from mtrain.data import Pair
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
-from mtrain.schema import Corpus, HubCorpus, JsonlCorpus, ParquetCorpus, TextCorpus, ToyCorpus, TsvCorpus
+from mtrain.schema import (
+    Corpus,
+    FieldsCorpus,
+    HubCorpus,
+    JsonlCorpus,
+    ParquetCorpus,
+    TextCorpus,
+    ToyCorpus,
+    TsvCorpus,
+)
 
 _Table = ParquetCorpus | HubCorpus
 _COMPRESSION = {".gz": "gzip", ".zst": "zstd"}
@@ -151,7 +160,7 @@ def _read_sides(source: Path, target: Path) -> Iterator[Pair | DataError]:
         )
 
 
-def _pair_of(item: Any, corpus: Corpus, where: str) -> Pair:
+def _pair_of(item: Any, corpus: TsvCorpus | FieldsCorpus, where: str) -> Pair:
     """The pair in a line of TSV or JSONL, or in a record of a table. Raises DataError if there is none."""
     if isinstance(item, DataError):
         raise item

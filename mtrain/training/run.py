@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,23 +20,12 @@ from mtrain.tokenizer import Tokenizer, train_tokenizer
 log = logging.getLogger(__name__)
 
 # Keys that may differ from one `fit` to the next: limits, cadence, patience, decoding, the folder's name.
-_MAY_CHANGE = (
-    "run_dir",
-    "decoding.",
-    "training.max_steps",
-    "training.max_epochs",
-    "training.max_minutes",
-    "training.validate_every",
-    "training.validation_beam_size",
-    "training.checkpoint_every",
-    "training.keep_checkpoints",
-    "training.log_every",
-    "training.patience",
+_MAY_CHANGE = re.compile(
+    r"run_dir|decoding\..+|training\.(max_\w+|validat\w+|checkpoint_every|keep_checkpoints|log_every|patience)"
 )
-
 _MARK = "# Written by mtrain: the resolved config of this run.\n"
 _NAMES = ("config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model")
-_INSIDE = ("step-*", "index.json")  # of checkpoints/
+_LEFTOVERS = [f".{name}.tmp" for name in _NAMES] + ["checkpoints/.step-*.tmp", "checkpoints/.index.json.tmp"]
 
 
 def open_run(config: Config, resume: str) -> Checkpoint | None:
@@ -82,9 +72,9 @@ def _enter(run_dir: Path) -> None:
                 f"{run_dir}: is no run folder of mtrain but has {foreign[0]}, which a run would overwrite; "
                 "give another --run-dir"
             )
-        ours_only = [f".{name}.tmp" for name in _NAMES] + [f"checkpoints/.{name}.tmp" for name in _INSIDE]
-        for leftover in [path for pattern in ours_only if ours for path in run_dir.glob(pattern)]:
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        for pattern in _LEFTOVERS if ours else ():
+            for leftover in list(run_dir.glob(pattern)):
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     except OSError as error:
         raise StorageError(f"{run_dir}: cannot make the run folder: {error.strerror}") from None
 
@@ -105,20 +95,22 @@ def _newest_valid(checkpoints: list[Path]) -> Checkpoint:
 def _compare(config: Config, file: Path) -> None:
     """Log the keys that changed since the run began. Raises UsageError at one that may not."""
     earlier = validate(Config, read_yaml_file(file), str(file))  # keys that it does not have get defaults
-    old, new = (_flatten(each.model_dump(mode="json")) for each in (earlier, config))
-    for key in sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key)):
-        if not key.startswith(_MAY_CHANGE):
+    for key, old, new in _changes(earlier.model_dump(mode="json"), config.model_dump(mode="json")):
+        if not _MAY_CHANGE.fullmatch(key):
             raise UsageError(
-                f"{key} was {old.get(key)} when this run began and is {new.get(key)} now; "
+                f"{key} was {old} when this run began and is {new} now; "
                 "set it back, or start another run with --run-dir"
             )
-        log.info("%s: %s, was %s", key, new.get(key), old.get(key))
+        log.info("%s: %s, was %s", key, new, old)
 
 
-def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, dict) and value:
-        return {k: v for key, item in value.items() for k, v in _flatten(item, f"{prefix}{key}.").items()}
-    return {prefix.rstrip("."): value}
+def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The keys that differ, in dotted form, with both values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from _changes(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
+    elif old != new:
+        yield path, old, new
 
 
 def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
@@ -163,8 +155,8 @@ def _file_stamps(corpora: list[Corpus]) -> str:
     return json.dumps([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]) + "\n"
 
 
-def _tokenizer_of(model: Path) -> Tokenizer:
+def _tokenizer_of(model: Path) -> Path:
     for folder in (model / "model" / "tokenizer", model / "tokenizer"):
         if folder.is_dir():
-            return Tokenizer(folder)
+            return folder
     raise ModelError(f"tokenizer.path: {model} is not a model folder: it has no tokenizer/")
