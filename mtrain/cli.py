@@ -101,8 +101,7 @@ def translate(
         raise UsageError("TEXT and --input were both given; give one of them")
     if input_file:
         terminal.require_file(input_file)
-    for typed in text or []:
-        terminal.require_unicode(typed)
+    typed = [terminal.require_unicode(sentence) for sentence in text or []]
     from mtrain.decoding.translate import WINDOW, Translator
 
     search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
@@ -110,8 +109,8 @@ def translate(
         translator = Translator.load(model, device, _overrides(set_, "decoding.", **search))
         if n_best > translator.decoding.beam_size:
             raise UsageError(f"--n-best {n_best} needs a --beam-size of {n_best} or more")
-        prompting = not text and input_file is None and sys.stdin.isatty()
-        lines = text or (terminal.prompt() if prompting else terminal.input_lines(input_file or Path("-")))
+        prompting = not typed and input_file is None and sys.stdin.isatty()
+        lines = typed or (terminal.prompt() if prompting else terminal.input_lines(input_file or Path("-")))
         for best in translator.translate_lines(lines, window=1 if prompting else WINDOW):
             texts = [translation.text for translation in best[:n_best]]
             out.writelines(f"{text}\n" for text in texts + [""] * (n_best - len(texts)))

@@ -50,9 +50,11 @@ _YamlDumper.add_representer(str, _YamlDumper.represent_text)
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML by the 1.2 core schema. Raises yaml.YAMLError."""
+    """Parse YAML by the 1.2 core schema. Raises yaml.YAMLError, its message on one line."""
     try:
         return yaml.load(text, _YamlLoader)
+    except yaml.YAMLError as error:
+        raise yaml.YAMLError(" ".join(str(error).split())) from None
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise yaml.YAMLError(f"a value cannot be read: {type(error).__name__}: {error}") from None
 
@@ -71,7 +73,7 @@ def override(raw: Any, assignment: str) -> Any:
     try:
         return _replaced(raw, keys, parse_yaml(text), "the config")
     except yaml.YAMLError as error:
-        raise UsageError(f"--set {assignment}: the value is not YAML: {_one_line(error)}") from None
+        raise UsageError(f"--set {assignment}: the value is not YAML: {error}") from None
     except LookupError as error:
         raise UsageError(f"--set {assignment}: {error.args[0]}") from None
 
@@ -110,10 +112,6 @@ def _describe(error: ValidationError) -> str:
     return f"{key}: {message}" if key else message
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
 SectionT = TypeVar("SectionT", bound=Section)
 
 
@@ -134,7 +132,7 @@ def read_yaml_file(path: Path) -> Any:
     except OSError as error:
         raise UsageError(f"{path}: cannot read the config: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not valid YAML: {_one_line(error)}") from None
+        raise UsageError(f"{path}: not valid YAML: {error}") from None
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -9,38 +9,31 @@ class MtrainError(Exception):
 
     exit_code = 1
 
+    def __init_subclass__(cls, exit_code: int) -> None:
+        cls.exit_code = exit_code
 
-class UsageError(MtrainError):
+
+class UsageError(MtrainError, exit_code=2):
     """The command line or the config is wrong."""
 
-    exit_code = 2
 
-
-class DataError(MtrainError):
+class DataError(MtrainError, exit_code=3):
     """A corpus or an input file is missing, malformed or empty."""
 
-    exit_code = 3
 
-
-class ModelError(MtrainError):
+class ModelError(MtrainError, exit_code=4):
     """A checkpoint or model folder is missing, damaged, or does not fit."""
 
-    exit_code = 4
 
-
-class DivergedError(MtrainError):
+class DivergedError(MtrainError, exit_code=5):
     """Training produced NaN or infinity several steps in a row."""
 
-    exit_code = 5
 
-
-class StorageError(MtrainError):
+class StorageError(MtrainError, exit_code=6):
     """Reading or writing failed for a reason outside mtrain: disk full, no permission."""
 
-    exit_code = 6
 
-
-class Interrupted(MtrainError):
+class Interrupted(MtrainError, exit_code=130):
     """Stopped by a signal, after the state was saved. The exit code is the shell's 128 + signal."""
 
     def __init__(self, message: str, signal_number: int):

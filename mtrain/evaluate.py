@@ -1,6 +1,6 @@
 """Scores of translations, by sacreBLEU's own functions, each with the signature that makes it comparable."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ from mtrain.data.corpus import clean, read_corpus, read_text
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError, UsageError
 
-METRICS = ("bleu", "chrf", "ter")
 # Languages written without spaces between words: 13a would count sentences as words.
 _TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
@@ -37,21 +36,20 @@ def make_metrics(
 ) -> dict[str, Any]:
     """sacreBLEU metrics by name. Raises UsageError for an unknown name or a tokenizer not installed."""
     tokenizer = tokenize or bleu_tokenizer(target_lang)
-    if not names or not set(names) <= set(METRICS):
-        raise UsageError(f"--metrics {','.join(names)}: choose from {', '.join(METRICS)}")
+    makers: dict[str, Callable[[], Any]] = {
+        "bleu": lambda: BLEU(lowercase=lowercase, tokenize=tokenizer),
+        "chrf": lambda: CHRF(lowercase=lowercase),
+        "ter": TER,  # ignores case by itself, as on sacreBLEU's command line
+    }
+    if not names or not set(names) <= makers.keys():
+        raise UsageError(f"--metrics {','.join(names)}: choose from {', '.join(makers)}")
     if tokenizer not in BLEU.TOKENIZERS:
         raise UsageError(f"--bleu-tokenize {tokenize}: choose from {', '.join(BLEU.TOKENIZERS)}")
-    metrics: dict[str, Any] = {}
     try:
-        for name in names:
-            if name == "bleu":
-                metrics[name] = BLEU(lowercase=lowercase, tokenize=tokenizer)
-            else:  # TER ignores case by itself, as on sacreBLEU's command line
-                metrics[name] = CHRF(lowercase=lowercase) if name == "chrf" else TER()
+        return {name: makers[name]() for name in names}
     except (ImportError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"BLEU's tokenizer {tokenizer} is not installed: {reason}") from None
-    return metrics
 
 
 def score(
@@ -76,12 +74,12 @@ def score(
 
 
 class TestSet(NamedTuple):
-    """Sources to translate, or translations to score, and the references to hold them against."""
+    """Sources, the references to hold their translations against, and translations if they are given."""
 
     name: str
-    sources: list[str] | None
-    hypotheses: list[str] | None
+    sources: list[str]
     references: list[list[str]]
+    hypotheses: list[str] | None = None
 
 
 def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSet]:
@@ -94,7 +92,7 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
     sets = []
     for name, corpus in tests.items():
         pairs = list(clean(read_corpus(corpus)))
-        sets.append(TestSet(name, [pair.source for pair in pairs], None, [[pair.target for pair in pairs]]))
+        sets.append(TestSet(name, [pair.source for pair in pairs], [[pair.target for pair in pairs]]))
     return sets
 
 
@@ -108,12 +106,10 @@ def test_set_from_files(source: Path | None, references: Sequence[Path], hypothe
     for reference, other in zip(references, others, strict=True):
         if len(other) != len(lines):
             raise DataError(f"{scored} has {len(lines)} lines but {reference} has {len(other)}")
-    return TestSet(scored.name, lines if source else None, None if source else lines, others)
+    return TestSet(scored.name, lines, others, None if source else lines)
 
 
 def evaluate_set(test: TestSet, translator: Translator, metrics: dict[str, Any]) -> list[Score]:
     """Translate a test set, unless its translations are given, and score it."""
-    hypotheses = test.hypotheses
-    if hypotheses is None:
-        hypotheses = [translation.text for translation in translator.translate(test.sources or [])]
+    hypotheses = test.hypotheses or [translation.text for translation in translator.translate(test.sources)]
     return score(hypotheses, test.references, metrics)

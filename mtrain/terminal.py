@@ -71,19 +71,19 @@ def output(path: Path | None) -> Iterator[IO[str]]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     path = path.resolve()
-    direct = path.exists() and not path.is_file()
-    place = path if direct else path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    atomic = path.is_file() or not path.exists()
+    place = path.with_name(f".{path.name}.{os.getpid()}.tmp") if atomic else path
     try:
         with place.open("w", encoding="utf-8", newline="\n") as stream:
             yield stream
-        if not direct:
-            if path.exists():
-                place.chmod(path.stat().st_mode)
+        if path.is_file():
+            place.chmod(path.stat().st_mode)
+        if atomic:
             place.replace(path)
     except OSError as error:
         raise StorageError(f"{path}: cannot write: {error.strerror}") from None
     finally:
-        if not direct:
+        if atomic:
             with suppress(OSError):
                 place.unlink()
 
