@@ -21,16 +21,7 @@ import pyarrow as pa
 from mtrain.data import Pair
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
-from mtrain.schema import (
-    Corpus,
-    FieldsCorpus,
-    HubCorpus,
-    JsonlCorpus,
-    ParquetCorpus,
-    TextCorpus,
-    ToyCorpus,
-    TsvCorpus,
-)
+from mtrain.schema import Corpus, FieldsCorpus, HubCorpus, ParquetCorpus, TextCorpus, ToyCorpus, TsvCorpus
 
 _Table = ParquetCorpus | HubCorpus
 _COMPRESSION = {".gz": "gzip", ".zst": "zstd"}
@@ -114,8 +105,8 @@ def read_lines(path: Path) -> Iterator[str | DataError]:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
-        code = getattr(error, "errno", None)
-        raise DataError(f"{path}: cannot read: {os.strerror(code) if code else error}") from None
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+        raise DataError(f"{path}: cannot read: {reason}") from None
 
 
 def read_text(path: Path) -> list[str]:
@@ -170,7 +161,7 @@ def _pair_of(item: Any, corpus: TsvCorpus | FieldsCorpus, where: str) -> Pair:
         if len(columns) < needed:
             raise DataError(f"{where}: {len(columns)} column(s); at least {needed} expected")
         return Pair(columns[corpus.source_column], columns[corpus.target_column])
-    if isinstance(corpus, JsonlCorpus):
+    if isinstance(item, str):
         try:
             item = json.loads(item)
         except (ValueError, RecursionError) as error:

@@ -94,7 +94,7 @@ def _training_side(data: DataConfig) -> list[Corpus]:
 
 
 def _fingerprint(data: DataConfig, tokenizer: Tokenizer, seed: int) -> str:
-    """SHA-256 over contents and settings; a touched or copied file counts as the same, and so do weights."""
+    """SHA-256 over settings and contents: a touched file is the same data, and so are other weights."""
     keys = {"train", "validation", "max_length", "bad_lines"}
     settings = {
         "format": FORMAT,
