@@ -38,6 +38,12 @@ def resolve_precision(device: torch.device, precision: str) -> str:
     return "bf16" if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
 
 
+def workers_for(device: torch.device) -> int:
+    """Threads that train side by side on a device: on a CPU one for each core, but at most four, beyond which
+    they wait for Python; operations then use the cores that are left together. On a GPU one."""
+    return min(4, torch.get_num_threads()) if device.type == "cpu" else 1
+
+
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Mixed precision for a forward pass: weights stay fp32, matrix products run in `precision`."""
     mixed = resolve_precision(device, precision) == "bf16"
@@ -47,9 +53,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 def keep_freed_memory() -> None:
     """Let glibc reuse large blocks. By default it returns each to the kernel and maps it afresh, and a
     training step on a CPU then spends much of its time on page faults. Elsewhere this does nothing."""
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-        if mallopt is not None:
-            m_trim_threshold, m_mmap_max = -1, -4
-            mallopt(m_mmap_max, 0)
-            mallopt(m_trim_threshold, 2**31 - 1)
+    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):  # musl has none
+        mallopt, m_trim_threshold, m_mmap_max = ctypes.CDLL(None).mallopt, -1, -4
+        mallopt(m_mmap_max, 0)
+        mallopt(m_trim_threshold, 2**31 - 1)

@@ -5,7 +5,7 @@ The sections are frozen and strict: an unknown key is refused with the nearest r
 
 import difflib
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
@@ -102,12 +102,12 @@ class Holdout(Section):
 
 def _one_kind(value: Any) -> Any:
     """Validate a corpus as the kind that its keys tell, so that an error speaks of that kind alone."""
-    kinds = [kind for key, kind in _KINDS.items() if isinstance(value, dict) and key in value]
-    if len(kinds) == 1:
-        return kinds[0].model_validate(value)
     if isinstance(value, CorpusSpec):
         return value
-    raise ValueError("a corpus is one of: source (with target), tsv, jsonl, parquet, hub, toy")
+    kinds = [kind for key, kind in _KINDS.items() if isinstance(value, dict) and key in value]
+    if len(kinds) != 1:
+        raise ValueError("a corpus is one of: source (with target), tsv, jsonl, parquet, hub, toy")
+    return kinds[0].model_validate(value)
 
 
 def _as_list(value: Any) -> Any:
@@ -120,17 +120,9 @@ def _corpora_or_holdout(value: Any) -> Any:
     return value if isinstance(value, Holdout) else TypeAdapter(Corpora).validate_python(value)
 
 
-_KINDS: dict[str, type[CorpusSpec]] = {
-    "source": TextCorpus,
-    "tsv": TsvCorpus,
-    "jsonl": JsonlCorpus,
-    "parquet": ParquetCorpus,
-    "hub": HubCorpus,
-    "toy": ToyCorpus,
-}
-Corpus = Annotated[
-    TextCorpus | TsvCorpus | JsonlCorpus | ParquetCorpus | HubCorpus | ToyCorpus, BeforeValidator(_one_kind)
-]
+AnyCorpus = TextCorpus | TsvCorpus | JsonlCorpus | ParquetCorpus | HubCorpus | ToyCorpus
+_KINDS = {next(iter(kind.__annotations__)): kind for kind in get_args(AnyCorpus)}  # by its own first key
+Corpus = Annotated[AnyCorpus, BeforeValidator(_one_kind)]
 Corpora = Annotated[list[Corpus], BeforeValidator(_as_list)]
 Validation = Annotated[list[Corpus] | Holdout, BeforeValidator(_corpora_or_holdout)]
 

@@ -27,73 +27,43 @@ OTHERS = ["Ein Hund rennt im Park.", "Die Katze schläft.", "Zwei Damen reden he
 
 
 def test_scores_and_signatures_are_those_of_sacrebleu():
-    results = {
-        r.metric: r
-        for r in score(HYPOTHESES, [REFERENCES, OTHERS], make_metrics(["bleu", "chrf", "ter"], "de"))
-    }
-    for name, corpus_score in (
-        ("bleu", sacrebleu.corpus_bleu),
-        ("chrf", sacrebleu.corpus_chrf),
-        ("ter", sacrebleu.corpus_ter),
-    ):
+    metrics = make_metrics(["bleu", "chrf", "ter"], "de")
+    results = {result.metric: result for result in score(HYPOTHESES, [REFERENCES, OTHERS], metrics)}
+    theirs = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf, "ter": sacrebleu.corpus_ter}
+    for name, corpus_score in theirs.items():
         assert results[name].score == corpus_score(HYPOTHESES, [REFERENCES, OTHERS]).score
     assert "nrefs:2|case:mixed|eff:no|tok:13a" in results["bleu"].signature
     assert results["bleu"].signature in results["bleu"].detail
 
 
 def test_the_command_line_of_sacrebleu_gives_the_same_score(run_dir, corpus, tmp_path):
-    translate = [
-        sys.executable,
-        "-m",
-        "mtrain",
-        "translate",
-        str(run_dir),
-        "--device",
-        "cpu",
-        "-i",
-        str(corpus / "train.en"),
-    ]
-    noisy = [
-        "--set",
-        "decoding.max_length_ratio=0",
-        "--set",
-        "decoding.max_length_offset=10",
-    ]  # so that it is not 100
-    (tmp_path / "out.de").write_bytes(
-        subprocess.run([*translate, *noisy], capture_output=True, check=True).stdout
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "sacrebleu",
-        str(corpus / "train.de"),
-        "-i",
-        str(tmp_path / "out.de"),
-        "-f",
-        "json",
-        "-w",
-        "6",
-    ]
+    noisy = ["decoding.max_length_ratio=0", "decoding.max_length_offset=10"]  # so that it is not 100
+    options = f"--device cpu -i {corpus}/train.en --set {noisy[0]} --set {noisy[1]}".split()
+    translate = [sys.executable, "-m", "mtrain", "translate", str(run_dir), *options]
+    output = subprocess.run(translate, capture_output=True, check=True).stdout
+    (tmp_path / "out.de").write_bytes(output)
+    options = f"{corpus}/train.de -i {tmp_path}/out.de -f json -w 6".split()
+    command = [sys.executable, "-m", "sacrebleu", *options]
     theirs = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    translator = Translator.load(run_dir, "cpu", [noisy[1], noisy[3]])
+    translator = Translator.load(run_dir, "cpu", noisy)
     test = configured_test_sets(run_dir)[0]
     [ours] = evaluate_set(test, translator, make_metrics(["bleu"], translator.target_lang))
     assert 10 < ours.score < 99 and ours.score == pytest.approx(theirs["score"], abs=1e-6)
     assert theirs["signature"] in ours.signature
 
 
-@pytest.mark.parametrize(
-    ("language", "tokenizer"),
-    [
-        ("de", "13a"),
-        ("zh", "zh"),
-        ("zh-TW", "zh"),
-        ("ZH_cn", "zh"),
-        ("ja", "ja-mecab"),
-        ("ko", "ko-mecab"),
-        ("zhx", "13a"),
-    ],
-)
+CODES = {
+    "de": "13a",
+    "zh": "zh",
+    "zh-TW": "zh",
+    "ZH_cn": "zh",
+    "ja": "ja-mecab",
+    "ko": "ko-mecab",
+    "zhx": "13a",
+}
+
+
+@pytest.mark.parametrize(("language", "tokenizer"), CODES.items())
 def test_the_tokenizer_follows_the_target_language(language, tokenizer):
     assert bleu_tokenizer(language) == tokenizer
 
