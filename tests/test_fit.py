@@ -16,6 +16,7 @@ from torch import nn
 
 from mtrain import Translator
 from mtrain.config import Config, load_config
+from mtrain.data.batch import collate
 from mtrain.data.encode import prepare_data
 from mtrain.errors import DataError, DivergedError, ModelError, StorageError, UsageError
 from mtrain.model.loss import LossSums
@@ -25,7 +26,7 @@ from mtrain.tokenizer import Tokenizer
 from mtrain.training import loop, step
 from mtrain.training.loop import fit
 from mtrain.training.run import tokenize
-from mtrain.training.step import make_optimizer, train_step
+from mtrain.training.step import Learner, make_optimizer
 from mtrain.training.validate import Scores
 
 
@@ -131,10 +132,11 @@ def parts(make_config, run_dir):
 
 def batches_of(rows_of_each, data, tokenizer):
     special = tokenizer.special
-    return [loop.collate(*data.train.fetch(rows), special.pad, special.bos, rows) for rows in rows_of_each]
+    return [collate(*data.train.fetch(rows), special.pad, special.bos, rows) for rows in rows_of_each]
 
 
-def test_four_accumulations_are_one_batch(parts):
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_four_accumulations_are_one_batch(parts, workers):
     config, model, data, tokenizer = parts
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     changes = []
@@ -142,9 +144,9 @@ def test_four_accumulations_are_one_batch(parts):
         model.load_state_dict(before)
         batches = batches_of(split, data, tokenizer)
         tokens = sum(batch.target_tokens for batch in batches)
-        sums = train_step(
-            model, torch.optim.SGD(model.parameters(), fused=True), batches, tokens, 1.0, config.training
-        )
+        learner = Learner(model, config.training, workers)
+        learner.optimizer = torch.optim.SGD(model.parameters(), fused=True)
+        sums = learner.step(batches, tokens, 1.0)
         changes.append(
             {name: p.detach() - before[name] for name, p in model.named_parameters()} | {"loss": sums.values}
         )
@@ -166,7 +168,8 @@ def test_a_recipe_gives_the_same_run_however_a_step_is_cut_into_passes(make_conf
 def test_a_step_that_is_not_finite_changes_nothing(parts):
     config, model, data, tokenizer = parts
     model = _Seen(model.float())
-    optimizer = make_optimizer(model, config.training)
+    learner = Learner(model, config.training)
+    optimizer = learner.optimizer
     batch = batches_of([[0, 1, 2]], data, tokenizer)
     for poison in (False, True, False):
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -176,7 +179,7 @@ def test_a_step_that_is_not_finite_changes_nothing(parts):
             if p in optimizer.state
         }
         model.poison = poison
-        sums = train_step(model, optimizer, batch, batch[0].target_tokens, 0.01, config.training)
+        sums = learner.step(batch, batch[0].target_tokens, 0.01)
         assert bool(sums.values[3]) == poison
         assert all(
             torch.equal(p, before[name]) == poison
@@ -199,8 +202,9 @@ def test_every_key_of_the_step_reaches_it(parts):
         model.load_state_dict(start)
         recipe = config.training.model_copy(update=keys)
         batches = batches_of([[0, 1, 2, 3]], data, tokenizer)
-        optimizer = torch.optim.SGD(model.parameters(), fused=True)
-        sums = train_step(model, optimizer, batches, batches[0].target_tokens, 0.5, recipe)
+        learner = Learner(model, recipe)
+        learner.optimizer = torch.optim.SGD(model.parameters(), fused=True)
+        sums = learner.step(batches, batches[0].target_tokens, 0.5)
         moved = sum(float((p.detach() - start[name]).square().sum()) for name, p in model.named_parameters())
         return sums.values[0], sums.values[1], sums.values[2], moved**0.5
 

@@ -8,7 +8,7 @@ from conftest import PAIRS
 from test_fit import batches_of, go, losses, parts  # noqa: F401  (parts is a fixture)
 
 from mtrain import Translator
-from mtrain.training.step import make_optimizer, train_step
+from mtrain.training.step import Learner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -21,7 +21,7 @@ def test_a_step_gives_the_same_loss_and_weights(parts):  # noqa: F811
     for device in ("cpu", "cuda"):
         moved = copy.deepcopy(model).float().to(device)
         recipe = config.training.model_copy(update={"precision": "fp32"})
-        sums = train_step(moved, make_optimizer(moved, recipe), batches, tokens, 0.001, recipe)
+        sums = Learner(moved, recipe).step(batches, tokens, 0.001)
         results[device] = [sums.values.cpu(), *(p.detach().cpu() for p in moved.parameters())]
     for ours, theirs in zip(results["cpu"], results["cuda"], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)

@@ -38,9 +38,11 @@ def plan_batches(
     rank: int = 0,
     world: int = 1,
     weights: npt.NDArray[np.floating] | None = None,
+    workers: int = 1,
 ) -> BatchPlan:
     """Plan an epoch: each row once (or as often as its weight says), in steps of at most `batch_tokens`
     padded tokens on either side and passes of at most `pass_tokens`, in an order shuffled by (seed, epoch).
+    Each rank has as many passes as the others in every step, in a multiple of `workers`.
 
     A row longer than `pass_tokens` is the caller's error. O(rows log rows).
     """
@@ -58,7 +60,9 @@ def plan_batches(
     steps, step_tokens, padded_tokens = [], [], 0
     for step in generator.permutation(len(edges) - 1):
         start, stop = edges[step], edges[step + 1]
-        passes = [slice(start + a, start + b) for a, b in _split(longer[start:stop], pass_tokens, world)]
+        passes = [
+            slice(start + a, start + b) for a, b in _split(longer[start:stop], pass_tokens, world * workers)
+        ]
         steps.append([rows[part] for part in passes[rank::world]])
         step_tokens.append(int(targets[start:stop].sum()))
         padded_tokens += sum(len(rows[part]) * int(targets[part].max(initial=0)) for part in passes)

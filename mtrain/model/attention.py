@@ -145,7 +145,13 @@ def attend(
     """softmax(Q K^T / sqrt(D)) V, by PyTorch's fused kernel for the device."""
     if mask is not None and causal:  # the kernel takes one or the other
         mask, causal = mask & causal_mask(queries.size(2), queries.device), False
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=causal)
+    dtype = queries.dtype
+    if queries.device.type == "cpu" and dtype == torch.bfloat16:
+        # The gradient of the CPU's kernel takes several times as long in bf16 as in fp32, casts included.
+        queries, keys, values = queries.float(), keys.float(), values.float()
+    with torch.autocast(queries.device.type, enabled=False):
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=causal)
+    return out.to(dtype)
 
 
 def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORE = -100  # label of padding, as torch.nn.functional.cross_entropy has it
-CHUNK = 2**23  # logits that exist at a time: 32 MiB in fp32
+CHUNK = {"cpu": 2**22, "cuda": 2**26}  # logits at a time: what a cache holds, or what keeps a GPU busy
 
 
 class LossSums(NamedTuple):
@@ -36,6 +36,17 @@ def projected_cross_entropy(
     return LossSums(loss, nll, tokens)
 
 
+def _normaliser(logits: Tensor, softmax: Tensor | None, picked: Tensor, label: Tensor) -> Tensor:
+    """log sum exp of each row of logits (rows, V): (rows, 1). On a CPU the softmax, if at hand, tells it by
+    the probability of the label, which saves four passes over the logits."""
+    accurate = picked.dtype
+    if softmax is not None and logits.device.type == "cpu":
+        chance = softmax.gather(1, label)
+        if bool((chance > torch.finfo(accurate).tiny).all()):  # elsewhere, to ask would be to wait
+            return picked - chance.log()
+    return logits.to(accurate).logsumexp(dim=-1, keepdim=True)
+
+
 class _ProjectedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -48,34 +59,41 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         learning: bool,
     ) -> tuple[Tensor, Tensor]:
-        vocab = weight.size(0)
-        weight_cast = weight.to(dtype)
+        accurate = torch.promote_types(dtype, torch.float32)
+        keep = (labels != IGNORE).to(accurate)[:, None]  # (rows, 1)
+        labels = labels.clamp(min=0)[:, None]
+        weight_cast, mean_weight = weight.to(dtype), weight.mean(0).to(accurate)
+        mean_bias = 0 if bias is None else bias.mean()
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
         grad_bias = torch.zeros_like(bias) if learning and bias is not None else None
-        accurate = torch.promote_types(dtype, torch.float32)
         nll, uniform = hidden.new_zeros(2, dtype=accurate).unbind()
-        rows = max(1, CHUNK // vocab)
-        for start in range(0, hidden.size(0), rows):
-            chunk = slice(start, start + rows)
-            x, label = hidden[chunk].to(dtype), labels[chunk, None]
-            keep = (label != IGNORE).to(accurate)  # (rows, 1)
-            label = label.clamp(min=0)
-            logits = F.linear(x, weight_cast).to(accurate)
+        rows = max(1, CHUNK[hidden.device.type] // weight.size(0))
+        for chunk in (slice(start, start + rows) for start in range(0, hidden.size(0), rows)):
+            x, label = hidden[chunk].to(dtype), labels[chunk]
+            logits = F.linear(x, weight_cast)
             if bias is not None:
-                logits += bias
-            normaliser = logits.logsumexp(dim=-1, keepdim=True)
-            nll = nll + ((normaliser - logits.gather(1, label)) * keep).sum()
-            uniform = uniform + ((normaliser - logits.mean(dim=-1, keepdim=True)) * keep).sum()
-            if not learning:
+                logits = logits.to(accurate) + bias
+            picked = logits.gather(1, label).to(accurate)
+            grad = logits.softmax(dim=-1, dtype=accurate) if learning else None
+            normaliser = _normaliser(logits, grad, picked, label)
+            mean = (x.to(accurate) @ mean_weight)[:, None] + mean_bias  # of V logits, without reading them
+            nll = nll + ((normaliser - picked) * keep[chunk]).sum()
+            uniform = uniform + ((normaliser - mean) * keep[chunk]).sum()
+            if grad is None:
                 continue
-            # d loss / d logits = softmax - (1 - smoothing) * one_hot(label) - smoothing / V
-            grad = logits.sub_(normaliser).exp_().sub_(smoothing / vocab)
-            grad.scatter_add_(1, label, torch.full_like(normaliser, smoothing - 1)).mul_(keep)
+            # d loss / d logits = softmax - (1 - smoothing) * one_hot(label) - smoothing / V, whose last term
+            # is the same for all of V and added at the end.
+            grad.scatter_add_(1, label, torch.full_like(normaliser, smoothing - 1))
             if grad_bias is not None:
-                grad_bias += grad.sum(0)
+                grad_bias += (grad * keep[chunk]).sum(0)
             grad = grad.to(dtype)
-            grad_hidden[chunk] = grad @ weight_cast
-            grad_weight += grad.t() @ x
+            grad_hidden[chunk] = (grad @ weight_cast) * keep[chunk]
+            grad_weight += grad.t() @ (x * keep[chunk]).to(dtype)
+        if learning:
+            grad_hidden -= smoothing * keep * mean_weight
+            grad_weight -= smoothing / weight.size(0) * (hidden * keep).sum(0)
+            if grad_bias is not None:
+                grad_bias -= smoothing / weight.size(0) * keep.sum()
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.mark_non_differentiable(nll)
         return (1 - smoothing) * nll + smoothing * uniform, nll

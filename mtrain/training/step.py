@@ -1,5 +1,8 @@
 """One optimizer step: the loss of a batch in as many passes as it takes, clipped, applied if finite."""
 
+import copy
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -7,6 +10,7 @@ from torch import Tensor, nn
 
 from mtrain.data.batch import Batch
 from mtrain.device import autocast
+from mtrain.model.layers import Dropout
 from mtrain.model.loss import projected_cross_entropy
 from mtrain.model.transformer import Transformer
 from mtrain.schema import TrainingConfig
@@ -19,38 +23,90 @@ class StepSums(NamedTuple):
     tokens: int  # target tokens
 
 
-def train_step(
-    model: Transformer,
-    optimizer: torch.optim.Optimizer,
-    batches: list[Batch],
-    tokens: int,
-    rate: float,
-    config: TrainingConfig,
-) -> StepSums:
-    """One optimizer step over `batches`, whose `tokens` target tokens share the loss equally.
+class Learner:
+    """A model, its optimizer, and the threads that share a step's passes.
 
-    The gradient is that of the summed loss / `tokens`, however the pairs are split into batches. A step whose
-    loss or gradient is not finite leaves weights and optimizer as they were. Nothing waits for the device.
+    The small operations of a small model use one core each far better than two cores together. So on a CPU
+    each of `workers` threads has a replica of the model: the same weights, gradients of its own.
     """
-    device = next(model.parameters()).device
-    loss, nll = torch.zeros(2, device=device).unbind()
-    for batch in batches:
-        moved = batch.to(device)
-        with autocast(device, config.precision):
-            hidden = model(moved.source, moved.source_keep, moved.target_in)
-            sums = projected_cross_entropy(
-                hidden, *model.projection(), moved.labels, moved.target_tokens, config.label_smoothing
-            )
-        (sums.loss / tokens).backward()  # type: ignore[no-untyped-call]
-        loss, nll = loss + sums.loss.detach(), nll + sums.nll
-    norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or float("inf"))
-    bad = ~(norm.isfinite() & loss.isfinite())
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # the fused kernel then changes nothing
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return StepSums(torch.stack([loss, nll, norm, bad.float()]), tokens)
+
+    def __init__(self, model: Transformer, config: TrainingConfig, workers: int = 1):
+        self.model, self.config = model, config
+        self.optimizer = make_optimizer(model, config)
+        self.device = next(model.parameters()).device
+        self.replicas = [model, *(_replica(model) for _ in range(workers - 1))]
+        self.pool = None
+        if workers > 1:
+            threads = torch.get_num_threads() // workers
+            self.pool = ThreadPoolExecutor(workers, "mtrain", torch.set_num_threads, (max(1, threads),))
+
+    def step(self, batches: Sequence[Batch], tokens: int, rate: float) -> StepSums:
+        """Learn from `batches`, whose `tokens` target tokens share the loss equally, at learning rate `rate`.
+
+        The gradient is that of the summed loss / `tokens`, however the pairs are split into batches. A step
+        whose loss or gradient is not finite leaves weights and optimizer as they were. Nothing waits for the
+        device.
+        """
+        sums = self._accumulate(batches, tokens)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm or float("inf"))
+        bad = (~(norm.isfinite() & sums[0].isfinite())).float()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.found_inf = bad  # type: ignore[attr-defined]  # the fused kernel then changes nothing
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepSums(torch.stack([*sums, norm, bad]), tokens)
+
+    def _accumulate(self, batches: Sequence[Batch], tokens: int) -> Tensor:
+        """Sum the gradients of all passes into the model's; returns summed loss and nll (2,)."""
+        if self.pool is None:
+            return self._passes(self.model, batches, tokens)
+        busy = self.replicas[: len(batches)]
+        # Drawn here, so that the one generator whose state a checkpoint holds decides all dropout.
+        seeds = torch.randint(2**63 - 1, (len(busy),)).tolist()
+        shares = [batches[i :: len(busy)] for i in range(len(busy))]
+        jobs = [
+            self.pool.submit(self._passes, replica, share, tokens, seed)
+            for replica, share, seed in zip(busy, shares, seeds, strict=True)
+        ]
+        sums = torch.stack([job.result() for job in jobs]).sum(0)
+        for replica in busy[1:]:
+            torch._foreach_add_(_gradients(self.model), _gradients(replica))
+            replica.zero_grad(set_to_none=True)
+        return sums
+
+    def _passes(
+        self, model: Transformer, batches: Sequence[Batch], tokens: int, seed: int | None = None
+    ) -> Tensor:
+        if seed is not None:
+            Dropout.seed(model, seed)
+        total = torch.zeros(2, device=self.device)
+        for batch in batches:
+            moved = batch.to(self.device)
+            with autocast(self.device, self.config.precision):
+                hidden = model(moved.source, moved.source_keep, moved.target_in)
+                sums = projected_cross_entropy(
+                    hidden,
+                    *model.projection(),
+                    moved.labels,
+                    moved.target_tokens,
+                    self.config.label_smoothing,
+                )
+            (sums.loss / tokens).backward()  # type: ignore[no-untyped-call]
+            total = total + torch.stack([sums.loss.detach(), sums.nll])
+        return total
+
+
+def _gradients(model: Transformer) -> list[Tensor]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def _replica(model: Transformer) -> Transformer:
+    """A copy that shares the weights; only gradients and the generators of its dropout are its own."""
+    replica = copy.deepcopy(model)
+    for copied, parameter in zip(replica.parameters(), model.parameters(), strict=True):
+        copied.data = parameter.data
+    return replica
 
 
 def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
