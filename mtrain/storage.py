@@ -43,11 +43,15 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
     writable, and what `fill` raises.
     """
     temporary, old = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
-    try:
+
+    def tidy() -> None:
+        shutil.rmtree(temporary, ignore_errors=True)
         if old.exists() and not folder.exists():
-            old.rename(folder)  # a crash came between the two renames below
-        for leftover in (temporary, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+            old.rename(folder)  # a crash or a failure came between the two renames below
+        shutil.rmtree(old, ignore_errors=True)
+
+    try:
+        tidy()
         temporary.mkdir(parents=True)
         fill(temporary)
         paths = sorted(temporary.rglob("*"))
@@ -59,15 +63,11 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
             folder.rename(old)
         temporary.rename(folder)
         _sync(folder.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        if isinstance(error, (OSError, SafetensorError)):
-            reason = getattr(error, "strerror", None) or error
-            raise StorageError(f"{folder}: cannot write: {reason}") from error
-        raise
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StorageError(f"{folder}: cannot write: {reason}") from error
+    finally:
+        tidy()
 
 
 def verify_folder(folder: Path, required: Sequence[str]) -> None:

@@ -175,24 +175,18 @@ def _encode_block(
     block: list[Pair | None], tokenizer: Tokenizer, max_length: int, held_out: set[str], dropped: Counter[str]
 ) -> pa.RecordBatch:
     """The pairs of a block that are fit to train on, as ids; the others are counted in `dropped`."""
-    pairs = []
-    for pair in block:
-        if pair is None:
-            dropped["bad"] += 1
-        elif not pair.source.strip() or not pair.target.strip():
-            dropped["empty"] += 1
-        elif pair.source in held_out:
-            dropped["held out"] += 1  # with its duplicates, or validation would score what training saw
-        else:
-            pairs.append(pair)
-    kept = []
+    dropped.update("bad" for pair in block if pair is None)
+    pairs = [pair for pair in block if pair is not None]
     sources = tokenizer.encode_source([pair.source for pair in pairs])
     targets = tokenizer.encode_target([pair.target for pair in pairs])
-    for source, target in zip(sources, targets, strict=True):
-        if max(len(source), len(target)) + 1 > max_length:
+    kept = []
+    for pair, source, target in zip(pairs, sources, targets, strict=True):
+        if not (pair.source.strip() and pair.target.strip() and source and target):
+            dropped["empty"] += 1  # also where normalisation removes every character
+        elif pair.source in held_out:
+            dropped["held out"] += 1  # with its duplicates, or validation would score what training saw
+        elif max(len(source), len(target)) + 1 > max_length:
             dropped["too long"] += 1
-        elif not source or not target:
-            dropped["empty"] += 1  # of nothing but characters that normalisation removes
         else:
             kept.append(([*source, tokenizer.special.eos], [*target, tokenizer.special.eos]))
     sides = [pa.array([ids[side] for ids in kept], _IDS) for side in (0, 1)]

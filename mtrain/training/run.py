@@ -120,7 +120,7 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
     """
     run_dir, recipe, data = Path(config.run_dir), config.tokenizer, config.data
     folder = run_dir / "tokenizer"
-    settings, text = folder / "config.yaml", folder / "learnt-from.json"
+    settings, learnt_from = folder / "config.yaml", folder / "learnt-from.json"
     stamps = _file_stamps(data.train)
     if force and checkpoint_folders(run_dir):
         raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")
@@ -130,7 +130,7 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
                 f"{folder}: was learnt with other tokenizer settings; set them back, or replace it by "
                 "`mtrain tokenize CONFIG --force`"
             )
-        if text.exists() and text.read_text(encoding="utf-8") != stamps:
+        if learnt_from.exists() and learnt_from.read_text(encoding="utf-8") != stamps:
             log.warning("tokenizer: learnt before data.train changed; `mtrain tokenize --force` renews it")
         return Tokenizer(folder)
 
@@ -140,7 +140,7 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
     def fill(temporary: Path) -> None:
         if recipe.path is None:
             train_tokenizer(recipe, side(0), side(1), temporary, config.seed)
-            write_text(temporary / text.name, stamps)
+            write_text(temporary / learnt_from.name, stamps)
         else:
             copy_tokenizer(_tokenizer_of(Path(recipe.path)), temporary)
         write_text(temporary / settings.name, to_yaml(recipe))
