@@ -60,9 +60,8 @@ def plan_batches(
     steps, step_tokens, padded_tokens = [], [], 0
     for step in generator.permutation(len(edges) - 1):
         start, stop = edges[step], edges[step + 1]
-        passes = [
-            slice(start + a, start + b) for a, b in _split(longer[start:stop], pass_tokens, world * workers)
-        ]
+        runs = _split(longer[start:stop], pass_tokens, world * workers)
+        passes = [slice(start + first, start + end) for first, end in runs]
         steps.append([rows[part] for part in passes[rank::world]])
         step_tokens.append(int(targets[start:stop].sum()))
         padded_tokens += sum(len(rows[part]) * int(targets[part].max(initial=0)) for part in passes)
@@ -80,12 +79,12 @@ def cut_by_budget(lengths: Rows, budget: int) -> list[int]:
     return edges
 
 
-def _split(lengths: Rows, budget: int, world: int) -> list[tuple[int, int]]:
-    """Cut a step into a multiple of `world` runs of nearly equal size, none over the budget."""
+def _split(lengths: Rows, budget: int, multiple: int) -> list[tuple[int, int]]:
+    """Cut a step into a multiple of `multiple` runs of nearly equal size, none over the budget."""
     needed = -(-int(lengths.sum()) // budget)  # with no padding at all
-    parts = -(-needed // world) * world
+    parts = -(-needed // multiple) * multiple
     while True:
         runs = list(pairwise(np.linspace(0, len(lengths), parts + 1).round().astype(int).tolist()))
         if all(lengths[start:stop].max(initial=0) * (stop - start) <= budget for start, stop in runs):
             return runs
-        parts += world
+        parts += multiple
