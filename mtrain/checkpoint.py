@@ -39,7 +39,8 @@ class TrainState:
     rng: dict[str, str] = field(default_factory=dict)
 
 
-def _load_tensors(file: Path) -> dict[str, Tensor]:
+def load_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, by name. Raises ModelError if it cannot be read."""
     try:
         return load_file(file)
     except (OSError, SafetensorError, ValueError) as error:
@@ -48,7 +49,7 @@ def _load_tensors(file: Path) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, file: Path) -> None:
     """Copy the tensors of a safetensors file into a model. Raises ModelError naming what does not fit."""
-    tensors, own = _load_tensors(file), model.state_dict()
+    tensors, own = load_tensors(file), model.state_dict()
     if tensors.keys() != own.keys():
         missing, extra = (sorted(names) or "none" for names in (own.keys() - tensors, tensors.keys() - own))
         raise ModelError(f"{file}: tensors missing: {missing}; not expected: {extra}")
@@ -60,16 +61,32 @@ def load_weights(model: nn.Module, file: Path) -> None:
     model.load_state_dict(tensors)
 
 
-def checkpoint_folders(run_dir: Path) -> list[Path]:
-    """Checkpoints of a run, oldest first."""
+def checkpoint_folders(run_dir: Path, every: int = 1) -> list[Path]:
+    """Checkpoints of a run at multiples of `every` steps, oldest first."""
     found = (run_dir / "checkpoints").glob("step-" + "[0-9]" * 8)
-    return sorted(folder for folder in found if folder.is_dir())
+    return sorted(path for path in found if path.is_dir() and int(path.name[5:]) % every == 0)
+
+
+def best_weights(folder: Path) -> Path:
+    """The file of a checkpoint that is for use: the average of weights, if one was made."""
+    average = folder / "average.safetensors"
+    return average if average.exists() else folder / "model.safetensors"
 
 
 def save_checkpoint(
-    run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainState, keep: int
+    run_dir: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: TrainState,
+    keep: int,
+    every: int = 1,
+    average: dict[str, Tensor] | None = None,
 ) -> Path:
-    """Write `checkpoints/step-NNNNNNNN`, then the index; prune all but the newest `keep` and the best."""
+    """Write `checkpoints/step-NNNNNNNN`, then the index; prune all but this one, the best, and the newest
+    `keep` at multiples of `every` steps, so that interruptions do not decide which are kept.
+
+    `average` are the weights for use, where they are not the model's own.
+    """
     device = next(model.parameters()).device
     generators = {"cpu": torch.get_rng_state()}  # those that training draws from
     if device.type == "cuda":
@@ -84,14 +101,17 @@ def save_checkpoint(
     def fill(folder: Path) -> None:
         save_file(model.state_dict(), folder / "model.safetensors")
         save_file(moments, folder / "optimizer.safetensors")
+        if average:
+            save_file(average, folder / "average.safetensors")
         write_text(folder / "state.json", json.dumps(asdict(state), indent=1, sort_keys=True) + "\n")
 
     folder = run_dir / "checkpoints" / f"step-{state.step:08d}"
     write_folder(folder, fill)
     best = None if state.best_step is None else f"step-{state.best_step:08d}"
     write_atomically(folder.parent / "index.json", json.dumps({"best": best, "last": folder.name}) + "\n")
-    for old in checkpoint_folders(run_dir)[:-keep]:
-        if old.name != best:
+    spared = {best, folder.name, *(path.name for path in checkpoint_folders(run_dir, every)[-keep:])}
+    for old in checkpoint_folders(run_dir):
+        if old.name not in spared:
             shutil.rmtree(old, ignore_errors=True)
     return folder
 
@@ -123,7 +143,7 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
     """
     load_weights(model, checkpoint.folder / "model.safetensors")
     file = checkpoint.folder / "optimizer.safetensors"
-    tensors, device = _load_tensors(file), next(model.parameters()).device
+    tensors, device = load_tensors(file), next(model.parameters()).device
     for name, parameter in model.named_parameters():
         keys = ("step", "exp_avg", "exp_avg_sq")
         if absent := [f"{key}.{name}" for key in keys if f"{key}.{name}" not in tensors]:

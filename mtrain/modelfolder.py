@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from mtrain.checkpoint import CHECKPOINT_FILES, TrainState, checkpoint_folders, load_weights
+from mtrain.checkpoint import CHECKPOINT_FILES, TrainState, best_weights, checkpoint_folders, load_weights
 from mtrain.config import override, read_yaml_file, to_yaml, validate
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
@@ -28,7 +28,7 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
     folder, contents = run_dir / "model", to_yaml(_folder_config(config, tokenizer))
     with suppress(OSError, ValueError, LookupError, TypeError):
         old, new = (json.loads((place / MANIFEST).read_bytes()) for place in (folder, best))
-        same = old["model.safetensors"] == new["model.safetensors"]
+        same = old["model.safetensors"] == new[best_weights(best).name]
         if same and (folder / "config.yaml").read_text(encoding="utf-8") == contents:
             return
     try:
@@ -36,7 +36,7 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
     except ModelError as error:
         log.warning("%s; model/ stays as it is", error)
         return
-    save_model_folder(folder, best / "model.safetensors", contents, tokenizer)
+    save_model_folder(folder, best_weights(best), contents, tokenizer)
 
 
 def save_model_folder(folder: Path, weights: Path, contents: str, tokenizer: Tokenizer) -> None:
@@ -104,7 +104,7 @@ def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
     if (network.pad_id, network.unk_id, network.bos_id, network.eos_id) != tokenizer.special:
         raise ModelError(f"{folder}: the tokenizer's special ids are not those of the model")
     model = Transformer(network)
-    load_weights(model, folder / "model.safetensors")
+    load_weights(model, best_weights(folder))
     return LoadedModel(model.eval(), tokenizer, config)
 
 

@@ -184,7 +184,10 @@ class Architecture(Section):
     encoder_layers: int = Field(4, ge=1, le=256, description="layers of the encoder")
     decoder_layers: int = Field(4, ge=1, le=256, description="layers of the decoder")
     ffn_dim: int = Field(256, ge=1, le=65536, description="inner width of the feed-forward blocks")
-    dropout: Fraction = Field(0.1, description="of embeddings, feed-forward activations and sublayers")
+    dropout: Fraction = Field(0.1, description="of embeddings and the outputs of sublayers")
+    attention_dropout: Fraction = Field(0.0, description="of attention weights")
+    activation_dropout: Fraction | None = Field(None, description="inside feed-forward; null: as `dropout`")
+    word_dropout: Fraction = Field(0.0, description="of whole words of source and target input")
     activation: Literal["relu", "gelu", "silu", "swiglu"] = Field("relu", description="non-linearity")
     norm: Literal["pre", "post"] = Field("pre", description="layer norm before a sublayer or after it")
     positions: Positions = Field("sinusoidal", description="sines, then cosines, unless interleaved")
@@ -236,6 +239,8 @@ class TrainingConfig(Section):
     weight_decay: float = Field(0.0, ge=0, le=10, description="AdamW's decoupled decay, of matrices alone")
     clip_norm: float = Field(1.0, ge=0, le=1e9, description="largest gradient norm; 0: no limit")
     label_smoothing: Fraction = Field(0.1, description="probability mass spread over the whole vocabulary")
+    ema_decay: Fraction | None = Field(None, description="use a moving average of the weights; per step")
+    average_checkpoints: PositiveInt = Field(1, description="use the mean of the weights of so many")
     precision: Precision = Field("auto", description="of matrix products; auto: bf16 on GPUs that have it")
     validate_every: PositiveInt = Field(500, description="steps between validations; one more at the end")
     validation_beam_size: int = Field(1, ge=1, le=128, description="beams for the translations it scores")
@@ -252,6 +257,10 @@ class TrainingConfig(Section):
                 raise ValueError("set at least one of max_steps, max_epochs, max_minutes")
             if self.schedule in ("cosine", "linear"):
                 raise ValueError("this schedule needs max_steps or max_epochs to end at")
+        if self.average_checkpoints > 1 and self.ema_decay is not None:
+            raise ValueError("give ema_decay or average_checkpoints, not both")
+        if self.average_checkpoints > self.keep_checkpoints + 1:
+            raise ValueError("average_checkpoints needs keep_checkpoints of at least one less")
         return self
 
     @property

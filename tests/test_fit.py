@@ -322,9 +322,16 @@ def test_metrics_have_the_promised_fields_and_no_step_twice(make_config):
 
 
 @pytest.mark.parametrize("at", [3, 5, 8])
-def test_resumed_equals_uninterrupted_bit_for_bit(make_config, at):
+@pytest.mark.parametrize(
+    ("workers", "extra"),
+    [(1, {}), (2, {"ema_decay": 0.9}), (1, {"average_checkpoints": 3}), (2, {"precision": "bf16"})],
+)
+def test_resumed_equals_uninterrupted_bit_for_bit(make_config, monkeypatch, at, workers, extra):
     """Dropout and accumulation on; the interruption falls inside an epoch, for 3 and 5 between log lines."""
+    monkeypatch.setattr(loop, "workers_for", lambda _: workers)
     recipe = {
+        **extra,
+        "best_metric": "nll",
         "batch_tokens": 128,
         "micro_batch_tokens": 64,
         "validate_every": 4,
@@ -338,6 +345,8 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_config, at):
     resumed = go(make_config("parts", model=model, training={**recipe, "max_steps": 16}))
     assert losses(resumed) == losses(whole)
     assert same_weights(whole, resumed)
+    published = [(run / "model/model.safetensors").read_bytes() for run in (whole, resumed)]
+    assert published[0] == published[1]
 
 
 def test_sigterm_saves_and_the_next_run_goes_on(config_file, tmp_path, make_config):

@@ -16,6 +16,7 @@ from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import publish_best
 from mtrain.schema import Config
 from mtrain.tokenizer import Tokenizer, model_config
+from mtrain.training.average import Average
 from mtrain.training.feed import Feed, Step
 from mtrain.training.progress import Progress
 from mtrain.training.run import open_run, prepare_tokenizer
@@ -73,10 +74,12 @@ class Trainer:
         network = model_config(config.model, tokenizer, config.data.max_length)
         self.model = Transformer(network).to(device).train()
         self.learner = Learner(self.model, self.recipe, workers_for(device))
+        self.average = Average(self.model, self.recipe)
         self.state = TrainState(data_fingerprint=data.fingerprint)
         if checkpoint is not None:
             self.state = checkpoint.state
             load_checkpoint(checkpoint, self.model, self.learner.optimizer)
+            self.average.load(checkpoint.folder)
             publish_best(self.run_dir, self.state, config, tokenizer)  # a crash may have come before it
             log.info("going on from %s", checkpoint.folder)
         self.feed = Feed(data.train, config, tokenizer.special, workers_for(device))
@@ -125,7 +128,9 @@ class Trainer:
         state.step += 1
         state.target_tokens_seen += step.tokens
         state.epoch, state.next_batch = step.position
-        return self.learner.step(step.batches, step.tokens, self.rate)
+        sums = self.learner.step(step.batches, step.tokens, self.rate)
+        self.average.update(state.step)
+        return sums
 
     @property
     def rate(self) -> float:
@@ -165,7 +170,8 @@ class Trainer:
     def _validate(self) -> bool:
         """Score the weights; returns whether they are the best so far."""
         self.progress.read()
-        scores = self.validator(self.model)
+        with self.average.applied(self.run_dir):
+            scores = self.validator(self.model)
         state, metric = self.state, self.recipe.best_metric
         score = -scores.nll if metric == "nll" else getattr(scores, metric)
         best = math.isfinite(score) and (state.best_score is None or score > state.best_score)
@@ -177,7 +183,7 @@ class Trainer:
 
     def _save(self) -> None:
         self.progress.read()
-        save_checkpoint(
-            self.run_dir, self.model, self.learner.optimizer, self.state, self.recipe.keep_checkpoints
-        )
+        optimizer, recipe, average = self.learner.optimizer, self.recipe, self.average.weights
+        kept = (recipe.keep_checkpoints, recipe.checkpoint_every)
+        save_checkpoint(self.run_dir, self.model, optimizer, self.state, *kept, average)
         publish_best(self.run_dir, self.state, self.config, self.tokenizer)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mtrain.data.batch import Batch
 from mtrain.device import autocast
-from mtrain.model.layers import Dropout
+from mtrain.model.dropout import Dropout
 from mtrain.model.loss import projected_cross_entropy
 from mtrain.model.transformer import Transformer
 from mtrain.schema import TrainingConfig

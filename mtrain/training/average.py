@@ -1,0 +1,61 @@
+"""The weights that are validated and published, where they are an average of those that training makes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mtrain.checkpoint import checkpoint_folders, load_tensors
+from mtrain.schema import TrainingConfig
+
+
+class Average:
+    """An exponential moving average over steps (`ema_decay`; Polyak and Juditsky 1992), or the mean of the
+    newest checkpoints (`average_checkpoints`; Vaswani et al. 2017, section 6.1), or neither."""
+
+    def __init__(self, model: nn.Module, recipe: TrainingConfig):
+        self.model, self.decay, self.count = model, recipe.ema_decay, recipe.average_checkpoints
+        self.every = recipe.checkpoint_every
+        self.weights: dict[str, Tensor] = {}
+        if self.decay is not None:
+            self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def update(self, step: int) -> None:
+        """Take in the weights after `step`. The decay rises to its value, so that the random start fades."""
+        if self.decay is not None:
+            decay = min(self.decay, (1 + step) / (10 + step))
+            now = [p.detach() for p in self.model.parameters()]
+            torch._foreach_lerp_(list(self.weights.values()), now, 1 - decay)
+        else:
+            self.weights = {}  # of an earlier step
+
+    def load(self, folder: Path) -> None:
+        """Go on from a checkpoint, in place."""
+        if self.decay is not None:
+            for name, tensor in load_tensors(folder / "average.safetensors").items():
+                self.weights[name].copy_(tensor)
+
+    @contextmanager
+    def applied(self, run_dir: Path) -> Iterator[None]:
+        """Lend the average to the model; what training goes on from is put back at the end."""
+        if self.count > 1:
+            self.weights = self._mean_of_checkpoints(run_dir)
+        own = {name: p.data for name, p in self.model.named_parameters()}
+        for name, parameter in self.model.named_parameters():
+            parameter.data = self.weights.get(name, own[name])
+        try:
+            yield
+        finally:
+            for name, parameter in self.model.named_parameters():
+                parameter.data = own[name]
+
+    def _mean_of_checkpoints(self, run_dir: Path) -> dict[str, Tensor]:
+        """The mean of the present weights and the checkpoints before, as many as are wanted and there."""
+        total = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        earlier = checkpoint_folders(run_dir, self.every)[1 - self.count :]
+        for folder in earlier:
+            for name, tensor in load_tensors(folder / "model.safetensors").items():
+                total[name] += tensor.to(total[name].device)
+        return {name: tensor / (1 + len(earlier)) for name, tensor in total.items()}

@@ -1,0 +1,83 @@
+"""Averages of weights: what they are, and that they are what is validated, published and loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from mtrain.errors import UsageError
+from mtrain.modelfolder import load_model
+from mtrain.training import loop
+from mtrain.training.loop import fit, make_trainer
+from mtrain.training.validate import Validator
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def test_the_moving_average_is_that_of_all_steps(make_config):
+    trainer = make_trainer(make_config(training={"ema_decay": 0.9}), device="cpu", quiet=True)
+    expected = weights(trainer.model)
+    steps = trainer.steps()
+    for number in range(1, 101):
+        trainer.train_on(next(steps))
+        decay = min(0.9, (1 + number) / (10 + number))
+        now = weights(trainer.model)
+        expected = {name: decay * old + (1 - decay) * now[name] for name, old in expected.items()}
+    for name, value in trainer.average.weights.items():
+        torch.testing.assert_close(value, expected[name])
+        assert not torch.equal(value, now[name])
+
+
+def test_the_mean_is_that_of_the_newest_checkpoints(make_config):
+    recipe = {"average_checkpoints": 3, "max_steps": 16, "patience": None, "best_metric": "nll"}
+    config = make_config(training=recipe)
+    fit(config, device="cpu", quiet=True)
+    folders = sorted(Path(config.run_dir, "checkpoints").glob("step-*"))[-3:]
+    assert [folder.name for folder in folders] == [f"step-{step:08d}" for step in (8, 12, 16)]
+    own = [load_file(folder / "model.safetensors") for folder in folders]
+    for name, mean in load_file(folders[-1] / "average.safetensors").items():
+        torch.testing.assert_close(mean, sum(tensors[name] for tensors in own) / 3)
+
+
+@pytest.mark.parametrize("keys", [{"ema_decay": 0.8}, {"average_checkpoints": 2}])
+def test_the_average_is_validated_published_and_loaded_while_training_goes_on_from_its_own(
+    make_config, keys, monkeypatch
+):
+    seen = []
+    validate = Validator.__call__
+
+    def spy(self, model):
+        seen.append(weights(model))
+        return validate(self, model)
+
+    monkeypatch.setattr(loop.Validator, "__call__", spy)
+    config = make_config(training={**keys, "best_metric": "nll"})
+    fit(config, device="cpu", quiet=True)
+    run = Path(config.run_dir)
+    best = run / "checkpoints" / json.loads((run / "checkpoints/index.json").read_text())["best"]
+    validated = seen[int(best.name[5:]) // 4 - 1]
+    for source in (weights(load_model(run).model), load_file(best / "average.safetensors")):
+        assert all(torch.equal(validated[name], tensor) for name, tensor in source.items())
+    plain = make_config("plain", training={"best_metric": "nll"})
+    fit(plain, device="cpu", quiet=True)
+    names = [Path(folder, "checkpoints/step-00000008/model.safetensors") for folder in (run, plain.run_dir)]
+    assert names[0].read_bytes() == names[1].read_bytes()
+    (run / "model").rename(run / "gone")  # without it, the best checkpoint is loaded
+    assert all(torch.equal(validated[name], t) for name, t in weights(load_model(run).model).items())
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"ema_decay": 0.9, "average_checkpoints": 2}, "not both"),
+        ({"average_checkpoints": 9}, "keep_checkpoints"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(make_config, keys, message):
+    with pytest.raises((UsageError, ValidationError), match=message):
+        make_config(training=keys)
