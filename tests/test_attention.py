@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mtrain.model.attention import KeyValueCache, LayerCache, MultiHeadAttention, causal_mask, rotate
+from mtrain.model.attention import (
+    KeyValueCache,
+    LayerCache,
+    MultiHeadAttention,
+    attend,
+    attention_weights,
+    causal_mask,
+    rotate,
+)
+from mtrain.model.dropout import Dropout
 
 torch.set_num_threads(1)
 DOUBLE = {"rtol": 0, "atol": 1e-12}
@@ -115,6 +124,48 @@ def test_equals_torch_multihead_attention(kind: str) -> None:
 
 def test_causal_mask_is_true_where_one_may_look() -> None:
     assert causal_mask(3).tolist() == [[True, False, False], [True, True, False], [True, True, True]]
+
+
+# ----------------------------------------------------------------------------------------------- dropout
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_dropout_is_of_the_weights_from_its_own_generator(causal: bool, masked: bool) -> None:
+    q, k, v = random(3, 2, 5, 4), random(3, 2, 5, 4, seed=1), random(3, 2, 5, 4, seed=2)
+    kept = keep([5, 2, 3], 5)[:, None, None] if masked else torch.ones(3, 1, 1, 5, dtype=torch.bool)
+    allowed = kept & causal_mask(5) if causal else kept
+    dropout = Dropout(0.4)
+    Dropout.seed(dropout, 3)
+    expected = dropout(attention_weights(q, k, allowed)) @ v
+    Dropout.seed(dropout, 3)
+    state = torch.get_rng_state()
+    torch.testing.assert_close(attend(q, k, v, dropout, kept if masked else None, causal), expected, **DOUBLE)
+    assert torch.equal(torch.get_rng_state(), state)  # PyTorch's own generator had no part in it
+    assert (attend(q, k, v, dropout, allowed) - expected).abs().max() > 1e-3  # and the next draw is another
+    fused = attend(q, k, v, dropout.eval(), allowed)
+    torch.testing.assert_close(fused, attention_weights(q, k, allowed) @ v, **DOUBLE)
+
+
+def test_the_mean_over_dropouts_is_attention_without() -> None:
+    layer, x = MultiHeadAttention(12, 3, dropout=0.3).double(), random(1, 4, 12)
+    with torch.no_grad():
+        mean = layer(x.expand(20_000, -1, -1), causal=True).mean(0, keepdim=True)
+        torch.testing.assert_close(mean, layer.eval()(x, causal=True), rtol=0, atol=0.02)
+
+
+def test_dropout_under_bf16_autocast_is_that_of_fp32() -> None:
+    layer, x, memory = MultiHeadAttention(12, 3, dropout=0.3), random(4, 5, 12).float(), random(4, 6, 12)
+
+    def both(mixed: bool) -> tuple[Tensor, ...]:
+        Dropout.seed(layer, 5)
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            out = layer(x, causal=True), layer.over_memory(x, *layer.project_memory(memory.float()), None)
+        gradient = torch.autograd.grad(sum(part.float().square().sum() for part in out), layer.output.weight)
+        return *out, *gradient
+
+    for rough, exact in zip(both(True), both(False), strict=True):
+        assert (rough.float() - exact).norm() < 0.02 * exact.norm()
 
 
 # -------------------------------------------------------------------------------- published check values

@@ -453,6 +453,15 @@ def test_the_model_folder_is_all_one_needs_and_is_saved_alike_each_time(run_dir,
     assert Translator.load(tmp_path / "copy", "cpu").translate(["It rains."])[0].text == "Es regnet."
 
 
+def test_a_model_folder_from_before_there_were_kinds_of_dropout_loads(run_dir, tmp_path):
+    contents = (run_dir / "model/config.yaml").read_text()
+    older = [line for line in contents.splitlines() if "_dropout:" not in line]
+    assert len(older) == len(contents.splitlines()) - 3
+    weights, copy = run_dir / "model/model.safetensors", tmp_path / "copy"
+    save_model_folder(copy, weights, "\n".join(older), Tokenizer(run_dir / "tokenizer"))
+    assert load_model(copy).config == load_model(run_dir / "model").config
+
+
 def test_a_model_folder_that_a_crash_left_behind_is_made_anew(make_config):
     run = go(make_config())
     good = (run / "model/model.safetensors").read_bytes()

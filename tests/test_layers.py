@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrain.model.layers import DecoderLayer, Dropout, EncoderLayer, FeedForward, Residual
+from mtrain.model.dropout import Dropout
+from mtrain.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
 from mtrain.schema import ModelConfig
 
 torch.set_num_threads(1)
@@ -103,8 +104,9 @@ def test_feed_forward_is_the_formula(activation: str) -> None:
     torch.testing.assert_close(layer(x), expected, **DOUBLE)
 
 
-def test_feed_forward_drops_inner_activations() -> None:
-    layer, x = shaken(FeedForward(config(dropout=0.5))), torch.randn(2, 3, 12).double()
+@pytest.mark.parametrize("rates", [{"dropout": 0.5}, {"dropout": 0.1, "activation_dropout": 0.5}])
+def test_feed_forward_drops_inner_activations(rates: dict[str, float]) -> None:
+    layer, x = shaken(FeedForward(config(**rates))), torch.randn(2, 3, 12).double()
     torch.manual_seed(0)
     out = layer(x)
     torch.manual_seed(0)
@@ -176,6 +178,14 @@ def test_dropout_of_a_transposed_tensor() -> None:
     x = torch.arange(1.0, 13.0).view(3, 4).t()
     out = Dropout(0.5)(x)
     assert torch.equal(out[out != 0], 2 * x[out != 0])
+
+
+def test_no_dropout_inside_feed_forward_if_its_own_rate_is_zero() -> None:
+    layer, x = (
+        shaken(FeedForward(config(dropout=0.5, activation_dropout=0.0))),
+        torch.randn(2, 3, 12).double(),
+    )
+    assert torch.equal(layer(x), layer(x))
 
 
 # --------------------------------------------------------------------------------------------- residuals

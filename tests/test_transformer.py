@@ -8,6 +8,7 @@ import torch
 from test_layers import copy_layer, their_arguments
 from torch import Tensor, nn
 
+from mtrain.model.dropout import Dropout
 from mtrain.model.transformer import Transformer, sinusoidal_positions
 from mtrain.schema import ModelConfig
 
@@ -282,6 +283,41 @@ def test_embeddings_are_dropped_too(side: str) -> None:
     getattr(model, side)[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     logits(model, ids(8, 20), keep(*[20] * 8), ids(8, 20))
     assert (seen[0] == 0).double().mean().item() == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("kind", ["dropout", "attention_dropout", "activation_dropout", "word_dropout"])
+def test_every_dropout_is_off_in_eval_and_draws_from_the_generator_it_is_seeded_with(kind: str) -> None:
+    model, plain = build(**{"dropout": 0.0, kind: 0.4}), build(dropout=0.0)
+    source, target = ids(2, 6), ids(2, 5)
+    expected = logits(plain, source, keep(6, 4), target)
+    assert torch.equal(logits(model, source, keep(6, 4), target), expected)
+    outs = []
+    for seed in (1, 1, 2):
+        Dropout.seed(model.train(), seed)
+        outs.append(logits(model, source, keep(6, 4), target))
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2]) and not torch.equal(outs[0], expected)
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_word_dropout_takes_a_word_from_all_of_its_places_but_leaves_the_position(side: str) -> None:
+    model, seen = build(dropout=0.0, word_dropout=0.25).train(), []
+    getattr(model, side)[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    words = ids(400, 30)
+    logits(model, words, keep(*[30] * 400), words)
+    without_positions = seen[0] - sinusoidal_positions(30, 16)
+    factors = without_positions / (model.source_embedding(words) * 4)
+    assert (factors - factors[..., :1]).abs().max() < 1e-5  # of whole vectors
+    dropped = factors[..., 0].abs() < 1e-5
+    torch.testing.assert_close(
+        factors[~dropped], torch.full_like(factors[~dropped], 4 / 3), rtol=1e-5, atol=0
+    )
+    for word in range(4, 30):
+        share = (words == word) & dropped
+        there = (words == word).any(1)
+        assert ((share.sum(1) == 0) | (share.sum(1) == (words == word).sum(1))).all()
+        assert share.any(1)[there].double().mean().item() == pytest.approx(0.25, abs=0.12)
+    assert dropped.double().mean().item() == pytest.approx(0.25, abs=0.02)
 
 
 def test_initial_weights_are_xavier_uniform_each_projection_by_itself() -> None:

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtrain.model.dropout import Dropout
+
 
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
     """(length, length) bool: position i may look at positions 0 to i."""
@@ -73,11 +75,12 @@ class MultiHeadAttention(nn.Module):
     One matrix projects queries, keys and values: at once over the same input, in two slices over a memory.
     """
 
-    def __init__(self, d_model: int, heads: int, rotary: bool = False):
+    def __init__(self, d_model: int, heads: int, rotary: bool = False, dropout: float = 0.0):
         super().__init__()
         self.heads, self.rotary = heads, rotary
         self.query_key_value = nn.Linear(d_model, 3 * d_model)  # rows: queries, keys, values, each by heads
         self.output = nn.Linear(d_model, d_model)
+        self.dropout = Dropout(dropout)  # of the attention weights
 
     def forward(
         self,
@@ -96,7 +99,7 @@ class MultiHeadAttention(nn.Module):
             keys, values = cache.append(keys, values, cached)
             assert not cached or x.size(1) == 1, "after the first positions, one at a time"
         # A single query is the last position: it may see all the others, where is_causal would hide them.
-        return self._merge(attend(queries, keys, values, mask, causal and x.size(1) > 1))
+        return self._merge(attend(queries, keys, values, self.dropout, mask, causal and x.size(1) > 1))
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, S, D) of a memory (B, S, E)."""
@@ -123,10 +126,10 @@ class MultiHeadAttention(nn.Module):
         projection = self.query_key_value
         queries = self._split(F.linear(x, projection.weight[:width], projection.bias[:width]))
         if weights is None:
-            out = attend(queries, keys, values, mask)
+            out = attend(queries, keys, values, self.dropout, mask)
         else:
             probabilities = attention_weights(queries, keys, mask)  # (B, H, K*T, S)
-            out = probabilities @ values
+            out = self.dropout(probabilities) @ values
             beams = probabilities.transpose(1, 2).reshape(rows, length, self.heads, -1)
             weights.append(beams.transpose(1, 2))
         return self._merge(out).reshape(rows, length, width)
@@ -140,17 +143,24 @@ class MultiHeadAttention(nn.Module):
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False
+    queries: Tensor, keys: Tensor, values: Tensor, dropout: Dropout, mask: Tensor | None, causal: bool = False
 ) -> Tensor:
-    """softmax(Q K^T / sqrt(D)) V, by PyTorch's fused kernel for the device."""
-    if mask is not None and causal:  # the kernel takes one or the other
-        mask, causal = mask & causal_mask(queries.size(2), queries.device), False
+    """softmax(Q K^T / sqrt(D)) V, by PyTorch's fused kernel for the device; `dropout` is of the weights."""
+    on_cpu = queries.device.type == "cpu"
+    by_hand = on_cpu and dropout.active  # there the kernel would draw from a generator that threads share
+    if causal and (mask is not None or by_hand):  # the kernel takes one or the other
+        allowed = causal_mask(queries.size(2), queries.device)
+        mask, causal = allowed if mask is None else mask & allowed, False
     dtype = queries.dtype
-    if queries.device.type == "cpu" and dtype == torch.bfloat16:
+    if on_cpu and dtype == torch.bfloat16:
         # The gradient of the CPU's kernel takes several times as long in bf16 as in fp32, casts included.
         queries, keys, values = queries.float(), keys.float(), values.float()
     with torch.autocast(queries.device.type, enabled=False):
-        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=causal)
+        if by_hand:
+            out: Tensor = dropout(attention_weights(queries, keys, mask)) @ values
+        else:
+            rate = dropout.rate if dropout.active else 0.0
+            out = F.scaled_dot_product_attention(queries, keys, values, mask, rate, causal)
     return out.to(dtype)
 
 

@@ -1,44 +1,13 @@
-"""The blocks of the Transformer: dropout, residual connection, feed-forward, encoder and decoder layer."""
+"""The blocks of the Transformer: residual connection, feed-forward, encoder and decoder layer."""
 
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.model.attention import LayerCache, MultiHeadAttention
+from mtrain.model.dropout import Dropout
 from mtrain.schema import ModelConfig
-
-
-class Dropout(nn.Module):
-    """Dropout (Srivastava et al. 2014). On CPUs, where drawing the mask costs more than the layer around it,
-    four elements share a 64-bit draw: rates are then exact to 1/65536."""
-
-    def __init__(self, rate: float):
-        super().__init__()
-        self.rate = rate
-        self.generator: torch.Generator | None = None  # of the CPU; None: PyTorch's own
-
-    @staticmethod
-    def seed(model: nn.Module, seed: int) -> None:
-        """Let every dropout of a model draw from one generator of their own, which starts at `seed`."""
-        generator = torch.Generator().manual_seed(seed)
-        for module in model.modules():
-            if isinstance(module, Dropout):
-                module.generator = generator
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0:
-            return x
-        if x.device.type != "cpu":
-            return F.dropout(x, self.rate)
-        draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64)
-        draws.random_(-(2**63), None, generator=self.generator)
-        # What is kept grows by 1 / (1 - rate), as x can hold it; the rate follows, so that no bias is left.
-        scale = torch.tensor(1 / (1 - self.rate), dtype=x.dtype).item()
-        threshold = min(round((0.5 - 1 / scale) * 65536), 32767)
-        keep = draws.view(torch.int16)[: x.numel()].view(x.shape) >= threshold
-        return x * keep.to(x.dtype).mul_(scale)
 
 
 class Residual(nn.Module):
@@ -70,7 +39,8 @@ class FeedForward(nn.Module):
         self.activation = _ACTIVATIONS["silu" if self.gated else config.activation]
         self.inner = nn.Linear(config.d_model, config.ffn_dim * (2 if self.gated else 1))
         self.outer = nn.Linear(config.ffn_dim, config.d_model)
-        self.dropout = Dropout(config.dropout)
+        rate = config.activation_dropout
+        self.dropout = Dropout(config.dropout if rate is None else rate)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.inner(x)
@@ -82,12 +52,16 @@ class FeedForward(nn.Module):
         return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]
 
 
+def _attention(config: ModelConfig, rotary: bool = False) -> MultiHeadAttention:
+    return MultiHeadAttention(config.d_model, config.heads, rotary, config.attention_dropout)
+
+
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward, each in a residual connection."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.self_attention = MultiHeadAttention(config.d_model, config.heads, config.positions == "rotary")
+        self.self_attention = _attention(config, config.positions == "rotary")
         self.feed_forward = FeedForward(config)
         self.self_attention_residual, self.feed_forward_residual = Residual(config), Residual(config)
 
@@ -102,8 +76,8 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.self_attention = MultiHeadAttention(config.d_model, config.heads, config.positions == "rotary")
-        self.cross_attention = MultiHeadAttention(config.d_model, config.heads)
+        self.self_attention = _attention(config, config.positions == "rotary")
+        self.cross_attention = _attention(config)
         self.feed_forward = FeedForward(config)
         self.self_attention_residual, self.cross_attention_residual = Residual(config), Residual(config)
         self.feed_forward_residual = Residual(config)

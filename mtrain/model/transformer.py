@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.model.attention import KeyValueCache, LayerCache, MultiHeadAttention
-from mtrain.model.layers import DecoderLayer, Dropout, EncoderLayer
+from mtrain.model.dropout import Dropout
+from mtrain.model.layers import DecoderLayer, EncoderLayer
 from mtrain.schema import ModelConfig
 
 
@@ -42,7 +43,7 @@ class Transformer(nn.Module):
             self.learned_target_positions = nn.Embedding(config.max_positions, width)
         elif config.positions != "rotary":
             self.register_buffer("_sinusoids", self._sinusoidal_table(config.max_positions), persistent=False)
-        self.dropout = Dropout(config.dropout)
+        self.dropout, self.word_dropout = Dropout(config.dropout), Dropout(config.word_dropout)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         pre = config.norm == "pre"  # the last residual sum has not been normalised yet
@@ -82,8 +83,18 @@ class Transformer(nn.Module):
         return self._sinusoids[start : start + length]
 
     def _embed(self, ids: Tensor, table: nn.Embedding, start: int, target: bool) -> Tensor:
-        x = table(ids) * math.sqrt(self.config.d_model) + self._positions(start, ids.size(1), target)
-        return self.dropout(x)  # type: ignore[no-any-return]
+        words = table(ids) * math.sqrt(self.config.d_model)
+        if self.word_dropout.active:
+            words = words * self._kept_words(ids, words)
+        return self.dropout(words + self._positions(start, ids.size(1), target))  # type: ignore[no-any-return]
+
+    def _kept_words(self, ids: Tensor, words: Tensor) -> Tensor:
+        """(B, T, 1) factors that drop a word in all its places in a sentence or in none (Gal and
+        Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent Neural Networks", 2016,
+        section 4.2)."""
+        first = (ids[:, :, None] == ids[:, None, :]).int().argmax(dim=-1)  # (B, T): first place of each word
+        factors: Tensor = self.word_dropout(words.new_ones(ids.shape)).gather(1, first)
+        return factors[..., None]
 
     def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
         """Memory (B, S, E) of source ids (B, S); `source_keep` (B, S) is True at tokens, False at padding."""
