@@ -1,0 +1,69 @@
+"""Counting training steps over a span of wall time, in the same way for every tool."""
+
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmark.job import Job
+
+
+class Meter:
+    """Measures whole steps in a span that begins with the first step to end after the warm-up."""
+
+    def __init__(self, job: Job):
+        self.device, self.warmup, self.seconds = torch.device(job.device), job.warmup, job.seconds
+        self.created = time.perf_counter()
+        self.started: float | None = None
+        self.elapsed = 0.0  # seconds
+        self.steps = self.tokens = self.positions = 0
+
+    def step(self, tokens: int, positions: int) -> bool:
+        """Count a step that has just ended, with its target tokens (EOS counted) and the target positions,
+        padding included, that they were spread over. Returns whether the span is over."""
+        now = time.perf_counter()
+        if self.started is None:
+            if now - self.created >= self.warmup:
+                self._synchronise()
+                self.started = time.perf_counter()
+            return False
+        self.steps += 1
+        self.tokens += tokens
+        self.positions += positions
+        if now - self.started < self.seconds:
+            return False
+        self._synchronise()
+        self.elapsed = time.perf_counter() - self.started
+        return True
+
+    def result(self) -> dict[str, Any]:
+        """What was measured, with units in the names."""
+        return {
+            "target_tokens_per_second": self.tokens / self.elapsed,
+            "ms_per_step": 1000 * self.elapsed / self.steps,
+            "target_tokens_per_step": self.tokens / self.steps,
+            "padding": 1 - self.tokens / self.positions,
+            "peak_mib": peak_mib(self.device),
+            "steps": self.steps,
+            "seconds": self.elapsed,
+            "threads": torch.get_num_threads(),
+        }
+
+    def _synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def peak_mib(device: torch.device) -> float:
+    """The most memory that this process has held: tensors on a GPU, resident memory on a CPU; MiB."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would count the process that started this one as well
+        high = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(high.split()[1]) / 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20

@@ -1,0 +1,40 @@
+"""The plain training loop of a tutorial, for peers that are a model and no trainer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmark.job import Job
+from benchmark.meter import Meter
+from benchmark.peers.batches import IGNORE, PeerBatch, Streams
+
+LEARNING_RATE = 5e-4  # safe without warm-up; speed does not depend on it
+
+
+def train(job: Job, model: nn.Module, logits_of: Callable[[PeerBatch], Tensor]) -> dict[str, Any]:
+    """Train `model`, whose logits (B, T, V) `logits_of` computes, on mtrain's batches: AdamW, clipped
+    gradients, smoothed cross-entropy over all positions, bf16 by autocast."""
+    recipe, device = job.training, torch.device(job.device)
+    model.to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, recipe["betas"], weight_decay=0.0)
+    meter = Meter(job)
+    for batches in Streams(job.streams, job.model).steps():
+        tokens = sum(int(batch.target_keep.sum()) for batch in batches)
+        for batch in (each.to(device) for each in batches):
+            with torch.autocast(device.type, torch.bfloat16, enabled=job.precision == "bf16"):
+                logits = logits_of(batch)
+            arguments = (logits.float().flatten(0, 1), batch.labels.flatten())
+            smoothing = recipe["label_smoothing"]
+            loss = F.cross_entropy(
+                *arguments, ignore_index=IGNORE, label_smoothing=smoothing, reduction="sum"
+            )
+            (loss / tokens).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if meter.step(tokens, sum(batch.labels.numel() for batch in batches)):
+            break
+    return meter.result()

@@ -1,0 +1,60 @@
+"""Hugging Face's MarianMTModel in a plain loop. Dropout where mtrain has it: none on attention weights."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import MarianConfig, MarianMTModel
+
+from benchmark.job import Job, answer_with
+from benchmark.peers.batches import PeerBatch
+from benchmark.peers.loop import train
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """Train for the job's span of time."""
+    torch.manual_seed(job.seed)
+    model = MarianMTModel(_config(job.model))
+
+    def logits_of(batch: PeerBatch) -> Tensor:
+        output = model(
+            input_ids=batch.source,
+            attention_mask=batch.source_keep.long(),
+            decoder_input_ids=batch.target_in,
+            use_cache=False,
+        )
+        return output.logits
+
+    return train(job, model, logits_of)
+
+
+def _config(model: dict[str, Any]) -> MarianConfig:
+    shared = model["tie_embeddings"] == "all"
+    sizes = {}
+    for side in ("encoder", "decoder"):
+        sizes[f"{side}_layers"] = model[f"{side}_layers"]
+        sizes[f"{side}_attention_heads"] = model["heads"]
+        sizes[f"{side}_ffn_dim"] = model["ffn_dim"]
+    return MarianConfig(
+        **sizes,
+        vocab_size=model["source_vocab_size"],
+        decoder_vocab_size=model["target_vocab_size"],
+        d_model=model["d_model"],
+        dropout=model["dropout"],
+        activation_dropout=model["dropout"],
+        attention_dropout=0.0,
+        activation_function="relu",
+        share_encoder_decoder_embeddings=shared,
+        tie_word_embeddings=model["tie_embeddings"] != "none",
+        scale_embedding=True,
+        max_position_embeddings=model["max_positions"],
+        pad_token_id=model["pad_id"],
+        bos_token_id=model["bos_id"],
+        eos_token_id=model["eos_id"],
+        forced_eos_token_id=None,
+        decoder_start_token_id=model["bos_id"],
+    )
+
+
+if __name__ == "__main__":
+    answer_with(measure)

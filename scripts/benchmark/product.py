@@ -1,0 +1,29 @@
+"""mtrain's own training steps, measured."""
+
+from pathlib import Path
+from typing import Any
+
+from benchmark.job import Job, answer_with
+from benchmark.meter import Meter
+from mtrain.config import load_config
+from mtrain.training.loop import Trainer, make_trainer
+
+
+def open_trainer(job: Job) -> Trainer:
+    """The product's trainer, on the run that was prepared for all measurements."""
+    return make_trainer(load_config(Path(job.run_dir) / "config.yaml"), device=job.device, quiet=True)
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """Train for the job's span of time."""
+    trainer = open_trainer(job)
+    meter = Meter(job)
+    for step in trainer.steps():
+        trainer.train_on(step)
+        if meter.step(step.tokens, sum(batch.labels.numel() for batch in step.batches)):
+            break
+    return {**meter.result(), "precision": trainer.precision}
+
+
+if __name__ == "__main__":
+    answer_with(measure)

@@ -1,0 +1,109 @@
+"""The matrix products of a training step: their FLOPs, and the time that they need by themselves.
+
+No training step can be shorter than its matrix products. Each is timed alone, with its result written to
+memory that is there already. They are those of a batch of mean size without padding.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmark.job import Job, answer_with
+
+
+class Product(NamedTuple):
+    """`batch` products of (rows, inner) with (inner, columns) matrices, on the way forward."""
+
+    batch: int
+    rows: int
+    inner: int
+    columns: int
+
+    @property
+    def flops(self) -> int:
+        """Operations forward and backward: the gradient of either factor costs as much as the product."""
+        return 3 * 2 * self.batch * self.rows * self.inner * self.columns
+
+
+def products_of(model: dict[str, Any], shape: tuple[int, int, int]) -> Counter[Product]:
+    """How often each product occurs in a step. `model` has the fields of ModelConfig; `shape` is the numbers
+    of sentences, source tokens and target tokens of its batch. Causal attention is counted in full."""
+    sentences, source, target = shape
+    width, heads, inner = model["d_model"], model["heads"], model["ffn_dim"]
+    gates = 2 if model["activation"] == "swiglu" else 1
+
+    def linear(tokens: int, *sizes: tuple[int, int]) -> list[Product]:
+        return [Product(1, tokens, *size) for size in sizes]
+
+    def attention(queries: int, keys: int) -> list[Product]:
+        long, wide = round(queries / sentences), round(keys / sentences)
+        head = width // heads
+        return [Product(sentences * heads, long, head, wide), Product(sentences * heads, long, wide, head)]
+
+    square, feed_forward = (width, width), ((width, gates * inner), (inner, width))
+    self_attention = ((width, 3 * width), square)
+    encoder = linear(source, *self_attention, *feed_forward) + attention(source, source)
+    decoder = linear(target, *self_attention, square, square, *feed_forward) + attention(target, target)
+    decoder += linear(source, (width, 2 * width)) + attention(target, source)
+    counts: Counter[Product] = Counter()
+    for products, times in (
+        (encoder, model["encoder_layers"]),
+        (decoder, model["decoder_layers"]),
+        (linear(target, (width, model["target_vocab_size"])), 1),
+    ):
+        for product in products:
+            counts[product] += times
+    return counts
+
+
+def flops_of(counts: Counter[Product]) -> int:
+    """Floating-point operations of a step's matrix products."""
+    return sum(product.flops * times for product, times in counts.items())
+
+
+def bound(job: Job) -> dict[str, float]:
+    """Seconds of all matrix products of a step with the job's mean batch, in its precision."""
+    counts = products_of(job.model, job.shape)
+    dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
+    device = torch.device(job.device)
+    return {"seconds": sum(times * _seconds(product, dtype, device) for product, times in counts.items())}
+
+
+def _seconds(product: Product, dtype: torch.dtype, device: torch.device) -> float:
+    batch, rows, inner, columns = product
+
+    def matrices(*sizes: int) -> Tensor:
+        made = torch.rand(batch, *sizes, dtype=dtype, device=device)
+        return made[0] if batch == 1 else made  # the kernels for one product are other ones
+
+    x, weight, gradient = matrices(rows, inner), matrices(columns, inner), matrices(rows, columns)
+    out, grad_x, grad_weight = map(torch.empty_like, (gradient, x, weight))
+    return (
+        _time(lambda: torch.matmul(x, weight.mT, out=out), device)
+        + _time(lambda: torch.matmul(gradient, weight, out=grad_x), device)
+        + _time(lambda: torch.matmul(gradient.mT, x, out=grad_weight), device)
+    )
+
+
+def _time(call: Callable[[], object], device: torch.device, span: float = 0.1) -> float:
+    """Median seconds of a call, from as many as fit into `span` seconds, and three at least."""
+    synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    repeats = 20 if device.type == "cuda" else 1  # one alone would measure its launch
+    call()
+    times: list[float] = []
+    while len(times) < 3 or sum(times) * repeats < span:
+        synchronise()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        synchronise()
+        times.append((time.perf_counter() - start) / repeats)
+    return sorted(times)[len(times) // 2]
+
+
+if __name__ == "__main__":
+    answer_with(bound)

@@ -1,0 +1,72 @@
+"""Where mtrain's training steps spend their time, by PyTorch's profiler."""
+
+import re
+import time
+from collections import Counter
+from typing import Any
+
+from torch._C._profiler import _ExperimentalConfig
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile
+
+from benchmark.job import Job, answer_with
+from benchmark.product import open_trainer
+
+WARM_STEPS, STEPS = 3, 6
+# The first that matches decides. Only attention multiplies batches of matrices.
+KINDS = [
+    ("attention", r"aten::(bmm|baddbmm|.*scaled_dot_product.*)"),
+    ("matrix products", r"aten::(mm|addmm|mkldnn_linear|_?addmm_activation)|mkldnn::"),
+    ("dropout", r"aten::(.*dropout.*|bernoulli_?|random_)"),
+    ("optimizer and clipping", r"Optimizer\.|aten::(_fused_adamw?_?|_foreach_.*|linalg_vector_norm)"),
+    ("loss", r"_ProjectedCrossEntropy|aten::(logsumexp|.*cross_entropy.*|.*nll_loss.*)"),
+]
+
+
+def kind_of(event: FunctionEvent) -> str:
+    """The kind of an operation, or of the nearest one around it that has a kind."""
+    around: FunctionEvent | None = event
+    while around is not None:
+        for kind, pattern in KINDS:
+            if re.match(pattern, around.name):
+                return kind
+        around = around.cpu_parent
+    return "attention" if "softmax" in event.name else "other"  # the loss's own has the loss around it
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Profile a few steps; milliseconds a step of each operation's own time, summed over threads, and of each
+    kind of operation. On a GPU the time is that of the kernels."""
+    trainer = open_trainer(job)
+    on_gpu = trainer.device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+    everywhere = _ExperimentalConfig(profile_all_threads=True)  # mtrain's workers are threads
+    steps = trainer.steps()
+    for _ in range(WARM_STEPS):
+        trainer.train_on(next(steps))
+    start = time.perf_counter()
+    with profile(activities=activities, experimental_config=everywhere) as profiler:
+        for _ in range(STEPS):
+            trainer.train_on(next(steps))
+        wall = time.perf_counter() - start
+    operations: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for event in profiler.events():
+        own = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1000 / STEPS
+        operations[event.name] += own
+        calls[event.name] += 1
+        kinds[kind_of(event)] += own
+    return {
+        "steps": STEPS,
+        "wall_ms_per_step": 1000 * wall / STEPS,
+        "kinds": [{"kind": kind, "ms_per_step": own} for kind, own in kinds.most_common()],
+        "operations": [
+            {"operation": name, "ms_per_step": own, "calls_per_step": calls[name] / STEPS}
+            for name, own in operations.most_common(20)
+        ],
+    }
+
+
+if __name__ == "__main__":
+    answer_with(run)

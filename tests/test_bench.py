@@ -1,0 +1,173 @@
+"""The benchmark: it measures real steps, counts what it says, and gives all tools the same tokens."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from mtrain.config import load_config
+from mtrain.model.transformer import Transformer
+from mtrain.schema import ModelConfig
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import bench  # noqa: E402
+from benchmark import environment, products, profile, report, train  # noqa: E402
+from benchmark.job import Job, JobFailed, start  # noqa: E402
+from benchmark.meter import Meter  # noqa: E402
+from benchmark.peers.batches import Streams  # noqa: E402
+from benchmark.product import open_trainer  # noqa: E402
+
+SMALL = ["model.encoder_layers=1", "model.decoder_layers=1", "training.batch_tokens=512"]
+SHORT = ["--seconds", "0.5", "--warmup", "0", "--repeats", "1", "--device", "cpu", "--json"]
+SHORT += [word for override in SMALL for word in ("--set", override)]
+CONFIG = str(ROOT / "configs" / "toy-en-fr.yaml")
+
+
+def options(**changes) -> train.Options:
+    values = {"config": Path(CONFIG), "overrides": SMALL, "device": "cpu", "seconds": 0.0, "warmup": 0.0}
+    values |= {"repeats": 1, "peers": [], "peer_precisions": [], "keep_memory": False, "profile": False}
+    return train.Options(**{**values, "peer_env": Path("none"), **changes})
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory) -> Job:
+    folder = tmp_path_factory.mktemp("bench")
+    config = load_config(CONFIG, [*SMALL, f"run_dir={folder}/run"])
+    return train._prepare(config, torch.device("cpu"), options(), folder / "streams.npz")[1]
+
+
+def test_it_measures_mtrain_and_the_machine(capsys):
+    bench.main(["train", CONFIG, *SHORT])
+    result = json.loads(capsys.readouterr().out)
+    assert {"date", "mtrain", "commit", "config", "overrides", "machine", "malloc"} <= result.keys()
+    assert result["overrides"] == SMALL
+    (row,), (bound,) = result["rows"], result["bounds"]
+    assert (row["tool"], row["precision"], row["malloc"]) == ("mtrain", "fp32", "default")
+    for name in ("target_tokens_per_second", "ms_per_step", "peak_mib", "model_gflops"):
+        assert row[name]["min"] == row[name]["median"] == row[name]["max"] > 0
+    assert 0 < row["target_tokens_per_step"]["median"] <= 512
+    assert 0 <= row["padding"]["median"] < 0.2
+    assert row["fraction_of_bound"] == pytest.approx(
+        row["target_tokens_per_second"]["median"] / bound["target_tokens_per_second"]["median"]
+    )
+    run = row["runs"][0]
+    assert run["steps"] * run["target_tokens_per_step"] / run["seconds"] == pytest.approx(
+        row["target_tokens_per_second"]["median"]
+    )
+    table = report.table_of(result)
+    assert "matrix products alone" in table and "--set training.batch_tokens=512" in table
+
+
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+def test_flops_are_those_that_pytorch_counts(activation):
+    sizes = {"d_model": 32, "heads": 4, "encoder_layers": 2, "decoder_layers": 3, "ffn_dim": 80}
+    vocabularies = {"source_vocab_size": 90, "target_vocab_size": 110, "tie_embeddings": "decoder"}
+    config = ModelConfig(**sizes, **vocabularies, activation=activation, max_positions=32)
+    sentences, source, target = 5, 11, 13
+    model = Transformer(config)
+    ids = [torch.randint(4, 90, (sentences, length)) for length in (source, target)]
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        hidden = model(ids[0], torch.ones_like(ids[0], dtype=torch.bool), ids[1])
+        F.cross_entropy(model.project(hidden).flatten(0, 1), ids[1].flatten()).backward()
+    counts = products.products_of(config.model_dump(), (sentences, sentences * source, sentences * target))
+    assert products.flops_of(counts) == pytest.approx(counter.get_total_flops(), rel=0.02)
+
+
+def test_all_tools_get_the_same_batches(job):
+    streams = Streams(job.streams, job.model)
+    assert sorted(streams.rows.tolist()) == list(range(len(streams.source.lengths)))
+    trainer = open_trainer(job)
+    for step, theirs in zip(range(3), streams.steps(), strict=False):
+        tokens = sum(int(batch.target_keep.sum()) for batch in theirs)
+        assert tokens == trainer.feed.plan(0).step_tokens[step]
+    rows = streams.rows[:7]
+    ours, theirs = trainer.feed.batch(rows), streams.batch(rows)
+    for name in ("source", "source_keep", "target_in", "labels"):
+        assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+
+
+def test_the_mean_pass_has_no_padding(job):
+    streams = Streams(job.streams, job.model)
+    passes = len(streams._passes)
+    means = (len(streams.rows), streams.source.lengths.sum(), streams.target.lengths.sum())
+    assert job.shape == tuple(round(total / passes) for total in means)
+
+
+def test_the_meter_leaves_the_first_step_out(job):
+    meter = Meter(job)
+    assert not meter.step(1000, 1000)
+    assert meter.step(30, 40)
+    result = meter.result()
+    assert result["steps"] == 1 and result["padding"] == 0.25 and result["target_tokens_per_step"] == 30
+
+
+def test_ratios_are_those_of_neighbours():
+    assert report.neighbour_ratio([10, 40, 90], [10, 20, 30]) == 2
+    assert report.spread([3, 1, 8]) == {"median": 3, "min": 1, "max": 8}
+    run = {"ms_per_step": 1.0, "target_tokens_per_step": 1.0, "padding": 0.0, "peak_mib": 1.0}
+    runs = [run | {"target_tokens_per_second": speed} for speed in (100.0, 200.0, 50.0)]
+    row = report.row_of(runs, 1e9, bounds=[200, 200, 200], ours=[300, 400, 200])
+    assert row["mtrain_ratio"] == 3 and row["fraction_of_bound"] == 0.5
+    assert row["model_gflops"] == {"median": 100, "min": 50, "max": 200}
+    assert "mtrain_ratio" not in report.row_of(runs, 1e9, bounds=[200, 200, 200], ours=None)
+
+
+def test_time_is_put_down_to_the_nearest_kind():
+    def event(name, around=None):
+        return SimpleNamespace(name=name, cpu_parent=around)
+
+    loss = event("_ProjectedCrossEntropy")
+    assert profile.kind_of(event("aten::mm", loss)) == "matrix products"
+    assert profile.kind_of(event("aten::_softmax", event("aten::softmax", loss))) == "loss"
+    assert profile.kind_of(event("aten::_softmax")) == profile.kind_of(event("aten::bmm")) == "attention"
+    assert profile.kind_of(event("aten::add_")) == "other"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "none.yaml"], "none.yaml: no such config file"),
+        (["train", CONFIG, "--against", "moses"], "invalid choice"),
+        (["train", CONFIG, "--repeats", "0"], "invalid count value"),
+        (["train", CONFIG, "--against", "torch", "--peer-env", str(ROOT / "configs")], "not by a Python"),
+    ],
+)
+def test_mistakes_end_in_one_line(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        bench.main(arguments)
+    errors = capsys.readouterr().err
+    assert stop.value.code and message in errors and errors.startswith("error: ") and errors.count("\n") == 1
+
+
+def test_a_process_that_fails_is_named_with_its_last_line(job, capfd):
+    with pytest.raises(JobFailed, match=r"benchmark\.none: .*No module named"):
+        start("benchmark.none", job)
+    assert "No module named" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.network  # the first time the other tools are installed, which takes minutes
+@pytest.mark.parametrize("peer", train.PEERS)
+def test_the_other_tools_train(peer, capsys):
+    environment_of_peers = str(environment.default_folder())
+    bench.main(["train", CONFIG, *SHORT, "--against", peer, "--peer-env", environment_of_peers])
+    ours, theirs = json.loads(capsys.readouterr().out)["rows"]
+    assert theirs["tool"] == peer and 0 <= theirs["padding"]["median"] < 1
+    speeds = [row["target_tokens_per_second"]["median"] for row in (ours, theirs)]
+    assert theirs["mtrain_ratio"] == pytest.approx(speeds[0] / speeds[1])
+
+
+@pytest.mark.slow
+def test_the_profile_adds_up(job):
+    result = start("benchmark.profile", job)
+    assert {"matrix products", "attention", "dropout", "other"} <= {part["kind"] for part in result["kinds"]}
+    total = sum(part["ms_per_step"] for part in result["kinds"])
+    assert 0 < sum(part["ms_per_step"] for part in result["operations"]) <= total * 1.001
