@@ -239,6 +239,7 @@ class TrainingConfig(Section):
     weight_decay: float = Field(0.0, ge=0, le=10, description="AdamW's decoupled decay, of matrices alone")
     clip_norm: float = Field(1.0, ge=0, le=1e9, description="largest gradient norm; 0: no limit")
     label_smoothing: Fraction = Field(0.1, description="probability mass spread over the whole vocabulary")
+    r_drop: float = Field(0.0, ge=0, le=1000, description="alpha of R-Drop: each pair passes twice; try 5")
     ema_decay: Fraction | None = Field(None, description="use a moving average of the weights; per step")
     average_checkpoints: PositiveInt = Field(1, description="use the mean of the weights of so many")
     precision: Precision = Field("auto", description="of matrix products; auto: bf16 on GPUs that have it")
@@ -265,8 +266,9 @@ class TrainingConfig(Section):
 
     @property
     def pass_tokens(self) -> int:
-        """Padded tokens of one side that a device takes in one forward pass."""
+        """Padded tokens of one side that a device takes in one forward pass, where R-Drop has them twice."""
         limit = 16384 if self.micro_batch_tokens == "auto" else self.micro_batch_tokens
+        limit = (limit + 1) // 2 if self.r_drop else limit
         return min(self.batch_tokens, limit)
 
 
@@ -299,7 +301,7 @@ class Config(Section):
             raise ValueError("model.tie_embeddings: all needs tokenizer.joint: true; use decoder with two")
         longest, budget = self.data.max_length, self.training.pass_tokens
         if longest > budget:
-            places = "training.batch_tokens, micro_batch_tokens"
+            places = "training.batch_tokens, micro_batch_tokens" + (" / 2" if self.training.r_drop else "")
             raise ValueError(f"data.max_length ({longest}) must fit {places} ({budget})")
         return self
 

@@ -19,6 +19,7 @@ from mtrain.config import Config, load_config
 from mtrain.data.batch import collate
 from mtrain.data.encode import prepare_data
 from mtrain.errors import DataError, DivergedError, ModelError, StorageError, UsageError
+from mtrain.model.dropout import Dropout
 from mtrain.model.loss import LossSums
 from mtrain.modelfolder import load_model, save_model_folder
 from mtrain.storage import write_folder
@@ -154,6 +155,42 @@ def test_four_accumulations_are_one_batch(parts, workers):
     for name, change in changes[0].items():
         torch.testing.assert_close(change, changes[1][name], rtol=1e-10, atol=1e-12)
         assert change.abs().max() > 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_r_drop_without_dropout_is_the_ordinary_step_and_with_it_costs_more(parts, workers):
+    config, model, data, tokenizer = parts
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def step(rate, split, **keys):
+        model.load_state_dict(start)
+        for module in model.modules():
+            if isinstance(module, Dropout):
+                module.rate = rate
+        batches = batches_of(split, data, tokenizer)
+        learner = Learner(model, config.training.model_copy(update=keys), workers)
+        learner.optimizer = torch.optim.SGD(model.parameters(), fused=True)
+        torch.manual_seed(3)
+        values = learner.step(batches, sum(batch.target_tokens for batch in batches), 1.0).values
+        return values, [p.detach().clone() for p in model.parameters()]
+
+    whole, cut = [[0, 1, 2, 3, 4, 5, 6, 7]], [[6], [0, 1, 2], [7, 3], [4, 5]]  # of unequal token counts
+    ordinary = step(0.0, whole)
+    for split in (whole, cut):
+        torch.testing.assert_close(step(0.0, split, r_drop=5.0), ordinary, rtol=1e-9, atol=1e-12)
+        (loss, nll, *_), _ = step(0.3, split, r_drop=1e-9)
+        (with_alpha, same_nll, *_), _ = step(0.3, split, r_drop=5.0)
+        assert same_nll == nll  # the same dropout
+        assert with_alpha > loss > ordinary[0][0]
+
+
+def test_training_with_r_drop_goes_on_exactly_where_it_stopped(make_config):
+    keys = {"model": {"dropout": 0.3, "attention_dropout": 0.1, "word_dropout": 0.1}}
+    recipe = {"r_drop": 5.0, "batch_tokens": 128, "micro_batch_tokens": 128}
+    whole = go(make_config("whole", **keys, training=recipe))
+    go(make_config("parts", **keys, training={**recipe, "max_steps": 5}))
+    resumed = go(make_config("parts", **keys, training=recipe))
+    assert losses(resumed) == losses(whole) and same_weights(whole, resumed)
 
 
 def test_a_recipe_gives_the_same_run_however_a_step_is_cut_into_passes(make_config):

@@ -71,6 +71,87 @@ def test_gradcheck(smoothing: float) -> None:
     )
 
 
+# ------------------------------------------------------------------------------------------------ R-Drop
+
+
+def plain_r_drop(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, alpha: float) -> Tensor:
+    """Half of what the paper's section 2 writes: two cross-entropies, and alpha times the mean of two KLs."""
+    p, q = F.linear(hidden, weight, bias).log_softmax(-1).chunk(2)
+    kept = labels != IGNORE
+    apart = F.kl_div(p, q, reduction="none", log_target=True) + F.kl_div(
+        q, p, reduction="none", log_target=True
+    )
+    both = sum(torch_loss(half, weight, bias, labels, 0.1) for half in hidden.chunk(2))
+    return (both + alpha * apart.sum(-1)[kept].sum() / 2) / 2
+
+
+def two_passes(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    hidden, weight, bias, labels = inputs(dtype)
+    other = hidden.detach() + 0.3 * torch.randn_like(hidden)
+    return torch.cat([hidden.detach(), other]).requires_grad_(), weight, bias, labels
+
+
+@pytest.mark.parametrize("chunk", [1, 3 * V, 7 * V + 1, 2**23])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_r_drop_is_the_formula(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    monkeypatch.setitem(loss_module.CHUNK, "cpu", chunk)
+    hidden, weight, bias, labels = two_passes(dtype)
+    sums = projected_cross_entropy(hidden, weight, bias, labels, 17, 0.1, 5.0)
+    expected = plain_r_drop(hidden, weight, bias, labels, 5.0)
+    close = {"rtol": tolerance, "atol": tolerance}
+    torch.testing.assert_close(sums.loss, expected, **close)
+    nll = sum(torch_loss(half, weight, bias, labels, 0.0) for half in hidden.chunk(2)) / 2
+    torch.testing.assert_close(sums.nll, nll.detach(), **close)
+    assert sums.tokens == 17
+    learned = (hidden, weight, bias)
+    gradients = torch.autograd.grad(sums.loss / 17, learned)
+    for ours, theirs in zip(gradients, torch.autograd.grad(expected / 17, learned), strict=True):
+        torch.testing.assert_close(ours, theirs, **close)
+    assert (gradients[0][torch.cat([labels, labels]) == IGNORE] == 0).all()
+    with torch.no_grad():
+        alone = projected_cross_entropy(hidden, weight, bias, labels, 17, 0.1, 5.0)
+    torch.testing.assert_close(alone.loss, expected.detach(), **close)
+
+
+def test_r_drop_gradcheck() -> None:
+    hidden, weight, bias, labels = two_passes()
+    assert torch.autograd.gradcheck(
+        lambda *learned: projected_cross_entropy(*learned, labels, 1, 0.1, 3.0).loss, (hidden, weight, bias)
+    )
+
+
+def test_r_drop_of_equal_passes_is_the_ordinary_loss() -> None:
+    hidden, weight, bias, labels = inputs()
+    ordinary = projected_cross_entropy(hidden, weight, bias, labels, 17, 0.1)
+    twice = projected_cross_entropy(torch.cat([hidden, hidden]), weight, bias, labels, 17, 0.1, 5.0)
+    torch.testing.assert_close(twice, ordinary, rtol=1e-12, atol=0)
+    gradients = [torch.autograd.grad(sums.loss, (hidden, weight, bias)) for sums in (ordinary, twice)]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
+
+
+def test_r_drop_under_bf16_autocast() -> None:
+    hidden, weight, bias, labels = two_passes(torch.float32)
+    exact = plain_r_drop(hidden, weight, bias, labels, 5.0)
+    gradients = torch.autograd.grad(exact, (hidden, weight, bias))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        sums = projected_cross_entropy(hidden, weight, bias, labels, 17, 0.1, 5.0)
+    torch.testing.assert_close(sums.loss, exact, rtol=0.01, atol=0)
+    for ours, expected in zip(torch.autograd.grad(sums.loss, (hidden, weight, bias)), gradients, strict=True):
+        assert (ours - expected).norm() < 0.03 * expected.norm()
+
+
+def test_large_logits_stay_finite_with_r_drop() -> None:
+    hidden, weight, bias, labels = two_passes(torch.float32)
+    sums = projected_cross_entropy(hidden * 1e4, weight, bias, labels, 1, 0.1, 5.0)
+    sums.loss.backward()
+    assert sums.loss.isfinite() and hidden.grad.isfinite().all()
+
+
+# ------------------------------------------------------------------------------------------------ the rest
+
+
 def test_only_the_loss_has_a_gradient() -> None:
     sums = projected_cross_entropy(*inputs(), 1, 0.1)
     assert sums.loss.requires_grad

@@ -84,13 +84,15 @@ class Learner:
         for batch in batches:
             moved = batch.to(self.device)
             with autocast(self.device, self.config.precision):
-                hidden = model(moved.source, moved.source_keep, moved.target_in)
+                inputs = (moved.source, moved.source_keep, moved.target_in)
+                hidden = model(*(part.repeat(2 if self.config.r_drop else 1, 1) for part in inputs))
                 sums = projected_cross_entropy(
                     hidden,
                     *model.projection(),
                     moved.labels,
                     moved.target_tokens,
                     self.config.label_smoothing,
+                    self.config.r_drop,
                 )
             (sums.loss / tokens).backward()  # type: ignore[no-untyped-call]
             total = total + torch.stack([sums.loss.detach(), sums.nll])
