@@ -14,6 +14,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 PassTokens = PositiveInt | Literal["auto"]
 Normalization = Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
+Preset = Literal["tiny", "small", "base", "big", "tiny_deep", "small_deep", "base_deep", "big_deep"]
 Positions = Literal["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"]
 Tied = Literal["none", "decoder", "all"]
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
@@ -173,12 +174,16 @@ PRESETS: dict[str, dict[str, int]] = {
     "base": {"d_model": 512, "ffn_dim": 2048, "heads": 8, "encoder_layers": 6, "decoder_layers": 6},
     "big": {"d_model": 1024, "ffn_dim": 4096, "heads": 16, "encoder_layers": 6, "decoder_layers": 6},
 }
+# Nearly all time of a translation goes into the decoder; layers of the encoder make up for the quality (Kasai
+# et al., "Deep Encoder, Shallow Decoder", ICLR 2021).
+for _name, _layers in {"tiny": 6, "small": 6, "base": 12, "big": 12}.items():
+    PRESETS[f"{_name}_deep"] = {**PRESETS[_name], "encoder_layers": _layers, "decoder_layers": 1}
 
 
 class Architecture(Section):
     """The shape of the Transformer. A preset fills the sizes that are not given."""
 
-    preset: Literal["tiny", "small", "base", "big"] | None = Field(None, description="sizes by name")
+    preset: Preset | None = Field(None, description="sizes by name; deep: 6 or 12 encoder layers, 1 decoder")
     d_model: int = Field(128, ge=2, le=16384, description="width of the model; a multiple of `heads`")
     heads: int = Field(4, ge=1, le=256, description="attention heads of each layer")
     encoder_layers: int = Field(4, ge=1, le=256, description="layers of the encoder")

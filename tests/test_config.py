@@ -1,7 +1,7 @@
 """The config: strict about keys and ranges, YAML without surprises, and a resolved form that reads back."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 import mtrain.schema
 from mtrain.config import load_config, parse_yaml, to_yaml, validate
 from mtrain.errors import UsageError
-from mtrain.schema import PRESETS, Config, Holdout, Section
+from mtrain.schema import PRESETS, Config, Holdout, Preset, Section
 
 MINIMAL = """
 run_dir: runs/x
@@ -348,6 +348,10 @@ SIZES = {
     "small": (256, 1024, 4, 3, 3),
     "base": (512, 2048, 8, 6, 6),
     "big": (1024, 4096, 16, 6, 6),
+    "tiny_deep": (128, 256, 4, 6, 1),
+    "small_deep": (256, 1024, 4, 6, 1),
+    "base_deep": (512, 2048, 8, 12, 1),
+    "big_deep": (1024, 4096, 16, 12, 1),
 }
 
 
@@ -360,7 +364,7 @@ def test_a_preset_fills_the_sizes(load, preset: str):
 
 
 def test_presets_are_the_documented_ones():
-    assert PRESETS.keys() == SIZES.keys()
+    assert PRESETS.keys() == SIZES.keys() == set(get_args(Preset))
 
 
 def test_explicit_keys_win_over_a_preset(load):
@@ -423,6 +427,7 @@ def test_the_config_is_frozen(load, section: str | None):
         (["tokenizer.joint=false"], ["model.tie_embeddings", "tokenizer.joint"]),
         (["data.max_length=4097"], ["batch_tokens", "max_length", "4097", "4096"]),
         (["training.micro_batch_tokens=255"], ["micro_batch_tokens", "max_length", "255"]),
+        (["training.micro_batch_tokens=510", "training.r_drop=5"], ["micro_batch_tokens / 2", "255"]),
         (["training.max_steps=null"], ["max_steps", "max_epochs", "max_minutes"]),
         (["training={max_minutes: 5, schedule: cosine}"], ["schedule", "max_steps", "max_epochs"]),
         (["training={max_minutes: 5, schedule: linear}"], ["schedule", "max_steps", "max_epochs"]),
@@ -461,6 +466,11 @@ def test_sections_that_agree(load, assignments: list[str]):
 def test_a_pass_takes_no_more_than_a_step(load, batch: int, micro: str, expected: int):
     config = load(f"training.batch_tokens={batch}", f"training.micro_batch_tokens={micro}")
     assert config.training.pass_tokens == expected
+
+
+def test_r_drop_halves_what_a_device_takes_but_not_the_step(load):
+    config = load("training.r_drop=5", "training.batch_tokens=100000")
+    assert (config.training.pass_tokens, config.training.batch_tokens) == (8192, 100_000)
 
 
 # ------------------------------------------------------------------------------------------------- corpora
