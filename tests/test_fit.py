@@ -21,7 +21,9 @@ from mtrain.data.encode import prepare_data
 from mtrain.errors import DataError, DivergedError, ModelError, StorageError, UsageError
 from mtrain.model.dropout import Dropout
 from mtrain.model.loss import LossSums
+from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import load_model, save_model_folder
+from mtrain.schema import ModelConfig
 from mtrain.storage import write_folder
 from mtrain.tokenizer import Tokenizer
 from mtrain.training import loop, step
@@ -287,11 +289,17 @@ def test_three_steps_in_a_row_that_are_not_finite_end_training(make_config, monk
     assert isinstance(lines[2]["loss"], float) and lines[2]["skipped_steps"] == 1
 
 
-def test_weight_decay_spares_biases_and_norms(make_config, run_dir):
-    model = load_model(run_dir).model
+@pytest.mark.parametrize("tie", ["none", "decoder", "all"])
+def test_weight_decay_is_of_matrices_and_embeddings_and_spares_biases_and_norms(make_config, tie):
+    words = {"source_vocab_size": 9, "target_vocab_size": 9, "max_positions": 8, "output_bias": True}
+    model = Transformer(ModelConfig(**words, d_model=8, ffn_dim=12, positions="learned", tie_embeddings=tie))
     groups = make_optimizer(model, make_config(training={"weight_decay": 0.1}).training).param_groups
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
-    assert {p.dim() for p in groups[0]["params"]} == {2} and {p.dim() for p in groups[1]["params"]} == {1}
+    decayed, spared = ({id(p) for p in group["params"]} for group in groups)
+    assert len(decayed) + len(spared) == len(list(model.parameters())) and not decayed & spared
+    for name, parameter in model.named_parameters():
+        small = "norm" in name or name.endswith("bias")
+        assert id(parameter) in (spared if small else decayed), name
 
 
 # --------------------------------------------------------------------------------------------------- limits
