@@ -56,8 +56,10 @@ def _divergence(logits: Tensor, softmax: Tensor) -> tuple[Tensor, Tensor]:
     (2 * pairs, V). Differences of logits serve as log p - log q: what they lack, a constant, cancels."""
     p, q = softmax[0::2], softmax[1::2]
     apart = logits[0::2].to(softmax.dtype) - logits[1::2]
-    mean_p, mean_q = (p * apart).sum(-1, keepdim=True), (q * apart).sum(-1, keepdim=True)
-    grads = p * (apart - mean_p) + (p - q), q * (mean_q - apart) + (q - p)
+    by_p, by_q = p * apart, q * apart
+    mean_p, mean_q = by_p.sum(-1, keepdim=True), by_q.sum(-1, keepdim=True)
+    # p * (apart - mean_p) + p - q and q * (mean_q - apart) + q - p, with fewer passes over memory
+    grads = by_p.addcmul_(p, 1 - mean_p).sub_(q), by_q.neg_().addcmul_(q, 1 + mean_q).sub_(p)
     return mean_p - mean_q, torch.stack(grads, dim=1).flatten(0, 1)
 
 
