@@ -35,9 +35,10 @@ def test_translations_are_those_of_the_cpu(run_dir, precision):
     ]
 
 
-def test_a_run_trains_in_bf16_and_goes_on(make_config, monkeypatch):
+def test_a_run_with_every_dropout_trains_in_bf16_and_goes_on(make_config, monkeypatch):
     monkeypatch.setattr("mtrain.training.loop.resolve_device", lambda _: torch.device("cuda"))
-    run = go(make_config())
-    go(make_config(training={"max_steps": 40}))
+    rates = {"dropout": 0.1, "attention_dropout": 0.1, "word_dropout": 0.1}
+    run = go(make_config(model=rates, training={"r_drop": 1.0}))
+    go(make_config(model=rates, training={"r_drop": 1.0, "max_steps": 40}))
     history = losses(run)
     assert history[-1][0] == 40 and history[-1][3] < history[0][3]
