@@ -20,7 +20,7 @@ class Job:
     run_dir: str  # tokenizer and data of the run are there
     streams: str  # file of token streams and batches
     device: str  # cpu or cuda:N
-    precision: str  # fp32 or bf16
+    precision: str  # fp32, bf16 or fp16
     warmup: float  # seconds before the measured span
     seconds: float  # of the measured span, at least
     seed: int

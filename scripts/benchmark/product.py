@@ -22,7 +22,7 @@ def measure(job: Job) -> dict[str, Any]:
         trainer.train_on(step)
         if meter.step(step.tokens, sum(batch.labels.numel() for batch in step.batches)):
             break
-    return {**meter.result(), "precision": trainer.precision}
+    return meter.result()
 
 
 if __name__ == "__main__":

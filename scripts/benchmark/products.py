@@ -14,6 +14,8 @@ from torch import Tensor
 
 from benchmark.job import Job, answer_with
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 class Product(NamedTuple):
     """`batch` products of (rows, inner) with (inner, columns) matrices, on the way forward."""
@@ -65,11 +67,17 @@ def flops_of(counts: Counter[Product]) -> int:
     return sum(product.flops * times for product, times in counts.items())
 
 
+def products_of_job(job: Job) -> Counter[Product]:
+    """The products of a step with the job's mean batch, which goes through the model twice for R-Drop."""
+    copies = 2 if job.training["r_drop"] else 1
+    sentences, source, target = (copies * size for size in job.shape)
+    return products_of(job.model, (sentences, source, target))
+
+
 def bound(job: Job) -> dict[str, float]:
     """Seconds of all matrix products of a step with the job's mean batch, in its precision."""
-    counts = products_of(job.model, job.shape)
-    dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
-    device = torch.device(job.device)
+    counts = products_of_job(job)
+    dtype, device = DTYPES[job.precision], torch.device(job.device)
     return {"seconds": sum(times * _seconds(product, dtype, device) for product, times in counts.items())}
 
 
@@ -90,19 +98,22 @@ def _seconds(product: Product, dtype: torch.dtype, device: torch.device) -> floa
 
 
 def _time(call: Callable[[], object], device: torch.device, span: float = 0.1) -> float:
-    """Median seconds of a call, from as many as fit into `span` seconds, and three at least."""
-    synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    repeats = 20 if device.type == "cuda" else 1  # one alone would measure its launch
+    """Least seconds of a call, among as many as fit into `span` seconds, and three at least: a bound is what
+    the machine can do, whatever else it does now and then."""
+    on_gpu = device.type == "cuda"
+    repeats = 20 if on_gpu else 1  # one alone would measure its launch
     call()
+    if on_gpu:
+        torch.cuda.synchronize(device)
     times: list[float] = []
     while len(times) < 3 or sum(times) * repeats < span:
-        synchronise()
         start = time.perf_counter()
         for _ in range(repeats):
             call()
-        synchronise()
+        if on_gpu:
+            torch.cuda.synchronize(device)
         times.append((time.perf_counter() - start) / repeats)
-    return sorted(times)[len(times) // 2]
+    return min(times)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from statistics import median
 from typing import Any
 
 MEASURES = ("target_tokens_per_second", "ms_per_step", "target_tokens_per_step", "padding", "peak_mib")
-HEADS = ("tool", "numbers", "malloc", "target tokens/s", "ms/step", "padding", "peak MiB", "GFLOP/s")
-HEADS += ("of bound", "mtrain/it")
+HEADS = ["tool", "numbers", "malloc", "target tokens/s", "ms/step", "padding", "peak MiB", "GFLOP/s"]
+HEADS += ["of bound", "mtrain/it"]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from mtrain import __version__
 from mtrain.config import load_config
 from mtrain.data.batching import BatchPlan, plan_batches
 from mtrain.data.encode import EncodedCorpus, check_corpora, prepare_data
-from mtrain.device import resolve_device, resolve_precision
+from mtrain.device import resolve_device, training_precision
 from mtrain.model.transformer import Transformer
 from mtrain.schema import Config, ModelConfig
 from mtrain.tokenizer import model_config
@@ -99,7 +99,7 @@ def _prepare(
         run_dir=config.run_dir,
         streams=str(streams),
         device=str(device),
-        precision=resolve_precision(device, recipe.precision),
+        precision=training_precision(device, recipe.precision),
         warmup=options.warmup,
         seconds=options.seconds,
         seed=config.seed,
@@ -166,7 +166,7 @@ def _take_turns(
 
 def _evaluate(runs: dict[Contestant, list[dict[str, float]]], job: Job) -> dict[str, Any]:
     """The rows of the table, and the bounds."""
-    flops = products.flops_of(products.products_of(job.model, job.shape))
+    flops = products.flops_of(products.products_of_job(job))
     target_tokens = job.shape[2]
     bounds = {
         each.precision: [target_tokens / run["seconds"] for run in results]
