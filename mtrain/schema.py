@@ -138,6 +138,9 @@ class DataConfig(Section):
     test: dict[str, Corpus] = Field({}, description="test sets by name, to evaluate on")
     max_length: int = Field(256, ge=2, le=65536, description="tokens, EOS counted; longer pairs are dropped")
     bad_lines: Literal["error", "skip"] = Field("error", description="invalid UTF-8, NUL, fields missing")
+    subword_sampling: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="train on new segmentations each epoch: unigram's alpha, bpe's dropout"
+    )
 
     @model_validator(mode="after")
     def _weights_are_for_training(self) -> Self:

@@ -5,6 +5,8 @@ import logging
 import os
 import random
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain.data import Pair, encode
-from mtrain.data.encode import PreparedData, prepare_data
+from mtrain.data.encode import EncodedCorpus, PreparedData, prepare_data
 from mtrain.data.toy import toy_pairs
-from mtrain.errors import DataError, ModelError
+from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.schema import DataConfig, TokenizerConfig
 from mtrain.tokenizer import Tokenizer, train_tokenizer
 
@@ -26,9 +28,9 @@ TOY = toy_pairs("train")[:300]
 EOS = 3
 
 
-def learn(folder: Path, vocab_size: int = 400) -> Tokenizer:
+def learn(folder: Path, vocab_size: int = 400, **keys) -> Tokenizer:
     pairs = toy_pairs("train")[:2000]
-    config = TokenizerConfig(vocab_size=vocab_size)
+    config = TokenizerConfig(vocab_size=vocab_size, **keys)
     train_tokenizer(config, lambda: (p.source for p in pairs), lambda: (p.target for p in pairs), folder, 1)
     return Tokenizer(folder)
 
@@ -64,8 +66,12 @@ def config(tmp_path: Path, train=None, validation=None, **keys) -> DataConfig:
     return DataConfig(source_lang="en", target_lang="fr", train=train, validation=validation, **keys)
 
 
-def rows(prepared: PreparedData) -> list[tuple[list[int], list[int]]]:
-    source, target = prepared.train.fetch(list(range(len(prepared.train))))
+def rows(prepared: PreparedData, epoch: int | None = None) -> list[tuple[list[int], list[int]]]:
+    return rows_of(prepared.train if epoch is None else prepared.train.epoch(epoch))
+
+
+def rows_of(corpus: EncodedCorpus) -> list[tuple[list[int], list[int]]]:
+    source, target = corpus.fetch(list(range(len(corpus))))
     return list(zip(source.to_pylist(), target.to_pylist(), strict=True))
 
 
@@ -227,11 +233,17 @@ def test_lost_encodings_are_remade_the_same(tmp_path: Path, tokenizer: Tokenizer
     assert second.validation == first.validation
 
 
-@pytest.mark.parametrize("change", ["max_length", "bad_lines", "seed", "tokenizer", "validation", "more"])
+@pytest.mark.parametrize(
+    "change", ["max_length", "bad_lines", "sampling", "seed", "tokenizer", "validation", "more"]
+)
 def test_whatever_the_data_depends_on_counts(tmp_path: Path, tokenizer: Tokenizer, encodings, change: str):
     train = write(tmp_path / "train.tsv", TOY)
     first = prepare_data(config(tmp_path, train), tokenizer, tmp_path / "data", seed=1)
-    keys: dict = {"max_length": {"max_length": 30}, "bad_lines": {"bad_lines": "skip"}}.get(change, {})
+    keys: dict = {
+        "max_length": {"max_length": 30},
+        "bad_lines": {"bad_lines": "skip"},
+        "sampling": {"subword_sampling": 0.1},
+    }.get(change, {})
     if change == "validation":
         keys = {"validation": write(tmp_path / "other.tsv", TOY[:4])}
     if change == "more":
@@ -439,3 +451,111 @@ def test_the_summary_is_json_for_people(tmp_path: Path, tokenizer: Tokenizer):
     summary = json.loads((tmp_path / "data" / "summary.json").read_text())
     assert summary["fingerprint"] == prepared.fingerprint
     assert np.sum(summary["kept"]) == len(TOY)
+
+
+# ------------------------------------------------------------------------------------- sampled segmentations
+
+
+@pytest.fixture(scope="module", params=["unigram", "bpe"])
+def sampler(request, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return learn(tmp_path_factory.mktemp(request.param), type=request.param)
+
+
+def test_every_epoch_has_segmentations_of_its_own(tmp_path: Path, sampler: Tokenizer, monkeypatch):
+    monkeypatch.setattr(encode, "BLOCK", 70)
+    prepared = prepare_data(config(tmp_path, subword_sampling=0.3), sampler, tmp_path / "data", seed=1)
+    plain = rows(prepared)
+    assert plain == rows(prepare_data(config(tmp_path), sampler, tmp_path / "other", seed=1))
+    epochs = [prepared.train.epoch(number) for number in range(3)]
+    for corpus in epochs:
+        sampled = rows_of(corpus)
+        assert [sampler.decode(list(pair)) for pair in sampled] == [list(pair) for pair in TOY]
+        assert all(source[-1] == target[-1] == EOS for source, target in sampled)
+        assert corpus.source_lengths.tolist() == [len(source) for source, _ in sampled]
+        assert corpus.target_lengths.tolist() == [len(target) for _, target in sampled]
+        assert corpus.weights is prepared.train.weights
+        for side in (0, 1):
+            assert 10 < sum(new[side] != old[side] for new, old in zip(sampled, plain, strict=True)) < 300
+    assert rows_of(epochs[0]) != rows_of(epochs[1]) != rows_of(epochs[2]) != rows_of(epochs[0])
+
+
+def test_two_blocks_of_the_same_text_differ(tmp_path: Path, sampler: Tokenizer, monkeypatch):
+    monkeypatch.setattr(encode, "BLOCK", 150)
+    train = write(tmp_path / "t.tsv", TOY[:150] * 2)
+    data = config(tmp_path, train, subword_sampling=0.3)
+    sampled = rows(prepare_data(data, sampler, tmp_path / "data", seed=1), 0)
+    assert sampled[:150] != sampled[150:]
+
+
+def test_an_epoch_is_rebuilt_alone_and_anywhere(tmp_path: Path, sampler: Tokenizer):
+    """By another process on one core too, that samples nothing else before."""
+    data = config(tmp_path, subword_sampling=0.3)
+    prepared = prepare_data(data, sampler, tmp_path / "data", seed=1)
+    held = prepared.train.epoch(3)
+    rows(prepared, 2)
+    assert rows(prepared, 3) == rows_of(held)
+    elsewhere = prepare_data(data, sampler, tmp_path / "elsewhere", 1, prepared.fingerprint)
+    assert rows(elsewhere, 3) == rows_of(held)
+    program = """if True:
+        import json, os, sys
+        from pathlib import Path
+        from mtrain.data.encode import prepare_data
+        from mtrain.schema import DataConfig
+        from mtrain.tokenizer import Tokenizer
+        os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+        data, tokenizer, folder = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
+        corpus = prepare_data(data, Tokenizer(Path(tokenizer)), Path(folder), 1).train.epoch(3)
+        source, target = corpus.fetch(list(range(len(corpus))))
+        print(json.dumps([source.to_pylist(), target.to_pylist()]))"""
+    arguments = [data.model_dump_json(), str(sampler.files[0].parent), str(tmp_path / "data")]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, check=True)
+    assert list(zip(*json.loads(done.stdout), strict=True)) == rows_of(held)
+
+
+def test_another_seed_gives_other_epochs(tmp_path: Path, sampler: Tokenizer):
+    data = config(tmp_path, subword_sampling=0.3)
+    one, two = (prepare_data(data, sampler, tmp_path / f"data{seed}", seed) for seed in (1, 2))
+    assert rows(one) == rows(two)
+    assert rows(one, 0) != rows(two, 0)
+
+
+def test_what_gets_too_long_stays_as_it_was(tmp_path: Path, sampler: Tokenizer, caplog):
+    limit = 20
+    plain = prepare_data(config(tmp_path, max_length=limit), sampler, tmp_path / "plain", seed=1)
+    counts = dropped(caplog)
+    data = config(tmp_path, max_length=limit, subword_sampling=0.5)
+    prepared = prepare_data(data, sampler, tmp_path / "data", seed=1)
+    assert dropped(caplog) == counts and counts["too long"] > 10
+    assert rows(prepared) == rows(plain)
+    sampled = rows(prepared, 0)
+    assert max(max(map(len, row)) for row in sampled) == limit
+    assert [sampler.decode(list(row)) for row in sampled] == [
+        sampler.decode(list(row)) for row in rows(plain)
+    ]
+    near = [i for i, row in enumerate(rows(plain)) if max(map(len, row)) == limit]
+    assert near and sum(sampled[i] == rows(plain)[i] for i in near) > len(near) / 2
+
+
+def test_only_training_pairs_are_sampled_and_only_if_asked_for(tmp_path: Path, sampler: Tokenizer):
+    prepared = prepare_data(config(tmp_path), sampler, tmp_path / "plain", seed=1)
+    assert prepared.train.epoch(4) is prepared.train
+    sampled = prepare_data(config(tmp_path, subword_sampling=0.3), sampler, tmp_path / "data", seed=1)
+    assert rows(sampled) == rows(prepared) != rows(sampled, 0)
+    assert sampled.validation == prepared.validation
+
+
+def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokenizer: Tokenizer):
+    data = config(tmp_path, subword_sampling=0.3)
+    prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    before = sorted((tmp_path / "data").iterdir())
+    held = prepared.train.epoch(0)
+    assert len(held.fetch([0, 299])[0]) == 2
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    prepared.train._resegment = full
+    with pytest.raises(StorageError, match="No space left"):
+        prepared.train.epoch(1)
+    assert sorted((tmp_path / "data").iterdir()) == before
+    assert len(held.fetch([0, 299])[0]) == 2

@@ -27,7 +27,7 @@ from mtrain.schema import ModelConfig
 from mtrain.storage import write_folder
 from mtrain.tokenizer import Tokenizer
 from mtrain.training import loop, step
-from mtrain.training.loop import fit
+from mtrain.training.loop import fit, make_trainer
 from mtrain.training.run import tokenize
 from mtrain.training.step import Learner, make_optimizer
 from mtrain.training.validate import Scores
@@ -394,6 +394,49 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_config, monkeypatch, at, 
     assert published[0] == published[1]
 
 
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("stop", [{"max_steps": 3}, {"max_steps": 7}, {"max_epochs": 1}, {"max_epochs": 2}])
+def test_resumed_equals_uninterrupted_where_segmentation_is_sampled(make_config, kind, stop):
+    sections = {"data": {"subword_sampling": 0.2}, "tokenizer": {"type": kind}, "model": {"dropout": 0.1}}
+    recipe = {"log_every": 1, "validate_every": 100}
+    whole = go(make_config("whole", **sections, training={**recipe, "max_steps": 14}))
+    go(make_config("parts", **sections, training={**recipe, "max_steps": 100, **stop}))
+    state = json.loads((last_checkpoint(whole.parent / "parts") / "state.json").read_text())
+    assert (state["next_batch"] == 0) == ("max_epochs" in stop)
+    resumed = go(make_config("parts", **sections, training={**recipe, "max_steps": 14}))
+    assert losses(resumed) == losses(whole) and len({epoch for _, epoch, *_ in losses(whole)}) > 2
+    assert same_weights(whole, resumed)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_max_epochs_ends_with_its_last_epoch_where_epochs_differ_in_length(make_config, schedule):
+    """The planned steps are those of the first epoch times the number, and so an estimate."""
+    recipe = {"max_steps": None, "max_epochs": 5, "schedule": schedule, "log_every": 1, "validate_every": 99}
+    run = go(make_config(data={"subword_sampling": 0.1}, training=recipe))
+    epochs = [epoch for _, epoch, *_ in losses(run)]
+    assert set(epochs) == {1, 2, 3, 4, 5} and len({epochs.count(epoch) for epoch in range(1, 6)}) > 1
+    state = json.loads((last_checkpoint(run) / "state.json").read_text())
+    assert (state["epoch"], state["next_batch"]) == (5, 0)
+    rates = [line["learning_rate"] for line in read_metrics(run) if "loss" in line]
+    assert min(rates) >= 0 and rates[4:] == sorted(rates[4:], reverse=True)
+
+
+def test_a_batch_comes_from_the_segmentation_of_its_epoch(make_config):
+    feed = make_trainer(make_config(data={"subword_sampling": 0.2}), device="cpu", quiet=True).feed
+    steps = [taken for taken, _ in zip(feed.steps(0, 0), range(3 * len(feed.plan(0).steps)), strict=False)]
+    assert {1, 2, 3} <= {taken.epoch for taken in steps}
+    ahead = feed.steps(0, 0)
+    for taken in steps:
+        again = next(ahead)
+        feed.plan(taken.epoch)  # the one after it
+        assert again.position == taken.position
+        assert all(torch.equal(a.labels, b.labels) for a, b in zip(again.batches, taken.batches, strict=True))
+        for batch in taken.batches:
+            source, target = feed.corpus.epoch(taken.epoch - 1).fetch(batch.rows)
+            assert batch.target_tokens == len(target.flatten())
+            assert batch.source[batch.source_keep].tolist() == source.flatten().to_pylist()
+
+
 def test_sigterm_saves_and_the_next_run_goes_on(config_file, tmp_path, make_config):
     command = [sys.executable, "-m", "mtrain", "fit", str(config_file), "--device", "cpu"]
     command += ["--set", "training.max_steps=100000", "--set", "training.patience=null"]
@@ -562,8 +605,9 @@ def test_what_a_crash_left_in_a_run_is_cleared(make_config):
     run = go(make_config())
     (run / "checkpoints/.step-00000009.tmp").mkdir()
     (run / ".data.tmp").mkdir()
+    (run / "data/.epoch-x").write_text("")
     go(make_config(training={"max_steps": 10}))
-    assert not list(run.glob(".*")) and not list((run / "checkpoints").glob(".*"))
+    assert not [left for name in ("", "checkpoints", "data") for left in (run / name).glob(".*")]
 
 
 def test_an_epoch_without_pairs_is_an_error_and_no_hang(make_config, raw_config):

@@ -1,13 +1,17 @@
-"""Pairs to token ids, once: a memory-mapped Arrow file with a fingerprint of all that it was made from."""
+"""Pairs to token ids, once: a memory-mapped Arrow file with a fingerprint of all that it was made from.
+
+Where segmentation is sampled, every epoch has a file of its own, made from this one.
+"""
 
 import hashlib
 import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +20,8 @@ import pyarrow as pa
 
 from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, files_of, good_pairs, read_pairs
-from mtrain.errors import DataError, ModelError
+from mtrain.data.sampling import make_resegment
+from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.schema import Corpus, DataConfig, Holdout
 from mtrain.storage import verify_folder, write_folder
 from mtrain.tokenizer import Tokenizer
@@ -28,6 +33,7 @@ BLOCK = 10_000  # pairs that are segmented, and written, at a time
 _IDS = pa.list_(pa.int32())
 _COLUMNS = {"source": _IDS, "target": _IDS, "source_length": pa.int32(), "target_length": pa.int32()}
 _SCHEMA = pa.schema(list(_COLUMNS.items()))
+ResegmentBlock = Callable[[pa.Table, int, int], pa.RecordBatch]  # of a block, epoch and number of the block
 
 
 class EncodedCorpus:
@@ -36,9 +42,10 @@ class EncodedCorpus:
     `weights` has one number for each row: how often it occurs in an epoch.
     """
 
-    def __init__(self, path: Path, weights: npt.NDArray[np.float64]):
+    def __init__(self, path: Path, weights: npt.NDArray[np.float64], resegment: ResegmentBlock | None = None):
         import datasets
 
+        self._folder, self._resegment = path.parent, resegment
         self._dataset = datasets.Dataset.from_file(str(path)).with_format("arrow")
         self.source_lengths: npt.NDArray[np.int32] = self._dataset.data.column("source_length").to_numpy()
         self.target_lengths: npt.NDArray[np.int32] = self._dataset.data.column("target_length").to_numpy()
@@ -51,6 +58,22 @@ class EncodedCorpus:
         """Source and target ids of some rows, in their order."""
         table = self._dataset[rows]
         return table.column("source").combine_chunks(), table.column("target").combine_chunks()
+
+    def epoch(self, number: int) -> "EncodedCorpus":
+        """What epoch `number`, from 0, trains on: this corpus or, where segmentation is sampled, its rows
+        segmented anew, the same for a number at any time. Raises StorageError if they cannot be written."""
+        if self._resegment is None:
+            return self
+        try:
+            # The file has no name any more when this returns; its space is free once nobody holds the corpus.
+            with NamedTemporaryFile(dir=self._folder, prefix=".epoch-") as file:
+                with pa.OSFile(file.name, "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
+                    for block, start in enumerate(range(0, len(self), BLOCK)):
+                        rows = self._dataset[start : start + BLOCK]
+                        writer.write_batch(self._resegment(rows, number, block))
+                return EncodedCorpus(Path(file.name), self.weights)
+        except OSError as error:
+            raise StorageError(f"{self._folder}: cannot write: {error.strerror or error}") from error
 
 
 class PreparedData(NamedTuple):
@@ -81,10 +104,10 @@ def prepare_data(
             f"{folder}: the corpus or the tokenizer changed under the checkpoints of this run; "
             "restore them, or start another run with --run-dir"
         )
-    prepared = _load(folder, data, fingerprint)
+    prepared = _load(folder, data, tokenizer, seed, fingerprint)
     if prepared is None:
         write_folder(folder, lambda temporary: _encode_all(data, tokenizer, temporary, seed, fingerprint))
-        prepared = _load(folder, data, fingerprint)
+        prepared = _load(folder, data, tokenizer, seed, fingerprint)
         assert prepared is not None
     return prepared
 
@@ -95,7 +118,7 @@ def _training_side(data: DataConfig) -> list[Corpus]:
 
 def _fingerprint(data: DataConfig, tokenizer: Tokenizer, seed: int) -> str:
     """SHA-256 over settings and contents: a touched file is the same data, and so are other weights."""
-    keys = {"train", "validation", "max_length", "bad_lines"}
+    keys = {"train", "validation", "max_length", "bad_lines", "subword_sampling"}
     settings = {
         "format": FORMAT,
         "data": data.model_dump(mode="json", include=keys, exclude={"train": {"__all__": {"weight"}}}),
@@ -106,7 +129,9 @@ def _fingerprint(data: DataConfig, tokenizer: Tokenizer, seed: int) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _load(folder: Path, data: DataConfig, fingerprint: str) -> PreparedData | None:
+def _load(
+    folder: Path, data: DataConfig, tokenizer: Tokenizer, seed: int, fingerprint: str
+) -> PreparedData | None:
     """The encoded data of a folder; None if there is none, or it is of other data, cut short or damaged."""
     if not folder.exists():
         return None
@@ -116,7 +141,7 @@ def _load(folder: Path, data: DataConfig, fingerprint: str) -> PreparedData | No
             return None
         verify_folder(folder, ("train.arrow", "validation.jsonl", "summary.json"))
         weights = np.repeat([corpus.weight for corpus in data.train], summary["kept"])
-        train = EncodedCorpus(folder / "train.arrow", weights)
+        train = EncodedCorpus(folder / "train.arrow", weights, _sampling(data, tokenizer, seed))
         with (folder / "validation.jsonl").open(encoding="utf-8", newline="\n") as lines:
             validation = [Pair(*json.loads(line)) for line in lines]
     except (ModelError, OSError, ValueError, TypeError, KeyError) as error:
@@ -189,5 +214,28 @@ def _encode_block(
             dropped["too long"] += 1
         else:
             kept.append(([*source, tokenizer.special.eos], [*target, tokenizer.special.eos]))
-    sides = [pa.array([ids[side] for ids in kept], _IDS) for side in (0, 1)]
+    return _as_batch(kept)
+
+
+def _as_batch(rows: list[tuple[list[int], list[int]]]) -> pa.RecordBatch:
+    sides = [pa.array([ids[side] for ids in rows], _IDS) for side in (0, 1)]
     return pa.record_batch([*sides, *(side.value_lengths() for side in sides)], _SCHEMA)
+
+
+def _sampling(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ResegmentBlock | None:
+    """What segments a block anew, by (seed, epoch, block) alone; None where segmentation is not sampled.
+
+    A pair one side of which gets too long stays as it was: every epoch has the same rows.
+    """
+    if data.subword_sampling is None:
+        return None
+    source, target = (make_resegment(m, data.subword_sampling) for m in (tokenizer.source, tokenizer.target))
+
+    def resegment(block: pa.Table, epoch: int, number: int) -> pa.RecordBatch:
+        generator, rows = random.Random(f"{seed} {epoch} {number}"), []
+        for old in zip(block["source"].to_pylist(), block["target"].to_pylist(), strict=True):
+            new = source(old[0], generator), target(old[1], generator)
+            rows.append(new if max(map(len, new)) <= data.max_length else old)
+        return _as_batch(rows)
+
+    return resegment

@@ -29,40 +29,47 @@ class Feed:
 
     def __init__(self, corpus: EncodedCorpus, config: Config, special: SpecialIds, workers: int = 1):
         self.corpus, self.config, self.special, self.workers = corpus, config, special, workers
-        self._planned = 0, self._make_plan(0)
+        self._opened: dict[int, tuple[EncodedCorpus, BatchPlan]] = {}
 
     def plan(self, epoch: int) -> BatchPlan:
         """The plan of an epoch, from 0. Raises DataError if it has no pair."""
-        if epoch != self._planned[0]:
-            self._planned = epoch, self._make_plan(epoch)
-        return self._planned[1]
+        return self._open(epoch)[1]
 
     def steps(self, epoch: int, index: int) -> Iterator[Step]:
         """The steps from step `index` of `epoch` (both from 0) on, without end."""
         pending: deque[Future[Step]] = deque()
         with ThreadPoolExecutor(1, "feed") as pool:
             while True:
-                plan = self.plan(epoch)
+                corpus, plan = self._open(epoch)
                 for i in range(index, len(plan.steps)):
-                    after = (epoch + 1, 0) if i + 1 == len(plan.steps) else (epoch, i + 1)
-                    pending.append(pool.submit(self._make, epoch, plan.step_tokens[i], plan.steps[i], after))
+                    pending.append(pool.submit(self._make, corpus, plan, epoch, i))
                     if len(pending) > AHEAD:
                         yield pending.popleft().result()
+                while pending:  # before the next epoch is segmented: this one may have been the last
+                    yield pending.popleft().result()
                 epoch, index = epoch + 1, 0
 
-    def _make(self, epoch: int, tokens: int, passes: list[Rows], after: tuple[int, int]) -> Step:
-        return Step(epoch + 1, tokens, [self.batch(rows) for rows in passes if len(rows)], after)
+    def _make(self, corpus: EncodedCorpus, plan: BatchPlan, epoch: int, index: int) -> Step:
+        after = (epoch + 1, 0) if index + 1 == len(plan.steps) else (epoch, index + 1)
+        batches = [self._collate(rows, corpus) for rows in plan.steps[index] if len(rows)]
+        return Step(epoch + 1, plan.step_tokens[index], batches, after)
 
-    def batch(self, rows: Rows) -> Batch:
-        """The tensors of some pairs of the corpus."""
+    def batch(self, rows: Rows, epoch: int = 0) -> Batch:
+        """The tensors of some pairs, as an epoch has them."""
+        return self._collate(rows, self._open(epoch)[0])
+
+    def _collate(self, rows: Rows, corpus: EncodedCorpus) -> Batch:
         indices: list[int] = rows.tolist()
-        return collate(*self.corpus.fetch(indices), self.special.pad, self.special.bos, indices)
+        return collate(*corpus.fetch(indices), self.special.pad, self.special.bos, indices)
 
-    def _make_plan(self, epoch: int) -> BatchPlan:
-        recipe = self.config.training
-        lengths = (self.corpus.source_lengths, self.corpus.target_lengths)
-        sizes = (recipe.batch_tokens, recipe.pass_tokens, self.config.seed, epoch)
-        plan = plan_batches(*lengths, *sizes, weights=self.corpus.weights, workers=self.workers)
-        if not plan.steps:
-            raise DataError(f"epoch {epoch + 1} has no pair to train on; raise the weights of data.train")
-        return plan
+    def _open(self, epoch: int) -> tuple[EncodedCorpus, BatchPlan]:
+        """The corpus and the plan of an epoch; those of the one last asked for are kept."""
+        if epoch not in self._opened:
+            corpus, recipe = self.corpus.epoch(epoch), self.config.training
+            lengths = (corpus.source_lengths, corpus.target_lengths)
+            sizes = (recipe.batch_tokens, recipe.pass_tokens, self.config.seed, epoch)
+            plan = plan_batches(*lengths, *sizes, weights=corpus.weights, workers=self.workers)
+            if not plan.steps:
+                raise DataError(f"epoch {epoch + 1} has no pair to train on; raise the weights of data.train")
+            self._opened = {epoch: (corpus, plan)}
+        return self._opened[epoch]

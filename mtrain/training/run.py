@@ -25,7 +25,8 @@ _MAY_CHANGE = re.compile(
 )
 _MARK = "# Written by mtrain: the resolved config of this run.\n"
 _NAMES = ("config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model")
-_LEFTOVERS = [f".{name}.tmp" for name in _NAMES] + ["checkpoints/.step-*.tmp", "checkpoints/.index.json.tmp"]
+_LEFTOVERS = ["checkpoints/.step-*.tmp", "checkpoints/.index.json.tmp", "data/.epoch-*"]
+_LEFTOVERS += [f".{name}.tmp" for name in _NAMES]
 
 
 def open_run(config: Config, resume: str) -> Checkpoint | None:
