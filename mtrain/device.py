@@ -31,11 +31,27 @@ def describe_device(device: torch.device) -> str:
     return f"cpu ({torch.get_num_threads()} threads)"
 
 
-def resolve_precision(device: torch.device, precision: str) -> str:
-    """`fp32` or `bf16`; `auto` is bf16 on a GPU that computes in it (Ampere or newer) and fp32 elsewhere."""
-    if precision != "auto":
-        return precision
-    return "bf16" if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
+def training_precision(device: torch.device, setting: str) -> str:
+    """`fp32`, `bf16` or `fp16`. `auto` is what the device multiplies fastest in: bf16 on GPUs from Ampere on
+    and on CPUs with instructions for it, fp16 on older GPUs with tensor cores, fp32 elsewhere."""
+    if setting != "auto":
+        return setting
+    if device.type == "cuda":
+        generation = torch.cuda.get_device_capability(device)
+        return "bf16" if generation >= (8, 0) else "fp16" if generation >= (7, 0) else "fp32"
+    has_bf16 = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return "bf16" if any(getattr(torch.cpu, name, bool)() for name in has_bf16) else "fp32"
+
+
+def decoding_precision(device: torch.device, setting: str) -> str:
+    """As `training_precision`, but `auto` is fp32 on a CPU: its small steps are not bound by products."""
+    return "fp32" if setting == "auto" and device.type == "cpu" else training_precision(device, setting)
+
+
+def compiles(device: torch.device, setting: str) -> bool:
+    """Whether `training.compile` means torch.compile. `auto`: on a GPU, where it halves the launches of small
+    kernels; on a CPU it takes minutes and a C++ compiler, for little."""
+    return setting == "on" or (setting == "auto" and device.type == "cuda")
 
 
 def workers_for(device: torch.device) -> int:
@@ -46,8 +62,8 @@ def workers_for(device: torch.device) -> int:
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Mixed precision for a forward pass: weights stay fp32, matrix products run in `precision`."""
-    mixed = resolve_precision(device, precision) == "bf16"
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed)
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
 
 
 def keep_freed_memory() -> None:

@@ -18,7 +18,8 @@ Preset = Literal["tiny", "small", "base", "big", "tiny_deep", "small_deep", "bas
 Positions = Literal["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"]
 Tied = Literal["none", "decoder", "all"]
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Switch = Literal["auto", "on", "off"]
 Stop = Literal["default", "first_k", "exact"]
 
 
@@ -250,7 +251,8 @@ class TrainingConfig(Section):
     r_drop: float = Field(0.0, ge=0, le=1000, description="alpha of R-Drop: each pair passes twice; try 5")
     ema_decay: Fraction | None = Field(None, description="use a moving average of the weights; per step")
     average_checkpoints: PositiveInt = Field(1, description="use the mean of the weights of so many")
-    precision: Precision = Field("auto", description="of matrix products; auto: bf16 on GPUs that have it")
+    precision: Precision = Field("auto", description="of matrix products; auto: the fastest there is")
+    compile: Switch = Field("auto", description="by torch.compile; auto: on GPUs")
     validate_every: PositiveInt = Field(500, description="steps between validations; one more at the end")
     validation_beam_size: int = Field(1, ge=1, le=128, description="beams for the translations it scores")
     checkpoint_every: PositiveInt = Field(500, description="steps between checkpoints; one more at the end")

@@ -65,6 +65,7 @@ def raw_config(corpus: Path) -> dict[str, Any]:
             "validate_every": 4,
             "checkpoint_every": 4,
             "log_every": 2,
+            "precision": "fp32",  # what is best differs between machines
         },
     }
 

@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from mtrain.device import autocast, describe_device, keep_freed_memory, resolve_device
+from mtrain.device import (
+    autocast,
+    compiles,
+    decoding_precision,
+    describe_device,
+    keep_freed_memory,
+    resolve_device,
+    training_precision,
+)
 from mtrain.errors import UsageError
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -36,12 +44,36 @@ def test_unknown_devices_are_errors(name):
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype"), [("auto", torch.float32), ("fp32", torch.float32), ("bf16", torch.bfloat16)]
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
 def test_precision_is_that_of_matrix_products(precision, dtype):
     a = torch.ones(2, 2)
     with autocast(torch.device("cpu"), precision):
         assert (a @ a).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("generation", "precision"), [((6, 1), "fp32"), ((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
+)
+def test_auto_is_the_fastest_precision_of_a_gpu(monkeypatch, generation, precision):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: generation)
+    device = torch.device("cuda")
+    assert training_precision(device, "auto") == decoding_precision(device, "auto") == precision
+    assert training_precision(device, "fp32") == decoding_precision(device, "fp32") == "fp32"
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_auto_on_a_cpu_trains_in_bf16_if_it_has_instructions_for_it(monkeypatch, has_bf16):
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: has_bf16, raising=False)
+    cpu = torch.device("cpu")
+    assert training_precision(cpu, "auto") == ("bf16" if has_bf16 else "fp32")
+    assert decoding_precision(cpu, "auto") == "fp32" and decoding_precision(cpu, "bf16") == "bf16"
+
+
+def test_auto_compiles_on_gpus():
+    assert [compiles(torch.device(kind), "auto") for kind in ("cpu", "cuda")] == [False, True]
+    assert compiles(torch.device("cpu"), "on") and not compiles(torch.device("cuda"), "off")
 
 
 def test_keeping_freed_memory_leaves_arithmetic_alone():

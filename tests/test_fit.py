@@ -270,6 +270,7 @@ def test_training_and_translating_in_bf16(make_config, run_dir):
 def test_three_steps_in_a_row_that_are_not_finite_end_training(make_config, monkeypatch):
     real = step.projected_cross_entropy
     calls = []
+    monkeypatch.setattr(Learner, "rehearse", lambda *_: None)
 
     def poisoned(*args):
         calls.append(1)
@@ -287,6 +288,44 @@ def test_three_steps_in_a_row_that_are_not_finite_end_training(make_config, monk
     lines = read_metrics(Path(config.run_dir))
     assert lines[1]["loss"] == "NaN" and lines[1]["skipped_steps"] == 1
     assert isinstance(lines[2]["loss"], float) and lines[2]["skipped_steps"] == 1
+
+
+def test_fp16_scales_the_loss_down_when_it_overflows_and_up_again(parts, monkeypatch):
+    config, model, data, tokenizer = parts
+    recipe = config.training.model_copy(update={"precision": "fp16"})
+    batch = batches_of([[0, 1, 2]], data, tokenizer)
+    model = _Seen(model.float())
+    learner, plain = Learner(model, recipe), Learner(model, config.training)
+    monkeypatch.setattr(step.LossScale, "GROWTH", 2)
+    factors, norms = [], []
+    for poison in (True, False, False, False):
+        model.poison = poison
+        norms.append(float(learner.step(batch, batch[0].target_tokens, 0.0).values[2]))
+        factors.append(learner.scale.state()[0])
+    assert factors == [32768, 32768, 65536, 65536]
+    expected = plain.step(batch, batch[0].target_tokens, 0.0).values
+    assert norms[1] == pytest.approx(float(expected[2]), rel=0.02)  # unscaled before it is clipped
+    other = Learner(model, recipe)
+    other.scale.restore(learner.scale.state())
+    assert other.scale.state() == learner.scale.state() == [65536, 1]
+
+
+def test_a_run_in_fp16_learns_and_goes_on(make_config):
+    keys = {"precision": "fp16", "max_steps": 6, "batch_tokens": 128}
+    run = go(make_config(training=keys))
+    state = json.loads((last_checkpoint(run) / "state.json").read_text())
+    assert state["loss_scale"][1] + state["skipped_steps"] >= 1
+    go(make_config(training={**keys, "max_steps": 8}))
+    assert losses(run)[-1][3] < losses(run)[0][3]
+
+
+@pytest.mark.slow
+def test_compiled_or_not_the_steps_are_the_same(make_config):
+    model = {"dropout": 0.0, "word_dropout": 0.0}
+    plain = go(make_config("plain", model=model))
+    compiled = go(make_config("compiled", model=model, training={"compile": "on"}))
+    for one, other in zip(losses(plain), losses(compiled), strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
 
 
 @pytest.mark.parametrize("tie", ["none", "decoder", "all"])

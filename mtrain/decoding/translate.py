@@ -17,7 +17,7 @@ import torch
 from mtrain.data.batch import pad
 from mtrain.data.batching import cut_by_budget
 from mtrain.decoding.search import Hypothesis, search
-from mtrain.device import autocast, resolve_device
+from mtrain.device import autocast, decoding_precision, resolve_device
 from mtrain.errors import ModelError
 from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import load_model
@@ -103,7 +103,7 @@ class Translator:
     def _search(self, ids: list[list[int]]) -> list[list[Hypothesis]]:
         matrix, keep = pad(pa.array(ids, pa.list_(pa.int32())), self.model.config.pad_id)
         source, source_keep = (torch.from_numpy(array).to(self.device) for array in (matrix, keep))
-        with autocast(self.device, self.decoding.precision):
+        with autocast(self.device, decoding_precision(self.device, self.decoding.precision)):
             found = search(self.model, source, source_keep, self.decoding)
         if not all(found):
             raise ModelError("the model's outputs are not finite; its weights or its precision are at fault")

@@ -27,8 +27,11 @@ class Step(NamedTuple):
 class Feed:
     """Training batches of a corpus. Every step has a multiple of `workers` passes, or fewer than that."""
 
-    def __init__(self, corpus: EncodedCorpus, config: Config, special: SpecialIds, workers: int = 1):
-        self.corpus, self.config, self.special, self.workers = corpus, config, special, workers
+    def __init__(
+        self, corpus: EncodedCorpus, config: Config, special: SpecialIds, pass_tokens: int, workers: int = 1
+    ):
+        self.corpus, self.config, self.special = corpus, config, special
+        self.pass_tokens, self.workers = pass_tokens, workers
         self._opened: dict[int, tuple[EncodedCorpus, BatchPlan]] = {}
 
     def plan(self, epoch: int) -> BatchPlan:
@@ -62,12 +65,20 @@ class Feed:
         indices: list[int] = rows.tolist()
         return collate(*corpus.fetch(indices), self.special.pad, self.special.bos, indices)
 
+    def largest(self, epoch: int) -> Batch:
+        """The batch of an epoch that has the most positions on both sides together."""
+        corpus, plan = self._open(epoch)
+        lengths = (corpus.source_lengths, corpus.target_lengths)
+        passes = (rows for step in plan.steps for rows in step if len(rows))
+        rows = max(passes, key=lambda rows: len(rows) * sum(int(side[rows].max()) for side in lengths))
+        return self._collate(rows, corpus)
+
     def _open(self, epoch: int) -> tuple[EncodedCorpus, BatchPlan]:
         """The corpus and the plan of an epoch; those of the one last asked for are kept."""
         if epoch not in self._opened:
             corpus, recipe = self.corpus.epoch(epoch), self.config.training
             lengths = (corpus.source_lengths, corpus.target_lengths)
-            sizes = (recipe.batch_tokens, recipe.pass_tokens, self.config.seed, epoch)
+            sizes = (recipe.batch_tokens, self.pass_tokens, self.config.seed, epoch)
             plan = plan_batches(*lengths, *sizes, weights=corpus.weights, workers=self.workers)
             if not plan.steps:
                 raise DataError(f"epoch {epoch + 1} has no pair to train on; raise the weights of data.train")

@@ -9,7 +9,7 @@ import torch
 
 from mtrain.checkpoint import Checkpoint, TrainState, load_checkpoint, save_checkpoint, set_newer_aside
 from mtrain.data.encode import PreparedData, check_corpora, prepare_data
-from mtrain.device import describe_device, keep_freed_memory, resolve_device, resolve_precision, workers_for
+from mtrain.device import describe_device, keep_freed_memory, resolve_device, workers_for
 from mtrain.errors import Interrupted
 from mtrain.evaluate import make_metrics
 from mtrain.model.transformer import Transformer
@@ -18,6 +18,7 @@ from mtrain.schema import Config
 from mtrain.tokenizer import Tokenizer, model_config
 from mtrain.training.average import Average
 from mtrain.training.feed import Feed, Step
+from mtrain.training.memory import fit_pass, memory_of
 from mtrain.training.progress import Progress
 from mtrain.training.run import open_run, prepare_tokenizer
 from mtrain.training.schedule import learning_rate
@@ -69,7 +70,6 @@ class Trainer:
     ):
         self.config, self.recipe, self.tokenizer = config, config.training, tokenizer
         self.run_dir, self.device, self.checkpoint = Path(config.run_dir), device, checkpoint
-        self.precision = resolve_precision(device, self.recipe.precision)
         torch.manual_seed(config.seed)
         network = model_config(config.model, tokenizer, config.data.max_length)
         self.model = Transformer(network).to(device).train()
@@ -80,12 +80,14 @@ class Trainer:
             self.state = checkpoint.state
             load_checkpoint(checkpoint, self.model, self.learner.optimizer)
             self.average.load(checkpoint.folder)
+            self.learner.scale.restore(self.state.loss_scale)
             publish_best(self.run_dir, self.state, config, tokenizer)  # a crash may have come before it
             log.info("going on from %s", checkpoint.folder)
-        self.feed = Feed(data.train, config, tokenizer.special, workers_for(device))
+        workers = len(self.learner.replicas)
+        self.feed = Feed(data.train, config, tokenizer.special, self._pass_tokens(data), workers)
         self.validator = Validator(data.validation, config, tokenizer, device)
         self.total_steps = self._planned_steps()
-        self.progress = Progress(self.run_dir, self.state, self.total_steps, quiet)
+        self.progress = Progress(self.run_dir, self.state, self.total_steps, self.learner.precision, quiet)
 
     def run(self, stop: StopSignal) -> None:
         """Train until a limit, lost patience or a signal ends it."""
@@ -96,6 +98,8 @@ class Trainer:
         if self.checkpoint is not None:
             set_newer_aside(self.checkpoint)
         self._announce()
+        # What is too large for the memory shows now, not hours later.
+        self.learner.rehearse(self.feed.largest(state.epoch))
         self.progress.restart_clock()
         for step in self.steps():
             self.progress.add(self.train_on(step))
@@ -144,6 +148,13 @@ class Trainer:
             limits.append(self.recipe.max_epochs * len(self.feed.plan(0).steps))
         return min(limits, default=None)
 
+    def _pass_tokens(self, data: PreparedData) -> int:
+        """Padded tokens that a device takes in a pass: as configured, or as many as fit its memory."""
+        if self.recipe.micro_batch_tokens != "auto":
+            return self.recipe.pass_tokens
+        longest = max(int(data.train.source_lengths.max()), int(data.train.target_lengths.max()))
+        return fit_pass(self.learner, longest, self.recipe.pass_tokens, memory_of(self.device))
+
     def _limit_reached(self) -> str | None:
         state, recipe = self.state, self.recipe
         if recipe.max_steps is not None and state.step >= recipe.max_steps:
@@ -159,7 +170,7 @@ class Trainer:
     def _announce(self) -> None:
         parameters = sum(p.numel() for p in self.model.parameters())
         plan = self.feed.plan(self.state.epoch)
-        log.info("device: %s, %s", describe_device(self.device), self.precision)
+        log.info("device: %s, %s", describe_device(self.device), self.learner.precision)
         log.info(
             "model: %.2f million parameters, %d pieces", parameters / 1e6, self.tokenizer.target_vocab_size
         )
@@ -184,6 +195,7 @@ class Trainer:
     def _save(self) -> None:
         self.progress.read()
         optimizer, recipe, average = self.learner.optimizer, self.recipe, self.average.weights
+        self.state.loss_scale = self.learner.scale.state()
         kept = (recipe.keep_checkpoints, recipe.checkpoint_every)
         save_checkpoint(self.run_dir, self.model, optimizer, self.state, *kept, average)
         publish_best(self.run_dir, self.state, self.config, self.tokenizer)

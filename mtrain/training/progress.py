@@ -18,7 +18,8 @@ from mtrain.training.validate import Scores
 
 log = logging.getLogger(__name__)
 
-NONFINITE_STEPS = 3  # in a row; then training has diverged
+# Steps in a row that are not finite; then training has diverged. With fp16 some find the loss scale.
+NONFINITE_STEPS = {"fp32": 3, "bf16": 3, "fp16": 20}
 
 
 class Progress:
@@ -27,8 +28,11 @@ class Progress:
     Sums since the last line lie in `state.window`, and so survive an interruption.
     """
 
-    def __init__(self, run_dir: Path, state: TrainState, total_steps: int | None, quiet: bool):
+    def __init__(
+        self, run_dir: Path, state: TrainState, total_steps: int | None, precision: str, quiet: bool
+    ):
         """Open `metrics.jsonl`, cut back to what had happened by `state.step`: no step is in it twice."""
+        self.allowed = NONFINITE_STEPS[precision]
         self.file, self.state = run_dir / "metrics.jsonl", state
         if self.file.exists():
             lines = self.file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
@@ -62,9 +66,9 @@ class Progress:
             if skipped:
                 state.skipped_steps += 1
                 log.warning("step skipped: loss or gradient is not finite (%d so far)", state.skipped_steps)
-            if state.skipped_in_a_row >= NONFINITE_STEPS:
+            if state.skipped_in_a_row >= self.allowed:
                 raise DivergedError(
-                    f"diverged: {NONFINITE_STEPS} steps in a row had a loss or gradient that is not finite; "
+                    f"diverged: {self.allowed} steps in a row had a loss or gradient that is not finite; "
                     "lower training.learning_rate or raise training.warmup_steps"
                 )
 

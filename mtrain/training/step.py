@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.data.batch import Batch
-from mtrain.device import autocast
+from mtrain.device import autocast, compiles, training_precision
 from mtrain.model.dropout import Dropout
-from mtrain.model.loss import projected_cross_entropy
+from mtrain.model.loss import LossSums, projected_cross_entropy
 from mtrain.model.transformer import Transformer
 from mtrain.schema import TrainingConfig
 
@@ -21,6 +21,35 @@ class StepSums(NamedTuple):
 
     values: Tensor  # (4,): summed loss and nll, gradient norm, 1 if the step was skipped
     tokens: int  # target tokens
+
+
+class LossScale:
+    """Keeps the gradients of fp16 within its range (Micikevicius et al., "Mixed Precision Training", 2018,
+    section 3.2): halved when one overflows, doubled after `GROWTH` clean steps. 1, and fixed, elsewhere."""
+
+    GROWTH = 2000
+
+    def __init__(self, device: torch.device, enabled: bool):
+        self.enabled = enabled
+        self.factor = torch.tensor(65536.0 if enabled else 1.0, device=device)
+        self.clean = torch.zeros((), device=device)  # steps since it changed
+
+    def state(self) -> list[float]:
+        """What a checkpoint must hold; waits for the device."""
+        return [float(self.factor), float(self.clean)]
+
+    def restore(self, state: list[float]) -> None:
+        """Undo `state`."""
+        if self.enabled and state:
+            self.factor, self.clean = (self.factor.new_tensor(value) for value in state)
+
+    def update(self, bad: Tensor) -> None:
+        """Take note of a step; `bad` is 1 if it was not finite, else 0."""
+        if self.enabled:
+            self.clean = (self.clean + 1) * (1 - bad)
+            grow = (self.clean >= self.GROWTH).float()
+            self.factor = (self.factor * (1 - bad / 2) * (1 + grow)).clamp(min=1.0)
+            self.clean = self.clean * (1 - grow)
 
 
 class Learner:
@@ -34,7 +63,12 @@ class Learner:
         self.model, self.config = model, config
         self.optimizer = make_optimizer(model, config)
         self.device = next(model.parameters()).device
+        self.precision = training_precision(self.device, config.precision)
+        self.scale = LossScale(self.device, self.precision == "fp16")
         self.replicas = [model, *(_replica(model) for _ in range(workers - 1))]
+        if compiles(self.device, config.compile):  # of changing sizes: compiled once or twice, not for each
+            for replica in self.replicas:
+                replica.compile(dynamic=True)
         self.pool = None
         if workers > 1:
             threads = torch.get_num_threads() // workers
@@ -48,12 +82,15 @@ class Learner:
         device.
         """
         sums = self._accumulate(batches, tokens)
+        if self.scale.enabled:
+            torch._foreach_mul_(_gradients(self.model), 1 / self.scale.factor)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm or float("inf"))
         bad = (~(norm.isfinite() & sums[0].isfinite())).float()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.found_inf = bad  # type: ignore[attr-defined]  # the fused kernel then changes nothing
         self.optimizer.step()
+        self.scale.update(bad)
         self.optimizer.zero_grad(set_to_none=True)
         return StepSums(torch.stack([*sums, norm, bad]), tokens)
 
@@ -82,21 +119,25 @@ class Learner:
             Dropout.seed(model, seed)
         total = torch.zeros(2, device=self.device)
         for batch in batches:
-            moved = batch.to(self.device)
-            with autocast(self.device, self.config.precision):
-                inputs = (moved.source, moved.source_keep, moved.target_in)
-                hidden = model(*(part.repeat(2 if self.config.r_drop else 1, 1) for part in inputs))
-                sums = projected_cross_entropy(
-                    hidden,
-                    *model.projection(),
-                    moved.labels,
-                    moved.target_tokens,
-                    self.config.label_smoothing,
-                    self.config.r_drop,
-                )
-            (sums.loss / tokens).backward()  # type: ignore[no-untyped-call]
+            sums = self.loss(model, batch)
+            (sums.loss / tokens * self.scale.factor).backward()  # type: ignore[no-untyped-call]
             total = total + torch.stack([sums.loss.detach(), sums.nll])
         return total
+
+    def loss(self, model: Transformer, batch: Batch) -> LossSums:
+        """Forward pass of a batch through the model or a replica."""
+        moved, passes = batch.to(self.device), 2 if self.config.r_drop else 1
+        inputs = (moved.source, moved.source_keep, moved.target_in)
+        with autocast(self.device, self.precision):
+            hidden = model(*(part.repeat(passes, 1) for part in inputs))
+            labels, options = moved.labels, (self.config.label_smoothing, self.config.r_drop)
+            return projected_cross_entropy(hidden, *model.projection(), labels, moved.target_tokens, *options)
+
+    def rehearse(self, batch: Batch) -> None:
+        """Take a batch through every worker at once, and forget it."""
+        with torch.random.fork_rng():
+            self._accumulate([batch] * len(self.replicas), batch.target_tokens)
+        self.optimizer.zero_grad(set_to_none=True)
 
 
 def _gradients(model: Transformer) -> list[Tensor]:

@@ -12,7 +12,7 @@ from mtrain.data import Pair
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import cut_by_budget
 from mtrain.decoding.translate import Translator
-from mtrain.device import autocast
+from mtrain.device import autocast, training_precision
 from mtrain.evaluate import make_metrics, score
 from mtrain.model.loss import projected_cross_entropy
 from mtrain.model.transformer import Transformer
@@ -75,9 +75,10 @@ class Validator:
     @torch.no_grad()
     def _nll(self, model: Transformer) -> float:
         total = torch.zeros((), dtype=torch.float64)
+        precision = training_precision(self.device, self.config.training.precision)
         for batch in self.batches:
             moved = batch.to(self.device)
-            with autocast(self.device, self.config.training.precision):
+            with autocast(self.device, precision):
                 hidden = model(moved.source, moved.source_keep, moved.target_in)
                 sums = projected_cross_entropy(
                     hidden, *model.projection(), moved.labels, moved.target_tokens, 0.0
