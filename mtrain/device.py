@@ -1,6 +1,7 @@
 """Which device, which arithmetic, and how the C library hands out memory."""
 
 import ctypes
+import os
 import sys
 
 import torch
@@ -64,6 +65,13 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Mixed precision for a forward pass: weights stay fp32, matrix products run in `precision`."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
+
+
+def keep_few_kernels() -> None:
+    """Let oneDNN keep the kernels of its last 64 shapes, where it would keep 1,024 or more: a step's batches
+    have ever other shapes, and each kernel holds memory. To be called before the first matrix product."""
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "64")
 
 
 def keep_freed_memory() -> None:

@@ -1,5 +1,7 @@
 """Where the model runs, and in which arithmetic."""
 
+import os
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from mtrain.device import (
     compiles,
     decoding_precision,
     describe_device,
+    keep_few_kernels,
     keep_freed_memory,
     resolve_device,
     training_precision,
@@ -74,6 +77,13 @@ def test_auto_on_a_cpu_trains_in_bf16_if_it_has_instructions_for_it(monkeypatch,
 def test_auto_compiles_on_gpus():
     assert [compiles(torch.device(kind), "auto") for kind in ("cpu", "cuda")] == [False, True]
     assert compiles(torch.device("cpu"), "on") and not compiles(torch.device("cuda"), "off")
+
+
+def test_few_kernels_are_kept_unless_the_user_says_how_many(monkeypatch):
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    keep_few_kernels()
+    assert (os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("7", "64")
 
 
 def test_keeping_freed_memory_leaves_arithmetic_alone():

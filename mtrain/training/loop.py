@@ -9,7 +9,7 @@ import torch
 
 from mtrain.checkpoint import Checkpoint, TrainState, load_checkpoint, save_checkpoint, set_newer_aside
 from mtrain.data.encode import PreparedData, check_corpora, prepare_data
-from mtrain.device import describe_device, keep_freed_memory, resolve_device, workers_for
+from mtrain.device import describe_device, keep_few_kernels, keep_freed_memory, resolve_device, workers_for
 from mtrain.errors import Interrupted
 from mtrain.evaluate import make_metrics
 from mtrain.model.transformer import Transformer
@@ -49,6 +49,7 @@ def make_trainer(
     check_corpora(config.data)
     make_metrics(("bleu", "chrf"), config.data.target_lang)  # what it lacks shows now, not after an hour
     keep_freed_memory()
+    keep_few_kernels()
     checkpoint = open_run(config, resume)
     tokenizer = prepare_tokenizer(config)
     expected = checkpoint.state.data_fingerprint if checkpoint else None
