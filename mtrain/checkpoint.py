@@ -34,6 +34,8 @@ class TrainState:
     validations_without_improvement: int = 0
     skipped_steps: int = 0  # for NaN or infinity
     skipped_in_a_row: int = 0
+    workers: int = 0  # with which, and with what passes, a continued run is the same bit for bit
+    pass_tokens: int = 0
     loss_scale: list[float] = field(default_factory=list)  # of fp16
     window: dict[str, float] = field(default_factory=dict)  # sums since the last line of metrics.jsonl
     data_fingerprint: str = ""

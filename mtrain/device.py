@@ -56,9 +56,15 @@ def compiles(device: torch.device, setting: str) -> bool:
 
 
 def workers_for(device: torch.device) -> int:
-    """Threads that train side by side on a device: on a CPU one for each core, but at most four, beyond which
-    they wait for Python; operations then use the cores that are left together. On a GPU one."""
-    return min(4, torch.get_num_threads()) if device.type == "cpu" else 1
+    """Threads that train side by side on a device. On a CPU as many as use most cores, but at most four,
+    beyond which they wait for Python; the operations of each share the cores that fall to it.
+    On a GPU one."""
+    threads = torch.get_num_threads()
+    return (
+        max(range(1, 5), key=lambda n: (n > 1, threads // n * n, n))
+        if device.type == "cpu" and threads > 1
+        else 1
+    )
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

@@ -14,7 +14,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 PassTokens = PositiveInt | Literal["auto"]
 Normalization = Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
-Preset = Literal["tiny", "small", "base", "big", "tiny_deep", "small_deep", "base_deep", "big_deep"]
+Preset = Literal["auto", "tiny", "small", "base", "big", "tiny_deep", "small_deep", "base_deep", "big_deep"]
 Positions = Literal["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"]
 Tied = Literal["none", "decoder", "all"]
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
@@ -187,7 +187,7 @@ for _name, _layers in {"tiny": 6, "small": 6, "base": 12, "big": 12}.items():
 class Architecture(Section):
     """The shape of the Transformer. A preset fills the sizes that are not given."""
 
-    preset: Preset | None = Field(None, description="sizes by name; deep: 6 or 12 encoder layers, 1 decoder")
+    preset: Preset | None = Field(None, description="sizes by name; deep: shallow decoder; auto: by corpus")
     d_model: int = Field(128, ge=2, le=16384, description="width of the model; a multiple of `heads`")
     heads: int = Field(4, ge=1, le=256, description="attention heads of each layer")
     encoder_layers: int = Field(4, ge=1, le=256, description="layers of the encoder")
@@ -240,7 +240,7 @@ class TrainingConfig(Section):
     max_epochs: PositiveInt | None = Field(None, description="passes over the training pairs")
     max_minutes: PositiveFloat | None = Field(None, description="minutes of training and validation, in all")
     batch_tokens: PositiveInt = Field(4096, description="padded target tokens of a step, over all devices")
-    micro_batch_tokens: PassTokens = Field("auto", description="what a device takes at once; auto: <= 16384")
+    micro_batch_tokens: PassTokens = Field("auto", description="of a pass; auto: what the memory holds")
     learning_rate: PositiveFloat = Field(0.001, le=10, description="peak rate, reached at the end of warm-up")
     schedule: Schedule = Field("inverse_sqrt", description="decay after warm-up; cosine, linear end at zero")
     warmup_steps: int = Field(2000, ge=0, description="steps of linear rise from zero to the peak")
@@ -276,10 +276,12 @@ class TrainingConfig(Section):
 
     @property
     def pass_tokens(self) -> int:
-        """Padded tokens of one side that a device takes in one forward pass, where R-Drop has them twice."""
-        limit = 16384 if self.micro_batch_tokens == "auto" else self.micro_batch_tokens
-        limit = (limit + 1) // 2 if self.r_drop else limit
-        return min(self.batch_tokens, limit)
+        """The most padded tokens of one side in a forward pass of a device; R-Drop takes a pass twice."""
+        if self.micro_batch_tokens == "auto":
+            return self.batch_tokens
+        return min(
+            self.batch_tokens, (self.micro_batch_tokens + 1) // 2 if self.r_drop else self.micro_batch_tokens
+        )
 
 
 class DecodingConfig(Section):
@@ -291,7 +293,7 @@ class DecodingConfig(Section):
     max_length_ratio: float = Field(1.5, ge=0, le=100, description="longest output, tokens: this x source")
     max_length_offset: int = Field(10, ge=1, le=65536, description="longest output, tokens: constant part")
     batch_tokens: PositiveInt = Field(8192, description="padded source tokens x beams of a batch")
-    precision: Precision = Field("auto", description="as `training.precision`")
+    precision: Precision = Field("auto", description="as in training; auto on a CPU: fp32")
 
 
 class Config(Section):

@@ -14,6 +14,7 @@ from mtrain.device import (
     keep_freed_memory,
     resolve_device,
     training_precision,
+    workers_for,
 )
 from mtrain.errors import UsageError
 
@@ -72,6 +73,14 @@ def test_auto_on_a_cpu_trains_in_bf16_if_it_has_instructions_for_it(monkeypatch,
     cpu = torch.device("cpu")
     assert training_precision(cpu, "auto") == ("bf16" if has_bf16 else "fp32")
     assert decoding_precision(cpu, "auto") == "fp32" and decoding_precision(cpu, "bf16") == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("threads", "workers"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 4), (6, 3), (7, 3), (8, 4), (64, 4)]
+)
+def test_workers_use_the_cores(monkeypatch, threads, workers):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert workers_for(torch.device("cpu")) == workers and workers_for(torch.device("cuda")) == 1
 
 
 def test_auto_compiles_on_gpus():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -305,9 +306,27 @@ def test_fp16_scales_the_loss_down_when_it_overflows_and_up_again(parts, monkeyp
     assert factors == [32768, 32768, 65536, 65536]
     expected = plain.step(batch, batch[0].target_tokens, 0.0).values
     assert norms[1] == pytest.approx(float(expected[2]), rel=0.02)  # unscaled before it is clipped
+    assert plain.scale.state() == []  # else a run that goes on in fp16 would start from a scale of 1
     other = Learner(model, recipe)
     other.scale.restore(learner.scale.state())
     assert other.scale.state() == learner.scale.state() == [65536, 1]
+
+
+def test_what_goes_wrong_in_a_worker_is_told(parts, monkeypatch):
+    config, model, data, tokenizer = parts
+    learner = Learner(model, config.training, workers=2)
+    batches = batches_of([[0, 1], [2, 3]], data, tokenizer)
+    monkeypatch.setattr(step, "projected_cross_entropy", lambda *_: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError):
+        learner.step(batches, 9, 0.1)
+
+
+def test_the_start_says_what_was_chosen(make_config, caplog, monkeypatch):
+    monkeypatch.setattr(loop, "workers_for", lambda _: 2)
+    with caplog.at_level("INFO", logger="mtrain"):
+        go(make_config())
+    assert re.search(r"device: cpu \(\d+ threads\), fp32,", caplog.text)
+    assert "passes: at most 64 tokens, 2 side by side" in caplog.text
 
 
 def test_a_run_in_fp16_learns_and_goes_on(make_config):
@@ -321,7 +340,9 @@ def test_a_run_in_fp16_learns_and_goes_on(make_config):
 
 @pytest.mark.slow
 def test_compiled_or_not_the_steps_are_the_same(make_config):
-    model = {"dropout": 0.0, "word_dropout": 0.0}
+    with_dropout = go(make_config("dropout", training={"compile": "on"}))
+    assert losses(with_dropout)[-1][3] < losses(with_dropout)[0][3]
+    model = {"dropout": 0.0}
     plain = go(make_config("plain", model=model))
     compiled = go(make_config("compiled", model=model, training={"compile": "on"}))
     for one, other in zip(losses(plain), losses(compiled), strict=True):
@@ -474,6 +495,13 @@ def test_a_batch_comes_from_the_segmentation_of_its_epoch(make_config):
             source, target = feed.corpus.epoch(taken.epoch - 1).fetch(batch.rows)
             assert batch.target_tokens == len(target.flatten())
             assert batch.source[batch.source_keep].tolist() == source.flatten().to_pylist()
+
+
+def test_going_on_with_other_workers_is_told(make_config, monkeypatch, caplog):
+    go(make_config(training={"max_steps": 4}))
+    monkeypatch.setattr(loop, "workers_for", lambda _: 2)
+    go(make_config())
+    assert "1 workers, passes of 64 tokens, now 2 and 64: goes on, not bit for bit" in caplog.text
 
 
 def test_sigterm_saves_and_the_next_run_goes_on(config_file, tmp_path, make_config):

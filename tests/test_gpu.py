@@ -27,6 +27,21 @@ def test_a_step_gives_the_same_loss_and_weights(parts):  # noqa: F811
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_step_never_waits_for_the_device(parts, precision):  # noqa: F811
+    config, model, data, tokenizer = parts
+    recipe = config.training.model_copy(update={"precision": precision, "clip_norm": 1.0, "compile": "off"})
+    learner = Learner(model.float().to("cuda"), recipe)
+    batches = [batch.to(learner.device) for batch in batches_of([[0, 1, 2], [3, 4]], data, tokenizer)]
+    tokens = sum(batch.target_tokens for batch in batches)
+    learner.step(batches, tokens, 0.001)  # the first one sets up libraries
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        learner.step(batches, tokens, 0.001)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_translations_are_those_of_the_cpu(run_dir, precision):
     translator = Translator.load(run_dir, "cuda", [f"decoding.precision={precision}"])
@@ -38,7 +53,8 @@ def test_translations_are_those_of_the_cpu(run_dir, precision):
 def test_a_run_with_every_dropout_trains_in_bf16_and_goes_on(make_config, monkeypatch):
     monkeypatch.setattr("mtrain.training.loop.resolve_device", lambda _: torch.device("cuda"))
     rates = {"dropout": 0.1, "attention_dropout": 0.1, "word_dropout": 0.1}
-    run = go(make_config(model=rates, training={"r_drop": 1.0}))
-    go(make_config(model=rates, training={"r_drop": 1.0, "max_steps": 40}))
+    recipe = {"r_drop": 1.0, "precision": "bf16"}
+    run = go(make_config(model=rates, training=recipe))
+    go(make_config(model=rates, training={**recipe, "max_steps": 40}))
     history = losses(run)
     assert history[-1][0] == 40 and history[-1][3] < history[0][3]

@@ -1,20 +1,24 @@
 """The size of a pass, found from what a pass keeps for its backward pass."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from mtrain.data.batch import Batch
 from mtrain.model.transformer import Transformer
 from mtrain.schema import ModelConfig, TrainingConfig
 from mtrain.training import loop
-from mtrain.training.loop import make_trainer
-from mtrain.training.memory import fit_pass, memory_of
+from mtrain.training.loop import fit, make_trainer
+from mtrain.training.memory import fit_pass, kept_bytes, memory_of
 from mtrain.training.step import Learner
 
 
-def make_learner(workers: int = 1, d_model: int = 16) -> Learner:
+def make_learner(workers: int = 1, d_model: int = 16, vocab: int = 50, precision: str = "fp32") -> Learner:
     sizes = {"d_model": d_model, "ffn_dim": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-    vocab = {"source_vocab_size": 50, "target_vocab_size": 50, "max_positions": 64}
-    return Learner(Transformer(ModelConfig(**sizes, **vocab)).train(), TrainingConfig(max_steps=1), workers)
+    pieces = {"source_vocab_size": vocab, "target_vocab_size": vocab, "max_positions": 64}
+    recipe = TrainingConfig(max_steps=1, precision=precision)
+    return Learner(Transformer(ModelConfig(**sizes, **pieces)).train(), recipe, workers)
 
 
 def test_a_pass_is_halved_until_it_fits_and_holds_a_sentence():
@@ -25,23 +29,59 @@ def test_a_pass_is_halved_until_it_fits_and_holds_a_sentence():
     assert fit_pass(make_learner(d_model=64), 64, 4096, memory=10**7) < sizes[2]
 
 
-def test_memory_is_that_of_the_machine():
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_a_token_keeps_is_told_apart_from_what_is_there_once(precision):
+    """A vocabulary that is large beside the model: tokens do not keep its gradient and its copy in bf16."""
+    learner = make_learner(vocab=20_000, precision=precision)
+    batches = [make_batch(rows) for rows in (2, 4, 64)]
+    few, more, many = (kept_bytes(learner, batch) for batch in batches)
+    assert few + 31 * (more - few) == pytest.approx(many, rel=0.02)
+    assert many < 4 * few  # nearly all is there once
+    # Half of the memory is for passes: enough for 512 tokens if each is not charged with the vocabulary.
+    assert fit_pass(learner, 8, 512, int(2.1 * many)) == 512
+    assert fit_pass(learner, 8, 512, int(1.9 * many)) == 256
+
+
+def make_batch(rows: int, length: int = 8) -> Batch:
+    ids = torch.zeros(rows, length, dtype=torch.int64)
+    return Batch(ids, ids == 0, ids, ids, ids.numel(), [0] * rows)
+
+
+def test_memory_is_that_of_the_machine_or_of_its_container(monkeypatch):
     assert 2**28 < memory_of(torch.device("cpu")) < 2**48
+    read = Path.read_text
+    limits = {"/sys/fs/cgroup/memory.max": "max", "/sys/fs/cgroup/memory/memory.limit_in_bytes": "123456789"}
+    monkeypatch.setattr(Path, "read_text", lambda self: limits.get(str(self)) or read(self))
+    assert memory_of(torch.device("cpu")) == 123456789
+
+
+def test_a_pass_holds_what_another_segmentation_may_grow_to(make_config, monkeypatch):
+    monkeypatch.setattr(loop, "memory_of", lambda _: 1)
+    keys = {"subword_sampling": 0.1, "max_length": 64}
+    recipe = {"batch_tokens": 512, "max_steps": 12}
+    fit(make_config(data=keys, training=recipe), device="cpu", quiet=True)
+    trainer = make_trainer(make_config("two", data=keys, training=recipe), device="cpu", quiet=True)
+    assert trainer.feed.pass_tokens == 64
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(make_config, workers, monkeypatch):
     monkeypatch.setattr(loop, "workers_for", lambda _: workers)
     trainer = make_trainer(make_config(model={"dropout": 0.3}), device="cpu", quiet=True)
-    batch = trainer.feed.largest(0)
+    batch = trainer.feed.largest(0)[0]
     planned = [rows for step in trainer.feed.plan(0).steps for rows in step if len(rows)]
     sizes = [trainer.feed.batch(rows) for rows in planned]
     positions = [each.source.numel() + each.labels.numel() for each in sizes]
     assert batch.source.numel() + batch.labels.numel() == max(positions)
+    squares = [each.labels.size(0) * max(each.source.size(1), each.labels.size(1)) ** 2 for each in sizes]
+    last = trainer.feed.largest(0)[-1]
+    assert last.labels.size(0) * max(last.source.size(1), last.labels.size(1)) ** 2 == max(squares)
     before = torch.get_rng_state()
     weights = [parameter.clone() for parameter in trainer.model.parameters()]
     trainer.learner.rehearse(batch)
     assert torch.equal(before, torch.get_rng_state())
+    moments = trainer.learner.optimizer.state.values()
+    assert moments and all(not state["exp_avg"].any() and state["step"] == 0 for state in moments)
     for replica in trainer.learner.replicas:
         assert all(parameter.grad is None for parameter in replica.parameters())
         assert all(torch.equal(*pair) for pair in zip(weights, replica.parameters(), strict=True))

@@ -24,10 +24,11 @@ class Batch:
     rows: list[int]  # where the pairs lie in the corpus
 
     def to(self, device: torch.device) -> Self:
-        """The same batch on another device; the copy does not block the host."""
+        """The same batch on a device; copying to a GPU does not block the host."""
 
         def move(tensor: Tensor) -> Tensor:
-            return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+            pinned = tensor.pin_memory() if device.type == "cuda" and not tensor.is_cuda else tensor
+            return pinned.to(device, non_blocking=True)
 
         tensors = map(move, (self.source, self.source_keep, self.target_in, self.labels))
         return type(self)(*tensors, self.target_tokens, self.rows)  # type: ignore[call-arg, arg-type]

@@ -229,7 +229,9 @@ def _sampling(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ResegmentBlo
     """
     if data.subword_sampling is None:
         return None
-    source, target = (make_resegment(m, data.subword_sampling) for m in (tokenizer.source, tokenizer.target))
+    source = target = make_resegment(tokenizer.source, data.subword_sampling)
+    if not tokenizer.joint:
+        target = make_resegment(tokenizer.target, data.subword_sampling)
 
     def resegment(block: pa.Table, epoch: int, number: int) -> pa.RecordBatch:
         generator, rows = random.Random(f"{seed} {epoch} {number}"), []

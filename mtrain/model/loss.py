@@ -104,7 +104,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             picked = logits.gather(1, label).to(accurate)
             grad = logits.softmax(dim=-1, dtype=accurate) if learning else None
             normaliser = _normaliser(logits, grad, picked, label)
-            mean = (x.to(accurate) @ mean_weight)[:, None] + mean_bias  # of V logits, without reading them
+            # The mean of V logits, without reading them; no product, which autocast would round.
+            mean = (x.to(accurate) * mean_weight).sum(-1, keepdim=True) + mean_bias
             nll = nll + ((normaliser - picked) * keep[chunk]).sum()
             uniform = uniform + ((normaliser - mean) * keep[chunk]).sum()
             if grad is None:

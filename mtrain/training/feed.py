@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+import torch
+
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan, Rows, plan_batches
 from mtrain.data.encode import EncodedCorpus
@@ -25,12 +27,18 @@ class Step(NamedTuple):
 
 
 class Feed:
-    """Training batches of a corpus. Every step has a multiple of `workers` passes, or fewer than that."""
+    """Training batches of a corpus, on `device`. Every step has a multiple of `workers` passes, or fewer."""
 
     def __init__(
-        self, corpus: EncodedCorpus, config: Config, special: SpecialIds, pass_tokens: int, workers: int = 1
+        self,
+        corpus: EncodedCorpus,
+        config: Config,
+        special: SpecialIds,
+        device: torch.device,
+        pass_tokens: int,
+        workers: int = 1,
     ):
-        self.corpus, self.config, self.special = corpus, config, special
+        self.corpus, self.config, self.special, self.device = corpus, config, special, device
         self.pass_tokens, self.workers = pass_tokens, workers
         self._opened: dict[int, tuple[EncodedCorpus, BatchPlan]] = {}
 
@@ -63,15 +71,20 @@ class Feed:
 
     def _collate(self, rows: Rows, corpus: EncodedCorpus) -> Batch:
         indices: list[int] = rows.tolist()
-        return collate(*corpus.fetch(indices), self.special.pad, self.special.bos, indices)
+        batch = collate(*corpus.fetch(indices), self.special.pad, self.special.bos, indices)
+        return batch.to(self.device)
 
-    def largest(self, epoch: int) -> Batch:
-        """The batch of an epoch that has the most positions on both sides together."""
+    def largest(self, epoch: int) -> list[Batch]:
+        """The batches of an epoch that need most memory: of most positions, of most pairs of them."""
         corpus, plan = self._open(epoch)
-        lengths = (corpus.source_lengths, corpus.target_lengths)
-        passes = (rows for step in plan.steps for rows in step if len(rows))
-        rows = max(passes, key=lambda rows: len(rows) * sum(int(side[rows].max()) for side in lengths))
-        return self._collate(rows, corpus)
+        passes = [rows for step in plan.steps for rows in step if len(rows)]
+        sizes = [
+            (len(rows), corpus.source_lengths[rows].max(), corpus.target_lengths[rows].max())
+            for rows in passes
+        ]
+        linear = max(range(len(passes)), key=lambda i: sizes[i][0] * (sizes[i][1] + sizes[i][2]))
+        square = max(range(len(passes)), key=lambda i: sizes[i][0] * max(sizes[i][1:]) ** 2)
+        return [self._collate(passes[i], corpus) for i in dict.fromkeys((linear, square))]
 
     def _open(self, epoch: int) -> tuple[EncodedCorpus, BatchPlan]:
         """The corpus and the plan of an epoch; those of the one last asked for are kept."""

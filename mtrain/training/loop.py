@@ -9,7 +9,14 @@ import torch
 
 from mtrain.checkpoint import Checkpoint, TrainState, load_checkpoint, save_checkpoint, set_newer_aside
 from mtrain.data.encode import PreparedData, check_corpora, prepare_data
-from mtrain.device import describe_device, keep_few_kernels, keep_freed_memory, resolve_device, workers_for
+from mtrain.device import (
+    compiles,
+    describe_device,
+    keep_few_kernels,
+    keep_freed_memory,
+    resolve_device,
+    workers_for,
+)
 from mtrain.errors import Interrupted
 from mtrain.evaluate import make_metrics
 from mtrain.model.transformer import Transformer
@@ -23,6 +30,7 @@ from mtrain.training.progress import Progress
 from mtrain.training.run import open_run, prepare_tokenizer
 from mtrain.training.schedule import learning_rate
 from mtrain.training.signals import StopSignal
+from mtrain.training.sizes import with_sizes
 from mtrain.training.step import Learner, StepSums
 from mtrain.training.validate import Validator
 
@@ -50,6 +58,7 @@ def make_trainer(
     make_metrics(("bleu", "chrf"), config.data.target_lang)  # what it lacks shows now, not after an hour
     keep_freed_memory()
     keep_few_kernels()
+    config = with_sizes(config)
     checkpoint = open_run(config, resume)
     tokenizer = prepare_tokenizer(config)
     expected = checkpoint.state.data_fingerprint if checkpoint else None
@@ -74,7 +83,9 @@ class Trainer:
         torch.manual_seed(config.seed)
         network = model_config(config.model, tokenizer, config.data.max_length)
         self.model = Transformer(network).to(device).train()
-        self.learner = Learner(self.model, self.recipe, workers_for(device))
+        # Threads that compile one model at the same time do not get along.
+        workers = 1 if compiles(device, self.recipe.compile) else workers_for(device)
+        self.learner = Learner(self.model, self.recipe, workers)
         self.average = Average(self.model, self.recipe)
         self.state = TrainState(data_fingerprint=data.fingerprint)
         if checkpoint is not None:
@@ -84,9 +95,15 @@ class Trainer:
             self.learner.scale.restore(self.state.loss_scale)
             publish_best(self.run_dir, self.state, config, tokenizer)  # a crash may have come before it
             log.info("going on from %s", checkpoint.folder)
-        workers = len(self.learner.replicas)
-        self.feed = Feed(data.train, config, tokenizer.special, self._pass_tokens(data), workers)
-        self.validator = Validator(data.validation, config, tokenizer, device)
+        sizes = (self._pass_tokens(data), len(self.learner.replicas))
+        self.feed = Feed(data.train, config, tokenizer.special, device, *sizes)
+        self.validator = Validator(data.validation, config, tokenizer, device, self.feed.pass_tokens)
+        before, now = (self.state.workers, self.state.pass_tokens), (workers, self.feed.pass_tokens)
+        if checkpoint is not None and before != now:
+            log.warning(
+                "%s workers, passes of %s tokens, now %s and %s: goes on, not bit for bit", *before, *now
+            )
+        self.state.workers, self.state.pass_tokens = now
         self.total_steps = self._planned_steps()
         self.progress = Progress(self.run_dir, self.state, self.total_steps, self.learner.precision, quiet)
 
@@ -99,8 +116,8 @@ class Trainer:
         if self.checkpoint is not None:
             set_newer_aside(self.checkpoint)
         self._announce()
-        # What is too large for the memory shows now, not hours later.
-        self.learner.rehearse(self.feed.largest(state.epoch))
+        for batch in self.feed.largest(state.epoch):  # what memory cannot hold shows now, not hours later
+            self.learner.rehearse(batch)
         self.progress.restart_clock()
         for step in self.steps():
             self.progress.add(self.train_on(step))
@@ -154,6 +171,8 @@ class Trainer:
         if self.recipe.micro_batch_tokens != "auto":
             return self.recipe.pass_tokens
         longest = max(int(data.train.source_lengths.max()), int(data.train.target_lengths.max()))
+        if self.config.data.subword_sampling is not None:
+            longest = self.config.data.max_length  # as long as another segmentation may get
         return fit_pass(self.learner, longest, self.recipe.pass_tokens, memory_of(self.device))
 
     def _limit_reached(self) -> str | None:
@@ -171,7 +190,11 @@ class Trainer:
     def _announce(self) -> None:
         parameters = sum(p.numel() for p in self.model.parameters())
         plan = self.feed.plan(self.state.epoch)
-        log.info("device: %s, %s", describe_device(self.device), self.learner.precision)
+        learner, compiled = self.learner, " compiled," if compiles(self.device, self.recipe.compile) else ""
+        log.info("device: %s, %s,%s", describe_device(self.device), learner.precision, compiled)
+        log.info(
+            "passes: at most %s tokens, %d side by side", f"{self.feed.pass_tokens:,}", len(learner.replicas)
+        )
         log.info(
             "model: %.2f million parameters, %d pieces", parameters / 1e6, self.tokenizer.target_vocab_size
         )

@@ -16,6 +16,7 @@ from mtrain.modelfolder import copy_tokenizer
 from mtrain.schema import Config, Corpus
 from mtrain.storage import write_atomically, write_folder, write_text
 from mtrain.tokenizer import Tokenizer, train_tokenizer
+from mtrain.training.sizes import with_sizes
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ def open_run(config: Config, resume: str) -> Checkpoint | None:
 
 def tokenize(config: Config, force: bool = False) -> Tokenizer:
     """Make the run folder and its tokenizer without training. Raises what `prepare_tokenizer` raises."""
+    config = with_sizes(config)
     _enter(Path(config.run_dir))
     if not checkpoint_folders(Path(config.run_dir)):
         _write_config(config)

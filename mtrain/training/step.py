@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -35,8 +36,8 @@ class LossScale:
         self.clean = torch.zeros((), device=device)  # steps since it changed
 
     def state(self) -> list[float]:
-        """What a checkpoint must hold; waits for the device."""
-        return [float(self.factor), float(self.clean)]
+        """What a checkpoint must hold, nothing if it is fixed; waits for the device."""
+        return [float(self.factor), float(self.clean)] if self.enabled else []
 
     def restore(self, state: list[float]) -> None:
         """Undo `state`."""
@@ -108,7 +109,9 @@ class Learner:
         ]
         sums = torch.stack([job.result() for job in jobs]).sum(0)
         for replica in busy[1:]:
-            torch._foreach_add_(_gradients(self.model), _gradients(replica))
+            mine, others = _gradients(self.model), _gradients(replica)
+            assert len(mine) == len(others), "every pass reaches the same parameters"
+            torch._foreach_add_(mine, others)
             replica.zero_grad(set_to_none=True)
         return sums
 
@@ -135,9 +138,16 @@ class Learner:
 
     def rehearse(self, batch: Batch) -> None:
         """Take a batch through every worker at once, and forget it."""
-        with torch.random.fork_rng():
+        with self.generators_restored():
             self._accumulate([batch] * len(self.replicas), batch.target_tokens)
+        # The optimizer makes its moments, and changes nothing.
+        self.optimizer.found_inf = torch.ones((), device=self.device)  # type: ignore[attr-defined]
+        self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def generators_restored(self) -> AbstractContextManager[None]:
+        """Within it, what is drawn from the generators of training is undone."""
+        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
 
 
 def _gradients(model: Transformer) -> list[Tensor]:

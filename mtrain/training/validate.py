@@ -32,14 +32,16 @@ class Scores(NamedTuple):
 class Validator:
     """The validation set, encoded once; calling it scores a model."""
 
-    def __init__(self, pairs: list[Pair], config: Config, tokenizer: Tokenizer, device: torch.device):
+    def __init__(
+        self, pairs: list[Pair], config: Config, tokenizer: Tokenizer, device: torch.device, pass_tokens: int
+    ):
         self.sources = [pair.source for pair in pairs]
         self.references = [pair.target for pair in pairs]
         self.config, self.tokenizer, self.device = config, tokenizer, device
         self.metrics = make_metrics(("bleu", "chrf"), config.data.target_lang)
-        self.batches = self._encode()
+        self.batches = self._encode(pass_tokens)
 
-    def _encode(self) -> list[Batch]:
+    def _encode(self, pass_tokens: int) -> list[Batch]:
         """Batches for the loss; pairs over `data.max_length` are cut, as `translate` cuts them."""
         special, longest = self.tokenizer.special, self.config.data.max_length - 1
         sides = (self.tokenizer.encode_source(self.sources), self.tokenizer.encode_target(self.references))
@@ -48,7 +50,7 @@ class Validator:
         ]
         lengths = [column.value_lengths().to_numpy().astype(np.int64) for column in columns]
         order = np.lexsort(lengths)
-        edges = cut_by_budget(np.maximum(*lengths)[order], self.config.training.pass_tokens)
+        edges = cut_by_budget(np.maximum(*lengths)[order], pass_tokens)
         batches = []
         for start, end in pairwise(edges):
             rows = order[start:end]
@@ -79,7 +81,7 @@ class Validator:
         for batch in self.batches:
             moved = batch.to(self.device)
             with autocast(self.device, precision):
-                hidden = model(moved.source, moved.source_keep, moved.target_in)
+                hidden = model.forward(moved.source, moved.source_keep, moved.target_in)
                 sums = projected_cross_entropy(
                     hidden, *model.projection(), moved.labels, moved.target_tokens, 0.0
                 )

@@ -1,0 +1,55 @@
+"""`model.preset: auto`: sizes from the corpus, unless they are given."""
+
+import pytest
+import yaml
+
+from mtrain.errors import DataError
+from mtrain.schema import PRESETS
+from mtrain.training import sizes
+from mtrain.training.loop import fit
+from mtrain.training.run import tokenize
+from mtrain.training.sizes import TABLE, with_sizes
+
+
+def test_larger_corpora_get_larger_models_and_vocabularies():
+    order = [PRESETS[row.preset]["d_model"] for row in TABLE]
+    assert order == sorted(order) and [row.pairs for row in TABLE] == sorted(row.pairs for row in TABLE)
+    vocabularies = [row.vocab_size for row in TABLE]
+    assert vocabularies == sorted(vocabularies)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "d_model", "vocab_size"), [(8, 256, 8000), (9, 128, 4000), (100, 128, 4000), (5, 1024, 32000)]
+)
+def test_sizes_follow_the_number_of_pairs(make_config, monkeypatch, pairs, d_model, vocab_size):
+    """The corpus of these tests has eight pairs."""
+    table = {
+        8: [sizes.Sizes(8, "tiny", 4000), sizes.Sizes(9, "small", 8000)],
+        9: [sizes.Sizes(9, "tiny", 4000)],
+        100: [sizes.Sizes(100, "tiny", 4000)],
+        5: [sizes.Sizes(5, "tiny", 4000), sizes.Sizes(float("inf"), "big", 32000)],
+    }
+    monkeypatch.setattr(sizes, "TABLE", table[pairs])
+    config = make_config()
+    raw = config.model_dump(mode="json", exclude_unset=True) | {"model": {"preset": "auto"}, "tokenizer": {}}
+    resolved = with_sizes(type(config).model_validate(raw))
+    assert (resolved.model.d_model, resolved.tokenizer.vocab_size) == (d_model, vocab_size)
+    assert resolved.model.preset is None and resolved.training == config.training
+
+
+def test_given_sizes_win_and_the_run_holds_the_numbers(make_config, tmp_path):
+    config = make_config(model={"preset": "auto", "dropout": 0.2})  # and the small sizes of these tests
+    tokenize(config)
+    fit(config, device="cpu", quiet=True)
+    fit(config, device="cpu", quiet=True)  # resolves to the same, so it is the same run
+    resolved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert resolved["model"]["preset"] is None and resolved["model"]["d_model"] == 32
+    assert resolved["tokenizer"]["vocab_size"] == 330 and resolved["model"]["dropout"] == 0.2
+
+
+def test_a_config_with_sizes_is_left_alone_and_a_missing_corpus_is_named(make_config):
+    config = make_config()
+    assert with_sizes(config) is config
+    missing = {"source": "nowhere.en", "target": "nowhere.de"}
+    with pytest.raises(DataError, match=r"nowhere\.en"):
+        with_sizes(make_config(model={"preset": "auto"}, data={"train": missing}))
