@@ -45,20 +45,20 @@ def training_precision(device: torch.device, setting: str) -> str:
 
 
 def decoding_precision(device: torch.device, setting: str) -> str:
-    """As `training_precision`, but `auto` is fp32 on a CPU: its small steps are not bound by products."""
+    """As `training_precision`, but `auto` is fp32 on a CPU, where bf16 has not been timed here."""
     return "fp32" if setting == "auto" and device.type == "cpu" else training_precision(device, setting)
 
 
 def compiles(device: torch.device, setting: str) -> bool:
-    """Whether `training.compile` means torch.compile. `auto`: on a GPU, where it halves the launches of small
-    kernels; on a CPU it takes minutes and a C++ compiler, for little."""
+    """Whether `training.compile` means torch.compile. `auto`: on a GPU, to launch fewer kernels; not on a
+    CPU, where it needs a C++ compiler and a minute or more. Neither has been timed here."""
     return setting == "on" or (setting == "auto" and device.type == "cuda")
 
 
 def workers_for(device: torch.device) -> int:
     """Threads that train side by side on a device. On a CPU as many as use most cores, but at most four,
-    beyond which they wait for Python; the operations of each share the cores that fall to it.
-    On a GPU one."""
+    since all share Python's lock (two were timed here); the operations of each use the cores that fall
+    to it. On a GPU one."""
     threads = torch.get_num_threads()
     return (
         max(range(1, 5), key=lambda n: (n > 1, threads // n * n, n))

@@ -325,7 +325,7 @@ def test_the_start_says_what_was_chosen(make_config, caplog, monkeypatch):
     monkeypatch.setattr(loop, "workers_for", lambda _: 2)
     with caplog.at_level("INFO", logger="mtrain"):
         go(make_config())
-    assert re.search(r"device: cpu \(\d+ threads\), fp32,", caplog.text)
+    assert re.search(r"device: cpu \(\d+ threads\), fp32$", caplog.text, re.MULTILINE)
     assert "passes: at most 64 tokens, 2 side by side" in caplog.text
 
 

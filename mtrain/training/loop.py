@@ -95,8 +95,7 @@ class Trainer:
             self.learner.scale.restore(self.state.loss_scale)
             publish_best(self.run_dir, self.state, config, tokenizer)  # a crash may have come before it
             log.info("going on from %s", checkpoint.folder)
-        sizes = (self._pass_tokens(data), len(self.learner.replicas))
-        self.feed = Feed(data.train, config, tokenizer.special, device, *sizes)
+        self.feed = Feed(data.train, config, tokenizer.special, device, self._pass_tokens(data), workers)
         self.validator = Validator(data.validation, config, tokenizer, device, self.feed.pass_tokens)
         before, now = (self.state.workers, self.state.pass_tokens), (workers, self.feed.pass_tokens)
         if checkpoint is not None and before != now:
@@ -190,8 +189,8 @@ class Trainer:
     def _announce(self) -> None:
         parameters = sum(p.numel() for p in self.model.parameters())
         plan = self.feed.plan(self.state.epoch)
-        learner, compiled = self.learner, " compiled," if compiles(self.device, self.recipe.compile) else ""
-        log.info("device: %s, %s,%s", describe_device(self.device), learner.precision, compiled)
+        learner, compiled = self.learner, ", compiled" if compiles(self.device, self.recipe.compile) else ""
+        log.info("device: %s, %s%s", describe_device(self.device), learner.precision, compiled)
         log.info(
             "passes: at most %s tokens, %d side by side", f"{self.feed.pass_tokens:,}", len(learner.replicas)
         )
