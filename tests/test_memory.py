@@ -70,7 +70,7 @@ def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(make_config, 
     trainer = make_trainer(make_config(model={"dropout": 0.3}), device="cpu", quiet=True)
     batch = trainer.feed.largest(0)[0]
     planned = [rows for step in trainer.feed.plan(0).steps for rows in step if len(rows)]
-    sizes = [trainer.feed.batch(rows) for rows in planned]
+    sizes = [trainer.feed.batch(rows, trainer.feed.corpus) for rows in planned]
     positions = [each.source.numel() + each.labels.numel() for each in sizes]
     assert batch.source.numel() + batch.labels.numel() == max(positions)
     squares = [each.labels.size(0) * max(each.source.size(1), each.labels.size(1)) ** 2 for each in sizes]

@@ -62,14 +62,11 @@ class Feed:
 
     def _make(self, corpus: EncodedCorpus, plan: BatchPlan, epoch: int, index: int) -> Step:
         after = (epoch + 1, 0) if index + 1 == len(plan.steps) else (epoch, index + 1)
-        batches = [self._collate(rows, corpus) for rows in plan.steps[index] if len(rows)]
+        batches = [self.batch(rows, corpus) for rows in plan.steps[index] if len(rows)]
         return Step(epoch + 1, plan.step_tokens[index], batches, after)
 
-    def batch(self, rows: Rows, epoch: int = 0) -> Batch:
-        """The tensors of some pairs, as an epoch has them."""
-        return self._collate(rows, self._open(epoch)[0])
-
-    def _collate(self, rows: Rows, corpus: EncodedCorpus) -> Batch:
+    def batch(self, rows: Rows, corpus: EncodedCorpus) -> Batch:
+        """The tensors of some pairs of an epoch's corpus."""
         indices: list[int] = rows.tolist()
         batch = collate(*corpus.fetch(indices), self.special.pad, self.special.bos, indices)
         return batch.to(self.device)
@@ -84,7 +81,7 @@ class Feed:
         ]
         linear = max(range(len(passes)), key=lambda i: sizes[i][0] * (sizes[i][1] + sizes[i][2]))
         square = max(range(len(passes)), key=lambda i: sizes[i][0] * max(sizes[i][1:]) ** 2)
-        return [self._collate(passes[i], corpus) for i in dict.fromkeys((linear, square))]
+        return [self.batch(passes[i], corpus) for i in dict.fromkeys((linear, square))]
 
     def _open(self, epoch: int) -> tuple[EncodedCorpus, BatchPlan]:
         """The corpus and the plan of an epoch; those of the one last asked for are kept."""
