@@ -6,7 +6,8 @@ __version__ = "0.1.0"
 __all__ = ["Translation", "Translator", "__version__"]
 
 if TYPE_CHECKING:
-    from mtrain.decoding.translate import Translation, Translator
+    from mtrain.decoding.translate import Translator
+    from mtrain.decoding.translation import Translation
 
 
 def __getattr__(name: str) -> Any:

@@ -4,8 +4,9 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -56,7 +57,7 @@ def tokenize(
     resolve_device(device)  # learning a vocabulary needs no GPU, but a wrong name is still a mistake
     check_corpora(loaded.data)
     tokenizer = make_tokenizer(loaded, force)
-    with terminal.output(None) as out:
+    with terminal.output() as out:
         out.writelines(f"{file}\n" for file in tokenizer.files)
 
 
@@ -86,10 +87,21 @@ def translate(
     text: Annotated[list[str] | None, Argument(help="Sentences to translate.", show_default=False)] = None,
     input_file: Annotated[File, Option("-i", "--input", metavar="FILE|-", help="Lines to translate.")] = None,
     output_file: Annotated[File, Option("-o", "--output", metavar="FILE", help="Write to a file.")] = None,
+    go_on: Annotated[bool, Option("--continue", help="Go on with what -o began.")] = False,
     beam_size: BeamSize = None,
-    n_best: Annotated[int, Option(min=1, max=128, help="Translations printed for each line.")] = 1,
+    n_best: Annotated[int, Option(min=1, max=1024, help="Translations printed for each line.")] = 1,
     length_penalty: LengthPenalty = None,
     batch_tokens: BatchTokens = None,
+    ensemble: Annotated[list[str] | None, Option(metavar="MODEL", help="Decode with this too.")] = None,
+    prefix: Annotated[File, Option(metavar="FILE", help="What each line's translation begins with.")] = None,
+    sample: Annotated[bool, Option("--sample", help="Draw at random instead of searching.")] = False,
+    temperature: Annotated[float | None, Option(help="Below 1 the likely grow likelier.")] = None,
+    top_k: Annotated[int | None, Option(min=0, help="Draw from so many likeliest tokens.")] = None,
+    top_p: Annotated[float | None, Option(help="Draw from tokens of so much probability.")] = None,
+    seed: Annotated[int | None, Option(min=0, help="Of what is drawn.")] = None,
+    scores: Annotated[bool, Option("--scores", help="Add the score, after a tab.")] = False,
+    alignments: Annotated[bool, Option("--alignments", help="Add word alignments i-j.")] = False,
+    json_: Annotated[bool, Option("--json", help="Print a JSON object a line.")] = False,
     set_: Set = None,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -99,23 +111,80 @@ def translate(
     terminal.log_to_stderr(quiet, debug)
     if text and input_file:
         raise UsageError("TEXT and --input were both given; give one of them")
-    if input_file:
-        terminal.require_file(input_file)
+    if go_on and output_file is None:
+        raise UsageError("--continue needs the -o FILE that it goes on with")
+    for file in (input_file, prefix):
+        if file is not None:
+            terminal.require_file(file)
+    if output_file is not None:
+        terminal.require_folder_of(output_file)
     typed = [terminal.require_unicode(sentence) for sentence in text or []]
-    from mtrain.decoding.translate import WINDOW, Translator
+    drawn = any(assignment.startswith("decoding.samples=") for assignment in set_ or [])
+    given = {
+        "samples": n_best if sample and not drawn else None,
+        "beam_size": beam_size,
+        "length_penalty": length_penalty,
+        "batch_tokens": batch_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+    }
+    from mtrain.decoding.translate import Translator
+    from mtrain.partial import answer_lines
 
-    search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
-    with terminal.output(output_file) as out:  # first: a place that cannot be written shows before any work
-        translator = Translator.load(model, device, _overrides(set_, "decoding.", **search))
-        if n_best > translator.decoding.beam_size:
-            raise UsageError(f"--n-best {n_best} needs a --beam-size of {n_best} or more")
-        prompting = not typed and input_file is None and sys.stdin.isatty()
-        lines = typed or (terminal.prompt() if prompting else terminal.input_lines(input_file or Path("-")))
-        for best in translator.translate_lines(lines, window=1 if prompting else WINDOW):
-            texts = [translation.text for translation in best[:n_best]]
-            out.writelines(f"{text}\n" for text in texts + [""] * (n_best - len(texts)))
-            if prompting:
-                out.flush()
+    overrides = _overrides(set_, "decoding.", **given)
+    translator = Translator.load(model, device, overrides, ensemble or ())
+    if not typed and input_file is None and sys.stdin.isatty():
+        from mtrain.prompt import Prompt
+
+        Prompt(translator, n_best).run()
+        return
+    lines = iter(typed) if typed else terminal.input_lines(input_file or Path("-"))
+    prefixes = terminal.input_lines(prefix) if prefix else None
+
+    def answers(rest: Iterable[str], start: int = 0) -> Iterator[str]:
+        begins = None if prefixes is None else islice(prefixes, start, None)
+        for best in translator.stream(rest, n_best, alignments, begins, start):
+            yield best.as_json() if json_ else best.answer(n_best, scores, alignments)
+
+    job = {
+        "model": translator.fingerprint,
+        "decoding": translator.decoding.model_dump(mode="json"),
+        "form": [n_best, scores, alignments, json_],
+    }
+    answer_lines(lines, answers, output_file, job, go_on)
+
+
+@app.command()
+def score(
+    model: ModelFolder,
+    source: Annotated[Path, Option("-i", "--input", metavar="FILE", help="Source lines.")],
+    target: Annotated[Path, Option(metavar="FILE", help="Their translations.")],
+    ensemble: Annotated[list[str] | None, Option(metavar="MODEL", help="Score with this too.")] = None,
+    batch_tokens: BatchTokens = None,
+    json_: Annotated[bool, Option("--json", help="Print a JSON object a line, with the tokens.")] = False,
+    set_: Set = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Score given translations: log-probability (nats), tokens, and the log-probability of each token."""
+    terminal.log_to_stderr(quiet, debug)
+    for file in (source, target):
+        terminal.require_file(file)
+    from mtrain.data.corpus import clean, read_corpus
+    from mtrain.decoding.score import score_pairs
+    from mtrain.decoding.translate import Translator
+    from mtrain.schema import TextCorpus
+
+    translator = Translator.load(
+        model, device, _overrides(set_, "decoding.", batch_tokens=batch_tokens), ensemble or ()
+    )
+    pairs = clean(read_corpus(TextCorpus(source=str(source), target=str(target))))
+    with terminal.output() as out:
+        for scored in score_pairs(translator, pairs):
+            out.write(scored.as_json() if json_ else scored.line())
 
 
 @app.command()
@@ -141,7 +210,8 @@ def evaluate(
     if (source is not None or hypotheses is not None) != bool(reference) or (source and hypotheses):
         raise UsageError("give --reference with either --source or --hypotheses, or none of them")
     from mtrain.decoding.translate import Translator
-    from mtrain.evaluate import configured_test_sets, evaluate_set, make_metrics, test_set_from_files
+    from mtrain.evaluate import configured_test_sets, evaluate_set, test_set_from_files
+    from mtrain.metrics import make_metrics
 
     given = [test_set_from_files(source, reference, hypotheses)] if reference else None
     of_tests = [assignment for assignment in set_ or [] if assignment.startswith("data.")]
@@ -150,7 +220,7 @@ def evaluate(
     translator = Translator.load(model, device, _overrides(of_search, "decoding.", **search))
     scorers = make_metrics(metrics.lower().split(","), translator.target_lang, lowercase, bleu_tokenize)
     results = {}
-    with terminal.output(None) as out:
+    with terminal.output() as out:
         for test in given or configured_test_sets(model, of_tests):
             scores, sentences = evaluate_set(test, translator, scorers), len(test.references[0])
             results[test.name] = {"sentences": sentences, "scores": [score._asdict() for score in scores]}

@@ -1,5 +1,6 @@
 """Model folders: the weights, the vocabulary and the settings that a translator needs, and nothing else."""
 
+import hashlib
 import json
 import logging
 import shutil
@@ -61,6 +62,7 @@ class LoadedModel(NamedTuple):
     model: Transformer
     tokenizer: Tokenizer
     config: ModelFolderConfig
+    fingerprint: str  # SHA-256 of the folder's manifest
 
 
 def load_model(path: Path, overrides: Sequence[str] = ()) -> LoadedModel:
@@ -105,7 +107,8 @@ def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
         raise ModelError(f"{folder}: the tokenizer's special ids are not those of the model")
     model = Transformer(network)
     load_weights(model, best_weights(folder))
-    return LoadedModel(model.eval(), tokenizer, config)
+    manifest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+    return LoadedModel(model.eval(), tokenizer, config, manifest)
 
 
 def _best_checkpoint(run_dir: Path) -> Path:

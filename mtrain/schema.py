@@ -21,6 +21,7 @@ Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Switch = Literal["auto", "on", "off"]
 Stop = Literal["default", "first_k", "exact"]
+Samples = Annotated[int, Field(ge=1, le=1024)]
 
 
 class Section(BaseModel):
@@ -289,11 +290,36 @@ class DecodingConfig(Section):
 
     beam_size: int = Field(5, ge=1, le=128, description="hypotheses kept at each step; 1: greedy")
     length_penalty: float = Field(1.0, ge=-10, le=10, description="score is log-probability / length ** this")
+    coverage_penalty: float = Field(0.0, ge=0, le=10, description="beta of GNMT: against leaving words out")
     stop: Stop = Field("default", description="done: by Hugging Face's rule; at K ends; when no beam can win")
     max_length_ratio: float = Field(1.5, ge=0, le=100, description="longest output, tokens: this x source")
     max_length_offset: int = Field(10, ge=1, le=65536, description="longest output, tokens: constant part")
-    batch_tokens: PositiveInt = Field(8192, description="padded source tokens x beams of a batch")
+    min_length_ratio: float = Field(0.0, ge=0, le=100, description="shortest output, tokens: this x source")
+    min_length_offset: int = Field(0, ge=0, le=65536, description="shortest output, tokens: constant part")
+    no_repeat_ngram: int = Field(0, ge=0, le=100, description="no n-gram of so many tokens twice; 0: any")
+    samples: Samples | None = Field(None, description="translations drawn at random; null: searched for")
+    temperature: float = Field(1.0, gt=0, le=100, description="of samples: below 1 the likely grow likelier")
+    top_k: int = Field(0, ge=0, description="draw from so many likeliest tokens; 0: all")
+    top_p: float = Field(1.0, gt=0, le=1, description="draw from the likeliest tokens of so much probability")
+    seed: int = Field(1, ge=0, lt=2**63, description="of samples")
+    mbr: Literal["chrf", "bleu"] | None = Field(None, description="choose what is most like the others found")
+    batch_tokens: PositiveInt = Field(8192, description="padded source tokens x hypotheses of a batch")
     precision: Precision = Field("auto", description="as in training; auto on a CPU: fp32")
+
+    @model_validator(mode="after")
+    def _search_or_sample(self) -> Self:
+        if self.min_length_ratio > self.max_length_ratio or self.min_length_offset > self.max_length_offset:
+            raise ValueError("min_length_ratio and min_length_offset must not exceed those of max_length")
+        if self.samples is None and (self.temperature != 1 or self.top_k or self.top_p != 1):
+            raise ValueError("temperature, top_k and top_p are for drawing; give samples too")
+        if self.mbr and self.hypotheses == 1:
+            raise ValueError("mbr needs a choice: samples, or beam_size, of 2 or more")
+        return self
+
+    @property
+    def hypotheses(self) -> int:
+        """How many translations of a sentence are decoded side by side."""
+        return self.samples or self.beam_size
 
 
 class Config(Section):

@@ -45,47 +45,30 @@ def input_lines(path: Path) -> Iterator[str]:
         raise DataError(f"<stdin>: cannot read: {error.strerror}") from None
 
 
-def prompt() -> Iterator[str]:
-    """Lines as they are typed, with editing and history, until Ctrl-D."""
-    with suppress(ImportError):  # where there is none, lines can still be typed
-        import readline  # noqa: F401  (input() then offers both)
-    print("Type a sentence and press Enter; Ctrl-D ends.", file=sys.stderr)
-    while True:
-        try:
-            line = input("> " if sys.stdout.isatty() else "")  # a redirected stdout gets results alone
-        except EOFError:
-            print(file=sys.stderr)
-            return
-        yield require_unicode(line)
-
-
 @contextmanager
-def output(path: Path | None) -> Iterator[IO[str]]:
-    """stdout, or a file that takes its name only when complete; devices and pipes are written directly."""
-    if path is None:
+def output(device: Path | None = None) -> Iterator[IO[str]]:
+    """stdout, or a device or pipe; that whoever read stdout has gone is no failure."""
+    if device is not None:
         try:
-            yield sys.stdout
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # Whoever read our output has gone: no failure, but Python must not flush to them at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            with device.open("w", encoding="utf-8", newline="\n") as stream:
+                yield stream
+        except OSError as error:
+            raise StorageError(f"{device}: cannot write: {error.strerror}") from None
         return
-    path = path.resolve()
-    atomic = path.is_file() or not path.exists()
-    place = path.with_name(f".{path.name}.{os.getpid()}.tmp") if atomic else path
     try:
-        with place.open("w", encoding="utf-8", newline="\n") as stream:
-            yield stream
-        if path.is_file():
-            place.chmod(path.stat().st_mode)
-        if atomic:
-            place.replace(path)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot write: {error.strerror}") from None
-    finally:
-        if atomic:
-            with suppress(OSError):
-                place.unlink()
+        yield sys.stdout
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python must not flush to them at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def require_folder_of(file: Path) -> None:
+    """Raise StorageError if a file cannot be made for want of a folder, before any work is done."""
+    if not file.resolve().parent.is_dir():
+        raise StorageError(f"{file}: cannot write: no such folder")
+    if file.is_dir():
+        raise StorageError(f"{file}: cannot write: a folder, not a file")
 
 
 def log_to_stderr(quiet: bool, debug: bool) -> None:

@@ -144,6 +144,11 @@ class Tokenizer:
         """Ids of each text, without special ids around them."""
         return cast(list[list[int]], self.target.encode(texts, num_threads=-1))
 
+    def word_starts(self, ids: list[int], target: bool = False) -> list[bool]:
+        """Whether each piece, of the source or of the target, begins a word; the first always does."""
+        pieces: list[str] = (self.target if target else self.source).id_to_piece(ids)
+        return [number == 0 or piece.startswith("\u2581") for number, piece in enumerate(pieces)]
+
     def decode(self, ids: list[list[int]]) -> list[str]:
         """Target text of each row of ids; special ids vanish, and no line break is ever produced."""
         return [text.translate(_LINE_BREAKERS) for text in self.target.decode(ids)] if ids else []

@@ -231,14 +231,15 @@ def test_rotary_turns_each_pair_by_position_times_rate() -> None:
     for position, row in enumerate(x):
         for i in range(size // 2):
             turn = complex(row[i], row[i + size // 2]) * math.e ** (1j * position / 10000 ** (2 * i / size))
-            got = rotate(x, 0)[position]
+            got = rotate(x, torch.arange(x.size(-2)))[position]
             assert complex(got[i], got[i + size // 2]) == pytest.approx(turn, abs=1e-12)
 
 
 @pytest.mark.parametrize("distance", [-40, -1, 0, 3, 500])
 def test_rotary_scores_depend_on_the_distance_alone(distance: int) -> None:
     q, k = random(1, 8), random(1, 8, seed=1)
-    scores = [float(rotate(q, p) @ rotate(k, p + distance).T) for p in (40, 41, 97, 5000)]
+    at = [torch.tensor([p]) for p in (40, 41, 97, 5000)]
+    scores = [float(rotate(q, p) @ rotate(k, p + distance).T) for p in at]
     assert scores == pytest.approx([scores[0]] * 4, abs=1e-10)
     if distance:
         assert scores[0] != pytest.approx(float(q @ k.T), abs=1e-3)  # and they do depend on it
@@ -246,8 +247,9 @@ def test_rotary_scores_depend_on_the_distance_alone(distance: int) -> None:
 
 def test_rotary_keeps_norms_and_continues_from_an_offset() -> None:
     x = random(2, 3, 9, 8)
-    torch.testing.assert_close(rotate(x, 5).norm(dim=-1), x.norm(dim=-1), **DOUBLE)
-    torch.testing.assert_close(rotate(x, 0)[..., 4:, :], rotate(x[..., 4:, :], 4), **DOUBLE)
+    whole, rest = rotate(x, torch.arange(9)), rotate(x[..., 4:, :], torch.arange(4, 9))
+    torch.testing.assert_close(whole.norm(dim=-1), x.norm(dim=-1), **DOUBLE)
+    torch.testing.assert_close(whole[..., 4:, :], rest, **DOUBLE)
 
 
 @torch.no_grad()
@@ -298,30 +300,17 @@ def test_beams_as_further_queries_equal_copies_of_the_memory(beams: int) -> None
 @torch.no_grad()
 def test_cached_self_attention_equals_causal(rotary: bool, first: int) -> None:
     layer, x, memory = attention(12, 3, rotary), random(2, 6, 12), random(2, 1, 12)
-    cache = LayerCache(*layer.project_memory(memory), rows=2, max_length=6)
-    parts = [layer(x[:, :first], causal=True, cache=cache, cached=0)]
-    parts += [layer(x[:, t : t + 1], causal=True, cache=cache, cached=t) for t in range(first, 6)]
+    keys, values = layer.project_memory(memory)
+    cache = KeyValueCache([LayerCache(keys, values, 1, max_length=6)], keep([1, 1], 1), beams=1)
+    parts = []
+    for start, end in [(0, first), *((t, t + 1) for t in range(first, 6))]:
+        mask = cache.extend(end - start)
+        parts.append(layer(x[:, start:end], mask, cache=cache.layers[0], cached=start))
     torch.testing.assert_close(torch.cat(parts, dim=1), layer(x, causal=True), **DOUBLE)
 
 
-def filled_cache(sentences: int, beams: int, length: int, max_length: int) -> KeyValueCache:
-    """Two layers, whose keys tell row and position and whose values are their negatives."""
-    layers = []
-    for layer in range(2):
-        cross = torch.arange(sentences).double()[:, None, None, None].expand(sentences, 2, 3, 4)
-        cache = LayerCache(cross.clone(), -cross, sentences * beams, max_length)
-        rows = torch.arange(sentences * beams).double()[:, None, None, None] * 100
-        for t in range(length):
-            keys = (rows + 10 * layer + t).expand(-1, 2, 1, 4)
-            cache.append(keys, -keys, t)
-        layers.append(cache)
-    cache = KeyValueCache(layers, keep(list(range(1, sentences + 1)), sentences))
-    cache.length = length
-    return cache
-
-
 def test_append_returns_all_so_far_and_keeps_earlier_positions() -> None:
-    cache = LayerCache(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), rows=3, max_length=5)
+    cache = LayerCache(torch.zeros(3, 2, 3, 4), torch.zeros(3, 2, 3, 4), beams=1, max_length=5)
     first, then = torch.randn(2, 3, 2, 2, 4), torch.randn(2, 3, 2, 1, 4)
     cache.append(first[0], first[1], 0)
     keys, values = cache.append(then[0], then[1], 2)
@@ -329,20 +318,36 @@ def test_append_returns_all_so_far_and_keeps_earlier_positions() -> None:
     assert torch.equal(values, torch.cat([first[1], then[1]], dim=2))
 
 
-@pytest.mark.parametrize(
-    ("rows", "sentences"),
-    [([1, 1, 0, 5, 4, 4], None), ([3, 2, 5, 5], [1, 2]), ([1, 0], [0]), ([0, 1, 2, 3, 4, 5], [0, 1, 2])],
-)
-def test_reorder_moves_rows_and_drops_sentences(rows: list[int], sentences: list[int] | None) -> None:
-    cache = filled_cache(3, beams=2, length=4, max_length=7)
-    cache.reorder(torch.tensor(rows), None if sentences is None else torch.tensor(sentences))
+@pytest.mark.parametrize("sentences", [None, [1, 2], [0], [2, 0]])
+def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[int] | None) -> None:
+    """Three sentences of two beams; slot 2t + k is what beam k added at position t."""
+    numbers = torch.arange(3.0)[:, None, None, None]
+    cross = numbers.expand(3, 2, 3, 4)
+    layers = [LayerCache(cross.clone(), -cross, 2, max_length=7) for _ in range(2)]
+    cache = KeyValueCache(layers, keep([1, 2, 3], 3), beams=2)
+    for t in range(2):
+        assert cache.extend(1) is not None
+        for layer in layers:
+            keys = 10 * numbers + 2 * t + torch.arange(2.0)[:, None]
+            layer.append(keys.expand(3, 2, 2, 4), -keys.expand(3, 2, 2, 4), t)
+        if t == 0:
+            cache.reorder(torch.tensor([[0, 1], [1, 0], [1, 1]]))
     left = sentences if sentences is not None else [0, 1, 2]
-    assert cache.source_keep.sum(1).tolist() == [s + 1 for s in left]
-    for layer, full in enumerate(cache.layers):
-        expected = torch.tensor([[100.0 * row + 10 * layer + t for t in range(4)] for row in rows])
-        assert full.keys[:, 1, :4, 2].tolist() == expected.tolist()
-        assert full.values[:, 1, :4, 2].tolist() == (-expected).tolist()
-        assert full.cross_keys[:, 1, 2, 3].tolist() == left
-        assert full.cross_values[:, 1, 2, 3].tolist() == [-s for s in left]
-        new = torch.full((len(rows), 2, 1, 4), 7.0).double()  # and decoding goes on from there
-        assert full.append(new, new, 4)[0][:, 0, :, 0].tolist() == [[*r, 7.0] for r in expected.tolist()]
+    crossed = torch.tensor([[1, 0]] * len(left))
+    cache.reorder(crossed, None if sentences is None else torch.tensor(sentences))
+    mask = cache.extend(1)
+    assert mask is not None and cache.length == 3
+    past = {0: [[1, 3], [0, 2]], 1: [[0, 3], [1, 2]], 2: [[1, 3], [1, 2]]}  # the slots of beams 0 and 1
+    for row, sentence in enumerate(left):
+        for beam in range(2):
+            slots = mask[row, 0, beam].nonzero().flatten().tolist()
+            assert slots == [*past[sentence][beam], 4 + beam]
+    assert cache.source_keep.sum(1).tolist() == [sentence + 1 for sentence in left]
+    for layer in layers:
+        assert layer.keys[:, 1, :4, 2].tolist() == [[10.0 * s + slot for slot in range(4)] for s in left]
+        assert layer.values[:, 1, :4, 2].tolist() == (-layer.keys[:, 1, :4, 2]).tolist()
+        assert layer.cross_keys[:, 1, 2, 3].tolist() == left
+        assert layer.cross_values[:, 1, 2, 3].tolist() == [-s for s in left]
+        new = torch.full((len(left), 2, 2, 4), 70.0)  # and decoding goes on from there
+        going_on = layer.append(new, new, 2)[0][:, 0, :, 0].tolist()
+        assert going_on == [[*(10.0 * s + slot for slot in range(4)), 70.0, 70.0] for s in left]

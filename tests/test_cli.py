@@ -44,9 +44,11 @@ SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
 
 def test_help_and_version(mtrain):
     code, out, _ = mtrain("--help")
-    assert code == 0 and all(command in out for command in ("tokenize", "fit", "translate", "evaluate"))
+    assert code == 0 and all(
+        command in out for command in ("tokenize", "fit", "translate", "score", "evaluate")
+    )
     assert mtrain("--version") == (0, f"mtrain {__version__}\n", "")
-    for command in ("tokenize", "fit", "translate", "evaluate"):
+    for command in ("tokenize", "fit", "translate", "score", "evaluate"):
         code, out, _ = mtrain(command, "--help")
         assert code == 0
         assert all(option in out for option in ("--set", "--device", "--quiet", "--debug", "--help"))
@@ -104,11 +106,20 @@ def test_unequal_line_counts_are_a_data_error_with_both(mtrain, config_file, tmp
         (["translate", "nowhere", "Hi"], 4, "nowhere: no such model or run folder"),
         (["translate", "{run}", "Hi", "-i", "{corpus}/train.en"], 2, "give one of them"),
         (["translate", "{run}", "-i", "nowhere.en"], 3, "nowhere.en: no such file"),
-        (["translate", "{run}", "Hi", "--n-best", "9"], 2, "--n-best 9 needs a --beam-size of 9"),
+        (["translate", "{run}", "Hi", "--n-best", "9"], 2, "9 translations of each line: only 5 are decoded"),
         (["translate", "{run}", "Hi", "--beam-size", "0"], 2, "beam-size"),
         (["translate", "{run}", "Hi", "--set", "decoding.beam=3"], 2, "did you mean 'beam_size'?"),
         (["translate", "{run}", "Hi", "-o", "/nowhere/out"], 6, "/nowhere/out: cannot write"),
         (["translate", "{corpus}", "Hi"], 4, "not a complete checkpoint or model folder"),
+        (["translate", "{run}", "Hi", "--continue"], 2, "--continue needs the -o FILE"),
+        (["translate", "{run}", "Hi", "-o", "{corpus}"], 6, "cannot write: a folder, not a file"),
+        (["translate", "{run}", "Hi", "--prefix", "nowhere.de"], 3, "nowhere.de: no such file"),
+        (["translate", "{run}", "Hi", "--prefix", "{corpus}/train.de"], 2, "more prefixes than lines"),
+        (["translate", "{run}", "Hi", "--ensemble", "nowhere"], 4, "nowhere: no such model"),
+        (["translate", "{run}", "Hi", "--top-k", "5"], 2, "are for drawing; give samples too"),
+        (["translate", "{run}", "Hi", "--sample", "--top-p", "0"], 2, "decoding.top_p"),
+        (["score", "{run}", "-i", "nowhere.en", "--target", "{corpus}/train.de"], 3, "no such file"),
+        (["score", "{run}", "-i", "{corpus}/train.en"], 2, "Missing option '--target'"),
         (["evaluate", "{run}", "--source", "{corpus}/train.en"], 2, "give --reference"),
         (["evaluate", "{run}", "--metrics", "rouge"], 2, "choose from bleu, chrf, ter"),
         (["evaluate", "{run}", "--bleu-tokenize", "moses"], 2, "choose from"),
@@ -135,7 +146,7 @@ def test_a_bug_is_called_a_bug_and_debug_shows_where(mtrain, run_dir, monkeypatc
     def broken(*_, **__):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(Translator, "translate_lines", broken)
+    monkeypatch.setattr(Translator, "stream", broken)
     code, _, err = mtrain("translate", run_dir, "Hi", "--device", "cpu")
     assert code == 1 and "bug in mtrain: ZeroDivisionError: oops" in one_line(err)
     code, _, err = mtrain("translate", run_dir, "Hi", "--device", "cpu", "--debug")
@@ -196,11 +207,79 @@ def test_options_of_the_search_reach_it(mtrain, run_dir):
     assert mtrain("translate", run_dir, *SOURCES, *same, "--device", "cpu")[1].split("\n")[:-1] == TARGETS
 
 
-def test_long_lines_are_cut_with_a_warning_and_stay_one_line(mtrain, run_dir, stdin):
+def test_scores_alignments_and_json(mtrain, run_dir):
+    arguments = ["translate", run_dir, "It rains.", "", "--device", "cpu"]
+    code, out, _ = mtrain(*arguments, "--scores", "--alignments")
+    first, empty = (line.split("\t") for line in out.split("\n")[:-1])
+    assert code == 0 and first[0] == "Es regnet." and float(first[1]) < 0 and empty == ["", "0.000000", ""]
+    assert [pair.split("-")[1] for pair in first[2].split()] == ["0", "1"]
+    code, out, _ = mtrain(*arguments, "--json", "--n-best", 2, "--alignments")
+    first, empty = map(json.loads, out.split("\n")[:-1])
+    assert code == 0 and first["text"] == "Es regnet." and first["finished"] and first["log_prob"] < 0
+    assert len(first["n_best"]) == 2 and len(first["alignment"]) == 2 and empty["text"] == ""
+
+
+def test_prefixes_ensembles_and_samples(mtrain, run_dir, tmp_path):
+    (tmp_path / "begins").write_text("Der Hund\n\n")
+    both, on_cpu = ["It rains.", "The sun shines."], ["--device", "cpu"]
+    code, out, _ = mtrain("translate", run_dir, *both, "--prefix", tmp_path / "begins", *on_cpu)
+    assert code == 0 and out.startswith("Der Hund") and out.endswith("\nDie Sonne scheint.\n")
+    code, out, _ = mtrain("translate", run_dir, *both, "--ensemble", run_dir / "model", *on_cpu)
+    assert (code, out) == (0, "Es regnet.\nDie Sonne scheint.\n")
+    hot = ["--sample", "--temperature", 3, "--top-k", 50, "--top-p", 0.9, "--n-best", 4, *on_cpu]
+    drawn = [mtrain("translate", run_dir, *both, *hot, "--seed", seed)[1] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2] and len(set(drawn[0].split("\n"))) > 5
+    likely = ["--sample", "--top-k", 1, "--set", "decoding.samples=3", "--set", "decoding.mbr=chrf"]
+    assert mtrain("translate", run_dir, *both, *likely, *on_cpu)[1] == "Es regnet.\nDie Sonne scheint.\n"
+
+
+def test_an_interrupted_output_is_gone_on_with(mtrain, run_dir, corpus, tmp_path, monkeypatch):
+    from mtrain.decoding.decode import Decoder
+
+    monkeypatch.setattr("mtrain.decoding.split.WINDOW_CHARACTERS", 60)
+    real, calls = Decoder.__call__, []
+
+    def interrupted(self, *arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Decoder, "__call__", interrupted)
+    job = ["translate", run_dir, "-i", corpus / "train.en", "-o", tmp_path / "out", "--device", "cpu"]
+    code, _, err = mtrain(*job)
+    assert code == 130 and "out.part answers 5 lines; --continue goes on from there" in err
+    code, _, err = mtrain(*job, "--beam-size", 2, "--continue")
+    assert code == 2 and "another model or other settings" in one_line(err)
+    code, _, err = mtrain(*job, "--continue")
+    assert code == 0 and "going on after 5 lines" in err
+    assert (tmp_path / "out").read_text() == "".join(f"{target}\n" for target in TARGETS)
+    code, _, err = mtrain(*job, "--continue")
+    assert code == 0 and "is complete" in err and len(calls) == 4
+
+
+def test_score_prints_what_each_given_translation_has(mtrain, run_dir, corpus, tmp_path):
+    job = ["score", run_dir, "-i", corpus / "train.en", "--device", "cpu", "--batch-tokens", 50]
+    code, out, _ = mtrain(*job, "--target", corpus / "train.de")
+    rows = [line.split("\t") for line in out.split("\n")[:-1]]
+    assert code == 0 and len(rows) == 8
+    for log_prob, tokens, steps in rows:
+        assert float(log_prob) == pytest.approx(sum(map(float, steps.split())), abs=1e-2)
+        assert int(tokens) == len(steps.split())
+    code, out, _ = mtrain(*job, "--target", corpus / "train.en", "--json", "--ensemble", run_dir)
+    wrong = [json.loads(line) for line in out.split("\n")[:-1]]
+    assert code == 0 and all(w["tokens"][-1] == "</s>" for w in wrong)
+    assert all(w["log_prob"] < float(row[0]) for w, row in zip(wrong, rows, strict=True))
+    (tmp_path / "short").write_text("Eine Katze\n")
+    code, _, err = mtrain(*job, "--target", tmp_path / "short", "--quiet")
+    assert code == 3 and "has 8 lines but" in one_line(err)
+
+
+def test_long_lines_are_translated_in_parts_and_stay_one_line(mtrain, run_dir, stdin):
     stdin(b"cat " * 500 + b"\nIt rains.\n")
     code, out, err = mtrain("translate", run_dir, "--device", "cpu")
     assert code == 0 and out.count("\n") == 2 and out.endswith("Es regnet.\n")
-    assert "warning: 1 line(s) longer than data.max_length (64 tokens) were cut" in err
+    assert "warning: 1 line(s) of more than 64 tokens were translated in parts" in err
 
 
 def test_invalid_input_is_a_data_error_with_its_line(mtrain, run_dir, stdin):
@@ -296,7 +375,7 @@ def test_running_out_of_memory_has_its_own_code(mtrain, run_dir, monkeypatch, er
     def full(*_, **__):
         raise error
 
-    monkeypatch.setattr(Translator, "translate_lines", full)
+    monkeypatch.setattr(Translator, "stream", full)
     code, _, err = mtrain("translate", run_dir, "Hi", "--device", "cpu")
     assert code == 8 and "lower training.micro_batch_tokens or decoding.batch_tokens" in one_line(err)
 

@@ -10,14 +10,8 @@ from conftest import PAIRS
 
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError, UsageError
-from mtrain.evaluate import (
-    bleu_tokenizer,
-    configured_test_sets,
-    evaluate_set,
-    make_metrics,
-    score,
-    test_set_from_files,
-)
+from mtrain.evaluate import configured_test_sets, evaluate_set, test_set_from_files
+from mtrain.metrics import bleu_tokenizer, make_metrics, score
 
 test_set_from_files.__test__ = False  # not one of ours, whatever its name
 

@@ -15,7 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mtrain.decoding.search import Hypothesis, beam_search, search
+from mtrain.decoding.beam import beam_search
+from mtrain.decoding.constraints import Constraints
+from mtrain.decoding.hypothesis import Hypothesis
+from mtrain.decoding.predictor import Predictor
+from mtrain.decoding.search import search
 from mtrain.model.transformer import Transformer
 from mtrain.schema import DecodingConfig, ModelConfig
 
@@ -103,7 +107,7 @@ def test_the_widest_beam_is_brute_force(length_penalty: float, special: dict[str
     model, lengths = build(seed, **special), [1, 2, 3, 4, 5, 6, 6, 7, 7, 7]  # limits of 1 to 4 tokens
     source, keep = sentences(model, lengths)
     config = options(beam_size=5**4, length_penalty=length_penalty, stop="exact")
-    found = search(model, source, keep, config)
+    found = search([model], source, keep, config)
     for row, length in enumerate(lengths):
         expected = brute_force(model, source[row], keep[row], length // 2 + 1, length_penalty)
         assert_same(found[row], expected)
@@ -117,9 +121,9 @@ def test_the_widest_beam_is_never_worse_than_greedy(length_penalty: float) -> No
         model = build(seed)
         source, keep = sentences(model, [3, 5, 7, 7])
         wide = search(
-            model, source, keep, options(beam_size=5**4, length_penalty=length_penalty, stop="exact")
+            [model], source, keep, options(beam_size=5**4, length_penalty=length_penalty, stop="exact")
         )
-        greedy = search(model, source, keep, options(beam_size=1, length_penalty=length_penalty))
+        greedy = search([model], source, keep, options(beam_size=1, length_penalty=length_penalty))
         gains += [w[0].score - g[0].score for w, g in zip(wide, greedy, strict=True)]
     assert min(gains) > -1e-12
     assert max(gains) > 0.01
@@ -137,7 +141,7 @@ def test_reported_scores_are_those_of_the_full_model(
     model = build(5, vocab=12, dtype=dtype, positions=positions, decoder_layers=2)
     source, keep = sentences(model, [3, 9, 14])
     config = options(beam_size=beam_size, length_penalty=0.8, max_length_ratio=1.0)
-    for row, hypotheses in enumerate(search(model, source, keep, config)):
+    for row, hypotheses in enumerate(search([model], source, keep, config)):
         targets = [tokens(hypothesis, EOS) for hypothesis in hypotheses]
         log_probs = forced(model, source[row], keep[row], targets)
         assert [h.log_prob for h in hypotheses] == pytest.approx(log_probs, abs=tolerance)
@@ -154,9 +158,10 @@ def test_greedy_takes_the_likeliest_token_and_equals_a_beam_of_one(length_penalt
     model = build(seed, vocab=9)
     source, keep = sentences(model, [1, 4, 6, 9, 13, 13])
     config = options(beam_size=1, length_penalty=length_penalty, max_length_ratio=1.0)
-    greedy = search(model, source, keep, config)
+    greedy = search([model], source, keep, config)
     limits = keep.sum(1) + 1
-    beam = beam_search(model, source, keep, limits, config)
+    predictor = Predictor([model], source, keep, 1, int(limits.max()))
+    beam = beam_search(predictor, keep, limits, config, Constraints(config, keep.sum(1), EOS, None))
     for row, (ours, same) in enumerate(zip(greedy, beam, strict=True)):
         target: list[int] = []
         while len(target) < limits[row] and EOS not in target:
@@ -189,13 +194,17 @@ class Scripted:
         rows = [(name, ()) for name in memory.tolist() for _ in range(beams)]
         cache = SimpleNamespace(rows=rows, source_keep=source_keep)
 
-        def reorder(order: Tensor, sentences: Tensor | None = None) -> None:
-            cache.rows = [cache.rows[row] for row in order.tolist()]
+        def reorder(parents: Tensor, sentences: Tensor | None = None) -> None:
+            stay = range(len(cache.rows) // beams) if sentences is None else sentences.tolist()
+            kept = zip(stay, parents.tolist(), strict=True)
+            cache.rows = [cache.rows[sentence * beams + beam] for sentence, row in kept for beam in row]
 
         cache.reorder = reorder
         return cache
 
-    def decode(self, last: Tensor, memory: None, source_keep: Tensor, cache: SimpleNamespace) -> Tensor:
+    def decode(
+        self, last: Tensor, memory: None, source_keep: Tensor, cache: SimpleNamespace, weights: None
+    ) -> Tensor:
         cache.rows = [
             (name, (*p, token)) for (name, p), token in zip(cache.rows, last[:, 0].tolist(), strict=True)
         ]
@@ -227,7 +236,7 @@ def run(script: Script, lengths: list[int], **changes: object) -> tuple[list[lis
     model = Scripted(script)
     keep = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     source = torch.arange(len(lengths))[:, None].expand(keep.shape)
-    return search(model, source, keep, options(**changes)), model  # type: ignore[arg-type]
+    return search([model], source, keep, options(**changes)), model  # type: ignore[list-item]
 
 
 GARDEN = table(  # the likeliest first word leads astray
@@ -404,7 +413,7 @@ def test_the_rules_of_the_fuzz_do_differ() -> None:
 def test_a_transformer_equals_the_reference(stop: str) -> None:
     model = build(11, vocab=8, decoder_layers=2)
     source, keep = sentences(model, [2, 5, 8, 11])
-    found = search(model, source, keep, options(beam_size=3, stop=stop))
+    found = search([model], source, keep, options(beam_size=3, stop=stop))
     for row, hypotheses in enumerate(found):
 
         def next_log_probs(prefix: tuple[int, ...], row: int = row) -> list[float]:
@@ -460,7 +469,7 @@ def test_learned_positions_cap_the_length(beam_size: int) -> None:
     model = build(0, vocab=8, positions="learned", max_positions=5, output_bias=True)
     model.output_bias.data[EOS] = -99
     source, keep = sentences(model, [2, 5])
-    found = search(model, source, keep, options(beam_size=beam_size, max_length_ratio=1.5))
+    found = search([model], source, keep, options(beam_size=beam_size, max_length_ratio=1.5))
     assert [{len(h.ids) for h in hypotheses} for hypotheses in found] == [{4}, {5}]
 
 
@@ -474,7 +483,7 @@ def test_results_do_not_depend_on_the_batch(beam_size: int, stop: str, positions
 
     def found(rows: list[int], padding: int) -> list[list[Hypothesis]]:
         wider = torch.nn.functional.pad(source[rows], (0, padding), value=5)  # garbage, masked
-        return search(model, wider, torch.nn.functional.pad(keep[rows], (0, padding)), config)
+        return search([model], wider, torch.nn.functional.pad(keep[rows], (0, padding)), config)
 
     alone = [found([row], 0)[0] for row in range(8)]
     assert len({len(hypotheses[0].ids) for hypotheses in alone}) > 3  # neighbours do finish at other times
@@ -486,4 +495,4 @@ def test_results_do_not_depend_on_the_batch(beam_size: int, stop: str, positions
 def test_the_same_search_twice_is_identical() -> None:
     model = build(4, vocab=9)
     source, keep = sentences(model, [3, 12, 7])
-    assert search(model, source, keep, options()) == search(model, source, keep, options())
+    assert search([model], source, keep, options()) == search([model], source, keep, options())

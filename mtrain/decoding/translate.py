@@ -3,115 +3,126 @@
 The one path by which `fit` validates, `translate` translates and `evaluate` scores.
 """
 
-import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import islice, pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-import pyarrow as pa
 import torch
 
-from mtrain.data.batch import pad
-from mtrain.data.batching import cut_by_budget
-from mtrain.decoding.search import Hypothesis, search
-from mtrain.device import autocast, decoding_precision, resolve_device
-from mtrain.errors import ModelError
+from mtrain.config import validate
+from mtrain.decoding.decode import Decoder
+from mtrain.decoding.split import WINDOW, Part, parts_of, windows
+from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best
+from mtrain.device import resolve_device
+from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import load_model
 from mtrain.schema import DecodingConfig
 from mtrain.tokenizer import Tokenizer
 
-log = logging.getLogger(__name__)
-
-WINDOW = 4096  # lines that are read, sorted by length and translated before the next are read
-
-
-@dataclass(frozen=True)
-class Translation:
-    """One translation of a line."""
-
-    text: str
-    score: float  # log-probability / length ** length_penalty; 0 for an empty line
-    log_prob: float  # nats
-    tokens: int  # EOS counted
-    finished: bool  # ended by the model, not cut at the maximum length
+_WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my")  # languages that put none between sentences
 
 
 class Translator:
-    """A model, its tokenizer and its decoding settings on a device."""
+    """Models of one vocabulary, an ensemble if they are several, and how they decode, on a device.
+
+    Nothing in it changes while it translates, so threads may share it.
+    """
 
     def __init__(
         self,
-        model: Transformer,
+        models: Sequence[Transformer],
         tokenizer: Tokenizer,
         decoding: DecodingConfig,
         max_length: int,
         target_lang: str,
         device: torch.device,
+        fingerprint: str = "",
     ):
-        self.model, self.tokenizer, self.decoding, self.device = model, tokenizer, decoding, device
-        self.max_length, self.target_lang = max_length, target_lang
+        self.models, self.tokenizer, self.decoding, self.device = models, tokenizer, decoding, device
+        self.max_length, self.target_lang, self.fingerprint = max_length, target_lang, fingerprint
+        self._decoder = Decoder(models, tokenizer, decoding, target_lang, device)
 
     @classmethod
-    def load(cls, path: str | Path, device: str = "auto", overrides: Iterable[str] = ()) -> Self:
-        """Load a model or run folder. `overrides` are `section.key=value` over its config.
+    def load(
+        cls,
+        path: str | Path,
+        device: str = "auto",
+        overrides: Iterable[str] = (),
+        ensemble: Iterable[str | Path] = (),
+    ) -> Self:
+        """Load a model or run folder, and those of an ensemble. `overrides` are `decoding.key=value`.
 
-        Raises ModelError if the folder is missing or damaged, UsageError if the device is.
+        Raises ModelError if a folder is missing or damaged or the vocabularies differ, UsageError for a
+        device that is not there or a wrong key.
         """
         place = resolve_device(device)
-        loaded = load_model(Path(path), tuple(overrides))
-        config = loaded.config
-        model = loaded.model.to(place)
-        return cls(model, loaded.tokenizer, config.decoding, config.max_length, config.target_lang, place)
+        first, *others = [load_model(Path(folder), tuple(overrides)) for folder in (path, *ensemble)]
+        for folder, other in zip(ensemble, others, strict=True):
+            if other.tokenizer.fingerprint() != first.tokenizer.fingerprint():
+                raise ModelError(f"{folder}: its vocabulary is not that of {path}, as an ensemble needs")
+        loaded = [first, *others]
+        models = [one.model.to(place) for one in loaded]
+        longest = min(one.config.max_length for one in loaded)
+        config, prints = first.config, "+".join(one.fingerprint for one in loaded)
+        return cls(models, first.tokenizer, config.decoding, longest, config.target_lang, place, prints)
 
-    def translate(self, texts: Iterable[str]) -> list[Translation]:
-        """The best translation of each text, in order. An empty text gives an empty translation."""
-        return [best[0] for best in self.translate_n_best(texts)]
+    def with_settings(self, **decoding: object) -> Self:
+        """The same models with other keys of `decoding`. Raises UsageError for a wrong key or value."""
+        raw = {**self.decoding.model_dump(mode="json"), **decoding}
+        config = validate(DecodingConfig, raw, "decoding")
+        rest = (self.max_length, self.target_lang, self.device, self.fingerprint)
+        return type(self)(self.models, self.tokenizer, config, *rest)
 
-    def translate_n_best(self, texts: Iterable[str]) -> list[list[Translation]]:
-        """Up to `beam_size` translations of each text, best first."""
+    def translate(
+        self,
+        texts: Iterable[str],
+        n_best: int = 1,
+        alignments: bool = False,
+        prefixes: Iterable[str] | None = None,
+    ) -> list[Translation]:
+        """The best translation of each text, in order; an empty text gives an empty translation.
+
+        `n_best` asks for as many alternatives in `Translation.n_best`, up to as many as are decoded;
+        `alignments` for `Translation.alignment`. `prefixes` are what the translations are to begin with.
+        Raises UsageError if more are asked for than are decoded, or the prefixes are not as many.
+        """
         texts = [texts] if isinstance(texts, str) else list(texts)
-        if not all(isinstance(text, str) for text in texts):
-            raise TypeError("texts must be strings")
-        encoded = self.tokenizer.encode_source(texts)
-        if cut := sum(len(ids) >= self.max_length for ids in encoded):
-            log.warning("%d line(s) longer than data.max_length (%d tokens) were cut", cut, self.max_length)
-        ids = [[*row[: self.max_length - 1], self.tokenizer.special.eos] for row in encoded]
-        results = [[Translation("", 0.0, 0.0, 0, True)]] * len(texts)
-        for rows in self._batches([len(row) for row in ids]):
-            for row, found in zip(rows, self._search([ids[row] for row in rows]), strict=True):
-                results[row] = self._detokenize(found)
-        return results
+        return list(self.stream(texts, n_best, alignments, prefixes))
 
-    def translate_lines(self, lines: Iterable[str], window: int = WINDOW) -> Iterator[list[Translation]]:
-        """As `translate_n_best` for a stream of any length, in bounded memory: `window` lines at a time."""
-        iterator = iter(lines)
-        while block := list(islice(iterator, window)):
-            yield from self.translate_n_best(block)
+    def stream(
+        self,
+        lines: Iterable[str],
+        n_best: int = 1,
+        alignments: bool = False,
+        prefixes: Iterable[str] | None = None,
+        first: int = 0,
+        window: int = WINDOW,
+    ) -> Iterator[Translation]:
+        """As `translate`, for any number of lines in bounded memory: `window` of them at most at a time.
+        `first` is the number of the first line, which tells the random numbers of samples apart."""
+        if n_best > self.decoding.hypotheses:
+            found = (
+                f"only {self.decoding.hypotheses} are decoded; raise decoding.beam_size or decoding.samples"
+            )
+            raise UsageError(f"{n_best} translations of each line: {found}")
+        for texts, begins in windows(lines, prefixes, window):
+            parts = parts_of(texts, begins, self.tokenizer, self.max_length, first)
+            translated = zip(parts, self._decoder(parts, n_best, alignments), strict=True)
+            by_line = {line: list(group) for line, group in groupby(translated, lambda pair: pair[0].line)}
+            for line in range(len(texts)):
+                yield self._joined(by_line.get(line, []), n_best)
+            first += len(texts)
 
-    def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
-        """Rows of like length that fit the budget, the longest first; rows of EOS alone are left out."""
-        order = [row for row in np.argsort(lengths, kind="stable").tolist() if lengths[row] > 1]
-        ascending = np.array([lengths[row] for row in order], dtype=np.int64)
-        budget = self.decoding.batch_tokens // self.decoding.beam_size
-        for start, end in reversed(list(pairwise(cut_by_budget(ascending, budget)))):
-            yield order[start:end]
-
-    def _search(self, ids: list[list[int]]) -> list[list[Hypothesis]]:
-        matrix, keep = pad(pa.array(ids, pa.list_(pa.int32())), self.model.config.pad_id)
-        source, source_keep = (torch.from_numpy(array).to(self.device) for array in (matrix, keep))
-        with autocast(self.device, decoding_precision(self.device, self.decoding.precision)):
-            found = search(self.model, source, source_keep, self.decoding)
-        if not all(found):
-            raise ModelError("the model's outputs are not finite; its weights or its precision are at fault")
-        return found
-
-    def _detokenize(self, found: list[Hypothesis]) -> list[Translation]:
-        texts = self.tokenizer.decode([hypothesis.ids for hypothesis in found])
-        return [
-            Translation(text, h.score, h.log_prob, len(h.ids) + h.finished, h.finished)
-            for text, h in zip(texts, found, strict=True)
+    def _joined(self, parts: list[tuple[Part, list[Translation]]], n_best: int) -> Translation:
+        """The translation of a line out of those of its parts; its k-th best is of each part's k-th."""
+        if not parts:
+            return with_n_best([EMPTY], n_best)
+        words = [sum(self.tokenizer.word_starts(part.source[:-1])) for part, _ in parts]
+        space = "" if self.target_lang.partition("-")[0].lower() in _WITHOUT_SPACES else " "
+        count = max(len(found) for _, found in parts)
+        ways = [
+            join([found[min(k, len(found) - 1)] for _, found in parts], words, space) for k in range(count)
         ]
+        return with_n_best(ways, n_best)

@@ -15,55 +15,78 @@ def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
 
 
 class LayerCache:
-    """Keys and values of one decoder layer: its own past, and the memory's, projected once."""
+    """Keys and values of one decoder layer: its own past, and the memory's, projected once.
 
-    def __init__(self, cross_keys: Tensor, cross_values: Tensor, rows: int, max_length: int):
-        _, heads, _, width = cross_keys.shape
-        self.cross_keys, self.cross_values = cross_keys, cross_values  # (B, H, S, D): beams share them
-        self.keys = cross_keys.new_empty(rows, heads, max_length, width)  # (N, H, max_length, D)
+    The K beams of a sentence share both. A slot of the past holds what one beam added at one position: slot
+    t * K + k is of beam k at position t.
+    """
+
+    def __init__(self, cross_keys: Tensor, cross_values: Tensor, beams: int, max_length: int):
+        sentences, heads, _, width = cross_keys.shape
+        dtype = _attention_dtype(cross_keys)
+        self.beams = beams
+        self.cross_keys, self.cross_values = cross_keys.to(dtype), cross_values.to(dtype)  # (B, H, S, D)
+        self.keys = self.cross_keys.new_empty(sentences, heads, max_length * beams, width)  # (B, H, slots, D)
         self.values = torch.empty_like(self.keys)
 
     def append(self, keys: Tensor, values: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        """Store (N, H, T, D) from position `at` on; returns all keys and values so far."""
-        end = at + keys.size(2)
-        self.keys[:, :, at:end] = keys
-        self.values[:, :, at:end] = values
+        """Store (B, H, K*T, D) from position `at` on; returns all keys and values so far."""
+        start = at * self.beams
+        end = start + keys.size(2)
+        self.keys[:, :, start:end] = keys
+        self.values[:, :, start:end] = values
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def keep(self, sentences: Tensor, slots: int) -> None:
+        """Go on with some of the sentences; `slots` slots are full."""
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_empty(len(sentences), *old.shape[1:])
+            new[:, :, :slots] = old[sentences, :, :slots]
+            setattr(self, name, new)
+        self.cross_keys, self.cross_values = self.cross_keys[sentences], self.cross_values[sentences]
 
 
 class KeyValueCache:
-    """What decoding need not compute again: a LayerCache for each decoder layer, `length` positions full."""
+    """What decoding need not compute again: a LayerCache for each decoder layer, `length` positions full.
 
-    def __init__(self, layers: list[LayerCache], source_keep: Tensor):
-        self.layers = layers
+    Beams that change places move no keys: `past` says which slots are the past of which beam.
+    """
+
+    def __init__(self, layers: list[LayerCache], source_keep: Tensor, beams: int):
+        self.layers, self.beams = layers, beams
         self.source_keep = source_keep  # (B, S) bool
         self.length = 0
+        self.past = source_keep.new_ones(len(source_keep), beams, 0)  # (B, K, slots) bool
 
-    def reorder(self, rows: Tensor, sentences: Tensor | None = None) -> None:
-        """Let row i continue what row `rows[i]` has decoded. `sentences`, where some are done, says which of
-        the B go on; `rows` then has as many fewer rows."""
-        for layer in self.layers:
-            for name in ("keys", "values"):
-                full = getattr(layer, name)
-                if sentences is not None:
-                    setattr(layer, name, full[rows])
-                else:
-                    full[:, :, : self.length] = full[rows, :, : self.length]
-            if sentences is not None:
-                layer.cross_keys, layer.cross_values = (
-                    layer.cross_keys[sentences],
-                    layer.cross_values[sentences],
-                )
+    def extend(self, length: int) -> Tensor | None:
+        """Count `length` more positions for each beam, more than one at a time only if there is one beam.
+        Returns which slots they may look at, (T, slots) or (B, 1, K, slots) bool; None: all of them."""
+        self.length += length
+        if self.beams == 1:
+            return causal_mask(self.length, self.past.device)[-length:] if length > 1 else None
+        assert length == 1, "several beams go on by one position at a time"
+        own = torch.eye(self.beams, dtype=torch.bool, device=self.past.device)
+        self.past = torch.cat([self.past, own.expand(len(self.past), -1, -1)], dim=-1)
+        return self.past[:, None]
+
+    def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
+        """Let beam k of sentence b continue what its beam parents[b, k] has decoded; (B, K). `sentences`,
+        where some are done, are those that go on, and `parents` has their rows alone."""
         if sentences is not None:
-            self.source_keep = self.source_keep[sentences]
+            for layer in self.layers:
+                layer.keep(sentences, self.length * self.beams)
+            self.source_keep, self.past = self.source_keep[sentences], self.past[sentences]
+        if self.beams > 1:
+            self.past = self.past.gather(1, parents[:, :, None].expand(-1, -1, self.past.size(2)))
 
 
-def rotate(x: Tensor, offset: int) -> Tensor:
+def rotate(x: Tensor, positions: Tensor) -> Tensor:
     """Rotary positions (Su et al., "RoFormer", 2021): turn (.., T, D) queries or keys by angles that grow
-    with the position, which starts at `offset`; the halves of D are the two coordinates."""
-    length, half = x.size(-2), x.size(-1) // 2
+    with their `positions` (T); the halves of D are the two coordinates."""
+    half = x.size(-1) // 2
     rates = 10000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
-    angles = torch.arange(offset, offset + length, device=x.device)[:, None] * rates  # (T, D/2)
+    angles = positions[:, None] * rates  # (T, D/2)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
@@ -91,15 +114,18 @@ class MultiHeadAttention(nn.Module):
         cached: int = 0,
     ) -> Tensor:
         """Self-attention of x (N, T, E). `mask` is broadcastable to (N, H, T, T). With a cache, x continues
-        the `cached` positions in it."""
-        queries, keys, values = (self._split(part) for part in self.query_key_value(x).chunk(3, dim=-1))
+        the `cached` positions in it, and `mask` is from `KeyValueCache.extend`."""
+        projected = self.query_key_value(x)
+        if cache is not None:  # the K rows of a sentence become further queries of it
+            projected = projected.view(cache.keys.size(0), -1, projected.size(-1))
+        queries, keys, values = (self._split(part) for part in projected.chunk(3, dim=-1))
         if self.rotary:
-            queries, keys = rotate(queries, cached), rotate(keys, cached)
+            positions = torch.arange(cached, cached + x.size(1), device=x.device)
+            positions = positions.repeat(queries.size(2) // x.size(1))
+            queries, keys = rotate(queries, positions), rotate(keys, positions)
         if cache is not None:
             keys, values = cache.append(keys, values, cached)
-            assert not cached or x.size(1) == 1, "after the first positions, one at a time"
-        # A single query is the last position: it may see all the others, where is_causal would hide them.
-        return self._merge(attend(queries, keys, values, self.dropout, mask, causal and x.size(1) > 1))
+        return self._merge(attend(queries, keys, values, self.dropout, mask, causal)).view_as(x)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, S, D) of a memory (B, S, E)."""
@@ -151,10 +177,8 @@ def attend(
     if causal and (mask is not None or by_hand):  # the kernel takes one or the other
         allowed = causal_mask(queries.size(2), queries.device)
         mask, causal = allowed if mask is None else mask & allowed, False
-    dtype = queries.dtype
-    if on_cpu and dtype == torch.bfloat16:
-        # The gradient of the CPU's kernel takes several times as long in bf16 as in fp32, casts included.
-        queries, keys, values = queries.float(), keys.float(), values.float()
+    dtype, wanted = queries.dtype, _attention_dtype(queries)
+    queries, keys, values = queries.to(wanted), keys.to(wanted), values.to(wanted)
     with torch.autocast(queries.device.type, enabled=False):
         if by_hand:
             out: Tensor = dropout(attention_weights(queries, keys, mask)) @ values
@@ -162,6 +186,11 @@ def attend(
             rate = dropout.rate if dropout.active else 0.0
             out = F.scaled_dot_product_attention(queries, keys, values, mask, rate, causal)
     return out.to(dtype)
+
+
+def _attention_dtype(x: Tensor) -> torch.dtype:
+    """fp32 for bf16 on a CPU, whose kernel's gradient takes several times as long in bf16, casts included."""
+    return torch.float32 if x.device.type == "cpu" and x.dtype == torch.bfloat16 else x.dtype
 
 
 def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:

@@ -89,16 +89,18 @@ class DecoderLayer(nn.Module):
         mask: Tensor,
         cache: LayerCache | None = None,
         cached: int = 0,
+        past: Tensor | None = None,
         weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """x (N, T, E), memory (B, S, E) or none if a cache holds its projection, mask (B, 1, 1, S)."""
+        """x (N, T, E), memory (B, S, E) or none if a cache holds its projection, mask (B, 1, 1, S). `cached`
+        positions are in the cache, of which x may look at `past` (see `KeyValueCache.extend`)."""
         if cache is not None:
             keys, values = cache.cross_keys, cache.cross_values
         else:
             assert memory is not None
             keys, values = self.cross_attention.project_memory(memory)
         x = self.self_attention_residual(
-            x, lambda y: self.self_attention(y, causal=True, cache=cache, cached=cached)
+            x, lambda y: self.self_attention(y, past, causal=cache is None, cache=cache, cached=cached)
         )
         x = self.cross_attention_residual(
             x, lambda y: self.cross_attention.over_memory(y, keys, values, mask, weights)

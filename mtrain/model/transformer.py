@@ -117,24 +117,21 @@ class Transformer(nn.Module):
         With a cache (see `start_cache`), `target_in` continues what was decoded so far and `memory` is not
         needed. If `weights` is a list, each layer's cross-attention weights (N, H, T, S) are appended to it.
         """
-        cached = cache.length if cache is not None else 0
+        cached, past = (cache.length, cache.extend(target_in.size(1))) if cache is not None else (0, None)
         x = self._embed(target_in, self.target_embedding or self.source_embedding, cached, target=True)
         mask = source_keep[:, None, None, :]
         for i, layer in enumerate(self.decoder):
-            x = layer(x, memory, mask, cache.layers[i] if cache is not None else None, cached, weights)
-        if cache is not None:
-            cache.length += target_in.size(1)
+            x = layer(x, memory, mask, cache.layers[i] if cache is not None else None, cached, past, weights)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
 
     def start_cache(self, memory: Tensor, source_keep: Tensor, beams: int, max_length: int) -> KeyValueCache:
         """An empty cache for `beams` rows of each sentence, up to `max_length` target positions."""
-        rows = memory.size(0) * beams
         layers = []
         for layer in self.decoder:
             assert isinstance(layer, DecoderLayer)
             keys, values = layer.cross_attention.project_memory(memory)
-            layers.append(LayerCache(keys, values, rows, max_length))
-        return KeyValueCache(layers, source_keep)
+            layers.append(LayerCache(keys, values, beams, max_length))
+        return KeyValueCache(layers, source_keep, beams)
 
     def projection(self) -> tuple[Tensor, Tensor | None]:
         """Weight (V, E) and bias (V) that turn hidden states into logits."""

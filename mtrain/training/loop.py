@@ -18,7 +18,7 @@ from mtrain.device import (
     workers_for,
 )
 from mtrain.errors import Interrupted
-from mtrain.evaluate import make_metrics
+from mtrain.metrics import make_metrics
 from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import publish_best
 from mtrain.schema import Config

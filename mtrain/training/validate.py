@@ -13,7 +13,7 @@ from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import cut_by_budget
 from mtrain.decoding.translate import Translator
 from mtrain.device import autocast, training_precision
-from mtrain.evaluate import make_metrics, score
+from mtrain.metrics import make_metrics, score
 from mtrain.model.loss import projected_cross_entropy
 from mtrain.model.transformer import Transformer
 from mtrain.schema import Config
@@ -64,10 +64,11 @@ class Validator:
         model.eval()
         nll = self._nll(model)
         beam_size = self.config.training.validation_beam_size
-        decoding = self.config.decoding.model_copy(update={"beam_size": beam_size})
+        searched = {"beam_size": beam_size, "samples": None, "mbr": None}  # in each validation alike
+        decoding = self.config.decoding.model_copy(update=searched)
         data = self.config.data
         translator = Translator(
-            model, self.tokenizer, decoding, data.max_length, data.target_lang, self.device
+            [model], self.tokenizer, decoding, data.max_length, data.target_lang, self.device
         )
         hypotheses = [translation.text for translation in translator.translate(self.sources)]
         bleu, chrf = score(hypotheses, [self.references], self.metrics)

@@ -1,0 +1,125 @@
+"""Parts of lines to their best hypotheses, as text: batches of like length, one after the other."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from mtrain.data.batch import pad
+from mtrain.data.batching import cut_by_budget
+from mtrain.decoding.alignment import Alignment, align
+from mtrain.decoding.force import force
+from mtrain.decoding.hypothesis import Hypothesis
+from mtrain.decoding.mbr import rank
+from mtrain.decoding.search import search
+from mtrain.decoding.split import Part
+from mtrain.decoding.translation import Translation
+from mtrain.device import autocast, decoding_precision
+from mtrain.errors import ModelError
+from mtrain.metrics import make_metrics
+from mtrain.model.transformer import Transformer
+from mtrain.schema import DecodingConfig
+from mtrain.tokenizer import Tokenizer
+
+
+def in_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Indices of rows of like length that fit a budget of padded tokens, the longest first."""
+    array = np.array(lengths, dtype=np.int64)
+    order = np.argsort(array, kind="stable")
+    for start, end in reversed(list(pairwise(cut_by_budget(array[order], budget)))):
+        yield order[start:end].tolist()
+
+
+def padded(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows of ids as (rows, longest) on the device, and where they are not padding."""
+    matrix, keep = pad(pa.array(rows, pa.list_(pa.int32())), fill)
+    return torch.from_numpy(matrix).to(device), torch.from_numpy(keep).to(device)
+
+
+class Decoder:
+    """Models of one vocabulary, an ensemble if they are several, and how they decode, on a device."""
+
+    def __init__(
+        self,
+        models: Sequence[Transformer],
+        tokenizer: Tokenizer,
+        config: DecodingConfig,
+        target_lang: str,
+        device: torch.device,
+    ):
+        self.models, self.tokenizer, self.config, self.device = models, tokenizer, config, device
+        self.metric = None
+        if config.mbr is not None:
+            self.metric = make_metrics([config.mbr], target_lang, sentences=True)[config.mbr]
+
+    def __call__(self, parts: Sequence[Part], n_best: int, alignments: bool) -> list[list[Translation]]:
+        """Up to `n_best` translations of each part, best first, with word alignments if wanted.
+
+        Raises ModelError if the model's outputs are not finite.
+        """
+        results: list[list[Translation]] = [[]] * len(parts)
+        budget = self.config.batch_tokens // self.config.hypotheses
+        for rows in in_batches([len(part.source) for part in parts], budget):
+            batch = self._batch([parts[row] for row in rows], n_best, alignments)
+            for row, found in zip(rows, batch, strict=True):
+                results[row] = found
+        return results
+
+    def _batch(self, parts: Sequence[Part], n_best: int, alignments: bool) -> list[list[Translation]]:
+        source, keep = padded([part.source for part in parts], self.models[0].config.pad_id, self.device)
+        prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
+        with autocast(self.device, decoding_precision(self.device, self.config.precision)):
+            found = search(self.models, source, keep, self.config, prefixes, keys)
+            if not all(found):
+                raise ModelError(
+                    "the model's outputs are not finite; its weights or its precision are at fault"
+                )
+            found = [self._ranked(hypotheses)[:n_best] for hypotheses in found]
+            aligned = self._align(parts, source, keep, found) if alignments else None
+        texts = iter(self.tokenizer.decode([h.ids for hypotheses in found for h in hypotheses]))
+        return [
+            [
+                Translation(
+                    next(texts),
+                    h.score,
+                    h.log_prob,
+                    len(h.ids) + h.finished,
+                    h.finished,
+                    aligned[part][k] if aligned else None,
+                )
+                for k, h in enumerate(hypotheses)
+            ]
+            for part, hypotheses in enumerate(found)
+        ]
+
+    def _ranked(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+        """The hypotheses of a sentence, best first by `decoding.mbr` if it is set."""
+        if self.metric is None:
+            return hypotheses
+        texts = self.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
+        return [hypotheses[i] for i in rank(texts, self.metric)]
+
+    def _align(
+        self, parts: Sequence[Part], source: Tensor, keep: Tensor, found: list[list[Hypothesis]]
+    ) -> list[list[Alignment]]:
+        """Word alignments of the hypotheses of each part, by another pass over them."""
+        most, special = max(map(len, found)), self.tokenizer.special
+        filled = [[*hypotheses, *[hypotheses[0]] * (most - len(hypotheses))] for hypotheses in found]
+        rows = [h.ids or [special.eos] for hypotheses in filled for h in hypotheses]
+        seen: list[Tensor] = []
+        force(self.models, source, keep, padded(rows, special.pad, self.device)[0], seen)
+        attention = torch.stack(seen).mean(dim=0).float().cpu().numpy()  # (B * most, T, S)
+        return [
+            [
+                align(
+                    attention[part * most + k],
+                    self.tokenizer.word_starts(parts[part].source[:-1]),
+                    self.tokenizer.word_starts(h.ids, target=True),
+                )
+                for k, h in enumerate(hypotheses)
+            ]
+            for part, hypotheses in enumerate(found)
+        ]

@@ -1,0 +1,89 @@
+"""What a model says of translations that are given: how likely they are, and where it looks."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mtrain.decoding.decode import in_batches, padded
+from mtrain.decoding.force import force
+from mtrain.decoding.split import WINDOW
+from mtrain.decoding.translate import Translator
+from mtrain.device import autocast, decoding_precision
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A given translation as the model sees it. All NaN and no tokens if a side is over the model's limit."""
+
+    log_prob: float  # nats, EOS included
+    tokens: list[str]  # pieces, the last of which is EOS
+    token_log_probs: list[float]
+
+    def line(self) -> str:
+        """Log-probability, number of tokens, and the tokens' log-probabilities, between tabs."""
+        steps = " ".join(f"{value:.4f}" for value in self.token_log_probs)
+        return f"{self.log_prob:.6f}\t{len(self.tokens)}\t{steps}\n"
+
+    def as_json(self) -> str:
+        """The same with the tokens themselves, as one line of JSON; null stands for NaN."""
+        log_prob = None if math.isnan(self.log_prob) else self.log_prob
+        return json.dumps({**asdict(self), "log_prob": log_prob}, ensure_ascii=False) + "\n"
+
+
+TOO_LONG = Scored(math.nan, [], [])
+
+
+def score_pairs(translator: Translator, pairs: Iterable[tuple[str, str]]) -> Iterator[Scored]:
+    """The log-probability of each (source, target) pair of lines, in order, in bounded memory."""
+    iterator = iter(pairs)
+    while block := list(islice(iterator, WINDOW)):
+        yield from _score(translator, *zip(*block, strict=True))
+
+
+def _score(translator: Translator, sources: tuple[str, ...], targets: tuple[str, ...]) -> list[Scored]:
+    tokenizer = translator.tokenizer
+    eos, longest = tokenizer.special.eos, translator.max_length
+    source = [[*ids, eos] for ids in tokenizer.encode_source(list(sources))]
+    target = [[*ids, eos] for ids in tokenizer.encode_target(list(targets))]
+    fitting = [
+        i for i, sides in enumerate(zip(source, target, strict=True)) if max(map(len, sides)) <= longest
+    ]
+    results = [TOO_LONG] * len(source)
+    lengths = [max(len(source[i]), len(target[i])) for i in fitting]
+    for batch in in_batches(lengths, translator.decoding.batch_tokens):
+        rows = [fitting[i] for i in batch]
+        log_probs = _force(translator, [source[i] for i in rows], [target[i] for i in rows]).double().cpu()
+        for row, values in zip(rows, log_probs.tolist(), strict=True):
+            steps = values[: len(target[row])]
+            results[row] = Scored(sum(steps), tokenizer.target.id_to_piece(target[row]), steps)
+    return results
+
+
+def _force(
+    translator: Translator, source: list[list[int]], target: list[list[int]], seen: list[Tensor] | None = None
+) -> Tensor:
+    ids, device = translator.tokenizer.special, translator.device
+    rows, keep = padded(source, ids.pad, device)
+    with autocast(device, decoding_precision(device, translator.decoding.precision)):
+        return force(translator.models, rows, keep, padded(target, ids.pad, device)[0], seen)
+
+
+def attention(
+    translator: Translator, source: str, target: str
+) -> tuple[list[str], list[str], npt.NDArray[np.float32]]:
+    """The pieces of a source and of its translation, EOS included, and where the last layer looks when it
+    says each of these: (T, S), rows that sum to 1."""
+    tokenizer, eos = translator.tokenizer, translator.tokenizer.special.eos
+    rows = [*tokenizer.encode_source([source])[0][: translator.max_length - 1], eos]
+    said = [*tokenizer.encode_target([target])[0][: translator.max_length - 1], eos]
+    seen: list[Tensor] = []
+    _force(translator, [rows], [said], seen)
+    matrix = torch.stack(seen).mean(dim=0)[0].float().cpu().numpy()
+    return tokenizer.source.id_to_piece(rows), tokenizer.target.id_to_piece(said), matrix

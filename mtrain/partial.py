@@ -1,0 +1,151 @@
+"""A file that is written a line for each line read, takes its name when it is complete, and until then can be
+gone on with after an interruption."""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from mtrain import terminal
+from mtrain.errors import StorageError, UsageError
+
+log = logging.getLogger(__name__)
+
+
+def answer_lines(
+    lines: Iterable[str],
+    answers: Callable[[Iterable[str], int], Iterator[str]],
+    path: Path | None,
+    job: dict[str, Any],
+    go_on: bool,
+) -> None:
+    """Write `answers(lines, 0)`, an answer to each line, to stdout, a device, or a file that an interrupted
+    job like this one may have begun; then the answers to the rest of the lines, and the number of the first.
+    """
+    if path is None or (path.exists() and not path.is_file()):
+        with terminal.output(path) as out:
+            out.writelines(answers(lines, 0))
+        return
+    file = PartialFile(path.resolve(), job, go_on)
+    if go_on and file.complete:
+        log.info("%s is complete", path)
+        return
+    with file:
+        for answer in answers(file.remaining(lines), file.start):
+            file.answer(answer)
+
+
+class PartialFile:
+    """Writes FILE.part, and beside it FILE.part.json: how many lines of which input it answers, and for what
+    job. The two are brought up to date whenever all that was read has been answered.
+
+    As a context manager, it renames FILE.part to FILE at the end, and leaves it where it is if that was not
+    reached; what cannot be written raises StorageError.
+    """
+
+    def __init__(self, path: Path, job: dict[str, Any], go_on: bool):
+        """`job` is what must be the same to go on. Raises UsageError if it is another one."""
+        self.path, self.job = path, json.loads(json.dumps(job))
+        self.part = path.with_name(f"{path.name}.part")
+        self.note = path.with_name(f"{path.name}.part.json")
+        self.seen, self.read, self.answered, self.saved = hashlib.sha256(), 0, 0, 0  # the last: in the note
+        self.noted = self._noted() if go_on else None
+        self.start: int = self.noted["lines"] if self.noted else 0  # lines that are answered already
+        if self.noted is None and self.part.exists():
+            log.warning("%s is replaced; --continue would have gone on with it", self.part)
+
+    def _noted(self) -> dict[str, Any] | None:
+        """What the note says, if there is one."""
+        try:
+            noted: dict[str, Any] = json.loads(self.note.read_text(encoding="utf-8"))
+            same, size = noted["job"] == self.job, self.part.stat().st_size
+            complete = size >= noted["bytes"] and {"lines", "sha256"} <= noted.keys()
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, LookupError, TypeError):
+            same = complete = False
+        if not (same and complete):
+            how = "with another model or other settings" if complete else "and damaged since"
+            raise UsageError(f"{self.part}: was written {how}; leave out --continue to start again")
+        return noted
+
+    @property
+    def complete(self) -> bool:
+        """Whether an earlier run has finished: there is the file and nothing to go on with."""
+        return self.noted is None and self.path.exists()
+
+    def __enter__(self) -> Self:
+        try:
+            self.stream = self.part.open("r+b" if self.noted else "wb")
+            if self.noted:  # what was written after the note is answered again
+                self.stream.truncate(self.noted["bytes"])
+                self.stream.seek(self.noted["bytes"])
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot write: {error.strerror}") from None
+        return self
+
+    def remaining(self, lines: Iterable[str]) -> Iterator[str]:
+        """The lines that are not answered yet; all are remembered in the note.
+
+        Raises UsageError if those that are answered have changed.
+        """
+        iterator = iter(lines)
+        if self.noted:
+            for line in iterator:
+                self._count(line)
+                if self.read == self.start:
+                    break
+            if self.seen.hexdigest() != self.noted["sha256"]:
+                raise UsageError(f"{self.part}: its input was another; leave out --continue to start again")
+            self.answered = self.saved = self.read
+            log.info("going on after %d lines", self.read)
+        for line in iterator:
+            self._count(line)
+            yield line
+
+    def _count(self, line: str) -> None:
+        self.seen.update(line.encode("utf-8", "surrogatepass") + b"\n")
+        self.read += 1
+
+    def answer(self, text: str) -> None:
+        """Write what answers the next line; it ends in a line break."""
+        self.stream.write(text.encode("utf-8"))
+        self.answered += 1
+        if self.answered == self.read:
+            self._save()
+
+    def _save(self) -> None:
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+        state = {
+            "lines": self.read,
+            "bytes": self.stream.tell(),
+            "sha256": self.seen.hexdigest(),
+            "job": self.job,
+        }
+        new = self.note.with_name(f"{self.note.name}.tmp")
+        new.write_text(json.dumps(state), encoding="utf-8")
+        new.replace(self.note)
+        self.saved = self.read
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        try:
+            self.stream.close()
+            if kind is None:
+                if self.path.is_file():
+                    self.part.chmod(self.path.stat().st_mode)
+                self.part.replace(self.path)
+        except OSError as failure:
+            error = error or failure
+        if kind is None or not self.note.exists():  # nothing to go on with
+            for file in (self.part, self.note):
+                with suppress(OSError):
+                    file.unlink()
+        else:
+            log.warning("%s answers %d lines; --continue goes on from there", self.part, self.saved)
+        if isinstance(error, OSError):
+            raise StorageError(f"{self.path}: cannot write: {error.strerror}") from None

@@ -1,0 +1,117 @@
+"""The interactive prompt: type a sentence, see its translation, its score and how long it took."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrain.decoding.score import attention
+from mtrain.decoding.translate import Translator
+from mtrain.errors import MtrainError, UsageError
+from mtrain.terminal import require_unicode, visible
+
+HELP = """\
+Type a sentence and press Enter.
+  :n 5        show the 5 best translations
+  :beam 8     search with 8 beams
+  :attention  show where the model looked for the last translation
+  :help       show this
+  :quit       end, as Ctrl-D does"""
+_SHADES = " ░▒▓█"
+
+
+class Prompt:
+    """What is typed, answered: translations to stdout, all else to stderr."""
+
+    def __init__(self, translator: Translator, n_best: int = 1):
+        self.translator, self.n_best = translator, n_best
+        self.last: tuple[str, str] | None = None  # a sentence and its translation
+        self.commands: dict[str, Callable[[str], None]] = {
+            "n": self._set_n_best,
+            "beam": self._set_beam_size,
+            "attention": self._show_attention,
+            "help": lambda _: _say(HELP),
+        }
+
+    def run(self) -> None:
+        """Answer lines until Ctrl-D or `:quit`."""
+        _say(HELP)
+        for line in _typed():
+            if line.strip() in (":quit", ":q"):
+                return
+            try:
+                self._answer(line)
+            except MtrainError as error:  # of this line; the next may be better
+                _say(visible(f"error: {error}"))
+
+    def _answer(self, line: str) -> None:
+        require_unicode(line)
+        name, _, argument = line.strip().partition(" ")
+        if name[:1] == ":":
+            if name[1:] not in self.commands:
+                raise UsageError(
+                    f"{name}: no such command; {', '.join(f':{c}' for c in self.commands)} or :quit"
+                )
+            self.commands[name[1:]](argument.strip())
+            return
+        start = time.perf_counter()
+        [best] = self.translator.translate([line], n_best=self.n_best)
+        milliseconds = 1000 * (time.perf_counter() - start)
+        for translation in best.n_best or (best,):
+            print(translation.text, flush=True)
+            _say(f"    score {translation.score:.3f}, log-probability {translation.log_prob:.2f} nats")
+        _say(f"    {milliseconds:.0f} ms")
+        self.last = (line, best.text)
+
+    def _set_n_best(self, argument: str) -> None:
+        count = _number(":n", argument)
+        if count > self.translator.decoding.hypotheses:
+            self._set_beam_size(argument)
+        self.n_best = count
+
+    def _set_beam_size(self, argument: str) -> None:
+        size = _number(":beam", argument)
+        self.translator = self.translator.with_settings(beam_size=size, samples=None)
+        self.n_best = min(self.n_best, size)
+        _say(f"    {size} beams")
+
+    def _show_attention(self, _: str) -> None:
+        if self.last is None:
+            raise UsageError(":attention: type a sentence first")
+        _say(drawn(*attention(self.translator, *self.last)))
+
+
+def drawn(source: list[str], target: list[str], weights: npt.NDArray[np.floating]) -> str:
+    """Attention (T, S) as text: a row for each target piece, a numbered column for each source piece."""
+    width = max(map(len, target))
+    lines = [" ".join(f"{number}:{piece}" for number, piece in enumerate(source, start=1))]
+    lines.append(" " * width + "".join(f"{number:>3}" for number in range(1, len(source) + 1)))
+    for piece, row in zip(target, weights, strict=True):
+        cells = (_SHADES[min(int(weight * len(_SHADES)), len(_SHADES) - 1)] * 2 for weight in row)
+        lines.append(piece.rjust(width) + "".join(f" {cell}" for cell in cells))
+    return visible("\n".join(lines))
+
+
+def _number(command: str, argument: str) -> int:
+    if not argument.isdecimal() or not 1 <= int(argument) <= 128:
+        raise UsageError(f"{command} {argument}".strip() + ": give a number from 1 to 128")
+    return int(argument)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _typed() -> Iterator[str]:
+    """Lines as they are typed, with editing and history, until Ctrl-D."""
+    with suppress(ImportError):  # where there is none, lines can still be typed
+        import readline  # noqa: F401  (input() then offers both)
+    while True:
+        try:
+            yield input("> " if sys.stdout.isatty() else "")  # a redirected stdout gets results alone
+        except EOFError:
+            _say("")
+            return

@@ -1,0 +1,181 @@
+"""Every option of the search at once, against brute force: what is barred never comes, what is left keeps its
+score, and the best of it is found."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_search import EOS, assert_same, build, options, sentences, tokens
+from torch import Tensor
+
+from mtrain.decoding.hypothesis import Hypothesis
+from mtrain.decoding.search import search
+from mtrain.model.transformer import Transformer
+from mtrain.schema import DecodingConfig
+
+
+@torch.no_grad()
+def probabilities(
+    models: list[Transformer], source: Tensor, keep: Tensor, target: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each token of a target, and how much was looked at each source token, without a
+    cache, each model by itself: an ensemble's is the logarithm of the mean probability."""
+    rows, ids = source[keep][None], models[0].config
+    inputs = torch.tensor([[ids.bos_id, *target[:-1]]])
+    steps, seen = [], []
+    for model in models:
+        memory, weights = model.encode(rows, torch.ones_like(rows, dtype=torch.bool)), []
+        hidden = model.decode(inputs, memory, torch.ones_like(rows, dtype=torch.bool), weights=weights)
+        steps.append(model.project(hidden)[0].softmax(-1)[torch.arange(len(target)), torch.tensor(target)])
+        seen.append(weights[-1][0].mean(0).sum(0))  # over heads, then over positions
+    return torch.stack(steps).mean(0).log(), torch.stack(seen).mean(0)
+
+
+def allowed(target: tuple[int, ...], limit: int, prefix: list[int], least: int, ngram: int) -> bool:
+    ended = target[-1] == EOS
+    words = target[:-1] if ended else target
+    if (
+        EOS in words
+        or (not ended and len(target) != limit)
+        or list(words[: len(prefix)]) != prefix[: len(words)]
+    ):
+        return False
+    if ended and (len(target) < least or len(words) < len(prefix)):
+        return False
+    for end in range(len(prefix) + 1, len(target) + 1) if ngram else ():  # what was given may repeat itself
+        new = target[max(0, end - ngram) : end]
+        earlier = [target[i : i + ngram] for i in range(end - ngram)]
+        if len(new) == ngram and new in earlier:
+            return False
+    return True
+
+
+def brute_force(
+    models: list[Transformer],
+    source: Tensor,
+    keep: Tensor,
+    limit: int,
+    config: DecodingConfig,
+    prefix: list[int],
+) -> list[Hypothesis]:
+    least = int(int(keep.sum()) * config.min_length_ratio + config.min_length_offset)
+    found = []
+    for length in range(1, limit + 1):
+        for target in itertools.product(range(models[0].config.target_vocab_size), repeat=length):
+            if not allowed(target, limit, prefix, least, config.no_repeat_ngram):
+                continue
+            steps, seen = probabilities(models, source, keep, target)
+            total, finished = float(steps.sum()), target[-1] == EOS
+            penalty = config.coverage_penalty * float(seen.clamp(max=1).log().sum())
+            score = total / length**config.length_penalty + penalty
+            found.append(Hypothesis(list(target[: length - finished]), total, score, finished))
+    return sorted(found, key=lambda hypothesis: -hypothesis.score)
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 1000),
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    length_penalty=st.sampled_from([0.0, 0.6, 1.0, -0.5]),
+    coverage=st.sampled_from([0.0, 0.2, 1.0]),
+    least=st.sampled_from([(0.0, 0), (0.0, 1), (0.4, 1)]),
+    ngram=st.integers(0, 3),
+    prefix=st.lists(st.sampled_from([0, 1, 2, 4]), max_size=2),
+    size=st.integers(1, 2),
+)
+def test_every_option_at_once_is_brute_force(
+    seed: int,
+    lengths: list[int],
+    length_penalty: float,
+    coverage: float,
+    least: tuple[float, int],
+    ngram: int,
+    prefix: list[int],
+    size: int,
+) -> None:
+    models = [build(seed + number) for number in range(size)]
+    source, keep = sentences(models[0], lengths)
+    prefixes = [prefix, *[[]] * (len(lengths) - 1)]
+    config = options(
+        beam_size=5**4,
+        stop="exact",
+        length_penalty=length_penalty,
+        coverage_penalty=coverage,
+        min_length_ratio=least[0],
+        min_length_offset=least[1],
+        no_repeat_ngram=ngram,
+    )
+    found = search(models, source, keep, config, prefixes)
+    for row, (length, begins) in enumerate(zip(lengths, prefixes, strict=True)):
+        limit = max(length // 2 + 1, len(begins) + 1 if begins else 0)
+        expected = brute_force(models, source[row], keep[row], limit, config, begins)
+        assert_same(found[row], expected, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("samples", [None, 4])
+def test_barred_tokens_never_come(beam_size: int, samples: int | None) -> None:
+    model = build(3, vocab=9)
+    source, keep = sentences(model, [4, 9, 12, 12])
+    limits = {
+        "max_length_ratio": 1.0,
+        "max_length_offset": 6,
+        "min_length_ratio": 0.5,
+        "min_length_offset": 3,
+    }
+    config = options(beam_size=beam_size, samples=samples, no_repeat_ngram=2, **limits)
+    prefixes = [[4, 5], [], [8, 8, 8], [1]]
+    keys = [(n, 0) for n in range(4)]
+    found = search([model], source, keep, config, prefixes, keys)
+    free = config.model_copy(update={"no_repeat_ngram": 0})
+    assert found != search([model], source, keep, free, prefixes, keys)
+    for row, (length, prefix, hypotheses) in enumerate(zip([4, 9, 12, 12], prefixes, found, strict=True)):
+        assert len(hypotheses) == (samples or beam_size)
+        for hypothesis in hypotheses:
+            target = tokens(hypothesis, EOS)
+            assert hypothesis.ids[: len(prefix)] == prefix
+            assert length // 2 + 3 <= len(target) <= length + 6
+            bigrams = list(itertools.pairwise(target[max(0, len(prefix) - 1) :]))
+            assert len(set(bigrams)) == len(bigrams)
+            steps, _ = probabilities([model], source[row], keep[row], target)
+            assert hypothesis.log_prob == pytest.approx(float(steps.sum()), abs=1e-9)
+
+
+def test_a_prefix_longer_than_the_limit_is_kept_and_gone_on_with() -> None:
+    model = build(1, vocab=7)
+    source, keep = sentences(model, [2, 2])
+    prefix = [4, 5, 6, 4, 5, 6, 4, 4]
+    for beam_size in (1, 4):
+        long, short = search([model], source, keep, options(beam_size=beam_size), [prefix, []])
+        assert all(h.ids[:8] == prefix and len(tokens(h, EOS)) in (8 + 1, 9) for h in long)
+        assert short == search([model], source, keep, options(beam_size=beam_size))[1]
+
+
+def test_an_ensemble_of_one_model_twice_is_that_model() -> None:
+    model, other = build(0, vocab=8), build(1, vocab=8)
+    source, keep = sentences(model, [3, 7])
+    for config in (options(beam_size=1), options(beam_size=4)):
+        alone = search([model], source, keep, config)
+        for ours, same in zip(search([model, model], source, keep, config), alone, strict=True):
+            assert_same(ours, same)
+        assert search([model, other], source, keep, config) != alone
+
+
+def test_coverage_lets_the_translation_win_that_looks_at_every_word() -> None:
+    """Of hypotheses of equal probability; what was hardly looked at costs its logarithm."""
+    found = []
+    for beta in (0.0, 5.0):
+        model = build(7, vocab=6)
+        source, keep = sentences(model, [8, 8, 8])
+        config = options(beam_size=50, coverage_penalty=beta, max_length_ratio=0.0, max_length_offset=4)
+        found.append([h[0].ids for h in search([model], source, keep, config)])
+        for hypothesis in search([model], source, keep, config)[0]:
+            _, seen = probabilities([model], source[0], keep[0], tokens(hypothesis, EOS))
+            missing = float(seen.clamp(max=1).log().sum())
+            target = tokens(hypothesis, EOS)
+            assert hypothesis.score == pytest.approx(hypothesis.log_prob / len(target) + beta * missing)
+            assert missing < 0 and math.isfinite(missing)
+    assert found[0] != found[1]

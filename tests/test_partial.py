@@ -1,0 +1,114 @@
+"""An output file that was interrupted is gone on with, and never mixed with another job's."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mtrain.errors import StorageError, UsageError
+from mtrain.partial import PartialFile, answer_lines
+
+LINES = [f"line {number}" for number in range(10)]
+JOB = {"model": "m", "decoding": {"beam_size": 5}}
+
+
+def answering(stop: int | None = None, window: int = 3, asked: list | None = None):
+    """Answers in windows, as a translator does; before line `stop` is answered comes an interruption."""
+
+    def answers(lines: Iterator[str], start: int) -> Iterator[str]:
+        if asked is not None:
+            asked.append(start)
+        iterator, number = iter(lines), start
+        while block := [line for _, line in zip(range(window), iterator, strict=False)]:
+            for line in block:
+                if number == stop:
+                    raise KeyboardInterrupt
+                yield f"{line.upper()}\n"
+                number += 1
+
+    return answers
+
+
+def whole(lines: list[str] = LINES) -> str:
+    return "".join(f"{line.upper()}\n" for line in lines)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 3, 5, 9])
+def test_an_interrupted_file_is_gone_on_with(tmp_path: Path, stop: int, caplog) -> None:
+    out, asked = tmp_path / "out", []
+    with pytest.raises(KeyboardInterrupt):
+        answer_lines(iter(LINES), answering(stop), out, JOB, go_on=False)
+    assert not out.exists()
+    assert (tmp_path / "out.part").exists() == (stop >= 3)
+    assert ("--continue goes on from there" in caplog.text) == (stop >= 3)
+    answer_lines(iter(LINES), answering(asked=asked), out, JOB, go_on=True)
+    assert out.read_text() == whole() and asked == [stop // 3 * 3]
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_kill_between_two_notes_loses_nothing(tmp_path: Path) -> None:
+    """What was written after the last note is cut off and answered again."""
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        answer_lines(iter(LINES), answering(7), out, JOB, go_on=False)
+    with (tmp_path / "out.part").open("a") as stream:
+        stream.write("LINE 6\nLI")
+    answer_lines(iter(LINES), answering(), out, JOB, go_on=True)
+    assert out.read_text() == whole()
+
+
+def test_what_is_complete_is_left_alone_and_what_is_not_there_begun(tmp_path: Path) -> None:
+    out, asked = tmp_path / "out", []
+    answer_lines(iter(LINES), answering(asked=asked), out, JOB, go_on=True)
+    answer_lines(iter(LINES), answering(asked=asked), out, JOB, go_on=True)
+    assert asked == [0] and out.read_text() == whole()
+    answer_lines(iter(LINES[:4]), answering(asked=asked), out, JOB, go_on=False)
+    assert asked == [0, 0] and out.read_text() == whole(LINES[:4])
+
+
+@pytest.mark.parametrize(
+    ("lines", "job", "message"),
+    [
+        (LINES, {**JOB, "model": "n"}, "with another model or other settings"),
+        (["other", *LINES[1:]], JOB, "its input was another"),
+        (LINES[:2], JOB, "its input was another"),
+    ],
+)
+def test_another_job_is_refused(tmp_path: Path, lines: list[str], job: dict, message: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        answer_lines(iter(LINES), answering(7), tmp_path / "out", JOB, go_on=False)
+    with pytest.raises(UsageError, match=message):
+        answer_lines(iter(lines), answering(), tmp_path / "out", job, go_on=True)
+    answer_lines(iter(LINES), answering(), tmp_path / "out", JOB, go_on=True)  # nothing was lost
+    assert (tmp_path / "out").read_text() == whole()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "[]"])
+def test_damage_is_refused(tmp_path: Path, damage: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        answer_lines(iter(LINES), answering(7), tmp_path / "out", JOB, go_on=False)
+    if damage == "truncated":
+        (tmp_path / "out.part").write_text("LINE")
+    else:
+        (tmp_path / "out.part.json").write_text(damage)
+    with pytest.raises(UsageError, match="damaged"):
+        PartialFile(tmp_path / "out", JOB, go_on=True)
+
+
+def test_starting_again_says_what_it_replaces(tmp_path: Path, caplog) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        answer_lines(iter(LINES), answering(7), tmp_path / "out", JOB, go_on=False)
+    answer_lines(iter(LINES), answering(), tmp_path / "out", JOB, go_on=False)
+    assert "is replaced; --continue would have gone on with it" in caplog.text
+    assert (tmp_path / "out").read_text() == whole()
+
+
+def test_a_replaced_file_keeps_its_mode_and_a_full_disk_is_a_storage_error(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_text("old")
+    out.chmod(0o600)
+    answer_lines(iter(LINES), answering(), out, JOB, go_on=False)
+    assert out.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "full.part").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="full: cannot write: No space left"):
+        answer_lines(iter(LINES), answering(), tmp_path / "full", JOB, go_on=False)

@@ -1,0 +1,71 @@
+"""The prompt: translations to stdout, scores, times and pictures to stderr, mistakes that end nothing."""
+
+import numpy as np
+import pytest
+
+from mtrain import Translator
+from mtrain.prompt import Prompt, drawn
+
+
+@pytest.fixture
+def prompt(run_dir, monkeypatch, capsys):
+    """Type lines at a prompt; returns stdout and stderr."""
+
+    def run(*lines: str, n_best: int = 1) -> tuple[str, str]:
+        typed = iter(lines)
+
+        def read(_: str) -> str:
+            try:
+                return next(typed)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr("builtins.input", read)
+        Prompt(Translator.load(run_dir, "cpu"), n_best).run()
+        return capsys.readouterr()
+
+    return run
+
+
+def test_a_translation_its_score_and_its_time(prompt):
+    out, err = prompt("It rains.", "")
+    assert out == "Es regnet.\n\n"
+    assert "score -0." in err and "nats" in err and " ms\n" in err and ":attention" in err
+
+
+def test_n_and_beam(prompt):
+    out, _ = prompt("It rains.", n_best=3)
+    assert len(out.splitlines()) == 3 and out.startswith("Es regnet.\n")
+    out, err = prompt(":n 7", "It rains.", ":beam 2", "It rains.")
+    assert len(out.splitlines()) == 7 + 2 and "7 beams" in err and "2 beams" in err
+
+
+def test_attention_is_drawn_for_the_last_translation(prompt):
+    _, err = prompt("The sun shines.", ":attention")
+    assert "1:\u2581" in err and "</s>" in err and any(shade in err for shade in "▒▓█")
+
+
+def test_mistakes_are_answered_and_the_prompt_goes_on(prompt):
+    out, err = prompt(
+        ":attention", ":n", ":n 0", ":beam many", ":nonsense", "caf\udce9", ":help", "It rains."
+    )
+    assert out == "Es regnet.\n"
+    for said in (
+        "error: :attention: type a sentence first",
+        "error: :n: give a number from 1 to 128",
+        "error: :n 0: give a number",
+        "error: :beam many: give a number",
+        "error: :nonsense: no such command; :n, :beam, :attention, :help or :quit",
+        "not valid UTF-8",
+    ):
+        assert said in err
+
+
+def test_quit_ends(prompt):
+    assert prompt(":quit", "It rains.")[0] == ""
+
+
+def test_the_picture_has_a_row_for_each_target_piece_and_a_shade_for_each_weight():
+    weights = np.array([[0.9, 0.1], [0.5, 0.45]])
+    picture = drawn(["\u2581a", "b\x1b"], ["\u2581x", "</s>"], weights).split("\n")
+    assert picture == ["1:\u2581a 2:b\\x1b", "      1  2", "  \u2581x ██   ", "</s> ▒▒ ▒▒"]

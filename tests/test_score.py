@@ -1,0 +1,67 @@
+"""Scores of given translations are those of the search, and of the full model."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import PAIRS
+from test_search import EOS, build, forced, sentences
+
+from mtrain import Translator
+from mtrain.decoding.force import force
+from mtrain.decoding.score import attention, score_pairs
+
+
+@pytest.fixture(scope="module")
+def translator(run_dir: Path) -> Translator:
+    return Translator.load(run_dir, "cpu")
+
+
+def test_forced_log_probabilities_are_those_of_the_full_model() -> None:
+    models = [build(seed, vocab=9) for seed in (0, 1)]
+    source, keep = sentences(models[0], [3, 8, 5])
+    targets = torch.tensor([[4, 5, EOS], [6, EOS, 0], [8, 8, 8]])
+    for model in models:
+        ours = force([model], source, keep, targets)
+        for row, length in enumerate([3, 2, 3]):
+            ids = tuple(targets[row, :length].tolist())
+            assert float(ours[row, :length].sum()) == pytest.approx(
+                forced(model, source[row], keep[row], [ids])[0]
+            )
+    both = force(models, source, keep, targets).exp()
+    single = [force([model], source, keep, targets).exp() for model in models]
+    torch.testing.assert_close(both, (single[0] + single[1]) / 2)
+
+
+def test_scores_are_those_of_the_search(translator: Translator) -> None:
+    sources = [source for source, _ in PAIRS] * 3
+    found = translator.with_settings(beam_size=4).translate(sources, n_best=4)
+    pairs = [(source, t.text) for source, best in zip(sources, found, strict=True) for t in best.n_best]
+    given = list(score_pairs(translator.with_settings(batch_tokens=100), pairs))
+    close = 0
+    for scored, translation in zip(given, (t for best in found for t in best.n_best), strict=True):
+        assert sum(scored.token_log_probs) == pytest.approx(scored.log_prob)
+        assert scored.tokens[-1] == "</s>" and "".join(scored.tokens[:-1]).replace("\u2581", " ").strip()
+        if len(scored.tokens) == translation.tokens:  # the search may have found another segmentation
+            close += abs(scored.log_prob - translation.log_prob) < 1e-4
+    assert close > len(pairs) * 0.6
+
+
+def test_what_is_over_the_limit_has_no_score_and_empty_sides_have_one(translator: Translator) -> None:
+    long = "katze " * 100
+    over, other, empty, good = score_pairs(translator, [(long, "a"), ("a", long), ("", ""), PAIRS[0]])
+    assert math.isnan(over.log_prob) and math.isnan(other.log_prob) and over.tokens == []
+    assert empty.tokens == ["</s>"] and empty.log_prob < 0
+    assert good.log_prob > -5
+    assert over.line() == "nan\t0\t\n" and json.loads(over.as_json())["log_prob"] is None
+    fields = good.line().rstrip("\n").split("\t")
+    assert float(fields[0]) == pytest.approx(good.log_prob, abs=1e-6) and int(fields[1]) == len(good.tokens)
+    assert len(fields[2].split()) == len(good.tokens)
+
+
+def test_attention_is_a_distribution_over_the_source_pieces(translator: Translator) -> None:
+    source, target, matrix = attention(translator, *PAIRS[1])
+    assert source[-1] == target[-1] == "</s>" and matrix.shape == (len(target), len(source))
+    assert matrix.sum(axis=1) == pytest.approx(1, abs=1e-5)

@@ -1,0 +1,249 @@
+"""The translator as a library: what it returns, and that how lines are batched changes nothing."""
+
+import logging
+import random
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import torch
+from conftest import PAIRS
+
+from mtrain import Translator
+from mtrain.config import override
+from mtrain.decoding.alignment import align
+from mtrain.decoding.mbr import rank
+from mtrain.decoding.split import split_line, windows
+from mtrain.errors import ModelError, UsageError
+from mtrain.metrics import make_metrics
+
+SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
+
+
+@pytest.fixture(scope="module")
+def translator(run_dir: Path) -> Translator:
+    return Translator.load(run_dir, "cpu")
+
+
+def words_of(count: int, seed: int = 0) -> list[str]:
+    """Lines that training never showed, of 1 to 9 known words."""
+    words, draw = " ".join(SOURCES).split(), random.Random(seed)
+    return [" ".join(draw.choices(words, k=draw.randint(1, 9))) for _ in range(count)]
+
+
+# ------------------------------------------------------------------------------------------------- batches
+
+
+@pytest.mark.parametrize("settings", [{"beam_size": 1}, {"beam_size": 4}, {"samples": 2, "seed": 7}])
+def test_neither_batches_nor_order_change_a_translation(translator: Translator, settings: dict) -> None:
+    lines = words_of(60)
+    double = translator.with_settings(**settings)
+    for model in double.models:
+        model.double()
+    try:
+        expected = double.translate(lines)
+        for batch_tokens in (1, 70, 10_000):
+            other = double.with_settings(batch_tokens=batch_tokens)
+            assert [t.text for t in other.translate(lines)] == [t.text for t in expected]
+        if "samples" not in settings:  # whose numbers go by the line's place
+            order = random.Random(1).sample(range(60), 60)
+            shuffled = double.translate([lines[i] for i in order])
+            assert [t.text for t in shuffled] == [expected[i].text for i in order]
+        streamed = list(double.stream(iter(lines), window=7))
+        assert [t.text for t in streamed] == [t.text for t in expected]
+    finally:
+        for model in double.models:
+            model.float()
+
+
+def test_threads_may_share_a_translator(translator: Translator) -> None:
+    lines = words_of(40, seed=2)
+    expected = translator.translate(lines)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: translator.translate(lines), range(8)):
+            assert found == expected
+
+
+def test_windows_are_bounded_by_lines_and_by_characters() -> None:
+    assert [len(texts) for texts, _ in windows(["a"] * 10, None, 4)] == [4, 4, 2]
+    assert [len(texts) for texts, _ in windows(["a" * 400_000] * 7, None, 4096)] == [3, 3, 1]
+    assert list(windows([], None, 4)) == []
+
+
+# ------------------------------------------------------------------------------------------------- results
+
+
+def test_n_best_are_the_best_so_many_of_the_beam(translator: Translator) -> None:
+    wide = translator.with_settings(beam_size=6)
+    [best, empty] = wide.translate(["It rains.", "  "], n_best=3)
+    assert best.text == "Es regnet." and best.n_best[0].text == best.text and len(best.n_best) == 3
+    assert [t.score for t in best.n_best] == sorted((t.score for t in best.n_best), reverse=True)
+    assert (empty.text, empty.tokens, len(empty.n_best)) == ("", 0, 1)
+    assert wide.translate(["It rains."])[0].n_best == ()
+    with pytest.raises(UsageError, match="7 translations of each line: only 6 are decoded"):
+        wide.translate(["It rains."], n_best=7)
+
+
+def test_prefixes_begin_the_translations(translator: Translator) -> None:
+    given = ["Eine Katze", "", "Zwei"]
+    found = translator.translate(SOURCES[:3], prefixes=given)
+    assert found[0].text.startswith("Eine Katze") and found[1].text == TARGETS[1]
+    other = translator.translate(SOURCES[:1], prefixes=["Kinder spielen"])
+    assert other[0].text.startswith("Kinder spielen") and other[0].log_prob < found[0].log_prob
+    for wrong, message in ((["Eine"], "fewer prefixes"), (["Eine", "", "", ""], "more prefixes")):
+        with pytest.raises(UsageError, match=message):
+            translator.translate(SOURCES[:3], prefixes=wrong)
+
+
+def test_settings_are_checked_and_leave_the_original_alone(translator: Translator) -> None:
+    assert translator.with_settings(beam_size=2).decoding.beam_size == 2
+    assert translator.decoding.beam_size == 5
+    with pytest.raises(UsageError, match="did you mean 'beam_size'"):
+        translator.with_settings(beamsize=2)
+    with pytest.raises(UsageError, match="give samples too"):
+        translator.with_settings(top_k=4)
+    with pytest.raises(UsageError, match="mbr needs a choice"):
+        translator.with_settings(mbr="chrf", beam_size=1)
+    with pytest.raises(UsageError, match="must not exceed"):
+        translator.with_settings(min_length_ratio=3)
+
+
+# ------------------------------------------------------------------------------------------------ long lines
+
+
+@pytest.mark.parametrize("longest", [9, 20, 63])
+def test_parts_are_sentences_and_lose_nothing(translator: Translator, longest: int) -> None:
+    tokenizer = translator.tokenizer
+    text = [*SOURCES, "katze" * 30 + '!"', "Mr. Smith of the U. S. sleeps.", "Is it no... yes?", "It rains"]
+    parts = split_line("  ".join(text), tokenizer, longest)
+    assert all(0 < len(part) <= longest for part in parts)
+    sentences = tokenizer.encode_source(text)
+    assert list(chain(*parts)) == list(chain(*sentences))
+    whole = [ids for ids in sentences if len(ids) <= longest]
+    assert [part for part in parts if part in whole] == whole
+    cut = [part for part in parts if part not in whole]
+    assert all(tokenizer.word_starts(part)[0] for part in cut)
+    if longest == 63:
+        assert len(cut) == 3 and max(map(len, cut)) == longest  # of one word of some 90 pieces
+    [one, two] = split_line("猫が寝る。雨が降る！", tokenizer, longest=63)
+    assert [one, two] == tokenizer.encode_source(["猫が寝る。", "雨が降る！"])
+
+
+def test_a_long_line_is_translated_in_parts_and_joined(translator: Translator, caplog) -> None:
+    text = " ".join(SOURCES * 3)
+    with caplog.at_level(logging.WARNING):
+        [found, short] = translator.translate([text, "It rains."], alignments=True)
+    assert "1 line(s) of more than 64 tokens were translated in parts" in caplog.text
+    assert found.text.count(".") >= 12 and "\n" not in found.text and short.text == "Es regnet."
+    assert found.alignment is not None
+    source, target = len(text.split()), len(found.text.split())
+    assert [j for _, j in found.alignment] == list(range(target))
+    assert max(i for i, _ in found.alignment) > source * 2 // 3
+    assert found.tokens > 60 and found.log_prob < 0
+    with pytest.raises(TypeError, match="strings"):
+        translator.translate([b"It rains."])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("size", [1_000_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
+def test_megabytes_in_one_line_are_one_line(translator: Translator, monkeypatch, size: int) -> None:
+    """What is decoded is left out: only the cutting is of interest."""
+    sizes = []
+
+    def count(parts, n_best, alignments):
+        sizes.extend(len(part.source) for part in parts)
+        return [[short] for _ in parts]
+
+    [short] = translator.translate(["It rains."])
+    fast = translator.with_settings()
+    monkeypatch.setattr(fast, "_decoder", count)
+    for text in ("It rains. " * (size // 10), "x" * size):
+        [found] = fast.translate([text])
+        assert found.text.startswith("Es regnet. Es regnet.") and max(sizes) <= 64
+
+
+# ---------------------------------------------------------------------------------------------- alignments
+
+
+def test_each_target_word_goes_to_the_word_it_looks_at_most() -> None:
+    attention = torch.tensor(
+        [[0.3, 0.3, 0.4, 0.0], [0.1, 0.1, 0.8, 0.0], [0.5, 0.1, 0.3, 0.1], [0.0, 0.0, 0.0, 1.0]]
+    ).numpy()
+    # Source words: pieces 0 and 1, piece 2; the fourth is EOS. Target words: piece 0, pieces 1 and 2; EOS.
+    assert align(attention, [True, False, True], [True, True, False]) == ((0, 0), (1, 1))
+    assert align(attention[:, [2, 0, 1, 3]], [True, True, False], [True, False, True]) == ((0, 0), (1, 1))
+    assert align(attention, [], [True]) == align(attention, [True], []) == ()
+
+
+def test_alignments_name_words_of_both_sides(translator: Translator) -> None:
+    for source, found in zip(SOURCES, translator.translate(SOURCES, alignments=True), strict=True):
+        assert found.alignment is not None
+        assert [j for _, j in found.alignment] == list(range(len(found.text.split())))
+        assert all(0 <= i < len(source.split()) for i, _ in found.alignment)
+    assert translator.translate(["It rains."])[0].alignment is None
+    found = translator.translate(["It rains."], n_best=3, alignments=True)[0]
+    assert all(len(t.alignment or ()) == len(t.text.split()) for t in found.n_best)
+
+
+# ----------------------------------------------------------------------------------------------- ensembles
+
+
+def test_an_ensemble_needs_one_vocabulary(run_dir: Path, tmp_path: Path, translator: Translator) -> None:
+    twice = Translator.load(run_dir, "cpu", ensemble=[run_dir / "model"])
+    expected = translator.translate(SOURCES)
+    for ours, same in zip(twice.translate(SOURCES), expected, strict=True):
+        assert ours.text == same.text and ours.log_prob == pytest.approx(same.log_prob, abs=1e-4)
+    other = shutil.copytree(run_dir / "model", tmp_path / "other")
+    from mtrain.storage import write_folder
+
+    def fill(folder: Path) -> None:
+        shutil.copytree(run_dir / "model", folder, dirs_exist_ok=True)
+        (folder / "manifest.json").unlink()
+        model = (folder / "tokenizer/joint.model").read_bytes()
+        (folder / "tokenizer/joint.model").write_bytes(model + b"\x82\x7d\x00")  # a field nobody knows
+
+    write_folder(other, fill)
+    with pytest.raises(ModelError, match="its vocabulary is not that of"):
+        Translator.load(run_dir, "cpu", ensemble=[other])
+
+
+# ------------------------------------------------------------------------------------- minimum Bayes risk
+
+
+def test_the_text_most_like_the_others_is_chosen() -> None:
+    texts = ["Die Katze schläft.", "Ein Hund bellt laut.", "Eine Katze schläft.", "Die Katze schläft nicht."]
+    for name in ("chrf", "bleu"):
+        metric = make_metrics([name], "de", sentences=True)[name]
+        means = [
+            sum(getattr(sacrebleu, f"sentence_{name}")(text, [other]).score for other in texts)
+            for text in texts
+        ]
+        assert rank(texts, metric) == sorted(range(4), key=lambda i: -means[i])
+        assert rank(texts, metric)[-1] == 1
+    votes = [texts[1]] * 5 + texts
+    assert votes[rank(votes, make_metrics(["chrf"], "de", sentences=True)["chrf"])[0]] == texts[1]
+    assert rank(["a", "a"], None) == [0, 1]
+
+
+@pytest.mark.parametrize("utility", ["chrf", "bleu"])
+def test_mbr_chooses_among_what_was_found(translator: Translator, utility: str) -> None:
+    lines = words_of(12, seed=5)
+    plain = translator.with_settings(samples=8, temperature=2.0)
+    drawn = plain.translate(lines, n_best=8)
+    chosen = plain.with_settings(mbr=utility).translate(lines, n_best=8)
+    metric = make_metrics([utility], "de", sentences=True)[utility]
+    for before, after in zip(drawn, chosen, strict=True):
+        texts = [t.text for t in before.n_best]
+        assert after.text == texts[rank(texts, metric)[0]]
+        assert sorted(t.text for t in after.n_best) == sorted(texts)
+    assert [t.text for t in drawn] != [t.text for t in chosen]
+
+
+def test_overrides_reach_the_search(run_dir: Path) -> None:
+    raw = override({"decoding": {}}, "decoding.no_repeat_ngram=1")
+    assert raw["decoding"]["no_repeat_ngram"] == 1
+    loaded = Translator.load(run_dir, "cpu", ["decoding.no_repeat_ngram=1", "decoding.max_length_ratio=3"])
+    ids = loaded.tokenizer.encode_target([t.text for t in loaded.translate(words_of(10))])
+    assert loaded.decoding.no_repeat_ngram == 1 and all(len(row) <= 3 * 40 for row in ids)
