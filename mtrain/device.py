@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -32,7 +33,7 @@ def describe_device(device: torch.device) -> str:
     return f"cpu ({torch.get_num_threads()} threads)"
 
 
-def training_precision(device: torch.device, setting: str) -> str:
+def resolve_precision(device: torch.device, setting: str) -> str:
     """`fp32`, `bf16` or `fp16`. `auto` is what the device multiplies fastest in: bf16 on GPUs from Ampere on
     and on CPUs with instructions for it, fp16 on older GPUs with tensor cores, fp32 elsewhere."""
     if setting != "auto":
@@ -44,11 +45,6 @@ def training_precision(device: torch.device, setting: str) -> str:
     return "bf16" if any(getattr(torch.cpu, name, bool)() for name in has_bf16) else "fp32"
 
 
-def decoding_precision(device: torch.device, setting: str) -> str:
-    """As `training_precision`, but `auto` is fp32 on a CPU, where bf16 has not been timed here."""
-    return "fp32" if setting == "auto" and device.type == "cpu" else training_precision(device, setting)
-
-
 def compiles(device: torch.device, setting: str) -> bool:
     """Whether `training.compile` means torch.compile. `auto`: on a GPU, to launch fewer kernels; not on a
     CPU, where it needs a C++ compiler and a minute or more. Neither has been timed here."""
@@ -56,15 +52,22 @@ def compiles(device: torch.device, setting: str) -> bool:
 
 
 def workers_for(device: torch.device) -> int:
-    """Threads that train side by side on a device. On a CPU as many as use most cores, but at most four,
-    since all share Python's lock (two were timed here); the operations of each use the cores that fall
-    to it. On a GPU one."""
+    """Threads that work side by side on a device. On a CPU as many as use most cores, but at most four, since
+    all share Python's lock (two were timed here). On a GPU one."""
     threads = torch.get_num_threads()
     return (
         max(range(1, 5), key=lambda n: (n > 1, threads // n * n, n))
         if device.type == "cpu" and threads > 1
         else 1
     )
+
+
+def thread_pool(workers: int) -> ThreadPoolExecutor | None:
+    """Threads whose operations each use the cores that fall to them; None for one, which needs no pool."""
+    if workers == 1:
+        return None
+    threads = max(1, torch.get_num_threads() // workers)
+    return ThreadPoolExecutor(workers, "mtrain", torch.set_num_threads, (threads,))
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

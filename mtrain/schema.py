@@ -21,6 +21,7 @@ Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Switch = Literal["auto", "on", "off"]
 Stop = Literal["default", "first_k", "exact"]
+Workers = Annotated[int, Field(ge=1, le=64)] | Literal["auto"]
 Samples = Annotated[int, Field(ge=1, le=1024)]
 
 
@@ -304,7 +305,8 @@ class DecodingConfig(Section):
     seed: int = Field(1, ge=0, lt=2**63, description="of samples")
     mbr: Literal["chrf", "bleu"] | None = Field(None, description="choose what is most like the others found")
     batch_tokens: PositiveInt = Field(8192, description="padded source tokens x hypotheses of a batch")
-    precision: Precision = Field("auto", description="as in training; auto on a CPU: fp32")
+    precision: Precision = Field("auto", description="as in training; of large products alone on a CPU")
+    workers: Workers = Field("auto", description="threads that decode batches side by side; auto: by device")
 
     @model_validator(mode="after")
     def _search_or_sample(self) -> Self:

@@ -67,6 +67,7 @@ def raw_config(corpus: Path) -> dict[str, Any]:
             "log_every": 2,
             "precision": "fp32",  # what is best differs between machines
         },
+        "decoding": {"precision": "fp32"},
     }
 
 

@@ -304,8 +304,8 @@ def test_cached_self_attention_equals_causal(rotary: bool, first: int) -> None:
     cache = KeyValueCache([LayerCache(keys, values, 1, max_length=6)], keep([1, 1], 1), beams=1)
     parts = []
     for start, end in [(0, first), *((t, t + 1) for t in range(first, 6))]:
-        mask = cache.extend(end - start)
-        parts.append(layer(x[:, start:end], mask, cache=cache.layers[0], cached=start))
+        past = cache.extend(end - start)
+        parts.append(layer.continued(x[:, start:end], cache.layers[0], start, past))
     torch.testing.assert_close(torch.cat(parts, dim=1), layer(x, causal=True), **DOUBLE)
 
 
@@ -314,8 +314,8 @@ def test_append_returns_all_so_far_and_keeps_earlier_positions() -> None:
     first, then = torch.randn(2, 3, 2, 2, 4), torch.randn(2, 3, 2, 1, 4)
     cache.append(first[0], first[1], 0)
     keys, values = cache.append(then[0], then[1], 2)
-    assert torch.equal(keys, torch.cat([first[0], then[0]], dim=2))
-    assert torch.equal(values, torch.cat([first[1], then[1]], dim=2))
+    assert torch.equal(keys.view(3, 2, 3, 4), torch.cat([first[0], then[0]], dim=2))
+    assert torch.equal(values.view(3, 2, 3, 4), torch.cat([first[1], then[1]], dim=2))
 
 
 @pytest.mark.parametrize("sentences", [None, [1, 2], [0], [2, 0]])
@@ -335,19 +335,21 @@ def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[in
     left = sentences if sentences is not None else [0, 1, 2]
     crossed = torch.tensor([[1, 0]] * len(left))
     cache.reorder(crossed, None if sentences is None else torch.tensor(sentences))
-    mask = cache.extend(1)
-    assert mask is not None and cache.length == 3
+    bias = cache.extend(1)
+    assert bias is not None and cache.length == 3 and cache.source is not None
     past = {0: [[1, 3], [0, 2]], 1: [[0, 3], [1, 2]], 2: [[1, 3], [1, 2]]}  # the slots of beams 0 and 1
     for row, sentence in enumerate(left):
-        for beam in range(2):
-            slots = mask[row, 0, beam].nonzero().flatten().tolist()
-            assert slots == [*past[sentence][beam], 4 + beam]
-    assert cache.source_keep.sum(1).tolist() == [sentence + 1 for sentence in left]
+        for head in range(2):
+            for beam in range(2):
+                slots = (bias[2 * row + head, beam] == 0).nonzero().flatten().tolist()
+                assert slots == [*past[sentence][beam], 4 + beam]
+            assert (cache.source[2 * row + head] == 0).sum() == sentence + 1
     for layer in layers:
-        assert layer.keys[:, 1, :4, 2].tolist() == [[10.0 * s + slot for slot in range(4)] for s in left]
-        assert layer.values[:, 1, :4, 2].tolist() == (-layer.keys[:, 1, :4, 2]).tolist()
-        assert layer.cross_keys[:, 1, 2, 3].tolist() == left
-        assert layer.cross_values[:, 1, 2, 3].tolist() == [-s for s in left]
+        keys, values = (x.view(len(left), 2, 14, 4) for x in (layer.keys, layer.values))
+        assert keys[:, 1, :4, 2].tolist() == [[10.0 * s + slot for slot in range(4)] for s in left]
+        assert values[:, 1, :4, 2].tolist() == (-keys[:, 1, :4, 2]).tolist()
+        assert layer.cross_keys.view(len(left), 2, 3, 4)[:, 1, 2, 3].tolist() == left
+        assert layer.cross_values.view(len(left), 2, 3, 4)[:, 1, 2, 3].tolist() == [-s for s in left]
         new = torch.full((len(left), 2, 2, 4), 70.0)  # and decoding goes on from there
-        going_on = layer.append(new, new, 2)[0][:, 0, :, 0].tolist()
+        going_on = layer.append(new, new, 2)[0].view(len(left), 2, 6, 4)[:, 0, :, 0].tolist()
         assert going_on == [[*(10.0 * s + slot for slot in range(4)), 70.0, 70.0] for s in left]

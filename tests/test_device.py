@@ -8,12 +8,11 @@ import torch
 from mtrain.device import (
     autocast,
     compiles,
-    decoding_precision,
     describe_device,
     keep_few_kernels,
     keep_freed_memory,
     resolve_device,
-    training_precision,
+    resolve_precision,
     workers_for,
 )
 from mtrain.errors import UsageError
@@ -62,17 +61,17 @@ def test_precision_is_that_of_matrix_products(precision, dtype):
 def test_auto_is_the_fastest_precision_of_a_gpu(monkeypatch, generation, precision):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: generation)
     device = torch.device("cuda")
-    assert training_precision(device, "auto") == decoding_precision(device, "auto") == precision
-    assert training_precision(device, "fp32") == decoding_precision(device, "fp32") == "fp32"
+    assert resolve_precision(device, "auto") == precision
+    assert resolve_precision(device, "fp32") == "fp32"
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
-def test_auto_on_a_cpu_trains_in_bf16_if_it_has_instructions_for_it(monkeypatch, has_bf16):
+def test_auto_on_a_cpu_is_bf16_if_it_has_instructions_for_it(monkeypatch, has_bf16):
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda: has_bf16, raising=False)
     cpu = torch.device("cpu")
-    assert training_precision(cpu, "auto") == ("bf16" if has_bf16 else "fp32")
-    assert decoding_precision(cpu, "auto") == "fp32" and decoding_precision(cpu, "bf16") == "bf16"
+    assert resolve_precision(cpu, "auto") == ("bf16" if has_bf16 else "fp32")
+    assert resolve_precision(cpu, "fp32") == "fp32" and resolve_precision(cpu, "bf16") == "bf16"
 
 
 @pytest.mark.parametrize(

@@ -202,9 +202,7 @@ class Scripted:
         cache.reorder = reorder
         return cache
 
-    def decode(
-        self, last: Tensor, memory: None, source_keep: Tensor, cache: SimpleNamespace, weights: None
-    ) -> Tensor:
+    def decode_next(self, last: Tensor, cache: SimpleNamespace, weights: None) -> Tensor:
         cache.rows = [
             (name, (*p, token)) for (name, p), token in zip(cache.rows, last[:, 0].tolist(), strict=True)
         ]

@@ -135,7 +135,7 @@ def decode_cached(
     """Logits of target (B * beams, T), `first` tokens and then one at a time."""
     cache = model.start_cache(model.encode(source, source_keep), source_keep, beams, target.size(1))
     parts = [target[:, :first], *target[:, first:].split(1, dim=1)]
-    return torch.cat([model.project(model.decode(p, None, source_keep, cache)) for p in parts], dim=1)
+    return torch.cat([model.project(model.decode_next(p, cache)) for p in parts], dim=1)
 
 
 @every_kind
@@ -158,7 +158,7 @@ def test_decoding_goes_on_after_beams_are_reordered_and_sentences_dropped(positi
         ([[1, 0]], [1]),
         ([[1, 0]], None),
     ]:
-        hidden = model.decode(target[:, -1:], None, cache.source_keep, cache)
+        hidden = model.decode_next(target[:, -1:], cache)
         full = model.decode(target, model.encode(source, kept), kept)
         torch.testing.assert_close(hidden[:, 0], full[:, -1], **DOUBLE)
         cache.reorder(torch.tensor(parents), None if sentences is None else torch.tensor(sentences))
@@ -166,6 +166,38 @@ def test_decoding_goes_on_after_beams_are_reordered_and_sentences_dropped(positi
         source, kept = source[left], kept[left]
         rows = [2 * sentence + beam for sentence, pair in zip(left, parents, strict=True) for beam in pair]
         target = torch.cat([target[rows], ids(len(rows), 1)], dim=1)
+
+
+@torch.no_grad()
+def test_cached_decoding_shows_the_same_attention_weights() -> None:
+    model, source, kept, target = build(decoder_layers=2), ids(2, 5), keep(5, 2), ids(6, 4)
+    memory, full, steps = model.encode(source, kept), [], []
+    model.decode(target, memory, kept, full)
+    cache = model.start_cache(memory, kept, 3, 4)
+    for t in range(4):
+        shown: list[Tensor] = []
+        model.decode_next(target[:, t : t + 1], cache, shown)
+        steps.append(shown)
+    for layer, weights in enumerate(full):
+        cached = torch.cat([shown[layer] for shown in steps], dim=2)
+        torch.testing.assert_close(cached, weights, **DOUBLE)
+
+
+@torch.no_grad()
+def test_a_lowered_model_shares_its_parameters_and_rounds_large_products_alone(monkeypatch) -> None:
+    model, source, kept, target = build(dtype=torch.float32), ids(3, 5), keep(5, 2, 4), ids(3, 6)
+    low = model.lowered(torch.bfloat16)
+    assert all(a is b for a, b in zip(model.parameters(), low.parameters(), strict=True))
+    assert list(model.state_dict()) == list(low.state_dict())
+    full = logits(model, source, kept, target)
+    assert torch.equal(logits(low, source, kept, target), full)  # all products here are small
+    monkeypatch.setattr("mtrain.model.linear.WORTH_LOWERING", 0)
+    rounded = logits(low, source, kept, target)
+    assert rounded.dtype == torch.float32 and not torch.equal(rounded, full)
+    assert (rounded - full).abs().max() < 0.05 * full.abs().max()
+    assert torch.equal(logits(model, source, kept, target), full)  # which has no copies
+    cached = decode_cached(low, source, kept, target, 1)
+    torch.testing.assert_close(cached, rounded, rtol=0, atol=0.05 * float(full.abs().max()))
 
 
 @torch.no_grad()

@@ -158,7 +158,7 @@ def test_megabytes_in_one_line_are_one_line(translator: Translator, monkeypatch,
 
     [short] = translator.translate(["It rains."])
     fast = translator.with_settings()
-    monkeypatch.setattr(fast, "_decoder", count)
+    monkeypatch.setattr(fast, "decoder", count)
     for text in ("It rains. " * (size // 10), "x" * size):
         [found] = fast.translate([text])
         assert found.text.startswith("Es regnet. Es regnet.") and max(sizes) <= 64

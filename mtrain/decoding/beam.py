@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mtrain.decoding.constraints import Constraints
 from mtrain.decoding.hypothesis import Hypothesis
+from mtrain.decoding.likeliest import likeliest, normalizer
 from mtrain.decoding.predictor import Predictor, keep_going
 from mtrain.schema import DecodingConfig
 
@@ -43,9 +44,9 @@ def beam_search(
             live = logits.new_full((sentences, beams), -math.inf)
             live[:, 0] = 0
             pool = _Pool(tokens, live)
-        totals = logits.logsumexp(dim=-1, keepdim=True)
+        offsets = live - normalizer(logits).view_as(live)
         constraints.bar_(logits, tokens[:, :, : length - 1], going)
-        scores, parents, chosen = _candidates(logits, totals, live, 2 * beams)  # (B, 2K) each
+        scores, parents, chosen = likeliest(logits, offsets, 2 * beams)  # (B, 2K) each
         tokens = _pick(tokens, parents)
         tokens[:, :, length - 1] = chosen
         penalty = coverage.penalty(parents) if coverage is not None else torch.zeros_like(scores)
@@ -72,16 +73,6 @@ def beam_search(
         last = tokens[:, :, length - 1].flatten()
     assert pool is not None
     return pool.hypotheses()
-
-
-def _candidates(logits: Tensor, totals: Tensor, live: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The `count` likeliest continuations of a sentence: log-probability, parent beam, token; (B, count).
-    `totals` (N, 1) are the logarithms that normalise the logits (N, V)."""
-    values, ids = logits.topk(min(count, logits.size(-1)))  # a row cannot win with more than its own best
-    values = values - totals
-    sums = (live.reshape(-1, 1) + values).view(len(live), -1)  # (B, K * count)
-    scores, picked = sums.topk(min(count, sums.size(1)))
-    return scores, picked // values.size(1), ids.view(len(live), -1).gather(1, picked)
 
 
 def _pick(rows: Tensor, index: Tensor) -> Tensor:

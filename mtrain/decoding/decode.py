@@ -1,6 +1,7 @@
 """Parts of lines to their best hypotheses, as text: batches of like length, one after the other."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 
 import numpy as np
@@ -17,12 +18,14 @@ from mtrain.decoding.mbr import rank
 from mtrain.decoding.search import search
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
-from mtrain.device import autocast, decoding_precision
+from mtrain.device import autocast, resolve_precision, thread_pool, workers_for
 from mtrain.errors import ModelError
 from mtrain.metrics import make_metrics
 from mtrain.model.transformer import Transformer
 from mtrain.schema import DecodingConfig
 from mtrain.tokenizer import Tokenizer
+
+_LEAST = 256  # tokens
 
 
 def in_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
@@ -50,10 +53,25 @@ class Decoder:
         target_lang: str,
         device: torch.device,
     ):
-        self.models, self.tokenizer, self.config, self.device = models, tokenizer, config, device
+        self.tokenizer, self.config, self.device = tokenizer, config, device
+        self.precision = resolve_precision(device, config.precision)
+        self.models = [self._prepared(model) for model in models]
+        self.workers = workers_for(device) if config.workers == "auto" else config.workers
+        self.pool = thread_pool(self.workers)
         self.metric = None
         if config.mbr is not None:
             self.metric = make_metrics([config.mbr], target_lang, sentences=True)[config.mbr]
+
+    def _prepared(self, model: Transformer) -> Transformer:
+        """On a CPU the weights are rounded once, and only products that gain by it are; elsewhere autocast
+        does it as it goes."""
+        if self.device.type != "cpu" or self.precision == "fp32":
+            return model
+        return model.lowered(torch.float16 if self.precision == "fp16" else torch.bfloat16)
+
+    def arithmetic(self) -> AbstractContextManager[object]:
+        """The context that the models are to run in."""
+        return autocast(self.device, "fp32" if self.device.type == "cpu" else self.precision)
 
     def __call__(self, parts: Sequence[Part], n_best: int, alignments: bool) -> list[list[Translation]]:
         """Up to `n_best` translations of each part, best first, with word alignments if wanted.
@@ -61,9 +79,12 @@ class Decoder:
         Raises ModelError if the model's outputs are not finite.
         """
         results: list[list[Translation]] = [[]] * len(parts)
-        budget = self.config.batch_tokens // self.config.hypotheses
-        for rows in in_batches([len(part.source) for part in parts], budget):
-            batch = self._batch([parts[row] for row in rows], n_best, alignments)
+        lengths = [len(part.source) for part in parts]
+        share = max(_LEAST, sum(lengths) // self.workers)  # a batch for each worker, of a size that pays
+        batches = list(in_batches(lengths, min(share, self.config.batch_tokens // self.config.hypotheses)))
+        mapped = self.pool.map if self.pool and len(batches) > 1 else map
+        decoded = mapped(lambda rows: self._batch([parts[row] for row in rows], n_best, alignments), batches)
+        for rows, batch in zip(batches, decoded, strict=True):
             for row, found in zip(rows, batch, strict=True):
                 results[row] = found
         return results
@@ -71,7 +92,7 @@ class Decoder:
     def _batch(self, parts: Sequence[Part], n_best: int, alignments: bool) -> list[list[Translation]]:
         source, keep = padded([part.source for part in parts], self.models[0].config.pad_id, self.device)
         prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
-        with autocast(self.device, decoding_precision(self.device, self.config.precision)):
+        with self.arithmetic():
             found = search(self.models, source, keep, self.config, prefixes, keys)
             if not all(found):
                 raise ModelError(

@@ -49,7 +49,7 @@ class Predictor:
     def _step(self, last: Tensor, weights: list[list[Tensor] | None]) -> Tensor:
         parts = []
         for model, cache, seen in zip(self.models, self.caches, weights, strict=True):
-            logits = model.project(model.decode(last[:, None], None, cache.source_keep, cache, seen)[:, -1])
+            logits = model.project(model.decode_next(last[:, None], cache, seen)[:, -1])
             parts.append(logits.to(torch.promote_types(logits.dtype, torch.float32)))
         if len(parts) == 1:
             return parts[0]

@@ -15,7 +15,6 @@ from mtrain.decoding.decode import in_batches, padded
 from mtrain.decoding.force import force
 from mtrain.decoding.split import WINDOW
 from mtrain.decoding.translate import Translator
-from mtrain.device import autocast, decoding_precision
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ def _force(
 ) -> Tensor:
     ids, device = translator.tokenizer.special, translator.device
     rows, keep = padded(source, ids.pad, device)
-    with autocast(device, decoding_precision(device, translator.decoding.precision)):
-        return force(translator.models, rows, keep, padded(target, ids.pad, device)[0], seen)
+    with translator.decoder.arithmetic():
+        return force(translator.decoder.models, rows, keep, padded(target, ids.pad, device)[0], seen)
 
 
 def attention(

@@ -8,6 +8,7 @@ from torch import Tensor
 from mtrain.decoding.beam import beam_search
 from mtrain.decoding.constraints import Constraints
 from mtrain.decoding.hypothesis import Hypothesis
+from mtrain.decoding.likeliest import likeliest, normalizer
 from mtrain.decoding.predictor import Predictor, keep_going
 from mtrain.decoding.sample import draw, uniform_numbers
 from mtrain.model.transformer import Transformer
@@ -46,7 +47,7 @@ def search(
     rows = config.samples or 1
     predictor = Predictor(models, source, source_keep, rows, steps)
     if config.samples is None:
-        found = _follow(predictor, limits, constraints, rows, lambda logits, *_: logits.argmax(dim=-1))
+        found = _follow(predictor, limits, constraints, rows, _best)
     else:
         numbers = uniform_numbers(config.seed, keys, rows, steps).to(source.device)
 
@@ -77,7 +78,7 @@ def _follow(
         logits = predictor.next(last)
         if log_probs is None:
             log_probs = logits.new_zeros(sentences, rows)
-        total = logits.logsumexp(dim=-1)
+        total = normalizer(logits).squeeze(1)
         constraints.bar_(logits, tokens[going, :, :step], going)
         last = choose(logits, going, step)
         gained = (logits.gather(1, last[:, None]).squeeze(1) - total).view(-1, rows)
@@ -94,6 +95,11 @@ def _follow(
         predictor.reorder(torch.arange(rows, device=limits.device).expand(len(stay), -1), stay)
     assert log_probs is not None
     return tokens, log_probs
+
+
+def _best(logits: Tensor, *_: object) -> Tensor:
+    """The likeliest token of each row."""
+    return likeliest(logits, logits.new_zeros(len(logits), 1), 1)[2].squeeze(1)
 
 
 def _hypotheses(

@@ -14,7 +14,7 @@ from mtrain.config import validate
 from mtrain.decoding.decode import Decoder
 from mtrain.decoding.split import WINDOW, Part, parts_of, windows
 from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best
-from mtrain.device import resolve_device
+from mtrain.device import keep_few_kernels, keep_freed_memory, resolve_device
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import load_model
@@ -42,7 +42,7 @@ class Translator:
     ):
         self.models, self.tokenizer, self.decoding, self.device = models, tokenizer, decoding, device
         self.max_length, self.target_lang, self.fingerprint = max_length, target_lang, fingerprint
-        self._decoder = Decoder(models, tokenizer, decoding, target_lang, device)
+        self.decoder = Decoder(models, tokenizer, decoding, target_lang, device)
 
     @classmethod
     def load(
@@ -58,6 +58,8 @@ class Translator:
         device that is not there or a wrong key.
         """
         place = resolve_device(device)
+        keep_freed_memory()
+        keep_few_kernels()
         first, *others = [load_model(Path(folder), tuple(overrides)) for folder in (path, *ensemble)]
         for folder, other in zip(ensemble, others, strict=True):
             if other.tokenizer.fingerprint() != first.tokenizer.fingerprint():
@@ -109,7 +111,7 @@ class Translator:
             raise UsageError(f"{n_best} translations of each line: {found}")
         for texts, begins in windows(lines, prefixes, window):
             parts = parts_of(texts, begins, self.tokenizer, self.max_length, first)
-            translated = zip(parts, self._decoder(parts, n_best, alignments), strict=True)
+            translated = zip(parts, self.decoder(parts, n_best, alignments), strict=True)
             by_line = {line: list(group) for line, group in groupby(translated, lambda pair: pair[0].line)}
             for line in range(len(texts)):
                 yield self._joined(by_line.get(line, []), n_best)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.model.dropout import Dropout
+from mtrain.model.linear import Linear
 
 
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
@@ -18,57 +19,68 @@ class LayerCache:
     """Keys and values of one decoder layer: its own past, and the memory's, projected once.
 
     The K beams of a sentence share both. A slot of the past holds what one beam added at one position: slot
-    t * K + k is of beam k at position t.
+    t * K + k is of beam k at position t. All are (B*H, .., D), as batched matrix products want them.
     """
 
     def __init__(self, cross_keys: Tensor, cross_values: Tensor, beams: int, max_length: int):
-        sentences, heads, _, width = cross_keys.shape
-        dtype = _attention_dtype(cross_keys)
-        self.beams = beams
-        self.cross_keys, self.cross_values = cross_keys.to(dtype), cross_values.to(dtype)  # (B, H, S, D)
-        self.keys = self.cross_keys.new_empty(sentences, heads, max_length * beams, width)  # (B, H, slots, D)
+        self.sentences, self.beams = len(cross_keys), beams
+        self.cross_keys = cross_keys.flatten(0, 1).contiguous()  # (B*H, S, D)
+        self.cross_values = cross_values.flatten(0, 1).contiguous()
+        rows, _, width = self.cross_keys.shape
+        self.keys = cross_keys.new_empty(rows, max_length * beams, width)  # (B*H, slots, D)
         self.values = torch.empty_like(self.keys)
 
     def append(self, keys: Tensor, values: Tensor, at: int) -> tuple[Tensor, Tensor]:
         """Store (B, H, K*T, D) from position `at` on; returns all keys and values so far."""
         start = at * self.beams
         end = start + keys.size(2)
-        self.keys[:, :, start:end] = keys
-        self.values[:, :, start:end] = values
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        self.keys[:, start:end] = keys.flatten(0, 1)
+        self.values[:, start:end] = values.flatten(0, 1)
+        return self.keys[:, :end], self.values[:, :end]
 
     def keep(self, sentences: Tensor, slots: int) -> None:
         """Go on with some of the sentences; `slots` slots are full."""
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old.new_empty(len(sentences), *old.shape[1:])
-            new[:, :, :slots] = old[sentences, :, :slots]
-            setattr(self, name, new)
-        self.cross_keys, self.cross_values = self.cross_keys[sentences], self.cross_values[sentences]
+        for name in ("keys", "values", "cross_keys", "cross_values"):
+            full: Tensor = getattr(self, name)
+            old = full.view(self.sentences, -1, *full.shape[1:])
+            if name.startswith("cross"):
+                new = old[sentences]
+            else:
+                new = old.new_empty(len(sentences), *old.shape[1:])
+                new[:, :, :slots] = old[sentences, :, :slots]
+            setattr(self, name, new.flatten(0, 1))
+        self.sentences = len(sentences)
 
 
 class KeyValueCache:
     """What decoding need not compute again: a LayerCache for each decoder layer, `length` positions full.
 
-    Beams that change places move no keys: `past` says which slots are the past of which beam.
+    Beams that change places move no keys: `past` says which slots are the past of which beam. Masks are kept
+    as what they add to attention scores, 0 where queries may look and -inf elsewhere.
     """
 
     def __init__(self, layers: list[LayerCache], source_keep: Tensor, beams: int):
-        self.layers, self.beams = layers, beams
-        self.source_keep = source_keep  # (B, S) bool
-        self.length = 0
-        self.past = source_keep.new_ones(len(source_keep), beams, 0)  # (B, K, slots) bool
+        self.layers, self.beams, self.length = layers, beams, 0
+        keys = layers[0].keys
+        self.heads = len(keys) // len(source_keep)
+        self.source = None if source_keep.all() else self._for_heads(_bias(source_keep[:, None], keys))
+        self.own = _bias(torch.eye(beams, dtype=torch.bool, device=keys.device), keys)  # (K, K)
+        self.past = keys.new_zeros(len(source_keep), beams, 0)  # (B, K, slots)
 
     def extend(self, length: int) -> Tensor | None:
         """Count `length` more positions for each beam, more than one at a time only if there is one beam.
-        Returns which slots they may look at, (T, slots) or (B, 1, K, slots) bool; None: all of them."""
+        Returns what hides slots from them, (B*H or 1, K*T, slots); None: nothing does."""
         self.length += length
         if self.beams == 1:
-            return causal_mask(self.length, self.past.device)[-length:] if length > 1 else None
+            allowed = causal_mask(self.length, self.past.device)[-length:]
+            return _bias(allowed, self.past)[None] if length > 1 else None
         assert length == 1, "several beams go on by one position at a time"
-        own = torch.eye(self.beams, dtype=torch.bool, device=self.past.device)
-        self.past = torch.cat([self.past, own.expand(len(self.past), -1, -1)], dim=-1)
-        return self.past[:, None]
+        self.past = torch.cat([self.past, self.own.expand(len(self.past), -1, -1)], dim=-1)
+        return self._for_heads(self.past)
+
+    def _for_heads(self, bias: Tensor) -> Tensor:
+        """(B, .., ..) as (B*H, .., ..)."""
+        return bias[:, None].expand(-1, self.heads, -1, -1).flatten(0, 1)
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
         """Let beam k of sentence b continue what its beam parents[b, k] has decoded; (B, K). `sentences`,
@@ -76,9 +88,18 @@ class KeyValueCache:
         if sentences is not None:
             for layer in self.layers:
                 layer.keep(sentences, self.length * self.beams)
-            self.source_keep, self.past = self.source_keep[sentences], self.past[sentences]
+            if self.source is not None:
+                self.source = self.source.view(-1, self.heads, *self.source.shape[1:])[sentences].flatten(
+                    0, 1
+                )
+            self.past = self.past[sentences]
         if self.beams > 1:
             self.past = self.past.gather(1, parents[:, :, None].expand(-1, -1, self.past.size(2)))
+
+
+def _bias(allowed: Tensor, like: Tensor) -> Tensor:
+    """0 where a mask is True, -inf elsewhere, in the dtype of another tensor."""
+    return like.new_zeros(allowed.shape).masked_fill_(~allowed, -math.inf)
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
@@ -101,38 +122,36 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, d_model: int, heads: int, rotary: bool = False, dropout: float = 0.0):
         super().__init__()
         self.heads, self.rotary = heads, rotary
-        self.query_key_value = nn.Linear(d_model, 3 * d_model)  # rows: queries, keys, values, each by heads
-        self.output = nn.Linear(d_model, d_model)
+        self.query_key_value = Linear(d_model, 3 * d_model)  # rows: queries, keys, values, each by heads
+        self.output = Linear(d_model, d_model)
         self.dropout = Dropout(dropout)  # of the attention weights
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        cache: LayerCache | None = None,
-        cached: int = 0,
-    ) -> Tensor:
-        """Self-attention of x (N, T, E). `mask` is broadcastable to (N, H, T, T). With a cache, x continues
-        the `cached` positions in it, and `mask` is from `KeyValueCache.extend`."""
-        projected = self.query_key_value(x)
-        if cache is not None:  # the K rows of a sentence become further queries of it
-            projected = projected.view(cache.keys.size(0), -1, projected.size(-1))
-        queries, keys, values = (self._split(part) for part in projected.chunk(3, dim=-1))
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """Self-attention of x (N, T, E). `mask` is broadcastable to (N, H, T, T)."""
+        queries, keys, values = self._split(self.query_key_value(x), 3)
         if self.rotary:
-            positions = torch.arange(cached, cached + x.size(1), device=x.device)
+            positions = torch.arange(x.size(1), device=x.device)
+            queries, keys = rotate(queries, positions), rotate(keys, positions)
+        return self._merge(attend(queries, keys, values, self.dropout, mask, causal))
+
+    def continued(self, x: Tensor, cache: LayerCache, at: int, past: Tensor | None) -> Tensor:
+        """Self-attention of x (N, T, E) that continues `at` positions in the cache, where `past` (see
+        `KeyValueCache.extend`) hides some. Without dropout."""
+        projected = self.query_key_value(x)
+        # The K rows of a sentence become further queries of it.
+        queries, keys, values = self._split(projected.view(cache.sentences, -1, projected.size(-1)), 3)
+        if self.rotary:
+            positions = torch.arange(at, at + x.size(1), device=x.device)
             positions = positions.repeat(queries.size(2) // x.size(1))
             queries, keys = rotate(queries, positions), rotate(keys, positions)
-        if cache is not None:
-            keys, values = cache.append(keys, values, cached)
-        return self._merge(attend(queries, keys, values, self.dropout, mask, causal)).view_as(x)
+        keys, values = cache.append(keys, values, at)
+        mixed = torch.bmm(_weights(queries.flatten(0, 1), keys, past), values)  # (B*H, K*T, D)
+        return self._merge(mixed.view(queries.shape)).view_as(x)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, S, D) of a memory (B, S, E)."""
-        width = memory.size(-1)
-        projection = self.query_key_value
-        keys, values = F.linear(memory, projection.weight[width:], projection.bias[width:]).chunk(2, dim=-1)
-        return self._split(keys), self._split(values)
+        keys, values = self._split(self.query_key_value.rows(memory, memory.size(-1)), 2)
+        return keys, values
 
     def over_memory(
         self,
@@ -147,21 +166,41 @@ class MultiHeadAttention(nn.Module):
         The K rows of a sentence become further queries of it, so its keys are never copied. If `weights` is
         a list, the attention weights (N, H, T, S) are appended to it.
         """
-        rows, length, width = x.shape
-        x = x.reshape(keys.size(0), -1, width)  # (B, K*T, E)
-        projection = self.query_key_value
-        queries = self._split(F.linear(x, projection.weight[:width], projection.bias[:width]))
+        queries = self._queries(x, len(keys))
         if weights is None:
             out = attend(queries, keys, values, self.dropout, mask)
         else:
             probabilities = attention_weights(queries, keys, mask)  # (B, H, K*T, S)
             out = self.dropout(probabilities) @ values
-            beams = probabilities.transpose(1, 2).reshape(rows, length, self.heads, -1)
-            weights.append(beams.transpose(1, 2))
-        return self._merge(out).reshape(rows, length, width)
+            weights.append(self._by_rows(probabilities, x))
+        return self._merge(out).reshape(x.shape)
 
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, T, E) to (B, H, T, D)
+    def over_cache(
+        self, x: Tensor, cache: LayerCache, hidden: Tensor | None, weights: list[Tensor] | None = None
+    ) -> Tensor:
+        """As `over_memory`, of keys and values in a cache, of which `hidden` (B*H, 1, S) is -inf at those
+        that are padding. Without dropout."""
+        queries = self._queries(x, cache.sentences)
+        probabilities = _weights(queries.flatten(0, 1), cache.cross_keys, hidden)  # (B*H, K*T, S)
+        if weights is not None:
+            weights.append(self._by_rows(probabilities.view(*queries.shape[:2], *probabilities.shape[1:]), x))
+        return self._merge(torch.bmm(probabilities, cache.cross_values).view(queries.shape)).view_as(x)
+
+    def _queries(self, x: Tensor, sentences: int) -> Tensor:
+        """Queries (B, H, K*T, D) of x (B*K, T, E)."""
+        (queries,) = self._split(
+            self.query_key_value.rows(x, 0, x.size(-1)).view(sentences, -1, x.size(-1)), 1
+        )
+        return queries
+
+    def _by_rows(self, probabilities: Tensor, x: Tensor) -> Tensor:
+        """Attention weights (B, H, K*T, S) as (N, H, T, S)."""
+        rows, length, _ = x.shape
+        return probabilities.transpose(1, 2).reshape(rows, length, self.heads, -1).transpose(1, 2)
+
+    def _split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """The parts (B, H, T, D) of x (B, T, parts * E)."""
+        return x.view(*x.shape[:2], parts, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
 
     def _merge(self, x: Tensor) -> Tensor:
         merged: Tensor = self.output(x.transpose(1, 2).flatten(2))  # (B, H, T, D) to (B, T, E)
@@ -177,8 +216,10 @@ def attend(
     if causal and (mask is not None or by_hand):  # the kernel takes one or the other
         allowed = causal_mask(queries.size(2), queries.device)
         mask, causal = allowed if mask is None else mask & allowed, False
-    dtype, wanted = queries.dtype, _attention_dtype(queries)
-    queries, keys, values = queries.to(wanted), keys.to(wanted), values.to(wanted)
+    dtype = queries.dtype
+    if on_cpu and dtype == torch.bfloat16:
+        # The gradient of the CPU's kernel takes several times as long in bf16 as in fp32, casts included.
+        queries, keys, values = queries.float(), keys.float(), values.float()
     with torch.autocast(queries.device.type, enabled=False):
         if by_hand:
             out: Tensor = dropout(attention_weights(queries, keys, mask)) @ values
@@ -188,14 +229,18 @@ def attend(
     return out.to(dtype)
 
 
-def _attention_dtype(x: Tensor) -> torch.dtype:
-    """fp32 for bf16 on a CPU, whose kernel's gradient takes several times as long in bf16, casts included."""
-    return torch.float32 if x.device.type == "cpu" and x.dtype == torch.bfloat16 else x.dtype
-
-
 def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
     """The softmax(Q K^T / sqrt(D)) that `attend` never shows: (B, H, T, S)."""
     scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.size(-1))
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     return scores.softmax(dim=-1)
+
+
+def _weights(queries: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
+    """The same (B*H, T, S) for decoding: of queries (B*H, T, D), keys (B*H, S, D) and a bias that broadcasts.
+    With few queries the fused kernel takes longer to set up than these products take in all."""
+    scale, keys = queries.size(-1) ** -0.5, keys.transpose(1, 2)
+    if bias is None:
+        return torch.bmm(queries * scale, keys).softmax(dim=-1)
+    return torch.baddbmm(bias, queries, keys, alpha=scale).softmax(dim=-1)

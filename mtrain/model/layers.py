@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mtrain.model.attention import LayerCache, MultiHeadAttention
 from mtrain.model.dropout import Dropout
+from mtrain.model.linear import Linear
 from mtrain.schema import ModelConfig
 
 
@@ -37,8 +38,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.gated = config.activation == "swiglu"
         self.activation = _ACTIVATIONS["silu" if self.gated else config.activation]
-        self.inner = nn.Linear(config.d_model, config.ffn_dim * (2 if self.gated else 1))
-        self.outer = nn.Linear(config.ffn_dim, config.d_model)
+        self.inner = Linear(config.d_model, config.ffn_dim * (2 if self.gated else 1))
+        self.outer = Linear(config.ffn_dim, config.d_model)
         rate = config.activation_dropout
         self.dropout = Dropout(config.dropout if rate is None else rate)
 
@@ -82,27 +83,28 @@ class DecoderLayer(nn.Module):
         self.self_attention_residual, self.cross_attention_residual = Residual(config), Residual(config)
         self.feed_forward_residual = Residual(config)
 
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor | None,
-        mask: Tensor,
-        cache: LayerCache | None = None,
-        cached: int = 0,
-        past: Tensor | None = None,
-        weights: list[Tensor] | None = None,
-    ) -> Tensor:
-        """x (N, T, E), memory (B, S, E) or none if a cache holds its projection, mask (B, 1, 1, S). `cached`
-        positions are in the cache, of which x may look at `past` (see `KeyValueCache.extend`)."""
-        if cache is not None:
-            keys, values = cache.cross_keys, cache.cross_values
-        else:
-            assert memory is not None
-            keys, values = self.cross_attention.project_memory(memory)
-        x = self.self_attention_residual(
-            x, lambda y: self.self_attention(y, past, causal=cache is None, cache=cache, cached=cached)
-        )
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor, weights: list[Tensor] | None = None) -> Tensor:
+        """x (N, T, E), memory (B, S, E), mask (B, 1, 1, S); for `weights` see `over_memory`."""
+        keys, values = self.cross_attention.project_memory(memory)
+        x = self.self_attention_residual(x, lambda y: self.self_attention(y, causal=True))
         x = self.cross_attention_residual(
             x, lambda y: self.cross_attention.over_memory(y, keys, values, mask, weights)
+        )
+        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+
+    def continued(
+        self,
+        x: Tensor,
+        cache: LayerCache,
+        at: int,
+        past: Tensor | None,
+        hidden: Tensor | None,
+        weights: list[Tensor] | None = None,
+    ) -> Tensor:
+        """As `forward`, for x (N, T, E) that continues `at` positions in a cache; `past` and `hidden` are
+        what hides some of them and of the memory (see `KeyValueCache`)."""
+        x = self.self_attention_residual(x, lambda y: self.self_attention.continued(y, cache, at, past))
+        x = self.cross_attention_residual(
+            x, lambda y: self.cross_attention.over_cache(y, cache, hidden, weights)
         )
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]

@@ -1,14 +1,16 @@
 """The encoder-decoder Transformer: embed, encode, decode, project. Letters in shapes: see `mtrain.model`."""
 
+import copy
 import math
+from typing import Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.model.attention import KeyValueCache, LayerCache, MultiHeadAttention
 from mtrain.model.dropout import Dropout
 from mtrain.model.layers import DecoderLayer, EncoderLayer
+from mtrain.model.linear import Linear, Low, linear, lowered
 from mtrain.schema import ModelConfig
 
 
@@ -27,6 +29,7 @@ class Transformer(nn.Module):
     they are the same as the one before them."""
 
     _sinusoids: Tensor
+    low_projection: Low | None = None
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -105,23 +108,27 @@ class Transformer(nn.Module):
         return self.encoder_norm(x)  # type: ignore[no-any-return]
 
     def decode(
-        self,
-        target_in: Tensor,
-        memory: Tensor | None,
-        source_keep: Tensor,
-        cache: KeyValueCache | None = None,
-        weights: list[Tensor] | None = None,
+        self, target_in: Tensor, memory: Tensor, source_keep: Tensor, weights: list[Tensor] | None = None
     ) -> Tensor:
         """Hidden states (N, T, E) of target ids (N, T) that start with BOS.
 
-        With a cache (see `start_cache`), `target_in` continues what was decoded so far and `memory` is not
-        needed. If `weights` is a list, each layer's cross-attention weights (N, H, T, S) are appended to it.
+        If `weights` is a list, each layer's cross-attention weights (N, H, T, S) are appended to it.
         """
-        cached, past = (cache.length, cache.extend(target_in.size(1))) if cache is not None else (0, None)
-        x = self._embed(target_in, self.target_embedding or self.source_embedding, cached, target=True)
-        mask = source_keep[:, None, None, :]
-        for i, layer in enumerate(self.decoder):
-            x = layer(x, memory, mask, cache.layers[i] if cache is not None else None, cached, past, weights)
+        x = self._embed(target_in, self.target_embedding or self.source_embedding, 0, target=True)
+        mask = source_keep[:, None, None]
+        for layer in self.decoder:
+            x = layer(x, memory, mask, weights)
+        return self.decoder_norm(x)  # type: ignore[no-any-return]
+
+    def decode_next(
+        self, target_in: Tensor, cache: KeyValueCache, weights: list[Tensor] | None = None
+    ) -> Tensor:
+        """As `decode`, for target ids that continue what was decoded so far with a cache."""
+        at, past = cache.length, cache.extend(target_in.size(1))
+        x = self._embed(target_in, self.target_embedding or self.source_embedding, at, target=True)
+        for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
+            assert isinstance(layer, DecoderLayer)
+            x = layer.continued(x, layer_cache, at, past, cache.source, weights)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
 
     def start_cache(self, memory: Tensor, source_keep: Tensor, beams: int, max_length: int) -> KeyValueCache:
@@ -141,7 +148,16 @@ class Transformer(nn.Module):
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits (.., V) of hidden states (.., E)."""
-        return F.linear(hidden, *self.projection())
+        return linear(hidden, *self.projection(), self.low_projection)
+
+    def lowered(self, dtype: torch.dtype) -> Self:
+        """A model of the same parameters that multiplies large matrices in `dtype`, by copies made now."""
+        model = copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
+        for module in model.modules():
+            if isinstance(module, Linear):
+                module.low = lowered(module.weight, module.bias, dtype)
+        model.low_projection = lowered(*self.projection(), dtype)
+        return model
 
     def forward(self, source: Tensor, source_keep: Tensor, target_in: Tensor) -> Tensor:
         """Hidden states (B, T, E), for the loss to project."""

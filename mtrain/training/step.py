@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.data.batch import Batch
-from mtrain.device import autocast, compiles, training_precision
+from mtrain.device import autocast, compiles, resolve_precision, thread_pool
 from mtrain.model.dropout import Dropout
 from mtrain.model.loss import LossSums, projected_cross_entropy
 from mtrain.model.transformer import Transformer
@@ -64,16 +63,13 @@ class Learner:
         self.model, self.config = model, config
         self.optimizer = make_optimizer(model, config)
         self.device = next(model.parameters()).device
-        self.precision = training_precision(self.device, config.precision)
+        self.precision = resolve_precision(self.device, config.precision)
         self.scale = LossScale(self.device, self.precision == "fp16")
         self.replicas = [model, *(_replica(model) for _ in range(workers - 1))]
         if compiles(self.device, config.compile):  # of changing sizes: compiled once or twice, not for each
             for replica in self.replicas:
                 replica.compile(dynamic=True)
-        self.pool = None
-        if workers > 1:
-            threads = torch.get_num_threads() // workers
-            self.pool = ThreadPoolExecutor(workers, "mtrain", torch.set_num_threads, (max(1, threads),))
+        self.pool = thread_pool(workers)
 
     def step(self, batches: Sequence[Batch], tokens: int, rate: float) -> StepSums:
         """Learn from `batches`, whose `tokens` target tokens share the loss equally, at learning rate `rate`.

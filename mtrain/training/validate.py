@@ -12,7 +12,7 @@ from mtrain.data import Pair
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import cut_by_budget
 from mtrain.decoding.translate import Translator
-from mtrain.device import autocast, training_precision
+from mtrain.device import autocast, resolve_precision
 from mtrain.metrics import make_metrics, score
 from mtrain.model.loss import projected_cross_entropy
 from mtrain.model.transformer import Transformer
@@ -78,7 +78,7 @@ class Validator:
     @torch.no_grad()
     def _nll(self, model: Transformer) -> float:
         total = torch.zeros((), dtype=torch.float64)
-        precision = training_precision(self.device, self.config.training.precision)
+        precision = resolve_precision(self.device, self.config.training.precision)
         for batch in self.batches:
             moved = batch.to(self.device)
             with autocast(self.device, precision):

@@ -23,7 +23,7 @@ from mtrain import __version__
 from mtrain.config import load_config
 from mtrain.data.batching import BatchPlan, plan_batches
 from mtrain.data.encode import EncodedCorpus, check_corpora, prepare_data
-from mtrain.device import resolve_device, training_precision
+from mtrain.device import resolve_device, resolve_precision
 from mtrain.model.transformer import Transformer
 from mtrain.schema import Config, ModelConfig
 from mtrain.tokenizer import model_config
@@ -101,7 +101,7 @@ def _prepare(
         run_dir=config.run_dir,
         streams=str(streams),
         device=str(device),
-        precision=training_precision(device, recipe.precision),
+        precision=resolve_precision(device, recipe.precision),
         warmup=options.warmup,
         seconds=options.seconds,
         seed=config.seed,
