@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import bench  # noqa: E402
-from benchmark import environment, products, profile, report, train  # noqa: E402
+from benchmark import environment, products, profile, report, train, translate  # noqa: E402
 from benchmark.job import Job, JobFailed, start  # noqa: E402
 from benchmark.meter import Meter  # noqa: E402
 from benchmark.peers.batches import Streams  # noqa: E402
@@ -69,6 +69,32 @@ def test_it_measures_mtrain_and_the_machine(capsys):
     )
     table = report.table_of(result)
     assert "matrix products alone" in table and "--set training.batch_tokens=512" in table
+
+
+def test_it_measures_decoding(run_dir, corpus, capsys):
+    arguments = ["--length", "4", "--repeats", "1", "--device", "cpu", "--precision", "fp32", "--json"]
+    bench.main(["translate", str(run_dir), str(corpus / "train.en"), *arguments])
+    result = json.loads(capsys.readouterr().out)
+    (row,) = result["rows"]
+    assert (row["tool"], row["precision"], result["sentences"], result["length"]) == ("mtrain", "fp32", 8, 4)
+    assert [(cell["batch"], cell["beams"]) for cell in row["settings"]] == translate.SETTINGS
+    assert all(cell["sentences_per_second"]["median"] > 0 for cell in row["settings"])
+    assert row["peak_mib"]["median"] > 50
+    table = report.decoding_table_of(result)
+    assert "batch 64 beam 5/s" in table and "batch 1 beam 1 ms" in table and "4 tokens" in table
+
+
+def test_ratios_of_decoding_are_those_of_neighbours():
+    def runs(*speeds):
+        cells = [{"batch": b, "beams": k} for b, k in translate.SETTINGS]
+        return [
+            {"peak_mib": 1.0, "settings": [{**c, "sentences_per_second": s} for c in cells]} for s in speeds
+        ]
+
+    ours, theirs = (translate.Contestant(tool, "fp32", 0, "", "") for tool in ("mtrain", "joeynmt"))
+    first, second = translate._rows({ours: runs(10, 40, 90), theirs: runs(10, 20, 30)})
+    assert all("mtrain_ratio" not in cell for cell in first["settings"])
+    assert all(cell["mtrain_ratio"] == 2 for cell in second["settings"])
 
 
 @pytest.mark.parametrize("activation", ["relu", "swiglu"])
@@ -144,6 +170,7 @@ def test_time_is_put_down_to_the_nearest_kind():
         (["train", "none.yaml"], "none.yaml: no such config file"),
         (["train", CONFIG, "--against", "moses"], "invalid choice"),
         (["train", CONFIG, "--repeats", "0"], "invalid count value"),
+        (["translate", "nowhere", CONFIG], "nowhere: no such model or run folder"),
         (["train", CONFIG, "--against", "torch", "--peer-env", str(ROOT / "configs")], "not by a Python"),
     ],
 )
@@ -170,6 +197,18 @@ def test_the_other_tools_train(peer, capsys):
     assert theirs["tool"] == peer and 0 <= theirs["padding"]["median"] < 1
     speeds = [row["target_tokens_per_second"]["median"] for row in (ours, theirs)]
     assert theirs["mtrain_ratio"] == pytest.approx(speeds[0] / speeds[1])
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.parametrize("peer", translate.PEERS)
+def test_the_other_tools_translate(peer, run_dir, corpus, capsys):
+    arguments = ["--length", "4", "--repeats", "1", "--device", "cpu", "--against", peer, "--json"]
+    bench.main(["translate", str(run_dir), str(corpus / "train.en"), *arguments])
+    ours, *theirs = json.loads(capsys.readouterr().out)["rows"]
+    assert theirs and {row["tool"] for row in theirs} == {peer}
+    speeds = [row["settings"][1]["sentences_per_second"]["median"] for row in (ours, theirs[0])]
+    assert theirs[0]["settings"][1]["mtrain_ratio"] == pytest.approx(speeds[0] / speeds[1])
 
 
 @pytest.mark.slow

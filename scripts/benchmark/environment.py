@@ -11,7 +11,7 @@ from benchmark.job import JobFailed
 
 # JoeyNMT pins versions that today's torch refuses, so it comes without its dependencies; these are they.
 PACKAGES = ["transformers", "numpy", "pyyaml", "tqdm", "packaging", "importlib_metadata"]
-PACKAGES += ["tensorboard", "matplotlib", "sentencepiece", "sacrebleu", "subword-nmt"]
+PACKAGES += ["tensorboard", "matplotlib", "sentencepiece", "sacrebleu", "subword-nmt", "ctranslate2"]
 WITHOUT_DEPENDENCIES = ["joeynmt==2.3.0"]
 
 

@@ -33,8 +33,8 @@ class JobFailed(Exception):
     """A measuring process ended badly; the message is the last line it wrote."""
 
 
-def start(module: str, job: Job, python: str = sys.executable, environment: Mapping[str, str] = {}) -> Any:
-    """Run `python -m module` on a job, with variables added to its environment; returns its answer.
+def start(module: str, job: Any, python: str = sys.executable, environment: Mapping[str, str] = {}) -> Any:
+    """Run `python -m module` on a dataclass, with variables added to its environment; returns its answer.
 
     Raises JobFailed; all that the process wrote has then been passed on to stderr.
     """
@@ -57,8 +57,8 @@ def start(module: str, job: Job, python: str = sys.executable, environment: Mapp
         return json.loads(answer.read_text(encoding="utf-8"))
 
 
-def answer_with(work: Callable[[Job], Any]) -> None:
-    """The main function of such a module: read the job, do the work, write the answer."""
+def answer_with(work: Callable[[Any], Any], kind: type[Any] = Job) -> None:
+    """The main function of such a module: read the job, of some dataclass, do the work, write the answer."""
     question, answer = map(Path, sys.argv[1:])
-    job = Job(**json.loads(question.read_text(encoding="utf-8")))
+    job = kind(**json.loads(question.read_text(encoding="utf-8")))
     answer.write_text(json.dumps(work(job)), encoding="utf-8")

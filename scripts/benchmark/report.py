@@ -110,3 +110,30 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
         )
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def decoding_table_of(result: dict[str, Any]) -> str:
+    """The result of `translate` for people to read."""
+    machine = result["machine"]
+    heads = ["tool", "numbers", "workers"]
+    for cell in result["rows"][0]["settings"]:
+        unit = "/s" if cell["batch"] > 1 else " ms"
+        heads += [f"batch {cell['batch']} beam {cell['beams']}{unit}", "mtrain"]
+    rows = [[*heads, "peak MiB"]]
+    for row in result["rows"]:
+        cells = [row["tool"], row["precision"], str(row["workers"] or "auto")]
+        for cell in row["settings"]:
+            speed = cell["sentences_per_second"]["median"]
+            cells.append(f"{speed:,.0f}" if cell["batch"] > 1 else f"{1000 / speed:,.1f}")
+            cells.append(f"{cell['mtrain_ratio']:.2f} x" if "mtrain_ratio" in cell else "")
+        rows.append([*cells, f"{row['peak_mib']['median']:,.0f}"])
+    parts = [
+        f"{result['date']}, mtrain {result['mtrain']} ({result['commit'] or 'no commit'}), torch "
+        f"{machine['torch']}, {machine['device_name']}, {machine['threads']} threads",
+        f"{result['model']}; {result['sentences']:,} sentences of {result['source']}, each of which gets "
+        f"{result['length']} tokens; sentences a second, and milliseconds for one alone; medians of "
+        f"{result['repeats']} runs",
+        "",
+        aligned(rows),
+    ]
+    return "\n".join(parts)

@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +16,8 @@ import torch
 from tqdm import tqdm
 
 from benchmark import environment, products
-from benchmark.job import SCRIPTS, Job, start
+from benchmark.job import Job, start
+from benchmark.machine import BUSY, commit, device_name
 from benchmark.report import row_of, spread
 from mtrain import __version__
 from mtrain.config import load_config
@@ -34,7 +34,6 @@ PEERS = {"joeynmt": "joeynmt", "marian-hf": "marian_hf", "torch": "nn_transforme
 # glibc returns blocks of over 32 MiB to the kernel at once and maps them afresh, which costs page faults.
 KEPT = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
 BOUND = "bound"
-BUSY = 0.5  # processes that wait for a core, on average over the last minute
 
 
 class Options(NamedTuple):
@@ -203,7 +202,7 @@ def _describe(options: Options, network: ModelConfig, job: Job, device: torch.de
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "mtrain": __version__,
-        "commit": _commit(),
+        "commit": commit(),
         "config": str(options.config),
         "overrides": options.overrides,
         "seconds": options.seconds,
@@ -213,29 +212,10 @@ def _describe(options: Options, network: ModelConfig, job: Job, device: torch.de
             "torch": torch.__version__,
             "python": platform.python_version(),
             "device": job.device,
-            "device_name": _device_name(device),
+            "device_name": device_name(device),
             "threads": torch.get_num_threads(),
         },
         "parameters": sum(parameter.numel() for parameter in Transformer(network).parameters()),
         "batch": dict(zip(("sentences", "source_tokens", "target_tokens"), job.shape, strict=True)),
         "malloc": {"default": "the environment as it is"} | (kept if options.keep_memory else {}),
     }
-
-
-def _commit() -> str | None:
-    """The commit of this repository, with "-dirty" if files differ from it; None outside of git."""
-    command = ["git", "-C", str(SCRIPTS), "describe", "--always", "--dirty"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True)
-    except OSError:
-        return None
-    return answer.stdout.strip() or None
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

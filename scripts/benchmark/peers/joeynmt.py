@@ -101,7 +101,7 @@ def _config(job: Job, folder: Path) -> dict[str, Any]:
         },
         "testing": {},
         "training": _training(job.training),
-        "model": _model(job.model),
+        "model": model_section(job.model),
     }
 
 
@@ -127,7 +127,9 @@ def _training(recipe: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _model(model: dict[str, Any]) -> dict[str, Any]:
+def model_section(model: dict[str, Any]) -> dict[str, Any]:
+    """The sizes of mtrain's model."""
+
     def half(layers: int) -> dict[str, Any]:
         return {
             "type": "transformer",

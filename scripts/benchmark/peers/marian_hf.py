@@ -14,7 +14,7 @@ from benchmark.peers.loop import train
 def measure(job: Job) -> dict[str, Any]:
     """Train for the job's span of time."""
     torch.manual_seed(job.seed)
-    model = MarianMTModel(_config(job.model))
+    model = MarianMTModel(marian_config(job.model))
 
     def logits_of(batch: PeerBatch) -> Tensor:
         output = model(
@@ -28,7 +28,8 @@ def measure(job: Job) -> dict[str, Any]:
     return train(job, model, logits_of)
 
 
-def _config(model: dict[str, Any]) -> MarianConfig:
+def marian_config(model: dict[str, Any]) -> MarianConfig:
+    """The sizes and ids of mtrain's model."""
     shared = model["tie_embeddings"] == "all"
     sizes = {}
     for side in ("encoder", "decoder"):

@@ -1,0 +1,30 @@
+"""mtrain's own decoding, measured, from source ids to text."""
+
+from typing import Any
+
+from benchmark.decoding import DecodingJob, Sentences, measure
+from benchmark.job import answer_with
+from mtrain import Translator
+from mtrain.decoding.split import Part
+
+
+def decode(job: DecodingJob) -> dict[str, Any]:
+    """Translate with the model that was trained."""
+    exactly = {"max_length_ratio": 0.0, "max_length_offset": job.length, "min_length_offset": job.length}
+    loaded = Translator.load(job.model_dir, job.device)
+    loaded = loaded.with_settings(**exactly, precision=job.precision, workers=job.workers or "auto")
+    eos, settings = loaded.tokenizer.special.eos, {}
+
+    def translate(sentences: Sentences, batch: int, beams: int) -> list[int]:
+        if (batch, beams) not in settings:  # a budget of tokens that makes batches of that size on average
+            tokens = sum(len(ids) + 1 for ids in job.sentences) / len(job.sentences)
+            budget = max(1, round(batch * beams * tokens)) if batch > 1 else 10**6
+            settings[batch, beams] = loaded.with_settings(beam_size=beams, batch_tokens=budget).decoder
+        parts = [Part(row, [*ids, eos], [], (row, 0)) for row, ids in enumerate(sentences)]
+        return [best.tokens for [best] in settings[batch, beams](parts, 1, False)]
+
+    return measure(job, translate)
+
+
+if __name__ == "__main__":
+    answer_with(decode, DecodingJob)

@@ -1,0 +1,44 @@
+"""Hugging Face's `generate`, with its cache, of a MarianMTModel with random weights."""
+
+from typing import Any
+
+import torch
+from transformers import MarianMTModel
+
+from benchmark.decoding import DecodingJob, Sentences, measure
+from benchmark.job import answer_with
+from benchmark.peers.marian_hf import marian_config
+
+BF16 = {"device_type": "cpu", "dtype": torch.bfloat16}
+
+
+def decode(job: DecodingJob) -> dict[str, Any]:
+    """Translate batches of sentences."""
+    torch.manual_seed(1)
+    pad, eos = job.model["pad_id"], job.model["eos_id"]
+    model = MarianMTModel(marian_config(job.model)).eval().to(job.device)
+
+    def translate(sentences: Sentences, batch: int, beams: int) -> list[int]:
+        lengths = []
+        for start in range(0, len(sentences), batch):
+            rows = [[*ids, eos] for ids in sentences[start : start + batch]]
+            longest = max(map(len, rows))
+            source = torch.tensor([row + [pad] * (longest - len(row)) for row in rows], device=job.device)
+            found = model.generate(
+                input_ids=source,
+                attention_mask=(source != pad).long(),
+                num_beams=beams,
+                do_sample=False,
+                min_new_tokens=job.length,
+                max_new_tokens=job.length,
+            )
+            lengths += [found.shape[1] - 1] * len(rows)
+        return lengths
+
+    autocast = torch.autocast(**BF16, enabled=job.precision == "bf16")
+    with torch.inference_mode(), autocast:
+        return measure(job, translate)
+
+
+if __name__ == "__main__":
+    answer_with(decode, DecodingJob)
