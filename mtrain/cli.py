@@ -62,6 +62,38 @@ def tokenize(
 
 
 @app.command()
+def check(
+    config: ConfigFile,
+    run_dir: RunDir = None,
+    json_: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    set_: Set = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Look at the data of CONFIG before training: counts, leaks, duplicates, suspicious pairs, a verdict."""
+    terminal.log_to_stderr(quiet, debug)
+    from dataclasses import asdict
+
+    from mtrain.config import load_config
+    from mtrain.data.check import check_data
+    from mtrain.data.encode import check_corpora
+    from mtrain.data.verdict import report_of, warnings_of
+    from mtrain.device import resolve_device
+    from mtrain.training.run import existing_tokenizer
+
+    loaded = load_config(config, _overrides(set_, run_dir=run_dir))
+    resolve_device(device)  # no work for it, but a wrong name is a mistake here too
+    check_corpora(loaded.data)
+    findings = check_data(loaded.data, existing_tokenizer(loaded))
+    with terminal.output() as out:
+        if json_:
+            print(json.dumps({**asdict(findings), "warnings": warnings_of(findings)}, indent=1), file=out)
+        else:
+            print(terminal.visible(report_of(findings)), file=out)
+
+
+@app.command()
 def fit(
     config: ConfigFile,
     run_dir: RunDir = None,

@@ -93,6 +93,13 @@ def _place(corpus: Corpus) -> str:
     return str(next(getattr(corpus, key) for key in keys if hasattr(corpus, key)))
 
 
+def place_of(corpus: Corpus, number: int) -> str:
+    """Where pair `number`, from 1, of a corpus is, for a message: `file:line`."""
+    if isinstance(corpus, TextCorpus):
+        return f"{corpus.source}:{number}"
+    return f"toy {corpus.toy}:{number}" if isinstance(corpus, ToyCorpus) else f"{_place(corpus)}:{number}"
+
+
 # -------------------------------------------------------------------------------------------------- lines
 
 

@@ -9,6 +9,7 @@ import torch
 
 from mtrain.checkpoint import Checkpoint, TrainState, load_checkpoint, save_checkpoint, set_newer_aside
 from mtrain.data.encode import PreparedData, check_corpora, prepare_data
+from mtrain.data.verdict import log_warnings
 from mtrain.device import (
     compiles,
     describe_device,
@@ -62,6 +63,8 @@ def make_trainer(
     checkpoint = open_run(config, resume)
     tokenizer = prepare_tokenizer(config)
     expected = checkpoint.state.data_fingerprint if checkpoint else None
+    if not (Path(config.run_dir) / "data").exists():  # before the first time that it is encoded
+        log_warnings(config.data, tokenizer)
     data = prepare_data(config.data, tokenizer, Path(config.run_dir) / "data", config.seed, expected)
     return Trainer(config, tokenizer, data, place, checkpoint, quiet)
 

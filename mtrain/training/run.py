@@ -152,6 +152,12 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
     return Tokenizer(folder)
 
 
+def existing_tokenizer(config: Config) -> Tokenizer | None:
+    """The tokenizer of the run, if it has one already."""
+    folder = Path(config.run_dir) / "tokenizer"
+    return Tokenizer(folder) if (folder / "config.yaml").exists() else None
+
+
 def _file_stamps(corpora: list[Corpus]) -> str:
     """Name, size and time of change of every file, as JSON."""
     stats = [(str(file), file.stat()) for corpus in corpora for file in files_of(corpus)]

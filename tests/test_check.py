@@ -1,0 +1,135 @@
+"""What `mtrain check` says of data that has something wrong with it."""
+
+import json
+import logging
+
+import pytest
+from test_cli import mtrain  # noqa: F401  (a fixture)
+
+from mtrain.config import Config
+from mtrain.data.check import Counts, Leak, check_data
+from mtrain.data.verdict import report_of, warnings_of
+from mtrain.training.loop import make_trainer
+from mtrain.training.run import prepare_tokenizer
+
+GOOD = [(f"The {n} cats sleep on mats.", f"Die {n} Katzen schlafen auf Matten.") for n in range(200)]
+
+
+@pytest.fixture
+def corpora(make_config, tmp_path):
+    """A config of a training corpus and of a validation and a test set, each given as pairs."""
+
+    def write(train, validation=(("A", "B"),), test=(("C", "D"),)) -> Config:
+        files = {}
+        for name, pairs in (("train", train), ("val", validation), ("test", test)):
+            for index, side in enumerate(("source", "target")):
+                text = "".join(f"{pair[index]}\n" for pair in pairs)
+                (tmp_path / f"{name}.{side}").write_bytes(text.encode("utf-8", "surrogateescape"))
+            files[name] = {side: str(tmp_path / f"{name}.{side}") for side in ("source", "target")}
+        data = {"train": files["train"], "validation": files["val"], "test": {"news": files["test"]}}
+        return make_config(data=data, tokenizer={"vocab_size": 300})
+
+    return write
+
+
+def test_clean_data_is_good_to_train_on(corpora):
+    found = check_data(corpora(GOOD).data)
+    assert found.sets == {"train": Counts(200), "validation": Counts(1), "news": Counts(1)}
+    assert found.duplicates == 0 and found.leaks == {"validation": Leak(), "news": Leak()}
+    assert found.scripts == ("LATIN", "LATIN") and warnings_of(found) == []
+    assert found.lengths == ([0, 200, 0, 0, 0, 0, 0], [0, 200, 0, 0, 0, 0, 0])
+    assert report_of(found).endswith("verdict: good to train on")
+
+
+def test_what_cannot_be_used_is_counted(corpora):
+    found = check_data(corpora([*GOOD, ("", "leer"), ("a", "  "), ("caf\udce9", "x")]).data)
+    assert found.sets["train"] == Counts(200, empty=2, bad=1)
+    assert ["cannot be read" in warning for warning in warnings_of(found)] == [True]
+    nothing = check_data(corpora([("", "")]).data)
+    assert warnings_of(nothing) == ["no training pair can be used"]
+
+
+def test_repeated_pairs(corpora):
+    found = check_data(corpora(GOOD + GOOD[:30]).data)
+    assert found.duplicates == 30
+    assert warnings_of(found) == ["30 training pairs (13.0%) repeat another"]
+
+
+def test_leaks_are_a_warning_that_cannot_be_missed(corpora):
+    validation = [GOOD[3], (GOOD[4][0], "Etwas anderes."), ("the 5 CATS sleep, on mats", "x"), ("New", "Neu")]
+    found = check_data(corpora(GOOD, validation, test=[("C", "D"), GOOD[7], GOOD[7]]).data)
+    assert found.leaks == {"validation": Leak(1, 2, 3), "news": Leak(2, 2, 2)}
+    first, second = warnings_of(found)
+    assert first.startswith(
+        "LEAK: 3 of the 4 sources of validation are in training (2 letter by letter, 1 with"
+    )
+    assert second.startswith("LEAK: 2 of the 3 sources of news")
+    assert "verdict: 2 warning(s)" in report_of(found)
+
+
+def test_suspicious_pairs_are_told_with_their_places(corpora, tmp_path):
+    odd = [
+        ("Copied as it was.", "Copied as it was."),
+        ("A sentence that is long.", "Kurz"),
+        ("Ja.", "Ein Satz, der viel zu lang ist für das."),
+        ("A sentence.", "Это предложение."),
+        ("12 + 3", "12 + 3"),  # no words: nothing to translate
+        ("Yes", "Jawohl, mein Herr"),  # short ones differ in length by nature
+    ]
+    found = check_data(corpora(GOOD + odd).data)
+    places = {kind: suspects.places for kind, suspects in found.suspects.items()}
+    line = f"{tmp_path}/train.source:"
+    assert places == {
+        "a copied source": [f"{line}201"],
+        "an extreme length ratio": [f"{line}202", f"{line}203"],
+        "another script": [f"{line}204"],
+    }
+    many = check_data(corpora(GOOD + odd[:1] * 20).data)
+    assert many.suspects["a copied source"].count == 20 and len(many.suspects["a copied source"].places) == 5
+    assert "20 training pairs (9.1%) have a copied source" in warnings_of(many)
+    assert f"{line}205, ..." in report_of(many)
+
+
+def test_other_scripts_are_judged_by_what_most_lines_are(corpora):
+    russian = [(f"Кошка номер {n} спит на коврике.", f"猫{n}号はマットの上で寝ている。") for n in range(100)]
+    found = check_data(corpora(russian).data)
+    assert found.scripts == ("CYRILLIC", "CJK") and found.suspects["another script"].count == 0
+    found = check_data(corpora([*russian, ("Latin here.", "猫")]).data)
+    assert found.suspects["another script"].count == 1
+
+
+def test_a_tokenizer_is_tried_on_a_sample(corpora):
+    config = corpora(GOOD)
+    tokenizer = prepare_tokenizer(config)
+    found = check_data(config.data, tokenizer).segmentation
+    assert found is not None and found.pairs == 200 and found.too_long == 0
+    assert found.unknown == (0, 0) and min(found.tokens_per_word) >= 1
+    strange = corpora([*GOOD, *[("猫" * 90, "猫" * 20)] * 50])
+    found = check_data(strange.data, tokenizer)
+    assert found.segmentation is not None and found.segmentation.too_long == 50
+    assert found.segmentation.unknown[0] > 0.5
+    assert any("unknown or single bytes" in warning for warning in warnings_of(found))
+    assert "tokens a word" in report_of(found)
+
+
+def test_fit_warns_before_it_first_encodes_the_corpus(corpora, caplog):
+    config = corpora(GOOD, validation=GOOD[:2])
+    for expected in (1, 0):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            make_trainer(config, device="cpu", quiet=True)
+        assert caplog.text.count("data: LEAK: 2 of the 2 sources of validation") == expected
+        assert caplog.text.count("data: checked 200 pairs, 1 warning(s)") == expected
+
+
+def test_the_command_prints_a_report_or_json(mtrain, config_file):  # noqa: F811
+    code, out, _ = mtrain("check", config_file, "--device", "cpu")
+    assert code == 0 and "train: 8 pairs (empty: 0, unreadable: 0)" in out
+    assert "words, source" in out and "#####" in out
+    assert "warning: LEAK: 8 of the 8 sources of validation are in training" in out  # as these tests have it
+    code, out, _ = mtrain("check", config_file, "--device", "cpu", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["sets"]["train"] == {"usable": 8, "empty": 0, "bad": 0}
+    assert found["leaks"]["seen"]["pairs"] == 8 and len(found["warnings"]) == 2
+    code, _, err = mtrain("check", config_file, "--set", "data.train.source=nowhere.en")
+    assert code == 3 and err.startswith("error: nowhere.en: no such file") and err.count("\n") == 1
