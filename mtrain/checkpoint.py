@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from mtrain.errors import ModelError
+from mtrain.errors import ModelError, StorageError
 from mtrain.storage import verify_folder, write_atomically, write_folder, write_text
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,8 @@ def save_checkpoint(
     """Write `checkpoints/step-NNNNNNNN`, then the index; prune all but this one, the best, and the newest
     `keep` at multiples of `every` steps, so that interruptions do not decide which are kept.
 
-    `average` are the weights for use, where they are not the model's own.
+    `average` are the weights for use, where they are not the model's own. Raises StorageError, which says how
+    much room is needed and free; the checkpoints that there were are still there then.
     """
     device = next(model.parameters()).device
     generators = {"cpu": torch.get_rng_state()}  # those that training draws from
@@ -109,7 +110,12 @@ def save_checkpoint(
         write_text(folder / "state.json", json.dumps(asdict(state), indent=1, sort_keys=True) + "\n")
 
     folder = run_dir / "checkpoints" / f"step-{state.step:08d}"
-    write_folder(folder, fill)
+    try:
+        write_folder(folder, fill)
+    except StorageError as error:
+        tensors = [*model.state_dict().values(), *moments.values(), *(average or {}).values()]
+        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        raise StorageError(f"{error}; {_mib(needed)} are needed, {_mib(_free(run_dir))} are free") from error
     best = None if state.best_step is None else f"step-{state.best_step:08d}"
     write_atomically(folder.parent / "index.json", json.dumps({"best": best, "last": folder.name}) + "\n")
     spared = {best, folder.name, *(path.name for path in checkpoint_folders(run_dir, every)[-keep:])}
@@ -117,6 +123,15 @@ def save_checkpoint(
         if old.name not in spared:
             shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def _free(folder: Path) -> int:
+    """Bytes that can be written."""
+    return shutil.disk_usage(folder).free
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"
 
 
 class Checkpoint(NamedTuple):

@@ -14,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from mtrain import __version__, terminal
-from mtrain.errors import MtrainError, StorageError, UsageError
+from mtrain.errors import MtrainError, StorageError, UsageError, is_out_of_memory
 
 # ClickException, of click or of the copy that newer versions of Typer bring along.
 _CommandLineError: Any = typer.BadParameter.__mro__[2]
@@ -304,10 +304,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except OSError as error:
         _exit(f"{error.filename or 'output'}: {error.strerror or error}", StorageError.exit_code)
     except Exception as error:
-        kind = type(error).__name__
-        if kind == "MemoryError" or "OutOfMemory" in kind or "can't allocate" in str(error):
+        if is_out_of_memory(error):
             _exit("out of memory; lower training.micro_batch_tokens or decoding.batch_tokens", 8)
-        _exit(f"bug in mtrain: {kind}: {error}; --debug shows where", 1)
+        _exit(f"bug in mtrain: {type(error).__name__}: {error}; --debug shows where", 1)
 
 
 def _exit(message: str, code: int) -> NoReturn:

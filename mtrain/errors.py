@@ -33,6 +33,12 @@ class StorageError(MtrainError, exit_code=6):
     """Reading or writing failed for a reason outside mtrain: disk full, no permission."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python's or PyTorch's says that memory is used up."""
+    kind = type(error).__name__
+    return kind == "MemoryError" or "OutOfMemory" in kind or "can't allocate" in str(error)
+
+
 class Interrupted(MtrainError, exit_code=130):
     """Stopped by a signal, after the state was saved. The exit code is the shell's 128 + signal."""
 

@@ -53,25 +53,26 @@ class PartialFile:
         self.part = path.with_name(f"{path.name}.part")
         self.note = path.with_name(f"{path.name}.part.json")
         self.seen, self.read, self.answered, self.saved = hashlib.sha256(), 0, 0, 0  # the last: in the note
-        self.noted = self._noted() if go_on else None
+        earlier = self._noted()
+        self.noted = earlier if go_on else None
         self.start: int = self.noted["lines"] if self.noted else 0  # lines that are answered already
-        if self.noted is None and self.part.exists():
+        if earlier and not go_on:
             log.warning("%s is replaced; --continue would have gone on with it", self.part)
+        elif earlier and earlier["job"] != self.job:
+            how = "another model or other settings"
+            raise UsageError(f"{self.part}: was written with {how}; leave out --continue to start again")
 
     def _noted(self) -> dict[str, Any] | None:
-        """What the note says, if there is one."""
+        """What the note says, if there is one. Raises UsageError if a file is in the way that is not ours."""
+        if not self.note.exists() and not self.part.exists():
+            return None
         try:
             noted: dict[str, Any] = json.loads(self.note.read_text(encoding="utf-8"))
-            same, size = noted["job"] == self.job, self.part.stat().st_size
-            complete = size >= noted["bytes"] and {"lines", "sha256"} <= noted.keys()
-        except FileNotFoundError:
-            return None
+            if self.part.stat().st_size >= noted["bytes"] and {"job", "lines", "sha256"} <= noted.keys():
+                return noted
         except (OSError, ValueError, LookupError, TypeError):
-            same = complete = False
-        if not (same and complete):
-            how = "with another model or other settings" if complete else "and damaged since"
-            raise UsageError(f"{self.part}: was written {how}; leave out --continue to start again")
-        return noted
+            pass
+        raise UsageError(f"{self.part}: is in the way; it is damaged or not mtrain's; move it elsewhere")
 
     @property
     def complete(self) -> bool:
@@ -81,10 +82,14 @@ class PartialFile:
     def __enter__(self) -> Self:
         try:
             self.stream = self.part.open("r+b" if self.noted else "wb")
-            if self.noted:  # what was written after the note is answered again
+            if not self.noted:
+                self._save()  # so that FILE.part is known for ours from the start
+            else:  # what was written after the note is answered again
                 self.stream.truncate(self.noted["bytes"])
                 self.stream.seek(self.noted["bytes"])
         except OSError as error:
+            if not self.noted:
+                self._remove()
             raise StorageError(f"{self.path}: cannot write: {error.strerror}") from None
         return self
 
@@ -132,6 +137,11 @@ class PartialFile:
         new.replace(self.note)
         self.saved = self.read
 
+    def _remove(self) -> None:
+        for file in (self.part, self.note):
+            with suppress(OSError):
+                file.unlink()
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
             self.stream.close()
@@ -141,10 +151,8 @@ class PartialFile:
                 self.part.replace(self.path)
         except OSError as failure:
             error = error or failure
-        if kind is None or not self.note.exists():  # nothing to go on with
-            for file in (self.part, self.note):
-                with suppress(OSError):
-                    file.unlink()
+        if kind is None or not self.saved:  # nothing to go on with
+            self._remove()
         else:
             log.warning("%s answers %d lines; --continue goes on from there", self.part, self.saved)
         if isinstance(error, OSError):

@@ -1,5 +1,6 @@
 """An output file that was interrupted is gone on with, and never mixed with another job's."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,8 +92,18 @@ def test_damage_is_refused(tmp_path: Path, damage: str) -> None:
         (tmp_path / "out.part").write_text("LINE")
     else:
         (tmp_path / "out.part.json").write_text(damage)
-    with pytest.raises(UsageError, match="damaged"):
-        PartialFile(tmp_path / "out", JOB, go_on=True)
+    for go_on in (True, False):
+        with pytest.raises(UsageError, match=r"out\.part: is in the way; it is damaged or not mtrain's"):
+            PartialFile(tmp_path / "out", JOB, go_on)
+
+
+@pytest.mark.parametrize("name", ["out.part", "out.part.json"])
+@pytest.mark.parametrize("contents", ["precious", '{"mine": 1}'])
+def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path, name: str, contents: str) -> None:
+    (tmp_path / name).write_text(contents)
+    with pytest.raises(UsageError, match="move it elsewhere"):
+        answer_lines(iter(LINES), answering(), tmp_path / "out", JOB, go_on=False)
+    assert (tmp_path / name).read_text() == contents and len(list(tmp_path.iterdir())) == 1
 
 
 def test_starting_again_says_what_it_replaces(tmp_path: Path, caplog) -> None:
@@ -103,12 +114,15 @@ def test_starting_again_says_what_it_replaces(tmp_path: Path, caplog) -> None:
     assert (tmp_path / "out").read_text() == whole()
 
 
-def test_a_replaced_file_keeps_its_mode_and_a_full_disk_is_a_storage_error(tmp_path: Path) -> None:
+def test_a_replaced_file_keeps_its_mode_and_a_full_disk_is_a_storage_error(
+    tmp_path: Path, monkeypatch
+) -> None:
     out = tmp_path / "out"
     out.write_text("old")
     out.chmod(0o600)
     answer_lines(iter(LINES), answering(), out, JOB, go_on=False)
     assert out.stat().st_mode & 0o777 == 0o600
-    (tmp_path / "full.part").symlink_to("/dev/full")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(StorageError, match="full: cannot write: No space left"):
         answer_lines(iter(LINES), answering(), tmp_path / "full", JOB, go_on=False)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out"]

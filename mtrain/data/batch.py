@@ -23,6 +23,16 @@ class Batch:
     target_tokens: int  # labels that are not padding
     rows: list[int]  # where the pairs lie in the corpus
 
+    def halves(self) -> list[Self]:
+        """Its first and its second half, or itself if it is a single pair."""
+        middle = len(self.rows) // 2
+        return [self._part(slice(None, middle)), self._part(slice(middle, None))] if middle else [self]
+
+    def _part(self, part: slice) -> Self:
+        tensors = (x[part] for x in (self.source, self.source_keep, self.target_in, self.labels))
+        tokens = int((self.labels[part] != IGNORE).sum())
+        return type(self)(*tensors, tokens, self.rows[part])  # type: ignore[call-arg, arg-type]
+
     def to(self, device: torch.device) -> Self:
         """The same batch on a device; copying to a GPU does not block the host."""
 

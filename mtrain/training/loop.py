@@ -18,7 +18,7 @@ from mtrain.device import (
     resolve_device,
     workers_for,
 )
-from mtrain.errors import Interrupted
+from mtrain.errors import Interrupted, StorageError
 from mtrain.metrics import make_metrics
 from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import publish_best
@@ -28,7 +28,7 @@ from mtrain.training.average import Average
 from mtrain.training.feed import Feed, Step
 from mtrain.training.memory import fit_pass, memory_of
 from mtrain.training.progress import Progress
-from mtrain.training.run import open_run, prepare_tokenizer
+from mtrain.training.run import claimed, open_run, prepare_tokenizer
 from mtrain.training.schedule import learning_rate
 from mtrain.training.signals import StopSignal
 from mtrain.training.sizes import with_sizes
@@ -36,6 +36,8 @@ from mtrain.training.step import Learner, StepSums
 from mtrain.training.validate import Validator
 
 log = logging.getLogger(__name__)
+
+FAILED_SAVES = 3  # in a row, each tried twice; then a run that goes on would only lose more
 
 
 def fit(config: Config, resume: str = "auto", device: str = "auto", quiet: bool = False) -> None:
@@ -45,18 +47,21 @@ def fit(config: Config, resume: str = "auto", device: str = "auto", quiet: bool 
     goes on from that checkpoint. Raises any of `mtrain.errors`; Interrupted after SIGINT or SIGTERM, when
     the state has been saved.
     """
-    trainer = make_trainer(config, resume, device, quiet)
-    with StopSignal() as stop:
-        trainer.run(stop)
+    resolve_device(device)
+    check_corpora(config.data)
+    make_metrics(("bleu", "chrf"), config.data.target_lang)  # what it lacks shows now, not after an hour
+    with claimed(Path(config.run_dir)):
+        trainer = make_trainer(config, resume, device, quiet)
+        with StopSignal() as stop:
+            trainer.run(stop)
 
 
 def make_trainer(
     config: Config, resume: str = "auto", device: str = "auto", quiet: bool = False
 ) -> "Trainer":
-    """Open the run folder, make or load its tokenizer and data, and set up a trainer. As `fit` otherwise."""
+    """Enter the run folder, make or load its tokenizer and data, and set up a trainer. As `fit` otherwise,
+    but nothing keeps other processes out of the folder."""
     place = resolve_device(device)
-    check_corpora(config.data)
-    make_metrics(("bleu", "chrf"), config.data.target_lang)  # what it lacks shows now, not after an hour
     keep_freed_memory()
     keep_few_kernels()
     config = with_sizes(config)
@@ -106,6 +111,7 @@ class Trainer:
                 "%s workers, passes of %s tokens, now %s and %s: goes on, not bit for bit", *before, *now
             )
         self.state.workers, self.state.pass_tokens = now
+        self.saved_best, self.failed_saves = (self.state.best_step, self.state.best_score), 0
         self.total_steps = self._planned_steps()
         self.progress = Progress(self.run_dir, self.state, self.total_steps, self.learner.precision, quiet)
 
@@ -122,7 +128,8 @@ class Trainer:
             self.learner.rehearse(batch)
         self.progress.restart_clock()
         for step in self.steps():
-            self.progress.add(self.train_on(step))
+            rows = [row for batch in step.batches for row in batch.rows]
+            self.progress.add(self.train_on(step), rows)
             if state.step % recipe.log_every == 0:
                 self.progress.log_step(step.epoch, self.rate)
 
@@ -131,7 +138,7 @@ class Trainer:
                 best = self._validate()
                 reason = reason or self._limit_reached()  # patience may have ended
             if state.step % recipe.checkpoint_every == 0 or best or reason or stop.received:
-                self._save()
+                self._save(last=bool(reason or stop.received))
             if reason:
                 log.info("finished after %d steps, %.1f minutes: %s", state.step, state.seconds / 60, reason)
                 break
@@ -218,10 +225,30 @@ class Trainer:
         self.progress.log_validation(scores, best)
         return best
 
-    def _save(self) -> None:
+    def _save(self, last: bool) -> None:
+        """Save; what fails is tried again at once, and then at the next checkpoint, unless this is the `last`
+        one or the third to fail. Raises StorageError then."""
         self.progress.read()
-        optimizer, recipe, average = self.learner.optimizer, self.recipe, self.average.weights
         self.state.loss_scale = self.learner.scale.state()
+        try:
+            try:
+                self._write()
+            except StorageError as error:
+                log.warning("%s; trying again", error)
+                self._write()
+        except StorageError as error:
+            self.failed_saves += 1
+            if last or self.failed_saves == FAILED_SAVES:
+                raise
+            log.warning("%s; going on, to save at the next checkpoint", error)
+            # The best weights are those that are on disk; better ones must come again.
+            self.state.best_step, self.state.best_score = self.saved_best
+        else:
+            self.failed_saves = 0
+            self.saved_best = self.state.best_step, self.state.best_score
+
+    def _write(self) -> None:
+        recipe, average = self.recipe, self.average.weights
         kept = (recipe.keep_checkpoints, recipe.checkpoint_every)
-        save_checkpoint(self.run_dir, self.model, optimizer, self.state, *kept, average)
+        save_checkpoint(self.run_dir, self.model, self.learner.optimizer, self.state, *kept, average)
         publish_best(self.run_dir, self.state, self.config, self.tokenizer)

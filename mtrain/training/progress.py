@@ -5,7 +5,9 @@ import logging
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 from tqdm import tqdm
@@ -20,6 +22,9 @@ log = logging.getLogger(__name__)
 
 # Steps in a row that are not finite; then training has diverged. With fp16 some find the loss scale.
 NONFINITE_STEPS = {"fp32": 3, "bf16": 3, "fp16": 20}
+
+SPIKE_WINDOW = 64  # steps that say what loss is usual
+SPIKE = 1.0  # nats/token above that, at least, make a spike
 
 
 class Progress:
@@ -39,16 +44,19 @@ class Progress:
             write_atomically(self.file, "".join(line for line in lines if _step_of(line) <= state.step))
         hidden = quiet or not sys.stderr.isatty()
         self.bar = tqdm(total=total_steps, initial=state.step, unit="step", disable=hidden)
-        self.pending: deque[StepSums] = deque()
+        self.pending: deque[tuple[StepSums, Sequence[int]]] = deque()
+        self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # loss of single steps, nats/token
+        self.unwritten: list[str] = []  # lines of metrics.jsonl that a full disk did not take
         self.clock = time.perf_counter()
 
     def restart_clock(self) -> None:
         """Leave out the time that has passed since the last step."""
         self.clock = time.perf_counter()
 
-    def add(self, sums: StepSums) -> None:
-        """Note a step that was sent to the device, and read the one before it."""
-        self.pending.append(sums)
+    def add(self, sums: StepSums, rows: Sequence[int] = ()) -> None:
+        """Note a step that was sent to the device, with the rows of the corpus that it learnt from, and read
+        the one before it."""
+        self.pending.append((sums, rows))
         self.read(keep=1)
         self._tick()
         self.bar.update()
@@ -56,14 +64,16 @@ class Progress:
     def read(self, keep: int = 0) -> None:
         """Read what all but the newest `keep` steps measured. Raises DivergedError."""
         while len(self.pending) > keep:
-            sums = self.pending.popleft()
+            sums, rows = self.pending.popleft()
             loss, nll, norm, skipped = sums.values.tolist()
             state, window = self.state, self.state.window
             for key, value in (("loss", loss), ("nll", nll), ("tokens", sums.tokens)):
                 window[key] = window.get(key, 0.0) + value
             window["norm"] = norm
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
-            if skipped:
+            if not skipped:
+                self._watch_for_spikes(loss / sums.tokens, state.step - len(self.pending), rows)
+            else:
                 state.skipped_steps += 1
                 log.warning("step skipped: loss or gradient is not finite (%d so far)", state.skipped_steps)
             if state.skipped_in_a_row >= self.allowed:
@@ -71,6 +81,16 @@ class Progress:
                     f"diverged: {self.allowed} steps in a row had a loss or gradient that is not finite; "
                     "lower training.learning_rate or raise training.warmup_steps"
                 )
+
+    def _watch_for_spikes(self, loss: float, step: int, rows: Sequence[int]) -> None:
+        """Warn of a step whose loss is far above that of the steps before it; bad pairs may be the cause."""
+        if len(self.recent) == SPIKE_WINDOW:
+            mean = fmean(self.recent)
+            if loss > mean + max(SPIKE, 6 * pstdev(self.recent, mean)):
+                some = ", ".join(map(str, rows[:8])) + (", .." if len(rows) > 8 else "")
+                usual = f"{mean:.2f} before it"
+                log.warning("step %d: loss %.2f nats/token, %s; rows %s", step, loss, usual, some)
+        self.recent.append(loss)
 
     def log_step(self, epoch: int, rate: float) -> None:
         """Write means since the last line: nats/token, target tokens/s; and the last gradient norm."""
@@ -112,8 +132,14 @@ class Progress:
 
     def _write(self, **record: Any) -> None:
         record = {"step": self.state.step, **record, "seconds": self.state.seconds, "time": time.time()}
-        with self.file.open("a", encoding="utf-8", newline="\n") as stream:
-            stream.write(json.dumps(_speakable(record)) + "\n")
+        self.unwritten.append(json.dumps(_speakable(record)) + "\n")
+        try:
+            with self.file.open("a", encoding="utf-8", newline="\n") as stream:
+                stream.write("".join(self.unwritten))
+        except OSError as error:  # no reason to lose the run; checkpoints decide that
+            log.warning("%s: cannot write: %s; tried again with the next line", self.file, error.strerror)
+        else:
+            self.unwritten.clear()
 
 
 def _step_of(line: str) -> float:

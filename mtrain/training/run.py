@@ -5,6 +5,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mtrain.modelfolder import copy_tokenizer
 from mtrain.schema import Config, Corpus
 from mtrain.storage import write_atomically, write_folder, write_text
 from mtrain.tokenizer import Tokenizer, train_tokenizer
+from mtrain.training.lock import locked
 from mtrain.training.sizes import with_sizes
 
 log = logging.getLogger(__name__)
@@ -31,14 +33,15 @@ _LEFTOVERS += [f".{name}.tmp" for name in _NAMES]
 
 
 def open_run(config: Config, resume: str) -> Checkpoint | None:
-    """Make or enter the run folder, and choose the checkpoint to continue from; None to start afresh.
+    """Enter the run folder, and choose the checkpoint to continue from; None to start afresh.
 
     `resume` is `auto` (the newest valid one), `never`, or the path of a checkpoint. Writes `config.yaml`.
     Raises UsageError if the folder is used and `resume` is never, or a key changed that may not; ModelError
     if no checkpoint is valid; StorageError if the folder cannot be written.
     """
     run_dir = Path(config.run_dir)
-    _enter(run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    _clear(run_dir)
     checkpoints = checkpoint_folders(run_dir)
     if resume == "never" and checkpoints:
         raise UsageError(f"{run_dir}: has checkpoints, and --resume never was given; give another --run-dir")
@@ -58,14 +61,19 @@ def open_run(config: Config, resume: str) -> Checkpoint | None:
 def tokenize(config: Config, force: bool = False) -> Tokenizer:
     """Make the run folder and its tokenizer without training. Raises what `prepare_tokenizer` raises."""
     config = with_sizes(config)
-    _enter(Path(config.run_dir))
-    if not checkpoint_folders(Path(config.run_dir)):
-        _write_config(config)
-    return prepare_tokenizer(config, force)
+    with claimed(Path(config.run_dir)):
+        _clear(Path(config.run_dir))
+        if not checkpoint_folders(Path(config.run_dir)):
+            _write_config(config)
+        return prepare_tokenizer(config, force)
 
 
-def _enter(run_dir: Path) -> None:
-    """Make the run folder, or clear what a crash left in it. Nothing that is not ours is ever touched."""
+@contextmanager
+def claimed(run_dir: Path) -> Iterator[None]:
+    """Make the run folder, and keep other processes out of it. Nothing that is not ours is ever touched.
+
+    Raises UsageError if it is another kind of folder or in use, StorageError if it cannot be written.
+    """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         config = run_dir / "config.yaml"
@@ -75,11 +83,20 @@ def _enter(run_dir: Path) -> None:
                 f"{run_dir}: is no run folder of mtrain but has {foreign[0]}, which a run would overwrite; "
                 "give another --run-dir"
             )
-        for pattern in _LEFTOVERS if ours else ():
+    except OSError as error:
+        raise StorageError(f"{run_dir}: cannot make the run folder: {error.strerror}") from None
+    with locked(run_dir):
+        yield
+
+
+def _clear(run_dir: Path) -> None:
+    """Remove what a crash left in a run folder."""
+    try:
+        for pattern in _LEFTOVERS if (run_dir / "config.yaml").exists() else ():
             for leftover in list(run_dir.glob(pattern)):
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     except OSError as error:
-        raise StorageError(f"{run_dir}: cannot make the run folder: {error.strerror}") from None
+        raise StorageError(f"{run_dir}: cannot clear the run folder: {error.strerror}") from None
 
 
 def _write_config(config: Config) -> None:

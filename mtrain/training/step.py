@@ -1,7 +1,9 @@
 """One optimizer step: the loss of a batch in as many passes as it takes, clipped, applied if finite."""
 
 import copy
+import logging
 from collections.abc import Sequence
+from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -10,10 +12,13 @@ from torch import Tensor, nn
 
 from mtrain.data.batch import Batch
 from mtrain.device import autocast, compiles, resolve_precision, thread_pool
+from mtrain.errors import is_out_of_memory
 from mtrain.model.dropout import Dropout
 from mtrain.model.loss import LossSums, projected_cross_entropy
 from mtrain.model.transformer import Transformer
 from mtrain.schema import TrainingConfig
+
+log = logging.getLogger(__name__)
 
 
 class StepSums(NamedTuple):
@@ -78,7 +83,7 @@ class Learner:
         whose loss or gradient is not finite leaves weights and optimizer as they were. Nothing waits for the
         device.
         """
-        sums = self._accumulate(batches, tokens)
+        sums = self._accumulate_in_memory(list(batches), tokens)
         if self.scale.enabled:
             torch._foreach_mul_(_gradients(self.model), 1 / self.scale.factor)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm or float("inf"))
@@ -90,6 +95,22 @@ class Learner:
         self.scale.update(bad)
         self.optimizer.zero_grad(set_to_none=True)
         return StepSums(torch.stack([*sums, norm, bad]), tokens)
+
+    def _accumulate_in_memory(self, batches: list[Batch], tokens: int) -> Tensor:
+        """As `_accumulate`, but where memory does not hold a pass, all that have two pairs are halved."""
+        while True:
+            try:
+                return self._accumulate(batches, tokens)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or all(len(batch.rows) == 1 for batch in batches):
+                    raise
+                pairs = sum(len(batch.rows) for batch in batches)
+                log.warning("out of memory in %d passes of %d pairs; they are halved", len(batches), pairs)
+            for replica in self.replicas:
+                replica.zero_grad(set_to_none=True)  # of the passes that did fit
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            batches = [half for batch in batches for half in batch.halves()]
 
     def _accumulate(self, batches: Sequence[Batch], tokens: int) -> Tensor:
         """Sum the gradients of all passes into the model's; returns summed loss and nll (2,)."""
@@ -103,6 +124,7 @@ class Learner:
             self.pool.submit(self._passes, replica, share, tokens, seed)
             for replica, share, seed in zip(busy, shares, seeds, strict=True)
         ]
+        wait(jobs)  # also where one has failed: nothing may touch the gradients meanwhile
         sums = torch.stack([job.result() for job in jobs]).sum(0)
         for replica in busy[1:]:
             mine, others = _gradients(self.model), _gradients(replica)
