@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -51,17 +51,32 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, file: Path) -> None:
-    """Copy the tensors of a safetensors file into a model. Raises ModelError naming what does not fit."""
-    tensors, own = load_tensors(file), model.state_dict()
-    if tensors.keys() != own.keys():
-        missing, extra = (sorted(names) or "none" for names in (own.keys() - tensors, tensors.keys() - own))
+    """Put the tensors of a safetensors file into a model, in the place of its own if those are on the meta
+    device. Raises ModelError naming what does not fit, before memory is taken for any."""
+    own = model.state_dict()
+    shapes = _shapes(file)
+    if shapes.keys() != own.keys():
+        missing, extra = (sorted(names) or "none" for names in (own.keys() - shapes, shapes.keys() - own))
         raise ModelError(f"{file}: tensors missing: {missing}; not expected: {extra}")
+    for name, shape in shapes.items():
+        if shape != list(own[name].shape):
+            raise ModelError(f"{file}: {name} is {shape}; the model has {list(own[name].shape)}")
+    tensors = load_tensors(file)
     for name, tensor in tensors.items():
-        if tensor.shape != own[name].shape:
-            raise ModelError(f"{file}: {name} is {list(tensor.shape)}; the model has {list(own[name].shape)}")
-        if not tensor.isfinite().all():
-            raise ModelError(f"{file}: {name} holds NaN or infinity")
-    model.load_state_dict(tensors)
+        if not tensor.is_floating_point() or not tensor.isfinite().all():
+            raise ModelError(f"{file}: {name} holds NaN, infinity or integers")
+        tensors[name] = tensor.to(own[name].dtype)
+    model.load_state_dict(tensors, assign=any(tensor.is_meta for tensor in own.values()))
+
+
+def _shapes(file: Path) -> dict[str, list[int]]:
+    """The shape of each tensor, by the header alone."""
+    try:
+        with safe_open(file, "pt") as tensors:
+            names = tensors.keys()
+            return {name: list(tensors.get_slice(name).get_shape()) for name in names}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ModelError(f"{file}: cannot read: {error}") from None
 
 
 def checkpoint_folders(run_dir: Path, every: int = 1) -> list[Path]:

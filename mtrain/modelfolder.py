@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from mtrain.checkpoint import CHECKPOINT_FILES, TrainState, best_weights, checkpoint_folders, load_weights
 from mtrain.config import override, read_yaml_file, to_yaml, validate
 from mtrain.errors import ModelError, UsageError
@@ -105,8 +107,10 @@ def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
         raise ModelError(f"{folder}: the tokenizer has {sizes} pieces; the model expects others")
     if (network.pad_id, network.unk_id, network.bos_id, network.eos_id) != tokenizer.special:
         raise ModelError(f"{folder}: the tokenizer's special ids are not those of the model")
-    model = Transformer(network)
+    with torch.device("meta"):  # no memory is taken, and nothing drawn, before the weights are known to fit
+        model = Transformer(network)
     load_weights(model, best_weights(folder))
+    model.make_positions()
     manifest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
     return LoadedModel(model.eval(), tokenizer, config, manifest)
 

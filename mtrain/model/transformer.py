@@ -45,7 +45,8 @@ class Transformer(nn.Module):
             self.learned_positions = nn.Embedding(config.max_positions, width)
             self.learned_target_positions = nn.Embedding(config.max_positions, width)
         elif config.positions != "rotary":
-            self.register_buffer("_sinusoids", self._sinusoidal_table(config.max_positions), persistent=False)
+            self.register_buffer("_sinusoids", torch.empty(0), persistent=False)
+            self.make_positions()
         self.dropout, self.word_dropout = Dropout(config.dropout), Dropout(config.word_dropout)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
@@ -68,6 +69,11 @@ class Transformer(nn.Module):
                     nn.init.xavier_uniform_(part)
         if self.output_weight is not None:
             nn.init.normal_(self.output_weight, std=self.config.d_model**-0.5)
+
+    def make_positions(self) -> None:
+        """Compute the table of sinusoidal positions, which no file holds; it grows when it is too short."""
+        if self.config.positions.startswith("sinusoidal"):
+            self._sinusoids = self._sinusoidal_table(min(self.config.max_positions, 1024))
 
     def _sinusoidal_table(self, length: int) -> Tensor:
         interleaved = self.config.positions == "sinusoidal_interleaved"
