@@ -98,6 +98,9 @@ def fit(
     config: ConfigFile,
     run_dir: RunDir = None,
     resume: Annotated[str, Option(metavar="auto|never|CHECKPOINT", help="Where to go on.")] = "auto",
+    allow_data_change: Annotated[
+        bool, Option("--allow-data-change", help="Go on although the corpus is another.")
+    ] = False,
     set_: Set = None,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -110,7 +113,7 @@ def fit(
     loaded = load_config(config, _overrides(set_, run_dir=run_dir))
     from mtrain.training.loop import fit as fit_model
 
-    fit_model(loaded, resume, device, quiet)
+    fit_model(loaded, resume, device, quiet, allow_data_change)
 
 
 @app.command()
@@ -148,6 +151,8 @@ def translate(
     for file in (input_file, prefix):
         if file is not None:
             terminal.require_file(file)
+    if prefix == Path("-"):
+        raise UsageError("--prefix -: give a file")
     if output_file is not None:
         terminal.require_folder_of(output_file)
     typed = [terminal.require_unicode(sentence) for sentence in text or []]
@@ -164,10 +169,13 @@ def translate(
     }
     from mtrain.decoding.translate import Translator
     from mtrain.partial import answer_lines
+    from mtrain.storage import sha256
 
     overrides = _overrides(set_, "decoding.", **given)
     translator = Translator.load(model, device, overrides, ensemble or ())
     if not typed and input_file is None and sys.stdin.isatty():
+        if output_file or prefix or scores or alignments or json_:
+            raise UsageError("nothing to translate; give TEXT, --input, or a pipe")
         from mtrain.prompt import Prompt
 
         Prompt(translator, n_best).run()
@@ -182,8 +190,10 @@ def translate(
 
     job = {
         "model": translator.fingerprint,
-        "decoding": translator.decoding.model_dump(mode="json"),
+        "decoding": translator.decoding.model_dump(mode="json", exclude={"batch_tokens", "workers"}),
+        "prefix": sha256(prefix) if prefix else None,
         "form": [n_best, scores, alignments, json_],
+        "lines_each": 1 if json_ else n_best,
     }
     answer_lines(lines, answers, output_file, job, go_on)
 
@@ -204,6 +214,8 @@ def score(
     """Score given translations: log-probability (nats), tokens, and the log-probability of each token."""
     terminal.log_to_stderr(quiet, debug)
     for file in (source, target):
+        if str(file) == "-":
+            raise UsageError("score reads files, not stdin")
         terminal.require_file(file)
     from mtrain.data.corpus import clean, read_corpus
     from mtrain.decoding.score import score_pairs

@@ -5,8 +5,10 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +16,8 @@ from mtrain import terminal
 from mtrain.errors import StorageError, UsageError
 
 log = logging.getLogger(__name__)
+
+FLUSH_EVERY = 0.2  # seconds: who reads a pipe sees answers soon
 
 
 def answer_lines(
@@ -25,13 +29,24 @@ def answer_lines(
 ) -> None:
     """Write `answers(lines, 0)`, an answer to each line, to stdout, a device, or a file that an interrupted
     job like this one may have begun; then the answers to the rest of the lines, and the number of the first.
+
+    Raises UsageError if there is nothing to go on with, but a file that does not answer each line.
     """
     if path is None or (path.exists() and not path.is_file()):
         with terminal.output(path) as out:
-            out.writelines(answers(lines, 0))
+            flushed = time.monotonic()
+            for answer in answers(lines, 0):
+                out.write(answer)
+                if time.monotonic() - flushed > FLUSH_EVERY:
+                    out.flush()
+                    flushed = time.monotonic()
         return
     file = PartialFile(path.resolve(), job, go_on)
-    if go_on and file.complete:
+    if go_on and file.noted is None and path.exists():
+        with path.open("rb") as written:
+            answered = sum(1 for _ in written)
+        if answered != job["lines_each"] * sum(1 for _ in lines):
+            raise UsageError(f"{path}: nothing to go on with; leave out --continue to replace this file")
         log.info("%s is complete", path)
         return
     with file:
@@ -52,10 +67,11 @@ class PartialFile:
         self.path, self.job = path, json.loads(json.dumps(job))
         self.part = path.with_name(f"{path.name}.part")
         self.note = path.with_name(f"{path.name}.part.json")
-        self.seen, self.read, self.answered, self.saved = hashlib.sha256(), 0, 0, 0  # the last: in the note
+        self.seen, self.read, self.answered = hashlib.sha256(), 0, 0
         earlier = self._noted()
         self.noted = earlier if go_on else None
         self.start: int = self.noted["lines"] if self.noted else 0  # lines that are answered already
+        self.saved = self.start  # lines that the note counts
         if earlier and not go_on:
             log.warning("%s is replaced; --continue would have gone on with it", self.part)
         elif earlier and earlier["job"] != self.job:
@@ -73,11 +89,6 @@ class PartialFile:
         except (OSError, ValueError, LookupError, TypeError):
             pass
         raise UsageError(f"{self.part}: is in the way; it is damaged or not mtrain's; move it elsewhere")
-
-    @property
-    def complete(self) -> bool:
-        """Whether an earlier run has finished: there is the file and nothing to go on with."""
-        return self.noted is None and self.path.exists()
 
     def __enter__(self) -> Self:
         try:
@@ -100,13 +111,11 @@ class PartialFile:
         """
         iterator = iter(lines)
         if self.noted:
-            for line in iterator:
+            for line in islice(iterator, self.start):
                 self._count(line)
-                if self.read == self.start:
-                    break
             if self.seen.hexdigest() != self.noted["sha256"]:
                 raise UsageError(f"{self.part}: its input was another; leave out --continue to start again")
-            self.answered = self.saved = self.read
+            self.answered = self.read
             log.info("going on after %d lines", self.read)
         for line in iterator:
             self._count(line)
@@ -149,11 +158,13 @@ class PartialFile:
                 if self.path.is_file():
                     self.part.chmod(self.path.stat().st_mode)
                 self.part.replace(self.path)
+                self.note.unlink()
+                return
         except OSError as failure:
             error = error or failure
-        if kind is None or not self.saved:  # nothing to go on with
-            self._remove()
-        else:
+        if self.saved or kind is None:
             log.warning("%s answers %d lines; --continue goes on from there", self.part, self.saved)
+        else:
+            self._remove()
         if isinstance(error, OSError):
             raise StorageError(f"{self.path}: cannot write: {error.strerror}") from None

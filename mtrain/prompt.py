@@ -68,13 +68,17 @@ class Prompt:
 
     def _set_n_best(self, argument: str) -> None:
         count = _number(":n", argument)
-        if count > self.translator.decoding.hypotheses:
+        decoding = self.translator.decoding
+        if decoding.samples is not None:
+            self.translator = self.translator.with_settings(samples=max(count, decoding.samples))
+        elif count > decoding.beam_size:
             self._set_beam_size(argument)
         self.n_best = count
 
     def _set_beam_size(self, argument: str) -> None:
         size = _number(":beam", argument)
-        self.translator = self.translator.with_settings(beam_size=size, samples=None)
+        searched = {"samples": None, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+        self.translator = self.translator.with_settings(beam_size=size, **searched)
         self.n_best = min(self.n_best, size)
         _say(f"    {size} beams")
 

@@ -351,7 +351,7 @@ class ModelFolderConfig(Section):
 
     source_lang: str = Field(min_length=1, description="language code of the source")
     target_lang: str = Field(min_length=1, description="language code of the target")
-    max_length: int = Field(ge=2, le=65536, description="longest source, tokens; longer input is cut")
+    max_length: int = Field(ge=2, le=65536, description="longest source, tokens; longer lines are split")
     tokenizer: TokenizerConfig = Field(description="how the vocabulary was made")
     model: ModelConfig = Field(description="the network")
     decoding: DecodingConfig = Field(description="default search for translations")

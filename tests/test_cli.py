@@ -45,10 +45,10 @@ SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
 def test_help_and_version(mtrain):
     code, out, _ = mtrain("--help")
     assert code == 0 and all(
-        command in out for command in ("tokenize", "fit", "translate", "score", "evaluate")
+        command in out for command in ("check", "tokenize", "fit", "translate", "score", "evaluate")
     )
     assert mtrain("--version") == (0, f"mtrain {__version__}\n", "")
-    for command in ("tokenize", "fit", "translate", "score", "evaluate"):
+    for command in ("check", "tokenize", "fit", "translate", "score", "evaluate"):
         code, out, _ = mtrain(command, "--help")
         assert code == 0
         assert all(option in out for option in ("--set", "--device", "--quiet", "--debug", "--help"))
@@ -102,6 +102,7 @@ def test_unequal_line_counts_are_a_data_error_with_both(mtrain, config_file, tmp
         (["fit", "{config}", "--set", "data.train.source=nowhere.en"], 3, "nowhere.en: no such file"),
         (["fit", "{config}", "--set", "tokenizer.vocab_size=9999"], 2, "the largest possible is"),
         (["fit"], 2, "Missing argument 'CONFIG'"),
+        (["check", "nowhere.yaml"], 2, "nowhere.yaml: no such config file"),
         (["trian"], 2, "No such command 'trian'"),
         (["translate", "nowhere", "Hi"], 4, "nowhere: no such model or run folder"),
         (["translate", "{run}", "Hi", "-i", "{corpus}/train.en"], 2, "give one of them"),
@@ -115,6 +116,8 @@ def test_unequal_line_counts_are_a_data_error_with_both(mtrain, config_file, tmp
         (["translate", "{run}", "Hi", "-o", "{corpus}"], 6, "cannot write: a folder, not a file"),
         (["translate", "{run}", "Hi", "--prefix", "nowhere.de"], 3, "nowhere.de: no such file"),
         (["translate", "{run}", "Hi", "--prefix", "{corpus}/train.de"], 2, "more prefixes than lines"),
+        (["translate", "{run}", "Hi", "--prefix", "-"], 2, "--prefix -: give a file"),
+        (["score", "{run}", "-i", "-", "--target", "{corpus}/train.de"], 2, "score reads files"),
         (["translate", "{run}", "Hi", "--ensemble", "nowhere"], 4, "nowhere: no such model"),
         (["translate", "{run}", "Hi", "--top-k", "5"], 2, "are for drawing; give samples too"),
         (["translate", "{run}", "Hi", "--sample", "--top-p", "0"], 2, "decoding.top_p"),
@@ -217,6 +220,7 @@ def test_scores_alignments_and_json(mtrain, run_dir):
     first, empty = map(json.loads, out.split("\n")[:-1])
     assert code == 0 and first["text"] == "Es regnet." and first["finished"] and first["log_prob"] < 0
     assert len(first["n_best"]) == 2 and len(first["alignment"]) == 2 and empty["text"] == ""
+    assert first["n_best"][0].keys() == first.keys() - {"n_best"} == empty.keys() - {"n_best"}
 
 
 def test_prefixes_ensembles_and_samples(mtrain, run_dir, tmp_path):
@@ -279,7 +283,7 @@ def test_long_lines_are_translated_in_parts_and_stay_one_line(mtrain, run_dir, s
     stdin(b"cat " * 500 + b"\nIt rains.\n")
     code, out, err = mtrain("translate", run_dir, "--device", "cpu")
     assert code == 0 and out.count("\n") == 2 and out.endswith("Es regnet.\n")
-    assert "warning: 1 line(s) of more than 64 tokens were translated in parts" in err
+    assert "warning: 1 line(s), longer than the model's 64 tokens, were translated in parts" in err
 
 
 def test_invalid_input_is_a_data_error_with_its_line(mtrain, run_dir, stdin):

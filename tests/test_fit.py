@@ -569,14 +569,21 @@ def test_no_valid_checkpoint_is_an_error(make_config):
         go(make_config(training={"max_steps": 14}))
 
 
-def test_a_corpus_that_changed_under_a_run_is_an_error(make_config, tmp_path, corpus):
+def test_a_corpus_that_changed_under_a_run_is_an_error(make_config, tmp_path, corpus, caplog):
     files = {"source": str(tmp_path / "t.en"), "target": str(tmp_path / "t.de")}
     for side, language in (("source", "en"), ("target", "de")):
         Path(files[side]).write_bytes((corpus / f"train.{language}").read_bytes())
     go(make_config(data={"train": files}))
     Path(files["source"]).write_bytes(Path(files["source"]).read_bytes().replace(b"cat", b"cow"))
-    with pytest.raises(ModelError, match="changed under the checkpoints"):
-        go(make_config(data={"train": files}, training={"max_steps": 10}))
+    config = make_config(data={"train": files}, training={"max_steps": 10})
+    with pytest.raises(ModelError, match=r"changed under the checkpoints.* --allow-data-change"):
+        go(config)
+    fit(config, device="cpu", quiet=True, allow_data_change=True)
+    assert "another corpus than before" in caplog.text
+    assert last_checkpoint(Path(config.run_dir)).name == "step-00000010"
+    caplog.clear()
+    go(make_config(data={"train": files}, training={"max_steps": 12}))  # which is its corpus now
+    assert "another corpus" not in caplog.text
 
 
 def test_missing_corpora_and_unwritable_folders_show_before_any_work(make_config, tmp_path):
@@ -674,7 +681,8 @@ def test_what_a_crash_left_in_a_run_is_cleared(make_config):
     (run / ".data.tmp").mkdir()
     (run / "data/.epoch-x").write_text("")
     go(make_config(training={"max_steps": 10}))
-    assert not [left for name in ("", "checkpoints", "data") for left in (run / name).glob(".*")]
+    left = [file.name for name in ("", "checkpoints", "data") for file in (run / name).glob(".*")]
+    assert left == [".lock"]
 
 
 def test_an_epoch_without_pairs_is_an_error_and_no_hang(make_config, raw_config):

@@ -10,7 +10,7 @@ from mtrain.errors import StorageError, UsageError
 from mtrain.partial import PartialFile, answer_lines
 
 LINES = [f"line {number}" for number in range(10)]
-JOB = {"model": "m", "decoding": {"beam_size": 5}}
+JOB = {"model": "m", "decoding": {"beam_size": 5}, "lines_each": 1}
 
 
 def answering(stop: int | None = None, window: int = 3, asked: list | None = None):
@@ -78,10 +78,58 @@ def test_what_is_complete_is_left_alone_and_what_is_not_there_begun(tmp_path: Pa
 def test_another_job_is_refused(tmp_path: Path, lines: list[str], job: dict, message: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         answer_lines(iter(LINES), answering(7), tmp_path / "out", JOB, go_on=False)
-    with pytest.raises(UsageError, match=message):
-        answer_lines(iter(lines), answering(), tmp_path / "out", job, go_on=True)
-    answer_lines(iter(LINES), answering(), tmp_path / "out", JOB, go_on=True)  # nothing was lost
+    for _ in range(2):
+        with pytest.raises(UsageError, match=message):
+            answer_lines(iter(lines), answering(), tmp_path / "out", job, go_on=True)
+    asked: list[int] = []
+    answer_lines(iter(LINES), answering(asked=asked), tmp_path / "out", JOB, go_on=True)
+    assert asked == [6] and (tmp_path / "out").read_text() == whole()  # nothing was lost
+
+
+def test_an_interruption_while_lines_are_skipped_loses_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        answer_lines(iter(LINES), answering(7), tmp_path / "out", JOB, go_on=False)
+
+    def interrupted() -> Iterator[str]:
+        yield LINES[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answer_lines(interrupted(), answering(), tmp_path / "out", JOB, go_on=True)
+    asked: list[int] = []
+    answer_lines(iter(LINES), answering(asked=asked), tmp_path / "out", JOB, go_on=True)
+    assert asked == [6] and (tmp_path / "out").read_text() == whole()
+
+
+def test_a_kill_before_the_first_answers_is_gone_on_with(tmp_path: Path) -> None:
+    file = PartialFile(tmp_path / "out", JOB, go_on=False)
+    file.__enter__()
+    file.stream.write(b"LI")
+    file.stream.close()  # and no more: the process is gone
+    answer_lines(iter(LINES), answering(), tmp_path / "out", JOB, go_on=True)
     assert (tmp_path / "out").read_text() == whole()
+
+
+def test_a_finished_part_survives_a_rename_that_fails(tmp_path: Path, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "chmod", fail)
+    (tmp_path / "out").write_text("old")
+    with pytest.raises(StorageError, match="Permission denied"):
+        answer_lines(iter(LINES), answering(), tmp_path / "out", JOB, go_on=False)
+    assert (tmp_path / "out").read_text() == "old" and (tmp_path / "out.part").read_text() == whole()
+    monkeypatch.undo()
+    answer_lines(iter(LINES), answering(), tmp_path / "out", JOB, go_on=True)
+    assert (tmp_path / "out").read_text() == whole()
+
+
+def test_a_file_that_was_not_interrupted_is_not_gone_on_with(tmp_path: Path) -> None:
+    for contents in ("", "something else\n"):
+        (tmp_path / "out").write_text(contents)
+        with pytest.raises(UsageError, match="nothing to go on with"):
+            answer_lines(iter(LINES), answering(), tmp_path / "out", JOB, go_on=True)
+        assert (tmp_path / "out").read_text() == contents
 
 
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "[]"])

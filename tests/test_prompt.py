@@ -40,6 +40,14 @@ def test_n_and_beam(prompt):
     assert len(out.splitlines()) == 7 + 2 and "7 beams" in err and "2 beams" in err
 
 
+def test_samples_stay_samples_until_beams_are_asked_for(prompt, run_dir, monkeypatch, capsys):
+    typed = iter([":n 4", "It rains.", ":beam 2", "It rains.", ":quit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(typed))
+    Prompt(Translator.load(run_dir, "cpu").with_settings(samples=1, temperature=3.0)).run()
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 4 + 2 and "error" not in err
+
+
 def test_attention_is_drawn_for_the_last_translation(prompt):
     _, err = prompt("The sun shines.", ":attention")
     assert "1:\u2581" in err and "</s>" in err and any(shade in err for shade in "▒▓█")

@@ -37,10 +37,13 @@ def words_of(count: int, seed: int = 0) -> list[str]:
 # ------------------------------------------------------------------------------------------------- batches
 
 
+@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("settings", [{"beam_size": 1}, {"beam_size": 4}, {"samples": 2, "seed": 7}])
-def test_neither_batches_nor_order_change_a_translation(translator: Translator, settings: dict) -> None:
+def test_neither_batches_nor_order_nor_threads_change_a_translation(
+    translator: Translator, settings: dict, workers: int
+) -> None:
     lines = words_of(60)
-    double = translator.with_settings(**settings)
+    double = translator.with_settings(**settings, workers=workers)
     for model in double.models:
         model.double()
     try:
@@ -67,8 +70,59 @@ def test_threads_may_share_a_translator(translator: Translator) -> None:
             assert found == expected
 
 
+def test_rounded_weights_translate_what_was_learnt_alike(translator: Translator, monkeypatch) -> None:
+    monkeypatch.setattr("mtrain.model.linear.WORTH_LOWERING", 0)
+    for beam_size in (1, 4):
+        rounded = translator.with_settings(precision="bf16", workers=2, beam_size=beam_size)
+        found = rounded.translate(SOURCES * 20)
+        assert [t.text for t in found] == TARGETS * 20
+        exact = translator.with_settings(beam_size=beam_size).translate(SOURCES)
+        assert [t.log_prob for t in found[:8]] != [t.log_prob for t in exact]
+        assert [t.log_prob for t in found[:8]] == pytest.approx([t.log_prob for t in exact], abs=0.2)
+
+
+def test_settings_share_weights_and_threads(translator: Translator) -> None:
+    other = translator.with_settings(beam_size=2)
+    assert other.decoder.models is translator.decoder.models and other.decoder.pool is translator.decoder.pool
+    rounded = translator.with_settings(precision="bf16")
+    assert rounded.decoder.models is not translator.decoder.models
+    assert rounded.with_settings(beam_size=1).decoder.models is rounded.decoder.models
+
+
+@pytest.mark.parametrize("settings", [{"beam_size": 1}, {"beam_size": 3}, {"samples": 2}])
+def test_outputs_that_are_not_finite_are_an_error(run_dir: Path, settings: dict) -> None:
+    broken = Translator.load(run_dir, "cpu")
+    next(broken.models[0].parameters()).data.fill_(float("nan"))
+    with pytest.raises(ModelError, match="not finite"):
+        broken.with_settings(**settings).translate(["It rains."])
+
+
+def test_a_line_without_any_possible_translation_is_told(translator: Translator) -> None:
+    impossible = {"no_repeat_ngram": 1, "min_length_offset": 400, "max_length_offset": 400}
+    for beam_size in (1, 2):
+        with pytest.raises(UsageError, match="leave a line no translation at all"):
+            translator.with_settings(**impossible, beam_size=beam_size).translate(["It rains."])
+
+
+def test_many_short_lines_make_small_batches(translator: Translator, monkeypatch) -> None:
+    """Each row has logits over the whole vocabulary, however short its source is."""
+    sizes = []
+    real = translator.decoder._batch
+    wide = translator.with_settings(batch_tokens=1600)
+
+    def count(parts, *arguments):
+        sizes.append(len(parts))
+        return real(parts, *arguments)
+
+    monkeypatch.setattr(wide.decoder, "_batch", count)
+    wide.translate(["It"] * 300)
+    assert max(sizes) == 1600 // 5 // 16
+
+
 def test_windows_are_bounded_by_lines_and_by_characters() -> None:
     assert [len(texts) for texts, _ in windows(["a"] * 10, None, 4)] == [4, 4, 2]
+    stream = (text for text in ["a"] * 9000)
+    assert [len(texts) for texts, _ in windows(stream, None, 4096)] == [256, 512, 1024, 2048, 4096, 1064]
     assert [len(texts) for texts, _ in windows(["a" * 400_000] * 7, None, 4096)] == [3, 3, 1]
     assert list(windows([], None, 4)) == []
 
@@ -136,13 +190,16 @@ def test_a_long_line_is_translated_in_parts_and_joined(translator: Translator, c
     text = " ".join(SOURCES * 3)
     with caplog.at_level(logging.WARNING):
         [found, short] = translator.translate([text, "It rains."], alignments=True)
-    assert "1 line(s) of more than 64 tokens were translated in parts" in caplog.text
+    assert "1 line(s), longer than the model's 64 tokens, were translated in parts" in caplog.text
     assert found.text.count(".") >= 12 and "\n" not in found.text and short.text == "Es regnet."
     assert found.alignment is not None
     source, target = len(text.split()), len(found.text.split())
     assert [j for _, j in found.alignment] == list(range(target))
     assert max(i for i, _ in found.alignment) > source * 2 // 3
     assert found.tokens > 60 and found.log_prob < 0
+    assert found.score == pytest.approx(found.log_prob / found.tokens)
+    total = translator.with_settings(length_penalty=0.0).translate([text])[0]
+    assert total.score == pytest.approx(total.log_prob)
     with pytest.raises(TypeError, match="strings"):
         translator.translate([b"It rains."])  # type: ignore[list-item]
 

@@ -102,7 +102,7 @@ def prepare_data(
     if expected not in (None, fingerprint):
         raise ModelError(
             f"{folder}: the corpus or the tokenizer changed under the checkpoints of this run; "
-            "restore them, or start another run with --run-dir"
+            "restore them, go on with --allow-data-change, or start another run with --run-dir"
         )
     prepared = _load(folder, data, tokenizer, seed, fingerprint)
     if prepared is None:

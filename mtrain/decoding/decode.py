@@ -1,8 +1,11 @@
 """Parts of lines to their best hypotheses, as text: batches of like length, one after the other."""
 
+import copy
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +22,14 @@ from mtrain.decoding.search import search
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
 from mtrain.device import autocast, resolve_precision, thread_pool, workers_for
-from mtrain.errors import ModelError
+from mtrain.errors import ModelError, UsageError
 from mtrain.metrics import make_metrics
 from mtrain.model.transformer import Transformer
 from mtrain.schema import DecodingConfig
 from mtrain.tokenizer import Tokenizer
 
-_LEAST = 256  # tokens
+_LEAST = 256  # tokens of a batch
+_SHORT = 16  # tokens that the shortest line counts for: each row takes memory for its logits, however short
 
 
 def in_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
@@ -42,6 +46,11 @@ def padded(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> tu
     return torch.from_numpy(matrix).to(device), torch.from_numpy(keep).to(device)
 
 
+def _metric(config: DecodingConfig, target_lang: str) -> Any:
+    """What minimum Bayes risk measures likeness by, if it is asked for."""
+    return make_metrics([config.mbr], target_lang, sentences=True)[config.mbr] if config.mbr else None
+
+
 class Decoder:
     """Models of one vocabulary, an ensemble if they are several, and how they decode, on a device."""
 
@@ -53,14 +62,21 @@ class Decoder:
         target_lang: str,
         device: torch.device,
     ):
-        self.tokenizer, self.config, self.device = tokenizer, config, device
+        self.originals, self.tokenizer, self.device = models, tokenizer, device
+        self.config, self.target_lang = config, target_lang
         self.precision = resolve_precision(device, config.precision)
         self.models = [self._prepared(model) for model in models]
         self.workers = workers_for(device) if config.workers == "auto" else config.workers
         self.pool = thread_pool(self.workers)
-        self.metric = None
-        if config.mbr is not None:
-            self.metric = make_metrics([config.mbr], target_lang, sentences=True)[config.mbr]
+        self.metric = _metric(config, target_lang)
+
+    def with_config(self, config: DecodingConfig) -> "Decoder":
+        """The same with another config, sharing all that it can: copies of the weights, threads."""
+        if (config.precision, config.workers) != (self.config.precision, self.config.workers):
+            return Decoder(self.originals, self.tokenizer, config, self.target_lang, self.device)
+        other = copy.copy(self)
+        other.config, other.metric = config, _metric(config, self.target_lang)
+        return other
 
     def _prepared(self, model: Transformer) -> Transformer:
         """On a CPU the weights are rounded once, and only products that gain by it are; elsewhere autocast
@@ -76,10 +92,10 @@ class Decoder:
     def __call__(self, parts: Sequence[Part], n_best: int, alignments: bool) -> list[list[Translation]]:
         """Up to `n_best` translations of each part, best first, with word alignments if wanted.
 
-        Raises ModelError if the model's outputs are not finite.
+        Raises ModelError if the model's outputs are not finite, UsageError if all are barred.
         """
         results: list[list[Translation]] = [[]] * len(parts)
-        lengths = [len(part.source) for part in parts]
+        lengths = [max(_SHORT, len(part.source), len(part.prefix)) for part in parts]
         share = max(_LEAST, sum(lengths) // self.workers)  # a batch for each worker, of a size that pays
         batches = list(in_batches(lengths, min(share, self.config.batch_tokens // self.config.hypotheses)))
         mapped = self.pool.map if self.pool and len(batches) > 1 else map
@@ -94,10 +110,7 @@ class Decoder:
         prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
         with self.arithmetic():
             found = search(self.models, source, keep, self.config, prefixes, keys)
-            if not all(found):
-                raise ModelError(
-                    "the model's outputs are not finite; its weights or its precision are at fault"
-                )
+            found = [self._possible(hypotheses) for hypotheses in found]
             found = [self._ranked(hypotheses)[:n_best] for hypotheses in found]
             aligned = self._align(parts, source, keep, found) if alignments else None
         texts = iter(self.tokenizer.decode([h.ids for hypotheses in found for h in hypotheses]))
@@ -115,6 +128,16 @@ class Decoder:
             ]
             for part, hypotheses in enumerate(found)
         ]
+
+    def _possible(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+        """Those that were not barred, of which there is one at least."""
+        possible = [h for h in hypotheses if h.log_prob > -math.inf]
+        barring = self.config.no_repeat_ngram or self.config.min_length_offset or self.config.min_length_ratio
+        if any(math.isnan(h.log_prob) for h in hypotheses) or not (possible or barring):
+            raise ModelError("the model's outputs are not finite; its weights or its precision are at fault")
+        if not possible:
+            raise UsageError("no_repeat_ngram and the least length leave a line no translation at all")
+        return possible
 
     def _ranked(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
         """The hypotheses of a sentence, best first by `decoding.mbr` if it is set."""

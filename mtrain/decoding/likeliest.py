@@ -22,7 +22,8 @@ def likeliest(scores: Tensor, offsets: Tensor, count: int) -> tuple[Tensor, Tens
     """
     sentences, beams = offsets.shape
     size = _group_size(scores.size(1))
-    scores = F.pad(scores, (0, -scores.size(1) % size), value=-math.inf)
+    if scores.size(1) % size:
+        scores = F.pad(scores, (0, -scores.size(1) % size), value=-math.inf)
     groups = scores.size(1) // size
     maxima = scores.view(sentences, beams, groups, size).amax(dim=-1) + offsets[:, :, None]
     chosen = maxima.flatten(1).topk(min(count, beams * groups)).indices  # (B, at most count)

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import tee
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mtrain.decoding.decode import in_batches, padded
 from mtrain.decoding.force import force
-from mtrain.decoding.split import WINDOW
+from mtrain.decoding.split import WINDOW, windows
 from mtrain.decoding.translate import Translator
 
 
@@ -41,16 +41,16 @@ TOO_LONG = Scored(math.nan, [], [])
 
 def score_pairs(translator: Translator, pairs: Iterable[tuple[str, str]]) -> Iterator[Scored]:
     """The log-probability of each (source, target) pair of lines, in order, in bounded memory."""
-    iterator = iter(pairs)
-    while block := list(islice(iterator, WINDOW)):
-        yield from _score(translator, *zip(*block, strict=True))
+    ours, theirs = tee(pairs)
+    for sources, targets in windows((s for s, _ in ours), (t for _, t in theirs), WINDOW):
+        yield from _score(translator, sources, targets)
 
 
-def _score(translator: Translator, sources: tuple[str, ...], targets: tuple[str, ...]) -> list[Scored]:
+def _score(translator: Translator, sources: list[str], targets: list[str]) -> list[Scored]:
     tokenizer = translator.tokenizer
     eos, longest = tokenizer.special.eos, translator.max_length
-    source = [[*ids, eos] for ids in tokenizer.encode_source(list(sources))]
-    target = [[*ids, eos] for ids in tokenizer.encode_target(list(targets))]
+    source = [[*ids, eos] for ids in tokenizer.encode_source(sources)]
+    target = [[*ids, eos] for ids in tokenizer.encode_target(targets)]
     fitting = [
         i for i, sides in enumerate(zip(source, target, strict=True)) if max(map(len, sides)) <= longest
     ]
@@ -78,7 +78,7 @@ def attention(
     translator: Translator, source: str, target: str
 ) -> tuple[list[str], list[str], npt.NDArray[np.float32]]:
     """The pieces of a source and of its translation, EOS included, and where the last layer looks when it
-    says each of these: (T, S), rows that sum to 1."""
+    says each of these: (T, S), rows that sum to 1. Both are segmented here, and cut at the model's limit."""
     tokenizer, eos = translator.tokenizer, translator.tokenizer.special.eos
     rows = [*tokenizer.encode_source([source])[0][: translator.max_length - 1], eos]
     said = [*tokenizer.encode_target([target])[0][: translator.max_length - 1], eos]

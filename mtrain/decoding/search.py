@@ -11,6 +11,7 @@ from mtrain.decoding.hypothesis import Hypothesis
 from mtrain.decoding.likeliest import likeliest, normalizer
 from mtrain.decoding.predictor import Predictor, keep_going
 from mtrain.decoding.sample import draw, uniform_numbers
+from mtrain.errors import UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.schema import DecodingConfig
 
@@ -26,6 +27,8 @@ def search(
 ) -> list[list[Hypothesis]]:
     """The best hypotheses of each of B sentences, best first: up to `beam_size`, or `samples` if sampled.
 
+    Raises UsageError if a prefix is too long for the model.
+
     `source` (B, S) ids that end in EOS; `source_keep` (B, S) True at tokens. The models, an ensemble if they
     are several, are in eval mode. `prefixes` are ids that the translations begin with; `keys` tell the
     sentences' random numbers apart.
@@ -33,12 +36,14 @@ def search(
     ids = models[0].config
     lengths = source_keep.sum(1).double()
     limits = (lengths * config.max_length_ratio + config.max_length_offset).long()  # (B,)
-    if prefixes is not None:  # what is given must fit, and leave room
+    longest = min((m.config.max_positions for m in models if m.config.positions == "learned"), default=None)
+    if prefixes is not None and any(prefixes):  # what is given must fit, and leave room
         given = torch.tensor([len(prefix) for prefix in prefixes], device=limits.device)
+        if longest is not None and int(given.max()) >= longest:
+            raise UsageError(f"a prefix of {int(given.max())} tokens; the model has positions for {longest}")
         limits = limits.maximum(torch.where(given > 0, given + config.max_length_offset, 0))
-    for model in models:
-        if model.config.positions == "learned":
-            limits = limits.clamp(max=model.config.max_positions)
+    if longest is not None:
+        limits = limits.clamp(max=longest)
     constraints = Constraints(config, lengths, ids.eos_id, prefixes)
     steps = int(limits.max())
     if config.samples is None and (config.beam_size > 1 or config.coverage_penalty):

@@ -21,27 +21,30 @@ _BLOCK = (
 
 
 WINDOW = 4096  # lines that are read, sorted by length and translated before the next are read
+FIRST_WINDOW = 256  # lines; of a stream; the next ones grow, and answers begin early all the same
 WINDOW_CHARACTERS = 1_000_000  # a window of long lines has fewer of them
 
 
 def windows(
     lines: Iterable[str], prefixes: Iterable[str] | None, most: int
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Lines, and the prefixes of their translations if there are any, `most` lines at a time, or as many as
-    hold `WINDOW_CHARACTERS`. Raises UsageError if there are not as many prefixes as lines."""
+    """Lines, and the prefixes of their translations if there are any, up to `most` lines at a time, or as
+    many as hold `WINDOW_CHARACTERS`. Raises UsageError if there are not as many prefixes as lines."""
     texts: list[str] = []
     begins: list[str] = []
     size, rest = 0, None if prefixes is None else iter(prefixes)
+    wanted = most if isinstance(lines, list) else min(FIRST_WINDOW, most)
     for text in lines:
         if not isinstance(text, str):
             raise TypeError("texts must be strings")
         texts.append(text)
         if rest is not None:
             begins.append(_next(rest))
+            size += len(begins[-1])
         size += len(text)
-        if len(texts) >= most or size >= WINDOW_CHARACTERS:
+        if len(texts) >= wanted or size >= WINDOW_CHARACTERS:
             yield texts, begins
-            texts, begins, size = [], [], 0
+            texts, begins, size, wanted = [], [], 0, min(2 * wanted, most)
     if rest is not None and next(rest, None) is not None:
         raise UsageError("more prefixes than lines; give one for each line, or an empty one")
     if texts:
@@ -81,7 +84,7 @@ def parts_of(
             prefix = starts[line] if number == 0 else []
             parts.append(Part(line, [*piece, tokenizer.special.eos], prefix, (first + line, number)))
     if split:
-        log.warning("%d line(s) of more than %d tokens were translated in parts", split, longest)
+        log.warning("%d line(s), longer than the model's %d tokens, were translated in parts", split, longest)
     return parts
 
 

@@ -4,6 +4,7 @@ The one path by which `fit` validates, `translate` translates and `evaluate` sco
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Self
@@ -39,18 +40,19 @@ class Translator:
         target_lang: str,
         device: torch.device,
         fingerprint: str = "",
+        decoder: Decoder | None = None,
     ):
         self.models, self.tokenizer, self.decoding, self.device = models, tokenizer, decoding, device
         self.max_length, self.target_lang, self.fingerprint = max_length, target_lang, fingerprint
-        self.decoder = Decoder(models, tokenizer, decoding, target_lang, device)
+        self.decoder = decoder or Decoder(models, tokenizer, decoding, target_lang, device)
 
     @classmethod
     def load(
         cls,
         path: str | Path,
         device: str = "auto",
-        overrides: Iterable[str] = (),
-        ensemble: Iterable[str | Path] = (),
+        overrides: Sequence[str] = (),
+        ensemble: Sequence[str | Path] = (),
     ) -> Self:
         """Load a model or run folder, and those of an ensemble. `overrides` are `decoding.key=value`.
 
@@ -75,7 +77,7 @@ class Translator:
         raw = {**self.decoding.model_dump(mode="json"), **decoding}
         config = validate(DecodingConfig, raw, "decoding")
         rest = (self.max_length, self.target_lang, self.device, self.fingerprint)
-        return type(self)(self.models, self.tokenizer, config, *rest)
+        return type(self)(self.models, self.tokenizer, config, *rest, self.decoder.with_config(config))
 
     def translate(
         self,
@@ -114,17 +116,19 @@ class Translator:
             translated = zip(parts, self.decoder(parts, n_best, alignments), strict=True)
             by_line = {line: list(group) for line, group in groupby(translated, lambda pair: pair[0].line)}
             for line in range(len(texts)):
-                yield self._joined(by_line.get(line, []), n_best)
+                if line in by_line:
+                    yield self._joined(by_line[line], n_best)
+                else:
+                    yield with_n_best([replace(EMPTY, alignment=() if alignments else None)], n_best)
             first += len(texts)
 
     def _joined(self, parts: list[tuple[Part, list[Translation]]], n_best: int) -> Translation:
         """The translation of a line out of those of its parts; its k-th best is of each part's k-th."""
-        if not parts:
-            return with_n_best([EMPTY], n_best)
         words = [sum(self.tokenizer.word_starts(part.source[:-1])) for part, _ in parts]
         space = "" if self.target_lang.partition("-")[0].lower() in _WITHOUT_SPACES else " "
-        count = max(len(found) for _, found in parts)
+        penalty, count = self.decoding.length_penalty, max(len(found) for _, found in parts)
         ways = [
-            join([found[min(k, len(found) - 1)] for _, found in parts], words, space) for k in range(count)
+            join([found[min(k, len(found) - 1)] for _, found in parts], words, space, penalty)
+            for k in range(count)
         ]
         return with_n_best(ways, n_best)

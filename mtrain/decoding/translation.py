@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from mtrain.decoding.alignment import Alignment
 
@@ -37,14 +38,25 @@ class Translation:
 
     def as_json(self) -> str:
         """All that is known, as one line of JSON."""
-        known = {name: value for name, value in asdict(self).items() if value not in (None, ())}
+        known = self._known()
+        if self.n_best:
+            known["n_best"] = [one._known() for one in self.n_best]
         return json.dumps(known, ensure_ascii=False) + "\n"
 
+    def _known(self) -> dict[str, Any]:
+        """Its own fields; the alignment only if it was asked for."""
+        known = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "n_best"}
+        if self.alignment is None:
+            del known["alignment"]
+        return known
 
-EMPTY = Translation("", 0.0, 0.0, 0, True, ())
+
+EMPTY = Translation("", 0.0, 0.0, 0, True)
 
 
-def join(parts: Sequence[Translation], source_words: Sequence[int], space: str) -> Translation:
+def join(
+    parts: Sequence[Translation], source_words: Sequence[int], space: str, length_penalty: float
+) -> Translation:
     """The translation of a line from those of its parts, which have so many source words each."""
     if len(parts) == 1:
         return parts[0]
@@ -54,10 +66,12 @@ def join(parts: Sequence[Translation], source_words: Sequence[int], space: str) 
         alignment += [(source + i, target + j) for i, j in part.alignment or ()]
         source, target = source + words, target + len(part.text.split())
     tokens = sum(part.tokens for part in parts)
+    log_prob = sum(part.log_prob for part in parts)
+    coverage = sum(part.score - part.log_prob / part.tokens**length_penalty for part in parts)
     return Translation(
-        space.join(part.text for part in parts),
-        sum(part.score * part.tokens for part in parts) / tokens,
-        sum(part.log_prob for part in parts),
+        space.join(part.text for part in parts if part.text),
+        log_prob / tokens**length_penalty + coverage,
+        log_prob,
         tokens,
         all(part.finished for part in parts),
         None if parts[0].alignment is None else tuple(alignment),

@@ -86,10 +86,12 @@ class Transformer(nn.Module):
         if self.learned_positions is not None and self.learned_target_positions is not None:
             learned = self.learned_target_positions if target else self.learned_positions
             return learned.weight[start : start + length]
-        if start + length > len(self._sinusoids):
+        table = self._sinusoids
+        if start + length > len(table):
             with torch.inference_mode(False):  # it outlives the decoding that asked for it
-                self._sinusoids = self._sinusoidal_table(2 * (start + length)).to(self._sinusoids)
-        return self._sinusoids[start : start + length]
+                table = self._sinusoidal_table(2 * (start + length)).to(table)
+            self._sinusoids = table  # another thread may put a shorter one there, but this one is ours
+        return table[start : start + length]
 
     def _embed(self, ids: Tensor, table: nn.Embedding, start: int, target: bool) -> Tensor:
         words = table(ids) * math.sqrt(self.config.d_model)

@@ -40,24 +40,35 @@ log = logging.getLogger(__name__)
 FAILED_SAVES = 3  # in a row, each tried twice; then a run that goes on would only lose more
 
 
-def fit(config: Config, resume: str = "auto", device: str = "auto", quiet: bool = False) -> None:
+def fit(
+    config: Config,
+    resume: str = "auto",
+    device: str = "auto",
+    quiet: bool = False,
+    allow_data_change: bool = False,
+) -> None:
     """Train the model of a config, and leave the best weights in `RUN/model`.
 
     `resume`: `auto` goes on from the newest valid checkpoint, if any; `never` refuses a used folder; a path
-    goes on from that checkpoint. Raises any of `mtrain.errors`; Interrupted after SIGINT or SIGTERM, when
+    goes on from that checkpoint. With `allow_data_change` it may go on with another corpus, from the start of
+    an epoch. Raises any of `mtrain.errors`; Interrupted after SIGINT or SIGTERM, when
     the state has been saved.
     """
     resolve_device(device)
     check_corpora(config.data)
     make_metrics(("bleu", "chrf"), config.data.target_lang)  # what it lacks shows now, not after an hour
     with claimed(Path(config.run_dir)):
-        trainer = make_trainer(config, resume, device, quiet)
+        trainer = make_trainer(config, resume, device, quiet, allow_data_change)
         with StopSignal() as stop:
             trainer.run(stop)
 
 
 def make_trainer(
-    config: Config, resume: str = "auto", device: str = "auto", quiet: bool = False
+    config: Config,
+    resume: str = "auto",
+    device: str = "auto",
+    quiet: bool = False,
+    allow_data_change: bool = False,
 ) -> "Trainer":
     """Enter the run folder, make or load its tokenizer and data, and set up a trainer. As `fit` otherwise,
     but nothing keeps other processes out of the folder."""
@@ -67,10 +78,13 @@ def make_trainer(
     config = with_sizes(config)
     checkpoint = open_run(config, resume)
     tokenizer = prepare_tokenizer(config)
-    expected = checkpoint.state.data_fingerprint if checkpoint else None
+    expected = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
     if not (Path(config.run_dir) / "data").exists():  # before the first time that it is encoded
         log_warnings(config.data, tokenizer)
     data = prepare_data(config.data, tokenizer, Path(config.run_dir) / "data", config.seed, expected)
+    if checkpoint and checkpoint.state.data_fingerprint != data.fingerprint:
+        log.warning("data: another corpus than before; its first epoch starts now")
+        checkpoint.state.data_fingerprint, checkpoint.state.next_batch = data.fingerprint, 0
     return Trainer(config, tokenizer, data, place, checkpoint, quiet)
 
 

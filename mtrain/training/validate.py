@@ -42,7 +42,7 @@ class Validator:
         self.batches = self._encode(pass_tokens)
 
     def _encode(self, pass_tokens: int) -> list[Batch]:
-        """Batches for the loss; pairs over `data.max_length` are cut, as `translate` cuts them."""
+        """Batches for the loss; pairs over `data.max_length` are cut."""
         special, longest = self.tokenizer.special, self.config.data.max_length - 1
         sides = (self.tokenizer.encode_source(self.sources), self.tokenizer.encode_target(self.references))
         columns = [

@@ -22,7 +22,8 @@ def decode(job: DecodingJob) -> dict[str, Any]:
         cores, workers = len(os.sched_getaffinity(0)), job.workers or 1
         translator = ctranslate2.Translator(
             converted,
-            device=job.device,
+            device=job.device.partition(":")[0],
+            device_index=int(job.device.partition(":")[2] or 0),
             compute_type={"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}[job.precision],
             inter_threads=workers,
             intra_threads=max(1, cores // workers),

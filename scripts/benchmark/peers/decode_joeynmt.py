@@ -38,7 +38,8 @@ def decode(job: DecodingJob) -> dict[str, Any]:
             lengths += [found.shape[1]] * len(rows)
         return lengths
 
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=job.precision == "bf16"):
+    kind = torch.device(job.device).type
+    with torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=job.precision == "bf16"):
         return measure(job, translate)
 
 

@@ -9,8 +9,6 @@ from benchmark.decoding import DecodingJob, Sentences, measure
 from benchmark.job import answer_with
 from benchmark.peers.marian_hf import marian_config
 
-BF16 = {"device_type": "cpu", "dtype": torch.bfloat16}
-
 
 def decode(job: DecodingJob) -> dict[str, Any]:
     """Translate batches of sentences."""
@@ -35,7 +33,8 @@ def decode(job: DecodingJob) -> dict[str, Any]:
             lengths += [found.shape[1] - 1] * len(rows)
         return lengths
 
-    autocast = torch.autocast(**BF16, enabled=job.precision == "bf16")
+    kind = torch.device(job.device).type
+    autocast = torch.autocast(kind, torch.bfloat16, enabled=job.precision == "bf16")
     with torch.inference_mode(), autocast:
         return measure(job, translate)
 
