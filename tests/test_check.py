@@ -116,7 +116,7 @@ def test_fit_warns_before_it_first_encodes_the_corpus(corpora, caplog):
     config = corpora(GOOD, validation=GOOD[:2])
     for expected in (1, 0):
         caplog.clear()
-        with caplog.at_level(logging.INFO):
+        with caplog.at_level(logging.INFO, logger="mtrain"):
             make_trainer(config, device="cpu", quiet=True)
         assert caplog.text.count("data: LEAK: 2 of the 2 sources of validation") == expected
         assert caplog.text.count("data: checked 200 pairs, 1 warning(s)") == expected
