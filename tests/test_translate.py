@@ -42,7 +42,7 @@ def words_of(count: int, seed: int = 0) -> list[str]:
 def test_neither_batches_nor_order_nor_threads_change_a_translation(
     translator: Translator, settings: dict, workers: int
 ) -> None:
-    lines = words_of(60)
+    lines = words_of(30)
     double = translator.with_settings(**settings, workers=workers)
     for model in double.models:
         model.double()
@@ -52,7 +52,7 @@ def test_neither_batches_nor_order_nor_threads_change_a_translation(
             other = double.with_settings(batch_tokens=batch_tokens)
             assert [t.text for t in other.translate(lines)] == [t.text for t in expected]
         if "samples" not in settings:  # whose numbers go by the line's place
-            order = random.Random(1).sample(range(60), 60)
+            order = random.Random(1).sample(range(30), 30)
             shuffled = double.translate([lines[i] for i in order])
             assert [t.text for t in shuffled] == [expected[i].text for i in order]
         streamed = list(double.stream(iter(lines), window=7))
