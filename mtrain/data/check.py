@@ -1,7 +1,7 @@
 """What is wrong with the data, before it is trained on: counts, duplicates, leakage, suspicious pairs.
 
-One pass over all corpora, in memory that grows by eight bytes a pair. It needs no tokenizer; with one, a
-sample of the training pairs is segmented as well.
+One pass over all corpora, in memory that grows by 32 bytes a training pair. It needs no tokenizer; with one,
+a sample of the training pairs is read once more and segmented as well.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Parts of lines to their best hypotheses, as text: batches of like length, one after the other."""
+"""Parts of lines to their best hypotheses, as text: batches of like length, shared by threads."""
 
 import copy
 import math

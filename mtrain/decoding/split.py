@@ -21,7 +21,7 @@ _BLOCK = (
 
 
 WINDOW = 4096  # lines that are read, sorted by length and translated before the next are read
-FIRST_WINDOW = 256  # lines; of a stream; the next ones grow, and answers begin early all the same
+FIRST_WINDOW = 256  # lines of a stream; windows double from there on, so that answers begin early
 WINDOW_CHARACTERS = 1_000_000  # a window of long lines has fewer of them
 
 
