@@ -300,8 +300,8 @@ def test_beams_as_further_queries_equal_copies_of_the_memory(beams: int) -> None
 @torch.no_grad()
 def test_cached_self_attention_equals_causal(rotary: bool, first: int) -> None:
     layer, x, memory = attention(12, 3, rotary), random(2, 6, 12), random(2, 1, 12)
-    keys, values = layer.project_memory(memory)
-    cache = KeyValueCache([LayerCache(keys, values, 1, max_length=6)], keep([1, 1], 1), beams=1)
+    layers = [LayerCache(layer.project_memory(memory), 1, max_length=6)]
+    cache = KeyValueCache(layers, keep([1, 1], 1), beams=1)
     parts = []
     for start, end in [(0, first), *((t, t + 1) for t in range(first, 6))]:
         past = cache.extend(end - start)
@@ -310,10 +310,10 @@ def test_cached_self_attention_equals_causal(rotary: bool, first: int) -> None:
 
 
 def test_append_returns_all_so_far_and_keeps_earlier_positions() -> None:
-    cache = LayerCache(torch.zeros(3, 2, 3, 4), torch.zeros(3, 2, 3, 4), beams=1, max_length=5)
+    cache = LayerCache(torch.zeros(2, 3, 2, 3, 4), beams=1, max_length=5)
     first, then = torch.randn(2, 3, 2, 2, 4), torch.randn(2, 3, 2, 1, 4)
-    cache.append(first[0], first[1], 0)
-    keys, values = cache.append(then[0], then[1], 2)
+    cache.append(first, 0)
+    keys, values = cache.append(then, 2)
     assert torch.equal(keys.view(3, 2, 3, 4), torch.cat([first[0], then[0]], dim=2))
     assert torch.equal(values.view(3, 2, 3, 4), torch.cat([first[1], then[1]], dim=2))
 
@@ -323,13 +323,13 @@ def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[in
     """Three sentences of two beams; slot 2t + k is what beam k added at position t."""
     numbers = torch.arange(3.0)[:, None, None, None]
     cross = numbers.expand(3, 2, 3, 4)
-    layers = [LayerCache(cross.clone(), -cross, 2, max_length=7) for _ in range(2)]
+    layers = [LayerCache(torch.stack([cross, -cross]), 2, max_length=7) for _ in range(2)]
     cache = KeyValueCache(layers, keep([1, 2, 3], 3), beams=2)
     for t in range(2):
         assert cache.extend(1) is not None
         for layer in layers:
             keys = 10 * numbers + 2 * t + torch.arange(2.0)[:, None]
-            layer.append(keys.expand(3, 2, 2, 4), -keys.expand(3, 2, 2, 4), t)
+            layer.append(torch.stack([keys, -keys]).expand(2, 3, 2, 2, 4), t)
         if t == 0:
             cache.reorder(torch.tensor([[0, 1], [1, 0], [1, 1]]))
     left = sentences if sentences is not None else [0, 1, 2]
@@ -345,11 +345,11 @@ def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[in
                 assert slots == [*past[sentence][beam], 4 + beam]
             assert (cache.source[2 * row + head] == 0).sum() == sentence + 1
     for layer in layers:
-        keys, values = (x.view(len(left), 2, 14, 4) for x in (layer.keys, layer.values))
+        keys, values = layer.own
         assert keys[:, 1, :4, 2].tolist() == [[10.0 * s + slot for slot in range(4)] for s in left]
         assert values[:, 1, :4, 2].tolist() == (-keys[:, 1, :4, 2]).tolist()
-        assert layer.cross_keys.view(len(left), 2, 3, 4)[:, 1, 2, 3].tolist() == left
-        assert layer.cross_values.view(len(left), 2, 3, 4)[:, 1, 2, 3].tolist() == [-s for s in left]
+        assert layer.cross[0, :, 1, 2, 3].tolist() == left
+        assert layer.cross[1, :, 1, 2, 3].tolist() == [-s for s in left]
         new = torch.full((len(left), 2, 2, 4), 70.0)  # and decoding goes on from there
-        going_on = layer.append(new, new, 2)[0].view(len(left), 2, 6, 4)[:, 0, :, 0].tolist()
+        going_on = layer.append(torch.stack([new, new]), 2)[0].view(len(left), 2, 6, 4)[:, 0, :, 0].tolist()
         assert going_on == [[*(10.0 * s + slot for slot in range(4)), 70.0, 70.0] for s in left]

@@ -214,6 +214,9 @@ class Scripted:
     def project(self, hidden: Tensor) -> Tensor:
         return hidden
 
+    def projects_roughly(self, hidden: Tensor) -> bool:
+        return False
+
 
 def table(probabilities: dict[str, dict[str, float]]) -> Script:
     """Logits from a table of next-token probabilities; "." is EOS, "a" and "b" are 4 and 5. What is not in it

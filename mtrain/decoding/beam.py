@@ -7,7 +7,6 @@ from torch import Tensor
 
 from mtrain.decoding.constraints import Constraints
 from mtrain.decoding.hypothesis import Hypothesis
-from mtrain.decoding.likeliest import likeliest, normalizer
 from mtrain.decoding.predictor import Predictor, keep_going
 from mtrain.schema import DecodingConfig
 
@@ -44,9 +43,9 @@ def beam_search(
             live = logits.new_full((sentences, beams), -math.inf)
             live[:, 0] = 0
             pool = _Pool(tokens, live)
-        offsets = live - normalizer(logits).view_as(live)
-        constraints.bar_(logits, tokens[:, :, : length - 1], going)
-        scores, parents, chosen = likeliest(logits, offsets, 2 * beams)  # (B, 2K) each
+        if constraints.any:
+            constraints.bar_(logits, tokens[:, :, : length - 1], going)
+        scores, parents, chosen = predictor.candidates(logits, live, 2 * beams)  # (B, 2K) each
         tokens = _pick(tokens, parents)
         tokens[:, :, length - 1] = chosen
         penalty = coverage.penalty(parents) if coverage is not None else torch.zeros_like(scores)

@@ -34,8 +34,6 @@ class Constraints:
 
     def bar_(self, logits: Tensor, tokens: Tensor, sentences: Tensor) -> None:
         """In logits (N, V), put -inf at what may not follow `tokens` (B', K, T), of the `sentences` (B')."""
-        if not self.any:
-            return
         chosen = tokens.size(2)
         rows = logits.view(*tokens.shape[:2], -1)
         demanded = None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mtrain.decoding.likeliest import likeliest, normalizer
 from mtrain.model.transformer import Transformer
 
 # Sentences that are done leave the batch when they are so large a part of it: it costs a copy of the cache.
@@ -34,9 +35,11 @@ class Predictor:
             model.start_cache(model.encode(source, source_keep), source_keep, beams, max_length)
             for model in models
         ]
+        self.hidden = self.totals = torch.empty(0)  # (N, E) and (N, 1): see `next`
 
     def next(self, last: Tensor) -> Tensor:
-        """Logits (N, V), in fp32 or better, of what follows the tokens `last` (N)."""
+        """Logits (N, V), in fp32 or better, of what follows the tokens `last` (N). `hidden` are the states
+        behind them, of the last model, and `totals` their normalizers."""
         return self._step(last, [None] * len(self.models))
 
     def next_with_attention(self, last: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,13 +52,41 @@ class Predictor:
     def _step(self, last: Tensor, weights: list[list[Tensor] | None]) -> Tensor:
         parts = []
         for model, cache, seen in zip(self.models, self.caches, weights, strict=True):
-            logits = model.project(model.decode_next(last[:, None], cache, seen)[:, -1])
+            self.hidden = model.decode_next(last[:, None], cache, seen)[:, -1]
+            logits = model.project(self.hidden)
             parts.append(logits.to(torch.promote_types(logits.dtype, torch.float32)))
-        if len(parts) == 1:
-            return parts[0]
-        return torch.stack([part.log_softmax(dim=-1) for part in parts]).logsumexp(dim=0) - math.log(
-            len(parts)
+        logits = parts[0]
+        if len(parts) > 1:
+            together = torch.stack([part.log_softmax(dim=-1) for part in parts]).logsumexp(dim=0)
+            logits = together - math.log(len(parts))
+        self.totals = normalizer(logits)
+        return logits
+
+    def candidates(self, logits: Tensor, live: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each sentence's rows with log-probabilities live (B, K), the likeliest ways to go on by logits
+        (N, V), some barred since `next`: log-probabilities, rows of the sentence, and tokens, each
+        (B, `count` or more, unless there are fewer), the best first.
+
+        Logits in few bits tie or change places. Those of the candidates are then computed anew, and the
+        normalizers, to which they add most, are mended.
+        """
+        totals = self.totals.view_as(live)
+        rough = len(self.models) == 1 and self.models[0].projects_roughly(self.hidden)
+        found = likeliest(logits, live - totals, max(count, 4) if rough else count)
+        if not rough:
+            return found
+        _, parents, tokens = found
+        rows = parents + torch.arange(len(live), device=live.device)[:, None] * live.size(1)
+        before, total = logits[rows, tokens], totals.gather(1, parents)
+        after = (
+            self.models[0].project_to(self.hidden[rows], tokens).masked_fill(before == -math.inf, -math.inf)
         )
+        change = torch.zeros_like(live).scatter_add(
+            1, parents, (after - total).exp() - (before - total).exp()
+        )
+        totals = totals + change.log1p()
+        scores, order = (live.gather(1, parents) - totals.gather(1, parents) + after).sort(descending=True)
+        return scores, parents.gather(1, order), tokens.gather(1, order)
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
         """See `KeyValueCache.reorder`."""

@@ -8,7 +8,6 @@ from torch import Tensor
 from mtrain.decoding.beam import beam_search
 from mtrain.decoding.constraints import Constraints
 from mtrain.decoding.hypothesis import Hypothesis
-from mtrain.decoding.likeliest import likeliest, normalizer
 from mtrain.decoding.predictor import Predictor, keep_going
 from mtrain.decoding.sample import draw, uniform_numbers
 from mtrain.errors import UsageError
@@ -52,12 +51,13 @@ def search(
     rows = config.samples or 1
     predictor = Predictor(models, source, source_keep, rows, steps)
     if config.samples is None:
-        found = _follow(predictor, limits, constraints, rows, _best)
+        found = _follow(predictor, limits, constraints, rows, lambda logits, *_: _best(predictor, logits))
     else:
         numbers = uniform_numbers(config.seed, keys, rows, steps).to(source.device)
 
-        def choose(logits: Tensor, sentences: Tensor, step: int) -> Tensor:
-            return draw(logits, numbers[sentences, :, step].flatten(), config)
+        def choose(logits: Tensor, sentences: Tensor, step: int) -> tuple[Tensor, Tensor]:
+            drawn = draw(logits, numbers[sentences, :, step].flatten(), config)[:, None]
+            return drawn.squeeze(1), (logits.gather(1, drawn) - predictor.totals).squeeze(1)
 
         found = _follow(predictor, limits, constraints, rows, choose)
     return _hypotheses(*found, limits, config.length_penalty, ids.eos_id)
@@ -68,10 +68,11 @@ def _follow(
     limits: Tensor,
     constraints: Constraints,
     rows: int,
-    choose: Callable[[Tensor, Tensor, int], Tensor],
+    choose: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:
-    """Let `choose` pick a token (N) by logits (N, V), the sentences they are of, and the step, until EOS or
-    `limits` (B) tokens in all of the `rows` (R) of each sentence: tokens (B, R, T), log-probabilities (B, R).
+    """Let `choose` pick tokens, with their log-probabilities, (N) both, by logits (N, V), the sentences they
+    are of, and the step, until EOS or `limits` (B) tokens in all of the `rows` (R) of each sentence: tokens
+    (B, R, T), log-probabilities (B, R).
     """
     ids, sentences, steps = predictor.ids, len(limits), int(limits.max())
     tokens = limits.new_full((sentences, rows, steps), ids.pad_id)
@@ -83,11 +84,10 @@ def _follow(
         logits = predictor.next(last)
         if log_probs is None:
             log_probs = logits.new_zeros(sentences, rows)
-        total = normalizer(logits).squeeze(1)
-        constraints.bar_(logits, tokens[going, :, :step], going)
-        last = choose(logits, going, step)
-        gained = (logits.gather(1, last[:, None]).squeeze(1) - total).view(-1, rows)
-        log_probs[going] += gained.masked_fill(~alive, 0)
+        if constraints.any:
+            constraints.bar_(logits, tokens[going, :, :step], going)
+        last, gained = choose(logits, going, step)
+        log_probs[going] += gained.view(-1, rows).masked_fill(~alive, 0)
         chosen = last.view(-1, rows)
         tokens[going, :, step] = chosen.masked_fill(~alive, ids.pad_id)
         alive &= (chosen != ids.eos_id) & (step + 1 < limits[going])[:, None]
@@ -102,9 +102,10 @@ def _follow(
     return tokens, log_probs
 
 
-def _best(logits: Tensor, *_: object) -> Tensor:
-    """The likeliest token of each row."""
-    return likeliest(logits, logits.new_zeros(len(logits), 1), 1)[2].squeeze(1)
+def _best(predictor: Predictor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest token of each row, and its log-probability."""
+    scores, _, tokens = predictor.candidates(logits, logits.new_zeros(len(logits), 1), 1)
+    return tokens[:, 0], scores[:, 0]
 
 
 def _hypotheses(

@@ -19,37 +19,42 @@ class LayerCache:
     """Keys and values of one decoder layer: its own past, and the memory's, projected once.
 
     The K beams of a sentence share both. A slot of the past holds what one beam added at one position: slot
-    t * K + k is of beam k at position t. All are (B*H, .., D), as batched matrix products want them.
+    t * K + k is of beam k at position t.
     """
 
-    def __init__(self, cross_keys: Tensor, cross_values: Tensor, beams: int, max_length: int):
-        self.sentences, self.beams = len(cross_keys), beams
-        self.cross_keys = cross_keys.flatten(0, 1).contiguous()  # (B*H, S, D)
-        self.cross_values = cross_values.flatten(0, 1).contiguous()
-        rows, _, width = self.cross_keys.shape
-        self.keys = cross_keys.new_empty(rows, max_length * beams, width)  # (B*H, slots, D)
-        self.values = torch.empty_like(self.keys)
+    def __init__(self, cross: Tensor, beams: int, max_length: int):
+        """`cross` (2, B, H, S, D): keys and values of the memory."""
+        self.beams = beams
+        self.cross = cross.contiguous()
+        both, sentences, heads, _, width = cross.shape
+        self.own = cross.new_empty(both, sentences, heads, max_length * beams, width)  # (2, B, H, slots, D)
 
-    def append(self, keys: Tensor, values: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        """Store (B, H, K*T, D) from position `at` on; returns all keys and values so far."""
+    @property
+    def sentences(self) -> int:
+        """How many are being decoded, B."""
+        return self.own.size(1)
+
+    def append(self, added: Tensor, at: int) -> tuple[Tensor, Tensor]:
+        """Store keys and values (2, B, H, K*T, D) from position `at` on; returns all so far, as `memory`."""
         start = at * self.beams
-        end = start + keys.size(2)
-        self.keys[:, start:end] = keys.flatten(0, 1)
-        self.values[:, start:end] = values.flatten(0, 1)
-        return self.keys[:, :end], self.values[:, :end]
+        end = start + added.size(3)
+        self.own[:, :, :, start:end] = added
+        return self._for_products(self.own[:, :, :, :end])
+
+    def memory(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of the memory, (B*H, S, D) each, as batched products want them."""
+        return self._for_products(self.cross)
+
+    @staticmethod
+    def _for_products(both: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = both.flatten(1, 2).unbind(0)
+        return keys, values
 
     def keep(self, sentences: Tensor, slots: int) -> None:
         """Go on with some of the sentences; `slots` slots are full."""
-        for name in ("keys", "values", "cross_keys", "cross_values"):
-            full: Tensor = getattr(self, name)
-            old = full.view(self.sentences, -1, *full.shape[1:])
-            if name.startswith("cross"):
-                new = old[sentences]
-            else:
-                new = old.new_empty(len(sentences), *old.shape[1:])
-                new[:, :, :slots] = old[sentences, :, :slots]
-            setattr(self, name, new.flatten(0, 1))
-        self.sentences = len(sentences)
+        old, self.cross = self.own, self.cross[:, sentences]
+        self.own = old.new_empty(2, len(sentences), *old.shape[2:])
+        self.own[:, :, :, :slots] = old[:, sentences, :, :slots]
 
 
 class KeyValueCache:
@@ -61,8 +66,8 @@ class KeyValueCache:
 
     def __init__(self, layers: list[LayerCache], source_keep: Tensor, beams: int):
         self.layers, self.beams, self.length = layers, beams, 0
-        keys = layers[0].keys
-        self.heads = len(keys) // len(source_keep)
+        keys = layers[0].own
+        self.heads = keys.size(2)
         self.source = None if source_keep.all() else self._for_heads(_bias(source_keep[:, None], keys))
         self.own = _bias(torch.eye(beams, dtype=torch.bool, device=keys.device), keys)  # (K, K)
         self.past = keys.new_zeros(len(source_keep), beams, 0)  # (B, K, slots)
@@ -128,7 +133,7 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         """Self-attention of x (N, T, E). `mask` is broadcastable to (N, H, T, T)."""
-        queries, keys, values = self._split(self.query_key_value(x), 3)
+        queries, keys, values = self._split(self.query_key_value(x), 3).unbind(0)
         if self.rotary:
             positions = torch.arange(x.size(1), device=x.device)
             queries, keys = rotate(queries, positions), rotate(keys, positions)
@@ -139,19 +144,26 @@ class MultiHeadAttention(nn.Module):
         `KeyValueCache.extend`) hides some. Without dropout."""
         projected = self.query_key_value(x)
         # The K rows of a sentence become further queries of it.
-        queries, keys, values = self._split(projected.view(cache.sentences, -1, projected.size(-1)), 3)
+        parts = self._split(projected.view(cache.sentences, -1, projected.size(-1)), 3)
+        queries, added = parts[0], parts[1:]
         if self.rotary:
             positions = torch.arange(at, at + x.size(1), device=x.device)
             positions = positions.repeat(queries.size(2) // x.size(1))
-            queries, keys = rotate(queries, positions), rotate(keys, positions)
-        keys, values = cache.append(keys, values, at)
-        mixed = torch.bmm(_weights(queries.flatten(0, 1), keys, past), values)  # (B*H, K*T, D)
-        return self._merge(mixed.view(queries.shape)).view_as(x)
+            queries, keys = rotate(queries, positions), rotate(added[0], positions)
+            added = torch.stack([keys, added[1]])
+        return self._mix(queries, *cache.append(added, at), past)[0].view_as(x)
 
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, S, D) of a memory (B, S, E)."""
-        keys, values = self._split(self.query_key_value.rows(memory, memory.size(-1)), 2)
-        return keys, values
+    def _mix(
+        self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Attention (B, K*T, E) of queries (B, H, K*T, D) over (B*H, S, D), and its weights (B*H, K*T, S).
+        With so few queries the fused kernel takes longer to set up than these products in all."""
+        weights = _weights(queries.flatten(0, 1), keys, bias)
+        return self._merge(torch.bmm(weights, values).view(queries.shape)), weights
+
+    def project_memory(self, memory: Tensor) -> Tensor:
+        """Keys and values (2, B, H, S, D) of a memory (B, S, E)."""
+        return self._split(self.query_key_value.rows(memory, memory.size(-1)), 2)
 
     def over_memory(
         self,
@@ -181,26 +193,24 @@ class MultiHeadAttention(nn.Module):
         """As `over_memory`, of keys and values in a cache, of which `hidden` (B*H, 1, S) is -inf at those
         that are padding. Without dropout."""
         queries = self._queries(x, cache.sentences)
-        probabilities = _weights(queries.flatten(0, 1), cache.cross_keys, hidden)  # (B*H, K*T, S)
+        out, probabilities = self._mix(queries, *cache.memory(), hidden)
         if weights is not None:
-            weights.append(self._by_rows(probabilities.view(*queries.shape[:2], *probabilities.shape[1:]), x))
-        return self._merge(torch.bmm(probabilities, cache.cross_values).view(queries.shape)).view_as(x)
+            weights.append(self._by_rows(probabilities.view(*queries.shape[:-1], -1), x))
+        return out.view_as(x)
 
     def _queries(self, x: Tensor, sentences: int) -> Tensor:
         """Queries (B, H, K*T, D) of x (B*K, T, E)."""
-        (queries,) = self._split(
-            self.query_key_value.rows(x, 0, x.size(-1)).view(sentences, -1, x.size(-1)), 1
-        )
-        return queries
+        projected = self.query_key_value.rows(x, 0, x.size(-1))
+        return self._split(projected.view(sentences, -1, x.size(-1)), 1)[0]
 
     def _by_rows(self, probabilities: Tensor, x: Tensor) -> Tensor:
         """Attention weights (B, H, K*T, S) as (N, H, T, S)."""
         rows, length, _ = x.shape
         return probabilities.transpose(1, 2).reshape(rows, length, self.heads, -1).transpose(1, 2)
 
-    def _split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """The parts (B, H, T, D) of x (B, T, parts * E)."""
-        return x.view(*x.shape[:2], parts, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    def _split(self, x: Tensor, parts: int) -> Tensor:
+        """The parts of x (B, T, parts * E), by heads: (parts, B, H, T, D)."""
+        return x.view(*x.shape[:2], parts, self.heads, -1).permute(2, 0, 3, 1, 4)
 
     def _merge(self, x: Tensor) -> Tensor:
         merged: Tensor = self.output(x.transpose(1, 2).flatten(2))  # (B, H, T, D) to (B, T, E)
@@ -238,9 +248,7 @@ def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Ten
 
 
 def _weights(queries: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """The same (B*H, T, S) for decoding: of queries (B*H, T, D), keys (B*H, S, D) and a bias that broadcasts.
-    With few queries the fused kernel takes longer to set up than these products take in all."""
-    scale, keys = queries.size(-1) ** -0.5, keys.transpose(1, 2)
-    if bias is None:
-        return torch.bmm(queries * scale, keys).softmax(dim=-1)
-    return torch.baddbmm(bias, queries, keys, alpha=scale).softmax(dim=-1)
+    """The same (B*H, T, S) of queries (B*H, T, D), keys (B*H, S, D) and a bias that broadcasts."""
+    start, beta = (queries.new_zeros(1), 0) if bias is None else (bias, 1)
+    scale = queries.size(-1) ** -0.5
+    return torch.baddbmm(start, queries, keys.transpose(1, 2), beta=beta, alpha=scale).softmax(dim=-1)

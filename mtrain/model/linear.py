@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 # Multiplications below which a product in bf16, with what surrounds it, takes a CPU longer than in fp32.
-WORTH_LOWERING = 1_000_000
+WORTH_LOWERING = 5_000_000
 
 Low = tuple[Tensor, Tensor | None]  # weight and bias in fewer bits
 
@@ -15,9 +15,14 @@ def lowered(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Low:
     return weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype)
 
 
+def worth_lowering(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product is so large that it takes less time in fewer bits, casts included."""
+    return x.numel() * weight.size(0) >= WORTH_LOWERING
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, low: Low | None) -> Tensor:
     """x W^T + b in x's own precision, but by `low` if there is one and the product is large."""
-    if low is None or x.numel() * weight.size(0) < WORTH_LOWERING:
+    if low is None or not worth_lowering(x, weight):
         return F.linear(x, weight, bias)
     return F.linear(x.to(low[0].dtype), *low).to(x.dtype)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mtrain.model.attention import KeyValueCache, LayerCache, MultiHeadAttention
 from mtrain.model.dropout import Dropout
 from mtrain.model.layers import DecoderLayer, EncoderLayer
-from mtrain.model.linear import Linear, Low, linear, lowered
+from mtrain.model.linear import Linear, Low, linear, lowered, worth_lowering
 from mtrain.schema import ModelConfig
 
 
@@ -144,8 +144,7 @@ class Transformer(nn.Module):
         layers = []
         for layer in self.decoder:
             assert isinstance(layer, DecoderLayer)
-            keys, values = layer.cross_attention.project_memory(memory)
-            layers.append(LayerCache(keys, values, beams, max_length))
+            layers.append(LayerCache(layer.cross_attention.project_memory(memory), beams, max_length))
         return KeyValueCache(layers, source_keep, beams)
 
     def projection(self) -> tuple[Tensor, Tensor | None]:
@@ -157,6 +156,16 @@ class Transformer(nn.Module):
     def project(self, hidden: Tensor) -> Tensor:
         """Logits (.., V) of hidden states (.., E)."""
         return linear(hidden, *self.projection(), self.low_projection)
+
+    def projects_roughly(self, hidden: Tensor) -> bool:
+        """Whether `project` would round the logits of hidden states to fewer bits."""
+        return self.low_projection is not None and worth_lowering(hidden, self.projection()[0])
+
+    def project_to(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """Logits (..) of one token (..) for each hidden state (.., E), never rounded."""
+        weight, bias = self.projection()
+        logits = (weight[tokens] * hidden).sum(dim=-1)
+        return logits if bias is None else logits + bias[tokens]
 
     def lowered(self, dtype: torch.dtype) -> Self:
         """A model of the same parameters that multiplies large matrices in `dtype`, by copies made now."""

@@ -1,0 +1,42 @@
+"""Logits in few bits lead to the candidates, and to the scores, that those of full precision lead to."""
+
+import torch
+
+from mtrain.decoding.predictor import Predictor
+from mtrain.model.transformer import Transformer
+from mtrain.schema import ModelConfig
+
+
+def predictor_of(model: Transformer, beams: int) -> Predictor:
+    torch.manual_seed(1)
+    return Predictor([model], torch.randint(4, 2000, (6, 5)), torch.ones(6, 5, dtype=torch.bool), beams, 9)
+
+
+@torch.inference_mode()
+def test_candidates_of_a_rounded_projection_are_those_of_full_precision(monkeypatch) -> None:
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "output_bias": True}
+    model = Transformer(
+        ModelConfig(**sizes, source_vocab_size=2000, target_vocab_size=2000, max_positions=9)
+    ).eval()
+    model.source_embedding.weight.data *= 8  # logits as large as a trained model's, where few bits are coarse
+    model.output_bias.data.normal_()
+    low = model.lowered(torch.bfloat16)
+    for layer in low.modules():
+        layer.low = None  # only the projection shall round
+    beams, live = 3, -torch.rand(6, 3).sort(dim=1).values
+    last = torch.randint(4, 2000, (6 * beams,))
+    exact, rough = predictor_of(model, beams), predictor_of(low, beams)
+    monkeypatch.setattr("mtrain.model.linear.WORTH_LOWERING", 0)
+    logits, coarse = exact.next(last), rough.next(last)
+    assert (logits - coarse).abs().max() > 0.05
+    logits[:, 7] = coarse[:, 7] = -torch.inf  # barred
+    scores, parents, tokens = exact.candidates(logits, live, 6)
+    found, their_parents, their_tokens = rough.candidates(coarse, live, 6)
+    torch.testing.assert_close(found[:, :4], scores[:, :4], rtol=0, atol=2e-3)
+    assert (their_tokens[:, :4] == tokens[:, :4]).float().mean() > 0.9
+    assert (their_parents[:, :4] == parents[:, :4]).float().mean() > 0.9
+    unmended = live - rough.totals.view_as(live)
+    rows = their_parents + torch.arange(6)[:, None] * beams
+    plain = unmended.gather(1, their_parents) + coarse[rows, their_tokens]
+    assert (plain - found).abs().max() > 0.02  # the rounding that was undone
