@@ -306,7 +306,9 @@ class DecodingConfig(Section):
     mbr: Literal["chrf", "bleu"] | None = Field(None, description="choose what is most like the others found")
     batch_tokens: PositiveInt = Field(8192, description="padded source tokens x hypotheses of a batch")
     precision: Precision = Field("auto", description="as in training; of large products alone on a CPU")
-    workers: Workers = Field("auto", description="threads that decode batches side by side; auto: by device")
+    workers: Workers = Field(
+        "auto", description="batches decoded side by side, by threads and processes; auto: by device"
+    )
 
     @model_validator(mode="after")
     def _search_or_sample(self) -> Self:

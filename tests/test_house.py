@@ -16,7 +16,7 @@ FLOORS = [
     ["data", "checkpoint", "metrics"],
     ["decoding.hypothesis", "decoding.constraints", "decoding.sample", "decoding.likeliest"],
     ["decoding.alignment", "decoding.force", "decoding.mbr", "decoding.split", "decoding.predictor"],
-    ["decoding.beam"],
+    ["decoding.beam", "decoding.helpers"],
     ["decoding.search", "decoding.translation"],
     ["decoding.decode"],
     ["modelfolder"],

@@ -1,8 +1,10 @@
 """The translator as a library: what it returns, and that how lines are batched changes nothing."""
 
 import logging
+import os
 import random
 import shutil
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -15,6 +17,7 @@ from conftest import PAIRS
 from mtrain import Translator
 from mtrain.config import override
 from mtrain.decoding.alignment import align
+from mtrain.decoding.helpers import Helpers
 from mtrain.decoding.mbr import rank
 from mtrain.decoding.split import split_line, windows
 from mtrain.errors import ModelError, UsageError
@@ -68,6 +71,30 @@ def test_threads_may_share_a_translator(translator: Translator) -> None:
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: translator.translate(lines), range(8)):
             assert found == expected
+
+
+def test_helper_processes_change_nothing_and_are_not_missed(
+    translator: Translator, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr("mtrain.decoding.helpers.WORTH_HELP", 0.0)
+    lines, apart = words_of(120), {"workers": 2, "batch_tokens": 1024}
+    expected = translator.with_settings(workers=1, batch_tokens=1024).translate(lines)
+    helped = translator.with_settings(**apart)
+    while not helped.decoder.helpers.ready:  # they start when two batches are to be decoded at once
+        helped.translate(lines)
+    helped.decoder.helpers.ready.result(timeout=60)
+    sent, send = [], Helpers._send
+    monkeypatch.setattr(Helpers, "_send", lambda *task: sent.append(task) or send(*task))
+    assert helped.translate(lines) == expected and sent
+    best = helped.with_settings(beam_size=2)  # whose helpers are the same
+    assert best.decoder.helpers is helped.decoder.helpers
+    assert best.translate(lines, n_best=2) == translator.with_settings(
+        beam_size=2, workers=1, batch_tokens=1024
+    ).translate(lines, n_best=2)
+    [helper] = helped.decoder.helpers.executor._processes  # the system kills it, to get memory
+    os.kill(helper, signal.SIGKILL)
+    assert helped.translate(lines) == expected
+    assert "a helper process failed" in caplog.text and helped.decoder.helpers.count == 0
 
 
 def test_rounded_weights_translate_what_was_learnt_alike(translator: Translator, monkeypatch) -> None:

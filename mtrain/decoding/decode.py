@@ -1,4 +1,4 @@
-"""Parts of lines to their best hypotheses, as text: batches of like length, shared by threads."""
+"""Parts of lines to their best hypotheses, as text: batches of like length, shared by the cores."""
 
 import copy
 import math
@@ -16,6 +16,7 @@ from mtrain.data.batch import pad
 from mtrain.data.batching import cut_by_budget
 from mtrain.decoding.alignment import Alignment, align
 from mtrain.decoding.force import force
+from mtrain.decoding.helpers import Helpers
 from mtrain.decoding.hypothesis import Hypothesis
 from mtrain.decoding.mbr import rank
 from mtrain.decoding.search import search
@@ -61,19 +62,23 @@ class Decoder:
         config: DecodingConfig,
         target_lang: str,
         device: torch.device,
+        alone: bool = False,
     ):
+        """`alone`: without helper processes, for weights that change."""
         self.originals, self.tokenizer, self.device = models, tokenizer, device
-        self.config, self.target_lang = config, target_lang
+        self.config, self.target_lang, self.alone = config, target_lang, alone
         self.precision = resolve_precision(device, config.precision)
         self.models = [self._prepared(model) for model in models]
         self.workers = workers_for(device) if config.workers == "auto" else config.workers
         self.pool = thread_pool(self.workers)
+        self.helpers = Helpers(0 if alone or device.type != "cpu" else self.workers - 1)
         self.metric = _metric(config, target_lang)
 
     def with_config(self, config: DecodingConfig) -> "Decoder":
         """The same with another config, sharing all that it can: copies of the weights, threads."""
         if (config.precision, config.workers) != (self.config.precision, self.config.workers):
-            return Decoder(self.originals, self.tokenizer, config, self.target_lang, self.device)
+            rest = (self.target_lang, self.device, self.alone)
+            return Decoder(self.originals, self.tokenizer, config, *rest)
         other = copy.copy(self)
         other.config, other.metric = config, _metric(config, self.target_lang)
         return other
@@ -99,13 +104,16 @@ class Decoder:
         share = max(_LEAST, sum(lengths) // self.workers)  # a batch for each worker, of a size that pays
         batches = list(in_batches(lengths, min(share, self.config.batch_tokens // self.config.hypotheses)))
         mapped = self.pool.map if self.pool and len(batches) > 1 else map
-        decoded = mapped(lambda rows: self._batch([parts[row] for row in rows], n_best, alignments), batches)
+        decoded = mapped(
+            lambda rows: self.helpers.decode(self, [parts[row] for row in rows], n_best, alignments), batches
+        )
         for rows, batch in zip(batches, decoded, strict=True):
             for row, found in zip(rows, batch, strict=True):
                 results[row] = found
         return results
 
-    def _batch(self, parts: Sequence[Part], n_best: int, alignments: bool) -> list[list[Translation]]:
+    def batch(self, parts: Sequence[Part], n_best: int, alignments: bool) -> list[list[Translation]]:
+        """As a call, of parts that are decoded together."""
         source, keep = padded([part.source for part in parts], self.models[0].config.pad_id, self.device)
         prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
         with self.arithmetic():

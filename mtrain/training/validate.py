@@ -11,6 +11,7 @@ import torch
 from mtrain.data import Pair
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import cut_by_budget
+from mtrain.decoding.decode import Decoder
 from mtrain.decoding.translate import Translator
 from mtrain.device import autocast, resolve_precision
 from mtrain.metrics import make_metrics, score
@@ -67,9 +68,9 @@ class Validator:
         searched = {"beam_size": beam_size, "samples": None, "mbr": None}  # in each validation alike
         decoding = self.config.decoding.model_copy(update=searched)
         data = self.config.data
-        translator = Translator(
-            [model], self.tokenizer, decoding, data.max_length, data.target_lang, self.device
-        )
+        job = ([model], self.tokenizer, decoding)
+        decoder = Decoder(*job, data.target_lang, self.device, alone=True)
+        translator = Translator(*job, data.max_length, data.target_lang, self.device, decoder=decoder)
         hypotheses = [translation.text for translation in translator.translate(self.sources)]
         bleu, chrf = score(hypotheses, [self.references], self.metrics)
         model.train(training)
