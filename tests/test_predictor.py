@@ -21,7 +21,7 @@ def test_candidates_of_a_rounded_projection_are_those_of_full_precision(monkeypa
     ).eval()
     model.source_embedding.weight.data *= 8  # logits as large as a trained model's, where few bits are coarse
     model.output_bias.data.normal_()
-    low = model.lowered(torch.bfloat16)
+    low = model.for_decoding(torch.bfloat16)
     for layer in low.modules():
         layer.low = None  # only the projection shall round
     beams, live = 3, -torch.rand(6, 3).sort(dim=1).values

@@ -186,7 +186,7 @@ def test_cached_decoding_shows_the_same_attention_weights() -> None:
 @torch.no_grad()
 def test_a_lowered_model_shares_its_parameters_and_rounds_large_products_alone(monkeypatch) -> None:
     model, source, kept, target = build(dtype=torch.float32), ids(3, 5), keep(5, 2, 4), ids(3, 6)
-    low = model.lowered(torch.bfloat16)
+    low = model.for_decoding(torch.bfloat16)
     assert all(a is b for a, b in zip(model.parameters(), low.parameters(), strict=True))
     assert list(model.state_dict()) == list(low.state_dict())
     full = logits(model, source, kept, target)

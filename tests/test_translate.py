@@ -134,14 +134,14 @@ def test_a_line_without_any_possible_translation_is_told(translator: Translator)
 def test_many_short_lines_make_small_batches(translator: Translator, monkeypatch) -> None:
     """Each row has logits over the whole vocabulary, however short its source is."""
     sizes = []
-    real = translator.decoder._batch
+    real = translator.decoder.batch
     wide = translator.with_settings(batch_tokens=1600)
 
     def count(parts, *arguments):
         sizes.append(len(parts))
         return real(parts, *arguments)
 
-    monkeypatch.setattr(wide.decoder, "_batch", count)
+    monkeypatch.setattr(wide.decoder, "batch", count)
     wide.translate(["It"] * 300)
     assert max(sizes) == 1600 // 5 // 16
 

@@ -57,9 +57,9 @@ class Decoder:
 
     def __init__(
         self,
+        config: DecodingConfig,
         models: Sequence[Transformer],
         tokenizer: Tokenizer,
-        config: DecodingConfig,
         target_lang: str,
         device: torch.device,
         alone: bool = False,
@@ -74,11 +74,14 @@ class Decoder:
         self.helpers = Helpers(0 if alone or device.type != "cpu" else self.workers - 1)
         self.metric = _metric(config, target_lang)
 
+    def parts(self) -> tuple[Sequence[Transformer], Tokenizer, str, torch.device]:
+        """What it is made of, but for its config."""
+        return self.originals, self.tokenizer, self.target_lang, self.device
+
     def with_config(self, config: DecodingConfig) -> "Decoder":
         """The same with another config, sharing all that it can: copies of the weights, threads."""
         if (config.precision, config.workers) != (self.config.precision, self.config.workers):
-            rest = (self.target_lang, self.device, self.alone)
-            return Decoder(self.originals, self.tokenizer, config, *rest)
+            return Decoder(config, *self.parts(), self.alone)
         other = copy.copy(self)
         other.config, other.metric = config, _metric(config, self.target_lang)
         return other
@@ -86,9 +89,9 @@ class Decoder:
     def _prepared(self, model: Transformer) -> Transformer:
         """On a CPU the weights are rounded once, and only products that gain by it are; elsewhere autocast
         does it as it goes."""
-        if self.device.type != "cpu" or self.precision == "fp32":
+        if self.device.type != "cpu":
             return model
-        return model.lowered(torch.float16 if self.precision == "fp16" else torch.bfloat16)
+        return model.for_decoding({"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision))
 
     def arithmetic(self) -> AbstractContextManager[object]:
         """The context that the models are to run in."""

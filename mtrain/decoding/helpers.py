@@ -7,22 +7,31 @@ decode little faster than one, and two processes almost twice as fast.
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, Self
 
 import loky
 import torch
 
+from mtrain.device import keep_few_kernels, keep_freed_memory
 from mtrain.schema import DecodingConfig
-
-if TYPE_CHECKING:
-    from mtrain.decoding.decode import Decoder
 
 log = logging.getLogger(__name__)
 
 # Seconds of decoding after which helpers are worth what it takes to start them, which is about as long.
 WORTH_HELP = 3.0
 _IDLE = 60  # seconds without work after which they end
+
+
+class Decoder(Protocol):
+    """What helpers need of a decoder. `parts()` are what it is made of, as its class takes them."""
+
+    config: DecodingConfig
+
+    def parts(self) -> tuple[Any, ...]: ...
+    def batch(self, *batch: Any) -> Any: ...
+    def with_config(self, config: DecodingConfig) -> Self: ...
 
 
 class Helpers:
@@ -36,7 +45,7 @@ class Helpers:
         self.executor: loky.ProcessPoolExecutor | None = None
         self.ready: Future[Any] | None = None
 
-    def decode(self, decoder: "Decoder", *batch: Any) -> Any:
+    def decode(self, decoder: Decoder, *batch: Any) -> Any:
         """Decode a batch (see `Decoder.batch`) here, or in a helper if this process decodes one already."""
         if not self.decoding.acquire(blocking=False):
             if self._at_hand(decoder):
@@ -53,34 +62,35 @@ class Helpers:
             self.spent += time.perf_counter() - start
             self.decoding.release()
 
-    def _at_hand(self, decoder: "Decoder") -> bool:
+    def _at_hand(self, decoder: Decoder) -> bool:
         """Whether one of them waits for work; starts them when it is time."""
         with self.starting:
             if self.executor is None and self.count and self.spent >= WORTH_HELP:
-                threads, config = torch.get_num_threads(), _single(decoder.config)
-                parts = (decoder.originals, decoder.tokenizer, config, decoder.target_lang, decoder.device)
+                threads = torch.get_num_threads()
                 self.executor = loky.ProcessPoolExecutor(
                     self.count,
                     timeout=_IDLE,
                     initializer=_start,
-                    initargs=(threads, type(decoder), *parts),
+                    initargs=(threads, type(decoder), _single(decoder.config), *decoder.parts()),
                     env={"OMP_NUM_THREADS": str(threads)},
                 )
                 self.ready = self.executor.submit(_decode, decoder.config)
         return bool(self.count) and self.ready is not None and self.ready.done()
 
-    def _send(self, decoder: "Decoder", *batch: Any) -> Any:
+    def _send(self, decoder: Decoder, *batch: Any) -> Any:
         assert self.executor is not None
         return self.executor.submit(_decode, decoder.config, *batch).result()
 
 
-_decoder: "Decoder"  # of a helper
+_decoder: Decoder  # of a helper
 
 
-def _start(threads: int, make: "type[Decoder]", *parts: Any) -> None:
+def _start(threads: int, make: Callable[..., Decoder], config: DecodingConfig, *parts: Any) -> None:
     global _decoder
     torch.set_num_threads(threads)
-    _decoder = make(*parts)
+    keep_freed_memory()
+    keep_few_kernels()
+    _decoder = make(config, *parts)
 
 
 def _single(config: DecodingConfig) -> DecodingConfig:

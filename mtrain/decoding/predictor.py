@@ -72,7 +72,7 @@ class Predictor:
         """
         totals = self.totals.view_as(live)
         rough = len(self.models) == 1 and self.models[0].projects_roughly(self.hidden)
-        found = likeliest(logits, live - totals, max(count, 4) if rough else count)
+        found = likeliest(logits, live - totals, max(count, 2) if rough else count)
         if not rough:
             return found
         _, parents, tokens = found

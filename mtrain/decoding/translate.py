@@ -44,7 +44,7 @@ class Translator:
     ):
         self.models, self.tokenizer, self.decoding, self.device = models, tokenizer, decoding, device
         self.max_length, self.target_lang, self.fingerprint = max_length, target_lang, fingerprint
-        self.decoder = decoder or Decoder(models, tokenizer, decoding, target_lang, device)
+        self.decoder = decoder or Decoder(decoding, models, tokenizer, target_lang, device)
 
     @classmethod
     def load(

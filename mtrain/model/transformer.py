@@ -167,13 +167,16 @@ class Transformer(nn.Module):
         logits = (weight[tokens] * hidden).sum(dim=-1)
         return logits if bias is None else logits + bias[tokens]
 
-    def lowered(self, dtype: torch.dtype) -> Self:
-        """A model of the same parameters that multiplies large matrices in `dtype`, by copies made now."""
+    def for_decoding(self, dtype: torch.dtype | None) -> Self:
+        """A copy of the same parameters that is quick to call, and multiplies large matrices in `dtype` by
+        copies of them made now; None: as they are."""
         model = copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
         for module in model.modules():
-            if isinstance(module, Linear):
+            # Python finds these before it asks PyTorch's __getattr__, which takes a tenth of a short step.
+            module.__dict__.update(module._parameters | module._modules)
+            if isinstance(module, Linear) and dtype is not None:
                 module.low = lowered(module.weight, module.bias, dtype)
-        model.low_projection = lowered(*self.projection(), dtype)
+        model.low_projection = None if dtype is None else lowered(*self.projection(), dtype)
         return model
 
     def forward(self, source: Tensor, source_keep: Tensor, target_in: Tensor) -> Tensor:

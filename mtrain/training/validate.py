@@ -68,9 +68,11 @@ class Validator:
         searched = {"beam_size": beam_size, "samples": None, "mbr": None}  # in each validation alike
         decoding = self.config.decoding.model_copy(update=searched)
         data = self.config.data
-        job = ([model], self.tokenizer, decoding)
-        decoder = Decoder(*job, data.target_lang, self.device, alone=True)
-        translator = Translator(*job, data.max_length, data.target_lang, self.device, decoder=decoder)
+        models, lang = [model], data.target_lang
+        decoder = Decoder(decoding, models, self.tokenizer, lang, self.device, alone=True)
+        translator = Translator(
+            models, self.tokenizer, decoding, data.max_length, lang, self.device, decoder=decoder
+        )
         hypotheses = [translation.text for translation in translator.translate(self.sources)]
         bleu, chrf = score(hypotheses, [self.references], self.metrics)
         model.train(training)
