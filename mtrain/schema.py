@@ -239,12 +239,8 @@ class ModelConfig(Architecture):
 class TrainingConfig(Section):
     """The recipe: from where, how long, how fast, how much at a time."""
 
-    init_from: str | None = Field(
-        None, description="start as this model or run folder: weights, tokenizer, sizes"
-    )
-    freeze: list[Part] = Field(
-        [], description="parts not trained; embeddings: with positions, and output if tied"
-    )
+    init_from: str | None = Field(None, description="run or model to start as: weights, tokenizer, sizes")
+    freeze: list[Part] = Field([], description="parts not trained; embeddings: positions, tied output too")
     max_steps: PositiveInt | None = Field(None, description="optimizer steps; any limit ends training")
     max_epochs: PositiveInt | None = Field(None, description="passes over the training pairs")
     max_minutes: PositiveFloat | None = Field(None, description="minutes of training and validation, in all")
@@ -346,9 +342,7 @@ class Config(Section):
     def _sections_agree(self) -> Self:
         taken = self.tokenizer.path or self.training.init_from  # what is given must agree with that
         if self.training.init_from and self.model.preset:
-            raise ValueError(
-                "model.preset: auto and training.init_from both choose the sizes; give one of them"
-            )
+            raise ValueError("model.preset: auto and training.init_from both choose the sizes; give one")
         if self.model.tie_embeddings == "all" and not self.tokenizer.joint and not taken:
             raise ValueError("model.tie_embeddings: all needs tokenizer.joint: true; use decoder with two")
         longest, budget = self.data.max_length, self.training.pass_tokens
