@@ -27,7 +27,7 @@ from mtrain.tokenizer import Tokenizer, model_config
 from mtrain.training.average import Average
 from mtrain.training.feed import Feed, Step
 from mtrain.training.memory import fit_pass, memory_of
-from mtrain.training.origin import freeze, note_origin, resolved
+from mtrain.training.origin import begin_as, freeze, note_origin, resolved
 from mtrain.training.progress import Progress
 from mtrain.training.run import claimed, open_run, prepare_tokenizer
 from mtrain.training.schedule import learning_rate
@@ -112,7 +112,7 @@ class Trainer:
         network = model_config(config.model, tokenizer, config.data.max_length)
         self.model = Transformer(network).to(device).train()
         if start is not None and checkpoint is None:
-            self.model.load_state_dict(start.model.state_dict())
+            begin_as(self.model, start.model)
             log.info("starting from %s (%s)", self.recipe.init_from, start.fingerprint[:12])
         freeze(self.model, self.recipe.freeze)
         # Threads that compile one model at the same time do not get along.
