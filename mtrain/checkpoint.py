@@ -114,7 +114,7 @@ def save_checkpoint(
     moments = {
         f"{key}.{name}": value
         for name, parameter in model.named_parameters()
-        for key, value in optimizer.state[parameter].items()
+        for key, value in optimizer.state.get(parameter, {}).items()  # frozen ones have none
     }
 
     def fill(folder: Path) -> None:
@@ -178,7 +178,7 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
     file = checkpoint.folder / "optimizer.safetensors"
     tensors, device = load_tensors(file), next(model.parameters()).device
     for name, parameter in model.named_parameters():
-        keys = ("step", "exp_avg", "exp_avg_sq")
+        keys = ("step", "exp_avg", "exp_avg_sq") if parameter.requires_grad else ()
         if absent := [f"{key}.{name}" for key in keys if f"{key}.{name}" not in tensors]:
             raise ModelError(f"{file}: tensors missing: {absent}")
         optimizer.state[parameter] = {key: tensors[f"{key}.{name}"].to(device) for key in keys}

@@ -58,6 +58,14 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.json", "*.yaml"), dirs_exist_ok=True)
 
 
+def tokenizer_folder(model: Path) -> Path:
+    """Where a model or run folder has its tokenizer. Raises ModelError if it has none."""
+    for folder in (model / "model" / "tokenizer", model / "tokenizer"):
+        if folder.is_dir():
+            return folder
+    raise ModelError(f"tokenizer.path: {model} is not a model folder: it has no tokenizer/")
+
+
 class LoadedModel(NamedTuple):
     """A model in eval mode with its tokenizer and settings."""
 

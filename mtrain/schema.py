@@ -23,6 +23,7 @@ Switch = Literal["auto", "on", "off"]
 Stop = Literal["default", "first_k", "exact"]
 Workers = Annotated[int, Field(ge=1, le=64)] | Literal["auto"]
 Samples = Annotated[int, Field(ge=1, le=1024)]
+Part = Literal["encoder", "decoder", "embeddings"]
 
 
 class Section(BaseModel):
@@ -163,7 +164,7 @@ class TokenizerConfig(Section):
     byte_fallback: bool = Field(True, description="spell other characters as bytes; nothing is unknown")
     normalization: Normalization = Field("nmt_nfkc", description="of Unicode; `_cf` also lowercases")
     symbols: list[str] = Field([], description="tags that are never split, such as `<bt>`")
-    path: str | None = Field(None, description="take the tokenizer of this model or run folder")
+    path: str | None = Field(None, description="take that of this model or run folder; other keys must agree")
 
     @model_validator(mode="after")
     def _symbols_are_usable(self) -> Self:
@@ -203,6 +204,7 @@ class Architecture(Section):
     norm: Literal["pre", "post"] = Field("pre", description="layer norm before a sublayer or after it")
     positions: Positions = Field("sinusoidal", description="sines, then cosines, unless interleaved")
     tie_embeddings: Tied = Field("all", description="decoder: of target and output; all: of the source too")
+    output_bias: bool = Field(False, description="whether the output projection has a bias")
 
     @model_validator(mode="before")
     @classmethod
@@ -232,12 +234,13 @@ class ModelConfig(Architecture):
     unk_id: int = Field(1, ge=0, description="token id of what the vocabulary lacks")
     bos_id: int = Field(2, ge=0, description="token id that starts the target")
     eos_id: int = Field(3, ge=0, description="token id that ends every sentence")
-    output_bias: bool = Field(False, description="whether the output projection has a bias")
 
 
 class TrainingConfig(Section):
-    """The recipe: how long, how fast, how much at a time."""
+    """The recipe: from where, how long, how fast, how much at a time."""
 
+    init_from: str | None = Field(None, description="run or model to start as: weights, tokenizer, sizes")
+    freeze: list[Part] = Field([], description="parts not trained; embeddings: positions, tied output too")
     max_steps: PositiveInt | None = Field(None, description="optimizer steps; any limit ends training")
     max_epochs: PositiveInt | None = Field(None, description="passes over the training pairs")
     max_minutes: PositiveFloat | None = Field(None, description="minutes of training and validation, in all")
@@ -339,10 +342,14 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        if self.model.tie_embeddings == "all" and not self.tokenizer.joint and self.tokenizer.path is None:
+        taken = self.tokenizer.path or self.training.init_from  # what is given must agree with that
+        if self.training.init_from and self.model.preset:
+            raise ValueError("model.preset: auto and training.init_from both choose the sizes; give one")
+        if self.model.tie_embeddings == "all" and not self.tokenizer.joint and not taken:
             raise ValueError("model.tie_embeddings: all needs tokenizer.joint: true; use decoder with two")
         longest, budget = self.data.max_length, self.training.pass_tokens
-        if longest > budget:
+        known = "max_length" in self.data.model_fields_set or not self.training.init_from
+        if known and longest > budget:
             places = "training.batch_tokens, micro_batch_tokens" + (" / 2" if self.training.r_drop else "")
             raise ValueError(f"data.max_length ({longest}) must fit {places} ({budget})")
         return self

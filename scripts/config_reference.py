@@ -42,6 +42,8 @@ def values_of(field: dict[str, Any]) -> str:
         return " or ".join(values_of(part) for part in field["anyOf"])
     if "oneOf" in field or "$ref" in field:
         return "section"
+    if "enum" in field.get("items", {}):
+        return f"list of {values_of(field['items'])}"
     limits = [f"{sign} {field[key]}" for key, sign in SIGNS.items() if key in field]
     return " ".join([TYPES.get(field["type"], field["type"]), ", ".join(limits)]).strip()
 

@@ -656,7 +656,9 @@ def test_a_tokenizer_learnt_with_other_settings_is_not_used(make_config):
 # --------------------------------------------------------------------------- what is not ours stays untouched
 
 
-@pytest.mark.parametrize("name", ["data/train.en", "config.yaml", "model/readme", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["data/train.en", "config.yaml", "model/readme", "metrics.jsonl", "origin.json"]
+)
 def test_a_folder_with_files_of_somebody_else_is_no_run_folder(make_config, tmp_path, name):
     file = tmp_path / "mine" / name
     file.parent.mkdir(parents=True, exist_ok=True)

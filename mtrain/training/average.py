@@ -53,9 +53,9 @@ class Average:
 
     def _mean_of_checkpoints(self, run_dir: Path) -> dict[str, Tensor]:
         """The mean of the present weights and the checkpoints before, as many as are wanted and there."""
-        total = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        mean = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         earlier = checkpoint_folders(run_dir, self.every)[1 - self.count :]
-        for folder in earlier:
+        for number, folder in enumerate(earlier, 2):
             for name, tensor in load_tensors(folder / "model.safetensors").items():
-                total[name] += tensor.to(total[name].device)
-        return {name: tensor / (1 + len(earlier)) for name, tensor in total.items()}
+                mean[name].lerp_(tensor.to(mean[name].device), 1 / number)  # what is frozen stays as it is
+        return mean

@@ -18,20 +18,20 @@ from mtrain.device import (
     resolve_device,
     workers_for,
 )
-from mtrain.errors import Interrupted, StorageError
+from mtrain.errors import Interrupted, StorageError, UsageError
 from mtrain.metrics import make_metrics
 from mtrain.model.transformer import Transformer
-from mtrain.modelfolder import publish_best
+from mtrain.modelfolder import LoadedModel, publish_best
 from mtrain.schema import Config
 from mtrain.tokenizer import Tokenizer, model_config
 from mtrain.training.average import Average
 from mtrain.training.feed import Feed, Step
 from mtrain.training.memory import fit_pass, memory_of
+from mtrain.training.origin import begin_as, freeze, note_origin, resolved
 from mtrain.training.progress import Progress
 from mtrain.training.run import claimed, open_run, prepare_tokenizer
 from mtrain.training.schedule import learning_rate
 from mtrain.training.signals import StopSignal
-from mtrain.training.sizes import with_sizes
 from mtrain.training.step import Learner, StepSums
 from mtrain.training.validate import Validator
 
@@ -75,9 +75,14 @@ def make_trainer(
     place = resolve_device(device)
     keep_freed_memory()
     keep_few_kernels()
-    config = with_sizes(config)
+    config, start = resolved(config)
     checkpoint = open_run(config, resume)
     tokenizer = prepare_tokenizer(config)
+    if start and start.tokenizer.fingerprint() != tokenizer.fingerprint():
+        reason = f"its tokenizer is not that of {config.training.init_from}"
+        raise UsageError(f"{config.run_dir}: {reason}; `mtrain tokenize CONFIG --force` renews it")
+    if checkpoint is None:
+        note_origin(Path(config.run_dir), start, config.training.init_from)
     expected = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
     if not (Path(config.run_dir) / "data").exists():  # before the first time that it is encoded
         log_warnings(config.data, tokenizer)
@@ -85,7 +90,7 @@ def make_trainer(
     if checkpoint and checkpoint.state.data_fingerprint != data.fingerprint:
         log.warning("data: another corpus than before; its first epoch starts now")
         checkpoint.state.data_fingerprint, checkpoint.state.next_batch = data.fingerprint, 0
-    return Trainer(config, tokenizer, data, place, checkpoint, quiet)
+    return Trainer(config, tokenizer, data, place, checkpoint, quiet, start)
 
 
 class Trainer:
@@ -99,12 +104,17 @@ class Trainer:
         device: torch.device,
         checkpoint: Checkpoint | None = None,
         quiet: bool = False,
+        start: LoadedModel | None = None,
     ):
         self.config, self.recipe, self.tokenizer = config, config.training, tokenizer
         self.run_dir, self.device, self.checkpoint = Path(config.run_dir), device, checkpoint
         torch.manual_seed(config.seed)
         network = model_config(config.model, tokenizer, config.data.max_length)
         self.model = Transformer(network).to(device).train()
+        if start is not None and checkpoint is None:
+            begin_as(self.model, start.model)
+            log.info("starting from %s (%s)", self.recipe.init_from, start.fingerprint[:12])
+        freeze(self.model, self.recipe.freeze)
         # Threads that compile one model at the same time do not get along.
         workers = 1 if compiles(device, self.recipe.compile) else workers_for(device)
         self.learner = Learner(self.model, self.recipe, workers)
@@ -212,15 +222,15 @@ class Trainer:
 
     def _announce(self) -> None:
         parameters = sum(p.numel() for p in self.model.parameters())
+        frozen = sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
         plan = self.feed.plan(self.state.epoch)
         learner, compiled = self.learner, ", compiled" if compiles(self.device, self.recipe.compile) else ""
         log.info("device: %s, %s%s", describe_device(self.device), learner.precision, compiled)
         log.info(
             "passes: at most %s tokens, %d side by side", f"{self.feed.pass_tokens:,}", len(learner.replicas)
         )
-        log.info(
-            "model: %.2f million parameters, %d pieces", parameters / 1e6, self.tokenizer.target_vocab_size
-        )
+        sizes = (parameters / 1e6, frozen / 1e6, self.tokenizer.target_vocab_size)
+        log.info("model: %.2f million parameters (%.2f frozen), %d pieces", *sizes)
         log.info("epoch: %d steps, %.1f%% padding", len(plan.steps), 100 * plan.padding)
         if self.total_steps is not None:
             log.info("planned: %d steps, %.1f epochs", self.total_steps, self.total_steps / len(plan.steps))

@@ -13,12 +13,12 @@ from mtrain.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
 from mtrain.config import read_yaml_file, to_yaml, validate
 from mtrain.data.corpus import files_of, good_pairs
 from mtrain.errors import ModelError, StorageError, UsageError
-from mtrain.modelfolder import copy_tokenizer
+from mtrain.modelfolder import copy_tokenizer, tokenizer_folder
 from mtrain.schema import Config, Corpus
 from mtrain.storage import write_atomically, write_folder, write_text
 from mtrain.tokenizer import Tokenizer, train_tokenizer
 from mtrain.training.lock import locked
-from mtrain.training.sizes import with_sizes
+from mtrain.training.origin import resolved
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,16 @@ _MAY_CHANGE = re.compile(
     r"run_dir|decoding\..+|training\.(max_\w+|validat\w+|checkpoint_every|keep_checkpoints|log_every|patience)"
 )
 _MARK = "# Written by mtrain: the resolved config of this run.\n"
-_NAMES = ("config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model")
+_NAMES = (
+    "config.yaml",
+    "manifest.json",
+    "tokenizer",
+    "data",
+    "checkpoints",
+    "metrics.jsonl",
+    "model",
+    "origin.json",
+)
 _LEFTOVERS = ["checkpoints/.step-*.tmp", "checkpoints/.index.json.tmp", "data/.epoch-*"]
 _LEFTOVERS += [f".{name}.tmp" for name in _NAMES]
 
@@ -60,7 +69,7 @@ def open_run(config: Config, resume: str) -> Checkpoint | None:
 
 def tokenize(config: Config, force: bool = False) -> Tokenizer:
     """Make the run folder and its tokenizer without training. Raises what `prepare_tokenizer` raises."""
-    config = with_sizes(config)
+    config, _ = resolved(config)
     with claimed(Path(config.run_dir)):
         _clear(Path(config.run_dir))
         if not checkpoint_folders(Path(config.run_dir)):
@@ -162,7 +171,7 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
             train_tokenizer(recipe, side(0), side(1), temporary, config.seed)
             write_text(temporary / learnt_from.name, stamps)
         else:
-            copy_tokenizer(_tokenizer_of(Path(recipe.path)), temporary)
+            copy_tokenizer(tokenizer_folder(Path(recipe.path)), temporary)
         write_text(temporary / settings.name, to_yaml(recipe))
 
     write_folder(folder, fill)
@@ -179,10 +188,3 @@ def _file_stamps(corpora: list[Corpus]) -> str:
     """Name, size and time of change of every file, as JSON."""
     stats = [(str(file), file.stat()) for corpus in corpora for file in files_of(corpus)]
     return json.dumps([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]) + "\n"
-
-
-def _tokenizer_of(model: Path) -> Path:
-    for folder in (model / "model" / "tokenizer", model / "tokenizer"):
-        if folder.is_dir():
-            return folder
-    raise ModelError(f"tokenizer.path: {model} is not a model folder: it has no tokenizer/")

@@ -183,7 +183,7 @@ def _replica(model: Transformer) -> Transformer:
 def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019); weight decay for matrices alone, not for biases and norms.
     Embeddings decay as in nanoGPT (fairseq decays all): tied, they are a matrix that multiplies too."""
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},

@@ -27,8 +27,8 @@ from mtrain.device import resolve_device, resolve_precision
 from mtrain.model.transformer import Transformer
 from mtrain.schema import Config, ModelConfig
 from mtrain.tokenizer import model_config
+from mtrain.training.origin import resolved
 from mtrain.training.run import tokenize
-from mtrain.training.sizes import with_sizes
 
 PEERS = {"joeynmt": "joeynmt", "marian-hf": "marian_hf", "torch": "nn_transformer"}  # names and modules
 # glibc returns blocks of over 32 MiB to the kernel at once and maps them afresh, which costs page faults.
@@ -87,7 +87,7 @@ def _prepare(
     config: Config, device: torch.device, options: Options, streams: Path
 ) -> tuple[ModelConfig, Job]:
     """Tokenizer and encoded corpus in the run folder, the streams for the others, and the job of all."""
-    config = with_sizes(config)
+    config, _ = resolved(config)
     tokenizer = tokenize(config)
     network = model_config(config.model, tokenizer, config.data.max_length)
     corpus = prepare_data(config.data, tokenizer, Path(config.run_dir) / "data", config.seed).train.epoch(0)

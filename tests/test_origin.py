@@ -1,0 +1,241 @@
+"""Starting from another model: what is taken, what must agree, what stays frozen, what mixes."""
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import PAIRS, merged
+from safetensors.torch import load_file
+from test_average import weights
+from test_fit import go, last_checkpoint, losses, read_metrics, same_weights
+
+from mtrain.config import validate
+from mtrain.errors import ModelError, UsageError
+from mtrain.modelfolder import load_model
+from mtrain.schema import Config
+from mtrain.training.loop import make_trainer
+from mtrain.training.run import tokenize
+
+
+@pytest.fixture
+def tuned(raw_config, run_dir, tmp_path):
+    """Build the config of a run that starts from the model that knows the eight pairs by heart."""
+
+    def make(run="run", init_from=run_dir, **sections) -> Config:
+        raw = merged({**raw_config, "model": {}, "tokenizer": {}}, str(tmp_path / run), **sections)
+        raw["data"].pop("max_length")
+        raw["data"] |= sections.get("data", {})
+        raw["training"]["init_from"] = str(init_from)
+        return validate(Config, raw, "test")
+
+    return make
+
+
+def trainer_of(config):
+    return make_trainer(config, device="cpu", quiet=True)
+
+
+def initial(model: Path) -> dict[str, torch.Tensor]:
+    return weights(load_model(model).model)
+
+
+# ------------------------------------------------------------------------------------------- what is taken
+
+
+def test_a_run_starts_with_the_weights_the_tokenizer_and_the_sizes_of_its_model(tuned, run_dir, tmp_path):
+    trainer = trainer_of(tuned(training={"ema_decay": 0.9}))
+    for name, tensor in initial(run_dir).items():
+        assert torch.equal(weights(trainer.model)[name], tensor), name
+        assert torch.equal(trainer.average.weights[name], tensor), name
+    assert trainer.tokenizer.fingerprint() == load_model(run_dir).tokenizer.fingerprint()
+    written = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    own = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert written["model"] == own["model"] and written["data"]["max_length"] == 64
+    assert written["tokenizer"] == {**own["tokenizer"], "path": str(run_dir)}
+    manifest = hashlib.sha256((run_dir / "model/manifest.json").read_bytes()).hexdigest()
+    origin = json.loads((tmp_path / "run/origin.json").read_text())
+    assert origin == {"init_from": str(run_dir), "fingerprint": manifest}
+
+
+def test_what_it_knew_it_still_knows_and_the_resolved_config_is_the_same_run(tuned, tmp_path):
+    run = go(tuned(training={"learning_rate": 1e-6}, model={"dropout": 0.1, "word_dropout": 0.1}))
+    assert read_metrics(run)[-1]["validation"]["bleu"] == pytest.approx(100)
+    assert load_model(run).config.model.word_dropout == 0.1
+    go(validate(Config, yaml.safe_load((run / "config.yaml").read_text()), "resolved"))
+    again = go(tuned("again", run / "model", training={"max_steps": 1}))  # a model folder, fine-tuned itself
+    assert load_model(again).config.tokenizer.path == str(run / "model")
+
+
+def test_a_model_with_an_output_bias_and_two_vocabularies_is_taken_whole(tuned, make_config):
+    shape = {"output_bias": True, "tie_embeddings": "none", "norm": "post"}
+    first = go(make_config("first", model=shape, tokenizer={"joint": False, "vocab_size": 305}))
+    trainer = trainer_of(tuned("second", first))
+    assert all(torch.equal(weights(trainer.model)[name], tensor) for name, tensor in initial(first).items())
+
+
+# ------------------------------------------------------------------------------------- what does not agree
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"model": {"d_model": 32}}, r"model\.d_model: 32 was given, but training\.init_from: .* has 64; "),
+        ({"model": {"norm": "post"}}, r"model\.norm: post was given, but .* has pre"),
+        ({"model": {"preset": "tiny"}}, r"model\.d_model: 128 was given"),
+        ({"model": {"preset": "auto"}}, r"preset: auto and training\.init_from both choose"),
+        ({"tokenizer": {"vocab_size": 331}}, r"tokenizer\.vocab_size: 331 was given, but .* has 330"),
+        ({"tokenizer": {"symbols": ["<bt>"]}}, r"tokenizer\.symbols: \['<bt>'\] was given"),
+        ({"tokenizer": {"path": "runs/other"}}, r"tokenizer\.path: runs/other was given, .* has .*by-heart"),
+    ],
+)  # fmt: skip
+def test_a_key_that_does_not_agree_is_named_with_both_values(tuned, sections, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        go(tuned(**sections))
+    assert caught.value.exit_code == 2
+
+
+def test_keys_that_agree_may_be_given(tuned, run_dir):
+    model = {"d_model": 64, "norm": "pre", "dropout": 0.3, "attention_dropout": 0.1}
+    tokenizer = {"vocab_size": 330, "path": str(run_dir)}
+    config = trainer_of(tuned(model=model, tokenizer=tokenizer, data={"max_length": 32})).config
+    assert (config.model.dropout, config.data.max_length) == (0.3, 32)
+
+
+def test_learned_positions_must_be_as_many(tuned, make_config):
+    learned = go(make_config("learned", model={"positions": "learned"}, training={"max_steps": 1}))
+    with pytest.raises(UsageError, match=r"data\.max_length: 32 was given, .* has 64 learned positions"):
+        go(tuned(init_from=learned, data={"max_length": 32}))
+    go(tuned(init_from=learned, training={"max_steps": 1}))
+
+
+def test_a_missing_or_damaged_model_is_refused(tuned, run_dir, tmp_path):
+    with pytest.raises(ModelError, match="no such model"):
+        go(tuned(init_from=tmp_path / "nowhere"))
+    shutil.copytree(run_dir / "model", tmp_path / "bad")
+    with (tmp_path / "bad/model.safetensors").open("r+b") as file:
+        file.write(b"?")
+    with pytest.raises(ModelError, match="damaged"):
+        go(tuned(init_from=tmp_path / "bad"))
+
+
+def test_a_tokenizer_that_the_run_has_already_must_be_that_of_the_model(tuned, make_config, run_dir):
+    config = tuned()
+    assert tokenize(config).fingerprint() == load_model(run_dir).tokenizer.fingerprint()
+    other = tokenize(make_config("other", tokenizer={"type": "bpe"}))
+    shutil.copyfile(other.files[0], Path(config.run_dir, "tokenizer/joint.model"))
+    with pytest.raises(UsageError, match=r"its tokenizer is not that of .*by-heart"):
+        go(config)
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "character_coverage"])
+def test_settings_beside_a_tokenizer_path_must_agree_with_that_tokenizer(make_config, run_dir, key):
+    value = {"vocab_size": 331, "character_coverage": 0.99}[key]
+    with pytest.raises(
+        UsageError, match=rf"tokenizer\.{key}: {value} was given, but tokenizer\.path: .* has"
+    ):
+        go(make_config(tokenizer={"path": str(run_dir), key: value}))
+
+
+# ------------------------------------------------------------------------------------------------ going on
+
+
+def test_it_goes_on_from_its_checkpoint_exactly_and_needs_the_first_model_no_more(tuned, run_dir, tmp_path):
+    shutil.copytree(run_dir, tmp_path / "model")
+    keys = {"ema_decay": 0.9, "r_drop": 1.0, "freeze": ["encoder"], "weight_decay": 0.1}
+    model = {"dropout": 0.2}
+
+    def run(name, steps, **other):
+        start = other.pop("init_from", tmp_path / "model")
+        return go(tuned(name, start, training={**keys, "max_steps": steps, **other}, model=model))
+
+    whole = run("whole", 8)
+    parts = run("parts", 4)
+    shutil.rmtree(tmp_path / "model")
+    assert run("parts", 8) == parts
+    assert same_weights(whole, parts) and losses(whole) == losses(parts)
+    assert json.loads((parts / "origin.json").read_text())["init_from"] == str(tmp_path / "model")
+    with pytest.raises(UsageError, match=r"training\.init_from was .*model.* and is .*by-heart"):
+        run("parts", 9, init_from=run_dir)
+    with pytest.raises(UsageError, match=r"training\.freeze was \['encoder'\] when this run began"):
+        run("parts", 9, freeze=[])
+    with pytest.raises(UsageError, match=r"model\.d_model was 64 when this run began"):
+        go(tuned("parts", tmp_path / "model", training=keys, model={**model, "d_model": 32}))
+
+
+# ------------------------------------------------------------------------------------------------- freezing
+
+
+@pytest.mark.parametrize(
+    ("freeze", "tie", "positions", "recipe"),
+    [
+        (["encoder"], "all", "sinusoidal", {"ema_decay": 0.9}),
+        (["decoder"], "all", "rotary", {"average_checkpoints": 3, "checkpoint_every": 1}),
+        (["embeddings"], "all", "learned", {"precision": "bf16"}),
+        (["embeddings", "encoder"], "decoder", "learned", {"r_drop": 1.0}),
+        (["embeddings", "encoder", "decoder"], "none", "sinusoidal", {"average_checkpoints": 2}),
+    ],
+)
+def test_what_is_frozen_stays_bit_for_bit_and_the_rest_learns(
+    tuned, make_config, freeze, tie, positions, recipe
+):
+    shape = {"tie_embeddings": tie, "positions": positions, "output_bias": True}
+    first = go(make_config("first", model=shape, training={"max_steps": 1}))
+    run = go(tuned(init_from=first, training={**recipe, "freeze": freeze, "weight_decay": 0.5}))
+    prefixes = {"embeddings": ("source_emb", "target_emb", "learned_")}
+    frozen = tuple(prefix for part in freeze for prefix in prefixes.get(part, (part,)))
+    last = last_checkpoint(run)
+    moments = {name.partition(".")[2] for name in load_file(last / "optimizer.safetensors")}
+    for file in last.glob("[ma]*.safetensors"):  # the model, and the average
+        for name, tensor in load_file(file).items():
+            assert torch.equal(tensor, initial(first)[name]) == name.startswith(frozen), name
+            assert (name in moments) == (not name.startswith(frozen)), name
+    assert load_model(run)
+
+
+def test_what_is_frozen_has_no_part_in_the_gradient_norm(tuned):
+    trainers = [trainer_of(tuned(f"{freeze}", training={"freeze": freeze})) for freeze in ([], ["encoder"])]
+    step = next(trainers[0].steps())
+    learner = trainers[0].learner
+    (learner.loss(learner.model, step.batches[0]).loss / step.tokens).backward()
+    grads = [p.grad for name, p in learner.model.named_parameters() if not name.startswith("encoder")]
+    norm = trainers[1].learner.step(step.batches[:1], step.tokens, 0.0).values[2]
+    torch.testing.assert_close(norm, torch.stack([grad.norm() for grad in grads]).norm())
+
+
+def test_freezing_everything_is_refused_and_the_log_says_how_much_is_frozen(tuned, caplog):
+    caplog.set_level("INFO", "mtrain")
+    with pytest.raises(UsageError, match="encoder, decoder, embeddings leave nothing to train"):
+        go(tuned(training={"freeze": ["encoder", "decoder", "embeddings"]}))
+    with pytest.raises(UsageError, match="'encoder', 'decoder' or 'embeddings'; got 'encodr'"):
+        tuned(training={"freeze": ["encodr"]})
+    go(tuned("embeddings", training={"freeze": ["embeddings"], "max_steps": 1}))
+    assert "(0.02 frozen)" in caplog.text  # 330 pieces, 64 wide
+
+
+# --------------------------------------------------------------------------------------------------- mixing
+
+
+def test_a_new_domain_is_mixed_with_the_old_corpus_by_weights(tuned, tmp_path):
+    """Weights are how often a pair occurs in an epoch, so domains mix as weight x pairs."""
+    sizes, mixture = {"new": 40, "old": 400}, {"new": 2, "old": 0.1}
+    corpora = []
+    for name, size in sizes.items():
+        lines = [f"{PAIRS[i % 8][0]} {i}\t{PAIRS[i % 8][1]} {i}\n" for i in range(size)]
+        (tmp_path / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")
+        corpora.append({"tsv": str(tmp_path / f"{name}.tsv"), "weight": mixture[name]})
+    trainer = trainer_of(tuned(data={"train": corpora}, training={"batch_tokens": 512}))
+    epochs = []
+    for number in range(20):
+        steps = trainer.feed.plan(number).steps
+        epochs.append(Counter(int(row) for step in steps for rows in step for row in rows))
+    assert all(epoch[row] == 2 for epoch in epochs for row in range(40))
+    drawn = [{row for row in epoch if row >= 40} for epoch in epochs]
+    assert 30 < sum(map(len, drawn)) / 20 < 50  # 400 x 0.1, each time others
+    assert len(set.union(*drawn)) > 300 and all(
+        epoch[row] == 1 for epoch in epochs for row in epoch if row > 39
+    )
