@@ -15,6 +15,10 @@ def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
+# Fewer keys than fill a vector register take a CPU several times as long as so many, some of them hidden.
+LEAST_SLOTS = 16
+
+
 class LayerCache:
     """Keys and values of one decoder layer: its own past, and the memory's, projected once.
 
@@ -24,10 +28,11 @@ class LayerCache:
 
     def __init__(self, cross: Tensor, beams: int, max_length: int):
         """`cross` (2, B, H, S, D): keys and values of the memory."""
-        self.beams = beams
-        self.cross = cross.contiguous()
-        both, sentences, heads, _, width = cross.shape
-        self.own = cross.new_empty(both, sentences, heads, max_length * beams, width)  # (2, B, H, slots, D)
+        self.beams, self.source_length = beams, cross.size(3)
+        self.cross = F.pad(cross, (0, 0, 0, max(0, LEAST_SLOTS - cross.size(3)))).contiguous()
+        slots = max(max_length * beams, LEAST_SLOTS)
+        self.own = cross.new_empty(*cross.shape[:3], slots, cross.size(4))  # (2, B, H, slots, D)
+        self.own[:, :, :, :LEAST_SLOTS] = 0
 
     @property
     def sentences(self) -> int:
@@ -35,11 +40,12 @@ class LayerCache:
         return self.own.size(1)
 
     def append(self, added: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        """Store keys and values (2, B, H, K*T, D) from position `at` on; returns all so far, as `memory`."""
+        """Store keys and values (2, B, H, K*T, D) from position `at` on; returns all so far, as `memory`, and
+        at least LEAST_SLOTS."""
         start = at * self.beams
         end = start + added.size(3)
         self.own[:, :, :, start:end] = added
-        return self._for_products(self.own[:, :, :, :end])
+        return self._for_products(self.own[:, :, :, : max(end, LEAST_SLOTS)])
 
     def memory(self) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory, (B*H, S, D) each, as batched products want them."""
@@ -54,6 +60,7 @@ class LayerCache:
         """Go on with some of the sentences; `slots` slots are full."""
         old, self.cross = self.own, self.cross[:, sentences]
         self.own = old.new_empty(2, len(sentences), *old.shape[2:])
+        slots = max(slots, LEAST_SLOTS)
         self.own[:, :, :, :slots] = old[:, sentences, :, :slots]
 
 
@@ -68,6 +75,8 @@ class KeyValueCache:
         self.layers, self.beams, self.length = layers, beams, 0
         keys = layers[0].own
         self.heads = keys.size(2)
+        if source_keep.size(1) < LEAST_SLOTS:
+            source_keep = F.pad(source_keep, (0, LEAST_SLOTS - source_keep.size(1)))
         self.source = None if source_keep.all() else self._for_heads(_bias(source_keep[:, None], keys))
         self.own = _bias(torch.eye(beams, dtype=torch.bool, device=keys.device), keys)  # (K, K)
         self.past = keys.new_zeros(len(source_keep), beams, 0)  # (B, K, slots)
@@ -75,13 +84,16 @@ class KeyValueCache:
     def extend(self, length: int) -> Tensor | None:
         """Count `length` more positions for each beam, more than one at a time only if there is one beam.
         Returns what hides slots from them, (B*H or 1, K*T, slots); None: nothing does."""
-        self.length += length
+        start, self.length = self.length, self.length + length
+        missing = max(0, LEAST_SLOTS - self.length * self.beams)
         if self.beams == 1:
-            allowed = causal_mask(self.length, self.past.device)[-length:]
-            return _bias(allowed, self.past)[None] if length > 1 else None
+            if length == 1 and not missing:
+                return None
+            slots = torch.arange(self.length + missing, device=self.past.device)
+            return _bias(slots <= slots[start : self.length, None], self.past)[None]
         assert length == 1, "several beams go on by one position at a time"
         self.past = torch.cat([self.past, self.own.expand(len(self.past), -1, -1)], dim=-1)
-        return self._for_heads(self.past)
+        return self._for_heads(F.pad(self.past, (0, missing), value=-math.inf))
 
     def _for_heads(self, bias: Tensor) -> Tensor:
         """(B, .., ..) as (B*H, .., ..)."""
@@ -195,7 +207,8 @@ class MultiHeadAttention(nn.Module):
         queries = self._queries(x, cache.sentences)
         out, probabilities = self._mix(queries, *cache.memory(), hidden)
         if weights is not None:
-            weights.append(self._by_rows(probabilities.view(*queries.shape[:-1], -1), x))
+            shown = probabilities[:, :, : cache.source_length].reshape(*queries.shape[:-1], -1)
+            weights.append(self._by_rows(shown, x))
         return out.view_as(x)
 
     def _queries(self, x: Tensor, sentences: int) -> Tensor:
