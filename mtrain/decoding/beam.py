@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mtrain.decoding.constraints import Constraints
 from mtrain.decoding.hypothesis import Hypothesis
-from mtrain.decoding.likeliest import likeliest, normalizer
+from mtrain.decoding.likeliest import likeliest
 from mtrain.decoding.predictor import Predictor, keep_going
 from mtrain.schema import DecodingConfig
 
@@ -44,8 +44,7 @@ def beam_search(
             live = logits.new_full((sentences, beams), -math.inf)
             live[:, 0] = 0
             pool = _Pool(tokens, live)
-        offsets = live - normalizer(logits).view_as(live)
-        constraints.bar_(logits, tokens[:, :, : length - 1], going)
+        offsets = live - constraints.normalizer_(logits, tokens[:, :, : length - 1], going).view_as(live)
         scores, parents, chosen = likeliest(logits, offsets, 2 * beams)  # (B, 2K) each
         tokens = _pick(tokens, parents)
         tokens[:, :, length - 1] = chosen

@@ -8,7 +8,7 @@ from torch import Tensor
 from mtrain.decoding.beam import beam_search
 from mtrain.decoding.constraints import Constraints
 from mtrain.decoding.hypothesis import Hypothesis
-from mtrain.decoding.likeliest import likeliest, normalizer
+from mtrain.decoding.likeliest import likeliest
 from mtrain.decoding.predictor import Predictor, keep_going
 from mtrain.decoding.sample import draw, uniform_numbers
 from mtrain.errors import UsageError
@@ -44,7 +44,7 @@ def search(
         limits = limits.maximum(torch.where(given > 0, given + config.max_length_offset, 0))
     if longest is not None:
         limits = limits.clamp(max=longest)
-    constraints = Constraints(config, lengths, ids.eos_id, prefixes)
+    constraints = Constraints(config, lengths, limits, ids, prefixes)
     steps = int(limits.max())
     if config.samples is None and (config.beam_size > 1 or config.coverage_penalty):
         predictor = Predictor(models, source, source_keep, config.beam_size, steps)
@@ -83,8 +83,7 @@ def _follow(
         logits = predictor.next(last)
         if log_probs is None:
             log_probs = logits.new_zeros(sentences, rows)
-        total = normalizer(logits).squeeze(1)
-        constraints.bar_(logits, tokens[going, :, :step], going)
+        total = constraints.normalizer_(logits, tokens[going, :, :step], going).squeeze(1)
         last = choose(logits, going, step)
         gained = (logits.gather(1, last[:, None]).squeeze(1) - total).view(-1, rows)
         log_probs[going] += gained.masked_fill(~alive, 0)

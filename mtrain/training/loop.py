@@ -19,6 +19,7 @@ from mtrain.device import (
     workers_for,
 )
 from mtrain.errors import Interrupted, StorageError
+from mtrain.interop.formats import require_exports
 from mtrain.metrics import make_metrics
 from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import publish_best
@@ -55,6 +56,7 @@ def fit(
     the state has been saved.
     """
     resolve_device(device)
+    require_exports(config)
     check_corpora(config.data)
     make_metrics(("bleu", "chrf"), config.data.target_lang)  # what it lacks shows now, not after an hour
     with claimed(Path(config.run_dir)):
