@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 # Beyond this many sentences a vocabulary hardly changes, while the trainer's memory goes on growing.
 SAMPLED_SENTENCES = 5_000_000
 # Byte pieces can spell characters that would break a line of output in two.
-_LINE_BREAKERS = str.maketrans("\n\r\0", "   ")
+LINE_BREAKERS = str.maketrans("\n\r\0", "   ")
 MAPPINGS = ("vocab.json", "source_vocab.json", "target_vocab.json")  # of both sides, or of each
 
 Sentences = Callable[[], Iterable[str]]  # called once for each pass over the text
@@ -145,7 +145,7 @@ class Tokenizer:
 
     def decode(self, ids: list[list[int]]) -> list[str]:
         """Target text of each row of ids; special ids vanish, and no line break is ever produced."""
-        return [text.translate(_LINE_BREAKERS) for text in self.target.decode(ids)]
+        return [text.translate(LINE_BREAKERS) for text in self.target.decode(ids)]
 
     def fingerprint(self) -> str:
         """SHA-256 over the vocabulary files."""

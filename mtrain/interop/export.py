@@ -41,7 +41,7 @@ def export_model(
             exported = open_marian(temporary, loaded)
         else:
             write_ctranslate2(loaded, temporary, quantization)
-            exported = open_ctranslate2(temporary, loaded)
+            exported = open_ctranslate2(temporary, loaded, quantization)
         lines.extend(verify(loaded, exported, texts, exact=quantization is None))
 
     write_folder(out, fill)

@@ -14,7 +14,7 @@ from mtrain.interop.ctranslate2 import barred_projection
 from mtrain.interop.formats import needed
 from mtrain.modelfolder import LoadedModel
 from mtrain.schema import DecodingConfig
-from mtrain.tokenizer import Tokenizer
+from mtrain.tokenizer import LINE_BREAKERS, Tokenizer
 
 TOLERANCE = 1e-3  # nats; what fp32 rounds differently is a hundredth of it
 _SENTENCES = 16  # where none are given
@@ -32,10 +32,11 @@ class Exported(NamedTuple):
     decode: Callable[[list[int]], str] | None = None
 
 
-def open_ctranslate2(folder: Path, loaded: LoadedModel) -> Exported:
+def open_ctranslate2(folder: Path, loaded: LoadedModel, quantization: str | None) -> Exported:
     """What `write_ctranslate2` wrote. Its beam search stops by another rule, so it is compared by greedy."""
     ctranslate2, tokenizer = needed("ctranslate2"), loaded.tokenizer
-    translator = ctranslate2.Translator(str(folder), device="cpu")
+    arithmetic = "int8_float32" if quantization and "int8" in quantization else "float32"
+    translator = ctranslate2.Translator(str(folder), device="cpu", compute_type=arithmetic)
     source, target = tokenizer.source.pieces, tokenizer.target.pieces
     ids = {piece: i for i, piece in enumerate(target)}
 
@@ -56,6 +57,7 @@ def open_ctranslate2(folder: Path, loaded: LoadedModel) -> Exported:
 def open_marian(folder: Path, loaded: LoadedModel) -> Exported:
     """What `write_marian` wrote."""
     transformers, ids = needed("transformers"), loaded.model.config
+    transformers.utils.logging.disable_progress_bar()
     model = transformers.MarianMTModel.from_pretrained(folder).eval()
     tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
     forbidden = loaded.config.decoding.forbidden_ids
@@ -119,10 +121,8 @@ def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact:
         pairs = zip(_log_probs(loaded, row, ours), exported.log_probs(row, ours), strict=True)
         largest = max([largest, *(abs(a - b) for a, b in pairs)])
         said = loaded.tokenizer.decode([ours, theirs])
-        if exported.decode is not None and exported.decode(ours) != said[0].strip():
-            raise ModelError(
-                f"the export is not exact: {ours} is {said[0]!r}, exported {exported.decode(ours)!r}"
-            )
+        if exported.decode is not None:
+            _same_text(loaded, ours, exported.decode)
         if ours != theirs:
             lines += [f"source: {text}", f"mtrain: {said[0]}", f"export: {said[1]}"]
             if exact and not _is_tie(loaded, exported.decoding, row, ours, theirs):
@@ -147,6 +147,13 @@ def sample_texts(tokenizer: Tokenizer) -> list[str]:
 def _same_ids(text: str, ours: list[int], theirs: list[int]) -> None:
     if ours != theirs:
         raise ModelError(f"the export is not exact: the ids of {text!r} are {ours}, exported {theirs}")
+
+
+def _same_text(loaded: LoadedModel, said: list[int], decode: Callable[[list[int]], str]) -> None:
+    ids = [i for i in said if i != loaded.model.config.unk_id]  # which others leave out
+    [ours], theirs = loaded.tokenizer.decode([ids]), decode(ids).translate(LINE_BREAKERS)
+    if ours.strip() != theirs.strip():
+        raise ModelError(f"the export is not exact: {ids} is {ours!r}, exported {theirs!r}")
 
 
 def _is_tie(
