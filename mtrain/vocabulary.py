@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -94,12 +95,13 @@ class Vocabulary:
 
 
 def _load(file: Path) -> SentencePieceProcessor:
-    try:
-        return SentencePieceProcessor(model_proto=file.read_bytes())
-    except OSError as error:
-        raise ModelError(f"{file}: cannot read the tokenizer: {error.strerror}") from None
-    except RuntimeError:
-        raise ModelError(f"{file}: not a SentencePiece model") from None
+    with suppress(RuntimeError):
+        try:
+            if contents := file.read_bytes():  # of no bytes it makes a model of no pieces
+                return SentencePieceProcessor(model_proto=contents)
+        except OSError as error:
+            raise ModelError(f"{file}: cannot read the tokenizer: {error.strerror}") from None
+    raise ModelError(f"{file}: not a SentencePiece model")
 
 
 def _read_mapping(file: Path) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""MarianMT models with random weights and real SentencePiece vocabularies, for the tests of imports and exports."""
+"""MarianMT models with random weights and real SentencePiece vocabularies, for the tests."""
 
 import io
 import itertools
@@ -32,8 +32,8 @@ def sentences(count: int = 50) -> list[str]:
 
 
 AWKWARD = [
-    "", " ", ">>fra<< ", ">>fra<<Rice.", " >>fra<< rice", ">>xyz<< rice", ">> rice", "a>>fra<< b", "日本 rice",
-    "ﬁ Ⅳ  a \u00a0b", "rice\tfish", "<0x0A> <b>", "e\u0301 😀", "\u2581rice",
+    "", " ", ">>fra<< ", ">>fra<<Rice.", " >>fra<< rice", ">>xyz<< rice", ">> rice", "a>>fra<< b",
+    "日本 rice", "ﬁ Ⅳ  a \u00a0b", "rice\tfish", "<0x0A> <b>", "e\u0301 😀", "\u2581rice",
 ]  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def randomise(model: MarianMTModel, seed: int) -> None:
             parameter.normal_(0, scale * parameter.size(1) ** -0.5)
         elif "norm" not in name or "bias" in name:
             parameter.normal_(0, 0.3)
-    model.model.decoder.layers[-1].final_layer_norm.weight *= 3
+    model.model.decoder.layers[-1].final_layer_norm.weight.fill_(3)
     words, sizes = model.lm_head.weight, (config.vocab_size, model.lm_head.out_features)
     if not config.tie_word_embeddings:
         words.normal_(0, 0.8 * words.size(1) ** -0.5)
@@ -102,9 +102,11 @@ def randomise(model: MarianMTModel, seed: int) -> None:
     model.final_logits_bias[0, 0] = 2.5 * others - mean[16] @ words[config.eos_token_id]
 
 
-def make(folder: Path, generation: dict[str, Any], separate: bool = False, **config: Any) -> MarianMTModel:
-    """A MarianMTModel saved in `folder` with its tokenizer: of the first seed whose translations of
-    `sentences()`, most of them, differ from each other and end before the limit."""
+def make(
+    folder: Path, generation: dict[str, Any], separate: bool = False, seed: int = 0, **config: Any
+) -> MarianMTModel:
+    """A MarianMTModel saved in `folder` with its tokenizer: of the first seed, from `seed` on, whose
+    translations of `sentences()`, most of them, differ from each other and end before the limit."""
     source_size, target_size = write_tokenizer(folder, separate)
     sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 64}
     sizes |= {
@@ -120,13 +122,12 @@ def make(folder: Path, generation: dict[str, Any], separate: bool = False, **con
     forbidden = [[target_size - 1]]
     settings = {"max_length": MAX_LENGTH, "forced_eos_token_id": 0, "bad_words_ids": forbidden, **generation}
     model.generation_config.update(**settings)
-    for seed in itertools.count():
-        randomise(model, seed)
-        rows = translations(model, folder, num_beams=1)
-        if all(count >= 38 for count in liveliness(rows)):
-            model.save_pretrained(folder)
-            return model
-        assert seed < 40
+    numbers = itertools.count(seed)
+    randomise(model, next(numbers))
+    while min(liveliness(translations(model, folder, num_beams=1))) < 38:
+        randomise(model, next(numbers))
+    model.save_pretrained(folder)
+    return model
 
 
 def batch(folder: Path, texts: list[str]) -> Any:

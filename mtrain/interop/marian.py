@@ -78,6 +78,7 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
             "model": model.model_dump(mode="json"),
             "decoding": _decoding(folder, config, model),
         }
+        raw = _validated(ModelFolderConfig, raw, source).model_dump(mode="json")
         for assignment in overrides:
             if not assignment.startswith(("decoding.", "source_lang=", "target_lang=")):
                 raise UsageError(
@@ -88,7 +89,7 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
             log.warning(
                 "%s: does not name its languages; give --set source_lang=.. and target_lang=..", folder
             )
-        write_text(temporary / "config.yaml", to_yaml(_validated(ModelFolderConfig, raw, source)))
+        write_text(temporary / "config.yaml", to_yaml(validate(ModelFolderConfig, raw, "--set")))
         save_file(tensors, temporary / "model.safetensors")
 
     write_folder(out, fill)
@@ -154,7 +155,7 @@ def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
                 f"config.json: {key} of encoder and decoder are {sides}; mtrain has one for both"
             )
     activation = given("activation_function")
-    if activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
         raise ModelError(f"config.json: activation_function is {activation!r}; mtrain has {known}")
     special = tokenizer.special

@@ -74,8 +74,7 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
         mapped = zipfile.is_zipfile(file)  # what PyTorch wrote before version 1.6 is none
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # whatever bytes may raise
-        reason = "it holds more than weights" if "WeightsUnpickler" in str(error) else type(error).__name__
-        raise ModelError(f"{file}: cannot read: {reason}") from None
+        raise ModelError(f"{file}: damaged, or holds more than weights ({type(error).__name__})") from None
     if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
         raise ModelError(f"{file}: expected tensors by name")
     return tensors
