@@ -14,6 +14,8 @@ from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 from transformers.utils import logging as transformers_logging
 
 from mtrain.data.toy import toy_pairs
+from mtrain.schema import TokenizerConfig
+from mtrain.tokenizer import Tokenizer, train_tokenizer
 
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
@@ -23,12 +25,12 @@ TAGS = [">>fra<<", ">>deu<<"]
 MAX_LENGTH = 40  # of translations, with what they start with
 
 
-def sentences(count: int = 50) -> list[str]:
-    """Texts of 1 to 12 random words, some with a tag."""
+def sentences(tagged: bool = True) -> list[str]:
+    """50 texts of 1 to 12 random words, some with a tag."""
     generator = random.Random(1)
     words = sorted({word for pair in PAIRS for word in pair.source.split()})
-    texts = [" ".join(generator.choices(words, k=1 + i % 12)) for i in range(count)]
-    return [f"{TAGS[i % 2]} {text}" if i % 5 == 0 else text for i, text in enumerate(texts)]
+    texts = [" ".join(generator.choices(words, k=1 + i % 12)) for i in range(50)]
+    return [f"{TAGS[i % 2]} {text}" if tagged and i % 5 == 0 else text for i, text in enumerate(texts)]
 
 
 AWKWARD = [
@@ -55,6 +57,20 @@ def pieces(side: int) -> list[str]:
     """What it has learnt."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=spm(side))
     return [processor.id_to_piece(i) for i in range(3, len(processor))]
+
+
+def write_own_tokenizer(folder: Path) -> int:
+    """The files of a MarianTokenizer whose ids are those of a SentencePiece model that mtrain has learnt;
+    returns the vocabulary's size."""
+    config = TokenizerConfig(vocab_size=420, symbols=["<bt>", "@@"])
+    train_tokenizer(config, *[lambda side=side: (pair[side] for pair in PAIRS) for side in (0, 1)], folder, 1)
+    words = Tokenizer(folder).source.pieces
+    for name in ("source.spm", "target.spm"):
+        (folder / name).write_bytes((folder / "joint.model").read_bytes())
+    (folder / "joint.model").unlink()
+    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"source_lang": "en", "target_lang": "fr"}))
+    return len(words)
 
 
 def write_tokenizer(folder: Path, separate: bool = False) -> tuple[int, int]:
@@ -98,30 +114,40 @@ def randomise(model: MarianMTModel, seed: int) -> None:
     later = mean[24:].mean(0) - mean[:6].mean(0)
     words[config.eos_token_id] = later / later.norm()
     model.final_logits_bias.normal_(0, 0.5)
-    others = (mean @ words[1:].T).std()
+    others = (mean @ words.T).std()
     model.final_logits_bias[0, 0] = 2.5 * others - mean[16] @ words[config.eos_token_id]
 
 
 def make(
-    folder: Path, generation: dict[str, Any], separate: bool = False, seed: int = 0, **config: Any
+    folder: Path,
+    generation: dict[str, Any],
+    separate: bool = False,
+    own: bool = False,
+    seed: int = 0,
+    **config: Any,
 ) -> MarianMTModel:
-    """A MarianMTModel saved in `folder` with its tokenizer: of the first seed, from `seed` on, whose
-    translations of `sentences()`, most of them, differ from each other and end before the limit."""
-    source_size, target_size = write_tokenizer(folder, separate)
+    """A MarianMTModel saved in `folder` with its tokenizer, of OPUS-MT's kind or of mtrain's `own`: of the
+    first seed, from `seed` on, whose translations of 50 sentences, most of them, differ from each other and
+    end before the limit."""
+    if own:
+        source_size = target_size = write_own_tokenizer(folder)
+        special = {"pad_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 3}
+    else:
+        source_size, target_size = write_tokenizer(folder, separate)
+        start = target_size - 1
+        special = {"pad_token_id": start, "decoder_start_token_id": start, "eos_token_id": 0}
+        generation = {"forced_eos_token_id": 0, "bad_words_ids": [[start]], **generation}
     sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 64}
     sizes |= {
         f"{side}_{key}": n
         for side in ("encoder", "decoder")
         for key, n in (("attention_heads", 4), ("ffn_dim", 64))
     }
-    special = {"pad_token_id": target_size - 1, "decoder_start_token_id": target_size - 1, "eos_token_id": 0}
     sizes |= {"vocab_size": source_size, "decoder_vocab_size": target_size, **special}
     sizes |= {"scale_embedding": True, "share_encoder_decoder_embeddings": not separate, **config}
     shape = MarianConfig(**sizes)
     model = MarianMTModel(shape).eval()
-    forbidden = [[target_size - 1]]
-    settings = {"max_length": MAX_LENGTH, "forced_eos_token_id": 0, "bad_words_ids": forbidden, **generation}
-    model.generation_config.update(**settings)
+    model.generation_config.update(max_length=MAX_LENGTH, **{"forced_eos_token_id": None, **generation})
     numbers = itertools.count(seed)
     randomise(model, next(numbers))
     while min(liveliness(translations(model, folder, num_beams=1))) < 38:
@@ -135,9 +161,14 @@ def batch(folder: Path, texts: list[str]) -> Any:
     return MarianTokenizer.from_pretrained(folder)(texts, return_tensors="pt", padding=True)
 
 
+def texts_for(folder: Path) -> list[str]:
+    """`sentences()`, with tags only if the vocabulary has them."""
+    return sentences(TAGS[0] in json.loads((folder / "vocab.json").read_text()))
+
+
 def translations(model: MarianMTModel, folder: Path, **settings: Any) -> list[list[int]]:
-    """What `generate` says of `sentences()`, all in one batch: the ids before EOS."""
-    rows = model.generate(**batch(folder, sentences()), **settings).tolist()
+    """What `generate` says of `texts_for(folder)`, all in one batch: the ids before EOS."""
+    rows = model.generate(**batch(folder, texts_for(folder)), **settings).tolist()
     eos = model.config.eos_token_id
     return [row[1 : row.index(eos, 1) if eos in row[1:] else None] for row in rows]
 
