@@ -64,9 +64,9 @@ class Vocabulary:
         rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
         # What SentencePiece knows no piece for comes as it is written, and may yet have an id.
         rows = self.processor.encode(rest, out_type=str, num_threads=-1)
-        ids, unknown = self.ids, self.special.unk
         tagged = ([tag, *row] if tag else row for tag, row in zip(tags, rows, strict=True))
-        return [[ids.get(piece, unknown) for piece in row] for row in tagged]
+        ids, unknown, silent = self.ids, self.special.unk, {"<pad>", "</s>"}  # no text may say these
+        return [[unknown if p in silent else ids.get(p, unknown) for p in row] for row in tagged]
 
     def decode(self, rows: list[list[int]]) -> list[str]:
         """Text of each row of ids; special ids vanish."""

@@ -2,21 +2,27 @@
 
 import json
 import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from marian import make, sentences
+from marian import make, sentences, write_tokenizer
 from safetensors.torch import load_file, save_file
 from test_cli import mtrain, one_line  # noqa: F401  (mtrain is a fixture)
 
+from mtrain.data.check import check_data
+from mtrain.data.sampling import make_resegment
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop.marian import import_marian
 from mtrain.modelfolder import load_model
+from mtrain.training.loop import fit
+from mtrain.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +123,48 @@ def test_a_long_text_keeps_its_tag_in_all_its_parts(source):
     long = " ".join([text] * 12)
     parts = [translator.translate([f"{tag} {text}"])[0].text] * 12
     assert translator.translate([f"{tag} {long}"])[0].text == " ".join(parts)
+
+
+def test_no_text_ends_a_sentence(tmp_path):
+    """Not even if SentencePiece knows none of its letters, and gives it back in one piece."""
+    write_tokenizer(tmp_path)
+    (tmp_path / "source.spm").rename(tmp_path / "joint.model")
+    vocabulary = Vocabulary(tmp_path / "joint.model", tmp_path / "vocab.json")
+    texts = ["</s>", "<pad>", ">>fra<< </s>", "rice</s>", "</s> <unk> <pad>"]
+    vocabulary.processor = SimpleNamespace(encode=lambda given, **_: [text.split() for text in given])
+    for row in vocabulary.encode(texts):
+        assert not {vocabulary.special.eos, vocabulary.special.pad} & set(row)
+
+
+def test_other_segmentations_spell_the_same_text(tmp_path):
+    write_tokenizer(tmp_path)
+    vocabulary = Vocabulary(tmp_path / "source.spm", tmp_path / "vocab.json")
+    resegment, changed = make_resegment(vocabulary, 0.3), 0
+    for text, row in zip(sentences(), vocabulary.encode(sentences()), strict=True):
+        anew = resegment(row, random.Random(text))
+        assert vocabulary.decode([anew]) == vocabulary.decode([row])
+        changed += anew != row
+    assert changed > 20
+
+
+def test_training_with_its_vocabulary_goes_on_exactly(source, make_config, caplog):
+    """Both sides' pieces have ids of one space, so that all embeddings may be tied."""
+    imported(source)
+    keys = {"tokenizer": {"path": str(source.with_name("out"))}, "model": {"tie_embeddings": "all"}}
+    keys["data"] = {"subword_sampling": 0.2, "max_length": 64}
+    for run, steps in (("whole", 8), ("halves", 4), ("halves", 8)):
+        fit(make_config(run, training={"max_steps": steps}, **keys), device="cpu", quiet=True)
+    runs = [source.parent / run for run in ("whole", "halves")]
+    states = [load_file(run / "checkpoints" / "step-00000008" / "model.safetensors") for run in runs]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    loaded = load_model(runs[0])
+    assert loaded.tokenizer.fingerprint() == load_model(source.with_name("out")).tokenizer.fingerprint()
+    assert (loaded.model.config.bos_id, loaded.model.config.pad_id, loaded.model.config.eos_id) == (
+        167,
+        167,
+        0,
+    )
+    check_data(make_config("whole", **keys).data, loaded.tokenizer)
 
 
 def test_the_command_and_what_comes_of_it(mtrain, source, tmp_path):  # noqa: F811

@@ -18,7 +18,7 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that there is
 
 def source_folder(source: str) -> Path:
     """The folder of that name, or that the Hugging Face hub has under it. Raises ModelError."""
-    if Path(source).exists():
+    if source and Path(source).exists():
         if not Path(source).is_dir():
             raise ModelError(f"{source}: not a folder")
         return Path(source)
