@@ -1,14 +1,11 @@
 """Which architectures the formats of `mtrain export` can hold."""
 
 import importlib
-import logging
 from types import ModuleType
 from typing import get_args
 
 from mtrain.errors import UsageError
 from mtrain.schema import Architecture, Config, Format
-
-log = logging.getLogger(__name__)
 
 FORMATS: tuple[Format, ...] = get_args(Format)
 
@@ -25,14 +22,17 @@ def obstacle(model: Architecture, format: Format) -> str | None:
 
 
 def require_exports(config: Config) -> None:
-    """Say which exports the model will allow. Raises UsageError if not all that `export.require` names."""
-    obstacles = {format: obstacle(config.model, format) for format in FORMATS}
+    """Raise UsageError if the model that is to be trained will not have all the exports that it is to have."""
     for format in config.export.require:
-        if obstacles[format]:
-            raise UsageError(f"export.require: no {format} export of this model: {obstacles[format]}")
-    log.info(
-        "exports: %s",
-        ", ".join(f"{format}: {f'no ({no})' if no else 'yes'}" for format, no in obstacles.items()),
+        if reason := obstacle(config.model, format):
+            raise UsageError(f"export.require: no {format} export of this model: {reason}")
+
+
+def exports_of(model: Architecture) -> str:
+    """Which exports a model allows, in words."""
+    obstacles = {format: obstacle(model, format) for format in FORMATS}
+    return ", ".join(
+        f"{format}: {f'no ({reason})' if reason else 'yes'}" for format, reason in obstacles.items()
     )
 
 

@@ -19,7 +19,7 @@ from mtrain.device import (
     workers_for,
 )
 from mtrain.errors import Interrupted, StorageError
-from mtrain.interop.formats import require_exports
+from mtrain.interop.formats import exports_of, require_exports
 from mtrain.metrics import make_metrics
 from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import publish_best
@@ -223,6 +223,7 @@ class Trainer:
         log.info(
             "model: %.2f million parameters, %d pieces", parameters / 1e6, self.tokenizer.target_vocab_size
         )
+        log.info("exports: %s", exports_of(self.model.config))
         log.info("epoch: %d steps, %.1f%% padding", len(plan.steps), 100 * plan.padding)
         if self.total_steps is not None:
             log.info("planned: %d steps, %.1f epochs", self.total_steps, self.total_steps / len(plan.steps))
