@@ -224,6 +224,7 @@ def test_what_the_architecture_cannot_be_is_named(source, changes, message):
         ({"bad_words_ids": [[1, 2]]}, "can forbid single tokens only"),
         ({"bad_words_ids": [1]}, "can forbid single tokens only"),
         ({"bad_words_ids": [["a"]]}, "forbidden_ids"),
+        ({"bad_words_ids": [[168]]}, "bad_words_ids: 168 is no token of this model"),
         ({"early_stopping": 1}, "early_stopping: 1"),
         ({"early_stopping": []}, "early_stopping"),
         ({"forced_eos_token_id": 4}, "forced_eos_token_id is 4"),

@@ -22,7 +22,7 @@ def obstacle(model: Architecture, format: Format) -> str | None:
 
 
 def require_exports(config: Config) -> None:
-    """Raise UsageError if the model that is to be trained will not have all the exports that it is to have."""
+    """Raise UsageError if the model that is to be trained will not allow the exports that are required."""
     for format in config.export.require:
         if reason := obstacle(config.model, format):
             raise UsageError(f"export.require: no {format} export of this model: {reason}")

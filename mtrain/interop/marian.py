@@ -36,8 +36,8 @@ _SAME = {
 }
 _DEFAULTS = {"dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0}
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
-# What mtrain's Transformer does and, as the first says, Marian may or may not; the others are never otherwise
-# in models that work.
+# What mtrain's Transformer does. The first may be otherwise in a MarianMTModel; the others only in a config
+# of another program's making.
 _FIXED = {
     "scale_embedding": True,
     "normalize_before": False,
@@ -78,7 +78,10 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
             "model": model.model_dump(mode="json"),
             "decoding": _decoding(folder, config, model),
         }
-        raw = _validated(ModelFolderConfig, raw, source).model_dump(mode="json")
+        settled = _validated(ModelFolderConfig, raw, source)
+        if (highest := max(settled.decoding.forbidden_ids, default=0)) >= model.target_vocab_size:
+            raise ModelError(f"generation settings: bad_words_ids: {highest} is no token of this model")
+        raw = settled.model_dump(mode="json")
         for assignment in overrides:
             if not assignment.startswith(("decoding.", "source_lang=", "target_lang=")):
                 raise UsageError(
@@ -106,11 +109,11 @@ def _take_tokenizer(folder: Path, into: Path, config: dict[str, Any], separate: 
     """Copy the vocabularies; without the mapping of pieces to ids, where that is SentencePiece's own."""
     into.mkdir()
     mappings = {"source": "vocab.json", "target": "target_vocab.json" if separate else "vocab.json"}
-    own = True
+    for name in ("source.spm", "target.spm", *mappings.values()):
+        if not (folder / name).is_file():
+            raise ModelError(f"{folder}: has no {name}")
+    own = separate or (folder / "source.spm").read_bytes() == (folder / "target.spm").read_bytes()
     for side, mapping in mappings.items():
-        for name in (f"{side}.spm", mapping):
-            if not (folder / name).is_file():
-                raise ModelError(f"{folder}: has no {name}")
         shutil.copyfile(folder / f"{side}.spm", into / f"{side}.model")
         ids = Vocabulary(into / f"{side}.model", folder / mapping).ids
         own = own and _is_own(into / f"{side}.model", ids, config)
