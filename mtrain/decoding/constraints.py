@@ -33,9 +33,9 @@ class Constraints:
         """`lengths` (B) of the sources and `limits` (B) of their translations. Raises UsageError if an id is
         forbidden that there is not."""
         self.eos_id, self.ngram, self.renormalize = ids.eos_id, config.no_repeat_ngram, config.renormalize
-        if (highest := max(config.forbidden_ids, default=0)) >= ids.target_vocab_size:
+        if config.forbidden_ids and max(config.forbidden_ids) >= ids.target_vocab_size:
             there = f"the ids of this model are 0 to {ids.target_vocab_size - 1}"
-            raise UsageError(f"decoding.forbidden_ids: {highest} is no token; {there}")
+            raise UsageError(f"decoding.forbidden_ids: {max(config.forbidden_ids)} is no token; {there}")
         self.forbidden = torch.tensor(config.forbidden_ids, dtype=torch.long, device=lengths.device)
         self.limits = limits if config.force_eos else None
         least = lengths * config.min_length_ratio + config.min_length_offset
