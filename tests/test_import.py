@@ -116,6 +116,13 @@ def test_settings_and_languages_are_given_or_found(source):
     assert (config.source_lang, config.target_lang, config.decoding.beam_size) == ("de", "fr", 7)
 
 
+def test_languages_that_nobody_named_are_told(source, caplog):
+    (source / "tokenizer_config.json").unlink()
+    imported(source)
+    assert "does not name its languages; give --set source_lang=" in caplog.text
+    assert load_model(source.with_name("out")).config.target_lang == "und"  # as BCP 47 says undetermined
+
+
 def test_a_long_text_keeps_its_tag_in_all_its_parts(source):
     imported(source)
     translator = Translator.load(source.with_name("out"), "cpu", ["decoding.precision=fp32"])
