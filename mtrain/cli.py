@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from typer import Argument, Option
@@ -33,6 +33,8 @@ BatchTokens = Annotated[int | None, Option(min=1, help="Padded source tokens x b
 Set = Annotated[list[str] | None, Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key.")]
 Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")]
 Quiet = Annotated[bool, Option("--quiet", help="Print warnings and errors only.")]
+ExportFormat = Literal["marian", "ctranslate2"]
+Quantization = Literal["int8", "int8_float32", "float16", "bfloat16"]
 Debug = Annotated[bool, Option("--debug", help="Show tracebacks and debug messages.")]
 
 
@@ -273,6 +275,56 @@ def evaluate(
                 out.writelines(f"  {score.detail}\n" for score in scores)
         if json_:
             print(json.dumps(results, indent=1), file=out)
+
+
+@app.command("import")
+def import_(
+    source: Annotated[
+        str, Argument(metavar="SOURCE", help="A MarianMT model: a folder, or a name on the hub.")
+    ],
+    out: Annotated[Path, Argument(metavar="MODEL", help="The model folder to make.")],
+    set_: Set = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Make a model folder of a MarianMT model of Hugging Face's, to translate with or to train on."""
+    terminal.log_to_stderr(quiet, debug)
+    from mtrain.device import resolve_device
+    from mtrain.interop.marian import import_marian
+
+    resolve_device(device)  # no work for it, but a wrong name is a mistake here too
+    import_marian(source, out, set_ or ())
+
+
+@app.command()
+def export(
+    model: ModelFolder,
+    out: Annotated[Path, Argument(metavar="OUT", help="The folder to make.")],
+    format: Annotated[ExportFormat, Option(help="The program that is to load it.")],
+    quantization: Annotated[Quantization | None, Option(help="Of CTranslate2's weights.")] = None,
+    input_file: Annotated[
+        File, Option("-i", "--input", metavar="FILE|-", help="Lines to compare by.")
+    ] = None,
+    set_: Set = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write MODEL for Hugging Face's MarianMTModel or for CTranslate2, and compare what both say."""
+    terminal.log_to_stderr(quiet, debug)
+    if quantization is not None and format != "ctranslate2":
+        raise UsageError("--quantization is for --format ctranslate2")
+    if input_file is not None:
+        terminal.require_file(input_file)
+    from mtrain.device import resolve_device
+    from mtrain.interop.export import export_model
+
+    resolve_device(device)
+    texts = list(terminal.input_lines(input_file)) if input_file else []
+    lines = export_model(model, out, format, quantization, texts, set_ or ())
+    with terminal.output() as out_stream:
+        out_stream.writelines(f"{terminal.visible(line)}\n" for line in lines)
 
 
 def _overrides(set_: list[str] | None, section: str = "", **options: object) -> list[str]:

@@ -55,7 +55,8 @@ def save_model_folder(folder: Path, weights: Path, contents: str, tokenizer: Tok
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy the vocabularies and their listings, but not what a run notes beside them."""
-    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.json", "*.yaml"), dirs_exist_ok=True)
+    notes = shutil.ignore_patterns("config.yaml", "learnt-from.json", MANIFEST)
+    shutil.copytree(source, folder, ignore=notes, dirs_exist_ok=True)
 
 
 def tokenizer_folder(model: Path) -> Path:

@@ -21,6 +21,7 @@ Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Switch = Literal["auto", "on", "off"]
 Stop = Literal["default", "first_k", "exact"]
+Format = Literal["marian", "ctranslate2"]
 Workers = Annotated[int, Field(ge=1, le=64)] | Literal["auto"]
 Samples = Annotated[int, Field(ge=1, le=1024)]
 Part = Literal["encoder", "decoder", "embeddings"]
@@ -301,6 +302,9 @@ class DecodingConfig(Section):
     min_length_ratio: float = Field(0.0, ge=0, le=100, description="shortest output, tokens: this x source")
     min_length_offset: int = Field(0, ge=0, le=65536, description="shortest output, tokens: constant part")
     no_repeat_ngram: int = Field(0, ge=0, le=100, description="no n-gram of so many tokens twice; 0: any")
+    forbidden_ids: list[Annotated[int, Field(ge=0)]] = Field([], description="ids of tokens never to be said")
+    force_eos: bool = Field(False, description="what reaches the limit ends in EOS, at no cost")
+    renormalize: bool = Field(False, description="share a barred token's probability among the others")
     samples: Samples | None = Field(None, description="translations drawn at random; null: searched for")
     temperature: float = Field(1.0, gt=0, le=100, description="of samples: below 1 the likely grow likelier")
     top_k: int = Field(0, ge=0, description="draw from so many likeliest tokens; 0: all")
@@ -329,6 +333,12 @@ class DecodingConfig(Section):
         return self.samples or self.beam_size
 
 
+class ExportConfig(Section):
+    """What the model is to be exported to one day."""
+
+    require: list[Format] = Field([], description="formats that `mtrain export` must be able to write")
+
+
 class Config(Section):
     """A whole experiment."""
 
@@ -339,6 +349,7 @@ class Config(Section):
     model: Architecture = Field(Architecture(), description="the shape of the Transformer")
     training: TrainingConfig = Field(description="the recipe")
     decoding: DecodingConfig = Field(DecodingConfig(), description="the search for translations")
+    export: ExportConfig = Field(ExportConfig(), description="other programs that are to use the model")
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from mtrain.errors import ModelError, StorageError
+from mtrain.errors import ModelError, StorageError, UsageError
 
 MANIFEST = "manifest.json"
 
@@ -34,6 +34,12 @@ def write_atomically(file: Path, text: str) -> None:
         _sync(file.parent)
     except OSError as error:
         raise StorageError(f"{file}: cannot write: {error.strerror}") from error
+
+
+def require_new_folder(folder: Path) -> None:
+    """Raise UsageError if there is something in the place of a folder that is to be made."""
+    if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
+        raise UsageError(f"{folder}: is there already, and is not overwritten; give another")
 
 
 def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:

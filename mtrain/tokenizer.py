@@ -11,34 +11,22 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, cast
 
 import sentencepiece
 
 from mtrain.errors import DataError, ModelError, UsageError
 from mtrain.schema import Architecture, ModelConfig, TokenizerConfig
+from mtrain.vocabulary import SPACE, SpecialIds, Vocabulary
 
 log = logging.getLogger(__name__)
 
 # Beyond this many sentences a vocabulary hardly changes, while the trainer's memory goes on growing.
 SAMPLED_SENTENCES = 5_000_000
 # Byte pieces can spell characters that would break a line of output in two.
-_LINE_BREAKERS = str.maketrans("\n\r\0", "   ")
+LINE_BREAKERS = str.maketrans("\n\r\0", "   ")
+MAPPINGS = ("vocab.json", "source_vocab.json", "target_vocab.json")  # of both sides, or of each
 
 Sentences = Callable[[], Iterable[str]]  # called once for each pass over the text
-
-
-class SpecialIds(NamedTuple):
-    """Ids that a trained vocabulary gives to its special pieces."""
-
-    pad: int = 0
-    unk: int = 1
-    bos: int = 2
-    eos: int = 3
-
-    def options(self) -> dict[str, Any]:
-        """`pad_id` and so on, as SentencePiece and ModelConfig name them."""
-        return {f"{name}_id": value for name, value in self._asdict().items()}
 
 
 def train_tokenizer(
@@ -122,36 +110,42 @@ def _largest_size(message: str, given: int, side: str) -> int:
 class Tokenizer:
     """The vocabularies of a model: text to ids for each side, and target ids back to text.
 
-    `source` and `target` are SentencePiece processors, the same object if the vocabulary is joint.
+    `source` and `target` are the same object if they are of the same files. `joint` says that an id means the
+    same piece on both sides.
     """
 
     def __init__(self, folder: Path):
-        """Load from a `tokenizer/` folder. Raises ModelError if it is incomplete or not SentencePiece."""
-        self.joint = (folder / "joint.model").exists()
-        names = ["joint"] if self.joint else ["source", "target"]
-        self.files = [folder / f"{name}.model" for name in names]
-        loaded = [_load(file) for file in self.files]
-        (self.source, self.special), (self.target, same) = loaded[0], loaded[-1]
+        """Load from a `tokenizer/` folder: `joint.model`, or `source.model` and `target.model`, and where ids
+        are not SentencePiece's, `vocab.json`, or `source_vocab.json` and `target_vocab.json`, with the id of
+        each piece. Raises ModelError if it is incomplete or not what it should be."""
+        models = _one_or_two(folder, "joint.model", "source.model", "target.model")
+        split = any((folder / f"{side}_vocab.json").exists() for side in ("source", "target"))
+        mapped = split or (folder / "vocab.json").exists()
+        mappings = _one_or_two(folder, *MAPPINGS) if mapped else []
+        self.files = [*models, *mappings]
+        self.joint = len(mappings or models) == 1
+        self.source = self.target = Vocabulary(models[0], mappings[0] if mapped else None)
+        if len(self.files) > 1 + mapped:
+            self.target = Vocabulary(models[-1], mappings[-1] if mapped else None)
         self.source_vocab_size, self.target_vocab_size = len(self.source), len(self.target)
-        if self.special != same:
-            raise ModelError(f"{folder}: source and target vocabulary disagree on the special ids")
+        self.special = _common(self.source.special, self.target.special, folder)
 
     def encode_source(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, without special ids around them."""
-        return cast(list[list[int]], self.source.encode(texts, num_threads=-1))
+        return self.source.encode(texts)
 
     def encode_target(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, without special ids around them."""
-        return cast(list[list[int]], self.target.encode(texts, num_threads=-1))
+        return self.target.encode(texts)
 
     def word_starts(self, ids: list[int], target: bool = False) -> list[bool]:
         """Whether each piece, of the source or of the target, begins a word; the first always does."""
-        pieces: list[str] = (self.target if target else self.source).id_to_piece(ids)
-        return [number == 0 or piece.startswith("\u2581") for number, piece in enumerate(pieces)]
+        pieces = (self.target if target else self.source).pieces
+        return [number == 0 or pieces[i].startswith(SPACE) for number, i in enumerate(ids)]
 
     def decode(self, ids: list[list[int]]) -> list[str]:
         """Target text of each row of ids; special ids vanish, and no line break is ever produced."""
-        return [text.translate(_LINE_BREAKERS) for text in self.target.decode(ids)] if ids else []
+        return [text.translate(LINE_BREAKERS) for text in self.target.decode(ids)]
 
     def fingerprint(self) -> str:
         """SHA-256 over the vocabulary files."""
@@ -159,17 +153,18 @@ class Tokenizer:
         return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def _load(file: Path) -> tuple[sentencepiece.SentencePieceProcessor, SpecialIds]:
-    try:
-        model = sentencepiece.SentencePieceProcessor(model_proto=file.read_bytes())
-    except OSError as error:
-        raise ModelError(f"{file}: cannot read the tokenizer: {error.strerror}") from None
-    except RuntimeError:
-        raise ModelError(f"{file}: not a SentencePiece model") from None
-    special = SpecialIds(model.pad_id(), model.unk_id(), model.bos_id(), model.eos_id())
-    if min(special) < 0:
-        raise ModelError(f"{file}: a special piece is missing; pad, unk, bos, eos are {tuple(special)}")
-    return model, special
+def _one_or_two(folder: Path, both: str, source: str, target: str) -> list[Path]:
+    """The file of both sides if there is one, or those of each."""
+    return [folder / both] if (folder / both).exists() else [folder / source, folder / target]
+
+
+def _common(source: SpecialIds, target: SpecialIds, folder: Path) -> SpecialIds:
+    """The special ids of a model of both sides. Padding is never looked at, so any id will do that both have;
+    what starts the target is the target's own."""
+    special = target._replace(pad=min(source.pad, target.pad))
+    if (source.unk, source.eos) != (target.unk, target.eos):
+        raise ModelError(f"{folder}: source and target vocabulary disagree on the special ids")
+    return special
 
 
 def model_config(architecture: Architecture, tokenizer: Tokenizer, max_length: int) -> ModelConfig:

@@ -23,6 +23,7 @@ SECTIONS = {
     "`model`": schema.Architecture,
     "`training`": schema.TrainingConfig,
     "`decoding`": schema.DecodingConfig,
+    "`export`": schema.ExportConfig,
 }
 SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 TYPES = {

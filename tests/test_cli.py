@@ -42,13 +42,14 @@ def stdin(monkeypatch):
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
 
 
+COMMANDS = ("check", "tokenize", "fit", "translate", "score", "evaluate", "import", "export")
+
+
 def test_help_and_version(mtrain):
     code, out, _ = mtrain("--help")
-    assert code == 0 and all(
-        command in out for command in ("check", "tokenize", "fit", "translate", "score", "evaluate")
-    )
+    assert code == 0 and all(command in out for command in COMMANDS)
     assert mtrain("--version") == (0, f"mtrain {__version__}\n", "")
-    for command in ("check", "tokenize", "fit", "translate", "score", "evaluate"):
+    for command in COMMANDS:
         code, out, _ = mtrain(command, "--help")
         assert code == 0
         assert all(option in out for option in ("--set", "--device", "--quiet", "--debug", "--help"))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mtrain.decoding.hypothesis import Hypothesis
 from mtrain.decoding.search import search
+from mtrain.errors import UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.schema import DecodingConfig
 
@@ -142,6 +143,61 @@ def test_barred_tokens_never_come(beam_size: int, samples: int | None) -> None:
             assert len(set(bigrams)) == len(bigrams)
             steps, _ = probabilities([model], source[row], keep[row], target)
             assert hypothesis.log_prob == pytest.approx(float(steps.sum()), abs=1e-9)
+
+
+@torch.no_grad()
+def as_generate(
+    model: Transformer, source: Tensor, keep: Tensor, limit: int, config: DecodingConfig
+) -> list[Hypothesis]:
+    """All translations of a sentence by the rules of Hugging Face's `generate`, best first: what is forbidden
+    has no probability, or leaves it to the others, and the last token before the limit is EOS for nothing."""
+    found = []
+    for length in range(1, limit + 1):
+        for target in itertools.product(range(model.config.target_vocab_size), repeat=length):
+            if EOS in target[:-1] or target[-1] != EOS or set(target) & set(config.forbidden_ids):
+                continue
+            rows, inputs = source[keep][None], torch.tensor([[model.config.bos_id, *target[:-1]]])
+            hidden = model(rows, torch.ones_like(rows, dtype=torch.bool), inputs)
+            shares = model.project(hidden)[0].softmax(-1)
+            if config.renormalize:
+                shares[:, config.forbidden_ids] = 0
+                shares /= shares.sum(-1, keepdim=True)
+            steps = shares[torch.arange(length), torch.tensor(target)].log()
+            total = float(steps[: length - (length == limit)].sum())
+            found.append(Hypothesis(list(target[:-1]), total, total / length**config.length_penalty, True))
+    return sorted(found, key=lambda hypothesis: -hypothesis.score)
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("forbidden", [[], [4], [1, 2]])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_forbidden_and_forced_tokens_are_as_in_generate(renormalize, forbidden, length_penalty) -> None:
+    model = build(2)
+    source, keep = sentences(model, [2, 5])
+    config = options(
+        beam_size=5**4,
+        stop="exact",
+        length_penalty=length_penalty,
+        forbidden_ids=forbidden,
+        force_eos=True,
+        renormalize=renormalize,
+    )
+    found = search([model], source, keep, config)
+    for row, length in enumerate([2, 5]):
+        assert_same(found[row], as_generate(model, source[row], keep[row], length // 2 + 1, config), 1e-9)
+    greedy = search([model], source, keep, config.model_copy(update={"beam_size": 1}))
+    assert all(hypothesis.finished for [hypothesis] in greedy)
+    assert not {i for [hypothesis] in greedy for i in hypothesis.ids} & set(forbidden)
+
+
+def test_a_forbidden_token_that_there_is_not_and_all_of_them() -> None:
+    model = build(2)
+    source, keep = sentences(model, [2])
+    with pytest.raises(UsageError, match=r"forbidden_ids: 5 is no token; the ids of this model are 0 to 4"):
+        search([model], source, keep, options(forbidden_ids=[5]))
+    for renormalize in (False, True):
+        barred = options(forbidden_ids=[0, 1, 2, 3, 4], beam_size=2, renormalize=renormalize)
+        assert all(h.log_prob == -math.inf for h in search([model], source, keep, barred)[0])
 
 
 def test_a_prefix_longer_than_the_limit_is_kept_and_gone_on_with() -> None:

@@ -77,7 +77,7 @@ def rows_of(corpus: EncodedCorpus) -> list[tuple[list[int], list[int]]]:
 
 def text_of(prepared: PreparedData, tokenizer: Tokenizer) -> list[tuple[str, str]]:
     return [
-        (tokenizer.source.decode(source[:-1]), tokenizer.target.decode(target[:-1]))
+        (tokenizer.source.decode([source[:-1]])[0], tokenizer.target.decode([target[:-1]])[0])
         for source, target in rows(prepared)
     ]
 

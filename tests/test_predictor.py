@@ -2,6 +2,7 @@
 
 import torch
 
+from mtrain.decoding.likeliest import normalizer
 from mtrain.decoding.predictor import Predictor
 from mtrain.model.transformer import Transformer
 from mtrain.schema import ModelConfig
@@ -30,13 +31,14 @@ def test_candidates_of_a_rounded_projection_are_those_of_full_precision(monkeypa
     monkeypatch.setattr("mtrain.model.linear.WORTH_LOWERING", 0)
     logits, coarse = exact.next(last), rough.next(last)
     assert (logits - coarse).abs().max() > 0.05
+    totals, coarse_totals = normalizer(logits), normalizer(coarse)
     logits[:, 7] = coarse[:, 7] = -torch.inf  # barred
-    scores, parents, tokens = exact.candidates(logits, live, 6)
-    found, their_parents, their_tokens = rough.candidates(coarse, live, 6)
+    scores, parents, tokens = exact.candidates(logits, totals, live, 6)
+    found, their_parents, their_tokens = rough.candidates(coarse, coarse_totals, live, 6)
     torch.testing.assert_close(found[:, :4], scores[:, :4], rtol=0, atol=2e-3)
     assert (their_tokens[:, :4] == tokens[:, :4]).float().mean() > 0.9
     assert (their_parents[:, :4] == parents[:, :4]).float().mean() > 0.9
-    unmended = live - rough.totals.view_as(live)
+    unmended = live - coarse_totals.view_as(live)
     rows = their_parents + torch.arange(6)[:, None] * beams
     plain = unmended.gather(1, their_parents) + coarse[rows, their_tokens]
     assert (plain - found).abs().max() > 0.02  # the rounding that was undone

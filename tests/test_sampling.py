@@ -36,7 +36,7 @@ def sampled(tokenizer: Tokenizer, texts: list[str], strength: float, seed: int =
 
 
 def pieces(tokenizer: Tokenizer, row: list[int]) -> tuple[str, ...]:
-    return tuple(tokenizer.target.id_to_piece(row))
+    return tuple(tokenizer.target.pieces[i] for i in row)
 
 
 @given(
@@ -74,7 +74,7 @@ def test_it_is_a_function_of_the_generator(kind):
 def test_unigram_draws_from_all_segmentations_by_their_probability(alpha):
     """Against all cuts of a word, enumerated (Kudo 2018, section 3.2)."""
     tokenizer = learnt("unigram")
-    model, word = tokenizer.target, "\u2581veulent"
+    model, word = tokenizer.target.processor, "\u2581veulent"
     weights = {}
     for cuts in range(2 ** (len(word) - 1)):
         places = [0, *(i for i in range(1, len(word)) if cuts >> (i - 1) & 1), len(word)]
@@ -101,6 +101,6 @@ def test_bpe_without_dropout_is_bpe_and_without_merges_is_characters():
 def test_bpe_drops_each_merge_with_the_probability():
     """Of a word of one merge; that of a longer word is drawn again at every step."""
     tokenizer = learnt("bpe")
-    word = next(w for w in ("\u2581a", "\u2581d", "\u2581l") if tokenizer.target.piece_to_id(w) > 3)
+    word = next(w for w in ("\u2581a", "\u2581d", "\u2581l") if w in tokenizer.target.pieces)
     counts = Counter(len(row) for row in sampled(tokenizer, [word[1]] * 10_000, 0.3))
     assert counts[2] / 10_000 == pytest.approx(0.3, abs=0.02) and counts.keys() == {1, 2}

@@ -161,7 +161,9 @@ def test_greedy_takes_the_likeliest_token_and_equals_a_beam_of_one(length_penalt
     greedy = search([model], source, keep, config)
     limits = keep.sum(1) + 1
     predictor = Predictor([model], source, keep, 1, int(limits.max()))
-    beam = beam_search(predictor, keep, limits, config, Constraints(config, keep.sum(1), EOS, None))
+    beam = beam_search(
+        predictor, keep, limits, config, Constraints(config, keep.sum(1), limits, model.config, None)
+    )
     for row, (ours, same) in enumerate(zip(greedy, beam, strict=True)):
         target: list[int] = []
         while len(target) < limits[row] and EOS not in target:

@@ -11,7 +11,8 @@ from mtrain.config import validate
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError, ModelError, UsageError
 from mtrain.schema import Architecture, TokenizerConfig
-from mtrain.tokenizer import SpecialIds, Tokenizer, model_config, train_tokenizer
+from mtrain.tokenizer import Tokenizer, model_config, train_tokenizer
+from mtrain.vocabulary import SpecialIds
 
 PAIRS = toy_pairs("train")[:2000]
 SOURCE, TARGET = [pair.source for pair in PAIRS], [pair.target for pair in PAIRS]
@@ -41,7 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
-    return [tokenizer.target.id_to_piece(i) for i in tokenizer.encode_target([text])[0]]
+    return [tokenizer.target.pieces[i] for i in tokenizer.encode_target([text])[0]]
 
 
 def roundtrip(tokenizer: Tokenizer, text: str) -> str:
@@ -49,7 +50,7 @@ def roundtrip(tokenizer: Tokenizer, text: str) -> str:
 
 
 def normalised(tokenizer: Tokenizer, text: str) -> str:
-    return tokenizer.target.normalize(text).replace(SPACE, " ").translate(BREAKS).strip(" ")
+    return tokenizer.target.processor.normalize(text).replace(SPACE, " ").translate(BREAKS).strip(" ")
 
 
 # ----------------------------------------------------------------------------------------------- learning
@@ -77,7 +78,7 @@ def test_the_two_types_segment_differently(trained):
 
 def test_each_language_learns_its_own_vocabulary(trained):
     tokenizer = trained(joint=False, vocab_size=350)
-    listed = [{p.id_to_piece(i) for i in range(len(p))} for p in (tokenizer.source, tokenizer.target)]
+    listed = [set(side.pieces) for side in (tokenizer.source, tokenizer.target)]
     assert SPACE + "rice" in listed[0] - listed[1]
     assert SPACE + "riz" in listed[1] - listed[0]
 
@@ -88,9 +89,7 @@ def test_files_and_listing(tmp_path: Path, joint: bool, names: list[str]):
     files = sorted(file.name for file in (tmp_path / "deep" / "folder").iterdir())
     assert files == sorted(f"{name}.{end}" for name in names for end in ("model", "vocab"))
     listing = (tmp_path / "deep" / "folder" / f"{names[-1]}.vocab").read_bytes().decode().split("\n")
-    assert [line.split("\t")[0] for line in listing[:-1]] == [
-        tokenizer.target.id_to_piece(i) for i in range(360)
-    ]
+    assert [line.split("\t")[0] for line in listing[:-1]] == tokenizer.target.pieces
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -144,8 +143,8 @@ def test_character_coverage_leaves_rare_characters_out(tmp_path: Path):
         train(tmp_path / str(share), source=source, vocab_size=450, character_coverage=share)
         for share in (1.0, 0.999)
     )
-    assert "\u4e00" in {full.source.id_to_piece(i) for i in range(450)}
-    assert "\u4e00" not in {most.source.id_to_piece(i) for i in range(450)}
+    assert "\u4e00" in full.source.pieces
+    assert "\u4e00" not in most.source.pieces
 
 
 # ---------------------------------------------------------------------------------------- text to ids, back
@@ -233,7 +232,7 @@ def test_a_symbol_cannot_be_a_special_piece(tmp_path: Path, symbol: str):
 def test_byte_pieces_never_break_a_line(trained, piece: str):
     tokenizer = trained(type="unigram")
     word = tokenizer.encode_target(["orange"])[0]
-    byte = tokenizer.target.piece_to_id(piece)
+    byte = tokenizer.target.pieces.index(piece)
     assert byte != tokenizer.special.unk
     assert tokenizer.decode([[*word, byte, *word]]) == ["orange  orange"]
 

@@ -127,7 +127,7 @@ def test_outputs_that_are_not_finite_are_an_error(run_dir: Path, settings: dict)
 def test_a_line_without_any_possible_translation_is_told(translator: Translator) -> None:
     impossible = {"no_repeat_ngram": 1, "min_length_offset": 400, "max_length_offset": 400}
     for beam_size in (1, 2):
-        with pytest.raises(UsageError, match="leave a line no translation at all"):
+        with pytest.raises(UsageError, match="what decoding bars leaves a line no translation"):
             translator.with_settings(**impossible, beam_size=beam_size).translate(["It rains."])
 
 

@@ -15,13 +15,13 @@ from itertools import chain, islice
 from typing import Any
 
 import numpy as np
-import sentencepiece
 
 from mtrain.data import Pair
 from mtrain.data.corpus import place_of, read_corpus
 from mtrain.errors import DataError
 from mtrain.schema import Corpus, DataConfig, Holdout
 from mtrain.tokenizer import Tokenizer
+from mtrain.vocabulary import Vocabulary
 
 KINDS = ("a copied source", "an extreme length ratio", "another script")
 LENGTH_BINS = (1, 6, 11, 21, 31, 51, 101)  # words; each bin ends where the next begins
@@ -248,7 +248,7 @@ def _per_word(rows: list[list[int]], texts: Iterable[str]) -> float:
     return sum(map(len, rows)) / max(1, sum(len(text.split()) for text in texts))
 
 
-def _unknown(rows: list[list[int]], vocabulary: sentencepiece.SentencePieceProcessor) -> float:
+def _unknown(rows: list[list[int]], vocabulary: Vocabulary) -> float:
     """Share of tokens that are <unk>, or bytes."""
-    strange = {i for i in range(len(vocabulary)) if vocabulary.is_byte(i) or vocabulary.is_unknown(i)}
+    strange = vocabulary.strange()
     return sum(id_ in strange for ids in rows for id_ in ids) / max(1, sum(map(len, rows)))

@@ -230,7 +230,7 @@ def _sampling(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ResegmentBlo
     if data.subword_sampling is None:
         return None
     source = target = make_resegment(tokenizer.source, data.subword_sampling)
-    if not tokenizer.joint:
+    if tokenizer.target is not tokenizer.source:
         target = make_resegment(tokenizer.target, data.subword_sampling)
 
     def resegment(block: pa.Table, epoch: int, number: int) -> pa.RecordBatch:

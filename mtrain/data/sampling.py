@@ -13,24 +13,24 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from sentencepiece import SentencePieceProcessor
+from mtrain.vocabulary import SPACE, Vocabulary
 
 WORDS = 2**15  # whose lattices are kept, about 4 KB each
 Node = tuple[list[float], list[int], list[int]]  # pieces that start here: cumulative probabilities, ids, ends
 Resegment = Callable[[list[int], random.Random], list[int]]
 
 
-def make_resegment(model: SentencePieceProcessor, strength: float) -> Resegment:
+def make_resegment(vocabulary: Vocabulary, strength: float) -> Resegment:
     """A function that draws another segmentation of a row of ids; symbols, bytes, unknowns stay as they are.
 
     `strength` in (0, 1]: for `unigram` the exponent alpha of a segmentation's probability, for `bpe` the
     probability that a merge is left out.
     """
-    every = range(len(model))
-    names, scores = model.id_to_piece(list(every)), model.get_score(list(every))
+    names, scores = vocabulary.pieces, vocabulary.scores()
+    every = range(len(names))
     # Pieces that were not learnt have no score; the first merge of bpe has -0.0.
-    fixed = {i for i in every if str(scores[i]) == "0.0" or model.is_unknown(i)}
-    ends_word = fixed | {i for i in every if names[i].startswith("\u2581")}
+    fixed = {i for i in every if str(scores[i]) == "0.0" or i == vocabulary.special.unk}
+    ends_word = fixed | {i for i in every if names[i].startswith(SPACE)}
     learnt = {names[i]: i for i in every if i not in fixed}
     rank = {name: -scores[i] for name, i in learnt.items()}
     longest = max(map(len, rank), default=0)

@@ -43,9 +43,8 @@ def beam_search(
             live = logits.new_full((sentences, beams), -math.inf)
             live[:, 0] = 0
             pool = _Pool(tokens, live)
-        if constraints.any:
-            constraints.bar_(logits, tokens[:, :, : length - 1], going)
-        scores, parents, chosen = predictor.candidates(logits, live, 2 * beams)  # (B, 2K) each
+        totals = constraints.normalizer_(logits, tokens[:, :, : length - 1], going)
+        scores, parents, chosen = predictor.candidates(logits, totals, live, 2 * beams)  # (B, 2K) each
         tokens = _pick(tokens, parents)
         tokens[:, :, length - 1] = chosen
         penalty = coverage.penalty(parents) if coverage is not None else torch.zeros_like(scores)

@@ -143,11 +143,13 @@ class Decoder:
     def _possible(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
         """Those that were not barred, of which there is one at least."""
         possible = [h for h in hypotheses if h.log_prob > -math.inf]
-        barring = self.config.no_repeat_ngram or self.config.min_length_offset or self.config.min_length_ratio
+        config = self.config
+        least = config.min_length_offset or config.min_length_ratio
+        barring = bool(config.no_repeat_ngram or least or config.forbidden_ids)
         if any(math.isnan(h.log_prob) for h in hypotheses) or not (possible or barring):
             raise ModelError("the model's outputs are not finite; its weights or its precision are at fault")
         if not possible:
-            raise UsageError("no_repeat_ngram and the least length leave a line no translation at all")
+            raise UsageError("what decoding bars leaves a line no translation at all")
         return possible
 
     def _ranked(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:

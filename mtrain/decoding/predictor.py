@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mtrain.decoding.likeliest import likeliest, normalizer
+from mtrain.decoding.likeliest import likeliest
 from mtrain.model.transformer import Transformer
 
 # Sentences that are done leave the batch when they are so large a part of it: it costs a copy of the cache.
@@ -35,11 +35,10 @@ class Predictor:
             model.start_cache(model.encode(source, source_keep), source_keep, beams, max_length)
             for model in models
         ]
-        self.hidden = self.totals = torch.empty(0)  # (N, E) and (N, 1): see `next`
+        self.hidden = torch.empty(0)  # states (N, E) behind the last logits, of the last model
 
     def next(self, last: Tensor) -> Tensor:
-        """Logits (N, V), in fp32 or better, of what follows the tokens `last` (N). `hidden` are the states
-        behind them, of the last model, and `totals` their normalizers."""
+        """Logits (N, V), in fp32 or better, of what follows the tokens `last` (N)."""
         return self._step(last, [None] * len(self.models))
 
     def next_with_attention(self, last: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,22 +54,22 @@ class Predictor:
             self.hidden = model.decode_next(last[:, None], cache, seen)[:, -1]
             logits = model.project(self.hidden)
             parts.append(logits.to(torch.promote_types(logits.dtype, torch.float32)))
-        logits = parts[0]
-        if len(parts) > 1:
-            together = torch.stack([part.log_softmax(dim=-1) for part in parts]).logsumexp(dim=0)
-            logits = together - math.log(len(parts))
-        self.totals = normalizer(logits)
-        return logits
+        if len(parts) == 1:
+            return parts[0]
+        together = torch.stack([part.log_softmax(dim=-1) for part in parts]).logsumexp(dim=0)
+        return together - math.log(len(parts))
 
-    def candidates(self, logits: Tensor, live: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    def candidates(
+        self, logits: Tensor, totals: Tensor, live: Tensor, count: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Of each sentence's rows with log-probabilities live (B, K), the likeliest ways to go on by logits
-        (N, V), some barred since `next`: log-probabilities, rows of the sentence, and tokens, each
-        (B, `count` or more, unless there are fewer), the best first.
+        (N, V), of which some are barred since `next`, and their normalizers `totals` (N, 1): log-probabilities,
+        rows of the sentence, and tokens, each (B, `count` or more, unless there are fewer), the best first.
 
         Logits in few bits tie or change places. Those of the candidates are then computed anew, and the
         normalizers, to which they add most, are mended.
         """
-        totals = self.totals.view_as(live)
+        totals = totals.view_as(live)
         rough = len(self.models) == 1 and self.models[0].projects_roughly(self.hidden)
         found = likeliest(logits, live - totals, max(count, 2) if rough else count)
         if not rough:
@@ -78,13 +77,10 @@ class Predictor:
         _, parents, tokens = found
         rows = parents + torch.arange(len(live), device=live.device)[:, None] * live.size(1)
         before, total = logits[rows, tokens], totals.gather(1, parents)
-        after = (
-            self.models[0].project_to(self.hidden[rows], tokens).masked_fill(before == -math.inf, -math.inf)
-        )
-        change = torch.zeros_like(live).scatter_add(
-            1, parents, (after - total).exp() - (before - total).exp()
-        )
-        totals = totals + change.log1p()
+        after = self.models[0].project_to(self.hidden[rows], tokens)
+        after.masked_fill_(before == -math.inf, -math.inf)
+        change = (after - total).exp() - (before - total).exp()
+        totals = totals + torch.zeros_like(live).scatter_add(1, parents, change).log1p()
         scores, order = (live.gather(1, parents) - totals.gather(1, parents) + after).sort(descending=True)
         return scores, parents.gather(1, order), tokens.gather(1, order)
 

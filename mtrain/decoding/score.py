@@ -54,14 +54,14 @@ def _score(translator: Translator, sources: list[str], targets: list[str]) -> li
     fitting = [
         i for i, sides in enumerate(zip(source, target, strict=True)) if max(map(len, sides)) <= longest
     ]
-    results = [TOO_LONG] * len(source)
+    results, pieces = [TOO_LONG] * len(source), tokenizer.target.pieces
     lengths = [max(len(source[i]), len(target[i])) for i in fitting]
     for batch in in_batches(lengths, translator.decoding.batch_tokens):
         rows = [fitting[i] for i in batch]
         log_probs = _force(translator, [source[i] for i in rows], [target[i] for i in rows]).double().cpu()
         for row, values in zip(rows, log_probs.tolist(), strict=True):
             steps = values[: len(target[row])]
-            results[row] = Scored(sum(steps), tokenizer.target.id_to_piece(target[row]), steps)
+            results[row] = Scored(sum(steps), [pieces[i] for i in target[row]], steps)
     return results
 
 
@@ -85,4 +85,4 @@ def attention(
     seen: list[Tensor] = []
     _force(translator, [rows], [said], seen)
     matrix = torch.stack(seen).mean(dim=0)[0].float().cpu().numpy()
-    return tokenizer.source.id_to_piece(rows), tokenizer.target.id_to_piece(said), matrix
+    return [tokenizer.source.pieces[i] for i in rows], [tokenizer.target.pieces[i] for i in said], matrix

@@ -43,7 +43,7 @@ def search(
         limits = limits.maximum(torch.where(given > 0, given + config.max_length_offset, 0))
     if longest is not None:
         limits = limits.clamp(max=longest)
-    constraints = Constraints(config, lengths, ids.eos_id, prefixes)
+    constraints = Constraints(config, lengths, limits, ids, prefixes)
     steps = int(limits.max())
     if config.samples is None and (config.beam_size > 1 or config.coverage_penalty):
         predictor = Predictor(models, source, source_keep, config.beam_size, steps)
@@ -51,13 +51,15 @@ def search(
     rows = config.samples or 1
     predictor = Predictor(models, source, source_keep, rows, steps)
     if config.samples is None:
-        found = _follow(predictor, limits, constraints, rows, lambda logits, *_: _best(predictor, logits))
+        found = _follow(
+            predictor, limits, constraints, rows, lambda logits, totals, *_: _best(predictor, logits, totals)
+        )
     else:
         numbers = uniform_numbers(config.seed, keys, rows, steps).to(source.device)
 
-        def choose(logits: Tensor, sentences: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        def choose(logits: Tensor, totals: Tensor, sentences: Tensor, step: int) -> tuple[Tensor, Tensor]:
             drawn = draw(logits, numbers[sentences, :, step].flatten(), config)[:, None]
-            return drawn.squeeze(1), (logits.gather(1, drawn) - predictor.totals).squeeze(1)
+            return drawn.squeeze(1), (logits.gather(1, drawn) - totals).squeeze(1)
 
         found = _follow(predictor, limits, constraints, rows, choose)
     return _hypotheses(*found, limits, config.length_penalty, ids.eos_id)
@@ -68,11 +70,11 @@ def _follow(
     limits: Tensor,
     constraints: Constraints,
     rows: int,
-    choose: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]],
+    choose: Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:
-    """Let `choose` pick tokens, with their log-probabilities, (N) both, by logits (N, V), the sentences they
-    are of, and the step, until EOS or `limits` (B) tokens in all of the `rows` (R) of each sentence: tokens
-    (B, R, T), log-probabilities (B, R).
+    """Let `choose` pick tokens, with their log-probabilities, (N) both, by logits (N, V), their normalizers
+    (N, 1), the sentences they are of, and the step, until EOS or `limits` (B) tokens in all of the `rows` (R)
+    of each sentence: tokens (B, R, T), log-probabilities (B, R).
     """
     ids, sentences, steps = predictor.ids, len(limits), int(limits.max())
     tokens = limits.new_full((sentences, rows, steps), ids.pad_id)
@@ -84,9 +86,8 @@ def _follow(
         logits = predictor.next(last)
         if log_probs is None:
             log_probs = logits.new_zeros(sentences, rows)
-        if constraints.any:
-            constraints.bar_(logits, tokens[going, :, :step], going)
-        last, gained = choose(logits, going, step)
+        totals = constraints.normalizer_(logits, tokens[going, :, :step], going)
+        last, gained = choose(logits, totals, going, step)
         log_probs[going] += gained.view(-1, rows).masked_fill(~alive, 0)
         chosen = last.view(-1, rows)
         tokens[going, :, step] = chosen.masked_fill(~alive, ids.pad_id)
@@ -102,9 +103,9 @@ def _follow(
     return tokens, log_probs
 
 
-def _best(predictor: Predictor, logits: Tensor) -> tuple[Tensor, Tensor]:
+def _best(predictor: Predictor, logits: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
     """The likeliest token of each row, and its log-probability."""
-    scores, _, tokens = predictor.candidates(logits, logits.new_zeros(len(logits), 1), 1)
+    scores, _, tokens = predictor.candidates(logits, totals, logits.new_zeros(len(logits), 1), 1)
     return tokens[:, 0], scores[:, 0]
 
 

@@ -90,9 +90,13 @@ def parts_of(
 
 def split_line(text: str, tokenizer: Tokenizer, longest: int) -> list[list[int]]:
     """Source ids of a text in parts of at most `longest` tokens each: its sentences, since most models know
-    nothing else; a sentence that does not fit is cut between words, a word that does not fit anywhere."""
+    nothing else; a sentence that does not fit is cut between words, a word that does not fit anywhere. Each
+    begins with the tag of the target language that the text begins with, if it does."""
     encoded = tokenizer.encode_source(list(_sentences(text)))
-    return [part for ids in encoded for part in _cut(ids, tokenizer, longest)]
+    tag = tokenizer.source.tag(encoded[0])
+    encoded[0] = encoded[0][len(tag) :]
+    parts = (part for ids in encoded for part in _cut(ids, tokenizer, max(1, longest - len(tag))))
+    return [[*tag, *part] for part in parts]
 
 
 def _sentences(text: str) -> Iterator[str]:

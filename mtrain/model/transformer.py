@@ -79,7 +79,7 @@ class Transformer(nn.Module):
         interleaved = self.config.positions == "sinusoidal_interleaved"
         return sinusoidal_positions(length, self.config.d_model, interleaved)
 
-    def _positions(self, start: int, length: int, target: bool) -> Tensor | float:
+    def positions(self, start: int, length: int, target: bool) -> Tensor | float:
         """(length, E) to add to embeddings, or 0 where attention rotates instead."""
         if self.config.positions == "rotary":
             return 0.0
@@ -97,7 +97,7 @@ class Transformer(nn.Module):
         words = table(ids) * math.sqrt(self.config.d_model)
         if self.word_dropout.active:
             words = words * self._kept_words(ids, words)
-        return self.dropout(words + self._positions(start, ids.size(1), target))  # type: ignore[no-any-return]
+        return self.dropout(words + self.positions(start, ids.size(1), target))  # type: ignore[no-any-return]
 
     def _kept_words(self, ids: Tensor, words: Tensor) -> Tensor:
         """(B, T, 1) factors that drop a word in all its places in a sentence or in none (Gal and

@@ -12,7 +12,7 @@ from mtrain.data.batching import BatchPlan, Rows, plan_batches
 from mtrain.data.encode import EncodedCorpus
 from mtrain.errors import DataError
 from mtrain.schema import Config
-from mtrain.tokenizer import SpecialIds
+from mtrain.vocabulary import SpecialIds
 
 AHEAD = 3  # steps
 

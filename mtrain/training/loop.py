@@ -19,6 +19,7 @@ from mtrain.device import (
     workers_for,
 )
 from mtrain.errors import Interrupted, StorageError, UsageError
+from mtrain.interop.formats import exports_of, require_exports
 from mtrain.metrics import make_metrics
 from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import LoadedModel, publish_best
@@ -55,6 +56,7 @@ def fit(
     the state has been saved.
     """
     resolve_device(device)
+    require_exports(config)
     check_corpora(config.data)
     make_metrics(("bleu", "chrf"), config.data.target_lang)  # what it lacks shows now, not after an hour
     with claimed(Path(config.run_dir)):
@@ -231,6 +233,7 @@ class Trainer:
         )
         sizes = (parameters / 1e6, frozen / 1e6, self.tokenizer.target_vocab_size)
         log.info("model: %.2f million parameters (%.2f frozen), %d pieces", *sizes)
+        log.info("exports: %s", exports_of(self.model.config))
         log.info("epoch: %d steps, %.1f%% padding", len(plan.steps), 100 * plan.padding)
         if self.total_steps is not None:
             log.info("planned: %d steps, %.1f epochs", self.total_steps, self.total_steps / len(plan.steps))

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 # Keys that may differ from one `fit` to the next: limits, cadence, patience, decoding, the folder's name.
 _MAY_CHANGE = re.compile(
-    r"run_dir|decoding\..+|training\.(max_\w+|validat\w+|checkpoint_every|keep_checkpoints|log_every|patience)"
+    r"run_dir|(decoding|export)\..+|training\.(max_\w+|validat\w+|checkpoint_every|keep_checkpoints|log_every|patience)"
 )
 _MARK = "# Written by mtrain: the resolved config of this run.\n"
 _NAMES = (

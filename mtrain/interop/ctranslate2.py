@@ -1,0 +1,145 @@
+"""CTranslate2 (github.com/OpenNMT/CTranslate2), out: through its own model specification."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from mtrain.interop.formats import needed
+from mtrain.interop.generation import limit_of
+from mtrain.model.layers import DecoderLayer, EncoderLayer
+from mtrain.model.transformer import Transformer
+from mtrain.modelfolder import LoadedModel
+
+_ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
+_LEAST_POSITIONS = 1024  # that sinusoids are written for: it computes none of this kind itself
+
+
+def write_ctranslate2(loaded: LoadedModel, folder: Path, quantization: str | None) -> None:
+    """Write a model into an empty folder that `ctranslate2.Translator` loads, with the SentencePiece models.
+
+    Sources are given without EOS, which is added. Forbidden tokens get a bias of minus infinity.
+    """
+    converter = needed("ctranslate2.converters")
+
+    class Converter(converter.Converter):  # type: ignore[misc, name-defined]
+        """Its base class validates, quantizes and saves what this one makes."""
+
+        def _load(self) -> Any:
+            return _spec(loaded)
+
+    (folder / "converted").mkdir()
+    Converter().convert(str(folder / "converted"), quantization=quantization, force=True)
+    for file in (folder / "converted").iterdir():
+        file.rename(folder / file.name)
+    (folder / "converted").rmdir()
+    for file in loaded.tokenizer.files:
+        shutil.copyfile(file, folder / file.name)
+
+
+def _spec(loaded: LoadedModel) -> Any:
+    """The model as CTranslate2 describes one."""
+    specs = needed("ctranslate2.specs")
+    model, tokenizer, config = loaded.model, loaded.tokenizer, loaded.model.config
+    shape: dict[str, Any] = {
+        "num_heads": config.heads,
+        "pre_norm": config.norm == "pre",
+        "activation": getattr(specs.Activation, _ACTIVATIONS[config.activation]),
+        "ffn_glu": config.activation == "swiglu",
+    }
+    if config.positions == "rotary":
+        shape |= {"rotary_dim": config.d_model // config.heads, "rotary_interleave": False}
+    encoder = specs.TransformerEncoderSpec(config.encoder_layers, **shape)
+    decoder = specs.TransformerDecoderSpec(config.decoder_layers, **shape)
+    for side, layers, norm in (
+        (encoder, model.encoder, model.encoder_norm),
+        (decoder, model.decoder, model.decoder_norm),
+    ):
+        for spec, layer in zip(side.layer, layers, strict=True):
+            _layer(spec, layer)
+        if config.norm == "pre":
+            _norm(side.layer_norm, norm)
+        if config.positions != "rotary":
+            side.position_encodings.encodings = _positions(loaded, target=side is decoder)
+    encoder.embeddings[0].weight = _copy(model.source_embedding.weight)
+    decoder.embeddings.weight = _copy((model.target_embedding or model.source_embedding).weight)
+    _linear(decoder.projection, *barred_projection(model, loaded.config.decoding.forbidden_ids))
+
+    spec = specs.TransformerSpec(encoder, decoder)
+    spec.register_source_vocabulary(tokenizer.source.pieces)
+    spec.register_target_vocabulary(tokenizer.target.pieces)
+    pieces = tokenizer.target.pieces
+    spec.config.unk_token, spec.config.eos_token = pieces[config.unk_id], pieces[config.eos_id]
+    spec.config.bos_token = spec.config.decoder_start_token = pieces[config.bos_id]
+    spec.config.add_source_eos = True
+    return spec
+
+
+def barred_projection(model: Transformer, forbidden_ids: list[int]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of the logits, with minus infinity in the bias of what must not be said."""
+    weight, bias = model.projection()
+    if forbidden_ids:
+        bias = weight.new_zeros(len(weight)) if bias is None else bias.detach().clone()
+        bias[forbidden_ids] = -math.inf
+    return weight, bias
+
+
+def _positions(loaded: LoadedModel, target: bool) -> Tensor:
+    """The table for as many positions as mtrain itself may come to."""
+    model, longest = loaded.model, loaded.config.max_length
+    length = max(longest, limit_of(loaded.config.decoding, longest), _LEAST_POSITIONS)
+    if model.config.positions == "learned":
+        length = model.config.max_positions
+    table = model.positions(0, length, target)
+    assert isinstance(table, Tensor)
+    return _copy(table)
+
+
+def _layer(spec: Any, layer: nn.Module) -> None:
+    assert isinstance(layer, (EncoderLayer, DecoderLayer))
+    fused = layer.self_attention.query_key_value
+    _linear(spec.self_attention.linear[0], fused.weight, fused.bias)
+    _module(spec.self_attention.linear[1], layer.self_attention.output)
+    _norm(spec.self_attention.layer_norm, layer.self_attention_residual.norm)
+    if isinstance(layer, DecoderLayer):
+        attention = layer.cross_attention
+        weight, bias, width = (
+            attention.query_key_value.weight,
+            attention.query_key_value.bias,
+            attention.output.in_features,
+        )
+        _linear(spec.attention.linear[0], weight[:width], bias[:width])  # queries
+        _linear(spec.attention.linear[1], weight[width:], bias[width:])  # keys and values
+        _module(spec.attention.linear[2], attention.output)
+        _norm(spec.attention.layer_norm, layer.cross_attention_residual.norm)
+    inner = layer.feed_forward.inner
+    if layer.feed_forward.gated:
+        half = len(inner.weight) // 2
+        _linear(spec.ffn.linear_0, inner.weight[:half], inner.bias[:half])
+        _linear(spec.ffn.linear_0_noact, inner.weight[half:], inner.bias[half:])
+    else:
+        _module(spec.ffn.linear_0, inner)
+    _module(spec.ffn.linear_1, layer.feed_forward.outer)
+    _norm(spec.ffn.layer_norm, layer.feed_forward_residual.norm)
+
+
+def _module(spec: Any, module: nn.Linear) -> None:
+    _linear(spec, module.weight, module.bias)
+
+
+def _linear(spec: Any, weight: Tensor, bias: Tensor | None) -> None:
+    spec.weight = _copy(weight)
+    if bias is not None:
+        spec.bias = _copy(bias)
+
+
+def _norm(spec: Any, norm: nn.Module) -> None:
+    assert isinstance(norm, nn.LayerNorm)
+    spec.gamma, spec.beta = _copy(norm.weight), _copy(norm.bias)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Quantization happens in place."""
+    return tensor.detach().clone()

@@ -1,0 +1,251 @@
+"""Hugging Face's MarianMTModel, in and out (Junczys-Dowmunt et al., "Marian", ACL 2018)."""
+
+import json
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from mtrain.config import override, to_yaml, validate
+from mtrain.errors import ModelError, UsageError
+from mtrain.interop.generation import decoding_from, generation_from, limit_of, not_kept
+from mtrain.interop.source import read_object, read_weights, source_folder
+from mtrain.interop.tensors import from_marian, to_marian
+from mtrain.modelfolder import LoadedModel
+from mtrain.schema import ModelConfig, ModelFolderConfig
+from mtrain.storage import require_new_folder, write_folder, write_text
+from mtrain.tokenizer import Tokenizer
+from mtrain.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
+
+_SAME = {
+    "d_model": "d_model",
+    "encoder_layers": "encoder_layers",
+    "decoder_layers": "decoder_layers",
+    "encoder_attention_heads": "heads",
+    "encoder_ffn_dim": "ffn_dim",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "activation_dropout": "activation_dropout",
+    "max_position_embeddings": "max_positions",
+    "vocab_size": "source_vocab_size",
+}
+_DEFAULTS = {"dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0}
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
+# What mtrain's Transformer does. The first may be otherwise in a MarianMTModel; the others only in a config
+# of another program's making.
+_FIXED = {
+    "scale_embedding": True,
+    "normalize_before": False,
+    "normalize_embedding": False,
+    "layernorm_embedding": False,
+    "add_final_layer_norm": False,
+    "add_bias_logits": False,
+    "static_position_embeddings": True,
+}
+
+
+def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None:
+    """Make a model folder of a MarianMTModel: a folder, or a name on the Hugging Face hub.
+
+    `overrides` set `decoding.*`, `source_lang` and `target_lang`. Raises ModelError naming what is missing,
+    damaged or has no like in mtrain; UsageError if `out` is there already.
+    """
+    require_new_folder(out)
+    folder = source_folder(source)
+    config = read_object(folder / "config.json")
+    if config.get("model_type") != "marian":
+        kind = config.get("model_type")
+        raise ModelError(f"{folder}: not a MarianMT model; model_type in config.json is {kind!r}")
+
+    def fill(temporary: Path) -> None:
+        names = read_object(folder / "tokenizer_config.json", optional=True)
+        tokenizer = _take_tokenizer(
+            folder, temporary / "tokenizer", config, bool(names.get("separate_vocabs"))
+        )
+        model = _model_config(config, tokenizer)
+        file, theirs = read_weights(folder)
+        tensors, model = from_marian(theirs, config, model, file)
+        raw = {
+            "source_lang": names.get("source_lang") or "und",
+            "target_lang": names.get("target_lang") or "und",
+            "max_length": model.max_positions,
+            "tokenizer": {"vocab_size": len(tokenizer.source), "joint": tokenizer.joint, "path": source},
+            "model": model.model_dump(mode="json"),
+            "decoding": _decoding(folder, config, model),
+        }
+        settled = _validated(ModelFolderConfig, raw, source)
+        if (highest := max(settled.decoding.forbidden_ids, default=0)) >= model.target_vocab_size:
+            raise ModelError(f"generation settings: bad_words_ids: {highest} is no token of this model")
+        raw = settled.model_dump(mode="json")
+        for assignment in overrides:
+            if not assignment.startswith(("decoding.", "source_lang=", "target_lang=")):
+                raise UsageError(
+                    f"--set {assignment}: only decoding.*, source_lang and target_lang can be set"
+                )
+            raw = override(raw, assignment)
+        if "und" in (raw["source_lang"], raw["target_lang"]):
+            log.warning(
+                "%s: does not name its languages; give --set source_lang=.. and target_lang=..", folder
+            )
+        write_text(temporary / "config.yaml", to_yaml(validate(ModelFolderConfig, raw, "--set")))
+        save_file(tensors, temporary / "model.safetensors")
+
+    write_folder(out, fill)
+
+
+def _validated(section: Any, raw: dict[str, Any], origin: str) -> Any:
+    try:
+        return validate(section, raw, origin)
+    except UsageError as error:  # of the model, not of the user
+        raise ModelError(str(error)) from None
+
+
+def _take_tokenizer(folder: Path, into: Path, config: dict[str, Any], separate: bool) -> Tokenizer:
+    """Copy the vocabularies; without the mapping of pieces to ids, where that is SentencePiece's own."""
+    into.mkdir()
+    mappings = {"source": "vocab.json", "target": "target_vocab.json" if separate else "vocab.json"}
+    for name in ("source.spm", "target.spm", *mappings.values()):
+        if not (folder / name).is_file():
+            raise ModelError(f"{folder}: has no {name}")
+    own = separate or (folder / "source.spm").read_bytes() == (folder / "target.spm").read_bytes()
+    for side, mapping in mappings.items():
+        shutil.copyfile(folder / f"{side}.spm", into / f"{side}.model")
+        ids = Vocabulary(into / f"{side}.model", folder / mapping).ids
+        own = own and _is_own(into / f"{side}.model", ids, config)
+    if own and not separate:
+        (into / "source.model").rename(into / "joint.model")
+        (into / "target.model").unlink()
+    elif not own and separate:
+        for side, mapping in mappings.items():
+            shutil.copyfile(folder / mapping, into / f"{side}_vocab.json")
+    elif not own:
+        shutil.copyfile(folder / "vocab.json", into / "vocab.json")
+    return Tokenizer(into)
+
+
+def _is_own(model: Path, ids: dict[str, int] | None, config: dict[str, Any]) -> bool:
+    """Whether a mapping says nothing that the SentencePiece model does not."""
+    try:
+        vocabulary = Vocabulary(model)
+    except ModelError:  # it lacks a special piece
+        return False
+    starts = config.get("decoder_start_token_id") == vocabulary.special.bos
+    return starts and ids == {piece: i for i, piece in enumerate(vocabulary.pieces)}
+
+
+def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
+    """The architecture of a Marian config, which the vocabularies must fit."""
+
+    def given(key: str) -> Any:
+        value = config.get(key)
+        if value is None and key not in _DEFAULTS:
+            raise ModelError(f"config.json: {key} is missing")
+        return _DEFAULTS[key] if value is None else value
+
+    for key, ours in _FIXED.items():
+        value = config.get(key, key != "scale_embedding" and ours)
+        if value is not ours:
+            raise ModelError(f"config.json: {key} is {value!r}; mtrain has only {ours}")
+    for key in ("attention_heads", "ffn_dim"):
+        sides = given(f"encoder_{key}"), given(f"decoder_{key}")
+        if sides[0] != sides[1]:
+            raise ModelError(
+                f"config.json: {key} of encoder and decoder are {sides}; mtrain has one for both"
+            )
+    activation = given("activation_function")
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise ModelError(f"config.json: activation_function is {activation!r}; mtrain has {known}")
+    special = tokenizer.special
+    for key, wanted in {"eos_token_id": special.eos, "decoder_start_token_id": special.bos}.items():
+        if given(key) != wanted:
+            raise ModelError(f"config.json: {key} is {config[key]!r}, but the vocabulary's is {wanted}")
+    shared, tied = (
+        config.get("share_encoder_decoder_embeddings", True),
+        config.get("tie_word_embeddings", True),
+    )
+    raw: dict[str, Any] = {ours: given(theirs) for theirs, ours in _SAME.items()}
+    raw |= special.options() | {
+        "target_vocab_size": config.get("decoder_vocab_size") or raw["source_vocab_size"],
+        "activation": _ACTIVATIONS[activation],
+        "norm": "post",
+        "positions": "sinusoidal",
+        "tie_embeddings": ("all" if shared else "decoder") if tied else "none",
+        "output_bias": True,
+    }
+    model: ModelConfig = _validated(ModelConfig, raw, "config.json")
+    sizes, pieces = (
+        (model.source_vocab_size, model.target_vocab_size),
+        (len(tokenizer.source), len(tokenizer.target)),
+    )
+    if sizes != pieces or (shared and sizes[0] != sizes[1]):
+        raise ModelError(f"config.json: vocabularies of {sizes}; the vocabulary files have {pieces} pieces")
+    return model
+
+
+def _decoding(folder: Path, config: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
+    """The raw `decoding` section, of generation_config.json or, as models from before it, of config.json."""
+    generation = read_object(folder / "generation_config.json", optional=True)
+    if not generation:
+        generation = {"forced_eos_token_id": model.eos_id, **config}
+    starts = generation.get("decoder_start_token_id")
+    if starts not in (None, model.bos_id):
+        raise ModelError(f"generation settings: decoder_start_token_id is {starts!r}; config.json differs")
+    return decoding_from(generation, model.eos_id, model.max_positions)
+
+
+def write_marian(loaded: LoadedModel, folder: Path) -> None:
+    """Write a post-norm model with sinusoidal positions into an empty folder, as transformers reads it."""
+    model, tokenizer, config = loaded.model.config, loaded.tokenizer, loaded.config
+    tie, separate = model.tie_embeddings, not tokenizer.joint
+    limit = limit_of(config.decoding, config.max_length)
+    if changed := not_kept(config.decoding):
+        log.warning("generation_config.json cannot hold decoding.%s", ", decoding.".join(changed))
+    described = {theirs: getattr(model, ours) for theirs, ours in _SAME.items()} | {
+        "architectures": ["MarianMTModel"],
+        "model_type": "marian",
+        "is_encoder_decoder": True,
+        "activation_function": model.activation,
+        "activation_dropout": model.dropout if model.activation_dropout is None else model.activation_dropout,
+        "decoder_attention_heads": model.heads,
+        "decoder_ffn_dim": model.ffn_dim,
+        "decoder_vocab_size": model.target_vocab_size,
+        "share_encoder_decoder_embeddings": tie == "all",
+        "tie_word_embeddings": tie != "none",
+        "max_position_embeddings": max(model.max_positions, limit),
+        "pad_token_id": model.pad_id,
+        "eos_token_id": model.eos_id,
+        "decoder_start_token_id": model.bos_id,
+        "forced_eos_token_id": None,
+        **_FIXED,
+    }
+    names = {
+        "tokenizer_class": "MarianTokenizer",
+        "source_lang": config.source_lang,
+        "target_lang": config.target_lang,
+        "separate_vocabs": separate,
+        "model_max_length": config.max_length,
+    }
+    tensors = to_marian(model, loaded.model.state_dict())
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_json(folder / "config.json", described)
+    _write_json(folder / "generation_config.json", generation_from(config.decoding, model, limit))
+    _write_json(folder / "tokenizer_config.json", names)
+    for side, mapping in (
+        ("source", "vocab.json"),
+        ("target", "target_vocab.json" if separate else "vocab.json"),
+    ):
+        vocabulary: Vocabulary = getattr(tokenizer, side)
+        (folder / f"{side}.spm").write_bytes(vocabulary.processor.serialized_model_proto())
+        _write_json(
+            folder / mapping, vocabulary.ids or {piece: i for i, piece in enumerate(vocabulary.pieces)}
+        )
+
+
+def _write_json(file: Path, value: dict[str, Any]) -> None:
+    write_text(file, json.dumps(value, indent=1, ensure_ascii=False) + "\n")

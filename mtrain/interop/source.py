@@ -1,0 +1,80 @@
+"""Reading what others have written: folders of models, here or on the hub, and files not trusted."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtrain.checkpoint import load_tensors
+from mtrain.errors import ModelError
+
+_FILES = ["config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "target_vocab.json"]
+_FILES += ["source.spm", "target.spm"]
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that there is
+
+
+def source_folder(source: str) -> Path:
+    """The folder of that name, or that the Hugging Face hub has under it. Raises ModelError."""
+    if source and Path(source).exists():
+        if not Path(source).is_dir():
+            raise ModelError(f"{source}: not a folder")
+        return Path(source)
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(source, allow_patterns=[*_FILES, WEIGHTS[0]]))
+        if not (folder / WEIGHTS[0]).exists():
+            folder = Path(snapshot_download(source, allow_patterns=[*_FILES, WEIGHTS[1]]))
+    except Exception as error:  # of its own, of the network library below it, of names that it does not allow
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ModelError(
+            f"{source}: no such folder here, nor to be had from the Hugging Face hub: {reason}"
+        ) from None
+    return folder
+
+
+def read_object(file: Path, optional: bool = False) -> dict[str, Any]:
+    """The JSON object of a file; an empty one if it is `optional` and missing. Raises ModelError."""
+    try:
+        value = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        if optional:
+            return {}
+        raise ModelError(f"{file}: missing") from None
+    except OSError as error:
+        raise ModelError(f"{file}: cannot read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{file}: expected a JSON object")
+    return value
+
+
+def read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
+    """The file of a folder's weights and its tensors, all of real numbers that the file does hold; no code in
+    it is run. Raises ModelError."""
+    file = next((folder / name for name in WEIGHTS if (folder / name).exists()), None)
+    if file is None:
+        raise ModelError(f"{folder}: has neither {' nor '.join(WEIGHTS)}")
+    tensors = load_tensors(file) if file.suffix == ".safetensors" else _unpickled(file)
+    for name, tensor in tensors.items():
+        plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
+        if not plain or not tensor.is_floating_point():
+            raise ModelError(f"{file}: {name} is not a tensor of real numbers")
+        if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+            raise ModelError(f"{file}: {name} holds fewer numbers than its shape says")
+    return file, tensors
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
+    try:
+        mapped = zipfile.is_zipfile(file)  # what PyTorch wrote before version 1.6 is none
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:  # whatever bytes may raise
+        raise ModelError(f"{file}: damaged, or holds more than weights ({type(error).__name__})") from None
+    if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
+        raise ModelError(f"{file}: expected tensors by name")
+    return tensors

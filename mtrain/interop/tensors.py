@@ -1,0 +1,130 @@
+"""The tensors of Hugging Face's MarianMTModel and those of a Transformer, both ways by one table of names."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtrain.errors import ModelError
+from mtrain.model.transformer import Transformer, sinusoidal_positions
+from mtrain.schema import ModelConfig
+
+_ATTENTION = {"query_key_value": ("q_proj", "k_proj", "v_proj"), "output": ("out_proj",)}
+_PARTS = ("weight", "bias")
+_POSITIONS = tuple(f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))
+BIAS = "final_logits_bias"  # (1, V); ours is (V)
+SHARED, ENCODER, DECODER = (
+    f"model.{name}.weight" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
+)
+OUTPUT = "lm_head.weight"
+EMBEDDINGS = (SHARED, ENCODER, DECODER, OUTPUT)  # of which a file holds each that is not tied, or all
+
+
+def _layer(decoder: bool) -> dict[str, tuple[str, ...]]:
+    """Modules of a layer, and theirs, which one of ours may hold one above the other."""
+    attentions = {"self_attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if decoder else {})
+    modules: dict[str, tuple[str, ...]] = {
+        "feed_forward.inner": ("fc1",),
+        "feed_forward.outer": ("fc2",),
+        "feed_forward_residual.norm": ("final_layer_norm",),
+    }
+    for ours, theirs in attentions.items():
+        modules[f"{ours}_residual.norm"] = (f"{theirs}_layer_norm",)
+        for module, parts in _ATTENTION.items():
+            modules[f"{ours}.{module}"] = tuple(f"{theirs}.{part}" for part in parts)
+    return modules
+
+
+def marian_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """The tensors of a Transformer by name, and their names in a MarianMTModel: of one tensor, or of several
+    whose rows follow each other in ours."""
+    shared = config.tie_embeddings == "all"
+    names: dict[str, tuple[str, ...]] = {"source_embedding.weight": (SHARED if shared else ENCODER,)}
+    if not shared:
+        names["target_embedding.weight"] = (DECODER,)
+    if config.tie_embeddings == "none":
+        names["output_weight"] = (OUTPUT,)
+    if config.output_bias:
+        names["output_bias"] = (BIAS,)
+    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        for ours, theirs in _layer(side == "decoder").items():
+            for i in range(layers):
+                for part in _PARTS:
+                    names[f"{side}.{i}.{ours}.{part}"] = tuple(
+                        f"model.{side}.layers.{i}.{module}.{part}" for module in theirs
+                    )
+    return names
+
+
+def to_marian(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a Transformer as those of a MarianMTModel."""
+    theirs = {}
+    for ours, names in marian_names(config).items():
+        for name, part in zip(names, tensors[ours].chunk(len(names)), strict=True):
+            theirs[name] = part[None] if name == BIAS else part.contiguous()
+    return theirs
+
+
+def from_marian(
+    theirs: dict[str, Tensor], config: dict[str, Any], model: ModelConfig, file: Path
+) -> tuple[dict[str, Tensor], ModelConfig]:
+    """The tensors of a Transformer, in fp32, of those that a file has for a Marian config, and the config of
+    it: without an output bias if that is zero or missing. Raises ModelError naming what does not fit."""
+    theirs = dict(theirs)
+    for name in _POSITIONS:
+        _check_positions(theirs.pop(name, None), model, f"{file}: {name}")
+    _tie(theirs, config, file)
+    if BIAS not in theirs or not theirs[BIAS].any():
+        theirs.pop(BIAS, None)
+        model = model.model_copy(update={"output_bias": False})
+    with torch.device("meta"):
+        own = Transformer(model).state_dict()
+    ours: dict[str, Tensor] = {}
+    wanted = marian_names(model)
+    known = {name for names in wanted.values() for name in names} | set(EMBEDDINGS)
+    if extra := sorted(theirs.keys() - known):
+        raise ModelError(f"{file}: tensors not expected: {', '.join(extra[:5])}")
+    for ours_name, names in wanted.items():
+        for name in names:
+            rows, *rest = own[ours_name].shape
+            shape = [1, rows] if name == BIAS else [rows // len(names), *rest]
+            if name not in theirs:
+                raise ModelError(f"{file}: has no {name}")
+            if list(theirs[name].shape) != shape:
+                raise ModelError(f"{file}: {name} is {list(theirs[name].shape)}; config.json says {shape}")
+            if not theirs[name].isfinite().all():
+                raise ModelError(f"{file}: {name} holds NaN or infinity")
+        joined = torch.cat([theirs[name] for name in names])
+        ours[ours_name] = joined.float().reshape(own[ours_name].shape)
+    return ours, model
+
+
+def _tie(theirs: dict[str, Tensor], config: dict[str, Any], file: Path) -> None:
+    """Give each embedding the tensor that config.json says it has, under whichever name that is kept."""
+    shared, encoder, decoder, output = EMBEDDINGS
+    groups = [[encoder], [decoder]]
+    if config.get("share_encoder_decoder_embeddings", True):
+        groups = [[shared, encoder, decoder]]
+    if config.get("tie_word_embeddings", True):
+        groups[-1].append(output)
+    for group in groups:
+        found = [name for name in group if name in theirs]
+        for name in found[1:]:
+            if theirs[name].shape != theirs[found[0]].shape or not torch.equal(
+                theirs[name], theirs[found[0]]
+            ):
+                raise ModelError(f"{file}: {found[0]} and {name} differ; config.json says that they are tied")
+        theirs.update({name: theirs[found[0]] for name in group if found})
+
+
+def _check_positions(table: Tensor | None, model: ModelConfig, name: str) -> None:
+    """Old files hold the sinusoids; others would be a table that was learnt."""
+    if table is None:
+        return
+    length = len(table) if table.dim() == 2 and table.size(1) == model.d_model else 0
+    # In fp16 they are off by up to 2 ** -12.
+    if not length or (table.float() - sinusoidal_positions(length, model.d_model)).abs().max() > 1e-3:
+        raise ModelError(
+            f"{name} holds no sinusoidal positions, which are all that Marian's can be in mtrain"
+        )

@@ -1,0 +1,124 @@
+"""The pieces of a side and their ids: SentencePiece's own, or those of a Marian model's `vocab.json`."""
+
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from sentencepiece import SentencePieceProcessor
+
+from mtrain.errors import ModelError
+
+SPACE = "\u2581"  # how SentencePiece writes a space
+_TAG = re.compile(">>.*?<<", re.DOTALL)  # of the target language, as Marian's multilingual models want it
+
+
+class SpecialIds(NamedTuple):
+    """Ids that a trained vocabulary gives to its special pieces."""
+
+    pad: int = 0
+    unk: int = 1
+    bos: int = 2
+    eos: int = 3
+
+    def options(self) -> dict[str, Any]:
+        """`pad_id` and so on, as SentencePiece and ModelConfig name them."""
+        return {f"{name}_id": value for name, value in self._asdict().items()}
+
+
+class Vocabulary:
+    """Text to ids and back by a SentencePiece model. `pieces` lists the piece of each id.
+
+    With a `mapping` of pieces to ids, a piece that it lacks is unknown, and a text may begin with a tag.
+    """
+
+    def __init__(self, file: Path, mapping: Path | None = None):
+        """Load a `.model` and the JSON file of a mapping. Raises ModelError if one is not that."""
+        self.processor = _load(file)
+        self.ids: dict[str, int] | None = None
+        if mapping is None:
+            model = self.processor
+            self.special = SpecialIds(model.pad_id(), model.unk_id(), model.bos_id(), model.eos_id())
+            if min(self.special) < 0:
+                found = tuple(self.special)
+                raise ModelError(f"{file}: a special piece is missing; pad, unk, bos, eos are {found}")
+            self.pieces: list[str] = model.id_to_piece(list(range(len(model))))
+            return
+        self.ids = ids = _read_mapping(mapping)
+        if missing := [piece for piece in ("<pad>", "<unk>", "</s>") if piece not in ids]:
+            raise ModelError(f"{mapping}: has no {missing[0]}")
+        self.special = SpecialIds(ids["<pad>"], ids["<unk>"], bos=ids["<pad>"], eos=ids["</s>"])
+        self.pieces = [f"<no piece {i}>" for i in range(max(ids.values()) + 1)]
+        for piece, i in ids.items():
+            self.pieces[i] = piece
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text."""
+        if self.ids is None:
+            return cast(list[list[int]], self.processor.encode(texts, num_threads=-1))
+        tags = [match[0] if (match := _TAG.match(text)) else "" for text in texts]
+        rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
+        # What SentencePiece knows no piece for comes as it is written, and may yet have an id.
+        rows = self.processor.encode(rest, out_type=str, num_threads=-1)
+        tagged = ([tag, *row] if tag else row for tag, row in zip(tags, rows, strict=True))
+        ids, unknown, silent = self.ids, self.special.unk, {"<pad>", "</s>"}  # no text may say these
+        return [[unknown if p in silent else ids.get(p, unknown) for p in row] for row in tagged]
+
+    def decode(self, rows: list[list[int]]) -> list[str]:
+        """Text of each row of ids; special ids vanish."""
+        if not rows:
+            return []
+        if self.ids is None:
+            return cast(list[str], self.processor.decode(rows))
+        silent = {self.special.pad, self.special.eos}
+        spelt = [[self.pieces[i] for i in row if i not in silent] for row in rows]
+        # A piece that only the mapping knows is written as it is.
+        return [text.replace(SPACE, " ").strip(" ") for text in self.processor.decode(spelt)]
+
+    def tag(self, ids: list[int]) -> list[int]:
+        """The tag that a row of ids begins with, if it does."""
+        return ids[:1] if ids and self.ids is not None and _TAG.fullmatch(self.pieces[ids[0]]) else []
+
+    def scores(self) -> list[float]:
+        """What each piece scores in SentencePiece's model; 0 if it was not learnt."""
+        scores: list[float] = self.processor.get_score(self.processor.piece_to_id(self.pieces))
+        return scores
+
+    def strange(self) -> set[int]:
+        """Ids that spell what no piece was learnt for: the unknown, and bytes."""
+        known = self.processor.piece_to_id(self.pieces)
+        return {self.special.unk} | {i for i, own in enumerate(known) if self.processor.is_byte(own)}
+
+
+def _load(file: Path) -> SentencePieceProcessor:
+    with suppress(RuntimeError):
+        try:
+            if contents := file.read_bytes():  # of no bytes it makes a model of no pieces
+                return SentencePieceProcessor(model_proto=contents)
+        except OSError as error:
+            raise ModelError(f"{file}: cannot read the tokenizer: {error.strerror}") from None
+    raise ModelError(f"{file}: not a SentencePiece model")
+
+
+def _read_mapping(file: Path) -> dict[str, int]:
+    try:
+        ids = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{file}: cannot read the vocabulary: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: not JSON: {error}") from None
+    if not isinstance(ids, dict) or not ids:
+        raise ModelError(f"{file}: expected an object of pieces and their ids")
+    limit = 2 * len(ids)  # some ids may have no piece, but not most of them
+    for piece, i in ids.items():
+        if type(i) is not int or not 0 <= i < limit:
+            raise ModelError(f"{file}: the id of {piece!r} is {i!r}; expected a number from 0, below {limit}")
+        if not piece.isascii() and any("\ud800" <= c <= "\udfff" for c in piece):
+            raise ModelError(f"{file}: {piece!r} is not Unicode text")
+    if len(set(ids.values())) < len(ids):
+        raise ModelError(f"{file}: two pieces have the same id")
+    return cast(dict[str, int], ids)

@@ -1,0 +1,251 @@
+"""`mtrain export`: CTranslate2 says what mtrain says; what cannot be written is named before anything is."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import pytest
+import sentencepiece
+import torch
+from conftest import PAIRS
+from marian import make
+from safetensors.torch import load_file, save_file
+from test_cli import changed, mtrain, one_line  # noqa: F401  (mtrain is a fixture)
+
+from mtrain.config import to_yaml
+from mtrain.data.toy import toy_pairs
+from mtrain.decoding.translate import Translator
+from mtrain.errors import ModelError, UsageError
+from mtrain.interop import export, verify
+from mtrain.interop.export import export_model
+from mtrain.interop.marian import import_marian
+from mtrain.model.transformer import Transformer
+from mtrain.modelfolder import load_model
+from mtrain.schema import Architecture, DecodingConfig, ModelFolderConfig, TokenizerConfig
+from mtrain.storage import write_folder, write_text
+from mtrain.tokenizer import Tokenizer, model_config, train_tokenizer
+
+SOURCES = [pair[0] for pair in PAIRS]
+AWKWARD = ["<bt> I like 日本 😀.", "a\tb  c", "ﬁ >> <<", "<s> \u2581", "J'aime l'eau."]
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory) -> dict[bool, Path]:
+    """Folders of a joint vocabulary and of two, with byte pieces and a symbol."""
+    pairs, folders = toy_pairs("train")[:1000], {}
+    for joint in (True, False):
+        folders[joint] = tmp_path_factory.mktemp("tokenizer")
+        config = TokenizerConfig(vocab_size=360, joint=joint, symbols=["<bt>"])
+        train_tokenizer(
+            config, lambda: (p.source for p in pairs), lambda: (p.target for p in pairs), folders[joint], 1
+        )
+    return folders
+
+
+def random_model(folder: Path, tokenizer: Path, decoding: DecodingConfig | None = None, **shape: Any) -> Path:
+    """A model folder with random weights, of logits that differ widely, and biases."""
+    sizes = {"d_model": 32, "heads": 4, "ffn_dim": 48, "encoder_layers": 2, "decoder_layers": 1}
+    config = model_config(Architecture(**{**sizes, **shape}), Tokenizer(tokenizer), 64)
+    torch.manual_seed(5)
+    model = Transformer(config)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            parameter.data *= 1.6
+        else:
+            parameter.data.normal_(float("norm.weight" in name), 0.3)
+    described = ModelFolderConfig(
+        source_lang="en",
+        target_lang="fr",
+        max_length=64,
+        tokenizer=TokenizerConfig(),
+        model=config,
+        decoding=decoding or DecodingConfig(precision="fp32", beam_size=2),
+    )
+
+    def fill(temporary: Path) -> None:
+        write_text(temporary / "config.yaml", to_yaml(described))
+        save_file(model.state_dict(), temporary / "model.safetensors")
+        shutil.copytree(tokenizer, temporary / "tokenizer")
+
+    write_folder(folder, fill)
+    return folder
+
+
+SHAPES = [
+    (True, {"norm": "pre", "activation": "relu"}),
+    (True, {"norm": "post", "activation": "gelu", "positions": "learned", "tie_embeddings": "none"}),
+    (True, {"norm": "pre", "activation": "swiglu", "positions": "rotary", "tie_embeddings": "decoder"}),
+    (False, {"norm": "post", "activation": "silu", "positions": "rotary", "tie_embeddings": "none"}),
+    (False, {"norm": "post", "positions": "sinusoidal_interleaved", "tie_embeddings": "decoder"}),
+]
+
+
+@pytest.mark.parametrize(("joint", "shape"), SHAPES, ids=[str(list(shape.values())) for _, shape in SHAPES])
+def test_ctranslate2_takes_every_kind_of_architecture(tokenizers, tmp_path, joint, shape):
+    model = random_model(tmp_path / "model", tokenizers[joint], **shape)
+    before = load_file(model / "model.safetensors")
+    summary, *differing = export_model(model, tmp_path / "out", "ctranslate2", None, SOURCES + AWKWARD)
+    assert summary.startswith("13 sentences: 13 translations identical (greedy)") and not differing
+    after = load_file(model / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_fewer_bits_take_less_room(run_dir, tmp_path):
+    sizes = []
+    for quantization in (None, "float16", "bfloat16", "int8_float32", "int8"):
+        out = tmp_path / str(quantization)
+        [summary, *_] = export_model(run_dir, out, "ctranslate2", quantization, SOURCES[:2])
+        assert summary.startswith("2 sentences: 2 translations identical")
+        sizes.append((out / "model.bin").stat().st_size)
+    assert sizes == sorted(sizes, reverse=True) and sizes[-1] < sizes[0] / 2
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_marian_takes_mtrains_own_vocabularies(tokenizers, tmp_path, joint):
+    """With bytes, a symbol, normalisation; of two languages, or of both."""
+    tie = "all" if joint else "decoder"
+    decoding = DecodingConfig(precision="fp32", beam_size=2, max_length_ratio=0, max_length_offset=20)
+    shape = {"norm": "post", "activation": "silu", "tie_embeddings": tie}
+    model = random_model(tmp_path / "model", tokenizers[joint], decoding, **shape)
+    summary, *differing = export_model(model, tmp_path / "out", "marian", texts=SOURCES + AWKWARD)
+    assert summary.startswith("13 sentences: 13 translations identical (beam 2)") and not differing
+    import_marian(str(tmp_path / "out"), tmp_path / "back")
+    ours, back = load_model(model), load_model(tmp_path / "back")
+    assert back.tokenizer.fingerprint() == ours.tokenizer.fingerprint()
+    assert back.config.model == ours.config.model.model_copy(update={"activation_dropout": 0.1})
+    assert back.config.decoding == ours.config.decoding.model_copy(update={"precision": "auto"})
+    for name, tensor in ours.model.state_dict().items():
+        assert torch.equal(tensor, back.model.state_dict()[name])
+
+
+def test_a_trained_model_translates_the_same(run_dir, tmp_path):
+    """By CTranslate2's and SentencePiece's own functions, as one would use what lies in the folder."""
+    export_model(run_dir, tmp_path / "out", "ctranslate2")
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "out" / "joint.model"))
+    exported = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", compute_type="float32")
+    translator = Translator.load(run_dir, "cpu", ["decoding.precision=fp32"])
+    vocabulary = json.loads((tmp_path / "out" / "shared_vocabulary.json").read_text())
+    assert vocabulary == translator.tokenizer.source.pieces
+    rows = processor.encode(SOURCES, out_type=str)
+    for beams in (1, 5):
+        ours = [best.text for best in translator.with_settings(beam_size=beams).translate(SOURCES)]
+        theirs = exported.translate_batch(rows, beam_size=beams)
+        assert (
+            [processor.decode(found.hypotheses[0]) for found in theirs] == ours == [pair[1] for pair in PAIRS]
+        )
+
+
+def test_a_marian_model_goes_on_to_ctranslate2_without_its_forbidden_tokens(tmp_path):
+    make(tmp_path / "hf", {"num_beams": 4}, seed=38, activation_function="swish")
+    import_marian(str(tmp_path / "hf"), tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    [summary] = export_model(tmp_path / "model", tmp_path / "out", "ctranslate2")
+    assert "16 translations identical" in summary
+    exported = ctranslate2.Translator(str(tmp_path / "out"), device="cpu")
+    [scored] = exported.score_batch([["\u2581a"]], [["<pad>"]])
+    assert scored.log_probs[0] == -float("inf") and tensors["output_bias"].isfinite().all()
+    assert {file.name for file in (tmp_path / "out").iterdir()} >= {
+        "source.model",
+        "target.model",
+        "vocab.json",
+    }
+
+
+def test_the_command_prints_a_summary_and_what_differs(mtrain, run_dir, corpus, tmp_path, monkeypatch):  # noqa: F811
+    arguments = ("export", run_dir, tmp_path / "out", "--format", "ctranslate2", "-i", corpus / "train.en")
+    code, out, err = mtrain(*arguments, "--quantization", "int8", "--quiet")
+    assert (code, err) == (0, "") and out.startswith("8 sentences: ")
+    monkeypatch.setattr(verify.Exported, "translate", property(lambda _: lambda *_: [5]), raising=False)
+    code, out, _ = mtrain(*arguments[:2], tmp_path / "other", *arguments[3:], "--quantization", "int8")
+    assert code == 0 and out.count("source: ") == out.count("mtrain: ") == out.count("export: ") == 8
+
+
+@pytest.mark.parametrize("what", ["translate", "log_probs"])
+def test_an_export_that_says_something_else_is_an_error_and_is_not_left(run_dir, tmp_path, monkeypatch, what):
+    opened = verify.open_ctranslate2
+
+    def wrong(*arguments: Any) -> verify.Exported:
+        exported = opened(*arguments)
+        changes = {
+            "translate": lambda row, limit: exported.translate(row, limit)[:-1],
+            "log_probs": lambda row, said: [value - 0.01 for value in exported.log_probs(row, said)],
+        }
+        return exported._replace(**{what: changes[what]})
+
+    monkeypatch.setattr(export, "open_ctranslate2", wrong)
+    with pytest.raises(ModelError, match="the export is not exact"):
+        export_model(run_dir, tmp_path / "out", "ctranslate2")
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_cannot_be_written_is_named(mtrain, tokenizers, run_dir, tmp_path, monkeypatch):  # noqa: F811
+    for shape, message in (
+        ({"norm": "pre"}, "model.norm must be post; --format ctranslate2 can hold it"),
+        ({"norm": "post", "positions": "rotary"}, "model.positions must be sinusoidal"),
+        ({"norm": "post", "activation": "swiglu"}, "model.activation must not be swiglu"),
+    ):
+        model = random_model(tmp_path / "model", tokenizers[True], **shape)
+        code, _, err = mtrain("export", model, tmp_path / "out", "--format", "marian")
+        assert code == 4 and message in one_line(err)
+        shutil.rmtree(model)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").write_text("dear")
+    good = ("export", run_dir, tmp_path / "out", "--format")
+    for arguments, expected, message in (
+        (("export", run_dir, tmp_path / "mine", "--format", "ctranslate2"), 2, "is not overwritten"),
+        (("export", tmp_path / "mine", tmp_path / "out", "--format", "marian"), 4, "not a complete"),
+        ((*good, "onnx"), 2, "onnx"),
+        ((*good, "marian", "--quantization", "int8"), 2, "--quantization is for --format ctranslate2"),
+        ((*good, "ctranslate2", "-i", "nowhere"), 3, "nowhere: no such file"),
+        ((*good, "ctranslate2", "--set", "model.heads=1"), 2, "only decoding.* can be set"),
+        ((*good, "ctranslate2", "--device", "tpu"), 2, "no such device"),
+    ):
+        code, _, err = mtrain(*arguments)
+        assert code == expected and message in one_line(err)
+    monkeypatch.setitem(__import__("sys").modules, "ctranslate2.converters", None)
+    code, _, err = mtrain(*good, "ctranslate2")
+    assert code == 2 and "pip install 'mtrain[interop]'" in one_line(err)
+    assert {path.name for path in tmp_path.iterdir()} == {"mine"}
+
+
+def test_settings_that_generate_lacks_are_told(tokenizers, tmp_path, caplog):
+    decoding = DecodingConfig(precision="fp32", coverage_penalty=0.2, beam_size=2)
+    model = random_model(tmp_path / "model", tokenizers[True], decoding, norm="post")
+    export_model(model, tmp_path / "out", "marian", texts=SOURCES[:2])
+    assert "cannot hold decoding.coverage_penalty, decoding.max_length_ratio" in caplog.text
+
+
+# ------------------------------------------------------------------------------------------------ preflight
+
+
+def test_fit_says_which_exports_there_will_be(mtrain, config_file):  # noqa: F811
+    code, _, err = mtrain("fit", config_file, "--set", "training.max_steps=1")
+    assert code == 0 and "exports: marian: no (model.norm must be post), ctranslate2: yes" in err
+
+
+def test_fit_refuses_before_it_begins_what_could_not_be_exported(mtrain, config_file, tmp_path):  # noqa: F811
+    config = changed(config_file, "export", require=["ctranslate2", "marian"])
+    code, _, err = mtrain("fit", config)
+    assert (
+        code == 2
+        and "export.require: no marian export of this model: model.norm must be post" in one_line(err)
+    )
+    assert not (tmp_path / "run").exists()
+    code, _, err = mtrain("fit", config, "--set", "model.norm=post", "--set", "training.max_steps=1")
+    assert code == 0 and "exports: marian: yes, ctranslate2: yes" in err
+
+
+def test_an_unknown_export_is_a_usage_error(mtrain, config_file):  # noqa: F811
+    code, _, err = mtrain("fit", changed(config_file, "export", require=["onnx"]))
+    assert code == 2 and "export.require.0: input should be 'marian' or 'ctranslate2'" in one_line(err)
+
+
+def test_a_missing_package_is_named():
+    from mtrain.interop.formats import needed
+
+    with pytest.raises(
+        UsageError, match=r"no_such_package is needed for this: pip install 'mtrain\[interop\]'"
+    ):
+        needed("no_such_package.part")

@@ -1,0 +1,381 @@
+"""What `mtrain import` takes and what it refuses, in one line that names it."""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from marian import make, sentences, write_tokenizer
+from safetensors.torch import load_file, save_file
+from test_cli import mtrain, one_line  # noqa: F401  (mtrain is a fixture)
+
+from mtrain.data.check import check_data
+from mtrain.data.sampling import make_resegment
+from mtrain.decoding.translate import Translator
+from mtrain.errors import ModelError, UsageError
+from mtrain.interop.marian import import_marian
+from mtrain.modelfolder import load_model
+from mtrain.training.loop import fit
+from mtrain.vocabulary import Vocabulary
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    """A MarianMT model's folder."""
+    folder = tmp_path_factory.mktemp("marian") / "opus"
+    make(folder, {"num_beams": 2}, seed=38, activation_function="swish")
+    return folder
+
+
+@pytest.fixture
+def source(original, tmp_path) -> Path:
+    """A copy of it, to be changed."""
+    return Path(shutil.copytree(original, tmp_path / "source"))
+
+
+def edited(file: Path, **changes: Any) -> None:
+    """Change keys of a JSON file; None removes one."""
+    values = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+
+def weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def imported(source: Path) -> dict[str, torch.Tensor]:
+    import_marian(str(source), source.with_name("out"))
+    return load_file(source.with_name("out") / "model.safetensors")
+
+
+def as_bin(folder: Path, **options: Any) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    torch.save(tensors, folder / "pytorch_model.bin", **options)
+    (folder / "model.safetensors").unlink()
+
+
+# -------------------------------------------------------------------------------------------- what it takes
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_weights_of_pytorch_are_the_same_weights(original, source, zipped):
+    as_bin(source, _use_new_zipfile_serialization=zipped)
+    expected = load_file(original / "model.safetensors")
+    assert torch.equal(imported(source)["source_embedding.weight"], expected["model.shared.weight"])
+
+
+def test_a_cache_of_the_hub_is_links(source, tmp_path):
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    for file in list(source.iterdir()):
+        file.symlink_to(file.rename(blobs / file.name))
+    imported(source)
+    assert not any(path.is_symlink() for path in (tmp_path / "out").rglob("*"))
+    load_model(tmp_path / "out")
+
+
+def test_what_old_files_hold_besides(source):
+    """Sinusoids and copies of tied embeddings, in fp16, and what to generate within config.json."""
+
+    def add(tensors):
+        tensors["lm_head.weight"] = tensors["model.shared.weight"].clone()
+        tensors["model.encoder.embed_tokens.weight"] = tensors["model.shared.weight"].clone()
+        from mtrain.model.transformer import sinusoidal_positions
+
+        tensors["model.encoder.embed_positions.weight"] = sinusoidal_positions(64, 32)
+        tensors.update({name: tensor.half() for name, tensor in tensors.items()})
+
+    weights(source, add)
+    (source / "generation_config.json").unlink()
+    edited(source / "config.json", num_beams=3, max_length=30, bad_words_ids=[[167]], normalize_before=False)
+    assert {tensor.dtype for tensor in imported(source).values()} == {torch.float32}
+    decoding = load_model(source.with_name("out")).config.decoding
+    assert (decoding.beam_size, decoding.max_length_offset, decoding.forbidden_ids) == (3, 29, [167])
+    assert decoding.force_eos  # as MarianConfig has it where it is not said
+
+
+def test_without_a_limit_it_is_what_there_are_positions_for(source):
+    (source / "generation_config.json").write_text("{}")
+    edited(source / "config.json", forced_eos_token_id=0)
+    imported(source)
+    assert load_model(source.with_name("out")).config.decoding.max_length_offset == 64
+
+
+def test_settings_and_languages_are_given_or_found(source):
+    edited(source / "tokenizer_config.json", source_lang=None)
+    import_marian(str(source), source.with_name("out"), ["source_lang=de", "decoding.beam_size=7"])
+    config = load_model(source.with_name("out")).config
+    assert (config.source_lang, config.target_lang, config.decoding.beam_size) == ("de", "fr", 7)
+
+
+def test_languages_that_nobody_named_are_told(source, caplog):
+    (source / "tokenizer_config.json").unlink()
+    imported(source)
+    assert "does not name its languages; give --set source_lang=" in caplog.text
+    assert load_model(source.with_name("out")).config.target_lang == "und"  # as BCP 47 says undetermined
+
+
+def test_a_long_text_keeps_its_tag_in_all_its_parts(source):
+    imported(source)
+    translator = Translator.load(source.with_name("out"), "cpu", ["decoding.precision=fp32"])
+    tag, text = ">>deu<<", "She likes rice."
+    long = " ".join([text] * 12)
+    parts = [translator.translate([f"{tag} {text}"])[0].text] * 12
+    assert translator.translate([f"{tag} {long}"])[0].text == " ".join(parts)
+
+
+def test_no_text_ends_a_sentence(tmp_path):
+    """Not even if SentencePiece knows none of its letters, and gives it back in one piece."""
+    write_tokenizer(tmp_path)
+    (tmp_path / "source.spm").rename(tmp_path / "joint.model")
+    vocabulary = Vocabulary(tmp_path / "joint.model", tmp_path / "vocab.json")
+    texts = ["</s>", "<pad>", ">>fra<< </s>", "rice</s>", "</s> <unk> <pad>"]
+    vocabulary.processor = SimpleNamespace(encode=lambda given, **_: [text.split() for text in given])
+    for row in vocabulary.encode(texts):
+        assert not {vocabulary.special.eos, vocabulary.special.pad} & set(row)
+
+
+def test_other_segmentations_spell_the_same_text(tmp_path):
+    write_tokenizer(tmp_path)
+    vocabulary = Vocabulary(tmp_path / "source.spm", tmp_path / "vocab.json")
+    resegment, changed = make_resegment(vocabulary, 0.3), 0
+    for text, row in zip(sentences(), vocabulary.encode(sentences()), strict=True):
+        anew = resegment(row, random.Random(text))
+        assert vocabulary.decode([anew]) == vocabulary.decode([row])
+        changed += anew != row
+    assert changed > 20
+
+
+def test_training_with_its_vocabulary_goes_on_exactly(source, make_config, caplog):
+    """Both sides' pieces have ids of one space, so that all embeddings may be tied."""
+    imported(source)
+    keys = {"tokenizer": {"path": str(source.with_name("out"))}, "model": {"tie_embeddings": "all"}}
+    keys["data"] = {"subword_sampling": 0.2, "max_length": 64}
+    for run, steps in (("whole", 8), ("halves", 4), ("halves", 8)):
+        fit(make_config(run, training={"max_steps": steps}, **keys), device="cpu", quiet=True)
+    runs = [source.parent / run for run in ("whole", "halves")]
+    states = [load_file(run / "checkpoints" / "step-00000008" / "model.safetensors") for run in runs]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    loaded = load_model(runs[0])
+    assert loaded.tokenizer.fingerprint() == load_model(source.with_name("out")).tokenizer.fingerprint()
+    assert (loaded.model.config.bos_id, loaded.model.config.pad_id, loaded.model.config.eos_id) == (
+        167,
+        167,
+        0,
+    )
+    check_data(make_config("whole", **keys).data, loaded.tokenizer)
+
+
+def test_the_command_and_what_comes_of_it(mtrain, source, tmp_path):  # noqa: F811
+    assert mtrain("import", source, tmp_path / "model", "--set", "decoding.precision=fp32") == (0, "", "")
+    code, out, _ = mtrain("translate", tmp_path / "model", *sentences()[:3], "--alignments", "--scores")
+    assert code == 0 and len(out.splitlines()) == 3
+    (tmp_path / "in").write_text("I like rice.\n")
+    code, out, _ = mtrain("score", tmp_path / "model", "-i", tmp_path / "in", "--target", tmp_path / "in")
+    assert code == 0 and float(out.split()[0]) < 0
+
+
+# ------------------------------------------------------------------------------------------ what it refuses
+
+CONFIGS: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "bert"}, "not a MarianMT model; model_type in config.json is 'bert'"),
+    ({"scale_embedding": False}, "scale_embedding is False"),
+    ({"scale_embedding": None}, "scale_embedding is False"),
+    ({"normalize_before": True}, "normalize_before is True"),
+    ({"add_final_layer_norm": True}, "add_final_layer_norm is True"),
+    ({"layernorm_embedding": True}, "layernorm_embedding is True"),
+    ({"static_position_embeddings": False}, "static_position_embeddings is False"),
+    ({"decoder_attention_heads": 2}, r"attention_heads of encoder and decoder are \(4, 2\)"),
+    ({"decoder_ffn_dim": 32}, r"ffn_dim of encoder and decoder are \(64, 32\)"),
+    ({"activation_function": "gelu_new"}, "activation_function is 'gelu_new'; mtrain has relu"),
+    ({"activation_function": ["relu"]}, "activation_function is"),
+    ({"d_model": None}, "config.json: d_model is missing"),
+    ({"d_model": "32"}, "config.json: d_model: .*valid integer; got '32'"),
+    ({"d_model": 10**9}, "config.json: d_model"),
+    ({"d_model": 64}, "is .*; config.json says"),
+    ({"encoder_layers": 200}, "has no model.encoder.layers.2"),
+    ({"encoder_layers": 1}, "tensors not expected: model.encoder.layers.1"),
+    ({"vocab_size": 10**12, "decoder_vocab_size": 10**12}, "the vocabulary files have"),
+    ({"decoder_vocab_size": 100}, "the vocabulary files have"),
+    ({"eos_token_id": 5}, "eos_token_id is 5, but the vocabulary's is 0"),
+    ({"eos_token_id": [0, 1]}, r"eos_token_id is \[0, 1\]"),
+    ({"decoder_start_token_id": 3}, "decoder_start_token_id is 3, but the vocabulary's is 167"),
+    ({"share_encoder_decoder_embeddings": False}, "has no model.encoder.embed_tokens.weight"),
+    ({"tie_word_embeddings": False}, "has no lm_head.weight"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), CONFIGS, ids=[str(changes)[:40] for changes, _ in CONFIGS])
+def test_what_the_architecture_cannot_be_is_named(source, changes, message):
+    edited(source / "config.json", **changes)
+    with pytest.raises(ModelError, match=message):
+        import_marian(str(source), source.with_name("out"))
+    assert {path.name for path in source.parent.iterdir()} == {"source"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"do_sample": True}, "do_sample: True"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty: 1.2"),
+        ({"num_beam_groups": 2}, "num_beam_groups: 2"),
+        ({"suppress_tokens": [3]}, r"suppress_tokens: \[3\]"),
+        ({"bad_words_ids": [[1, 2]]}, "can forbid single tokens only"),
+        ({"bad_words_ids": [1]}, "can forbid single tokens only"),
+        ({"bad_words_ids": [["a"]]}, "forbidden_ids"),
+        ({"bad_words_ids": [[168]]}, "bad_words_ids: 168 is no token of this model"),
+        ({"early_stopping": 1}, "early_stopping: 1"),
+        ({"early_stopping": []}, "early_stopping"),
+        ({"forced_eos_token_id": 4}, "forced_eos_token_id is 4"),
+        ({"num_beams": "4"}, "beam_size: .*got '4'"),
+        ({"max_length": "40"}, "'40' is no length"),
+        ({"max_length": 1}, "max_length_offset"),
+        ({"decoder_start_token_id": 0}, "decoder_start_token_id is 0"),
+    ],
+)
+def test_what_the_search_cannot_be_is_named(source, changes, message):
+    edited(source / "generation_config.json", **changes)
+    with pytest.raises(ModelError, match=message):
+        import_marian(str(source), source.with_name("out"))
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "vocab.json", "source.spm", "target.spm", "model.safetensors"]
+)
+@pytest.mark.parametrize("how", ["missing", "empty", "cut", "folder"])
+def test_files_missing_or_damaged_are_named(source, name, how):
+    file = source / name
+    contents = file.read_bytes()
+    file.unlink()
+    if how == "folder":
+        file.mkdir()
+    elif how != "missing":
+        file.write_bytes(contents[: len(contents) // 2 if how == "cut" else 0])
+    with pytest.raises(ModelError, match=name.partition(".")[0]) as caught:
+        import_marian(str(source), source.with_name("out"))
+    assert "\n" not in str(caught.value) and not source.with_name("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "expected an object of pieces"),
+        ("{}", "expected an object of pieces"),
+        ("[" * 100_000, "not JSON"),
+        ('{"a": 1.5}', "the id of 'a' is 1.5"),
+        ('{"a": true}', "the id of 'a' is True"),
+        ('{"a": "1"}', "the id of 'a' is '1'"),
+        ('{"a": -1}', "the id of 'a' is -1"),
+        ('{"a": 999999999999}', "the id of 'a' is 999999999999"),
+        ('{"a": 1, "b": 1}', "two pieces have the same id"),
+        ('{"\\ud800": 1}', "not Unicode"),
+        ('{"</s>": 0, "<unk>": 1}', "has no <pad>"),
+        ('{"</s>": 0, "<unk>": 1, "<pad>": 2}', "the vocabulary's is 2"),
+    ],
+)
+def test_a_vocabulary_that_is_none_is_refused(source, text, message):
+    (source / "vocab.json").write_text(text)
+    with pytest.raises(ModelError, match=message):
+        import_marian(str(source), source.with_name("out"))
+
+
+def _broadcast(tensors):
+    tensors["model.shared.weight"] = torch.zeros(1, 1).expand(10**6, 10**6)
+
+
+class Payload:
+    def __reduce__(self):
+        return os.mkdir, ("/tmp/mtrain-was-here",)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.update(x=Payload()), "damaged, or holds more than weights"),
+        (lambda t: t.update(x=3), "x is not a tensor of real numbers"),
+        (lambda t: t.update(x=torch.ones(2, dtype=torch.long)), "x is not a tensor of real numbers"),
+        (lambda t: t.update(x=torch.eye(3).to_sparse()), "x is not a tensor of real numbers"),
+        (lambda t: t.update(x=torch.ones(2)), "tensors not expected: x"),
+        (_broadcast, "model.shared.weight holds fewer numbers than its shape says"),
+    ],
+)
+def test_a_pickle_runs_nothing_and_takes_nothing(source, change, message):
+    tensors: dict[str, Any] = dict(load_file(source / "model.safetensors"))
+    (source / "model.safetensors").unlink()
+    change(tensors)
+    torch.save(tensors, source / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=message):
+        import_marian(str(source), source.with_name("out"))
+    assert not Path("/tmp/mtrain-was-here").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t["final_logits_bias"].fill_(torch.nan), "final_logits_bias holds NaN"),
+        (lambda t: t.update({"lm_head.weight": torch.ones(168, 32)}), "and lm_head.weight differ"),
+        (lambda t: t.update({"lm_head.weight": torch.ones(3)}), "and lm_head.weight differ"),
+        (lambda t: t.pop("model.encoder.layers.0.fc1.bias"), "has no model.encoder.layers.0.fc1.bias"),
+        (
+            lambda t: t.update({"model.encoder.embed_positions.weight": torch.ones(64, 32)}),
+            "embed_positions.weight holds no sinusoidal positions",
+        ),
+        (lambda t: t.update({"model.decoder.embed_positions.weight": torch.ones(3)}), "holds no sinusoidal"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(source, change, message):
+    weights(source, change)
+    with pytest.raises(ModelError, match=message):
+        import_marian(str(source), source.with_name("out"))
+
+
+def test_nothing_is_overwritten(mtrain, source, tmp_path):  # noqa: F811
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").write_text("dear")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for out in ("mine", "mine/letter", "link", "source"):
+        code, _, err = mtrain("import", source, tmp_path / out)
+        assert code == 2 and "is there already, and is not overwritten" in one_line(err)
+    assert (tmp_path / "mine" / "letter").read_text() == "dear"
+    (tmp_path / "empty").mkdir()
+    assert mtrain("import", source, tmp_path / "empty")[0] == 0
+
+
+def test_mistakes_of_the_command(mtrain, source, tmp_path, monkeypatch):  # noqa: F811
+    code, _, err = mtrain("import", source, tmp_path / "out", "--set", "model.heads=2")
+    assert code == 2 and "only decoding.*, source_lang and target_lang can be set" in one_line(err)
+    code, _, err = mtrain("import", source / "config.json", tmp_path / "out")
+    assert code == 4 and "not a folder" in one_line(err)
+
+    def unreachable(*_: object, **__: object) -> str:
+        raise OSError("no route to the hub\nby any way")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    code, _, err = mtrain("import", "nobody/nothing", tmp_path / "out")
+    assert code == 4 and "nor to be had from the Hugging Face hub: no route to the hub" in one_line(err)
+
+
+def test_a_name_of_the_hub_is_fetched(source, tmp_path, monkeypatch):
+    asked = []
+
+    def fetched(name: str, allow_patterns: list[str]) -> str:
+        asked.append((name, "model.safetensors" in allow_patterns, "pytorch_model.bin" in allow_patterns))
+        return str(source)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
+    as_bin(source)
+    import_marian("Helsinki-NLP/opus-mt-xx-yy", tmp_path / "out")
+    assert asked == [("Helsinki-NLP/opus-mt-xx-yy", True, False), ("Helsinki-NLP/opus-mt-xx-yy", False, True)]
+
+
+def test_a_setting_that_is_out_of_range_is_a_usage_error(source):
+    with pytest.raises(UsageError, match="beam_size"):
+        import_marian(str(source), source.with_name("out"), ["decoding.beam_size=0"])

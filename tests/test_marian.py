@@ -1,0 +1,137 @@
+"""Hugging Face's MarianMT models: the same ids, logits, loss and translations as transformers, both ways."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from marian import AWKWARD, MAX_LENGTH, batch, liveliness, make, texts_for, translations
+from transformers import MarianMTModel, MarianTokenizer
+
+from mtrain.decoding.force import force
+from mtrain.decoding.search import search
+from mtrain.interop.export import export_model
+from mtrain.interop.marian import import_marian
+from mtrain.modelfolder import LoadedModel, load_model
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "opus": {
+        "seed": 38,
+        "generation": {"num_beams": 4, "renormalize_logits": True},
+        "activation_function": "swish",
+    },
+    "separate": {
+        "seed": 25,
+        "separate": True,
+        "generation": {"num_beams": 4, "length_penalty": 0.6, "early_stopping": True},
+        "activation_function": "gelu",
+        "encoder_layers": 1,
+        "decoder_layers": 3,
+    },
+    "own": {
+        "seed": 63,
+        "own": True,
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+        "generation": {"num_beams": 4, "early_stopping": "never", "no_repeat_ngram_size": 3, "min_length": 5},
+        "activation_function": "relu",
+        "d_model": 24,
+    },
+}
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def made(request, tmp_path_factory) -> tuple[MarianMTModel, Path, Path]:
+    """A model of transformers, its folder, and the folder of what mtrain imported."""
+    folder = tmp_path_factory.mktemp("marian") / request.param
+    model = make(folder, **SHAPES[request.param])
+    import_marian(str(folder), folder.with_name("imported"))
+    return model, folder, folder.with_name("imported")
+
+
+@pytest.fixture(scope="module", params=["import", "export"])
+def pair(request, made) -> tuple[MarianMTModel, Path, LoadedModel]:
+    """A model of transformers, its folder, and the same of mtrain's: imported from it, or exported to it."""
+    model, folder, imported = made
+    if request.param == "export":
+        exported = folder.with_name("exported")
+        [summary] = export_model(imported, exported, "marian", overrides=["decoding.precision=fp32"])
+        assert "16 translations identical (beam 4)" in summary
+        model, folder = MarianMTModel.from_pretrained(exported).eval(), exported
+    return model, folder, load_model(imported)
+
+
+def rows_of(loaded: LoadedModel, texts: list[str]) -> list[list[int]]:
+    return [[*ids, loaded.tokenizer.special.eos] for ids in loaded.tokenizer.encode_source(texts)]
+
+
+def test_texts_have_the_same_ids_and_ids_the_same_text(pair) -> None:
+    _, folder, loaded = pair
+    theirs = MarianTokenizer.from_pretrained(folder)
+    tagged = loaded.tokenizer.source.ids is not None
+    for text in [*texts_for(folder), *AWKWARD]:
+        if text.startswith(">>") and not tagged:  # a MarianTokenizer takes it for a tag in any case
+            continue
+        assert rows_of(loaded, [text])[0] == theirs(text).input_ids, text
+        target = loaded.tokenizer.encode_target([text])[0]
+        assert [*target, loaded.tokenizer.special.eos] == theirs(text_target=text).input_ids, text
+        assert (
+            loaded.tokenizer.decode([target]) == [theirs.decode(target)]
+            or loaded.tokenizer.special.unk in target
+        )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
+def test_logits_and_loss_are_the_same(pair, dtype, tolerance) -> None:
+    model, folder, loaded = pair
+    theirs, ours = model.to(dtype), loaded.model.to(dtype)
+    given = batch(folder, texts_for(folder))
+    said = [[loaded.model.config.bos_id, *row] for row in translations(model.float(), folder, num_beams=1)]
+    model.to(dtype)
+    target = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in said], True, 1)
+    with torch.inference_mode():
+        expected = theirs(**given, decoder_input_ids=target).logits
+        keep = given["attention_mask"].bool()
+        logits = ours.project(ours(given["input_ids"], keep, target))
+        assert expected.std() > 2
+        assert (model.final_logits_bias != 0).all() and (model.model.encoder.layers[0].fc1.bias != 0).all()
+        assert len({len(row) for row in said}) > 5 and (~keep).any()
+        assert (logits - expected).abs().max() < tolerance
+        loss = theirs(**given, labels=target[:, 1:].contiguous()).loss
+        steps = force([ours], given["input_ids"], keep, target[:, 1:])
+        assert -steps.mean() == pytest.approx(float(loss), abs=tolerance)
+    theirs.float(), ours.float()
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_translations_are_those_of_generate(pair, beams) -> None:
+    model, folder, loaded = pair
+    rows = translations(model, folder, num_beams=beams)
+    assert min(liveliness(rows)) >= 30  # of 50
+    given = batch(folder, texts_for(folder))
+    config = loaded.config.decoding
+    assert config.beam_size == 4 and config.max_length_offset == MAX_LENGTH - 1
+    found = search(
+        [loaded.model],
+        given["input_ids"],
+        given["attention_mask"].bool(),
+        config.model_copy(update={"beam_size": beams}),
+    )
+    assert [hypotheses[0].ids for hypotheses in found] == rows
+
+
+def test_step_by_step_greedy_is_generate(pair) -> None:
+    """By the model alone, without mtrain's search: the likeliest token, again and again."""
+    model, folder, loaded = pair
+    plain = {"no_repeat_ngram_size": 0, "min_length": 0, "num_beams": 1}
+    forbidden = loaded.config.decoding.forbidden_ids
+    for text, row in list(zip(texts_for(folder), translations(model, folder, **plain), strict=True))[:5]:
+        source = torch.tensor(rows_of(loaded, [text]))
+        ids, said = loaded.model.config, []
+        with torch.inference_mode():
+            while len(said) < MAX_LENGTH - 2 and ids.eos_id not in said:
+                target = torch.tensor([[ids.bos_id, *said]])
+                logits = loaded.model.project(loaded.model(source, source >= 0, target))[0, -1]
+                logits[forbidden] = -torch.inf
+                said.append(int(logits.argmax()))
+        assert [i for i in said if i != ids.eos_id] == row
