@@ -63,7 +63,7 @@ class Predictor:
         self, logits: Tensor, totals: Tensor, live: Tensor, count: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Of each sentence's rows with log-probabilities live (B, K), the likeliest ways to go on by logits
-        (N, V), of which some are barred since `next`, and their normalizers `totals` (N, 1): log-probabilities,
+        (N, V), some barred since `next`, and their normalizers `totals` (N, 1): log-probabilities,
         rows of the sentence, and tokens, each (B, `count` or more, unless there are fewer), the best first.
 
         Logits in few bits tie or change places. Those of the candidates are then computed anew, and the
