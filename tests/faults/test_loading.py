@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_storage import remade
 
 from mtrain.errors import ModelError
 from mtrain.modelfolder import load_model
+from mtrain.storage import write_manifest
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def rewritten(folder: Path, change) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
-    remade(folder)
+    write_manifest(folder)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_25_sizes_that_disagree_with_the_weights_take_no_memory(folder, old, new
     assert changed != config
     good = shutil.copytree(folder, folder.with_name("good"))
     (folder / "config.yaml").write_text(changed)
-    remade(folder)
+    write_manifest(folder)
     code = f"""if True:
         import resource
         from pathlib import Path
@@ -98,7 +98,7 @@ def test_26_weights_in_fewer_bits_are_widened(folder):
 @pytest.mark.parametrize("contents", [b"", b"\x00" * 7, b"\xff" * 64, (2**60).to_bytes(8, "little") + b"{}"])
 def test_25_a_header_that_lies_is_an_error(folder, contents):
     (folder / "model.safetensors").write_bytes(contents)
-    remade(folder)
+    write_manifest(folder)
     with pytest.raises(ModelError, match="cannot read"):
         load_model(folder)
 
