@@ -167,8 +167,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         values = read_json(file)
         if differing := {item.name for item in fields(TrainState)} ^ values.keys():
             raise ModelError(f"{file}: missing or unknown: {', '.join(sorted(differing))}")
+        if "cpu" not in values["rng"]:
+            raise ModelError(f"{file}: the state of the random generator is missing")
         return Checkpoint(folder, TypeAdapter(TrainState).validate_python(values))
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"{file}: not the state of a checkpoint: {error}") from None
 
 

@@ -17,7 +17,7 @@ from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.schema import Config, ModelFolderConfig
 from mtrain.storage import MANIFEST, read_json, verify_folder, write_folder, write_text
-from mtrain.tokenizer import Tokenizer, model_config
+from mtrain.tokenizer import Tokenizer, model_config, vocabulary_files
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +84,13 @@ def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
     """Load a model folder, or the best checkpoint of a run folder."""
     in_run = (path / "checkpoints").is_dir()
     folder = _best_checkpoint(path) if in_run else path
-    verify_folder(folder, CHECKPOINT_FILES if in_run else ("config.yaml", "model.safetensors"))
+    vocabularies = [file.name for file in vocabulary_files(path / "tokenizer")]
     if in_run:
-        verify_folder(path / "tokenizer", ())
+        verify_folder(folder, CHECKPOINT_FILES)
+        verify_folder(path / "tokenizer", vocabularies)
+    else:
+        names = ["config.yaml", "model.safetensors", *(f"tokenizer/{name}" for name in vocabularies)]
+        verify_folder(folder, names)
     tokenizer, file = Tokenizer(path / "tokenizer"), path / "config.yaml"
     try:
         raw = read_yaml_file(file)

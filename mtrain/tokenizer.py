@@ -127,9 +127,8 @@ class Tokenizer:
 
     def __init__(self, folder: Path):
         """Load from a `tokenizer/` folder. Raises ModelError if it is incomplete or not SentencePiece."""
-        self.joint = (folder / "joint.model").exists()
-        names = ["joint"] if self.joint else ["source", "target"]
-        self.files = [folder / f"{name}.model" for name in names]
+        self.files = vocabulary_files(folder)
+        self.joint = len(self.files) == 1
         loaded = [_load(file) for file in self.files]
         (self.source, self.special), (self.target, same) = loaded[0], loaded[-1]
         self.source_vocab_size, self.target_vocab_size = len(self.source), len(self.target)
@@ -159,12 +158,20 @@ class Tokenizer:
         return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
+def vocabulary_files(folder: Path) -> list[Path]:
+    """The file of a joint vocabulary, or those of two, in a `tokenizer/` folder."""
+    names = ["joint"] if (folder / "joint.model").exists() else ["source", "target"]
+    return [folder / f"{name}.model" for name in names]
+
+
 def _load(file: Path) -> tuple[sentencepiece.SentencePieceProcessor, SpecialIds]:
     try:
+        if file.exists() and not file.is_file():
+            raise ValueError  # a pipe would hang
         model = sentencepiece.SentencePieceProcessor(model_proto=file.read_bytes())
     except OSError as error:
         raise ModelError(f"{file}: cannot read the tokenizer: {error.strerror}") from None
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # which it is if not even the message is text
         raise ModelError(f"{file}: not a SentencePiece model") from None
     special = SpecialIds(model.pad_id(), model.unk_id(), model.bos_id(), model.eos_id())
     if min(special) < 0:

@@ -204,23 +204,6 @@ def test_a_long_line_is_translated_in_parts_and_joined(translator: Translator, c
         translator.translate([b"It rains."])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("size", [1_000_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
-def test_megabytes_in_one_line_are_one_line(translator: Translator, monkeypatch, size: int) -> None:
-    """What is decoded is left out: only the cutting is of interest."""
-    sizes = []
-
-    def count(parts, n_best, alignments):
-        sizes.extend(len(part.source) for part in parts)
-        return [[short] for _ in parts]
-
-    [short] = translator.translate(["It rains."])
-    fast = translator.with_settings()
-    monkeypatch.setattr(fast, "decoder", count)
-    for text in ("It rains. " * (size // 10), "x" * size):
-        [found] = fast.translate([text])
-        assert found.text.startswith("Es regnet. Es regnet.") and max(sizes) <= 64
-
-
 # ---------------------------------------------------------------------------------------------- alignments
 
 

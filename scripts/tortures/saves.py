@@ -22,7 +22,7 @@ _CHANGES = ("os.mkdir", "os.rename")
 _REMOVALS = ("os.remove", "os.rmdir")
 
 
-def _strike_at(marks: Marks, strike: Strike) -> None:
+def strike_at(marks: Marks, strike: Strike) -> None:
     """Call `strike` before each file operation inside a save: opening to write, making, renaming, removing,
     flushing, and writing tensors, which no audit event tells of."""
 
@@ -55,7 +55,7 @@ def _at_each_operation(
     before = _files(checkpoint_folders(start)[-1])
 
     def work(run: Path, number: int) -> None:
-        _strike_at(marks, lambda at, grows: strike(number, at, grows))
+        strike_at(marks, lambda at, grows: strike(number, at, grows))
         fit(run, 2 * EVERY, marks)
 
     while True:
