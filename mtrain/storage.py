@@ -111,7 +111,11 @@ def verify_folder(folder: Path, required: Sequence[str]) -> None:
         raise ModelError(f"{folder / MANIFEST}: does not list {', '.join(sorted(absent))}")
     for name, entry in entries.items():
         file = folder / name
-        if file.resolve() != folder.resolve() / name or Path(name).is_absolute():
+        try:
+            inside = file.resolve() == folder.resolve() / name and not Path(name).is_absolute()
+        except (OSError, RuntimeError, ValueError):  # a link to itself, a name that cannot be
+            inside = False
+        if not inside:
             raise ModelError(f"{folder / MANIFEST}: {name} is a link or lies outside the folder")
         if not file.is_file():
             raise ModelError(f"{file}: missing")

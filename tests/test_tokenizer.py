@@ -4,7 +4,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain.config import validate
@@ -144,22 +144,6 @@ ODD = [
     "\ufeff", "\U0010ffff", "ÀÉÎ", "İ", "ß",
 ]  # fmt: skip
 texts = st.text(st.characters(codec="utf-8"), max_size=30) | st.sampled_from(ODD)
-
-
-@pytest.mark.parametrize("normalization", RULES)
-@pytest.mark.parametrize("kind", TYPES)
-def test_roundtrip_is_normalisation(trained, kind: str, normalization: str):
-    tokenizer = trained(type=kind, normalization=normalization)
-
-    @settings(deadline=None, max_examples=60)
-    @given(texts)
-    @example("\n \r")
-    def check(text: str):
-        assert roundtrip(tokenizer, text).strip(" ") == normalised(tokenizer, text)
-
-    check()
-    for text in ODD:
-        assert roundtrip(tokenizer, text).strip(" ") == normalised(tokenizer, text), ascii(text)
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -37,31 +37,6 @@ def words_of(count: int, seed: int = 0) -> list[str]:
 # ------------------------------------------------------------------------------------------------- batches
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("settings", [{"beam_size": 1}, {"beam_size": 4}, {"samples": 2, "seed": 7}])
-def test_neither_batches_nor_order_nor_threads_change_a_translation(
-    translator: Translator, settings: dict, workers: int
-) -> None:
-    lines = words_of(30)
-    double = translator.with_settings(**settings, workers=workers)
-    for model in double.models:
-        model.double()
-    try:
-        expected = double.translate(lines)
-        for batch_tokens in (1, 70, 10_000):
-            other = double.with_settings(batch_tokens=batch_tokens)
-            assert [t.text for t in other.translate(lines)] == [t.text for t in expected]
-        if "samples" not in settings:  # whose numbers go by the line's place
-            order = random.Random(1).sample(range(30), 30)
-            shuffled = double.translate([lines[i] for i in order])
-            assert [t.text for t in shuffled] == [expected[i].text for i in order]
-        streamed = list(double.stream(iter(lines), window=7))
-        assert [t.text for t in streamed] == [t.text for t in expected]
-    finally:
-        for model in double.models:
-            model.float()
-
-
 def test_threads_may_share_a_translator(translator: Translator) -> None:
     lines = words_of(40, seed=2)
     expected = translator.translate(lines)

@@ -24,6 +24,7 @@ from tortures.children import begin, wait
 from tortures.training import Outcome
 
 SECONDS, BYTES = 5, 2**30  # that loading may take
+EXECUTED = 99  # exit code
 EVIL = (
     "0",
     "-1",
@@ -147,70 +148,74 @@ def _use(path: Path) -> None:
     tokenizer.fingerprint()
 
 
-def _resume(path: Path) -> None:
+def _resume(path: Path, good: Path) -> None:
     """Open and load a checkpoint, as training does that goes on."""
-    good = validate(ModelFolderConfig, read_yaml_file(path.with_name("fuzzed") / "model/config.yaml"), "fuzz")
-    model = Transformer(good.model)
+    config = validate(ModelFolderConfig, read_yaml_file(good / "model/config.yaml"), "fuzz")
+    model = Transformer(config.model)
     for folder in checkpoint_folders(path):
         load_checkpoint(open_checkpoint(folder), model, make_optimizer(model, TrainingConfig(max_steps=1)))
 
 
-LOADERS: dict[str, Callable[[Path], object]] = {
-    "model folder": lambda path: _use(path / "model"),
-    "run folder": _use,
+# By what it loads, from a damaged copy of a run; and what of the copy is damaged for it.
+LOADERS: dict[str, Callable[[Path, Path], object]] = {
+    "model folder": lambda path, _: _use(path / "model"),
+    "run folder": lambda path, _: _use(path),
     "checkpoint": _resume,
-    "config": lambda path: load_config(path / "config.yaml"),
+    "config": lambda path, _: load_config(path / "config.yaml"),
 }
-DAMAGED = {"model folder": "model", "run folder": ".", "checkpoint": "checkpoints", "config": "config.yaml"}
 
 
-def _guarded(load: Callable[[Path], object], path: Path) -> None:
+def damage_for(kind: str, copy: Path, draw: random.Random) -> str:
+    """Damage what a loader reads of a copy of a run; returns what was done."""
+    if kind == "config":
+        way = draw.choice(BYTES_OF)
+        (copy / "config.yaml").write_bytes(way((copy / "config.yaml").read_bytes(), draw))
+        return way.__name__
+    if kind == "run folder":
+        shutil.rmtree(copy / "data")  # which is never loaded with a model
+        shutil.rmtree(copy / "model")  # without which the best checkpoint is
+    return damage(
+        copy / {"model folder": "model", "run folder": ".", "checkpoint": "checkpoints"}[kind], draw
+    )
+
+
+def _guarded(load: Callable[[], object]) -> None:
+    """Load, and end at once if anything is executed, written, removed or connected to."""
+
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         writes = event == "open" and int(arguments[2]) & (os.O_WRONLY | os.O_RDWR)  # type: ignore[call-overload]
         if writes or FORBIDDEN.match(event):
             os.write(2, f"EXECUTED {event} {arguments}".encode())
-            os._exit(99)
+            os._exit(EXECUTED)
 
     sys.addaudithook(watch)
-    load(path)
+    load()
 
 
 def fuzzed(folder: Path, run: Path, minutes: float, seed: int) -> Outcome:
     """Give damaged copies of a run to loaders for so long."""
     end, tries, lost, corrupt = time.monotonic() + 60 * minutes, 0, 0, 0
+    failures: list[str] = []
     codes, slowest, largest, told = Counter[str](), 0.0, 0, folder / "stderr"
-    run = folder / "fuzzed"
     nothing = wait(begin(lambda: None)).memory
     while time.monotonic() < end:
         draw = random.Random(f"{seed} {tries}")
-        copy = Path(shutil.copytree(run, folder / "damaged", symlinks=True))
+        copy = Path(shutil.copytree(run, folder / "damaged"))
         kind = draw.choice(list(LOADERS))
-        target = copy / DAMAGED[kind]
-        if kind == "config":
-            way = draw.choice(BYTES_OF)
-            target.write_bytes(way(target.read_bytes(), draw))
-            what = way.__name__
-        else:
-            if kind == "run folder":
-                shutil.rmtree(copy / "data")  # which is never loaded with a model
-                shutil.rmtree(copy / "model")  # without which the best checkpoint is
-            what = damage(target, draw)
-        found = wait(begin(lambda: _guarded(LOADERS[kind], copy), told), 30)  # noqa: B023
+        what = damage_for(kind, copy, draw)
+        found = wait(begin(lambda: _guarded(lambda: LOADERS[kind](copy, run)), told), 6 * SECONDS)  # noqa: B023
         grown = found.memory - nothing
         slowest, largest = max(slowest, found.cpu), max(largest, grown)
         codes[f"{kind}: {found.code}"] += 1
-        wanted = (0, 2, 3) if kind == "config" else (0, 4)
-        bad = found.code not in wanted or found.cpu > SECONDS or grown > BYTES
-        executed = found.code == 99
-        if bad:
-            print(
-                f"  try {tries}: {kind}, {what}: {found}, {told.read_text(errors='replace')[-1500:]}",
-                flush=True,
-            )
-        lost += bad and not executed
-        corrupt += executed
+        if found.code == EXECUTED:
+            corrupt += 1
+        elif found.code not in (0, 2 if kind == "config" else 4) or found.cpu > SECONDS or grown > BYTES:
+            lost += 1
+        if lost + corrupt > len(failures):
+            failures.append(f"    try {tries}: {kind}, {what}: {found}")
+            print(failures[-1], told.read_text(errors="replace")[-1500:], flush=True)
         shutil.rmtree(copy)
         tries += 1
-    told_codes = ", ".join(f"{name}: {count}" for name, count in sorted(codes.items()))
-    remark = f"{minutes:g} minutes; at most {slowest:.1f} s and {largest / 2**20:.0f} MiB; {told_codes}"
+    ends = ", ".join(f"{name}: {count}" for name, count in sorted(codes.items()))
+    remark = f"{minutes:g} minutes; at most {slowest:.1f} s and {largest / 2**20:.0f} MiB; {ends}"
     return Outcome("damaged folders given to loaders", tries, lost, corrupt, remark)

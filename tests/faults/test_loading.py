@@ -133,11 +133,14 @@ def test_25_a_tag_in_a_config_is_never_obeyed(folder, tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize("name", ["../stray", "/etc/hostname", "tokenizer/../../stray", "link"])
+@pytest.mark.parametrize(
+    "name", ["../stray", "/etc/hostname", "tokenizer/../../stray", "a\0b", "loop", "link"]
+)
 def test_25_a_file_outside_the_folder_is_refused(folder, name):
     (folder.parent / "stray").write_text("a")
     (folder / "link").symlink_to("../stray")
     write_manifest(folder)
+    (folder / "loop").symlink_to("loop")
     entries = json.loads((folder / "manifest.json").read_text())
     entries[name] = entries["link"]
     if name != "link":
