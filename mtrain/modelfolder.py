@@ -92,6 +92,8 @@ def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
         names = ["config.yaml", "model.safetensors", *(f"tokenizer/{name}" for name in vocabularies)]
         verify_folder(folder, names)
     tokenizer, file = Tokenizer(path / "tokenizer"), path / "config.yaml"
+    if not file.is_file():  # a pipe would hang
+        raise ModelError(f"{file}: no such file")
     try:
         raw = read_yaml_file(file)
         if in_run:

@@ -174,9 +174,8 @@ def damage_for(kind: str, copy: Path, draw: random.Random) -> str:
     if kind == "run folder":
         shutil.rmtree(copy / "data")  # which is never loaded with a model
         shutil.rmtree(copy / "model")  # without which the best checkpoint is
-    return damage(
-        copy / {"model folder": "model", "run folder": ".", "checkpoint": "checkpoints"}[kind], draw
-    )
+    part = {"model folder": "model", "run folder": ".", "checkpoint": "checkpoints"}[kind]
+    return damage(copy / part, draw)
 
 
 def _guarded(load: Callable[[], object]) -> None:
@@ -188,6 +187,7 @@ def _guarded(load: Callable[[], object]) -> None:
             os.write(2, f"EXECUTED {event} {arguments}".encode())
             os._exit(EXECUTED)
 
+    time.sleep = lambda _: None  # between the two times that a model folder is tried
     sys.addaudithook(watch)
     load()
 

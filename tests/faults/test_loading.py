@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from test_fit import go, last_checkpoint
 
 from mtrain.checkpoint import load_checkpoint, open_checkpoint
+from mtrain.config import LARGEST
 from mtrain.errors import ModelError
 from mtrain.modelfolder import load_model
 from mtrain.schema import TrainingConfig
@@ -223,3 +224,24 @@ def test_26_an_average_that_does_not_fit_is_refused(make_config):
     write_manifest(folder)
     with pytest.raises(ModelError, match="its tensors are not those of the model"):
         go(make_config(training={"ema_decay": 0.9, "max_steps": 10}))
+
+
+@pytest.mark.parametrize("target", ["pipe", "/dev/zero", "loop"])
+def test_25_a_run_whose_config_is_no_file_is_refused(run_dir, tmp_path, target):
+    run = Path(shutil.copytree(run_dir, tmp_path / "run"))
+    shutil.rmtree(run / "model")
+    (run / "config.yaml").unlink()
+    if target == "pipe":
+        os.mkfifo(run / "config.yaml")
+    else:
+        (run / "config.yaml").symlink_to("config.yaml" if target == "loop" else target)
+    with pytest.raises(ModelError, match=r"config\.yaml: no such file"):
+        load_model(run)
+
+
+def test_25_a_config_that_is_huge_is_refused_unread(folder):
+    with (folder / "config.yaml").open("ab") as stream:
+        stream.write(b"\n# " + b"x" * LARGEST)
+    write_manifest(folder)
+    with pytest.raises(ModelError, match=r"config\.yaml: larger than 131,072 bytes"):
+        load_model(folder)

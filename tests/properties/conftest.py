@@ -11,7 +11,7 @@ MANY = 50
 
 @pytest.fixture(params=[1, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"])
 def tried(request: pytest.FixtureRequest) -> Callable[..., Callable[[Callable[..., None]], None]]:
-    """`@tried(20, x=strategy)` runs a function at once on 20 examples, as a slow test on `MANY` times that."""
+    """`@tried(20, x=strategy)` runs a function at once, on 20 examples or `MANY` times as many."""
 
     def on(few: int, **strategies: SearchStrategy) -> Callable[[Callable[..., None]], None]:
         limits = settings(
