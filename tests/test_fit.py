@@ -96,7 +96,7 @@ def test_validation_pairs_can_be_held_out_of_training(make_config):
 # ------------------------------------------------------------------------------------------------ the step
 
 
-class _Seen(nn.Module):
+class Poisoned(nn.Module):
     """A model whose hidden states turn NaN on demand."""
 
     def __init__(self, model):
@@ -230,7 +230,7 @@ def test_fp16_scales_the_loss_down_when_it_overflows_and_up_again(parts, monkeyp
     config, model, data, tokenizer = parts
     recipe = config.training.model_copy(update={"precision": "fp16"})
     batch = batches_of([[0, 1, 2]], data, tokenizer)
-    model = _Seen(model.float())
+    model = Poisoned(model.float())
     learner, plain = Learner(model, recipe), Learner(model, config.training)
     monkeypatch.setattr(step.LossScale, "GROWTH", 2)
     factors, norms = [], []

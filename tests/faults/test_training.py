@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_cli import mtrain  # noqa: F401
-from test_fit import _Seen, batches_of, go, last_checkpoint, parts, read_metrics  # noqa: F401
+from test_fit import Poisoned, batches_of, go, last_checkpoint, parts, read_metrics  # noqa: F401
 
 from mtrain import checkpoint
 from mtrain.errors import DivergedError
@@ -21,7 +21,7 @@ from mtrain.training.step import Learner, StepSums
 
 def test_15_a_step_that_is_not_finite_changes_nothing(parts):
     config, model, data, tokenizer = parts
-    model = _Seen(model.float())
+    model = Poisoned(model.float())
     learner = Learner(model, config.training)
     optimizer = learner.optimizer
     batch = batches_of([[0, 1, 2]], data, tokenizer)
