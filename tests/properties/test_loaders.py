@@ -24,7 +24,7 @@ def test_any_damage_is_an_error_or_none(tried, make_config, tmp_path, monkeypatc
     monkeypatch.setattr("mtrain.modelfolder.time.sleep", lambda _: None)  # before a folder is tried again
     run = go(make_config(training={"max_steps": 2, "validate_every": 2}))
 
-    @tried(40, seed=st.integers(0, 2**60))
+    @tried(20, seed=st.integers(0, 2**60))
     def check(seed):
         shutil.rmtree(tmp_path / "damaged", ignore_errors=True)
         copy = Path(shutil.copytree(run, tmp_path / "damaged"))

@@ -9,7 +9,7 @@ from test_tokenizer import ODD, RULES, TYPES, normalised, roundtrip, texts, trai
 def test_roundtrip_is_normalisation(tried, trained, kind, normalization):  # noqa: F811
     tokenizer = trained(type=kind, normalization=normalization)
 
-    @tried(60, text=texts)
+    @tried(25, text=texts)
     def check(text):
         assert roundtrip(tokenizer, text).strip(" ") == normalised(tokenizer, text)
 
