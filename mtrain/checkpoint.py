@@ -3,17 +3,19 @@
 import json
 import logging
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mtrain.errors import ModelError, StorageError
-from mtrain.storage import verify_folder, write_atomically, write_folder, write_text
+from mtrain.storage import read_json, verify_folder, write_atomically, write_folder, write_text
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +138,8 @@ def save_checkpoint(
     spared = {best, folder.name, *(path.name for path in checkpoint_folders(run_dir, every)[-keep:])}
     for old in checkpoint_folders(run_dir):
         if old.name not in spared:
-            shutil.rmtree(old, ignore_errors=True)
+            with suppress(OSError):  # renamed first, so that no half of one is ever taken for a checkpoint
+                shutil.rmtree(old.rename(old.with_name(f".{old.name}.tmp")))
     return folder
 
 
@@ -161,11 +164,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     verify_folder(folder, CHECKPOINT_FILES)
     file = folder / "state.json"
     try:
-        values = json.loads(file.read_bytes())
+        values = read_json(file)
         if differing := {item.name for item in fields(TrainState)} ^ values.keys():
             raise ModelError(f"{file}: missing or unknown: {', '.join(sorted(differing))}")
-        return Checkpoint(folder, TrainState(**values))
-    except (OSError, ValueError, AttributeError) as error:
+        if "cpu" not in values["rng"]:
+            raise ModelError(f"{file}: the state of the random generator is missing")
+        return Checkpoint(folder, TypeAdapter(TrainState).validate_python(values))
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"{file}: not the state of a checkpoint: {error}") from None
 
 
@@ -178,16 +183,25 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
     file = checkpoint.folder / "optimizer.safetensors"
     tensors, device = load_tensors(file), next(model.parameters()).device
     for name, parameter in model.named_parameters():
-        keys = ("step", "exp_avg", "exp_avg_sq") if parameter.requires_grad else ()
-        if absent := [f"{key}.{name}" for key in keys if f"{key}.{name}" not in tensors]:
-            raise ModelError(f"{file}: tensors missing: {absent}")
-        optimizer.state[parameter] = {key: tensors[f"{key}.{name}"].to(device) for key in keys}
-    for kind, state in checkpoint.state.rng.items():
-        generator = torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8)
-        if kind == "cpu":
-            torch.set_rng_state(generator)
-        elif kind == device.type:
-            torch.cuda.set_rng_state(generator, device)
+        if not parameter.requires_grad:  # frozen, without a state
+            continue
+        shapes = {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+        for key, shape in shapes.items():
+            found = tensors.get(f"{key}.{name}")
+            if found is None or found.shape != shape or not found.is_floating_point():
+                raise ModelError(f"{file}: {key}.{name} is missing or does not fit the model")
+            optimizer.state[parameter][key] = found.to(device)
+    try:
+        for kind, state in checkpoint.state.rng.items():
+            generator = torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8)
+            if kind == "cpu":
+                torch.set_rng_state(generator)
+            elif kind == device.type:
+                torch.cuda.set_rng_state(generator, device)
+    except (ValueError, RuntimeError) as error:
+        raise ModelError(
+            f"{checkpoint.folder / 'state.json'}: not the state of a generator: {error}"
+        ) from None
 
 
 def set_newer_aside(checkpoint: Checkpoint) -> None:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from mtrain.errors import UsageError
 from mtrain.schema import Config, Section
 
+LARGEST = 2**17  # bytes of a config; to parse more would take long
 _CORE_SCHEMA = {
     "null": r"~|null|Null|NULL|",
     "bool": r"true|True|TRUE|false|False|FALSE",
@@ -26,10 +27,11 @@ class _YamlLoader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for i, key in enumerate(keys):
-            if key in keys[:i]:
+        keys: set[Any] = set()
+        for key in (self.construct_object(key, deep=True) for key, _ in node.value):
+            if key in keys:
                 raise yaml.MarkedYAMLError(problem=f"'{key}' is given twice", problem_mark=node.start_mark)
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -124,9 +126,13 @@ def validate(section: type[SectionT], raw: Any, origin: str) -> SectionT:
 
 
 def read_yaml_file(path: Path) -> Any:
-    """Read a YAML file. Raises UsageError if it is missing, unreadable or not YAML."""
+    """Read a YAML file. Raises UsageError if it is missing, unreadable, not YAML or too large."""
     try:
-        return parse_yaml(path.read_bytes().decode("utf-8-sig"))
+        with path.open("rb") as stream:
+            contents = stream.read(LARGEST + 1)
+        if len(contents) > LARGEST:
+            raise UsageError(f"{path}: larger than {LARGEST:,} bytes; give a config")
+        return parse_yaml(contents.decode("utf-8-sig"))
     except FileNotFoundError:
         raise UsageError(f"{path}: no such config file") from None
     except OSError as error:

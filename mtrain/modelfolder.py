@@ -1,7 +1,6 @@
 """Model folders: the weights, the vocabulary and the settings that a translator needs, and nothing else."""
 
 import hashlib
-import json
 import logging
 import shutil
 import time
@@ -17,8 +16,8 @@ from mtrain.config import override, read_yaml_file, to_yaml, validate
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.schema import Config, ModelFolderConfig
-from mtrain.storage import MANIFEST, verify_folder, write_folder, write_text
-from mtrain.tokenizer import Tokenizer, model_config
+from mtrain.storage import MANIFEST, read_json, verify_folder, write_folder, write_text
+from mtrain.tokenizer import Tokenizer, model_config, vocabulary_files
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
         return
     folder, contents = run_dir / "model", to_yaml(_folder_config(config, tokenizer))
     with suppress(OSError, ValueError, LookupError, TypeError):
-        old, new = (json.loads((place / MANIFEST).read_bytes()) for place in (folder, best))
+        old, new = (read_json(place / MANIFEST) for place in (folder, best))
         same = old["model.safetensors"] == new[best_weights(best).name]
         if same and (folder / "config.yaml").read_text(encoding="utf-8") == contents:
             return
@@ -94,8 +93,16 @@ def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
     """Load a model folder, or the best checkpoint of a run folder."""
     in_run = (path / "checkpoints").is_dir()
     folder = _best_checkpoint(path) if in_run else path
-    verify_folder(folder, CHECKPOINT_FILES if in_run else ("config.yaml", "model.safetensors"))
+    vocabularies = [file.name for files in vocabulary_files(path / "tokenizer") for file in files]
+    if in_run:
+        verify_folder(folder, CHECKPOINT_FILES)
+        verify_folder(path / "tokenizer", vocabularies)
+    else:
+        names = ["config.yaml", "model.safetensors", *(f"tokenizer/{name}" for name in vocabularies)]
+        verify_folder(folder, names)
     tokenizer, file = Tokenizer(path / "tokenizer"), path / "config.yaml"
+    if not file.is_file():  # a pipe would hang
+        raise ModelError(f"{file}: no such file")
     try:
         raw = read_yaml_file(file)
         if in_run:
@@ -131,7 +138,7 @@ def _best_checkpoint(run_dir: Path) -> Path:
         raise ModelError(f"{run_dir}: this run has no checkpoint yet")
     best = None
     with suppress(OSError, ValueError, LookupError, TypeError):
-        best = json.loads((run_dir / "checkpoints" / "index.json").read_bytes())["best"]
+        best = read_json(run_dir / "checkpoints" / "index.json")["best"]
     return next((folder for folder in folders if folder.name == best), folders[-1])
 
 

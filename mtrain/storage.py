@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,22 @@ from safetensors import SafetensorError
 from mtrain.errors import ModelError, StorageError, UsageError
 
 MANIFEST = "manifest.json"
+LARGEST_JSON = 4 * 2**20  # bytes, of what a folder says of itself
 
 
 def write_text(file: Path, text: str) -> None:
     """Write UTF-8 with the line ends that `text` has."""
     file.write_text(text, encoding="utf-8", newline="\n")
+
+
+def read_json(file: Path) -> Any:
+    """What a small JSON file says. Raises OSError or ValueError if it is no such file."""
+    if not file.is_file() or file.stat().st_size > LARGEST_JSON:  # a pipe would hang
+        raise ValueError("not a small file")
+    try:
+        return json.loads(file.read_bytes())
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def write_atomically(file: Path, text: str) -> None:
@@ -52,18 +64,18 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
 
     def tidy() -> None:
         shutil.rmtree(temporary, ignore_errors=True)
-        if old.exists() and not folder.exists():
-            old.rename(folder)  # a crash or a failure came between the two renames below
-        shutil.rmtree(old, ignore_errors=True)
+        if old.exists() and not folder.exists():  # a crash or a failure came between the two renames below
+            with suppress(OSError):
+                old.rename(folder)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
 
     try:
         tidy()
         temporary.mkdir(parents=True)
         fill(temporary)
-        paths = sorted(temporary.rglob("*"))
-        manifest = {file.relative_to(temporary).as_posix(): _entry(file) for file in paths if file.is_file()}
-        write_text(temporary / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
-        for path in [*paths, temporary / MANIFEST, temporary]:
+        write_manifest(temporary)
+        for path in [*temporary.rglob("*"), temporary]:
             _sync(path)
         if folder.exists():
             folder.rename(old)
@@ -76,22 +88,40 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
         tidy()
 
 
+def write_manifest(folder: Path) -> None:
+    """List the size and the SHA-256 of every file in a folder."""
+    files = [file for file in folder.rglob("*") if file.is_file() and file != folder / MANIFEST]
+    write_text(
+        folder / MANIFEST, _text({file.relative_to(folder).as_posix(): _entry(file) for file in files})
+    )
+
+
+def _text(entries: dict[str, Any]) -> str:
+    return json.dumps(entries, indent=1, sort_keys=True) + "\n"
+
+
 def verify_folder(folder: Path, required: Sequence[str]) -> None:
     """Compare every file with the manifest, which must list those `required`.
 
     Raises ModelError naming the first that differs.
     """
+    if not (folder / MANIFEST).exists():
+        raise ModelError(f"{folder}: no {MANIFEST}; not a complete checkpoint or model folder")
     try:
-        entries = dict(json.loads((folder / MANIFEST).read_bytes()))
-    except FileNotFoundError:
-        raise ModelError(f"{folder}: no {MANIFEST}; not a complete checkpoint or model folder") from None
-    except (OSError, ValueError, TypeError, RecursionError):
+        entries = dict(read_json(folder / MANIFEST))
+        if _text(entries).encode() != (folder / MANIFEST).read_bytes():
+            raise ValueError("a byte is another, even if it says the same")
+    except (OSError, ValueError, TypeError):
         raise ModelError(f"{folder / MANIFEST}: damaged") from None
     if absent := set(required) - entries.keys():
         raise ModelError(f"{folder / MANIFEST}: does not list {', '.join(sorted(absent))}")
     for name, entry in entries.items():
         file = folder / name
-        if file.resolve() != folder.resolve() / name:
+        try:
+            inside = file.resolve() == folder.resolve() / name and not Path(name).is_absolute()
+        except (OSError, RuntimeError, ValueError):  # a link to itself, a name that cannot be
+            inside = False
+        if not inside:
             raise ModelError(f"{folder / MANIFEST}: {name} is a link or lies outside the folder")
         if not file.is_file():
             raise ModelError(f"{file}: missing")

@@ -118,15 +118,12 @@ class Tokenizer:
         """Load from a `tokenizer/` folder: `joint.model`, or `source.model` and `target.model`, and where ids
         are not SentencePiece's, `vocab.json`, or `source_vocab.json` and `target_vocab.json`, with the id of
         each piece. Raises ModelError if it is incomplete or not what it should be."""
-        models = _one_or_two(folder, "joint.model", "source.model", "target.model")
-        split = any((folder / f"{side}_vocab.json").exists() for side in ("source", "target"))
-        mapped = split or (folder / "vocab.json").exists()
-        mappings = _one_or_two(folder, *MAPPINGS) if mapped else []
+        models, mappings = vocabulary_files(folder)
         self.files = [*models, *mappings]
         self.joint = len(mappings or models) == 1
-        self.source = self.target = Vocabulary(models[0], mappings[0] if mapped else None)
-        if len(self.files) > 1 + mapped:
-            self.target = Vocabulary(models[-1], mappings[-1] if mapped else None)
+        self.source = self.target = Vocabulary(models[0], mappings[0] if mappings else None)
+        if len(models) > 1 or len(mappings) > 1:
+            self.target = Vocabulary(models[-1], mappings[-1] if mappings else None)
         self.source_vocab_size, self.target_vocab_size = len(self.source), len(self.target)
         self.special = _common(self.source.special, self.target.special, folder)
 
@@ -151,6 +148,13 @@ class Tokenizer:
         """SHA-256 over the vocabulary files."""
         digests = [hashlib.sha256(file.read_bytes()).digest() for file in self.files]
         return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def vocabulary_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The SentencePiece models of a `tokenizer/` folder, one or two, and as many files of ids, or none."""
+    models = _one_or_two(folder, "joint.model", "source.model", "target.model")
+    mapped = any((folder / name).exists() for name in MAPPINGS)
+    return models, _one_or_two(folder, *MAPPINGS) if mapped else []
 
 
 def _one_or_two(folder: Path, both: str, source: str, target: str) -> list[Path]:

@@ -95,20 +95,24 @@ class Vocabulary:
 
 
 def _load(file: Path) -> SentencePieceProcessor:
-    with suppress(RuntimeError):
-        try:
-            if contents := file.read_bytes():  # of no bytes it makes a model of no pieces
-                return SentencePieceProcessor(model_proto=contents)
-        except OSError as error:
-            raise ModelError(f"{file}: cannot read the tokenizer: {error.strerror}") from None
+    with suppress(RuntimeError, ValueError):  # ValueError if not even its message is text
+        if contents := _read(file, "tokenizer"):  # of no bytes it makes a model of no pieces
+            return SentencePieceProcessor(model_proto=contents)
     raise ModelError(f"{file}: not a SentencePiece model")
+
+
+def _read(file: Path, kind: str) -> bytes:
+    try:
+        if file.exists() and not file.is_file():
+            raise ModelError(f"{file}: the {kind} is not a file")  # of a pipe, reading would not end
+        return file.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{file}: cannot read the {kind}: {error.strerror}") from None
 
 
 def _read_mapping(file: Path) -> dict[str, int]:
     try:
-        ids = json.loads(file.read_bytes())
-    except OSError as error:
-        raise ModelError(f"{file}: cannot read the vocabulary: {error.strerror}") from None
+        ids = json.loads(_read(file, "vocabulary"))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{file}: not JSON: {error}") from None
     if not isinstance(ids, dict) or not ids:

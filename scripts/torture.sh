@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Kills, full disks and flipped bits, at full size: some minutes. Prints a table.
+# Kills, full disks, flipped bits (twenty minutes) and damaged folders (an hour), at full size. Prints a table.
 set -eu
 cd "$(dirname "$0")/.."
 exec .venv/bin/python scripts/torture.py "$@"

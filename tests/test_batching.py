@@ -43,34 +43,6 @@ def flat(plan: BatchPlan) -> list[list[list[int]]]:
     return [[part.tolist() for part in step] for step in plan.steps]
 
 
-@quick
-@given(lengths, budgets, budgets, worlds)
-def test_every_row_once_at_any_world_size(pairs, batch_tokens, pass_tokens, world):
-    plans, _, _ = plan_all(pairs, batch_tokens, pass_tokens, world)
-    assert sorted(row for step in rows_of_steps(plans) for row in step) == list(range(len(pairs)))
-
-
-@quick
-@given(lengths, budgets, budgets, worlds)
-def test_ranks_agree_on_steps_and_passes(pairs, batch_tokens, pass_tokens, world):
-    plans, _, _ = plan_all(pairs, batch_tokens, pass_tokens, world)
-    assert len({tuple(map(len, plan.steps)) for plan in plans}) == 1
-    assert all(plan.step_tokens == plans[0].step_tokens for plan in plans)
-    assert len({plan.padded_tokens for plan in plans}) == 1
-
-
-@quick
-@given(lengths, budgets, budgets, worlds)
-def test_budgets_hold_on_both_sides(pairs, batch_tokens, pass_tokens, world):
-    plans, source, target = plan_all(pairs, batch_tokens, pass_tokens, world)
-    for side in (source, target):
-        for rows in rows_of_steps(plans):
-            assert len(rows) * side[rows].max() <= batch_tokens
-        for plan in plans:
-            for part in (part for step in plan.steps for part in step if len(part)):
-                assert len(part) * side[part].max() <= min(batch_tokens, pass_tokens)
-
-
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_pass_is_not_a_token_over_its_budget(world: int):
     for pass_tokens in range(40, 300):

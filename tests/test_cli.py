@@ -76,18 +76,6 @@ def test_a_missing_config_is_a_usage_error(mtrain, command):
     assert (code, out) == (2, "") and "nowhere.yaml: no such config file" in one_line(err)
 
 
-def test_a_misspelt_key_names_the_nearest(mtrain, config_file):
-    code, _, err = mtrain("fit", changed(config_file, "model", drop_out=0.1))
-    assert code == 2 and "unknown key 'drop_out'; did you mean 'dropout'?" in one_line(err)
-
-
-def test_unequal_line_counts_are_a_data_error_with_both(mtrain, config_file, tmp_path, corpus):
-    (tmp_path / "short.de").write_text("Eine Katze schläft.\n")
-    files = {"source": str(corpus / "train.en"), "target": str(tmp_path / "short.de")}
-    code, _, err = mtrain("fit", changed(config_file, "data", train=files))
-    assert code == 3 and "has 8 lines but" in one_line(err) and "short.de has 1" in err
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -137,11 +125,6 @@ def test_each_mistake_ends_in_one_clear_line(mtrain, run_dir, corpus, config_fil
         *(argument.format(**places) for argument in arguments), *([] if len(arguments) == 1 else ["--quiet"])
     )
     assert (given, out) == (code, "") and message in one_line(err)
-
-
-def test_control_characters_never_reach_the_terminal(mtrain):
-    code, _, err = mtrain("fit", "no\x1b[31mwhere.yaml")
-    assert code == 2 and "\x1b" not in err and "\\x1b[31m" in err
 
 
 def test_a_bug_is_called_a_bug_and_debug_shows_where(mtrain, run_dir, monkeypatch):
@@ -287,12 +270,6 @@ def test_long_lines_are_translated_in_parts_and_stay_one_line(mtrain, run_dir, s
     assert "warning: 1 line(s), longer than the model's 64 tokens, were translated in parts" in err
 
 
-def test_invalid_input_is_a_data_error_with_its_line(mtrain, run_dir, stdin):
-    stdin(b"It rains.\nbad \xff byte\n")
-    code, _, err = mtrain("translate", run_dir, "--device", "cpu")
-    assert code == 3 and "<stdin>:2: not valid UTF-8" in one_line(err)
-
-
 def test_the_prompt_translates_what_is_typed(run_dir):
     main_end, terminal = pty.openpty()
     command = [sys.executable, "-m", "mtrain", "translate", str(run_dir), "--device", "cpu"]
@@ -305,17 +282,6 @@ def test_the_prompt_translates_what_is_typed(run_dir):
     os.close(main_end)
     os.close(terminal)
     assert process.returncode == 0 and "Es regnet.\n" in out and "Type a sentence" in err
-
-
-def test_a_reader_that_leaves_is_no_failure_and_a_full_disk_is(run_dir, tmp_path):
-    many = tmp_path / "many"
-    many.write_text("It rains.\n" * 9000)
-    command = f"{sys.executable} -m mtrain translate {run_dir} --device cpu --beam-size 1 -i {many}"
-    shell = {"shell": True, "executable": "/bin/bash", "capture_output": True, "text": True}
-    done = subprocess.run(f"{command} | head -1; echo ${{PIPESTATUS[0]}}", **shell)
-    assert (done.stdout, done.stderr) == ("Es regnet.\n0\n", "")
-    full = subprocess.run(f"{command} > /dev/full", **shell)
-    assert full.returncode == 6 and "No space left" in one_line(full.stderr)
 
 
 def test_evaluate_prints_scores_with_signatures(mtrain, run_dir, corpus):

@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from mtrain.data import Pair
-from mtrain.data.corpus import (
-    content_hash,
-    files_of,
-    good_pairs,
-    read_corpus,
-    read_lines,
-    read_pairs,
-    read_text,
-)
+from mtrain.data.corpus import content_hash, files_of, good_pairs, read_lines, read_pairs, read_text
 from mtrain.data.encode import check_corpora
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
@@ -183,39 +175,6 @@ DATA = [
 ]
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["LF", "CRLF"])
-@pytest.mark.parametrize("final", [True, False], ids=["final newline", "no final newline"])
-@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["", "BOM"])
-def test_only_lf_ends_a_line(tmp_path: Path, end: str, final: bool, mark: bytes):
-    numbers = [str(i) for i in range(len(DATA))]
-    source = write(tmp_path / "a.en", DATA, end, final)
-    source.write_bytes(mark + source.read_bytes())
-    target = write(tmp_path / "a.fr", numbers)
-    assert read(source=source, target=target) == list(zip(DATA, numbers, strict=True))
-    tsv = write(tmp_path / "a.tsv", [f"{s}\t{n}" for s, n in zip(DATA, numbers, strict=True)], end, final)
-    tsv.write_bytes(mark + tsv.read_bytes())
-    assert read(tsv=tsv) == list(zip(DATA, numbers, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("content", "lines"),
-    [
-        (b"", []),
-        (b"\n", [""]),
-        (b"\r\n", [""]),
-        (b"a", ["a"]),
-        (b"a\r", ["a\r"]),  # no LF, so the CR is data
-        (b"a\r\r\n", ["a\r"]),
-        (b"a\n\nb", ["a", "", "b"]),
-        (b"\xef\xbb\xbf", [""]),
-        (b"\xef\xbb\xbf\xef\xbb\xbfa\n\xef\xbb\xbfb", ["\ufeffa", "\ufeffb"]),  # one mark, of the file
-    ],
-)
-def test_line_ends(tmp_path: Path, content: bytes, lines: list[str]):
-    (tmp_path / "a").write_bytes(content)
-    assert read_text(tmp_path / "a") == lines
-
-
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), max_size=20)
 lines_without_end = st.lists(texts.map(lambda line: line.rstrip("\r")), max_size=8)
 
@@ -241,44 +200,9 @@ def test_any_text_comes_through_jsonl(tmp_path_factory, pairs: list[tuple[str, s
 # --------------------------------------------------------------------------------------------- not parallel
 
 
-@pytest.mark.parametrize(("sources", "targets"), [(3, 5), (5, 3), (0, 2), (1, 0), (999, 1000)])
-def test_unequal_counts_name_both(tmp_path: Path, sources: int, targets: int):
-    texts = text_pair(tmp_path, b"x\n" * sources, b"y\n" * targets)
-    with pytest.raises(DataError) as caught:
-        list(read_corpus(texts))
-    message = str(caught.value)
-    longer, shorter = ("s.en", "s.fr") if sources > targets else ("s.fr", "s.en")
-    assert f"{longer} has {max(sources, targets)} lines" in message
-    assert f"{shorter} has {min(sources, targets)}" in message
-
-
-def test_unequal_counts_are_an_error_even_where_bad_lines_are_skipped(tmp_path: Path):
-    with pytest.raises(DataError, match="3 lines"):
-        list(read_pairs(text_pair(tmp_path, b"a\n\xff\nb\n", b"a\nb\n"), "skip"))
-
-
-def test_a_final_newline_on_one_side_alone_is_no_difference(tmp_path: Path):
-    assert list(read_corpus(text_pair(tmp_path, b"a\nb", b"c\nd\n"))) == [("a", "c"), ("b", "d")]
-
-
 # -------------------------------------------------------------------------------------------------- bad lines
 
 BAD_BYTES = [b"caf\xe9", b"a\0b", b"\xed\xa0\x80", b"\xc0\x80", b"\xff\xfea\0", b"\xe2\x82"]
-
-
-@pytest.mark.parametrize("bad", BAD_BYTES, ids=repr)
-@pytest.mark.parametrize("side", ["s.en", "s.fr"])
-def test_bad_text_names_file_and_line_or_is_skipped(tmp_path: Path, bad: bytes, side: str):
-    good, broken = b"1\n2\n3\n", b"1\n" + bad + b"\n3\n"
-    spec = text_pair(tmp_path, *((broken, good) if side == "s.en" else (good, broken)))
-    with pytest.raises(DataError, match=rf"{side}:2: ") as caught:
-        list(read_pairs(spec, "error"))
-    assert "bad_lines" in str(caught.value)
-    assert list(read_pairs(spec, "skip")) == [("1", "1"), None, ("3", "3")]
-
-
-def test_both_sides_bad_is_one_bad_pair(tmp_path: Path):
-    assert list(read_pairs(text_pair(tmp_path, b"\xff\na\n", b"\0\nb\n"), "skip")) == [None, ("a", "b")]
 
 
 @pytest.mark.parametrize(

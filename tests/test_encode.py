@@ -7,7 +7,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -346,45 +345,10 @@ def test_the_length_limit_is_exact(tmp_path: Path, tokenizer: Tokenizer, side: i
     assert dropped(caplog) == {"too long": 1}
 
 
-@pytest.mark.parametrize(
-    ("lines", "keys", "counts"),
-    [
-        (b"", {}, ["empty"]),
-        (b"\ta\nb\t\n", {}, ["2 empty"]),
-        (b"long long long\tshort\n" * 3, {"max_length": 2}, ["3 too long"]),
-        (b"\xff\ta\n" * 1200, {"bad_lines": "skip"}, ["1,200 bad"]),
-        (
-            b"\xff\ta\n\tb\nlong long\tc\n",
-            {"bad_lines": "skip", "max_length": 2},
-            ["1 bad", "1 empty", "1 too long"],
-        ),
-    ],
-)
-def test_nothing_left_says_how_many_and_why(
-    tmp_path: Path, tokenizer, lines: bytes, keys: dict, counts: list[str]
-):
-    (tmp_path / "t.tsv").write_bytes(lines)
-    data = config(tmp_path, {"tsv": str(tmp_path / "t.tsv")}, **keys)
-    for _ in range(2):  # and again, rather than an empty corpus that passes for encoded
-        with pytest.raises(DataError) as caught:
-            prepare_data(data, tokenizer, tmp_path / "data", seed=1)
-        assert all(count in str(caught.value) for count in counts)
-
-
 def test_no_validation_pairs_is_an_error(tmp_path: Path, tokenizer: Tokenizer):
     data = config(tmp_path, validation=write(tmp_path / "v.tsv", []))
     with pytest.raises(DataError, match="validation"):
         prepare_data(data, tokenizer, tmp_path / "data", seed=1)
-
-
-@pytest.mark.parametrize("text", ["x" * 10_000_000, "I like " * 1_430_000], ids=["one word", "many words"])
-def test_a_line_of_ten_megabytes_is_dropped(tmp_path: Path, tokenizer: Tokenizer, text: str, caplog):
-    train = write(tmp_path / "t.tsv", [TOY[0], (text, "short"), ("short", text), TOY[1]])
-    start = time.perf_counter()
-    prepared = prepare_data(config(tmp_path, train), tokenizer, tmp_path / "data", seed=1)
-    assert time.perf_counter() - start < 60
-    assert text_of(prepared, tokenizer) == TOY[:2]
-    assert dropped(caplog) == {"too long": 2}
 
 
 # ------------------------------------------------------------------------------------------------- held out

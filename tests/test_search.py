@@ -15,10 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mtrain.decoding.beam import beam_search
-from mtrain.decoding.constraints import Constraints
 from mtrain.decoding.hypothesis import Hypothesis
-from mtrain.decoding.predictor import Predictor
 from mtrain.decoding.search import search
 from mtrain.model.transformer import Transformer
 from mtrain.schema import DecodingConfig, ModelConfig
@@ -100,20 +97,6 @@ def assert_same(ours: list[Hypothesis], expected: list[Hypothesis], tolerance: f
 # ------------------------------------------------------------------------------------------- brute force
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0, 2.0, -0.7])
-@pytest.mark.parametrize("special", [USUAL, BOS_IS_PAD], ids=["usual", "bos=pad"])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_widest_beam_is_brute_force(length_penalty: float, special: dict[str, int], seed: int) -> None:
-    model, lengths = build(seed, **special), [1, 2, 3, 4, 5, 6, 6, 7, 7, 7]  # limits of 1 to 4 tokens
-    source, keep = sentences(model, lengths)
-    config = options(beam_size=5**4, length_penalty=length_penalty, stop="exact")
-    found = search([model], source, keep, config)
-    for row, length in enumerate(lengths):
-        expected = brute_force(model, source[row], keep[row], length // 2 + 1, length_penalty)
-        assert_same(found[row], expected)
-    assert len({tuple(hypotheses[0].ids) for hypotheses in found}) > 1  # the sources do matter
-
-
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, -0.7])
 def test_the_widest_beam_is_never_worse_than_greedy(length_penalty: float) -> None:
     gains = []
@@ -132,46 +115,7 @@ def test_the_widest_beam_is_never_worse_than_greedy(length_penalty: float) -> No
 # ---------------------------------------------------------------------------------------------- rescoring
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
-@pytest.mark.parametrize("beam_size", [1, 4])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
-def test_reported_scores_are_those_of_the_full_model(
-    positions: str, beam_size: int, dtype: torch.dtype, tolerance: float
-) -> None:
-    model = build(5, vocab=12, dtype=dtype, positions=positions, decoder_layers=2)
-    source, keep = sentences(model, [3, 9, 14])
-    config = options(beam_size=beam_size, length_penalty=0.8, max_length_ratio=1.0)
-    for row, hypotheses in enumerate(search([model], source, keep, config)):
-        targets = [tokens(hypothesis, EOS) for hypothesis in hypotheses]
-        log_probs = forced(model, source[row], keep[row], targets)
-        assert [h.log_prob for h in hypotheses] == pytest.approx(log_probs, abs=tolerance)
-        scores = [log_prob / len(t) ** 0.8 for log_prob, t in zip(log_probs, targets, strict=True)]
-        assert [h.score for h in hypotheses] == pytest.approx(scores, abs=tolerance)
-
-
 # ------------------------------------------------------------------------------------------------ greedy
-
-
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0, -1.0])
-@pytest.mark.parametrize("seed", range(4))
-def test_greedy_takes_the_likeliest_token_and_equals_a_beam_of_one(length_penalty: float, seed: int) -> None:
-    model = build(seed, vocab=9)
-    source, keep = sentences(model, [1, 4, 6, 9, 13, 13])
-    config = options(beam_size=1, length_penalty=length_penalty, max_length_ratio=1.0)
-    greedy = search([model], source, keep, config)
-    limits = keep.sum(1) + 1
-    predictor = Predictor([model], source, keep, 1, int(limits.max()))
-    beam = beam_search(
-        predictor, keep, limits, config, Constraints(config, keep.sum(1), limits, model.config, None)
-    )
-    for row, (ours, same) in enumerate(zip(greedy, beam, strict=True)):
-        target: list[int] = []
-        while len(target) < limits[row] and EOS not in target:
-            nexts = [(*target, token) for token in range(9)]
-            log_probs = forced(model, source[row], keep[row], nexts)
-            target = list(nexts[max(range(9), key=log_probs.__getitem__)])
-        assert [tokens(hypothesis, EOS) for hypothesis in ours] == [tuple(target)]
-        assert_same(same, ours)
 
 
 # ---------------------------------------------------------------------------------- scripted distributions

@@ -1,6 +1,5 @@
 """Folders that survive crashes and tell when they are damaged; outputs that replace nothing too early."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ from test_fit import go, last_checkpoint, losses
 from mtrain import Translator
 from mtrain.errors import ModelError, StorageError
 from mtrain.modelfolder import load_model
-from mtrain.storage import sha256, verify_folder, write_folder
+from mtrain.storage import verify_folder, write_folder, write_manifest
 from mtrain.training import loop
 from mtrain.training.validate import Scores
 
@@ -68,14 +67,6 @@ def test_all_damage_is_noticed(tmp_path, damage):
         verify_folder(tmp_path / "folder", ["a"])
 
 
-def remade(folder):
-    """Make the manifest of a changed folder right again."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for name in manifest:
-        manifest[name] = {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -91,7 +82,7 @@ def test_a_model_folder_whose_parts_disagree_is_refused(run_dir, tmp_path, old, 
     config = (folder / "config.yaml").read_text()
     assert old in config
     (folder / "config.yaml").write_text(config.replace(old, new))
-    remade(folder)
+    write_manifest(folder)
     with pytest.raises(ModelError, match=message):
         load_model(folder)
 

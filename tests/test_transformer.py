@@ -91,40 +91,6 @@ def test_embeddings_are_scaled_by_the_root_of_the_width() -> None:
 # ------------------------------------------------------------------------------------------- invariances
 
 
-@every_kind
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_padding_order_neighbours_and_garbage_change_nothing(
-    kind: dict[str, str], dtype: torch.dtype, tolerance: float
-) -> None:
-    model = build(dtype, **kind)
-    lengths = [(5, 3), (1, 6), (9, 1), (4, 4)]  # source and target tokens
-    pairs = [(ids(s), ids(t)) for s, t in lengths]
-    alone = [logits(model, s[None], keep(len(s)), t[None])[0] for s, t in pairs]
-    for order, padding in itertools.product(([0, 1, 2, 3], [2, 0, 3], [3, 1]), (0, 5)):
-        source = ids(len(order), max(lengths[i][0] for i in order) + padding)  # garbage that pairs overwrite
-        target = ids(len(order), max(lengths[i][1] for i in order) + padding)
-        for row, i in enumerate(order):
-            source[row, : lengths[i][0]], target[row, : lengths[i][1]] = pairs[i]
-        kept = torch.arange(source.size(1)) < torch.tensor([[lengths[i][0]] for i in order])
-        together = logits(model, source, kept, target)
-        for row, i in enumerate(order):
-            torch.testing.assert_close(
-                together[row, : lengths[i][1]], alone[i], rtol=tolerance, atol=tolerance
-            )
-
-
-@every_kind
-def test_a_later_target_token_leaves_earlier_logits_alone(kind: dict[str, str]) -> None:
-    model, source, target = build(**kind), ids(2, 5), ids(2, 7)
-    before = logits(model, source, keep(5, 2), target)
-    for position in range(7):
-        edited = target.clone()
-        edited[:, position] = (edited[:, position] - 4 + 11) % 26 + 4
-        after = logits(model, source, keep(5, 2), edited)
-        assert torch.equal(after[:, :position], before[:, :position])
-        assert (after[:, position:] != before[:, position:]).any(-1).all()  # and all from there on do change
-
-
 # -------------------------------------------------------------------------------------- cached decoding
 
 
@@ -136,14 +102,6 @@ def decode_cached(
     cache = model.start_cache(model.encode(source, source_keep), source_keep, beams, target.size(1))
     parts = [target[:, :first], *target[:, first:].split(1, dim=1)]
     return torch.cat([model.project(model.decode_next(p, cache)) for p in parts], dim=1)
-
-
-@every_kind
-@pytest.mark.parametrize(("beams", "first"), [(1, 1), (3, 1), (1, 4)])
-def test_cached_decoding_equals_full(kind: dict[str, str], beams: int, first: int) -> None:
-    model, source, kept, target = build(**kind), ids(3, 5), keep(5, 1, 3), ids(3 * beams, 7)
-    full = logits(model, source.repeat_interleave(beams, 0), kept.repeat_interleave(beams, 0), target)
-    torch.testing.assert_close(decode_cached(model, source, kept, target, beams, first), full, **DOUBLE)
 
 
 @pytest.mark.parametrize("positions", POSITIONS)

@@ -40,31 +40,6 @@ def words_of(count: int, seed: int = 0) -> list[str]:
 # ------------------------------------------------------------------------------------------------- batches
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("settings", [{"beam_size": 1}, {"beam_size": 4}, {"samples": 2, "seed": 7}])
-def test_neither_batches_nor_order_nor_threads_change_a_translation(
-    translator: Translator, settings: dict, workers: int
-) -> None:
-    lines = words_of(30)
-    double = translator.with_settings(**settings, workers=workers)
-    for model in double.models:
-        model.double()
-    try:
-        expected = double.translate(lines)
-        for batch_tokens in (1, 70, 10_000):
-            other = double.with_settings(batch_tokens=batch_tokens)
-            assert [t.text for t in other.translate(lines)] == [t.text for t in expected]
-        if "samples" not in settings:  # whose numbers go by the line's place
-            order = random.Random(1).sample(range(30), 30)
-            shuffled = double.translate([lines[i] for i in order])
-            assert [t.text for t in shuffled] == [expected[i].text for i in order]
-        streamed = list(double.stream(iter(lines), window=7))
-        assert [t.text for t in streamed] == [t.text for t in expected]
-    finally:
-        for model in double.models:
-            model.float()
-
-
 def test_threads_may_share_a_translator(translator: Translator) -> None:
     lines = words_of(40, seed=2)
     expected = translator.translate(lines)
@@ -229,23 +204,6 @@ def test_a_long_line_is_translated_in_parts_and_joined(translator: Translator, c
     assert total.score == pytest.approx(total.log_prob)
     with pytest.raises(TypeError, match="strings"):
         translator.translate([b"It rains."])  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize("size", [1_000_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
-def test_megabytes_in_one_line_are_one_line(translator: Translator, monkeypatch, size: int) -> None:
-    """What is decoded is left out: only the cutting is of interest."""
-    sizes = []
-
-    def count(parts, n_best, alignments):
-        sizes.extend(len(part.source) for part in parts)
-        return [[short] for _ in parts]
-
-    [short] = translator.translate(["It rains."])
-    fast = translator.with_settings()
-    monkeypatch.setattr(fast, "decoder", count)
-    for text in ("It rains. " * (size // 10), "x" * size):
-        [found] = fast.translate([text])
-        assert found.text.startswith("Es regnet. Es regnet.") and max(sizes) <= 64
 
 
 # ---------------------------------------------------------------------------------------------- alignments

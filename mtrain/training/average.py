@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.checkpoint import checkpoint_folders, load_tensors
+from mtrain.errors import ModelError
 from mtrain.schema import TrainingConfig
 
 
@@ -32,9 +33,12 @@ class Average:
             self.weights = {}  # of an earlier step
 
     def load(self, folder: Path) -> None:
-        """Go on from a checkpoint, in place."""
+        """Go on from a checkpoint, in place. Raises ModelError if what it holds does not fit."""
         if self.decay is not None:
-            for name, tensor in load_tensors(folder / "average.safetensors").items():
+            tensors = load_tensors(file := folder / "average.safetensors")
+            if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in self.weights.items()}:
+                raise ModelError(f"{file}: its tensors are not those of the model")
+            for name, tensor in tensors.items():
                 self.weights[name].copy_(tensor)
 
     @contextmanager

@@ -1,40 +1,47 @@
 """The torture of `scripts/torture.sh`, in a bounded form; at full size it is there for a release."""
 
-import shutil
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "torture.py"
+NOTHING = ["--kills", "2", "--signals", "1", "--flips", "400", "--disks", "2", "--minutes", "0.05"]
 
 
-@pytest.fixture(scope="module")
-def tortured(tmp_path_factory):
-    """The script, and a folder with a run that it begins from."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    import torture
-
-    folder = tmp_path_factory.mktemp("torture")
-    torture.fit(folder / "start", torture.EVERY)
-    return torture, folder
-
-
-def test_05_every_flipped_byte_and_every_cut_is_noticed(tortured):
-    torture, folder = tortured
-    outcome = torture.flipped_bits(folder / "start", 400)
-    assert (outcome.tries, outcome.lost, outcome.corrupt) == (400, 0, 0)
+def tortured(*options: str) -> list[list[str]]:
+    """The rows of its table."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *options], capture_output=True, text=True, env=environment
+    )
+    rows = [line for line in done.stdout.splitlines()[1:] if not line.startswith(" ")]
+    assert done.returncode == 0 and rows, done.stdout + done.stderr
+    return [[row[:42].strip(), *row[42:].split()[:3]] for row in rows]
 
 
-def test_flips_that_nobody_checks_are_counted(tortured, monkeypatch):
-    torture, folder = tortured
-    monkeypatch.setattr(torture, "verify_folder", lambda *_: None)
-    assert torture.flipped_bits(folder / "start", 20).corrupt == 20
+def test_08_12_real_signals_lose_nothing():
+    options = ["--only", "kills", "signals", "flips", *NOTHING]
+    assert tortured(*options) == [
+        ["SIGKILL at random", "2", "0", "0"],
+        ["SIGTERM: saved within a step, 143", "1", "0", "0"],
+        ["bytes flipped, files cut", "400", "0", "0"],
+    ]
+
+
+def test_damage_that_nobody_checks_is_counted(make_config, monkeypatch):
+    sys.path.insert(0, str(SCRIPT.parent))
+    from test_fit import go
+    from tortures import damage
+
+    run = go(make_config(training={"max_steps": 2, "validate_every": 2}))
+    monkeypatch.setattr(damage, "verify_folder", lambda *_: None)
+    assert damage.flipped_bytes(run, 20).corrupt == 20
 
 
 @pytest.mark.slow
-def test_nothing_is_lost(tortured):
-    torture, folder = tortured
-    rows = torture.torture(Path(shutil.copytree(folder, folder.with_name("all"))), 20, 1000, 5, 10)
-    assert [(row.lost, row.corrupt) for row in rows] == [(0, 0)] * 5
-    assert rows[0].tries > 20 and rows[1].tries == 20
+def test_nothing_is_lost():
+    rows = tortured("--kills", "20", "--flips", "1000", "--signals", "5", "--disks", "10", "--minutes", "0.5")
+    assert len(rows) == 8 and all(lost == corrupt == "0" for *_, lost, corrupt in rows)

@@ -1,151 +1,78 @@
-"""Faults of training, each named by its number in the list of faults that mtrain answers for."""
+"""Faults of the steps: numbers that are not finite, memory that is used up, losses that jump."""
+# ruff: noqa: F811  (fixtures)
 
 import logging
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from test_fit import batches_of, go, last_checkpoint, losses, parts, read_metrics  # noqa: F401  (fixtures)
+from safetensors.torch import load_file
+from test_cli import mtrain  # noqa: F401
+from test_fit import Poisoned, batches_of, go, last_checkpoint, parts, read_metrics  # noqa: F401
 
 from mtrain import checkpoint
-from mtrain.cli import main
-from mtrain.errors import StorageError, UsageError
+from mtrain.errors import DivergedError
+from mtrain.model.loss import LossSums
 from mtrain.training import step
-from mtrain.training.lock import locked
 from mtrain.training.progress import SPIKE_WINDOW, Progress
 from mtrain.training.step import Learner, StepSums
 
 
-def failing(monkeypatch, times: list[int]) -> list[int]:
-    """Let the `times`-th attempts (from 1) to write a checkpoint fail; returns the attempts so far."""
-    attempts: list[int] = []
-    real = checkpoint.write_folder
+def test_15_a_step_that_is_not_finite_changes_nothing(parts):
+    config, model, data, tokenizer = parts
+    model = Poisoned(model.float())
+    learner = Learner(model, config.training)
+    optimizer = learner.optimizer
+    batch = batches_of([[0, 1, 2]], data, tokenizer)
+    for poison in (False, True, False):
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        moments = {
+            name: optimizer.state[p]["exp_avg"].clone()
+            for name, p in model.named_parameters()
+            if p in optimizer.state
+        }
+        model.poison = poison
+        sums = learner.step(batch, batch[0].target_tokens, 0.01)
+        assert bool(sums.values[3]) == poison
+        assert all(
+            torch.equal(p, before[name]) == poison
+            for name, p in model.named_parameters()
+            if p.grad is None and "norm" not in name and "bias" not in name
+        )
+        if poison:
+            assert all(
+                torch.equal(optimizer.state[p]["exp_avg"], moments[name])
+                for name, p in model.named_parameters()
+            )
 
-    def write(folder, fill):
-        attempts.append(1)
-        if len(attempts) in times:
-            raise StorageError(f"{folder}: cannot write: No space left on device")
-        real(folder, fill)
 
-    monkeypatch.setattr(checkpoint, "write_folder", write)
-    return attempts
+def test_15_three_steps_in_a_row_that_are_not_finite_end_training(make_config, monkeypatch):
+    real = step.projected_cross_entropy
+    calls = []
+    monkeypatch.setattr(Learner, "rehearse", lambda *_: None)
 
+    def poisoned(*args):
+        calls.append(1)
+        sums = real(*args)
+        return (
+            LossSums(sums.loss * float("nan"), sums.nll, sums.tokens) if len(calls) in (2, 4, 5, 6) else sums
+        )
 
-# The runs of `make_config` save at steps 4 and 8, the end.
-
-
-def test_02_a_full_disk_keeps_what_there_was_and_training_goes_on(make_config, monkeypatch, caplog):
-    config = make_config(training={"max_steps": 12, "checkpoint_every": 2, "validate_every": 12})
-    attempts = failing(monkeypatch, [2, 3, 4, 5])  # the second and third checkpoint, each tried twice
-    run = go(config)
-    assert last_checkpoint(run).name == "step-00000012" and len(attempts) == 8
-    assert caplog.text.count("trying again") == 2
-    assert caplog.text.count("going on, to save at the next checkpoint") == 2
-    assert "MiB are needed" in caplog.text and "MiB are free" in caplog.text
-    assert not list((run / "checkpoints").glob(".*"))
-
-
-def test_02_the_third_checkpoint_in_a_row_that_fails_ends_training(make_config, monkeypatch):
-    config = make_config(training={"max_steps": 12, "checkpoint_every": 2, "validate_every": 12})
-    failing(monkeypatch, list(range(2, 99)))
-    with pytest.raises(StorageError, match="No space left on device; 0 MiB are needed"):
+    monkeypatch.setattr(step, "projected_cross_entropy", poisoned)
+    config = make_config(
+        training={"batch_tokens": 512, "micro_batch_tokens": 512, "max_steps": 20, "log_every": 1}
+    )
+    with pytest.raises(DivergedError, match="3 steps in a row"):
         go(config)
-    run = Path(config.run_dir)
-    assert last_checkpoint(run).name == "step-00000002"
-    assert max(record["step"] for record in read_metrics(run)) == 8
-    monkeypatch.undo()
-    go(config)  # and it goes on from what there is
-    assert last_checkpoint(run).name == "step-00000012"
-
-
-def test_02_the_last_save_must_not_fail(make_config, monkeypatch):
-    failing(monkeypatch, [2, 3])
-    with pytest.raises(StorageError, match="No space left"):
-        go(make_config(training={"validate_every": 8, "checkpoint_every": 4, "max_steps": 8}))
-
-
-def test_02_best_weights_that_could_not_be_saved_do_not_bar_later_ones(make_config, monkeypatch):
-    from mtrain.training import loop
-    from mtrain.training.validate import Scores
-
-    told = iter([Scores(1.0, 3, bleu, 20) for bleu in (10, 40, 20)])
-    monkeypatch.setattr(loop.Validator, "__call__", lambda *_: next(told))
-    failing(monkeypatch, [2, 3])
-    run = go(make_config(training={"max_steps": 12}))
-    assert '"best": "step-00000012"' in (run / "checkpoints/index.json").read_text()
-
-
-def test_03_one_failed_write_is_tried_again_in_a_fresh_folder(make_config, monkeypatch, caplog):
-    attempts = failing(monkeypatch, [1])
-    run = go(make_config())
-    assert len(attempts) == 3 and "trying again" in caplog.text
-    assert [step for step, *_ in losses(run)] == [2, 4, 6, 8]
-
-
-def test_03_metrics_that_cannot_be_written_come_with_the_next_line(tmp_path, caplog):
-    progress = Progress(tmp_path, checkpoint.TrainState(), 10, "fp32", quiet=True)
-    progress.state.window = {"loss": 1.0, "nll": 1.0, "tokens": 1.0, "seconds": 1.0, "norm": 1.0}
-    (tmp_path / "metrics.jsonl").mkdir()
-    progress.log_step(1, 0.1)
-    assert "metrics.jsonl: cannot write: Is a directory; tried again" in caplog.text
-    (tmp_path / "metrics.jsonl").rmdir()
-    progress.state.window = {"loss": 1.0, "nll": 1.0, "tokens": 1.0, "seconds": 1.0, "norm": 1.0}
-    progress.log_step(1, 0.2)
-    assert [record["learning_rate"] for record in read_metrics(tmp_path)] == [0.1, 0.2]
-
-
-def test_07_a_second_fit_in_a_run_folder_names_the_first(make_config, config_file, tmp_path, capsys):
-    config = make_config()
-    run = go(config)
-    code = f"""if True:
-        from pathlib import Path
-        from mtrain.training.lock import locked
-        with locked(Path({str(run)!r})):
-            print("held", flush=True)
-            input()
-    """
-    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-    before = {file: file.stat().st_mtime_ns for file in run.rglob("*")}
-    for command in ("fit", "tokenize"):
-        with pytest.raises(SystemExit) as stop:
-            main([command, str(config_file), "--run-dir", str(run), "--quiet"])
-        assert stop.value.code == 2
-        assert f"process {holder.pid} on" in capsys.readouterr().err
-    assert {file: file.stat().st_mtime_ns for file in run.rglob("*")} == before
-    holder.kill()
-    holder.wait()
-    go(config)  # who died holds nothing
-
-
-def test_07_a_file_system_without_locks_is_told_of(tmp_path, monkeypatch, caplog):
-    import fcntl
-
-    def no_locks(*_):
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    with locked(tmp_path):
-        assert "cannot be locked" in caplog.text
-    with pytest.raises(StorageError, match="cannot write"), locked(tmp_path / "nowhere"):
-        pass
-
-
-def test_07_the_lock_is_free_again_afterwards(tmp_path):
-    with locked(tmp_path):
-        refused = pytest.raises(UsageError, match="works here; wait, or give another --run-dir")
-        with refused, locked(tmp_path):
-            pass
-    with locked(tmp_path):
-        pass
+    lines = read_metrics(Path(config.run_dir))
+    assert lines[1]["loss"] == "NaN" and lines[1]["skipped_steps"] == 1
+    assert isinstance(lines[2]["loss"], float) and lines[2]["skipped_steps"] == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
-def test_16_a_pass_that_memory_does_not_hold_is_halved(parts, monkeypatch, caplog, workers, error):  # noqa: F811
+def test_16_a_pass_that_memory_does_not_hold_is_halved(parts, monkeypatch, caplog, workers, error):
     config, model, data, tokenizer = parts
     batches = batches_of([[0, 1, 2, 3, 4], [5, 6, 7]], data, tokenizer)
     tokens = sum(batch.target_tokens for batch in batches)
@@ -171,7 +98,7 @@ def test_16_a_pass_that_memory_does_not_hold_is_halved(parts, monkeypatch, caplo
     assert "out of memory in 4 passes of 8 pairs" in caplog.text
 
 
-def test_16_a_single_pair_that_memory_does_not_hold_ends_training(parts, monkeypatch):  # noqa: F811
+def test_16_a_single_pair_that_memory_does_not_hold_ends_training(parts, monkeypatch):
     config, model, data, tokenizer = parts
     batches = batches_of([[0, 1]], data, tokenizer)
 
@@ -201,7 +128,7 @@ def test_a_loss_spike_is_told_with_its_rows(tmp_path, caplog):
     assert "rows 0, 1, 2, 3, 4, 5, 6, 7, .." in caplog.text and caplog.text.count("step ") == 1
 
 
-def test_halves_of_a_batch_are_its_pairs(parts):  # noqa: F811
+def test_halves_of_a_batch_are_its_pairs(parts):
     _, _, data, tokenizer = parts
     [batch] = batches_of([[3, 1, 6]], data, tokenizer)
     first, second = batch.halves()
@@ -209,3 +136,31 @@ def test_halves_of_a_batch_are_its_pairs(parts):  # noqa: F811
     assert first.target_tokens + second.target_tokens == batch.target_tokens
     assert torch.equal(torch.cat([first.labels, second.labels]), batch.labels)
     assert first.halves() == [first] and replace(first).rows == [3]
+
+
+def test_15_a_run_that_diverged_ends_with_its_code_and_finite_weights(
+    mtrain, config_file, tmp_path, monkeypatch
+):
+    real, calls = Learner.loss, []
+
+    def poisoned(self, model, batch):
+        sums = real(self, model, batch)
+        calls.append(1)
+        return sums if len(calls) < 12 else LossSums(sums.loss * float("inf"), sums.nll, sums.tokens)
+
+    monkeypatch.setattr(Learner, "loss", poisoned)
+    every_step = ["--set", "training.log_every=1", "--set", "training.max_steps=30"]
+    code, _, err = mtrain("fit", config_file, "--device", "cpu", "--quiet", *every_step)
+    assert code == 5 and "3 steps in a row" in err and "lower training.learning_rate" in err
+    weights = load_file(last_checkpoint(tmp_path / "run") / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+    assert read_metrics(tmp_path / "run")[-1]["skipped_steps"] in (1, 2)
+
+
+def test_16_memory_that_does_not_hold_a_sentence_has_its_own_code(mtrain, config_file, monkeypatch):
+    def none(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(step, "projected_cross_entropy", none)
+    code, _, err = mtrain("fit", config_file, "--device", "cpu", "--quiet")
+    assert code == 8 and "lower training.micro_batch_tokens" in err

@@ -1,0 +1,1 @@
+"""What `scripts/torture.py` does to mtrain, a module for each kind of fault."""

@@ -1,0 +1,119 @@
+"""Faults of what was asked for: keys, corpora and devices that cannot be."""
+# ruff: noqa: F811  (fixtures)
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from test_cli import changed, mtrain, one_line  # noqa: F401
+from test_device import no_gpu
+from test_encode import config, tokenizer  # noqa: F401
+from test_tokenizer import TYPES, train
+
+from mtrain.data.encode import prepare_data
+from mtrain.device import resolve_device
+from mtrain.errors import DataError, UsageError
+
+
+def test_23_a_misspelt_key_names_the_nearest(mtrain, config_file):
+    code, _, err = mtrain("fit", changed(config_file, "model", drop_out=0.1))
+    assert code == 2 and "unknown key 'drop_out'; did you mean 'dropout'?" in one_line(err)
+
+
+@pytest.mark.parametrize(
+    ("lines", "keys", "counts"),
+    [
+        (b"", {}, ["empty"]),
+        (b"\ta\nb\t\n", {}, ["2 empty"]),
+        (b"long long long\tshort\n" * 3, {"max_length": 2}, ["3 too long"]),
+        (b"\xff\ta\n" * 1200, {"bad_lines": "skip"}, ["1,200 bad"]),
+        (
+            b"\xff\ta\n\tb\nlong long\tc\n",
+            {"bad_lines": "skip", "max_length": 2},
+            ["1 bad", "1 empty", "1 too long"],
+        ),
+    ],
+)
+def test_24_nothing_left_says_how_many_and_why(
+    tmp_path: Path, tokenizer, lines: bytes, keys: dict, counts: list[str]
+):
+    (tmp_path / "t.tsv").write_bytes(lines)
+    data = config(tmp_path, {"tsv": str(tmp_path / "t.tsv")}, **keys)
+    for _ in range(2):  # and again, rather than an empty corpus that passes for encoded
+        with pytest.raises(DataError) as caught:
+            prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+        assert all(count in str(caught.value) for count in counts)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_24_too_large_a_vocabulary_names_the_largest(tmp_path: Path, kind: str, byte_fallback: bool):
+    keys = {"type": kind, "byte_fallback": byte_fallback}
+    with pytest.raises(UsageError, match=r"vocab_size.* 50000.*largest possible is \d+") as caught:
+        train(tmp_path, vocab_size=50_000, **keys)
+    largest = int(str(caught.value).rsplit("largest possible is ")[1])
+    assert train(tmp_path, vocab_size=largest, **keys).source_vocab_size == largest
+    with pytest.raises(UsageError, match="too large"):
+        train(tmp_path, vocab_size=largest + 1, **keys)
+
+
+@no_gpu
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:7"])
+def test_27_asking_for_a_gpu_that_is_not_there_is_an_error(name):
+    assert resolve_device("auto") == torch.device("cpu")
+    with pytest.raises(UsageError, match=f"--device {name}: this machine has no CUDA device"):
+        resolve_device(name)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("model.dropout=1.0", "model.dropout: input should be less than 1; got 1.0"),
+        ("model.dropout=-0.1", "model.dropout: input should be greater than or equal to 0; got -0.1"),
+        ("training.batch_tokens=0", "training.batch_tokens: input should be greater than"),
+        ("training.batch_tokens=many", "training.batch_tokens: input should be a valid integer"),
+        ("tokenizer.vocab_sise=9", "unknown key 'vocab_sise'; did you mean 'vocab_size'?"),
+        ("trainig.max_steps=9", "unknown key 'trainig'; did you mean 'training'?"),
+    ],
+)
+def test_23_what_a_key_may_be_is_told(mtrain, config_file, tmp_path, assignment, message):
+    code, out, err = mtrain("fit", config_file, "--set", assignment, "--device", "cpu")
+    assert (code, out) == (2, "") and message in one_line(err) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("contents", "settings", "code", "message"),
+    [
+        (b"", [], 3, "no text to learn a vocabulary from"),
+        (b"\n \n\n", [], 3, "no text to learn a vocabulary from"),
+        (None, ["data.max_length=2"], 3, "no training pair is left; dropped: 8 too long"),
+        (None, ["tokenizer.vocab_size=60000"], 2, "given 60000; the largest possible is"),
+        (None, ["tokenizer.vocab_size=9"], 2, "the smallest possible is"),
+    ],
+)
+def test_24_too_little_text_is_told(mtrain, config_file, tmp_path, contents, settings, code, message):
+    if contents is not None:
+        for language in ("en", "de"):
+            (tmp_path / f"t.{language}").write_bytes(contents)
+        files = {"source": str(tmp_path / "t.en"), "target": str(tmp_path / "t.de")}
+        config_file = changed(config_file, "data", train=files)
+    settings = [part for assignment in settings for part in ("--set", assignment)]
+    stderr = os.dup(2)
+    with (tmp_path / "told").open("w") as told:  # by the C++ library, past Python
+        os.dup2(told.fileno(), 2)
+        try:
+            given, out, err = mtrain("fit", config_file, *settings, "--device", "cpu", "--quiet")
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+    assert (given, out) == (code, "") and message in err and err.count("error: ") == 1
+    assert (tmp_path / "told").read_text() == ""
+
+
+@no_gpu
+def test_27_a_command_that_needs_a_gpu_says_so(mtrain, config_file, run_dir, tmp_path):
+    for command in (["fit", config_file], ["translate", run_dir, "It rains."]):
+        code, out, err = mtrain(*command, "--device", "cuda")
+        assert (code, out) == (2, "") and "this machine has no CUDA device" in one_line(err)
+    assert not (tmp_path / "run").exists()

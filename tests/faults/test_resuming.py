@@ -1,0 +1,299 @@
+"""Faults between two runs of `fit`: damage, kills, other data, other hardware, signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_fit import go, last_checkpoint, losses, same_weights
+
+from mtrain.checkpoint import checkpoint_folders, open_checkpoint
+from mtrain.config import load_config
+from mtrain.data.toy import toy_pairs
+from mtrain.errors import Interrupted, ModelError
+from mtrain.schema import TokenizerConfig
+from mtrain.storage import write_manifest
+from mtrain.tokenizer import train_tokenizer
+from mtrain.training import loop
+from mtrain.training.loop import fit, make_trainer
+
+
+@pytest.mark.parametrize("every", [499, pytest.param(1, marks=pytest.mark.slow)])
+def test_05_a_byte_flipped_or_a_file_cut_anywhere_is_noticed(make_config, every):
+    folder = last_checkpoint(go(make_config(training={"max_steps": 2, "ema_decay": 0.9})))
+    for file in sorted(folder.iterdir()):
+        whole = file.read_bytes()
+        for at in {0, *range(0, len(whole), every if len(whole) < 10_000 else 50 * every), len(whole) - 1}:
+            for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 0x2A]) + whole[at + 1 :]):
+                file.write_bytes(damaged)
+                with pytest.raises(ModelError, match=r"damaged|missing|does not list"):
+                    open_checkpoint(folder)
+        file.write_bytes(whole)
+    open_checkpoint(folder)
+
+
+def test_05_a_byte_of_the_manifest_that_changes_nothing_is_noticed(make_config):
+    """A space that becomes a line break leaves the same JSON."""
+    folder = last_checkpoint(go(make_config(training={"max_steps": 2})))
+    manifest = (folder / "manifest.json").read_bytes()
+    (folder / "manifest.json").write_bytes(manifest.replace(b" ", b"\n", 1))
+    with pytest.raises(ModelError, match="damaged"):
+        open_checkpoint(folder)
+
+
+def test_05_a_damaged_checkpoint_is_noticed_and_the_one_before_it_serves(make_config, caplog):
+    run = go(make_config(training={"max_steps": 12}))
+    damaged = last_checkpoint(run) / "model.safetensors"
+    contents = bytearray(damaged.read_bytes())
+    contents[len(contents) // 2] ^= 1
+    damaged.write_bytes(contents)
+    with pytest.raises(ModelError, match=r"model\.safetensors: damaged"):
+        go(make_config(training={"max_steps": 14}), resume=str(damaged.parent))
+    go(make_config(training={"max_steps": 14}))
+    assert "trying the one before it" in caplog.text
+    assert last_checkpoint(run).name == "step-00000014"
+    assert [step for step, *_ in losses(run)] == [2, 4, 6, 8, 10, 12, 14]
+
+
+@pytest.mark.parametrize(
+    ("at", "workers", "extra"),
+    [
+        (3, 1, {}),
+        (3, 2, {"ema_decay": 0.9}),
+        (5, 1, {"average_checkpoints": 3}),
+        (8, 2, {"average_checkpoints": 3}),
+        (5, 2, {"precision": "bf16"}),
+    ],
+)
+def test_08_resumed_equals_uninterrupted_bit_for_bit(make_config, monkeypatch, at, workers, extra):
+    """Dropout and accumulation on; the interruption falls inside an epoch, for 3 and 5 between log lines."""
+    monkeypatch.setattr(loop, "workers_for", lambda _: workers)
+    recipe = {
+        **extra,
+        "best_metric": "nll",
+        "batch_tokens": 128,
+        "micro_batch_tokens": 64,
+        "validate_every": 4,
+        "checkpoint_every": 4,
+        "log_every": 2,
+    }
+    model = {"dropout": 0.3}
+    whole = go(make_config("whole", model=model, training={**recipe, "max_steps": 16}))
+    parts = make_config("parts", model=model, training={**recipe, "max_steps": at, "validate_every": 100})
+    go(parts)
+    resumed = go(make_config("parts", model=model, training={**recipe, "max_steps": 16}))
+    assert losses(resumed) == losses(whole)
+    assert same_weights(whole, resumed)
+    published = [(run / "model/model.safetensors").read_bytes() for run in (whole, resumed)]
+    assert published[0] == published[1]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing between it and the end of the process catches it or writes anything."""
+
+
+def test_08_killed_at_any_step_a_run_takes_the_same_steps(make_config, monkeypatch):
+    """`scripts/torture.sh` sends the real signal."""
+    taken: dict[int, tuple] = {}  # the rows of each step, in their passes, and the position after it
+    real, kills = loop.Trainer.train_on, iter((2, 5, 6, 11, 12, 15))
+    dies = 0
+
+    def train_on(self, step):
+        key, rows = self.state.step + 1, [batch.rows for batch in step.batches]
+        assert taken.setdefault(key, (rows, step.position)) == (rows, step.position)
+        sums = real(self, step)
+        if key == dies:
+            raise Killed
+        return sums
+
+    monkeypatch.setattr(loop.Trainer, "train_on", train_on)
+    recipe = {"max_steps": 16, "batch_tokens": 128, "micro_batch_tokens": 64, "log_every": 1}
+    recipe |= {"checkpoint_every": 3, "keep_checkpoints": 9, "validate_every": 8}
+    keys = {"model": {"dropout": 0.3}, "training": recipe}
+    whole = go(make_config("whole", **keys))
+    for dies in kills:  # noqa: B007
+        with pytest.raises(Killed):
+            go(make_config("parts", **keys))
+    dies = 0
+    parts = go(make_config("parts", **keys))
+    assert losses(parts) == losses(whole) and same_weights(whole, parts)
+    assert any(len(rows) > 1 for rows, _ in taken.values())  # accumulation
+    saved = [open_checkpoint(folder).state for folder in checkpoint_folders(parts)]
+    assert sum(state.next_batch > 0 for state in saved) > 1  # in the middle of an epoch
+
+
+def without(folder: Path, part: str) -> None:
+    """Take a part away from a checkpoint; of its state, as someone would who knows the manifest."""
+    if part.endswith(".safetensors"):
+        (folder / part).unlink()
+        return
+    state = json.loads((folder / "state.json").read_text())
+    if part == "cpu":
+        del state["rng"]["cpu"]
+    else:
+        del state[part]
+    (folder / "state.json").write_text(json.dumps(state))
+    write_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("optimizer.safetensors", "optimizer.safetensors: missing"),
+        ("rng", "missing or unknown: rng"),
+        ("cpu", "the state of the random generator is missing"),
+    ],
+)
+def test_09_a_checkpoint_that_lacks_a_part_is_refused_by_name_and_passed_over(
+    make_config, caplog, part, message
+):
+    run = go(make_config())
+    newest, later = last_checkpoint(run), {"max_steps": 10}
+    without(newest, part)
+    with pytest.raises(ModelError, match=message):
+        go(make_config(training=later), resume=str(newest))
+    go(make_config(training=later))
+    assert "trying the one before it" in caplog.text
+    assert [step for step, *_ in losses(run)] == [2, 4, 6, 8, 10]
+    for folder in checkpoint_folders(run):
+        without(folder, part)
+    with pytest.raises(ModelError, match="no checkpoint is valid"):
+        go(make_config(training={"max_steps": 14}))
+
+
+def test_10_a_corpus_that_changed_under_a_run_is_an_error(make_config, tmp_path, corpus, caplog):
+    files = {"source": str(tmp_path / "t.en"), "target": str(tmp_path / "t.de")}
+    for side, language in (("source", "en"), ("target", "de")):
+        Path(files[side]).write_bytes((corpus / f"train.{language}").read_bytes())
+    go(make_config(data={"train": files}))
+    Path(files["source"]).write_bytes(Path(files["source"]).read_bytes().replace(b"cat", b"cow"))
+    config = make_config(data={"train": files}, training={"max_steps": 10})
+    with pytest.raises(ModelError, match=r"changed under the checkpoints.* --allow-data-change"):
+        go(config)
+    fit(config, device="cpu", quiet=True, allow_data_change=True)
+    assert "another corpus than before" in caplog.text
+    assert last_checkpoint(Path(config.run_dir)).name == "step-00000010"
+    caplog.clear()
+    go(make_config(data={"train": files}, training={"max_steps": 12}))  # which is its corpus now
+    assert "another corpus" not in caplog.text
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_10_a_tokenizer_that_changed_under_a_run(make_config, tmp_path, trained):
+    """An error where something was trained with it; else the corpus is encoded again."""
+    config = make_config()
+
+    def encoded():
+        corpus = make_trainer(config, device="cpu", quiet=True).feed.corpus
+        return corpus.fetch(list(range(8)))[0].to_pylist()
+
+    first = encoded()
+    if trained:
+        go(make_config(training={"max_steps": 4}))
+    texts = [lambda: (pair[side] for pair in toy_pairs("train")[:500]) for side in (0, 1)]  # noqa: B023
+    train_tokenizer(TokenizerConfig(vocab_size=330), *texts, tmp_path / "run/tokenizer", 1)
+    if trained:
+        with pytest.raises(ModelError, match="the corpus or the tokenizer changed"):
+            go(config)
+    else:
+        assert encoded() != first
+        go(config)
+
+
+def test_10_a_corpus_that_changed_before_anything_was_trained_is_encoded_again(make_config, tmp_path, corpus):
+    files = {"source": str(tmp_path / "t.en"), "target": str(corpus / "train.de")}
+    text = (corpus / "train.en").read_bytes()
+    encoded = []
+    for contents in (text, text, text.replace(b"cat", b"cow")):
+        Path(files["source"]).write_bytes(contents)
+        trainer = make_trainer(make_config(data={"train": files}), device="cpu", quiet=True)
+        encoded.append(trainer.feed.corpus.fetch([0])[0].to_pylist())
+    assert encoded[0] == encoded[1] != encoded[2]
+
+
+def test_11_another_number_of_threads_is_told_and_every_pair_still_comes_once(
+    make_config, monkeypatch, caplog
+):
+    rows, real = {}, loop.Trainer.train_on
+
+    def train_on(self, step):
+        rows[self.state.step + 1] = step.epoch, [row for batch in step.batches for row in batch.rows]
+        return real(self, step)
+
+    monkeypatch.setattr(loop.Trainer, "train_on", train_on)
+    go(make_config(training={"max_steps": 3}))
+    monkeypatch.setattr(loop, "workers_for", lambda _: 2)
+    go(make_config(training={"max_steps": 12}))
+    assert "1 workers, passes of 64 tokens, now 2 and 64: goes on, not bit for bit" in caplog.text
+    epochs = [epoch for epoch, _ in rows.values()]
+    assert epochs.count(epochs[0]) > 3  # the threads changed within the first epoch
+    for epoch in sorted(set(epochs))[:-1]:
+        assert sorted(row for e, some in rows.values() for row in some if e == epoch) == list(range(8))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_12_a_signal_at_any_time_saves_at_the_end_of_the_step(make_config, monkeypatch, number, code):
+    real = loop.Learner.step
+
+    for at in (1, 3, 6):
+
+        def step(self, *arguments):
+            sums = real(self, *arguments)
+            done.append(1)  # noqa: B023
+            if len(done) == at:  # noqa: B023
+                os.kill(os.getpid(), number)
+            return sums
+
+        done: list[int] = []
+        monkeypatch.setattr(loop.Learner, "step", step)
+        with pytest.raises(Interrupted) as stopped:
+            go(make_config(f"run{at}", training={"max_steps": 50}))
+        assert stopped.value.exit_code == code and len(done) == at
+        run = Path(make_config(f"run{at}").run_dir)
+        assert last_checkpoint(run).name == f"step-{at:08d}"
+
+
+def test_12_a_second_signal_acts_at_once(make_config, monkeypatch):
+    class Ended(BaseException):
+        pass
+
+    def end(*_):
+        raise Ended
+
+    before = signal.signal(signal.SIGTERM, end)  # stands for the default, which ends the process
+    real = loop.Learner.step
+
+    def step(self, *arguments):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(loop.Learner, "step", step)
+    try:
+        with pytest.raises(Ended):
+            go(make_config())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not checkpoint_folders(Path(make_config().run_dir))
+
+
+def test_12_sigterm_saves_and_the_next_run_goes_on(config_file, tmp_path, make_config):
+    command = [sys.executable, "-m", "mtrain", "fit", str(config_file), "--device", "cpu"]
+    command += ["--set", "training.max_steps=100000", "--set", "training.patience=null"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    metrics = tmp_path / "run/metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not metrics.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 143 and "stopped by SIGTERM; saved at step" in stderr
+    step = int(last_checkpoint(tmp_path / "run").name.removeprefix("step-"))
+    assert f"saved at step {step};" in stderr and step < 100000
+    go(load_config(config_file, [f"training.max_steps={step + 2}"]))
+    assert last_checkpoint(tmp_path / "run").name == f"step-{step + 2:08d}"

@@ -1,0 +1,232 @@
+"""Faults of saving: kills, full disks, writes that fail, folders that are in use or cannot be written."""
+# ruff: noqa: F811  (fixtures)
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_cli import mtrain, one_line  # noqa: F401
+from test_fit import go, last_checkpoint, losses, read_metrics
+
+from mtrain import checkpoint
+from mtrain.checkpoint import checkpoint_folders, open_checkpoint
+from mtrain.cli import main
+from mtrain.errors import StorageError, UsageError
+from mtrain.training.lock import locked
+from mtrain.training.loop import make_trainer
+from mtrain.training.progress import Progress
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
+from tortures.children import Marks
+from tortures.saves import strike_at
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: from one file operation on, none is done any more."""
+
+
+@pytest.fixture
+def killed_saves(make_config, monkeypatch):
+    """Let a save die at each of its file operations; gives the run after each, and what the old and the new
+    checkpoint hold."""
+
+    def saves(keep: int) -> Iterator[tuple[Path, dict[str, dict[str, bytes]]]]:
+        recipe = {"checkpoint_every": 2, "keep_checkpoints": keep, "ema_decay": 0.9}
+        trainer = make_trainer(make_config(training=recipe), device="cpu", quiet=True)
+        steps, run, marks = trainer.steps(), trainer.run_dir, Marks()
+        for start in (run.with_name("old"), run.with_name("new")):
+            trainer.train_on(next(steps))
+            trainer.train_on(next(steps))
+            trainer.state.best_step = trainer.state.step
+            trainer._save(last=True)
+            shutil.copytree(run, start)
+        folders = [*checkpoint_folders(run.with_name("old")), checkpoint_folders(run)[-1]]
+        expected = {folder.name: contents(folder) for folder in folders}
+        monkeypatch.setattr(os, "fsync", os.fsync)  # both are undone in the end
+        monkeypatch.setattr(checkpoint, "save_file", checkpoint.save_file)
+        last = 0
+
+        def strike(at: int, _: bool) -> None:
+            if at >= last:
+                raise Killed
+
+        strike_at(marks, strike)
+        for last in itertools.count():  # noqa: B007
+            shutil.rmtree(run)
+            shutil.copytree(run.with_name("old"), run)
+            marks.saving, marks.operations = 1, 0
+            try:
+                trainer._save(last=True)
+            except Killed:
+                marks.saving = 0
+                yield run, expected
+            else:
+                break
+            finally:
+                marks.saving = 0
+        assert last > 30
+
+    return saves
+
+
+def test_01_killed_at_any_operation_of_a_save_leaves_the_old_or_the_new(killed_saves):
+    newest = set()
+    for run, expected in killed_saves(keep=3):
+        folders = checkpoint_folders(run)
+        for folder in folders:
+            assert open_checkpoint(folder).state.step == int(folder.name[5:])
+            assert contents(folder) == expected[folder.name]
+        newest.add(folders[-1].name)
+        assert folders[0].name == "step-00000002"
+    assert newest == expected.keys()
+
+
+def test_06_with_one_checkpoint_kept_a_valid_one_is_there_at_every_instant(killed_saves):
+    gone = 0
+    for run, expected in killed_saves(keep=1):
+        folders = checkpoint_folders(run)
+        assert folders and all(contents(folder) == expected[folder.name] for folder in folders)
+        gone += folders[0].name != "step-00000002"
+    assert gone  # the old one is pruned in the end
+
+
+def failing(monkeypatch, times: list[int]) -> list[int]:
+    """Let the `times`-th attempts (from 1) to write a checkpoint fail; returns the attempts so far."""
+    attempts: list[int] = []
+    real = checkpoint.save_file
+
+    def write(tensors, file):
+        attempts.extend([1] * (file.name == "model.safetensors"))
+        if len(attempts) in times:
+            file.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        real(tensors, file)
+
+    monkeypatch.setattr(checkpoint, "save_file", write)
+    return attempts
+
+
+# The runs of `make_config` save at steps 4 and 8, the end.
+
+
+def test_02_a_full_disk_keeps_what_there_was_and_training_goes_on(make_config, monkeypatch, caplog):
+    config = make_config(training={"max_steps": 12, "checkpoint_every": 2, "validate_every": 12})
+    attempts = failing(monkeypatch, [2, 3, 4, 5])  # the second and third checkpoint, each tried twice
+    run = go(config)
+    assert last_checkpoint(run).name == "step-00000012" and len(attempts) == 8
+    assert caplog.text.count("trying again") == 2
+    assert caplog.text.count("going on, to save at the next checkpoint") == 2
+    assert "MiB are needed" in caplog.text and "MiB are free" in caplog.text
+    assert not list((run / "checkpoints").glob(".*"))
+
+
+def test_02_the_third_checkpoint_in_a_row_that_fails_ends_training(make_config, monkeypatch):
+    config = make_config(training={"max_steps": 12, "checkpoint_every": 2, "validate_every": 12})
+    failing(monkeypatch, list(range(2, 99)))
+    with pytest.raises(StorageError, match="No space left on device; 0 MiB are needed"):
+        go(config)
+    run = Path(config.run_dir)
+    assert last_checkpoint(run).name == "step-00000002"
+    assert max(record["step"] for record in read_metrics(run)) == 8
+    monkeypatch.undo()
+    go(config)  # and it goes on from what there is
+    assert last_checkpoint(run).name == "step-00000012"
+
+
+def test_02_the_last_save_must_not_fail(make_config, monkeypatch):
+    failing(monkeypatch, [2, 3])
+    with pytest.raises(StorageError, match="No space left"):
+        go(make_config(training={"validate_every": 8, "checkpoint_every": 4, "max_steps": 8}))
+
+
+def test_02_best_weights_that_could_not_be_saved_do_not_bar_later_ones(make_config, monkeypatch):
+    from mtrain.training import loop
+    from mtrain.training.validate import Scores
+
+    told = iter([Scores(1.0, 3, bleu, 20) for bleu in (10, 40, 20)])
+    monkeypatch.setattr(loop.Validator, "__call__", lambda *_: next(told))
+    failing(monkeypatch, [2, 3])
+    run = go(make_config(training={"max_steps": 12}))
+    assert '"best": "step-00000012"' in (run / "checkpoints/index.json").read_text()
+
+
+def test_03_one_failed_write_is_tried_again_in_a_fresh_folder(make_config, monkeypatch, caplog):
+    attempts = failing(monkeypatch, [1])
+    run = go(make_config())
+    assert len(attempts) == 3 and "trying again" in caplog.text
+    assert [step for step, *_ in losses(run)] == [2, 4, 6, 8]
+
+
+def test_03_metrics_that_cannot_be_written_come_with_the_next_line(tmp_path, caplog):
+    progress = Progress(tmp_path, checkpoint.TrainState(), 10, "fp32", quiet=True)
+    progress.state.window = {"loss": 1.0, "nll": 1.0, "tokens": 1.0, "seconds": 1.0, "norm": 1.0}
+    (tmp_path / "metrics.jsonl").mkdir()
+    progress.log_step(1, 0.1)
+    assert "metrics.jsonl: cannot write: Is a directory; tried again" in caplog.text
+    (tmp_path / "metrics.jsonl").rmdir()
+    progress.state.window = {"loss": 1.0, "nll": 1.0, "tokens": 1.0, "seconds": 1.0, "norm": 1.0}
+    progress.log_step(1, 0.2)
+    assert [record["learning_rate"] for record in read_metrics(tmp_path)] == [0.1, 0.2]
+
+
+def test_04_a_file_in_the_place_of_the_run_folder_ends_fit_before_it_starts(mtrain, config_file, tmp_path):
+    (tmp_path / "file").write_text("precious")
+    for place in (tmp_path / "file", tmp_path / "file" / "run"):
+        code, out, err = mtrain("fit", config_file, "--run-dir", place, "--device", "cpu")
+        assert (code, out) == (6, "") and "cannot make the run folder" in one_line(err)
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_07_a_second_fit_in_a_run_folder_names_the_first(make_config, config_file, tmp_path, capsys):
+    config = make_config()
+    run = go(config)
+    code = f"""if True:
+        from pathlib import Path
+        from mtrain.training.lock import locked
+        with locked(Path({str(run)!r})):
+            print("held", flush=True)
+            input()
+    """
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+    before = {file: file.stat().st_mtime_ns for file in run.rglob("*")}
+    for command in ("fit", "tokenize"):
+        with pytest.raises(SystemExit) as stop:
+            main([command, str(config_file), "--run-dir", str(run), "--quiet"])
+        assert stop.value.code == 2
+        assert f"process {holder.pid} on" in capsys.readouterr().err
+    assert {file: file.stat().st_mtime_ns for file in run.rglob("*")} == before
+    holder.kill()
+    holder.wait()
+    go(config)  # who died holds nothing
+
+
+def test_07_a_file_system_without_locks_is_told_of(tmp_path, monkeypatch, caplog):
+    import fcntl
+
+    def no_locks(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with locked(tmp_path):
+        assert "cannot be locked" in caplog.text
+    with pytest.raises(StorageError, match="cannot write"), locked(tmp_path / "nowhere"):
+        pass
+
+
+def test_07_the_lock_is_free_again_afterwards(tmp_path):
+    with locked(tmp_path):
+        refused = pytest.raises(UsageError, match="works here; wait, or give another --run-dir")
+        with refused, locked(tmp_path):
+            pass
+    with locked(tmp_path):
+        pass

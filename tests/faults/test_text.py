@@ -1,0 +1,193 @@
+"""Faults of text: lines that do not match, bytes that are no text, lines without an end or a reader."""
+# ruff: noqa: F811  (fixtures)
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import PAIRS
+from test_cli import changed, mtrain, one_line, stdin  # noqa: F401
+from test_corpus import BAD_BYTES, DATA, read, text_pair, write
+from test_encode import TOY, config, dropped, logs, text_of, tokenizer  # noqa: F401
+from test_encode import write as write_tsv
+from test_tokenizer import trained  # noqa: F401
+from test_translate import translator  # noqa: F401
+
+from mtrain import Translator
+from mtrain.data.corpus import read_corpus, read_pairs, read_text
+from mtrain.data.encode import prepare_data
+from mtrain.decoding import decode
+from mtrain.decoding.hypothesis import Hypothesis
+from mtrain.errors import DataError
+from mtrain.tokenizer import Tokenizer
+
+
+def test_17_unequal_line_counts_are_a_data_error_with_both(mtrain, config_file, tmp_path, corpus):
+    (tmp_path / "short.de").write_text("Eine Katze schläft.\n")
+    files = {"source": str(corpus / "train.en"), "target": str(tmp_path / "short.de")}
+    code, _, err = mtrain("fit", changed(config_file, "data", train=files))
+    assert code == 3 and "has 8 lines but" in one_line(err) and "short.de has 1" in err
+
+
+@pytest.mark.parametrize(("sources", "targets"), [(3, 5), (5, 3), (0, 2), (1, 0), (999, 1000)])
+def test_17_unequal_counts_name_both(tmp_path: Path, sources: int, targets: int):
+    texts = text_pair(tmp_path, b"x\n" * sources, b"y\n" * targets)
+    with pytest.raises(DataError) as caught:
+        list(read_corpus(texts))
+    message = str(caught.value)
+    longer, shorter = ("s.en", "s.fr") if sources > targets else ("s.fr", "s.en")
+    assert f"{longer} has {max(sources, targets)} lines" in message
+    assert f"{shorter} has {min(sources, targets)}" in message
+
+
+def test_17_unequal_counts_are_an_error_even_where_bad_lines_are_skipped(tmp_path: Path):
+    with pytest.raises(DataError, match="3 lines"):
+        list(read_pairs(text_pair(tmp_path, b"a\n\xff\nb\n", b"a\nb\n"), "skip"))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["LF", "CRLF"])
+@pytest.mark.parametrize("final", [True, False], ids=["final newline", "no final newline"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["", "BOM"])
+def test_18_only_lf_ends_a_line(tmp_path: Path, end: str, final: bool, mark: bytes):
+    numbers = [str(i) for i in range(len(DATA))]
+    source = write(tmp_path / "a.en", DATA, end, final)
+    source.write_bytes(mark + source.read_bytes())
+    target = write(tmp_path / "a.fr", numbers)
+    assert read(source=source, target=target) == list(zip(DATA, numbers, strict=True))
+    tsv = write(tmp_path / "a.tsv", [f"{s}\t{n}" for s, n in zip(DATA, numbers, strict=True)], end, final)
+    tsv.write_bytes(mark + tsv.read_bytes())
+    assert read(tsv=tsv) == list(zip(DATA, numbers, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"", []),
+        (b"\n", [""]),
+        (b"\r\n", [""]),
+        (b"a", ["a"]),
+        (b"a\r", ["a\r"]),  # no LF, so the CR is data
+        (b"a\r\r\n", ["a\r"]),
+        (b"a\n\nb", ["a", "", "b"]),
+        (b"\xef\xbb\xbf", [""]),
+        (b"\xef\xbb\xbf\xef\xbb\xbfa\n\xef\xbb\xbfb", ["\ufeffa", "\ufeffb"]),  # one mark, of the file
+    ],
+)
+def test_18_line_ends(tmp_path: Path, content: bytes, lines: list[str]):
+    (tmp_path / "a").write_bytes(content)
+    assert read_text(tmp_path / "a") == lines
+
+
+def test_18_a_final_newline_on_one_side_alone_is_no_difference(tmp_path: Path):
+    assert list(read_corpus(text_pair(tmp_path, b"a\nb", b"c\nd\n"))) == [("a", "c"), ("b", "d")]
+
+
+@pytest.mark.parametrize("bad", BAD_BYTES, ids=repr)
+@pytest.mark.parametrize("side", ["s.en", "s.fr"])
+def test_19_bad_text_names_file_and_line_or_is_skipped(tmp_path: Path, bad: bytes, side: str):
+    good, broken = b"1\n2\n3\n", b"1\n" + bad + b"\n3\n"
+    spec = text_pair(tmp_path, *((broken, good) if side == "s.en" else (good, broken)))
+    with pytest.raises(DataError, match=rf"{side}:2: ") as caught:
+        list(read_pairs(spec, "error"))
+    assert "bad_lines" in str(caught.value)
+    assert list(read_pairs(spec, "skip")) == [("1", "1"), None, ("3", "3")]
+
+
+def test_19_both_sides_bad_is_one_bad_pair(tmp_path: Path):
+    assert list(read_pairs(text_pair(tmp_path, b"\xff\na\n", b"\0\nb\n"), "skip")) == [None, ("a", "b")]
+
+
+def test_19_invalid_input_is_a_data_error_with_its_line(mtrain, run_dir, stdin):
+    stdin(b"It rains.\nbad \xff byte\n")
+    code, _, err = mtrain("translate", run_dir, "--device", "cpu")
+    assert code == 3 and "<stdin>:2: not valid UTF-8" in one_line(err)
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000_000, "I like " * 1_430_000], ids=["one word", "many words"])
+def test_20_a_line_of_ten_megabytes_is_dropped(tmp_path: Path, tokenizer: Tokenizer, text: str, caplog):
+    train = write_tsv(tmp_path / "t.tsv", [TOY[0], (text, "short"), ("short", text), TOY[1]])
+    prepared = prepare_data(config(tmp_path, train), tokenizer, tmp_path / "data", seed=1)
+    assert text_of(prepared, tokenizer) == TOY[:2]
+    assert dropped(caplog) == {"too long": 2}
+
+
+@pytest.mark.parametrize("size", [1_000_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
+def test_20_megabytes_in_one_line_are_one_line(translator: Translator, monkeypatch, size: int) -> None:
+    """What is decoded is left out: only the cutting is of interest."""
+    sizes = []
+
+    def count(parts, n_best, alignments):
+        sizes.extend(len(part.source) for part in parts)
+        return [[short] for _ in parts]
+
+    [short] = translator.translate(["It rains."])
+    fast = translator.with_settings()
+    monkeypatch.setattr(fast, "decoder", count)
+    for text in ("It rains. " * (size // 10), "x" * size):
+        [found] = fast.translate([text])
+        assert found.text.startswith("Es regnet. Es regnet.") and max(sizes) <= 64
+
+
+def test_22_a_reader_that_leaves_is_no_failure_and_a_full_disk_is(run_dir, tmp_path):
+    many = tmp_path / "many"
+    many.write_text("It rains.\n" * 9000)
+    command = f"{sys.executable} -m mtrain translate {run_dir} --device cpu --beam-size 1 -i {many}"
+    shell = {"shell": True, "executable": "/bin/bash", "capture_output": True, "text": True}
+    done = subprocess.run(f"{command} | head -1; echo ${{PIPESTATUS[0]}}", **shell)
+    assert (done.stdout, done.stderr) == ("Es regnet.\n0\n", "")
+    full = subprocess.run(f"{command} > /dev/full", **shell)
+    assert full.returncode == 6 and "No space left" in one_line(full.stderr)
+
+
+def test_28_control_characters_never_reach_the_terminal(mtrain):
+    code, _, err = mtrain("fit", "no\x1b[31mwhere.yaml")
+    assert code == 2 and "\x1b" not in err and "\\x1b[31m" in err
+
+
+@pytest.mark.parametrize("piece", ["<0x0A>", "<0x0D>", "<0x00>"])
+def test_29_byte_pieces_never_break_a_line(trained, piece: str):
+    tokenizer = trained(type="unigram")
+    word = tokenizer.encode_target(["orange"])[0]
+    byte = tokenizer.target.pieces.index(piece)
+    assert byte != tokenizer.special.unk
+    assert tokenizer.decode([[*word, byte, *word]]) == ["orange  orange"]
+
+
+def test_19_a_bad_line_ends_fit_with_its_place_or_its_pair_is_dropped(mtrain, config_file, tmp_path):
+    for language in ("en", "de"):
+        lines = [pair[language == "de"].encode() for pair in PAIRS]
+        (tmp_path / f"t.{language}").write_bytes(b"\n".join([*lines[:3], b"caf\xe9", *lines[3:]]) + b"\n")
+    files = {"source": str(tmp_path / "t.en"), "target": str(tmp_path / "t.de")}
+    file = changed(config_file, "data", train=files)
+    code, _, err = mtrain("fit", file, "--device", "cpu", "--quiet")
+    assert code == 3 and "t.en:4: not valid UTF-8" in one_line(err)
+    code, _, err = mtrain("fit", file, "--device", "cpu", "--set", "data.bad_lines=skip")
+    assert code == 0 and "8 training pairs (dropped: 1 bad)" in err
+
+
+def test_21_blank_lines_are_answered_by_empty_ones(mtrain, run_dir, stdin):
+    stdin(b"\n   \n\t\nIt rains.\n\xc2\xa0\n\r\n")
+    code, out, _ = mtrain("translate", run_dir, "--device", "cpu")
+    assert (code, out) == (0, "\n\n\nEs regnet.\n\n\n")
+    stdin(b"")
+    assert mtrain("translate", run_dir, "--device", "cpu")[:2] == (0, "")
+
+
+def test_29_a_translation_is_one_line_whatever_the_model_says(mtrain, run_dir, monkeypatch):
+    pieces = Tokenizer(run_dir / "tokenizer").target
+    ids = [pieces.pieces.index(piece) for piece in ("▁", "<0x0A>", "<0x0D>", "<0x00>", "▁")]
+    monkeypatch.setattr(decode, "search", lambda *_: [[Hypothesis(ids, -1.0, -1.0, True)]])
+    code, out, _ = mtrain("translate", run_dir, "It rains.", "--device", "cpu")
+    assert code == 0 and out.count("\n") == 1 and not set(out[:-1]) & set("\r\n\0")
+
+
+@pytest.mark.parametrize("escape", ["\x1b[31m", "\x07", "\x9b2J", "\u202e"])
+def test_28_control_characters_of_the_data_are_escaped(mtrain, config_file, tmp_path, escape):
+    (tmp_path / "t.jsonl").write_text(json.dumps({f"a{escape}b": "x", "de": "y"}) + "\n", encoding="utf-8")
+    corpus = {"jsonl": str(tmp_path / "t.jsonl"), "source_field": "en", "target_field": "de"}
+    for command in ("fit", "check"):
+        code, out, err = mtrain(command, changed(config_file, "data", train=corpus), "--device", "cpu")
+        told = out + err
+        assert escape not in told and ("fields here: a" in told or (command == "check" and code == 0))

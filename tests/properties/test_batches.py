@@ -1,0 +1,33 @@
+"""Batches: every pair once, within the budget, as many on every rank."""
+
+from test_batching import budgets, lengths, plan_all, rows_of_steps, worlds
+
+DRAWN = {"pairs": lengths, "batch_tokens": budgets, "pass_tokens": budgets, "world": worlds}
+
+
+def test_every_row_once_at_any_world_size(tried):
+    @tried(60, **DRAWN)
+    def check(pairs, batch_tokens, pass_tokens, world):
+        plans, _, _ = plan_all(pairs, batch_tokens, pass_tokens, world)
+        assert sorted(row for step in rows_of_steps(plans) for row in step) == list(range(len(pairs)))
+
+
+def test_ranks_agree_on_steps_and_passes(tried):
+    @tried(60, **DRAWN)
+    def check(pairs, batch_tokens, pass_tokens, world):
+        plans, _, _ = plan_all(pairs, batch_tokens, pass_tokens, world)
+        assert len({tuple(map(len, plan.steps)) for plan in plans}) == 1
+        assert all(plan.step_tokens == plans[0].step_tokens for plan in plans)
+        assert len({plan.padded_tokens for plan in plans}) == 1
+
+
+def test_budgets_hold_on_both_sides(tried):
+    @tried(60, **DRAWN)
+    def check(pairs, batch_tokens, pass_tokens, world):
+        plans, source, target = plan_all(pairs, batch_tokens, pass_tokens, world)
+        for side in (source, target):
+            for rows in rows_of_steps(plans):
+                assert len(rows) * side[rows].max() <= batch_tokens
+            for plan in plans:
+                for part in (part for step in plan.steps for part in step if len(part)):
+                    assert len(part) * side[part].max() <= min(batch_tokens, pass_tokens)

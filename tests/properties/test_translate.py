@@ -1,0 +1,68 @@
+"""Translation: a line for each line, whatever the bytes; how lines are batched changes nothing."""
+
+import io
+import random
+import sys
+from contextlib import redirect_stdout
+from unittest.mock import patch
+
+import pytest
+from conftest import PAIRS
+from hypothesis import strategies as st
+
+from mtrain import Translator
+from mtrain.cli import main
+
+words = st.sampled_from(" ".join(source for source, _ in PAIRS).split())
+sentences = st.lists(words, max_size=9).map(" ".join) | st.text(max_size=12)
+SEARCHES = [{"beam_size": 1}, {"beam_size": 4}, {"samples": 2, "seed": 7}]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "samples"])
+def test_neither_batches_nor_order_nor_threads_change_a_translation(tried, run_dir, search, workers):
+    """In fp64, text for text."""
+    double = Translator.load(run_dir, "cpu").with_settings(**search, workers=workers)
+    for model in double.models:
+        model.double()
+
+    @tried(
+        2,
+        lines=st.lists(sentences, min_size=2, max_size=20),
+        batch_tokens=st.sampled_from([1, 70, 10_000]),
+        window=st.integers(1, 9),
+        seed=st.integers(0, 2**30),
+    )
+    def check(lines, batch_tokens, window, seed):
+        def texts(translations):
+            return [translation.text for translation in translations]
+
+        expected = texts(double.with_settings(workers=1).translate(lines))
+        assert texts(double.with_settings(batch_tokens=batch_tokens).translate(lines)) == expected
+        assert texts(double.stream(iter(lines), window=window)) == expected
+        if "samples" not in search:  # whose numbers go by the line's place
+            order = random.Random(seed).sample(range(len(lines)), len(lines))
+            assert texts(double.translate([lines[i] for i in order])) == [expected[i] for i in order]
+
+
+def test_any_bytes_give_as_many_lines_as_there_are_or_a_data_error(tried, run_dir):
+    some = st.binary(max_size=12) | st.text(max_size=9).map(
+        lambda text: text.encode("utf-8", "surrogatepass")
+    )
+    ends = st.sampled_from([b"\n", b"\r\n", b"\n\n", b"\r", b""])
+
+    @tried(25, parts=st.lists(st.tuples(some, ends), max_size=5))
+    def check(parts):
+        given = b"".join(line + end for line, end in parts)
+        out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="")
+        stdin = io.TextIOWrapper(io.BytesIO(given), encoding="utf-8")
+        with patch.object(sys, "stdin", stdin), redirect_stdout(out), pytest.raises(SystemExit) as stop:
+            main(["translate", str(run_dir), "--device", "cpu", "--beam-size", "1", "--quiet"])
+        out.flush()
+        lines = given.count(b"\n") + (not given.endswith(b"\n") and given != b"")
+        try:
+            clean = "\0" not in given.decode("utf-8")
+        except UnicodeDecodeError:
+            clean = False
+        assert stop.value.code == (0 if clean else 3)
+        assert not clean or out.buffer.getvalue().count(b"\n") == lines
