@@ -15,12 +15,14 @@ from marian import make, sentences, write_tokenizer
 from safetensors.torch import load_file, save_file
 from test_cli import mtrain, one_line  # noqa: F401  (mtrain is a fixture)
 
+from mtrain.config import validate
 from mtrain.data.check import check_data
 from mtrain.data.sampling import make_resegment
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop.marian import import_marian
 from mtrain.modelfolder import load_model
+from mtrain.schema import Config
 from mtrain.training.loop import fit
 from mtrain.vocabulary import Vocabulary
 
@@ -157,7 +159,9 @@ def test_other_segmentations_spell_the_same_text(tmp_path):
 def test_training_with_its_vocabulary_goes_on_exactly(source, make_config, caplog):
     """Both sides' pieces have ids of one space, so that all embeddings may be tied."""
     imported(source)
-    keys = {"tokenizer": {"path": str(source.with_name("out"))}, "model": {"tie_embeddings": "all"}}
+    out = source.with_name("out")
+    own = load_model(out).config.tokenizer.model_dump(mode="json")
+    keys = {"tokenizer": {**own, "path": str(out)}, "model": {"tie_embeddings": "all"}}
     keys["data"] = {"subword_sampling": 0.2, "max_length": 64}
     for run, steps in (("whole", 8), ("halves", 4), ("halves", 8)):
         fit(make_config(run, training={"max_steps": steps}, **keys), device="cpu", quiet=True)
@@ -172,6 +176,25 @@ def test_training_with_its_vocabulary_goes_on_exactly(source, make_config, caplo
         0,
     )
     check_data(make_config("whole", **keys).data, loaded.tokenizer)
+
+
+def test_training_starts_from_an_imported_model(source, make_config):
+    imported(source)
+    out, raw = source.with_name("out"), make_config("tuned").model_dump(mode="json")
+    raw |= {"model": {}, "tokenizer": {}, "decoding": {}}
+    raw["data"].pop("max_length")
+    raw["training"] |= {
+        "init_from": str(out),
+        "max_steps": 1,
+        "warmup_steps": 10**6,
+    }  # hardly a step
+    fit(validate(Config, raw, "test"), device="cpu", quiet=True)
+    tuned, began = load_model(source.parent / "tuned"), load_model(out)
+    assert tuned.config.model == began.config.model and tuned.config.decoding == began.config.decoding
+    texts = sentences()[:8]
+    assert tuned.tokenizer.encode_source(texts) == began.tokenizer.encode_source(texts)
+    for ours, theirs in zip(tuned.model.parameters(), began.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
 def test_the_command_and_what_comes_of_it(mtrain, source, tmp_path):  # noqa: F811

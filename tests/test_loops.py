@@ -29,7 +29,7 @@ def test_the_commands_of_the_readme_fit_together(tmp_path, monkeypatch, capsys):
     assert (student["encoder_layers"], student["decoder_layers"]) == (6, 1)
 
     tagged = runs["multi30k-en-de-backtranslated"]
-    tag = Tokenizer(tagged / "tokenizer").source.piece_to_id("<bt>")
+    tag = Tokenizer(tagged / "tokenizer").source.pieces.index("<bt>")
     corpus = EncodedCorpus(tagged / "data/train.arrow", np.ones(220))
     sources = corpus.fetch(list(range(220)))[0].to_pylist()  # 200 pairs that people wrote, then the synthetic
     assert [ids.count(tag) for ids in sources] == [0] * 200 + [1] * 20
