@@ -30,7 +30,7 @@ from mtrain.schema import DecodingConfig
 from mtrain.tokenizer import Tokenizer
 
 _LEAST = 256  # tokens of a batch
-_SHORT = 16  # tokens that the shortest line counts for: each row takes memory for its logits, however short
+SHORT = 16  # tokens that the shortest line counts for: each row takes memory for its logits, however short
 
 
 def in_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
@@ -103,9 +103,8 @@ class Decoder:
         Raises ModelError if the model's outputs are not finite, UsageError if all are barred.
         """
         results: list[list[Translation]] = [[]] * len(parts)
-        lengths = [max(_SHORT, len(part.source), len(part.prefix)) for part in parts]
-        share = max(_LEAST, sum(lengths) // self.workers)  # a batch for each worker, of a size that pays
-        batches = list(in_batches(lengths, min(share, self.config.batch_tokens // self.config.hypotheses)))
+        lengths = [max(SHORT, len(part.source), len(part.prefix)) for part in parts]
+        batches = list(in_batches(lengths, self._budget(lengths)))
         mapped = self.pool.map if self.pool and len(batches) > 1 else map
         decoded = mapped(
             lambda rows: self.helpers.decode(self, [parts[row] for row in rows], n_best, alignments), batches
@@ -114,6 +113,14 @@ class Decoder:
             for row, found in zip(rows, batch, strict=True):
                 results[row] = found
         return results
+
+    def _budget(self, lengths: list[int]) -> int:
+        """Tokens of a batch: as many as `batch_tokens` allows, but so that the workers get as many batches
+        each, of a size that pays."""
+        most, total = max(1, self.config.batch_tokens // self.config.hypotheses), sum(lengths)
+        rounds = math.ceil(total / (most * self.workers))
+        even = math.ceil(total / (max(rounds, 1) * self.workers)) + max(lengths, default=0)
+        return min(most, max(_LEAST, even))
 
     def batch(self, parts: Sequence[Part], n_best: int, alignments: bool) -> list[list[Translation]]:
         """As a call, of parts that are decoded together."""

@@ -5,6 +5,7 @@ from typing import Any
 from benchmark.decoding import DecodingJob, Sentences, measure
 from benchmark.job import answer_with
 from mtrain import Translator
+from mtrain.decoding.decode import SHORT
 from mtrain.decoding.split import Part
 
 
@@ -17,12 +18,15 @@ def decode(job: DecodingJob) -> dict[str, Any]:
 
     def translate(sentences: Sentences, batch: int, beams: int) -> list[int]:
         if (batch, beams) not in settings:  # a budget of tokens that makes batches of that size on average
-            tokens = sum(len(ids) + 1 for ids in job.sentences) / len(job.sentences)
+            tokens = sum(max(SHORT, len(ids) + 1) for ids in job.sentences) / len(job.sentences)
             budget = max(1, round(batch * beams * tokens)) if batch > 1 else 10**6
             settings[batch, beams] = loaded.with_settings(beam_size=beams, batch_tokens=budget).decoder
         parts = [Part(row, [*ids, eos], [], (row, 0)) for row, ids in enumerate(sentences)]
         return [best.tokens for [best] in settings[batch, beams](parts, 1, False)]
 
+    helpers = loaded.decoder.helpers
+    while helpers.count and len(job.sentences) > 128 and not (helpers.ready and helpers.ready.done()):
+        translate(job.sentences, 64, 1)  # other tools' threads are there from the start, too
     return measure(job, translate)
 
 

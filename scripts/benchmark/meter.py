@@ -58,12 +58,19 @@ class Meter:
 
 
 def peak_mib(device: torch.device) -> float:
-    """The most memory that this process has held: tensors on a GPU, resident memory on a CPU; MiB."""
+    """The most memory that this process has held: tensors on a GPU; on a CPU resident memory, that of the
+    processes it has started and that still run included; MiB."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage would count the process that started this one as well
-        high = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(high.split()[1]) / 1024
+    own = Path("/proc/self")
+    if (own / "status").exists():  # getrusage would count the process that started this one as well
+        started = [file.read_text().split() for file in own.glob("task/*/children")]
+        return sum(map(_high_mib, [own, *(Path("/proc") / pid for pids in started for pid in pids)]))
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def _high_mib(process: Path) -> float:
+    """The most resident memory that a process of Linux has held, by its folder in /proc."""
+    lines = (process / "status").read_text().splitlines()
+    return int(next((line.split()[1] for line in lines if line.startswith("VmHWM:")), 0)) / 1024
