@@ -33,6 +33,12 @@ class LayerCache:
         slots = max(max_length * beams, LEAST_SLOTS)
         self.own = cross.new_empty(*cross.shape[:3], slots, cross.size(4))  # (2, B, H, slots, D)
         self.own[:, :, :, :LEAST_SLOTS] = 0
+        self._view()
+
+    def _view(self) -> None:
+        """Keys and values as batched products want them, (B*H, .., D): of the memory, and all own slots."""
+        memory, own = self.cross.flatten(1, 2), self.own.flatten(1, 2)
+        self.memory, self._own = (memory[0], memory[1]), (own[0], own[1])
 
     @property
     def sentences(self) -> int:
@@ -40,21 +46,14 @@ class LayerCache:
         return self.own.size(1)
 
     def append(self, added: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        """Store keys and values (2, B, H, K*T, D) from position `at` on; returns all so far, as `memory`, and
-        at least LEAST_SLOTS."""
+        """Store keys and values (2, B, H, K*T, D) from position `at` on; returns all so far, (B*H, slots, D)
+        each, and at least LEAST_SLOTS."""
         start = at * self.beams
         end = start + added.size(3)
         self.own[:, :, :, start:end] = added
-        return self._for_products(self.own[:, :, :, : max(end, LEAST_SLOTS)])
-
-    def memory(self) -> tuple[Tensor, Tensor]:
-        """Keys and values of the memory, (B*H, S, D) each, as batched products want them."""
-        return self._for_products(self.cross)
-
-    @staticmethod
-    def _for_products(both: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = both.flatten(1, 2).unbind(0)
-        return keys, values
+        keys, values = self._own
+        slots = max(end, LEAST_SLOTS)
+        return keys[:, :slots], values[:, :slots]
 
     def keep(self, sentences: Tensor, slots: int) -> None:
         """Go on with some of the sentences; `slots` slots are full."""
@@ -62,6 +61,7 @@ class LayerCache:
         self.own = old.new_empty(2, len(sentences), *old.shape[2:])
         slots = max(slots, LEAST_SLOTS)
         self.own[:, :, :, :slots] = old[:, sentences, :, :slots]
+        self._view()
 
 
 class KeyValueCache:
@@ -205,7 +205,7 @@ class MultiHeadAttention(nn.Module):
         """As `over_memory`, of keys and values in a cache, of which `hidden` (B*H, 1, S) is -inf at those
         that are padding. Without dropout."""
         queries = self._queries(x, cache.sentences)
-        out, probabilities = self._mix(queries, *cache.memory(), hidden)
+        out, probabilities = self._mix(queries, *cache.memory, hidden)
         if weights is not None:
             shown = probabilities[:, :, : cache.source_length].reshape(*queries.shape[:-1], -1)
             weights.append(self._by_rows(shown, x))
