@@ -52,8 +52,9 @@ def compiles(device: torch.device, setting: str) -> bool:
 
 
 def workers_for(device: torch.device) -> int:
-    """Threads that work side by side on a device. On a CPU as many as use most cores, but at most four, since
-    all share Python's lock (two were timed here). On a GPU one."""
+    """Threads that train side by side on a device, or batches that are decoded so. On a CPU as many as use
+    most cores, but at most four: threads share Python's lock, and each process that decodes holds the model
+    (two were timed here). On a GPU one."""
     threads = torch.get_num_threads()
     return (
         max(range(1, 5), key=lambda n: (n > 1, threads // n * n, n))

@@ -63,7 +63,7 @@ def tokenizer_folder(model: Path) -> Path:
     for folder in (model / "model" / "tokenizer", model / "tokenizer"):
         if folder.is_dir():
             return folder
-    raise ModelError(f"tokenizer.path: {model} is not a model folder: it has no tokenizer/")
+    raise ModelError(f"{model}: not a model folder: it has no tokenizer/")
 
 
 class LoadedModel(NamedTuple):

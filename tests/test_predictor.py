@@ -1,16 +1,35 @@
 """Logits in few bits lead to the candidates, and to the scores, that those of full precision lead to."""
 
+import pytest
 import torch
 
 from mtrain.decoding.likeliest import normalizer
 from mtrain.decoding.predictor import Predictor
+from mtrain.decoding.search import search
 from mtrain.model.transformer import Transformer
-from mtrain.schema import ModelConfig
+from mtrain.schema import DecodingConfig, ModelConfig
 
 
 def predictor_of(model: Transformer, beams: int) -> Predictor:
     torch.manual_seed(1)
     return Predictor([model], torch.randint(4, 2000, (6, 5)), torch.ones(6, 5, dtype=torch.bool), beams, 9)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_a_forced_end_is_certain_however_the_logits_are_rounded(monkeypatch, beam_size: int) -> None:
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "output_bias": True}
+    vocabulary = {"source_vocab_size": 50, "target_vocab_size": 50, "max_positions": 9}
+    model = Transformer(ModelConfig(**sizes, **vocabulary)).eval()
+    model.output_bias.data[3] = -30  # it would never end by itself
+    config = DecodingConfig(
+        beam_size=beam_size, max_length_ratio=0.0, max_length_offset=6, force_eos=True, length_penalty=0.0
+    )
+    monkeypatch.setattr("mtrain.model.linear.WORTH_LOWERING", 0)
+    source, kept = torch.randint(4, 50, (5, 4)), torch.ones(5, 4, dtype=torch.bool)
+    for sentence in search([model.for_decoding(torch.bfloat16)], source, kept, config):
+        best = sentence[0]
+        assert best.finished and len(best.ids) == 5 and -30 < best.log_prob < 0
 
 
 @torch.inference_mode()

@@ -126,6 +126,15 @@ def test_decoding_goes_on_after_beams_are_reordered_and_sentences_dropped(positi
         target = torch.cat([target[rows], ids(len(rows), 1)], dim=1)
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+@torch.no_grad()
+def test_a_cache_grows_with_what_is_decoded(monkeypatch, beams: int) -> None:
+    monkeypatch.setattr("mtrain.model.attention._FIRST_POSITIONS", 1)
+    model, source, kept, target = build(), ids(2, 5), keep(5, 2), ids(2 * beams, 30)
+    expected = logits(model, source, kept, target)
+    torch.testing.assert_close(decode_cached(model, source, kept, target, beams), expected, **DOUBLE)
+
+
 @torch.no_grad()
 def test_cached_decoding_shows_the_same_attention_weights() -> None:
     model, source, kept, target = build(decoder_layers=2), ids(2, 5), keep(5, 2), ids(6, 4)

@@ -66,8 +66,8 @@ class Predictor:
         (N, V), some barred since `next`, and their normalizers `totals` (N, 1): log-probabilities,
         rows of the sentence, and tokens, each (B, `count` or more, unless there are fewer), the best first.
 
-        Logits in few bits tie or change places. Those of the candidates are then computed anew, and the
-        normalizers, to which they add most, are mended.
+        Logits that a CPU projected in few bits tie or change places. Those of the candidates are then
+        computed anew, and the normalizers, to which they add most, are mended.
         """
         totals = totals.view_as(live)
         rough = len(self.models) == 1 and self.models[0].projects_roughly(self.hidden)
@@ -79,8 +79,10 @@ class Predictor:
         before, total = logits[rows, tokens], totals.gather(1, parents)
         after = self.models[0].project_to(self.hidden[rows], tokens)
         after.masked_fill_(before == -math.inf, -math.inf)
-        change = (after - total).exp() - (before - total).exp()
-        totals = totals + torch.zeros_like(live).scatter_add(1, parents, change).log1p()
+        shares = torch.zeros_like(live)  # of probability: those that the candidates had, and now have
+        others = 1 - shares.scatter_add(1, parents, (before - total).exp())
+        now = others.clamp(min=0) + shares.scatter_add(1, parents, (after - total).exp())
+        totals = totals + now.clamp(min=torch.finfo(now.dtype).tiny).log()
         scores, order = (live.gather(1, parents) - totals.gather(1, parents) + after).sort(descending=True)
         return scores, parents.gather(1, order), tokens.gather(1, order)
 

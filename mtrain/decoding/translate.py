@@ -28,7 +28,7 @@ _WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my")  # languages that put non
 class Translator:
     """Models of one vocabulary, an ensemble if they are several, and how they decode, on a device.
 
-    Nothing in it changes while it translates, so threads may share it.
+    Threads may share it: what changes while it translates is guarded.
     """
 
     def __init__(

@@ -17,6 +17,7 @@ def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
 
 # Fewer keys than fill a vector register take a CPU several times as long as so many, some of them hidden.
 LEAST_SLOTS = 16
+_FIRST_POSITIONS = 64  # that there is room for at first: a limit may be far longer than any translation
 
 
 class LayerCache:
@@ -29,10 +30,11 @@ class LayerCache:
     def __init__(self, cross: Tensor, beams: int, max_length: int):
         """`cross` (2, B, H, S, D): keys and values of the memory."""
         self.beams, self.source_length = beams, cross.size(3)
-        self.cross = F.pad(cross, (0, 0, 0, max(0, LEAST_SLOTS - cross.size(3)))).contiguous()
-        slots = max(max_length * beams, LEAST_SLOTS)
+        self.least = LEAST_SLOTS if cross.device.type == "cpu" else 0
+        self.cross = F.pad(cross, (0, 0, 0, max(0, self.least - cross.size(3)))).contiguous()
+        slots = max(min(max_length, _FIRST_POSITIONS) * beams, self.least)
         self.own = cross.new_empty(*cross.shape[:3], slots, cross.size(4))  # (2, B, H, slots, D)
-        self.own[:, :, :, :LEAST_SLOTS] = 0
+        self.own[:, :, :, : self.least] = 0
         self._view()
 
     def _view(self) -> None:
@@ -47,20 +49,27 @@ class LayerCache:
 
     def append(self, added: Tensor, at: int) -> tuple[Tensor, Tensor]:
         """Store keys and values (2, B, H, K*T, D) from position `at` on; returns all so far, (B*H, slots, D)
-        each, and at least LEAST_SLOTS."""
+        each, and at least `least`."""
         start = at * self.beams
         end = start + added.size(3)
+        if end > self.own.size(3):
+            self._move(slice(None), start, 2 * end)
         self.own[:, :, :, start:end] = added
         keys, values = self._own
-        slots = max(end, LEAST_SLOTS)
+        slots = max(end, self.least)
         return keys[:, :slots], values[:, :slots]
 
     def keep(self, sentences: Tensor, slots: int) -> None:
         """Go on with some of the sentences; `slots` slots are full."""
-        old, self.cross = self.own, self.cross[:, sentences]
-        self.own = old.new_empty(2, len(sentences), *old.shape[2:])
-        slots = max(slots, LEAST_SLOTS)
-        self.own[:, :, :, :slots] = old[:, sentences, :, :slots]
+        self.cross = self.cross[:, sentences]
+        self._move(sentences, slots, self.own.size(3))
+
+    def _move(self, sentences: Tensor | slice, full: int, slots: int) -> None:
+        """Keep what some sentences have in the slots that are full, with room for `slots`."""
+        full = max(full, self.least)
+        old = self.own[:, sentences, :, :full]
+        self.own = old.new_empty(*old.shape[:3], slots, old.size(4))
+        self.own[:, :, :, :full] = old
         self._view()
 
 
@@ -75,8 +84,9 @@ class KeyValueCache:
         self.layers, self.beams, self.length = layers, beams, 0
         keys = layers[0].own
         self.heads = keys.size(2)
-        if source_keep.size(1) < LEAST_SLOTS:
-            source_keep = F.pad(source_keep, (0, LEAST_SLOTS - source_keep.size(1)))
+        self.least = layers[0].least
+        if source_keep.size(1) < self.least:
+            source_keep = F.pad(source_keep, (0, self.least - source_keep.size(1)))
         self.source = None if source_keep.all() else self._for_heads(_bias(source_keep[:, None], keys))
         self.own = _bias(torch.eye(beams, dtype=torch.bool, device=keys.device), keys)  # (K, K)
         self.past = keys.new_zeros(len(source_keep), beams, 0)  # (B, K, slots)
@@ -85,7 +95,7 @@ class KeyValueCache:
         """Count `length` more positions for each beam, more than one at a time only if there is one beam.
         Returns what hides slots from them, (B*H or 1, K*T, slots); None: nothing does."""
         start, self.length = self.length, self.length + length
-        missing = max(0, LEAST_SLOTS - self.length * self.beams)
+        missing = max(0, self.least - self.length * self.beams)
         if self.beams == 1:
             if length == 1 and not missing:
                 return None

@@ -56,7 +56,8 @@ def fit(
     the state has been saved.
     """
     resolve_device(device)
-    require_exports(config)
+    if config.training.init_from is None:  # whose sizes are not known yet
+        require_exports(config)
     check_corpora(config.data)
     make_metrics(("bleu", "chrf"), config.data.target_lang)  # what it lacks shows now, not after an hour
     with claimed(Path(config.run_dir)):
@@ -78,6 +79,7 @@ def make_trainer(
     keep_freed_memory()
     keep_few_kernels()
     config, start = resolved(config)
+    require_exports(config)
     checkpoint = open_run(config, resume)
     tokenizer = prepare_tokenizer(config)
     if start and start.tokenizer.fingerprint() != tokenizer.fingerprint():
