@@ -132,7 +132,7 @@ def test_20_megabytes_in_one_line_are_one_line(translator: Translator, monkeypat
 
 def test_22_a_reader_that_leaves_is_no_failure_and_a_full_disk_is(run_dir, tmp_path):
     many = tmp_path / "many"
-    many.write_text("It rains.\n" * 9000)
+    many.write_text("It rains.\n" * 7000)
     command = f"{sys.executable} -m mtrain translate {run_dir} --device cpu --beam-size 1 -i {many}"
     shell = {"shell": True, "executable": "/bin/bash", "capture_output": True, "text": True}
     done = subprocess.run(f"{command} | head -1; echo ${{PIPESTATUS[0]}}", **shell)
