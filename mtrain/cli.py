@@ -82,9 +82,10 @@ def check(
     from mtrain.data.encode import check_corpora
     from mtrain.data.verdict import report_of, warnings_of
     from mtrain.device import resolve_device
+    from mtrain.training.origin import resolved
     from mtrain.training.run import existing_tokenizer
 
-    loaded = load_config(config, _overrides(set_, run_dir=run_dir))
+    loaded, _ = resolved(load_config(config, _overrides(set_, run_dir=run_dir)))
     resolve_device(device)  # no work for it, but a wrong name is a mistake here too
     check_corpora(loaded.data)
     findings = check_data(loaded.data, existing_tokenizer(loaded))

@@ -4,6 +4,7 @@ import json
 import logging
 
 import pytest
+import yaml
 from test_cli import mtrain  # noqa: F401  (a fixture)
 
 from mtrain.config import Config
@@ -133,3 +134,15 @@ def test_the_command_prints_a_report_or_json(mtrain, config_file):  # noqa: F811
     assert found["leaks"]["seen"]["pairs"] == 8 and len(found["warnings"]) == 2
     code, _, err = mtrain("check", config_file, "--set", "data.train.source=nowhere.en")
     assert code == 3 and err.startswith("error: nowhere.en: no such file") and err.count("\n") == 1
+
+
+def test_what_is_left_to_another_model_is_that_models(mtrain, raw_config, run_dir, tmp_path):  # noqa: F811
+    raw = {**raw_config, "run_dir": str(tmp_path / "tuned"), "model": {}, "tokenizer": {}}
+    raw["training"] = {**raw["training"], "init_from": str(run_dir)}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")
+    code, out, _ = mtrain("check", tmp_path / "config.yaml", "--json")
+    found = json.loads(out)
+    assert (
+        code == 0 and min(found["segmentation"]["tokens_per_word"]) >= 1
+    )  # of its pieces: this run has none
+    assert not (tmp_path / "tuned").exists()

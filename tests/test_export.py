@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import ctranslate2
 import pytest
@@ -14,6 +14,7 @@ from marian import make
 from safetensors.torch import load_file, save_file
 from test_cli import changed, mtrain, one_line  # noqa: F401  (mtrain is a fixture)
 
+from mtrain.cli import ExportFormat
 from mtrain.config import to_yaml
 from mtrain.data.toy import toy_pairs
 from mtrain.decoding.translate import Translator
@@ -23,7 +24,7 @@ from mtrain.interop.export import export_model
 from mtrain.interop.marian import import_marian
 from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import load_model
-from mtrain.schema import Architecture, DecodingConfig, ModelFolderConfig, TokenizerConfig
+from mtrain.schema import Architecture, DecodingConfig, Format, ModelFolderConfig, TokenizerConfig
 from mtrain.storage import write_folder, write_text
 from mtrain.tokenizer import Tokenizer, model_config, train_tokenizer
 
@@ -90,6 +91,10 @@ def test_ctranslate2_takes_every_kind_of_architecture(tokenizers, tmp_path, join
     assert summary.startswith("13 sentences: 13 translations identical (greedy)") and not differing
     after = load_file(model / "model.safetensors")
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_command_knows_every_format():
+    assert get_args(ExportFormat) == get_args(Format)
 
 
 def test_fewer_bits_take_less_room(run_dir, tmp_path):

@@ -179,9 +179,11 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
 
 
 def existing_tokenizer(config: Config) -> Tokenizer | None:
-    """The tokenizer of the run, if it has one already."""
+    """The tokenizer of the run, if it has one already or takes that of another model."""
     folder = Path(config.run_dir) / "tokenizer"
-    return Tokenizer(folder) if (folder / "config.yaml").exists() else None
+    if (folder / "config.yaml").exists():
+        return Tokenizer(folder)
+    return Tokenizer(tokenizer_folder(Path(config.tokenizer.path))) if config.tokenizer.path else None
 
 
 def _file_stamps(corpora: list[Corpus]) -> str:
