@@ -314,7 +314,7 @@ class DecodingConfig(Section):
     batch_tokens: PositiveInt = Field(8192, description="padded source tokens x hypotheses of a batch")
     precision: Precision = Field("auto", description="as in training; of large products alone on a CPU")
     workers: Workers = Field(
-        "auto", description="batches decoded side by side, by threads and processes; auto: by device"
+        "auto", description="batches decoded side by side, by processes that each hold the model"
     )
 
     @model_validator(mode="after")
