@@ -61,9 +61,7 @@ def _at_each_operation(
     while True:
         marks.clear()
         run = Path(shutil.copytree(start, folder / "operations"))
-        from tortures.children import begin, wait
-
-        code = wait(begin(lambda: work(run, tries), Path("/tmp/work/dbg"))).code  # noqa: B023
+        code = in_child(lambda: work(run, tries))  # noqa: B023
         if marks.operations <= tries:
             break  # the save has no such operation
         tries += 1
