@@ -93,6 +93,11 @@ def best_weights(folder: Path) -> Path:
     return average if average.exists() else folder / "model.safetensors"
 
 
+def verify_checkpoint(folder: Path) -> None:
+    """Compare a checkpoint with its manifest, which must list all that is read of it. Raises ModelError."""
+    verify_folder(folder, [*CHECKPOINT_FILES, best_weights(folder).name])
+
+
 def save_checkpoint(
     run_dir: Path,
     model: nn.Module,
@@ -161,7 +166,7 @@ class Checkpoint(NamedTuple):
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Verify a checkpoint and read its state. Raises ModelError if it is damaged."""
-    verify_folder(folder, CHECKPOINT_FILES)
+    verify_checkpoint(folder)
     file = folder / "state.json"
     try:
         values = read_json(file)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from mtrain.checkpoint import CHECKPOINT_FILES, TrainState, best_weights, checkpoint_folders, load_weights
+from mtrain.checkpoint import TrainState, best_weights, checkpoint_folders, load_weights, verify_checkpoint
 from mtrain.config import override, read_yaml_file, to_yaml, validate
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
@@ -34,7 +34,7 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
         if same and (folder / "config.yaml").read_text(encoding="utf-8") == contents:
             return
     try:
-        verify_folder(best, CHECKPOINT_FILES)
+        verify_checkpoint(best)
     except ModelError as error:
         log.warning("%s; model/ stays as it is", error)
         return
@@ -95,7 +95,7 @@ def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
     folder = _best_checkpoint(path) if in_run else path
     vocabularies = [file.name for files in vocabulary_files(path / "tokenizer") for file in files]
     if in_run:
-        verify_folder(folder, CHECKPOINT_FILES)
+        verify_checkpoint(folder)
         verify_folder(path / "tokenizer", vocabularies)
     else:
         names = ["config.yaml", "model.safetensors", *(f"tokenizer/{name}" for name in vocabularies)]

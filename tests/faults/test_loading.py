@@ -227,6 +227,21 @@ def test_26_an_average_that_does_not_fit_is_refused(make_config):
         go(make_config(training={"ema_decay": 0.9, "max_steps": 10}))
 
 
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_25_an_average_that_no_manifest_lists_is_not_read(run_dir, tmp_path, kind):
+    run = Path(shutil.copytree(run_dir, tmp_path / "run"))
+    shutil.rmtree(run / "model")
+    for checkpoint in (run / "checkpoints").glob("step-*"):
+        if kind == "pipe":
+            os.mkfifo(checkpoint / "average.safetensors")  # to read from it would take for ever
+        else:
+            shutil.copy(checkpoint / "model.safetensors", checkpoint / "average.safetensors")
+        with pytest.raises(ModelError, match=r"does not list average\.safetensors"):
+            open_checkpoint(checkpoint)
+    with pytest.raises(ModelError, match=r"does not list average\.safetensors"):
+        load_model(run)
+
+
 @pytest.mark.parametrize("target", ["pipe", "/dev/zero", "loop"])
 def test_25_a_run_whose_config_is_no_file_is_refused(run_dir, tmp_path, target):
     run = Path(shutil.copytree(run_dir, tmp_path / "run"))
