@@ -6,15 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mtrain.model.attention import (
-    KeyValueCache,
-    LayerCache,
-    MultiHeadAttention,
-    attend,
-    attention_weights,
-    causal_mask,
-    rotate,
-)
+from mtrain.model.attention import MultiHeadAttention, attend, attention_weights, causal_mask, rotate
+from mtrain.model.cache import KeyValueCache, LayerCache
 from mtrain.model.dropout import Dropout
 
 torch.set_num_threads(1)
@@ -312,15 +305,15 @@ def test_cached_self_attention_equals_causal(rotary: bool, first: int) -> None:
 def test_append_returns_all_so_far_and_keeps_earlier_positions() -> None:
     cache = LayerCache(torch.zeros(2, 3, 2, 3, 4), beams=1, max_length=5)
     first, then = torch.randn(2, 3, 2, 2, 4), torch.randn(2, 3, 2, 1, 4)
-    cache.append(first, 0)
-    keys, values = cache.append(then, 2)
+    cache.append(first)
+    keys, values = cache.append(then)
     assert torch.equal(keys.view(3, 2, -1, 4)[:, :, :3], torch.cat([first[0], then[0]], dim=2))
     assert torch.equal(values.view(3, 2, -1, 4)[:, :, :3], torch.cat([first[1], then[1]], dim=2))
 
 
-@pytest.mark.parametrize("sentences", [None, [1, 2], [0], [2, 0]])
+@pytest.mark.parametrize("sentences", [None, [1, 2], [0], [2, 0], [2]])
 def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[int] | None) -> None:
-    """Three sentences of two beams; slot 2t + k is what beam k added at position t."""
+    """Three sentences of two beams; sentence s stores 10 s + 2 t + k for its beam k at position t."""
     numbers = torch.arange(3.0)[:, None, None, None]
     cross = numbers.expand(3, 2, 3, 4)
     layers = [LayerCache(torch.stack([cross, -cross]), 2, max_length=7) for _ in range(2)]
@@ -329,7 +322,7 @@ def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[in
         assert cache.extend(1) is not None
         for layer in layers:
             keys = 10 * numbers + 2 * t + torch.arange(2.0)[:, None]
-            layer.append(torch.stack([keys, -keys]).expand(2, 3, 2, 2, 4), t)
+            layer.append(torch.stack([keys, -keys]).expand(2, 3, 2, 2, 4))
         if t == 0:
             cache.reorder(torch.tensor([[0, 1], [1, 0], [1, 1]]))
     left = sentences if sentences is not None else [0, 1, 2]
@@ -337,19 +330,17 @@ def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[in
     cache.reorder(crossed, None if sentences is None else torch.tensor(sentences))
     bias = cache.extend(1)
     assert bias is not None and cache.length == 3 and cache.source is not None
-    past = {0: [[1, 3], [0, 2]], 1: [[0, 3], [1, 2]], 2: [[1, 3], [1, 2]]}  # the slots of beams 0 and 1
-    for row, sentence in enumerate(left):
-        for head in range(2):
-            for beam in range(2):
-                slots = (bias[2 * row + head, beam] == 0).nonzero().flatten().tolist()
-                assert slots == [*past[sentence][beam], 4 + beam]
-            assert (cache.source[2 * row + head] == 0).sum() == sentence + 1
+    past = {0: [[1, 3], [0, 2]], 1: [[0, 3], [1, 2]], 2: [[1, 3], [1, 2]]}  # of beams 0 and 1
     for layer in layers:
-        keys, values = layer.own
-        assert keys[:, 1, :4, 2].tolist() == [[10.0 * s + slot for slot in range(4)] for s in left]
-        assert values[:, 1, :4, 2].tolist() == (-keys[:, 1, :4, 2]).tolist()
+        assert layer.full == (3 if sentences == [2] else 4)  # slot 0 of sentence 2 is nobody's past any more
         assert layer.cross[0, :, 1, 2, 3].tolist() == left
         assert layer.cross[1, :, 1, 2, 3].tolist() == [-s for s in left]
-        new = torch.full((len(left), 2, 2, 4), 70.0)  # and decoding goes on from there
-        going_on = layer.append(torch.stack([new, new]), 2)[0].view(len(left), 2, -1, 4)[:, 0, :6, 0].tolist()
-        assert going_on == [[*(10.0 * s + slot for slot in range(4)), 70.0, 70.0] for s in left]
+        new = torch.tensor([70.0, 71.0])[:, None].expand(2, len(left), 2, 2, 4)
+        keys, values = layer.append(new * torch.tensor([1, -1])[:, None, None, None, None])
+        assert torch.equal(keys, -values)
+        for row, sentence in enumerate(left):
+            for head in range(2):
+                for beam in range(2):
+                    seen = keys[2 * row + head, bias[2 * row + head, beam] == 0, 2].tolist()
+                    assert seen == [*(10.0 * sentence + slot for slot in past[sentence][beam]), 70.0 + beam]
+                assert (cache.source[2 * row + head] == 0).sum() == sentence + 1

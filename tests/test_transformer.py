@@ -104,9 +104,13 @@ def decode_cached(
     return torch.cat([model.project(model.decode_next(p, cache)) for p in parts], dim=1)
 
 
+@pytest.mark.parametrize("forget_every", [1, 2, 8])
 @pytest.mark.parametrize("positions", POSITIONS)
 @torch.no_grad()
-def test_decoding_goes_on_after_beams_are_reordered_and_sentences_dropped(positions: str) -> None:
+def test_decoding_goes_on_after_beams_are_reordered_and_sentences_dropped(
+    monkeypatch, positions: str, forget_every: int
+) -> None:
+    monkeypatch.setattr("mtrain.model.cache._FORGET_EVERY", forget_every)
     model, source, kept = build(positions=positions), ids(3, 5), keep(5, 1, 3)
     cache = model.start_cache(model.encode(source, kept), kept, 2, 9)
     target = ids(6, 1)
@@ -129,7 +133,7 @@ def test_decoding_goes_on_after_beams_are_reordered_and_sentences_dropped(positi
 @pytest.mark.parametrize("beams", [1, 3])
 @torch.no_grad()
 def test_a_cache_grows_with_what_is_decoded(monkeypatch, beams: int) -> None:
-    monkeypatch.setattr("mtrain.model.attention._FIRST_POSITIONS", 1)
+    monkeypatch.setattr("mtrain.model.cache._FIRST_POSITIONS", 1)
     model, source, kept, target = build(), ids(2, 5), keep(5, 2), ids(2 * beams, 30)
     expected = logits(model, source, kept, target)
     torch.testing.assert_close(decode_cached(model, source, kept, target, beams), expected, **DOUBLE)
@@ -165,6 +169,9 @@ def test_a_lowered_model_shares_its_parameters_and_rounds_large_products_alone(m
     assert torch.equal(logits(model, source, kept, target), full)  # which has no copies
     cached = decode_cached(low, source, kept, target, 1)
     torch.testing.assert_close(cached, rounded, rtol=0, atol=0.05 * float(full.abs().max()))
+    monkeypatch.setattr("mtrain.model.linear._PACKING", ["no_such"])  # a PyTorch without
+    plain = logits(model.for_decoding(torch.bfloat16), source, kept, target)
+    torch.testing.assert_close(plain, rounded, rtol=0, atol=0.02 * float(full.abs().max()))
 
 
 @torch.no_grad()

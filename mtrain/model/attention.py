@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtrain.model.cache import LayerCache
 from mtrain.model.dropout import Dropout
 from mtrain.model.linear import Linear
 
@@ -13,120 +14,6 @@ from mtrain.model.linear import Linear
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
     """(length, length) bool: position i may look at positions 0 to i."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
-
-
-# Fewer keys than fill a vector register take a CPU several times as long as so many, some of them hidden.
-LEAST_SLOTS = 16
-_FIRST_POSITIONS = 64  # that there is room for at first: a limit may be far longer than any translation
-
-
-class LayerCache:
-    """Keys and values of one decoder layer: its own past, and the memory's, projected once.
-
-    The K beams of a sentence share both. A slot of the past holds what one beam added at one position: slot
-    t * K + k is of beam k at position t.
-    """
-
-    def __init__(self, cross: Tensor, beams: int, max_length: int):
-        """`cross` (2, B, H, S, D): keys and values of the memory."""
-        self.beams, self.source_length = beams, cross.size(3)
-        self.least = LEAST_SLOTS if cross.device.type == "cpu" else 0
-        self.cross = F.pad(cross, (0, 0, 0, max(0, self.least - cross.size(3)))).contiguous()
-        slots = max(min(max_length, _FIRST_POSITIONS) * beams, self.least)
-        self.own = cross.new_empty(*cross.shape[:3], slots, cross.size(4))  # (2, B, H, slots, D)
-        self.own[:, :, :, : self.least] = 0
-        self._view()
-
-    def _view(self) -> None:
-        """Keys and values as batched products want them, (B*H, .., D): of the memory, and all own slots."""
-        memory, own = self.cross.flatten(1, 2), self.own.flatten(1, 2)
-        self.memory, self._own = (memory[0], memory[1]), (own[0], own[1])
-
-    @property
-    def sentences(self) -> int:
-        """How many are being decoded, B."""
-        return self.own.size(1)
-
-    def append(self, added: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        """Store keys and values (2, B, H, K*T, D) from position `at` on; returns all so far, (B*H, slots, D)
-        each, and at least `least`."""
-        start = at * self.beams
-        end = start + added.size(3)
-        if end > self.own.size(3):
-            self._move(slice(None), start, 2 * end)
-        self.own[:, :, :, start:end] = added
-        keys, values = self._own
-        slots = max(end, self.least)
-        return keys[:, :slots], values[:, :slots]
-
-    def keep(self, sentences: Tensor, slots: int) -> None:
-        """Go on with some of the sentences; `slots` slots are full."""
-        self.cross = self.cross[:, sentences]
-        self._move(sentences, slots, self.own.size(3))
-
-    def _move(self, sentences: Tensor | slice, full: int, slots: int) -> None:
-        """Keep what some sentences have in the slots that are full, with room for `slots`."""
-        full = max(full, self.least)
-        old = self.own[:, sentences, :, :full]
-        self.own = old.new_empty(*old.shape[:3], slots, old.size(4))
-        self.own[:, :, :, :full] = old
-        self._view()
-
-
-class KeyValueCache:
-    """What decoding need not compute again: a LayerCache for each decoder layer, `length` positions full.
-
-    Beams that change places move no keys: `past` says which slots are the past of which beam. Masks are kept
-    as what they add to attention scores, 0 where queries may look and -inf elsewhere.
-    """
-
-    def __init__(self, layers: list[LayerCache], source_keep: Tensor, beams: int):
-        self.layers, self.beams, self.length = layers, beams, 0
-        keys = layers[0].own
-        self.heads = keys.size(2)
-        self.least = layers[0].least
-        if source_keep.size(1) < self.least:
-            source_keep = F.pad(source_keep, (0, self.least - source_keep.size(1)))
-        self.source = None if source_keep.all() else self._for_heads(_bias(source_keep[:, None], keys))
-        self.own = _bias(torch.eye(beams, dtype=torch.bool, device=keys.device), keys)  # (K, K)
-        self.past = keys.new_zeros(len(source_keep), beams, 0)  # (B, K, slots)
-
-    def extend(self, length: int) -> Tensor | None:
-        """Count `length` more positions for each beam, more than one at a time only if there is one beam.
-        Returns what hides slots from them, (B*H or 1, K*T, slots); None: nothing does."""
-        start, self.length = self.length, self.length + length
-        missing = max(0, self.least - self.length * self.beams)
-        if self.beams == 1:
-            if length == 1 and not missing:
-                return None
-            slots = torch.arange(self.length + missing, device=self.past.device)
-            return _bias(slots <= slots[start : self.length, None], self.past)[None]
-        assert length == 1, "several beams go on by one position at a time"
-        self.past = torch.cat([self.past, self.own.expand(len(self.past), -1, -1)], dim=-1)
-        return self._for_heads(F.pad(self.past, (0, missing), value=-math.inf))
-
-    def _for_heads(self, bias: Tensor) -> Tensor:
-        """(B, .., ..) as (B*H, .., ..)."""
-        return bias[:, None].expand(-1, self.heads, -1, -1).flatten(0, 1)
-
-    def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
-        """Let beam k of sentence b continue what its beam parents[b, k] has decoded; (B, K). `sentences`,
-        where some are done, are those that go on, and `parents` has their rows alone."""
-        if sentences is not None:
-            for layer in self.layers:
-                layer.keep(sentences, self.length * self.beams)
-            if self.source is not None:
-                self.source = self.source.view(-1, self.heads, *self.source.shape[1:])[sentences].flatten(
-                    0, 1
-                )
-            self.past = self.past[sentences]
-        if self.beams > 1:
-            self.past = self.past.gather(1, parents[:, :, None].expand(-1, -1, self.past.size(2)))
-
-
-def _bias(allowed: Tensor, like: Tensor) -> Tensor:
-    """0 where a mask is True, -inf elsewhere, in the dtype of another tensor."""
-    return like.new_zeros(allowed.shape).masked_fill_(~allowed, -math.inf)
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
@@ -173,7 +60,7 @@ class MultiHeadAttention(nn.Module):
             positions = positions.repeat(queries.size(2) // x.size(1))
             queries, keys = rotate(queries, positions), rotate(added[0], positions)
             added = torch.stack([keys, added[1]])
-        return self._mix(queries, *cache.append(added, at), past)[0].view_as(x)
+        return self._mix(queries, *cache.append(added), past)[0].view_as(x)
 
     def _mix(
         self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrain.model.attention import LayerCache, MultiHeadAttention
+from mtrain.model.attention import MultiHeadAttention
+from mtrain.model.cache import LayerCache
 from mtrain.model.dropout import Dropout
 from mtrain.model.linear import Linear
 from mtrain.schema import ModelConfig

@@ -7,10 +7,11 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from mtrain.model.attention import KeyValueCache, LayerCache, MultiHeadAttention
+from mtrain.model.attention import MultiHeadAttention
+from mtrain.model.cache import KeyValueCache, LayerCache
 from mtrain.model.dropout import Dropout
 from mtrain.model.layers import DecoderLayer, EncoderLayer
-from mtrain.model.linear import Linear, Low, linear, lowered, worth_lowering
+from mtrain.model.linear import Linear, Low, linear, worth_lowering
 from mtrain.schema import ModelConfig
 
 
@@ -175,8 +176,8 @@ class Transformer(nn.Module):
             # Python finds these before it asks PyTorch's __getattr__, which takes a tenth of a short step.
             module.__dict__.update(module._parameters | module._modules)
             if isinstance(module, Linear) and dtype is not None:
-                module.low = lowered(module.weight, module.bias, dtype)
-        model.low_projection = None if dtype is None else lowered(*self.projection(), dtype)
+                module.low = Low(module.weight, module.bias, dtype)
+        model.low_projection = None if dtype is None else Low(*self.projection(), dtype)
         return model
 
     def forward(self, source: Tensor, source_keep: Tensor, target_in: Tensor) -> Tensor:
