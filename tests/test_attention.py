@@ -216,6 +216,22 @@ def test_published_check_values_two_heads() -> None:
     torch.testing.assert_close(out, expected, rtol=0, atol=6e-5)
 
 
+@pytest.mark.parametrize("length", [10, 11, 15, 16, 27])
+@pytest.mark.parametrize("kind", ["causal", "padding", "both", "none"])
+def test_keys_that_fill_registers_change_neither_values_nor_gradients(length: int, kind: str) -> None:
+    shape = (2, 3, length, 4)
+    inputs = [random(*shape, seed=seed).requires_grad_() for seed in range(3)]
+    mask = keep([length, length - 2], length)[:, None, None] if kind in ("padding", "both") else None
+    causal = kind in ("causal", "both")
+    allowed = causal_mask(length) if causal else torch.ones(length, length, dtype=torch.bool)
+    out = attend(*inputs, Dropout(0.0), mask, causal)
+    expected = attention_weights(*inputs[:2], allowed if mask is None else mask & allowed) @ inputs[2]
+    torch.testing.assert_close(out, expected, **DOUBLE)
+    cotangent = random(*shape, seed=3)
+    gradients = torch.autograd.grad(out, inputs, cotangent), torch.autograd.grad(expected, inputs, cotangent)
+    torch.testing.assert_close(*gradients, **DOUBLE)
+
+
 # ------------------------------------------------------------------------------------------------ rotary
 
 

@@ -6,9 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrain.model.cache import LayerCache
+from mtrain.model.cache import REGISTER, LayerCache
 from mtrain.model.dropout import Dropout
 from mtrain.model.linear import Linear
+
+# Numbers in the last register at which it is worth filling: 15 keys take a CPU up to three times as long as
+# 16, but what is put behind them is to be copied, and differentiated.
+_WORTH_FILLING = 11
 
 
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
@@ -144,9 +148,19 @@ def attend(
         if by_hand:
             out: Tensor = dropout(attention_weights(queries, keys, mask)) @ values
         else:
+            if on_cpu and keys.size(2) % REGISTER >= _WORTH_FILLING and (causal or mask is not None):
+                keys, values, mask = _filled(keys, values, mask)
             rate = dropout.rate if dropout.active else 0.0
             out = F.scaled_dot_product_attention(queries, keys, values, mask, rate, causal)
     return out.to(dtype)
+
+
+def _filled(keys: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys and values (B, H, S, D) with others behind them that nothing looks at, up to whole registers. A
+    causal mask hides them by itself."""
+    missing = -keys.size(2) % REGISTER
+    keys, values = (F.pad(x, (0, 0, 0, missing)) for x in (keys, values))
+    return keys, values, None if mask is None else F.pad(mask, (0, missing))
 
 
 def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Fewer keys than fill a vector register take a CPU several times as long as so many, some of them hidden.
-LEAST_SLOTS = 16
+REGISTER = (
+    16  # numbers in fp32 that a CPU works on at once; fewer keys take it several times as long as so many
+)
 _FIRST_POSITIONS = 64  # that there is room for at first: a limit may be far longer than any translation
 _FORGET_EVERY = 8  # positions; what is no beam's past any more goes then
 _GAP = 16  # numbers between slots: at strides of a power of two their places in a CPU's caches would collide
@@ -24,7 +25,7 @@ class LayerCache:
     def __init__(self, cross: Tensor, beams: int, max_length: int):
         """`cross` (2, B, H, S, D): keys and values of the memory."""
         self.source_length = cross.size(3)
-        self.least = LEAST_SLOTS if cross.device.type == "cpu" else 0
+        self.least = REGISTER if cross.device.type == "cpu" else 0
         self.cross = F.pad(cross, (0, 0, 0, max(0, self.least - cross.size(3)))).contiguous()
         sentences, heads, _, width = cross.shape[1:]
         self._store(cross.new_empty(2, 0, sentences, heads, width), min(max_length, _FIRST_POSITIONS) * beams)
