@@ -26,8 +26,9 @@ class LayerCache:
         """`cross` (2, B, H, S, D): keys and values of the memory."""
         self.source_length = cross.size(3)
         self.least = REGISTER if cross.device.type == "cpu" else 0
-        self.cross = F.pad(cross, (0, 0, 0, max(0, self.least - cross.size(3)))).contiguous()
-        sentences, heads, _, width = cross.shape[1:]
+        sentences, heads, length, width = cross.shape[1:]
+        self.cross = cross.new_empty(2, sentences, heads, max(length, self.least), width)
+        self.cross[:, :, :, :length], self.cross[:, :, :, length:] = cross, 0
         self._store(cross.new_empty(2, 0, sentences, heads, width), min(max_length, _FIRST_POSITIONS) * beams)
 
     def _store(self, own: Tensor, room: int) -> None:

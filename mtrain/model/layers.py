@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from mtrain.model.attention import MultiHeadAttention
 from mtrain.model.cache import LayerCache
 from mtrain.model.dropout import Dropout
-from mtrain.model.linear import Linear
+from mtrain.model.linear import Linear, worth_lowering
 from mtrain.schema import ModelConfig
 
 
@@ -45,13 +45,17 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config.dropout if rate is None else rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.inner(x)
-        if self.gated:
-            gate, hidden = hidden.chunk(2, dim=-1)
-            hidden = self.activation(gate) * hidden
-        else:
-            hidden = self.activation(hidden)
-        return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]
+        inner, outer = self.inner.low, self.outer.low
+        if inner is None or outer is None or not worth_lowering(x, self.outer.weight):
+            return self.outer(self._activated(self.inner(x)))  # type: ignore[no-any-return]
+        return outer(self._activated(inner(x))).to(x.dtype)  # what is between stays in few bits
+
+    def _activated(self, hidden: Tensor) -> Tensor:
+        """What the first map gave, as the second takes it."""
+        if not self.gated:
+            return self.dropout(self.activation(hidden))  # type: ignore[no-any-return]
+        gate, hidden = hidden.chunk(2, dim=-1)
+        return self.dropout(self.activation(gate) * hidden)  # type: ignore[no-any-return]
 
 
 def _attention(config: ModelConfig, rotary: bool = False) -> MultiHeadAttention:

@@ -28,15 +28,31 @@ class Low:
         return self.parts[start, end]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x W^T + b, in the precision of x."""
+        """x W^T + b, in as few bits."""
         if self.packed is None:
             self.bias = None if self.bias is None else self.bias.to(self.dtype)
             self.packed = pack(self.weight.to(self.dtype))
         if not self.packed.is_mkldnn:
-            return F.linear(x.to(self.dtype), self.packed, self.bias).to(x.dtype)
-        ops = torch.ops.mkldnn
-        out: Tensor = ops._linear_pointwise(x.to(self.dtype), self.packed, self.bias, "none", [], "")
-        return out.to(x.dtype)
+            return F.linear(x.to(self.dtype), self.packed, self.bias)
+        rows = x.numel() // x.size(-1)
+        room = padded_rows(rows)
+        if room == rows:
+            return self._product(x.to(self.dtype))
+        low = x.new_empty(room, x.size(-1), dtype=self.dtype)
+        low[:rows] = x.reshape(rows, -1)
+        return self._product(low)[:rows].view(*x.shape[:-1], -1)
+
+    def _product(self, x: Tensor) -> Tensor:
+        """x W^T + b of packed weights."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return out
+
+
+def padded_rows(rows: int) -> int:
+    """As many rows or up to an eighth more, so that there are few different numbers: for each oneDNN compiles
+    a kernel, which takes it as long as several products."""
+    step: int = 1 << max(0, rows.bit_length() - 4)
+    return -(-rows // step) * step
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -57,10 +73,10 @@ def worth_lowering(x: Tensor, weight: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, low: Low | None) -> Tensor:
-    """x W^T + b in x's own precision, but by `low` if there is one and the product is large."""
+    """x W^T + b, computed by `low` if there is one and the product is large; in x's own precision."""
     if low is None or not worth_lowering(x, weight):
         return F.linear(x, weight, bias)
-    return low(x)
+    return low(x).to(x.dtype)
 
 
 class Linear(nn.Linear):

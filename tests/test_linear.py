@@ -1,0 +1,58 @@
+"""Products in fewer bits are those of PyTorch, in whatever layout the weights are kept."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mtrain.model.linear import Linear, Low, padded_rows, worth_lowering
+
+
+def close(low: Tensor, exact: Tensor) -> None:
+    """As near as bf16, with 8 bits, comes."""
+    torch.testing.assert_close(low.float(), exact, rtol=0.01, atol=0.01 * float(exact.abs().max()))
+
+
+@pytest.fixture(params=["packed", "plain"])
+def layout(request: pytest.FixtureRequest, monkeypatch) -> str:
+    if request.param == "plain":
+        monkeypatch.setattr("mtrain.model.linear._PACKING", ["no_such"])  # as in a PyTorch without
+    return request.param
+
+
+@pytest.mark.parametrize("shape", [(1,), (17,), (3, 11), (2, 3, 5)])
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_low_weights_multiply_as_those_they_are_copies_of(layout: str, shape: tuple[int], bias: bool) -> None:
+    torch.manual_seed(1)
+    x, weight, offset = torch.randn(*shape, 24), torch.randn(20, 24), torch.randn(20) if bias else None
+    low = Low(weight, offset, torch.bfloat16)
+    assert low(x).shape == (*shape, 20) and low(x).dtype == torch.bfloat16
+    close(low(x), F.linear(x, weight, offset))
+    crossed = torch.randn(24, 7).t()  # not contiguous
+    close(low(crossed), F.linear(crossed, weight, offset))
+    close(low.rows(5, 12)(x), F.linear(x, weight, offset)[..., 5:12])
+    assert low.rows(5, 12) is low.rows(5, 12)
+
+
+@torch.inference_mode()
+def test_rows_of_a_linear_map_are_a_part_of_its_output(layout: str, monkeypatch) -> None:
+    monkeypatch.setattr("mtrain.model.linear.WORTH_LOWERING", 0)
+    torch.manual_seed(1)
+    layer, x = Linear(24, 20), torch.randn(9, 24)
+    for few in (False, True):
+        layer.low = Low(layer.weight, layer.bias, torch.bfloat16) if few else None
+        assert layer(x).dtype == layer.rows(x, 4).dtype == torch.float32
+        torch.testing.assert_close(layer.rows(x, 4, 9), layer(x)[:, 4:9], rtol=0.01, atol=0.02)
+
+
+def test_few_different_numbers_of_rows_are_multiplied() -> None:
+    assert [padded_rows(rows) for rows in (1, 7, 15, 16, 17, 64, 65, 300)] == [1, 7, 15, 16, 18, 64, 72, 320]
+    assert all(rows <= padded_rows(rows) <= 1.125 * rows for rows in range(1, 5000))
+    assert len({padded_rows(rows) for rows in range(1, 1025)}) < 75
+
+
+def test_products_are_lowered_that_are_large_or_of_large_weights() -> None:
+    small, large = torch.empty(100, 100), torch.empty(1000, 1000)
+    assert not worth_lowering(torch.empty(3, 100), small) and worth_lowering(torch.empty(300, 100), small)
+    assert worth_lowering(torch.empty(1, 1000), large)
