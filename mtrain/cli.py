@@ -188,7 +188,7 @@ def translate(
 
     def answers(rest: Iterable[str], start: int = 0) -> Iterator[str]:
         begins = None if prefixes is None else islice(prefixes, start, None)
-        for best in translator.stream(rest, n_best, alignments, begins, start):
+        for best in translator.stream(rest, n_best, alignments, begins, start, scored=scores or json_):
             yield best.as_json() if json_ else best.answer(n_best, scores, alignments)
 
     job = {

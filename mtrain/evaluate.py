@@ -49,5 +49,7 @@ def test_set_from_files(source: Path | None, references: Sequence[Path], hypothe
 
 def evaluate_set(test: TestSet, translator: Translator, metrics: dict[str, Any]) -> list[Score]:
     """Translate a test set, unless its translations are given, and score it."""
-    hypotheses = test.hypotheses or [translation.text for translation in translator.translate(test.sources)]
+    hypotheses = test.hypotheses or [
+        translation.text for translation in translator.translate(test.sources, scored=False)
+    ]
     return score(hypotheses, test.references, metrics)

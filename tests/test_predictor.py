@@ -52,6 +52,11 @@ def test_candidates_of_a_rounded_projection_are_those_of_full_precision(monkeypa
     assert (logits - coarse).abs().max() > 0.05
     totals, coarse_totals = normalizer(logits), normalizer(coarse)
     logits[:, 7] = coarse[:, 7] = -torch.inf  # barred
+    best, values = rough.best(coarse)
+    assert (best == exact.best(logits)[0]).float().mean() > 0.9
+    there = best[:, None]
+    torch.testing.assert_close(values, logits.gather(1, there)[:, 0], rtol=0, atol=1e-4)
+    assert (coarse.gather(1, there)[:, 0] - values).abs().max() > 0.02  # the rounding that was undone
     scores, parents, tokens = exact.candidates(logits, totals, live, 6)
     found, their_parents, their_tokens = rough.candidates(coarse, coarse_totals, live, 6)
     torch.testing.assert_close(found[:, :4], scores[:, :4], rtol=0, atol=2e-3)

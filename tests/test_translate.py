@@ -1,6 +1,7 @@
 """The translator as a library: what it returns, and that how lines are batched changes nothing."""
 
 import logging
+import math
 import os
 import random
 import shutil
@@ -104,18 +105,38 @@ def test_settings_share_weights_and_threads(translator: Translator) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"beam_size": 1}, {"beam_size": 3}, {"samples": 2}])
-def test_outputs_that_are_not_finite_are_an_error(run_dir: Path, settings: dict) -> None:
+@pytest.mark.parametrize("scored", [True, False])
+def test_outputs_that_are_not_finite_are_an_error(run_dir: Path, settings: dict, scored: bool) -> None:
     broken = Translator.load(run_dir, "cpu")
     next(broken.models[0].parameters()).data.fill_(float("nan"))
     with pytest.raises(ModelError, match="not finite"):
-        broken.with_settings(**settings).translate(["It rains."])
+        broken.with_settings(**settings).translate(["It rains."], scored=scored)
 
 
-def test_a_line_without_any_possible_translation_is_told(translator: Translator) -> None:
+@pytest.mark.parametrize("scored", [True, False])
+def test_a_line_without_any_possible_translation_is_told(translator: Translator, scored: bool) -> None:
     impossible = {"no_repeat_ngram": 1, "min_length_offset": 400, "max_length_offset": 400}
     for beam_size in (1, 2):
         with pytest.raises(UsageError, match="what decoding bars leaves a line no translation"):
-            translator.with_settings(**impossible, beam_size=beam_size).translate(["It rains."])
+            translator.with_settings(**impossible, beam_size=beam_size).translate(
+                ["It rains."], scored=scored
+            )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"beam_size": 3}, {"min_length_offset": 6}, {"no_repeat_ngram": 2}, {"force_eos": True}],
+    ids=str,
+)
+def test_without_scores_the_translations_are_the_same(translator: Translator, settings: dict) -> None:
+    short = translator.with_settings(
+        **{"beam_size": 1, "max_length_ratio": 0.0, "max_length_offset": 8, **settings}
+    )
+    texts = [*SOURCES, *words_of(20), ""]
+    scored, plain = short.translate(texts), short.translate(texts, scored=False)
+    assert [(t.text, t.tokens, t.finished) for t in plain] == [(t.text, t.tokens, t.finished) for t in scored]
+    assert all(math.isnan(t.score) and math.isnan(t.log_prob) for t in plain[:-1])
+    assert not any(math.isnan(t.score) for t in scored)
 
 
 def test_many_short_lines_make_small_batches(translator: Translator, monkeypatch) -> None:

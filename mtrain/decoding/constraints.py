@@ -54,8 +54,7 @@ class Constraints:
         total = normalizer(logits)
         if not self.any:
             return total
-        rows = logits.view(*tokens.shape[:2], -1)
-        self._bar_(rows, tokens, sentences)
+        rows = self.bar_(logits, tokens, sentences)
         if self.renormalize:  # if nothing is left, anything will do
             total = normalizer(logits).nan_to_num(0.0, math.inf, -math.inf)
         if self.limits is not None:
@@ -65,9 +64,9 @@ class Constraints:
             rows[:, :, self.eos_id] = eos
         return total
 
-    def _bar_(self, rows: Tensor, tokens: Tensor, sentences: Tensor) -> None:
-        """As `normalizer_`, in logits (B', K, V)."""
-        chosen = tokens.size(2)
+    def bar_(self, logits: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
+        """As `normalizer_`, but that a forced end is not forced. Returns the logits as (B', K, V)."""
+        rows, chosen = logits.view(*tokens.shape[:2], -1), tokens.size(2)
         demanded = None
         if self.prefixes is not None and chosen < self.prefixes.size(1):
             demanded = self.prefixes[sentences, chosen][:, None, None].expand(-1, tokens.size(1), -1)
@@ -81,6 +80,7 @@ class Constraints:
         if demanded is not None:
             rows.masked_fill_(demanded != FREE, -math.inf)
             rows.scatter_(2, demanded.clamp(min=0), torch.where(demanded == FREE, rows[:, :, :1], kept))
+        return rows
 
     def _bar_repeated(self, rows: Tensor, tokens: Tensor) -> None:
         """Bar what would make the last n - 1 tokens an n-gram that there is already."""

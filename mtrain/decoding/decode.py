@@ -97,8 +97,11 @@ class Decoder:
         """The context that the models are to run in."""
         return autocast(self.device, "fp32" if self.device.type == "cpu" else self.precision)
 
-    def __call__(self, parts: Sequence[Part], n_best: int, alignments: bool) -> list[list[Translation]]:
-        """Up to `n_best` translations of each part, best first, with word alignments if wanted.
+    def __call__(
+        self, parts: Sequence[Part], n_best: int, alignments: bool, scored: bool = True
+    ) -> list[list[Translation]]:
+        """Up to `n_best` translations of each part, best first, with word alignments if wanted. Their scores
+        are NaN unless they are to be `scored`.
 
         Raises ModelError if the model's outputs are not finite, UsageError if all are barred.
         """
@@ -107,7 +110,8 @@ class Decoder:
         batches = list(in_batches(lengths, self._budget(lengths)))
         mapped = self.pool.map if self.pool and len(batches) > 1 else map
         decoded = mapped(
-            lambda rows: self.helpers.decode(self, [parts[row] for row in rows], n_best, alignments), batches
+            lambda rows: self.helpers.decode(self, [parts[row] for row in rows], n_best, alignments, scored),
+            batches,
         )
         for rows, batch in zip(batches, decoded, strict=True):
             for row, found in zip(rows, batch, strict=True):
@@ -122,12 +126,14 @@ class Decoder:
         even = math.ceil(total / (max(rounds, 1) * self.workers)) + max(lengths, default=0)
         return min(most, max(_LEAST, even))
 
-    def batch(self, parts: Sequence[Part], n_best: int, alignments: bool) -> list[list[Translation]]:
+    def batch(
+        self, parts: Sequence[Part], n_best: int, alignments: bool, scored: bool
+    ) -> list[list[Translation]]:
         """As a call, of parts that are decoded together."""
         source, keep = padded([part.source for part in parts], self.models[0].config.pad_id, self.device)
         prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
         with self.arithmetic():
-            found = search(self.models, source, keep, self.config, prefixes, keys)
+            found = search(self.models, source, keep, self.config, prefixes, keys, scored)
             found = [self._possible(hypotheses) for hypotheses in found]
             found = [self._ranked(hypotheses)[:n_best] for hypotheses in found]
             aligned = self._align(parts, source, keep, found) if alignments else None
@@ -136,8 +142,8 @@ class Decoder:
             [
                 Translation(
                     next(texts),
-                    h.score,
-                    h.log_prob,
+                    h.score if scored else math.nan,
+                    h.log_prob if scored else math.nan,
                     len(h.ids) + h.finished,
                     h.finished,
                     aligned[part][k] if aligned else None,

@@ -23,8 +23,10 @@ def search(
     config: DecodingConfig,
     prefixes: Sequence[Sequence[int]] | None = None,
     keys: Sequence[tuple[int, ...]] = (),
+    scored: bool = True,
 ) -> list[list[Hypothesis]]:
     """The best hypotheses of each of B sentences, best first: up to `beam_size`, or `samples` if sampled.
+    Their scores may be anything finite if they are not to be `scored`, which saves greedy search some work.
 
     Raises UsageError if a prefix is too long for the model.
 
@@ -51,30 +53,35 @@ def search(
     rows = config.samples or 1
     predictor = Predictor(models, source, source_keep, rows, steps)
     if config.samples is None:
-        found = _follow(
-            predictor, limits, constraints, rows, lambda logits, totals, *_: _best(predictor, logits, totals)
-        )
+        plain = not scored and not config.force_eos
+
+        def choose(logits: Tensor, before: Tensor, sentences: Tensor) -> tuple[Tensor, Tensor]:
+            if plain:
+                constraints.bar_(logits, before, sentences)
+                return predictor.best(logits)
+            totals = constraints.normalizer_(logits, before, sentences)
+            return _likeliest(predictor, logits, totals)
     else:
         numbers = uniform_numbers(config.seed, keys, rows, steps).to(source.device)
 
-        def choose(logits: Tensor, totals: Tensor, sentences: Tensor, step: int) -> tuple[Tensor, Tensor]:
-            drawn = draw(logits, numbers[sentences, :, step].flatten(), config)[:, None]
+        def choose(logits: Tensor, before: Tensor, sentences: Tensor) -> tuple[Tensor, Tensor]:
+            totals = constraints.normalizer_(logits, before, sentences)
+            drawn = draw(logits, numbers[sentences, :, before.size(2)].flatten(), config)[:, None]
             return drawn.squeeze(1), (logits.gather(1, drawn) - totals).squeeze(1)
 
-        found = _follow(predictor, limits, constraints, rows, choose)
+    found = _follow(predictor, limits, rows, choose)
     return _hypotheses(*found, limits, config.length_penalty, ids.eos_id)
 
 
 def _follow(
     predictor: Predictor,
     limits: Tensor,
-    constraints: Constraints,
     rows: int,
-    choose: Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]],
+    choose: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:
-    """Let `choose` pick tokens, with their log-probabilities, (N) both, by logits (N, V), their normalizers
-    (N, 1), the sentences they are of, and the step, until EOS or `limits` (B) tokens in all of the `rows` (R)
-    of each sentence: tokens (B, R, T), log-probabilities (B, R).
+    """Let `choose` pick tokens, with their log-probabilities, (N) both, by logits (N, V), the tokens before
+    (B', R, t) and the sentences (B') that they are of, until EOS or `limits` (B) tokens in all of the `rows`
+    (R) of each sentence: tokens (B, R, T), log-probabilities (B, R).
     """
     ids, sentences, steps = predictor.ids, len(limits), int(limits.max())
     tokens = limits.new_full((sentences, rows, steps), ids.pad_id)
@@ -86,8 +93,7 @@ def _follow(
         logits = predictor.next(last)
         if log_probs is None:
             log_probs = logits.new_zeros(sentences, rows)
-        totals = constraints.normalizer_(logits, tokens[going, :, :step], going)
-        last, gained = choose(logits, totals, going, step)
+        last, gained = choose(logits, tokens[going, :, :step], going)
         log_probs[going] += gained.view(-1, rows).masked_fill(~alive, 0)
         chosen = last.view(-1, rows)
         tokens[going, :, step] = chosen.masked_fill(~alive, ids.pad_id)
@@ -103,7 +109,7 @@ def _follow(
     return tokens, log_probs
 
 
-def _best(predictor: Predictor, logits: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
+def _likeliest(predictor: Predictor, logits: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
     """The likeliest token of each row, and its log-probability."""
     scores, _, tokens = predictor.candidates(logits, totals, logits.new_zeros(len(logits), 1), 1)
     return tokens[:, 0], scores[:, 0]

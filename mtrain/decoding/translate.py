@@ -85,15 +85,17 @@ class Translator:
         n_best: int = 1,
         alignments: bool = False,
         prefixes: Iterable[str] | None = None,
+        scored: bool = True,
     ) -> list[Translation]:
         """The best translation of each text, in order; an empty text gives an empty translation.
 
         `n_best` asks for as many alternatives in `Translation.n_best`, up to as many as are decoded;
         `alignments` for `Translation.alignment`. `prefixes` are what the translations are to begin with.
+        If they need not be `scored`, greedy search is faster, and scores and log-probabilities are NaN.
         Raises UsageError if more are asked for than are decoded, or the prefixes are not as many.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
-        return list(self.stream(texts, n_best, alignments, prefixes))
+        return list(self.stream(texts, n_best, alignments, prefixes, scored=scored))
 
     def stream(
         self,
@@ -103,6 +105,7 @@ class Translator:
         prefixes: Iterable[str] | None = None,
         first: int = 0,
         window: int = WINDOW,
+        scored: bool = True,
     ) -> Iterator[Translation]:
         """As `translate`, for any number of lines in bounded memory: `window` of them at most at a time.
         `first` is the number of the first line, which tells the random numbers of samples apart."""
@@ -113,7 +116,7 @@ class Translator:
             raise UsageError(f"{n_best} translations of each line: {found}")
         for texts, begins in windows(lines, prefixes, window):
             parts = parts_of(texts, begins, self.tokenizer, self.max_length, first)
-            translated = zip(parts, self.decoder(parts, n_best, alignments), strict=True)
+            translated = zip(parts, self.decoder(parts, n_best, alignments, scored), strict=True)
             by_line = {line: list(group) for line, group in groupby(translated, lambda pair: pair[0].line)}
             for line in range(len(texts)):
                 if line in by_line:

@@ -73,7 +73,7 @@ class Validator:
         translator = Translator(
             models, self.tokenizer, decoding, data.max_length, lang, self.device, decoder=decoder
         )
-        hypotheses = [translation.text for translation in translator.translate(self.sources)]
+        hypotheses = [translation.text for translation in translator.translate(self.sources, scored=False)]
         bleu, chrf = score(hypotheses, [self.references], self.metrics)
         model.train(training)
         return Scores(nll, math.exp(min(nll, 700.0)), bleu.score, chrf.score)

@@ -22,7 +22,7 @@ def decode(job: DecodingJob) -> dict[str, Any]:
             budget = max(1, round(batch * beams * tokens)) if batch > 1 else 10**6
             settings[batch, beams] = loaded.with_settings(beam_size=beams, batch_tokens=budget).decoder
         parts = [Part(row, [*ids, eos], [], (row, 0)) for row, ids in enumerate(sentences)]
-        return [best.tokens for [best] in settings[batch, beams](parts, 1, False)]
+        return [best.tokens for [best] in settings[batch, beams](parts, 1, False, scored=False)]
 
     helpers = loaded.decoder.helpers
     while helpers.count and len(job.sentences) > 128 and not (helpers.ready and helpers.ready.done()):
