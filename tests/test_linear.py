@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtrain.model.linear import Linear, Low, padded_rows, worth_lowering
+from mtrain.model.linear import Linear, Low, padded_rows
 
 
 def close(low: Tensor, exact: Tensor) -> None:
@@ -52,7 +52,7 @@ def test_few_different_numbers_of_rows_are_multiplied() -> None:
     assert len({padded_rows(rows) for rows in range(1, 1025)}) < 75
 
 
-def test_products_are_lowered_that_are_large_or_of_large_weights() -> None:
-    small, large = torch.empty(100, 100), torch.empty(1000, 1000)
-    assert not worth_lowering(torch.empty(3, 100), small) and worth_lowering(torch.empty(300, 100), small)
-    assert worth_lowering(torch.empty(1, 1000), large)
+def test_large_products_are_lowered() -> None:
+    small, large = (Low(torch.empty(size, size), None, torch.bfloat16) for size in (100, 2000))
+    assert not small.is_worth(torch.empty(3, 100)) and small.is_worth(torch.empty(300, 100))
+    assert large.is_worth(torch.empty(1, 2000))

@@ -41,13 +41,13 @@ def test_candidates_of_a_rounded_projection_are_those_of_full_precision(monkeypa
     ).eval()
     model.source_embedding.weight.data *= 8  # logits as large as a trained model's, where few bits are coarse
     model.output_bias.data.normal_()
+    monkeypatch.setattr("mtrain.model.linear.WORTH_LOWERING", 0)
     low = model.for_decoding(torch.bfloat16)
     for layer in low.modules():
         layer.low = None  # only the projection shall round
     beams, live = 3, -torch.rand(6, 3).sort(dim=1).values
     last = torch.randint(4, 2000, (6 * beams,))
     exact, rough = predictor_of(model, beams), predictor_of(low, beams)
-    monkeypatch.setattr("mtrain.model.linear.WORTH_LOWERING", 0)
     logits, coarse = exact.next(last), rough.next(last)
     assert (logits - coarse).abs().max() > 0.05
     totals, coarse_totals = normalizer(logits), normalizer(coarse)

@@ -84,29 +84,33 @@ def _follow(
     (R) of each sentence: tokens (B, R, T), log-probabilities (B, R).
     """
     ids, sentences, steps = predictor.ids, len(limits), int(limits.max())
-    tokens = limits.new_full((sentences, rows, steps), ids.pad_id)
-    log_probs: Tensor | None = None
+    found = limits.new_full((sentences, rows, steps), ids.pad_id)
+    gains: Tensor | None = None
     going = torch.arange(sentences, device=limits.device)
-    alive = torch.ones(sentences, rows, dtype=torch.bool, device=limits.device)  # of those going
+    # Of those going, so that a step need not pick them from the others:
+    tokens, left, sums = found.clone(), limits, torch.empty(0)
+    alive = torch.ones(sentences, rows, dtype=torch.bool, device=limits.device)
     last = limits.new_full((sentences * rows,), ids.bos_id)
     for step in range(steps):
         logits = predictor.next(last)
-        if log_probs is None:
-            log_probs = logits.new_zeros(sentences, rows)
-        last, gained = choose(logits, tokens[going, :, :step], going)
-        log_probs[going] += gained.view(-1, rows).masked_fill(~alive, 0)
-        chosen = last.view(-1, rows)
-        tokens[going, :, step] = chosen.masked_fill(~alive, ids.pad_id)
-        alive &= (chosen != ids.eos_id) & (step + 1 < limits[going])[:, None]
+        if gains is None:
+            gains, sums = logits.new_zeros(2, sentences, rows)
+        last, gained = choose(logits, tokens[:, :, :step], going)
+        dead, chosen = ~alive, last.view(-1, rows)
+        sums += gained.view(-1, rows).masked_fill(dead, 0)
+        tokens[:, :, step] = chosen.masked_fill(dead, ids.pad_id)
+        alive &= (chosen != ids.eos_id) & (step + 1 < left)[:, None]
         stay = keep_going(alive.any(dim=1))
         if stay is None:
             continue
+        found[going], gains[going] = tokens, sums
         if not len(stay):
             break
-        going, alive, last = going[stay], alive[stay], chosen[stay].flatten()
+        going, tokens, left, sums, alive = (x[stay] for x in (going, tokens, left, sums, alive))
+        last = chosen[stay].flatten()
         predictor.reorder(torch.arange(rows, device=limits.device).expand(len(stay), -1), stay)
-    assert log_probs is not None
-    return tokens, log_probs
+    assert gains is not None
+    return found, gains
 
 
 def _likeliest(predictor: Predictor, logits: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:

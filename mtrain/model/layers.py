@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from mtrain.model.attention import MultiHeadAttention
 from mtrain.model.cache import LayerCache
 from mtrain.model.dropout import Dropout
-from mtrain.model.linear import Linear, worth_lowering
+from mtrain.model.linear import Linear
 from mtrain.schema import ModelConfig
 
 
@@ -46,7 +46,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         inner, outer = self.inner.low, self.outer.low
-        if inner is None or outer is None or not worth_lowering(x, self.outer.weight):
+        if inner is None or outer is None or not inner.is_worth(x):
             return self.outer(self._activated(self.inner(x)))  # type: ignore[no-any-return]
         return outer(self._activated(inner(x))).to(x.dtype)  # what is between stays in few bits
 

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 # Multiplications below which a product in bf16, with what surrounds it, takes a CPU longer than in fp32.
 WORTH_LOWERING = 2_000_000
-_READING = 5  # rows that a CPU multiplies in the time in which it reads the weights
 
 
 class Low:
@@ -17,6 +16,7 @@ class Low:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype):
         self.weight, self.bias, self.dtype = weight.detach(), None if bias is None else bias.detach(), dtype
+        self.least = WORTH_LOWERING / len(weight)
         self.packed: Tensor | None = None
         self.parts: dict[tuple[int, int | None], Self] = {}
 
@@ -26,6 +26,10 @@ class Low:
             bias = None if self.bias is None else self.bias[start:end]
             self.parts[start, end] = type(self)(self.weight[start:end], bias, self.dtype)
         return self.parts[start, end]
+
+    def is_worth(self, x: Tensor) -> bool:
+        """Whether a product with x is so large that it takes less time in fewer bits, casts included."""
+        return x.numel() >= self.least
 
     def __call__(self, x: Tensor) -> Tensor:
         """x W^T + b, in as few bits."""
@@ -67,14 +71,9 @@ def pack(weight: Tensor) -> Tensor:
 _PACKING = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
 
 
-def worth_lowering(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product is so large that it takes less time in fewer bits, casts included."""
-    return max(x.numel() // x.size(-1), _READING) * weight.numel() >= WORTH_LOWERING
-
-
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, low: Low | None) -> Tensor:
     """x W^T + b, computed by `low` if there is one and the product is large; in x's own precision."""
-    if low is None or not worth_lowering(x, weight):
+    if low is None or not low.is_worth(x):
         return F.linear(x, weight, bias)
     return low(x).to(x.dtype)
 

@@ -11,7 +11,7 @@ from mtrain.model.attention import MultiHeadAttention
 from mtrain.model.cache import KeyValueCache, LayerCache
 from mtrain.model.dropout import Dropout
 from mtrain.model.layers import DecoderLayer, EncoderLayer
-from mtrain.model.linear import Linear, Low, linear, worth_lowering
+from mtrain.model.linear import Linear, Low, linear
 from mtrain.schema import ModelConfig
 
 
@@ -160,7 +160,7 @@ class Transformer(nn.Module):
 
     def projects_roughly(self, hidden: Tensor) -> bool:
         """Whether `project` would round the logits of hidden states to fewer bits."""
-        return self.low_projection is not None and worth_lowering(hidden, self.projection()[0])
+        return self.low_projection is not None and self.low_projection.is_worth(hidden)
 
     def project_to(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """Logits (..) of one token (..) for each hidden state (.., E), never rounded."""
