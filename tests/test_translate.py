@@ -104,11 +104,18 @@ def test_settings_share_weights_and_threads(translator: Translator) -> None:
     assert rounded.with_settings(beam_size=1).decoder.models is rounded.decoder.models
 
 
-@pytest.mark.parametrize("settings", [{"beam_size": 1}, {"beam_size": 3}, {"samples": 2}])
+@pytest.mark.parametrize(
+    "settings", [{"beam_size": 1}, {"beam_size": 3}, {"beam_size": 3, "min_length_offset": 2}, {"samples": 2}]
+)
 @pytest.mark.parametrize("scored", [True, False])
-def test_outputs_that_are_not_finite_are_an_error(run_dir: Path, settings: dict, scored: bool) -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_outputs_that_are_not_finite_are_an_error(
+    run_dir: Path, settings: dict, scored: bool, value: float
+) -> None:
     broken = Translator.load(run_dir, "cpu")
-    next(broken.models[0].parameters()).data.fill_(float("nan"))
+    [model] = broken.decoder.models
+    model.output_bias = torch.nn.Parameter(torch.zeros(model.config.target_vocab_size))
+    model.output_bias.data[7] = value
     with pytest.raises(ModelError, match="not finite"):
         broken.with_settings(**settings).translate(["It rains."], scored=scored)
 

@@ -159,11 +159,15 @@ class Decoder:
         config = self.config
         least = config.min_length_offset or config.min_length_ratio
         barring = bool(config.no_repeat_ngram or least or config.forbidden_ids)
-        if any(math.isnan(h.log_prob) for h in hypotheses) or not (possible or barring):
+        finite = all(h.log_prob < math.inf for h in hypotheses)  # which NaN is not, either
+        if not finite or not (possible or (barring and self._weights_are_finite())):
             raise ModelError("the model's outputs are not finite; its weights or its precision are at fault")
         if not possible:
             raise UsageError("what decoding bars leaves a line no translation at all")
         return possible
+
+    def _weights_are_finite(self) -> bool:
+        return all(bool(weight.isfinite().all()) for model in self.models for weight in model.parameters())
 
     def _ranked(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
         """The hypotheses of a sentence, best first by `decoding.mbr` if it is set."""

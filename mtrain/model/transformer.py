@@ -170,7 +170,7 @@ class Transformer(nn.Module):
 
     def for_decoding(self, dtype: torch.dtype | None) -> Self:
         """A copy of the same parameters that is quick to call, and multiplies large matrices in `dtype` by
-        copies of them made now; None: as they are."""
+        copies of them, made at their first use; None: as they are."""
         model = copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
         for module in model.modules():
             # Python finds these before it asks PyTorch's __getattr__, which takes a tenth of a short step.
