@@ -26,7 +26,7 @@ def test_the_commands_of_the_readme_fit_together(tmp_path, monkeypatch, capsys):
     runs = {folder.name: folder for folder in (tmp_path / "runs").iterdir()}
     assert len(runs) == 6 and all((run / "model/model.safetensors").exists() for run in runs.values())
     student = yaml.safe_load((runs["multi30k-en-de-student"] / "config.yaml").read_text())["model"]
-    assert (student["encoder_layers"], student["decoder_layers"]) == (6, 1)
+    assert (student["encoder_layers"], student["decoder_layers"]) == (4, 1)
 
     tagged = runs["multi30k-en-de-backtranslated"]
     tag = Tokenizer(tagged / "tokenizer").source.pieces.index("<bt>")
