@@ -22,12 +22,15 @@ def layout(request: pytest.FixtureRequest, monkeypatch) -> str:
 
 @pytest.mark.parametrize("shape", [(1,), (17,), (3, 11), (2, 3, 5)])
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.inference_mode()
-def test_low_weights_multiply_as_those_they_are_copies_of(layout: str, shape: tuple[int], bias: bool) -> None:
+def test_low_weights_multiply_as_those_they_are_copies_of(
+    layout: str, shape: tuple[int], bias: bool, dtype: torch.dtype
+) -> None:
     torch.manual_seed(1)
     x, weight, offset = torch.randn(*shape, 24), torch.randn(20, 24), torch.randn(20) if bias else None
-    low = Low(weight, offset, torch.bfloat16)
-    assert low(x).shape == (*shape, 20) and low(x).dtype == torch.bfloat16
+    low = Low(weight, offset, dtype)
+    assert low(x).shape == (*shape, 20) and low(x).dtype == dtype
     close(low(x), F.linear(x, weight, offset))
     crossed = torch.randn(24, 7).t()  # not contiguous
     close(low(crossed), F.linear(crossed, weight, offset))

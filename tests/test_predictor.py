@@ -66,3 +66,32 @@ def test_candidates_of_a_rounded_projection_are_those_of_full_precision(monkeypa
     rows = their_parents + torch.arange(6)[:, None] * beams
     plain = unmended.gather(1, their_parents) + coarse[rows, their_tokens]
     assert (plain - found).abs().max() > 0.02  # the rounding that was undone
+
+
+@pytest.mark.parametrize("biases", [(90.0, 90.004), (90.004, 90.0)])
+@torch.inference_mode()
+def test_the_best_of_two_that_few_bits_cannot_tell_apart(monkeypatch, biases: tuple[float, float]) -> None:
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "output_bias": True}
+    vocabulary = {"source_vocab_size": 2000, "target_vocab_size": 2000, "max_positions": 9}
+    model = Transformer(ModelConfig(**sizes, **vocabulary)).eval()
+    model.source_embedding.weight.data[11] = model.source_embedding.weight.data[10]
+    model.output_bias.data[10:12] = torch.tensor(biases)
+    monkeypatch.setattr("mtrain.model.linear.WORTH_LOWERING", 0)
+    predictor = predictor_of(model.for_decoding(torch.bfloat16), 1)
+    tokens, _ = predictor.best(predictor.next(torch.full((6,), 2)))
+    assert tokens.tolist() == [10 + (biases[1] > biases[0])] * 6
+
+
+@pytest.mark.parametrize("scored", [True, False])
+def test_logits_too_large_for_few_bits_are_not_taken_for_finite(monkeypatch, scored: bool) -> None:
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "tie_embeddings": "none"}
+    vocabulary = {"source_vocab_size": 50, "target_vocab_size": 50, "max_positions": 9}
+    model = Transformer(ModelConfig(**sizes, **vocabulary)).eval()
+    model.output_weight.data *= 60_000
+    monkeypatch.setattr("mtrain.model.linear.WORTH_LOWERING", 0)
+    source, kept = torch.randint(4, 50, (2, 4)), torch.ones(2, 4, dtype=torch.bool)
+    config = DecodingConfig(beam_size=1, max_length_ratio=0.0, max_length_offset=6)
+    for [best] in search([model.for_decoding(torch.float16)], source, kept, config, scored=scored):
+        assert not best.log_prob < torch.inf

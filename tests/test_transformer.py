@@ -118,7 +118,7 @@ def test_decoding_goes_on_after_beams_are_reordered_and_sentences_dropped(
         ([[1, 1], [0, 1], [1, 0]], None),
         ([[1, 1], [0, 1]], [2, 0]),
         ([[1, 0]], [1]),
-        ([[1, 0]], None),
+        ([[1, 1]], None),
     ]:
         hidden = model.decode_next(target[:, -1:], cache)
         full = model.decode(target, model.encode(source, kept), kept)
@@ -128,6 +128,7 @@ def test_decoding_goes_on_after_beams_are_reordered_and_sentences_dropped(
         source, kept = source[left], kept[left]
         rows = [2 * sentence + beam for sentence, pair in zip(left, parents, strict=True) for beam in pair]
         target = torch.cat([target[rows], ids(len(rows), 1)], dim=1)
+    assert bool((cache.past == 0).any(dim=1).all()) == (forget_every < 8)  # are all slots some beam's past?
 
 
 @pytest.mark.parametrize("beams", [1, 3])

@@ -67,6 +67,8 @@ class Constraints:
     def bar_(self, logits: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
         """As `normalizer_`, but that a forced end is not forced. Returns the logits as (B', K, V)."""
         rows, chosen = logits.view(*tokens.shape[:2], -1), tokens.size(2)
+        if not self.any:
+            return rows
         demanded = None
         if self.prefixes is not None and chosen < self.prefixes.size(1):
             demanded = self.prefixes[sentences, chosen][:, None, None].expand(-1, tokens.size(1), -1)

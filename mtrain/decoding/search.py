@@ -26,7 +26,8 @@ def search(
     scored: bool = True,
 ) -> list[list[Hypothesis]]:
     """The best hypotheses of each of B sentences, best first: up to `beam_size`, or `samples` if sampled.
-    Their scores may be anything finite if they are not to be `scored`, which saves greedy search some work.
+    If they are not to be `scored`, which saves greedy search some work, their scores are -inf where all is
+    barred, NaN or inf where the model is broken, and mean nothing else.
 
     Raises UsageError if a prefix is too long for the model.
 

@@ -11,7 +11,7 @@ from mtrain.decoding.alignment import Alignment
 @dataclass(frozen=True)
 class Translation:
     """One translation of a line. Of a line that was translated in parts, the numbers are of all parts. Score
-    and log-probability are NaN if the translations were not to be scored."""
+    and log-probability are NaN if the translations were not to be scored, but for empty lines."""
 
     text: str
     score: float  # log-probability / length ** length_penalty, and the coverage penalty; 0 for an empty line

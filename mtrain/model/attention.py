@@ -1,4 +1,4 @@
-"""Multi-head attention, its cache for decoding, and the masks. Letters in shapes: see `mtrain.model`."""
+"""Multi-head attention and the masks. Letters in shapes: see `mtrain.model`."""
 
 import math
 

@@ -64,9 +64,11 @@ class LayerCache:
         own = self.own[:, : self.full]
         if sentences is not None:
             self.cross = self.cross[:, sentences]
-            own = own[:, :, sentences]
         if slots is not None:
-            own = own[:, slots.t(), torch.arange(len(slots), device=slots.device)]
+            rows = torch.arange(len(slots), device=slots.device) if sentences is None else sentences
+            own = own[:, slots.t(), rows]
+        elif sentences is not None:
+            own = own[:, :, sentences]
         self._store(own, self.own.size(1))
 
 
@@ -129,7 +131,7 @@ class KeyValueCache:
         """The slots that are still some beam's past, (B, as many as the most that a sentence has), in their
         order, then others; `past` becomes theirs."""
         used = (self.past == 0).any(dim=1)  # (B, slots)
-        slots = used.sort(dim=1, descending=True, stable=True).indices[:, : int(used.sum(dim=1).max())]
+        slots = used.byte().sort(dim=1, descending=True, stable=True).indices[:, : int(used.sum(dim=1).max())]
         self.past = self.past.gather(2, slots[:, None].expand(-1, self.beams, -1))
         return slots
 

@@ -11,8 +11,8 @@ WORTH_LOWERING = 2_000_000
 
 
 class Low:
-    """A weight and bias in fewer bits, rounded when they are first needed. They do not follow when the
-    originals are trained further."""
+    """A weight and bias in fewer bits, rounded when they are first needed; from then on they do not follow
+    when the originals are trained further."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype):
         self.weight, self.bias, self.dtype = weight.detach(), None if bias is None else bias.detach(), dtype
@@ -33,7 +33,7 @@ class Low:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x W^T + b, in as few bits."""
-        if self.packed is None:
+        if self.packed is None:  # two threads may both make them, and make the same
             self.bias = None if self.bias is None else self.bias.to(self.dtype)
             self.packed = pack(self.weight.to(self.dtype))
         if not self.packed.is_mkldnn:
