@@ -101,8 +101,8 @@ class Predictor:
         return len(self.models) == 1 and self.models[0].projects_roughly(self.hidden)
 
     def _sharpened(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of tokens (..) in rows (..), as they are, and computed anew; those that are not finite, such as
-        barred ones, stay as they are."""
+        """Logits of tokens (..) in rows (..), as they are, and computed anew. Those that are not
+        finite, such as barred ones, stay as they are."""
         before = logits[rows, tokens]
         after = self.models[0].project_to(self.hidden[rows], tokens)
         return before, torch.where(before.isfinite(), after, before)
