@@ -60,7 +60,7 @@ class LayerCache:
         return keys[:, :slots], values[:, :slots]
 
     def keep(self, sentences: Tensor | None, slots: Tensor | None) -> None:
-        """Go on with some of the sentences, (B'), and some of their slots, (B', .. ); None: all."""
+        """Go on with some of the sentences, (B'), and some slots of each of those, (B', slots); None: all."""
         own = self.own[:, : self.full]
         if sentences is not None:
             self.cross = self.cross[:, sentences]

@@ -1,7 +1,5 @@
 """Linear maps that may also keep their weights in fewer bits, for decoding."""
 
-from typing import Self
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,13 +16,13 @@ class Low:
         self.weight, self.bias, self.dtype = weight.detach(), None if bias is None else bias.detach(), dtype
         self.least = WORTH_LOWERING / len(weight)
         self.packed: Tensor | None = None
-        self.parts: dict[tuple[int, int | None], Self] = {}
+        self.parts: dict[tuple[int, int | None], Low] = {}
 
-    def rows(self, start: int, end: int | None) -> Self:
+    def rows(self, start: int, end: int | None) -> "Low":
         """Those of some of the output's features."""
         if (start, end) not in self.parts:
             bias = None if self.bias is None else self.bias[start:end]
-            self.parts[start, end] = type(self)(self.weight[start:end], bias, self.dtype)
+            self.parts[start, end] = Low(self.weight[start:end], bias, self.dtype)
         return self.parts[start, end]
 
     def is_worth(self, x: Tensor) -> bool:
