@@ -127,11 +127,14 @@ class KeyValueCache:
             for layer in self.layers:
                 layer.keep(sentences, slots)
 
-    def _used(self) -> Tensor:
+    def _used(self) -> Tensor | None:
         """The slots that are still some beam's past, (B, as many as the most that a sentence has), in their
-        order, then others; `past` becomes theirs."""
+        order, then others; `past` becomes theirs. None if that is all."""
         used = (self.past == 0).any(dim=1)  # (B, slots)
-        slots = used.byte().sort(dim=1, descending=True, stable=True).indices[:, : int(used.sum(dim=1).max())]
+        count = int(used.sum(dim=1).max())
+        if count == used.size(1):
+            return None
+        slots = used.byte().sort(dim=1, descending=True, stable=True).indices[:, :count]
         self.past = self.past.gather(2, slots[:, None].expand(-1, self.beams, -1))
         return slots
 
