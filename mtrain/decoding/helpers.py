@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 import loky
 import torch
 
-from mtrain.device import keep_few_kernels, keep_freed_memory
+from mtrain.device import keep_freed_memory
 from mtrain.schema import DecodingConfig
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,6 @@ def _start(
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or who reads the parent's output would wait for ours
     torch.set_num_threads(threads)
     keep_freed_memory()
-    keep_few_kernels()
     _decoder = make(config, *parts)
 
 

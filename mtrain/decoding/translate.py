@@ -15,7 +15,7 @@ from mtrain.config import validate
 from mtrain.decoding.decode import Decoder
 from mtrain.decoding.split import WINDOW, Part, parts_of, windows
 from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best
-from mtrain.device import keep_few_kernels, keep_freed_memory, resolve_device
+from mtrain.device import keep_freed_memory, resolve_device
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import load_model
@@ -61,7 +61,6 @@ class Translator:
         """
         place = resolve_device(device)
         keep_freed_memory()
-        keep_few_kernels()
         first, *others = [load_model(Path(folder), tuple(overrides)) for folder in (path, *ensemble)]
         for folder, other in zip(ensemble, others, strict=True):
             if other.tokenizer.fingerprint() != first.tokenizer.fingerprint():
