@@ -5,6 +5,7 @@ import logging
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -137,7 +138,9 @@ def save_checkpoint(
     except StorageError as error:
         tensors = [*model.state_dict().values(), *moments.values(), *(average or {}).values()]
         needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        raise StorageError(f"{error}; {_mib(needed)} are needed, {_mib(_free(run_dir))} are free") from error
+        raise StorageError(
+            f"{error}; {_mib(needed)} are needed, {_mib(shutil.disk_usage(run_dir).free)} are free"
+        ) from error
     best = None if state.best_step is None else f"step-{state.best_step:08d}"
     write_atomically(folder.parent / "index.json", json.dumps({"best": best, "last": folder.name}) + "\n")
     spared = {best, folder.name, *(path.name for path in checkpoint_folders(run_dir, every)[-keep:])}
@@ -146,11 +149,6 @@ def save_checkpoint(
             with suppress(OSError):  # renamed first, so that no half of one is ever taken for a checkpoint
                 shutil.rmtree(old.rename(old.with_name(f".{old.name}.tmp")))
     return folder
-
-
-def _free(folder: Path) -> int:
-    """Bytes that can be written."""
-    return shutil.disk_usage(folder).free
 
 
 def _mib(size: int) -> str:
@@ -209,11 +207,16 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
         ) from None
 
 
+def is_newest(checkpoint: Checkpoint) -> bool:
+    """Whether its run has no later one."""
+    return checkpoint_folders(checkpoint.folder.parent.parent)[-1] == checkpoint.folder
+
+
 def set_newer_aside(checkpoint: Checkpoint) -> None:
     """Rename later checkpoints, damaged or no longer wanted, so that none is taken for the newest."""
     for folder in checkpoint_folders(checkpoint.folder.parent.parent):
         if folder.name > checkpoint.folder.name:
-            log.warning("%s: set aside as superseded-%s", folder, folder.name)
-            aside = folder.with_name(f"superseded-{folder.name}")
-            shutil.rmtree(aside, ignore_errors=True)
+            names = (f"superseded-{folder.name}{end}" for end in chain([""], map("-{}".format, count(2))))
+            aside = next(path for path in map(folder.with_name, names) if not path.exists())
+            log.warning("%s: set aside as %s", folder, aside.name)
             folder.rename(aside)

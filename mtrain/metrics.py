@@ -22,9 +22,14 @@ class Score(NamedTuple):
     detail: str  # as sacreBLEU prints it
 
 
+def base_language(code: str) -> str:
+    """`zh` of a language code such as `zh`, `zh-TW` or `zh_CN`."""
+    return code.lower().replace("_", "-").partition("-")[0]
+
+
 def bleu_tokenizer(target_lang: str) -> str:
-    """The sacreBLEU tokenizer for a language code such as `de`, `zh` or `zh-TW`."""
-    return _TOKENIZERS.get(target_lang.lower().replace("_", "-").partition("-")[0], "13a")
+    """The sacreBLEU tokenizer for a language code."""
+    return _TOKENIZERS.get(base_language(target_lang), "13a")
 
 
 def make_metrics(

@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: Tokenizer) -> None:
     """Make `RUN/model` the best checkpoint's weights with all that a translator needs, if it is not so."""
     best = run_dir / "checkpoints" / f"step-{state.best_step or 0:08d}"
-    if state.best_step is None or not best.exists():
+    if state.best_step is None:
+        return
+    if not best.exists():  # it was pruned, and training went back to before that
+        log.warning("%s: is gone; model/ stays as it is", best)
         return
     folder, contents = run_dir / "model", to_yaml(_folder_config(config, tokenizer))
     with suppress(OSError, ValueError, LookupError, TypeError):

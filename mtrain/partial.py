@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from mtrain import terminal
 from mtrain.errors import StorageError, UsageError
+from mtrain.storage import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -98,9 +99,11 @@ class PartialFile:
             else:  # what was written after the note is answered again
                 self.stream.truncate(self.noted["bytes"])
                 self.stream.seek(self.noted["bytes"])
-        except OSError as error:
+        except (OSError, StorageError) as error:
             if not self.noted:
                 self._remove()
+            if isinstance(error, StorageError):
+                raise
             raise StorageError(f"{self.path}: cannot write: {error.strerror}") from None
         return self
 
@@ -141,9 +144,7 @@ class PartialFile:
             "sha256": self.seen.hexdigest(),
             "job": self.job,
         }
-        new = self.note.with_name(f"{self.note.name}.tmp")
-        new.write_text(json.dumps(state), encoding="utf-8")
-        new.replace(self.note)
+        write_atomically(self.note, json.dumps(state))
         self.saved = self.read
 
     def _remove(self) -> None:
@@ -162,6 +163,8 @@ class PartialFile:
                 return
         except OSError as failure:
             error = error or failure
+        if isinstance(error, UsageError) and self.saved:  # which says that it can not be gone on with
+            return
         if self.saved or kind is None:
             log.warning("%s answers %d lines; --continue goes on from there", self.part, self.saved)
         else:

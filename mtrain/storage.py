@@ -60,18 +60,9 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
     Whatever fails, what was there before is still there. Raises StorageError if the disk is full or not
     writable, and what `fill` raises.
     """
-    temporary, old = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
-
-    def tidy() -> None:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if old.exists() and not folder.exists():  # a crash or a failure came between the two renames below
-            with suppress(OSError):
-                old.rename(folder)
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
-
+    temporary, old = _beside(folder)
     try:
-        tidy()
+        recover(folder)
         temporary.mkdir(parents=True)
         fill(temporary)
         write_manifest(temporary)
@@ -85,7 +76,23 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
         reason = getattr(error, "strerror", None) or error
         raise StorageError(f"{folder}: cannot write: {reason}") from error
     finally:
-        tidy()
+        recover(folder)
+
+
+def recover(folder: Path) -> None:
+    """Remove what a crash or a failure left of `write_folder`, or put what was there before back."""
+    temporary, old = _beside(folder)
+    shutil.rmtree(temporary, ignore_errors=True)
+    if old.exists() and not folder.exists():  # it came between the two renames
+        with suppress(OSError):
+            old.rename(folder)
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _beside(folder: Path) -> tuple[Path, Path]:
+    """Where a folder's new contents are written, and its old ones lie while the new take their place."""
+    return folder.with_name(f".{folder.name}.tmp"), folder.with_name(f".{folder.name}.old")
 
 
 def write_manifest(folder: Path) -> None:

@@ -44,6 +44,20 @@ def test_the_mean_is_that_of_the_newest_checkpoints(make_config):
         torch.testing.assert_close(mean, sum(tensors[name] for tensors in own) / 3)
 
 
+def test_a_damaged_checkpoint_is_left_out_of_the_mean(make_config, caplog):
+    keys = {"average_checkpoints": 3, "patience": None, "best_metric": "nll", "keep_checkpoints": 3}
+    config = make_config(training={**keys, "max_steps": 8})
+    fit(config, device="cpu", quiet=True)
+    folders = [Path(config.run_dir, f"checkpoints/step-{step:08d}") for step in (4, 8, 12)]
+    weights = folders[0] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
+    fit(make_config(training={**keys, "max_steps": 12}), device="cpu", quiet=True)
+    assert "model.safetensors: damaged" in caplog.text and "the average does without it" in caplog.text
+    own = [load_file(folder / "model.safetensors") for folder in folders[1:]]
+    for name, mean in load_file(folders[2] / "average.safetensors").items():
+        torch.testing.assert_close(mean, sum(tensors[name] for tensors in own) / 2)
+
+
 @pytest.mark.parametrize("keys", [{"ema_decay": 0.8}, {"average_checkpoints": 2}])
 def test_the_average_is_validated_published_and_loaded_while_training_goes_on_from_its_own(
     make_config, keys, monkeypatch

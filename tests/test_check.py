@@ -50,6 +50,22 @@ def test_what_cannot_be_used_is_counted(corpora):
     assert warnings_of(nothing) == ["no training pair can be used"]
 
 
+def test_bad_lines_are_counted_where_sizes_follow_from_the_corpus(mtrain, raw_config, tmp_path):  # noqa: F811
+    bad = tmp_path / "bad.en"
+    bad.write_bytes(b"caf\xe9\n" + b"A cat sleeps.\n" * 30)
+    data = {**raw_config["data"], "train": {"source": str(bad), "target": str(bad)}}
+    raw = {**raw_config, "run_dir": str(tmp_path / "r"), "data": data, "model": {"preset": "auto"}}
+    (tmp_path / "auto.yaml").write_text(yaml.dump(raw))
+    code, out, err = mtrain("check", tmp_path / "auto.yaml")
+    assert code == 0 and err == "model.preset: auto: tiny, 330 pieces, for 30 pairs\n"
+    assert "1 training pairs cannot be read; data.bad_lines: skip drops them" in out
+
+
+def test_punctuation_alone_is_no_leak(corpora):
+    found = check_data(corpora([*GOOD, ("?", "?")], validation=[("!!!", "!")]).data)
+    assert found.leaks["validation"] == Leak()
+
+
 def test_repeated_pairs(corpora):
     found = check_data(corpora(GOOD + GOOD[:30]).data)
     assert found.duplicates == 30

@@ -415,18 +415,36 @@ def test_what_may_not_change_is_named(make_config):
     go(make_config(decoding={"beam_size": 2}, training={"patience": 3, "log_every": 1}))
 
 
-def test_going_back_to_an_older_checkpoint_sets_the_newer_ones_aside(make_config):
+def test_going_back_to_an_older_checkpoint_sets_the_newer_ones_aside(make_config, monkeypatch):
     run = go(make_config(training={"max_steps": 12}))
-    first = losses(run)
+    first, model = losses(run), (run / "model/manifest.json").read_bytes()
     older = run / "checkpoints/step-00000004"
-    go(make_config(training={"max_steps": 4}), resume=str(older))  # nothing to do, so nothing is renamed
+    go(make_config(training={"max_steps": 4}), resume=str(older))  # nothing to do, so nothing is changed
     assert last_checkpoint(run).is_dir() and not list((run / "checkpoints").glob("superseded-*"))
-    go(make_config(training={"max_steps": 12}), resume=str(older))
+    assert losses(run) == first and (run / "model/manifest.json").read_bytes() == model
+    monkeypatch.chdir(older.parent)
+    go(make_config(training={"max_steps": 12}), resume=older.name)
     assert losses(run) == first and last_checkpoint(run).name == "step-00000012"
     names = {folder.name for folder in (run / "checkpoints").iterdir() if folder.is_dir()}
     assert names >= {"superseded-step-00000008", "superseded-step-00000012", "step-00000008", "step-00000012"}
+    go(make_config(training={"max_steps": 8}), resume=older.name)  # what was set aside before stays
+    assert {f"superseded-step-{step}" for step in ("00000012", "00000008-2", "00000012-2")} <= {
+        folder.name for folder in older.parent.iterdir()
+    }
     with pytest.raises(ModelError, match="no such checkpoint in"):
         go(make_config("another"), resume=str(older))
+
+
+def test_the_best_checkpoint_may_be_gone_after_going_back(make_config, caplog):
+    run = go(make_config(training={"max_steps": 8, "keep_checkpoints": 3}))
+    best = f"step-{json.loads((run / 'checkpoints/step-00000008/state.json').read_text())['best_step']:08d}"
+    (run / "checkpoints" / best).rename(run / "gone")
+    if best == "step-00000008":
+        pytest.fail("these runs are best at step 4")
+    model = (run / "model/manifest.json").read_bytes()
+    go(make_config(training={"max_steps": 8, "keep_checkpoints": 3}))
+    assert f"{best}: is gone; model/ stays as it is" in caplog.text
+    assert (run / "model/manifest.json").read_bytes() == model
 
 
 def test_missing_corpora_show_before_any_work(make_config, tmp_path):

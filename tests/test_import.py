@@ -132,6 +132,12 @@ def test_a_long_text_keeps_its_tag_in_all_its_parts(source):
     long = " ".join([text] * 12)
     parts = [translator.translate([f"{tag} {text}"])[0].text] * 12
     assert translator.translate([f"{tag} {long}"])[0].text == " ".join(parts)
+    [one] = translator.translate([f"{tag} {text}"], alignments=True)
+    [all_] = translator.translate([f"{tag} {long}"], alignments=True)
+    source, target = len(text.split()), len(one.text.split())  # words; the tag is one more, and there once
+    assert all_.alignment == tuple(
+        (i + source * part if i else 0, j + target * part) for part in range(12) for i, j in one.alignment
+    )
 
 
 def test_no_text_ends_a_sentence(tmp_path):

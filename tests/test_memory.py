@@ -27,6 +27,7 @@ def test_a_pass_is_halved_until_it_fits_and_holds_a_sentence():
     assert sizes == sorted(sizes) and sizes[0] == 64 and sizes[-1] == 4096 and 64 < sizes[2] < 4096
     assert fit_pass(make_learner(workers=4), 64, 4096, memory=10**7) < sizes[2]
     assert fit_pass(make_learner(d_model=64), 64, 4096, memory=10**7) < sizes[2]
+    assert fit_pass(make_learner(), 20_000, 30_000, memory=1) == 20_000  # more than keeps a CPU busy
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

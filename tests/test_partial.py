@@ -75,12 +75,14 @@ def test_what_is_complete_is_left_alone_and_what_is_not_there_begun(tmp_path: Pa
         (LINES[:2], JOB, "its input was another"),
     ],
 )
-def test_another_job_is_refused(tmp_path: Path, lines: list[str], job: dict, message: str) -> None:
+def test_another_job_is_refused(tmp_path: Path, lines: list[str], job: dict, message: str, caplog) -> None:
     with pytest.raises(KeyboardInterrupt):
         answer_lines(iter(LINES), answering(7), tmp_path / "out", JOB, go_on=False)
+    caplog.clear()
     for _ in range(2):
         with pytest.raises(UsageError, match=message):
             answer_lines(iter(lines), answering(), tmp_path / "out", job, go_on=True)
+    assert not caplog.text  # least of all that --continue goes on from there
     asked: list[int] = []
     answer_lines(iter(LINES), answering(asked=asked), tmp_path / "out", JOB, go_on=True)
     assert asked == [6] and (tmp_path / "out").read_text() == whole()  # nothing was lost

@@ -12,9 +12,9 @@ from mtrain.training.sizes import TABLE, with_sizes
 
 
 def test_larger_corpora_get_larger_models_and_vocabularies():
-    order = [PRESETS[row.preset]["d_model"] for row in TABLE]
-    assert order == sorted(order) and [row.pairs for row in TABLE] == sorted(row.pairs for row in TABLE)
-    vocabularies = [row.vocab_size for row in TABLE]
+    order = [PRESETS[preset]["d_model"] for _, preset, _ in TABLE]
+    assert order == sorted(order) and sorted(TABLE) == list(TABLE)
+    vocabularies = [pieces for _, _, pieces in TABLE]
     assert vocabularies == sorted(vocabularies)
 
 
@@ -24,10 +24,10 @@ def test_larger_corpora_get_larger_models_and_vocabularies():
 def test_sizes_follow_the_number_of_pairs(make_config, monkeypatch, pairs, d_model, vocab_size):
     """The corpus of these tests has eight pairs."""
     table = {
-        8: [sizes.Sizes(8, "tiny", 4000), sizes.Sizes(9, "small", 8000)],
-        9: [sizes.Sizes(9, "tiny", 4000)],
-        100: [sizes.Sizes(100, "tiny", 4000)],
-        5: [sizes.Sizes(5, "tiny", 4000), sizes.Sizes(float("inf"), "big", 32000)],
+        8: [(8, "tiny", 4000), (9, "small", 8000)],
+        9: [(9, "tiny", 4000)],
+        100: [(100, "tiny", 4000)],
+        5: [(5, "tiny", 4000), (float("inf"), "big", 32000)],
     }
     monkeypatch.setattr(sizes, "TABLE", table[pairs])
     config = make_config()

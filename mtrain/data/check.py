@@ -142,8 +142,8 @@ def _normalised(text: str) -> str:
 
 
 def _keys(pair: Pair) -> tuple[int, int, int]:
-    """What makes a pair the same as another: all of it, its source, its source's words."""
-    return hash(pair), hash(pair.source), hash(_normalised(pair.source))
+    """What makes a pair the same as another: all of it, its source, its source's words, if it has any."""
+    return hash(pair), hash(pair.source), hash(_normalised(pair.source) or pair.source)
 
 
 class _Watched:

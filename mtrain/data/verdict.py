@@ -47,7 +47,7 @@ def _shares(findings: Findings) -> Iterator[str]:
         yield "no training pair can be used"
         return
     if bad := findings.sets["train"].bad:
-        yield f"{bad:,} training pairs cannot be read; mend them, or set data.bad_lines: skip to drop them"
+        yield f"{bad:,} training pairs cannot be read; data.bad_lines: skip drops them"
     for kind, suspects in findings.suspects.items():
         if suspects.count > _MANY * usable:
             yield f"{suspects.count:,} training pairs ({suspects.count / usable:.1%}) have {kind}"

@@ -17,6 +17,7 @@ from mtrain.decoding.split import WINDOW, Part, parts_of, windows
 from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best
 from mtrain.device import keep_freed_memory, resolve_device
 from mtrain.errors import ModelError, UsageError
+from mtrain.metrics import base_language
 from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import load_model
 from mtrain.schema import DecodingConfig
@@ -127,10 +128,11 @@ class Translator:
     def _joined(self, parts: list[tuple[Part, list[Translation]]], n_best: int) -> Translation:
         """The translation of a line out of those of its parts; its k-th best is of each part's k-th."""
         words = [sum(self.tokenizer.word_starts(part.source[:-1])) for part, _ in parts]
-        space = "" if self.target_lang.partition("-")[0].lower() in _WITHOUT_SPACES else " "
+        tag = len(self.tokenizer.source.tag(parts[0][0].source))  # each part begins with it
+        space = "" if base_language(self.target_lang) in _WITHOUT_SPACES else " "
         penalty, count = self.decoding.length_penalty, max(len(found) for _, found in parts)
         ways = [
-            join([found[min(k, len(found) - 1)] for _, found in parts], words, space, penalty)
+            join([found[min(k, len(found) - 1)] for _, found in parts], words, tag, space, penalty)
             for k in range(count)
         ]
         return with_n_best(ways, n_best)

@@ -56,16 +56,18 @@ EMPTY = Translation("", 0.0, 0.0, 0, True)
 
 
 def join(
-    parts: Sequence[Translation], source_words: Sequence[int], space: str, length_penalty: float
+    parts: Sequence[Translation], source_words: Sequence[int], tag: int, space: str, length_penalty: float
 ) -> Translation:
-    """The translation of a line from those of its parts, which have so many source words each."""
+    """The translation of a line from those of its parts, which have so many source words each, the first
+    `tag` of which are the same, and the line's first."""
     if len(parts) == 1:
         return parts[0]
     alignment: list[tuple[int, int]] = []
-    source = target = 0
+    source, target = tag, 0
     for part, words in zip(parts, source_words, strict=True):
-        alignment += [(source + i, target + j) for i, j in part.alignment or ()]
-        source, target = source + words, target + len(part.text.split())
+        links = part.alignment or ()
+        alignment += [(i if i < tag else source + i - tag, target + j) for i, j in links]
+        source, target = source + words - tag, target + len(part.text.split())
     tokens = sum(part.tokens for part in parts)
     log_prob = sum(part.log_prob for part in parts)
     coverage = sum(part.score - part.log_prob / part.tokens**length_penalty for part in parts)

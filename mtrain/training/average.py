@@ -1,5 +1,6 @@
 """The weights that are validated and published, where they are an average of those that training makes."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,9 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mtrain.checkpoint import checkpoint_folders, load_tensors
+from mtrain.checkpoint import checkpoint_folders, load_tensors, verify_checkpoint
 from mtrain.errors import ModelError
 from mtrain.schema import TrainingConfig
+
+log = logging.getLogger(__name__)
 
 
 class Average:
@@ -59,7 +62,15 @@ class Average:
         """The mean of the present weights and the checkpoints before, as many as are wanted and there."""
         mean = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         earlier = checkpoint_folders(run_dir, self.every)[1 - self.count :]
-        for number, folder in enumerate(earlier, 2):
-            for name, tensor in load_tensors(folder / "model.safetensors").items():
+        number = 1
+        for folder in earlier:
+            try:
+                verify_checkpoint(folder)
+                weights = load_tensors(folder / "model.safetensors")
+            except ModelError as error:
+                log.warning("%s; the average does without it", error)
+                continue
+            number += 1
+            for name, tensor in weights.items():
                 mean[name].lerp_(tensor.to(mean[name].device), 1 / number)  # what is frozen stays as it is
         return mean

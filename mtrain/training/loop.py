@@ -7,7 +7,14 @@ from pathlib import Path
 
 import torch
 
-from mtrain.checkpoint import Checkpoint, TrainState, load_checkpoint, save_checkpoint, set_newer_aside
+from mtrain.checkpoint import (
+    Checkpoint,
+    TrainState,
+    is_newest,
+    load_checkpoint,
+    save_checkpoint,
+    set_newer_aside,
+)
 from mtrain.data.encode import PreparedData, check_corpora, prepare_data
 from mtrain.data.verdict import log_warnings
 from mtrain.device import (
@@ -92,7 +99,7 @@ def make_trainer(
         log_warnings(config.data, tokenizer)
     data = prepare_data(config.data, tokenizer, Path(config.run_dir) / "data", config.seed, expected)
     if checkpoint and checkpoint.state.data_fingerprint != data.fingerprint:
-        log.warning("data: another corpus than before; its first epoch starts now")
+        log.warning("data: another corpus than before; epoch %d starts again", checkpoint.state.epoch + 1)
         checkpoint.state.data_fingerprint, checkpoint.state.next_batch = data.fingerprint, 0
     return Trainer(config, tokenizer, data, place, checkpoint, quiet, start)
 
@@ -129,7 +136,6 @@ class Trainer:
             load_checkpoint(checkpoint, self.model, self.learner.optimizer)
             self.average.load(checkpoint.folder)
             self.learner.scale.restore(self.state.loss_scale)
-            publish_best(self.run_dir, self.state, config, tokenizer)  # a crash may have come before it
             log.info("going on from %s", checkpoint.folder)
         self.feed = Feed(data.train, config, tokenizer.special, device, self._pass_tokens(data), workers)
         self.validator = Validator(data.validation, config, tokenizer, device, self.feed.pass_tokens)
@@ -139,22 +145,32 @@ class Trainer:
                 "%s workers, passes of %s tokens, now %s and %s: goes on, not bit for bit", *before, *now
             )
         self.state.workers, self.state.pass_tokens = now
-        self.saved_best, self.failed_saves = (self.state.best_step, self.state.best_score), 0
+        self.saved_step, self.failed_saves = -1, 0
+        self.saved_best = self.state.best_step, self.state.best_score
         self.total_steps = self._planned_steps()
         self.progress = Progress(self.run_dir, self.state, self.total_steps, self.learner.precision, quiet)
 
     def run(self, stop: StopSignal) -> None:
-        """Train until a limit, lost patience or a signal ends it."""
-        state, recipe = self.state, self.recipe
-        if reason := self._limit_reached():
+        """Train until a limit, lost patience or a signal ends it, if none has already."""
+        state, reason = self.state, self._limit_reached()
+        if self.checkpoint is not None and (not reason or is_newest(self.checkpoint)):
+            self._publish()  # a crash may have come before it
+        if reason:
             log.info("already finished: %s; raise the limit to train on", reason)
             return
         if self.checkpoint is not None:
             set_newer_aside(self.checkpoint)
+        self.progress.cut_back()
         self._announce()
         for batch in self.feed.largest(state.epoch):  # what memory cannot hold shows now, not hours later
             self.learner.rehearse(batch)
         self.progress.restart_clock()
+        with self.progress.bar:
+            self._train(stop)
+
+    def _train(self, stop: StopSignal) -> None:
+        """Take steps until a limit, lost patience or a signal ends them."""
+        state, recipe = self.state, self.recipe
         for step in self.steps():
             rows = [row for batch in step.batches for row in batch.rows]
             self.progress.add(self.train_on(step), rows)
@@ -167,6 +183,7 @@ class Trainer:
                 reason = reason or self._limit_reached()  # patience may have ended
             if state.step % recipe.checkpoint_every == 0 or best or reason or stop.received:
                 self._save(last=bool(reason or stop.received))
+                self.progress.leave_out()
             if reason:
                 log.info("finished after %d steps, %.1f minutes: %s", state.step, state.seconds / 60, reason)
                 break
@@ -175,7 +192,6 @@ class Trainer:
                     f"stopped by {stop.received.name}; saved at step {state.step}; run it again to go on"
                 )
                 raise Interrupted(message, stop.received)
-        self.progress.bar.close()
 
     def steps(self) -> Iterator[Step]:
         """The steps to come, without end."""
@@ -274,10 +290,15 @@ class Trainer:
             self.state.best_step, self.state.best_score = self.saved_best
         else:
             self.failed_saves = 0
-            self.saved_best = self.state.best_step, self.state.best_score
 
     def _write(self) -> None:
-        recipe, average = self.recipe, self.average.weights
-        kept = (recipe.keep_checkpoints, recipe.checkpoint_every)
-        save_checkpoint(self.run_dir, self.model, self.learner.optimizer, self.state, *kept, average)
+        """Write the checkpoint, unless it is there from the first try, and `model/` if it is another now."""
+        recipe, average, state = self.recipe, self.average.weights, self.state
+        if self.saved_step != state.step:
+            kept = (recipe.keep_checkpoints, recipe.checkpoint_every)
+            save_checkpoint(self.run_dir, self.model, self.learner.optimizer, state, *kept, average)
+            self.saved_step, self.saved_best = state.step, (state.best_step, state.best_score)
+        self._publish()
+
+    def _publish(self) -> None:
         publish_best(self.run_dir, self.state, self.config, self.tokenizer)

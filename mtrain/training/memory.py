@@ -12,7 +12,7 @@ from mtrain.data.batch import Batch
 from mtrain.training.step import Learner
 
 SHARE = 0.5  # of the memory, for what passes keep; the rest is for weights, optimizer, and other programs
-CPU_TOKENS = 16384  # keep a CPU busy; those of 1,024 and 4,096 were timed, and differ by a tenth
+CPU_TOKENS = 16384  # keep a CPU busy; passes of 1,024 and 4,096 were timed, and differ by a tenth
 
 
 def memory_of(device: torch.device) -> int:
@@ -45,10 +45,11 @@ def kept_bytes(learner: Learner, batch: Batch) -> int:
 
 
 def fit_pass(learner: Learner, longest: int, batch_tokens: int, memory: int) -> int:
-    """Padded tokens of a pass: `batch_tokens`, halved until what all workers keep fits `memory` bytes.
+    """Padded tokens of a pass: `batch_tokens`, on a CPU no more than keep it busy, halved until what all
+    workers keep fits `memory` bytes; but as many as the longest sentence (tokens) has.
 
-    It depends on the model, the longest sentence (tokens) and the machine alone, so that a run that is
-    resumed cuts its steps as before. A pass holds at least one sentence.
+    It depends on the recipe, the longest sentence and the machine alone, so that a run that is resumed cuts
+    its steps as before.
     """
 
     def batch(rows: int) -> Batch:
@@ -58,7 +59,7 @@ def fit_pass(learner: Learner, longest: int, batch_tokens: int, memory: int) -> 
     few, more = (kept_bytes(learner, batch(rows)) for rows in (2, 4))
     each = (more - few) / (2 * longest)  # bytes a token; the rest is there once
     workers, once = len(learner.replicas), max(0, few - 2 * longest * each)
-    tokens = batch_tokens if learner.device.type == "cuda" else min(batch_tokens, CPU_TOKENS)
+    tokens = batch_tokens if learner.device.type == "cuda" else min(batch_tokens, max(longest, CPU_TOKENS))
     while tokens // 2 >= longest and (tokens * each + once) * workers > SHARE * memory:
         tokens //= 2
     return tokens

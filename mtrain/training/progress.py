@@ -1,7 +1,10 @@
 """What a run tells while it goes: the bar, plain lines where there is no terminal, and metrics.jsonl."""
 
+import errno
 import json
 import logging
+import os
+import re
 import sys
 import time
 from collections import deque
@@ -36,18 +39,20 @@ class Progress:
     def __init__(
         self, run_dir: Path, state: TrainState, total_steps: int | None, precision: str, quiet: bool
     ):
-        """Open `metrics.jsonl`, cut back to what had happened by `state.step`: no step is in it twice."""
         self.allowed = NONFINITE_STEPS[precision]
         self.file, self.state = run_dir / "metrics.jsonl", state
-        if self.file.exists():
-            lines = self.file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-            write_atomically(self.file, "".join(line for line in lines if _step_of(line) <= state.step))
         hidden = quiet or not sys.stderr.isatty()
         self.bar = tqdm(total=total_steps, initial=state.step, unit="step", disable=hidden)
         self.pending: deque[tuple[StepSums, Sequence[int]]] = deque()
         self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # loss of single steps, nats/token
         self.unwritten: list[str] = []  # lines of metrics.jsonl that a full disk did not take
         self.clock = time.perf_counter()
+
+    def cut_back(self) -> None:
+        """Leave in `metrics.jsonl` what had happened by now: no step is to be in it twice."""
+        if self.file.exists():
+            lines = self.file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+            write_atomically(self.file, "".join(line for line in lines if _step_of(line) <= self.state.step))
 
     def restart_clock(self) -> None:
         """Leave out the time that has passed since the last step."""
@@ -114,15 +119,19 @@ class Progress:
             log.info("step %d, epoch %d: %s", state.step, epoch, line)
 
     def log_validation(self, scores: Scores, best: bool) -> None:
-        """Write validation scores. Their time counts for the run, not for the speed of its steps."""
-        seconds = self.state.window.get("seconds", 0.0)
-        self._tick()
-        self.state.window["seconds"] = seconds
+        """Write validation scores."""
+        self.leave_out()
         self._write(validation=scores._asdict())
         log.info(
             f"step {self.state.step}: validation nll {scores.nll:.3f}, perplexity {scores.perplexity:.2f}, "
             f"BLEU {scores.bleu:.2f}, chrF {scores.chrf:.2f}{' (best)' if best else ''}"
         )
+
+    def leave_out(self) -> None:
+        """Count the time since the last step for the run, but not for the speed of its steps."""
+        seconds = self.state.window.get("seconds", 0.0)
+        self._tick()
+        self.state.window["seconds"] = seconds
 
     def _tick(self) -> None:
         now = time.perf_counter()
@@ -132,10 +141,14 @@ class Progress:
 
     def _write(self, **record: Any) -> None:
         record = {"step": self.state.step, **record, "seconds": self.state.seconds, "time": time.time()}
-        self.unwritten.append(json.dumps(_speakable(record)) + "\n")
+        # JSON lacks NaN and infinity: they become strings. No text in a record holds such a word.
+        self.unwritten.append(re.sub(r"NaN|-?Infinity", r'"\g<0>"', json.dumps(record)) + "\n")
         try:
-            with self.file.open("a", encoding="utf-8", newline="\n") as stream:
-                stream.write("".join(self.unwritten))
+            with self.file.open("ab", buffering=0) as stream:
+                end, lines = stream.tell(), "".join(self.unwritten).encode()
+                if stream.write(lines) != len(lines):  # what a full disk took is written again
+                    stream.truncate(end)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:  # no reason to lose the run; checkpoints decide that
             log.warning("%s: cannot write: %s; tried again with the next line", self.file, error.strerror)
         else:
@@ -144,15 +157,8 @@ class Progress:
 
 def _step_of(line: str) -> float:
     try:
-        return float(json.loads(line)["step"])
+        if line.endswith("\n"):
+            return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        return float("inf")  # a line that a crash cut short
-
-
-def _speakable(value: Any) -> Any:
-    """JSON lacks NaN and infinity: they become strings."""
-    if isinstance(value, dict):
-        return {key: _speakable(item) for key, item in value.items()}
-    if isinstance(value, float) and not abs(value) < float("inf"):
-        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(value)]
-    return value
+        pass
+    return float("inf")  # a line that a crash cut short

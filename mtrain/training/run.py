@@ -15,7 +15,7 @@ from mtrain.data.corpus import files_of, good_pairs
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.modelfolder import copy_tokenizer, tokenizer_folder
 from mtrain.schema import Config, Corpus
-from mtrain.storage import write_atomically, write_folder, write_text
+from mtrain.storage import recover, write_atomically, write_folder, write_text
 from mtrain.tokenizer import Tokenizer, train_tokenizer
 from mtrain.training.lock import locked
 from mtrain.training.origin import resolved
@@ -27,18 +27,9 @@ _MAY_CHANGE = re.compile(
     r"run_dir|(decoding|export)\..+|training\.(max_\w+|validat\w+|checkpoint_every|keep_checkpoints|log_every|patience)"
 )
 _MARK = "# Written by mtrain: the resolved config of this run.\n"
-_NAMES = (
-    "config.yaml",
-    "manifest.json",
-    "tokenizer",
-    "data",
-    "checkpoints",
-    "metrics.jsonl",
-    "model",
-    "origin.json",
-)
-_LEFTOVERS = ["checkpoints/.step-*.tmp", "checkpoints/.index.json.tmp", "data/.epoch-*"]
-_LEFTOVERS += [f".{name}.tmp" for name in _NAMES]
+_NAMES = ["config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model"]
+_NAMES += ["origin.json"]
+_LEFTOVERS = ["checkpoints/.index.json.tmp", "data/.epoch-*", *(f".{name}.tmp" for name in _NAMES)]
 
 
 def open_run(config: Config, resume: str) -> Checkpoint | None:
@@ -56,9 +47,10 @@ def open_run(config: Config, resume: str) -> Checkpoint | None:
         raise UsageError(f"{run_dir}: has checkpoints, and --resume never was given; give another --run-dir")
     chosen = None
     if resume not in ("auto", "never"):
-        if Path(resume).resolve() not in [folder.resolve() for folder in checkpoints]:
+        wanted = [folder for folder in checkpoints if folder.resolve() == Path(resume).resolve()]
+        if not wanted:
             raise ModelError(f"--resume {resume}: no such checkpoint in {run_dir}")
-        chosen = open_checkpoint(Path(resume))
+        chosen = open_checkpoint(wanted[0])
     elif checkpoints:
         chosen = _newest_valid(checkpoints)
     if chosen is not None and (run_dir / "config.yaml").exists():
@@ -99,11 +91,14 @@ def claimed(run_dir: Path) -> Iterator[None]:
 
 
 def _clear(run_dir: Path) -> None:
-    """Remove what a crash left in a run folder."""
+    """Remove what a crash left in a run folder, or put it back in its place."""
+    if not (run_dir / "config.yaml").exists():
+        return
     try:
-        for pattern in _LEFTOVERS if (run_dir / "config.yaml").exists() else ():
-            for leftover in list(run_dir.glob(pattern)):
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        for leftover in list(run_dir.glob("checkpoints/.step-*.*")):
+            recover(leftover.with_name(leftover.stem.removeprefix(".")))
+        for leftover in [found for pattern in _LEFTOVERS for found in run_dir.glob(pattern)]:
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     except OSError as error:
         raise StorageError(f"{run_dir}: cannot clear the run folder: {error.strerror}") from None
 

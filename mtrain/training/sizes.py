@@ -1,7 +1,7 @@
 """Sizes of the model and its vocabulary, from how much there is to learn from."""
 
 import logging
-from typing import NamedTuple
+import math
 
 from mtrain.config import validate
 from mtrain.data.corpus import good_pairs
@@ -10,24 +10,17 @@ from mtrain.schema import Config
 log = logging.getLogger(__name__)
 
 
-class Sizes(NamedTuple):
-    """What corpora of fewer than `pairs` pairs get."""
-
-    pairs: float
-    preset: str
-    vocab_size: int
-
-
-# Multi30k: Wu et al. (ACL 2021) found that models larger than tiny only overfit it. Millions of pairs: base,
-# big and 32,000 pieces of Vaswani et al. (2017). Small corpora, small vocabularies: Gowda and May, "Finding
-# the Optimal Vocabulary Size for Neural Machine Translation" (2020).
+# Preset and pieces of corpora of fewer than so many pairs. Multi30k: Wu et al. (ACL 2021) found that models
+# larger than tiny only overfit it. Millions of pairs: base, big and 32,000 pieces of Vaswani et al. (2017).
+# Small corpora, small vocabularies: Gowda and May, "Finding the Optimal Vocabulary Size for Neural Machine
+# Translation" (2020).
 TABLE = (
-    Sizes(2_000, "tiny", 1000),
-    Sizes(10_000, "tiny", 4000),
-    Sizes(100_000, "tiny", 8000),
-    Sizes(1_000_000, "small", 8000),
-    Sizes(10_000_000, "base", 32000),
-    Sizes(float("inf"), "big", 32000),
+    (2_000, "tiny", 1000),
+    (10_000, "tiny", 4000),
+    (100_000, "tiny", 8000),
+    (1_000_000, "small", 8000),
+    (10_000_000, "base", 32000),
+    (math.inf, "big", 32000),
 )
 
 
@@ -38,8 +31,8 @@ def with_sizes(config: Config) -> Config:
     """
     if config.model.preset != "auto":
         return config
-    pairs = sum(1 for _ in good_pairs(config.data.train, config.data.bad_lines))
-    _, preset, vocab_size = next(sizes for sizes in TABLE if pairs < sizes.pairs)
+    pairs = sum(1 for _ in good_pairs(config.data.train, "skip"))  # `check` is to count the bad ones
+    _, preset, vocab_size = next(row for row in TABLE if pairs < row[0])
     raw = config.model_dump(mode="json", exclude_unset=True)
     raw["model"]["preset"] = preset
     raw["tokenizer"] = {"vocab_size": vocab_size, **raw.get("tokenizer", {})}

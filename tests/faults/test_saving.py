@@ -63,7 +63,7 @@ def killed_saves(make_config, monkeypatch):
         for last in itertools.count():  # noqa: B007
             shutil.rmtree(run)
             shutil.copytree(run.with_name("old"), run)
-            marks.saving, marks.operations = 1, 0
+            marks.saving, marks.operations, trainer.saved_step = 1, 0, -1
             try:
                 trainer._save(last=True)
             except Killed:
@@ -159,6 +159,41 @@ def test_02_best_weights_that_could_not_be_saved_do_not_bar_later_ones(make_conf
     assert '"best": "step-00000012"' in (run / "checkpoints/index.json").read_text()
 
 
+def test_02_best_weights_whose_copy_failed_are_published_with_the_next_checkpoint(make_config, monkeypatch):
+    from mtrain.training import loop
+    from mtrain.training.validate import Scores
+
+    told = iter([Scores(1.0, 3, bleu, 20) for bleu in (10, 40, 20)])
+    monkeypatch.setattr(loop.Validator, "__call__", lambda *_: next(told))
+    copy, copies = shutil.copyfile, []
+
+    def full(source, target, **how):
+        copies.extend([source] * (Path(target).name == "model.safetensors"))
+        if Path(target).name == "model.safetensors" and len(copies) in (2, 3):
+            raise OSError(28, "No space left on device")
+        return copy(source, target, **how)
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    saved = failing(monkeypatch, [])
+    run = go(make_config(training={"max_steps": 12, "keep_checkpoints": 1}))
+    assert '"best": "step-00000008"' in (run / "checkpoints/index.json").read_text()
+    weights = [folder / "model.safetensors" for folder in (run / "model", run / "checkpoints/step-00000008")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert len(copies) == 4 and len(saved) == 3  # what was saved was not saved again
+
+
+def test_06_a_kill_while_a_checkpoint_was_replaced_by_itself(make_config, caplog):
+    run = go(make_config(training={"keep_checkpoints": 1}))
+    [*_, newest] = checkpoint_folders(run)
+    for folder in checkpoint_folders(run)[:-1]:
+        shutil.rmtree(folder)
+    shutil.copytree(newest, newest.with_name(f".{newest.name}.tmp"))
+    newest.rename(newest.with_name(f".{newest.name}.old"))
+    go(make_config(training={"keep_checkpoints": 1}))
+    assert newest.is_dir() and f"going on from {newest}" in caplog.text
+    assert not list(newest.parent.glob(".*"))
+
+
 def test_03_one_failed_write_is_tried_again_in_a_fresh_folder(make_config, monkeypatch, caplog):
     attempts = failing(monkeypatch, [1])
     run = go(make_config())
@@ -176,6 +211,36 @@ def test_03_metrics_that_cannot_be_written_come_with_the_next_line(tmp_path, cap
     progress.state.window = {"loss": 1.0, "nll": 1.0, "tokens": 1.0, "seconds": 1.0, "norm": 1.0}
     progress.log_step(1, 0.2)
     assert [record["learning_rate"] for record in read_metrics(tmp_path)] == [0.1, 0.2]
+
+
+def test_03_what_a_full_disk_took_of_the_metrics_is_not_there_twice(tmp_path):
+    code = """
+import resource, sys
+from pathlib import Path
+from mtrain.checkpoint import TrainState
+from mtrain.training.progress import Progress
+progress = Progress(Path(sys.argv[1]), TrainState(), 10, "fp32", quiet=True)
+for rate, room in ((0.1, 10**6), (0.2, None), (0.3, 10**6)):
+    size = progress.file.stat().st_size if progress.file.exists() else 0
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room or size + 20, resource.RLIM_INFINITY))
+    progress.state.window = {"loss": 1.0, "nll": 1.0, "tokens": 1.0, "seconds": 1.0, "norm": 1.0}
+    progress.log_step(1, rate)
+"""
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
+    assert [record["learning_rate"] for record in read_metrics(tmp_path)] == [0.1, 0.2, 0.3]
+
+
+def test_03_a_last_line_of_the_metrics_without_its_end_is_cut(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
+    Progress(tmp_path, checkpoint.TrainState(step=2), 10, "fp32", quiet=True).cut_back()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_the_time_of_saving_is_not_that_of_steps(tmp_path):
+    progress = Progress(tmp_path, checkpoint.TrainState(), 10, "fp32", quiet=True)
+    progress.clock -= 3600
+    progress.leave_out()
+    assert progress.state.seconds > 3599 and progress.state.window["seconds"] == 0
 
 
 def test_04_a_file_in_the_place_of_the_run_folder_ends_fit_before_it_starts(mtrain, config_file, tmp_path):
