@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from mtrain.errors import UsageError
+from mtrain.errors import MtrainError, UsageError
 from mtrain.schema import Config, Section
 
 LARGEST = 2**17  # bytes of a config; to parse more would take long
@@ -117,12 +117,14 @@ def _describe(error: ValidationError) -> str:
 SectionT = TypeVar("SectionT", bound=Section)
 
 
-def validate(section: type[SectionT], raw: Any, origin: str) -> SectionT:
-    """Check a raw mapping against a section. Raises UsageError that names the key and what it may be."""
+def validate(
+    section: type[SectionT], raw: Any, origin: str, error: type[MtrainError] = UsageError
+) -> SectionT:
+    """Check a raw mapping against a section. Raises an `error` that names the key and what it may be."""
     try:
         return section.model_validate(raw)
-    except ValidationError as error:
-        raise UsageError(f"{origin}: {_describe(error)}") from None
+    except ValidationError as found:
+        raise error(f"{origin}: {_describe(found)}") from None
 
 
 def read_yaml_file(path: Path) -> Any:

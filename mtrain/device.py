@@ -56,11 +56,9 @@ def workers_for(device: torch.device) -> int:
     most cores, but at most four: threads share Python's lock, and each process that decodes holds the model
     (two were timed here). On a GPU one."""
     threads = torch.get_num_threads()
-    return (
-        max(range(1, 5), key=lambda n: (n > 1, threads // n * n, n))
-        if device.type == "cpu" and threads > 1
-        else 1
-    )
+    if device.type != "cpu" or threads == 1:
+        return 1
+    return max(range(2, 5), key=lambda n: (threads // n * n, n))
 
 
 def thread_pool(workers: int) -> ThreadPoolExecutor | None:

@@ -120,7 +120,7 @@ def test_a_tokenizer_is_tried_on_a_sample(corpora):
     tokenizer = prepare_tokenizer(config)
     found = check_data(config.data, tokenizer).segmentation
     assert found is not None and found.pairs == 200 and found.too_long == 0
-    assert found.unknown == (0, 0) and min(found.tokens_per_word) >= 1
+    assert found.unknown == [0, 0] and min(found.tokens_per_word) >= 1
     strange = corpora([*GOOD, *[("猫" * 90, "猫" * 20)] * 50])
     found = check_data(strange.data, tokenizer)
     assert found.segmentation is not None and found.segmentation.too_long == 50

@@ -21,7 +21,6 @@ from mtrain.data.corpus import place_of, read_corpus
 from mtrain.errors import DataError
 from mtrain.schema import Corpus, DataConfig, Holdout
 from mtrain.tokenizer import Tokenizer
-from mtrain.vocabulary import Vocabulary
 
 KINDS = ("a copied source", "an extreme length ratio", "another script")
 LENGTH_BINS = (1, 6, 11, 21, 31, 51, 101)  # words; each bin ends where the next begins
@@ -73,8 +72,8 @@ class Segmentation:
 
     pairs: int
     too_long: int
-    tokens_per_word: tuple[float, float]  # of source and target
-    unknown: tuple[float, float]  # share of tokens that are <unk> or bytes
+    tokens_per_word: list[float]  # of source and target
+    unknown: list[float]  # of both, share of tokens that are <unk> or bytes
 
 
 @dataclass
@@ -230,25 +229,12 @@ def _main_script(texts: Iterable[str]) -> str:
 
 
 def _segment(sample: list[Pair], tokenizer: Tokenizer, max_length: int) -> Segmentation:
-    source = tokenizer.encode_source([pair.source for pair in sample])
-    target = tokenizer.encode_target([pair.target for pair in sample])
-    longer = (max(map(len, ids)) + 1 for ids in zip(source, target, strict=True))
-    return Segmentation(
-        pairs=len(sample),
-        too_long=sum(length > max_length for length in longer),
-        tokens_per_word=(
-            _per_word(source, (pair.source for pair in sample)),
-            _per_word(target, (pair.target for pair in sample)),
-        ),
-        unknown=(_unknown(source, tokenizer.source), _unknown(target, tokenizer.target)),
-    )
-
-
-def _per_word(rows: list[list[int]], texts: Iterable[str]) -> float:
-    return sum(map(len, rows)) / max(1, sum(len(text.split()) for text in texts))
-
-
-def _unknown(rows: list[list[int]], vocabulary: Vocabulary) -> float:
-    """Share of tokens that are <unk>, or bytes."""
-    strange = vocabulary.strange()
-    return sum(id_ in strange for ids in rows for id_ in ids) / max(1, sum(map(len, rows)))
+    texts = [[pair.source for pair in sample], [pair.target for pair in sample]]
+    sides = tokenizer.encode_source(texts[0]), tokenizer.encode_target(texts[1])
+    longer = [max(map(len, ids)) + 1 for ids in zip(*sides, strict=True)]
+    found = Segmentation(len(sample), sum(length > max_length for length in longer), [], [])
+    for rows, side, vocabulary in zip(sides, texts, (tokenizer.source, tokenizer.target), strict=True):
+        tokens, strange = sum(map(len, rows)), vocabulary.strange()
+        found.tokens_per_word.append(tokens / max(1, sum(len(text.split()) for text in side)))
+        found.unknown.append(sum(i in strange for ids in rows for i in ids) / max(1, tokens))
+    return found

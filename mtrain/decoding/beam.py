@@ -86,9 +86,8 @@ def _done(pool: Tensor, live: Tensor, length: int, limits: Tensor, config: Decod
     # "default" compares at the present length, as Hugging Face's early_stopping=False does. "exact" grants
     # the best live prefix the length at which it would score highest if all its further tokens were free.
     # Neither grants less than it may reach: coverage can only grow, and its penalty is at best 0.
-    ideal = (
-        limits if config.stop == "exact" and config.length_penalty > 0 else torch.full_like(limits, length)
-    )
+    exact = config.stop == "exact" and config.length_penalty > 0
+    ideal = limits if exact else torch.full_like(limits, length)
     return live[:, 0] / ideal**config.length_penalty <= worst
 
 
@@ -108,9 +107,7 @@ class _Coverage:
     def penalty(self, parents: Tensor) -> Tensor:
         """What the children of the beams parents (B, X) score less, (B, X)."""
         assert self.sums is not None
-        tiny = torch.finfo(
-            self.sums.dtype
-        ).tiny  # of attention that rounds to nothing there is a logarithm too
+        tiny = torch.finfo(self.sums.dtype).tiny  # so that no attention at all has a logarithm too
         logs = self.sums.clamp(tiny, 1).log().masked_fill(~self.source_keep[:, None], 0)
         return _pick(self.beta * logs.sum(dim=-1), parents)
 
@@ -141,17 +138,13 @@ class _Pool:
         finished: bool,
     ) -> None:
         """Offer hypotheses (len(sentences), K) of one length; those of score -inf are none."""
-        self.scores[sentences], order = torch.cat([self.scores[sentences], scores], dim=1).topk(
-            scores.size(1)
-        )
-        lengths = torch.full_like(self.lengths[sentences], length)
-        offered = {"log_probs": log_probs, "tokens": tokens, "lengths": lengths}
-        for name, new in {
-            **offered,
-            "finished": torch.full_like(lengths, finished, dtype=torch.bool),
-        }.items():
-            mine = getattr(self, name)
-            mine[sentences] = _pick(torch.cat([mine[sentences], new], dim=1), order)
+        every = torch.cat([self.scores[sentences], scores], dim=1)
+        self.scores[sentences], order = every.topk(scores.size(1))
+        lengths = self.lengths.new_full(scores.shape, length)
+        offered = (log_probs, tokens, lengths, torch.full_like(lengths, finished, dtype=torch.bool))
+        mine = (self.log_probs, self.tokens, self.lengths, self.finished)
+        for kept, new in zip(mine, offered, strict=True):
+            kept[sentences] = _pick(torch.cat([kept[sentences], new], dim=1), order)
 
     def hypotheses(self) -> list[list[Hypothesis]]:
         columns = (self.tokens, self.log_probs, self.scores, self.lengths, self.finished)

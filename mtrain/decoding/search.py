@@ -61,7 +61,8 @@ def search(
                 constraints.bar_(logits, before, sentences)
                 return predictor.best(logits)
             totals = constraints.normalizer_(logits, before, sentences)
-            return _likeliest(predictor, logits, totals)
+            scores, _, tokens = predictor.candidates(logits, totals, logits.new_zeros(len(logits), 1), 1)
+            return tokens[:, 0], scores[:, 0]
     else:
         numbers = uniform_numbers(config.seed, keys, rows, steps).to(source.device)
 
@@ -112,12 +113,6 @@ def _follow(
         predictor.reorder(torch.arange(rows, device=limits.device).expand(len(stay), -1), stay)
     assert gains is not None
     return found, gains
-
-
-def _likeliest(predictor: Predictor, logits: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
-    """The likeliest token of each row, and its log-probability."""
-    scores, _, tokens = predictor.candidates(logits, totals, logits.new_zeros(len(logits), 1), 1)
-    return tokens[:, 0], scores[:, 0]
 
 
 def _hypotheses(

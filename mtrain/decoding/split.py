@@ -15,11 +15,7 @@ log = logging.getLogger(__name__)
 _SENTENCE_END = re.compile(
     r"""(?:(?<!\b[A-Z][a-z])(?<!\b[A-Z])\.|[!?…])["'”’»)\]]*\s+(?=[^a-z\s])|[。！？]+"""
 )
-_BLOCK = (
-    10_000  # characters of a line that are segmented at a time, so that memory does not grow with the line
-)
-
-
+_BLOCK = 10_000  # characters of a line that are segmented at a time: memory does not grow with the line
 WINDOW = 4096  # lines that are read, sorted by length and translated before the next are read
 FIRST_WINDOW = 256  # lines of a stream; windows double from there on, so that answers begin early
 WINDOW_CHARACTERS = 1_000_000  # a window of long lines has fewer of them
@@ -39,7 +35,10 @@ def windows(
             raise TypeError("texts must be strings")
         texts.append(text)
         if rest is not None:
-            begins.append(_next(rest))
+            begin = next(rest, None)
+            if begin is None:
+                raise UsageError("fewer prefixes than lines; give one for each line, or an empty one")
+            begins.append(begin)
             size += len(begins[-1])
         size += len(text)
         if len(texts) >= wanted or size >= WINDOW_CHARACTERS:
@@ -49,12 +48,6 @@ def windows(
         raise UsageError("more prefixes than lines; give one for each line, or an empty one")
     if texts:
         yield texts, begins
-
-
-def _next(prefixes: Iterator[str]) -> str:
-    for prefix in prefixes:
-        return prefix
-    raise UsageError("fewer prefixes than lines; give one for each line, or an empty one")
 
 
 class Part(NamedTuple):

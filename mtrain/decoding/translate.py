@@ -9,8 +9,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Self
 
-import torch
-
 from mtrain.config import validate
 from mtrain.decoding.decode import Decoder
 from mtrain.decoding.split import WINDOW, Part, parts_of, windows
@@ -18,10 +16,8 @@ from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best
 from mtrain.device import keep_freed_memory, resolve_device
 from mtrain.errors import ModelError, UsageError
 from mtrain.metrics import base_language
-from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import load_model
 from mtrain.schema import DecodingConfig
-from mtrain.tokenizer import Tokenizer
 
 _WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my")  # languages that put none between sentences
 
@@ -32,20 +28,10 @@ class Translator:
     Threads may share it: what changes while it translates is guarded.
     """
 
-    def __init__(
-        self,
-        models: Sequence[Transformer],
-        tokenizer: Tokenizer,
-        decoding: DecodingConfig,
-        max_length: int,
-        target_lang: str,
-        device: torch.device,
-        fingerprint: str = "",
-        decoder: Decoder | None = None,
-    ):
-        self.models, self.tokenizer, self.decoding, self.device = models, tokenizer, decoding, device
-        self.max_length, self.target_lang, self.fingerprint = max_length, target_lang, fingerprint
-        self.decoder = decoder or Decoder(decoding, models, tokenizer, target_lang, device)
+    def __init__(self, decoder: Decoder, max_length: int, fingerprint: str = ""):
+        self.decoder, self.max_length, self.fingerprint = decoder, max_length, fingerprint
+        self.tokenizer, self.decoding = decoder.tokenizer, decoder.config
+        self.target_lang, self.device = decoder.target_lang, decoder.device
 
     @classmethod
     def load(
@@ -70,14 +56,14 @@ class Translator:
         models = [one.model.to(place) for one in loaded]
         longest = min(one.config.max_length for one in loaded)
         config, prints = first.config, "+".join(one.fingerprint for one in loaded)
-        return cls(models, first.tokenizer, config.decoding, longest, config.target_lang, place, prints)
+        decoder = Decoder(config.decoding, models, first.tokenizer, config.target_lang, place)
+        return cls(decoder, longest, prints)
 
     def with_settings(self, **decoding: object) -> Self:
         """The same models with other keys of `decoding`. Raises UsageError for a wrong key or value."""
         raw = {**self.decoding.model_dump(mode="json"), **decoding}
         config = validate(DecodingConfig, raw, "decoding")
-        rest = (self.max_length, self.target_lang, self.device, self.fingerprint)
-        return type(self)(self.models, self.tokenizer, config, *rest, self.decoder.with_config(config))
+        return type(self)(self.decoder.with_config(config), self.max_length, self.fingerprint)
 
     def translate(
         self,
@@ -110,10 +96,9 @@ class Translator:
         """As `translate`, for any number of lines in bounded memory: `window` of them at most at a time.
         `first` is the number of the first line, which tells the random numbers of samples apart."""
         if n_best > self.decoding.hypotheses:
-            found = (
-                f"only {self.decoding.hypotheses} are decoded; raise decoding.beam_size or decoding.samples"
-            )
-            raise UsageError(f"{n_best} translations of each line: {found}")
+            found = f"only {self.decoding.hypotheses} are decoded"
+            advice = "raise decoding.beam_size or decoding.samples"
+            raise UsageError(f"{n_best} translations of each line: {found}; {advice}")
         for texts, begins in windows(lines, prefixes, window):
             parts = parts_of(texts, begins, self.tokenizer, self.max_length, first)
             translated = zip(parts, self.decoder(parts, n_best, alignments, scored), strict=True)

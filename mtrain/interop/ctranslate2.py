@@ -104,15 +104,10 @@ def _layer(spec: Any, layer: nn.Module) -> None:
     _module(spec.self_attention.linear[1], layer.self_attention.output)
     _norm(spec.self_attention.layer_norm, layer.self_attention_residual.norm)
     if isinstance(layer, DecoderLayer):
-        attention = layer.cross_attention
-        weight, bias, width = (
-            attention.query_key_value.weight,
-            attention.query_key_value.bias,
-            attention.output.in_features,
-        )
-        _linear(spec.attention.linear[0], weight[:width], bias[:width])  # queries
-        _linear(spec.attention.linear[1], weight[width:], bias[width:])  # keys and values
-        _module(spec.attention.linear[2], attention.output)
+        fused, width = layer.cross_attention.query_key_value, layer.cross_attention.output.in_features
+        _linear(spec.attention.linear[0], fused.weight[:width], fused.bias[:width])  # queries
+        _linear(spec.attention.linear[1], fused.weight[width:], fused.bias[width:])  # keys and values
+        _module(spec.attention.linear[2], layer.cross_attention.output)
         _norm(spec.attention.layer_norm, layer.cross_attention_residual.norm)
     inner = layer.feed_forward.inner
     if layer.feed_forward.gated:

@@ -7,8 +7,6 @@ from typing import get_args
 from mtrain.errors import UsageError
 from mtrain.schema import Architecture, Config, Format
 
-FORMATS: tuple[Format, ...] = get_args(Format)
-
 
 def obstacle(model: Architecture, format: Format) -> str | None:
     """What keeps a model of this architecture from being exported; None if nothing does."""
@@ -30,10 +28,8 @@ def require_exports(config: Config) -> None:
 
 def exports_of(model: Architecture) -> str:
     """Which exports a model allows, in words."""
-    obstacles = {format: obstacle(model, format) for format in FORMATS}
-    return ", ".join(
-        f"{format}: {f'no ({reason})' if reason else 'yes'}" for format, reason in obstacles.items()
-    )
+    reasons = {format: obstacle(model, format) for format in get_args(Format)}
+    return ", ".join(f"{name}: {f'no ({reason})' if reason else 'yes'}" for name, reason in reasons.items())
 
 
 def needed(module: str) -> ModuleType:

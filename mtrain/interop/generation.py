@@ -37,6 +37,8 @@ _UNLIKE: dict[str, Any] = {
     "dola_layers": None,
     "watermarking_config": None,
 }
+# What is lost the other way.
+_LOST = ("coverage_penalty", "samples", "mbr", "min_length_ratio")
 
 
 def decoding_from(generation: dict[str, Any], eos_id: int, positions: int) -> dict[str, Any]:
@@ -94,9 +96,13 @@ def generation_from(decoding: DecodingConfig, ids: ModelConfig, limit: int) -> d
     }
 
 
+def kept(decoding: DecodingConfig) -> DecodingConfig:
+    """What generation settings say of it, but for the longest translation."""
+    plain = DecodingConfig()
+    return decoding.model_copy(update={key: getattr(plain, key) for key in _LOST})
+
+
 def not_kept(decoding: DecodingConfig) -> list[str]:
     """The keys of `decoding` that generation settings have no like of, where they are set."""
-    plain = DecodingConfig()
-    keys = ("coverage_penalty", "samples", "mbr", "min_length_ratio")
-    changed = [key for key in keys if getattr(decoding, key) != getattr(plain, key)]
+    changed = [key for key in _LOST if getattr(decoding, key) != getattr(kept(decoding), key)]
     return [*changed, *(["max_length_ratio"] if decoding.max_length_ratio else [])]

@@ -64,9 +64,8 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
 
     def fill(temporary: Path) -> None:
         names = read_object(folder / "tokenizer_config.json", optional=True)
-        tokenizer = _take_tokenizer(
-            folder, temporary / "tokenizer", config, bool(names.get("separate_vocabs"))
-        )
+        separate = bool(names.get("separate_vocabs"))
+        tokenizer = _take_tokenizer(folder, temporary / "tokenizer", config, separate)
         model = _model_config(config, tokenizer)
         file, theirs = read_weights(folder)
         tensors, model = from_marian(theirs, config, model, file)
@@ -78,7 +77,7 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
             "model": model.model_dump(mode="json"),
             "decoding": _decoding(folder, config, model),
         }
-        settled = _validated(ModelFolderConfig, raw, source)
+        settled = validate(ModelFolderConfig, raw, source, ModelError)
         if (highest := max(settled.decoding.forbidden_ids, default=0)) >= model.target_vocab_size:
             raise ModelError(f"generation settings: bad_words_ids: {highest} is no token of this model")
         raw = settled.model_dump(mode="json")
@@ -98,17 +97,15 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
     write_folder(out, fill)
 
 
-def _validated(section: Any, raw: dict[str, Any], origin: str) -> Any:
-    try:
-        return validate(section, raw, origin)
-    except UsageError as error:  # of the model, not of the user
-        raise ModelError(str(error)) from None
+def _mappings(separate: bool) -> dict[str, str]:
+    """The file that gives the pieces of each side their ids."""
+    return {"source": "vocab.json", "target": "target_vocab.json" if separate else "vocab.json"}
 
 
 def _take_tokenizer(folder: Path, into: Path, config: dict[str, Any], separate: bool) -> Tokenizer:
     """Copy the vocabularies; without the mapping of pieces to ids, where that is SentencePiece's own."""
     into.mkdir()
-    mappings = {"source": "vocab.json", "target": "target_vocab.json" if separate else "vocab.json"}
+    mappings = _mappings(separate)
     for name in ("source.spm", "target.spm", *mappings.values()):
         if not (folder / name).is_file():
             raise ModelError(f"{folder}: has no {name}")
@@ -165,10 +162,8 @@ def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
     for key, wanted in {"eos_token_id": special.eos, "decoder_start_token_id": special.bos}.items():
         if given(key) != wanted:
             raise ModelError(f"config.json: {key} is {config[key]!r}, but the vocabulary's is {wanted}")
-    shared, tied = (
-        config.get("share_encoder_decoder_embeddings", True),
-        config.get("tie_word_embeddings", True),
-    )
+    shared = config.get("share_encoder_decoder_embeddings", True)
+    tied = config.get("tie_word_embeddings", True)
     raw: dict[str, Any] = {ours: given(theirs) for theirs, ours in _SAME.items()}
     raw |= special.options() | {
         "target_vocab_size": config.get("decoder_vocab_size") or raw["source_vocab_size"],
@@ -178,11 +173,9 @@ def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
         "tie_embeddings": ("all" if shared else "decoder") if tied else "none",
         "output_bias": True,
     }
-    model: ModelConfig = _validated(ModelConfig, raw, "config.json")
-    sizes, pieces = (
-        (model.source_vocab_size, model.target_vocab_size),
-        (len(tokenizer.source), len(tokenizer.target)),
-    )
+    model = validate(ModelConfig, raw, "config.json", ModelError)
+    sizes = model.source_vocab_size, model.target_vocab_size
+    pieces = len(tokenizer.source), len(tokenizer.target)
     if sizes != pieces or (shared and sizes[0] != sizes[1]):
         raise ModelError(f"config.json: vocabularies of {sizes}; the vocabulary files have {pieces} pieces")
     return model
@@ -236,15 +229,11 @@ def write_marian(loaded: LoadedModel, folder: Path) -> None:
     _write_json(folder / "config.json", described)
     _write_json(folder / "generation_config.json", generation_from(config.decoding, model, limit))
     _write_json(folder / "tokenizer_config.json", names)
-    for side, mapping in (
-        ("source", "vocab.json"),
-        ("target", "target_vocab.json" if separate else "vocab.json"),
-    ):
+    for side, mapping in _mappings(separate).items():
         vocabulary: Vocabulary = getattr(tokenizer, side)
         (folder / f"{side}.spm").write_bytes(vocabulary.processor.serialized_model_proto())
-        _write_json(
-            folder / mapping, vocabulary.ids or {piece: i for i, piece in enumerate(vocabulary.pieces)}
-        )
+        own = {piece: i for i, piece in enumerate(vocabulary.pieces)}
+        _write_json(folder / mapping, vocabulary.ids or own)
 
 
 def _write_json(file: Path, value: dict[str, Any]) -> None:

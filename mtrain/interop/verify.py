@@ -13,15 +13,15 @@ from mtrain.decoding.search import search
 from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import barred_projection
 from mtrain.interop.formats import needed
+from mtrain.interop.generation import kept, limit_of
 from mtrain.modelfolder import LoadedModel
 from mtrain.schema import DecodingConfig
 from mtrain.tokenizer import LINE_BREAKERS, Tokenizer
 
 TOLERANCE = 1e-3  # nats; what fp32 rounds differently is a hundredth of it
 _SENTENCES = 16  # where none are given
-_SPECIAL = re.compile(
-    "^>>|</s>|<unk>|<pad>"
-)  # means something in a text to a MarianTokenizer, whatever its vocabulary
+# Means something in a text to a MarianTokenizer, whatever its vocabulary.
+_SPECIAL = re.compile("^>>|</s>|<unk>|<pad>")
 
 
 class Exported(NamedTuple):
@@ -29,9 +29,7 @@ class Exported(NamedTuple):
 
     decoding: DecodingConfig  # how `translate` searches
     translate: Callable[[list[int], int], list[int]]  # of source ids and the most tokens, EOS counted
-    log_probs: Callable[
-        [list[int], list[int]], list[float]
-    ]  # of source and target ids, and of EOS after them
+    log_probs: Callable[[list[int], list[int]], list[float]]  # of target ids and EOS, by source ids
     encode: Callable[[str], list[int]] | None = None  # where it has a tokenizer
     decode: Callable[[list[int]], str] | None = None
 
@@ -78,9 +76,8 @@ def open_marian(folder: Path, loaded: LoadedModel) -> Exported:
         logits[:, forbidden] = -torch.inf
         return _of(logits, [*said, ids.eos_id])
 
-    lost = {"coverage_penalty": 0.0, "samples": None, "mbr": None, "min_length_ratio": 0.0}
     return Exported(
-        loaded.config.decoding.model_copy(update=lost),
+        kept(loaded.config.decoding),
         translate,
         log_probs,
         lambda text: tokenizer(text).input_ids[:-1],
@@ -121,7 +118,7 @@ def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact:
         source = torch.tensor([[*row, loaded.model.config.eos_id]])
         keep = torch.ones_like(source, dtype=torch.bool)
         [[best, *_]] = search([loaded.model], source, keep, exported.decoding)
-        limit = int((len(row) + 1) * exported.decoding.max_length_ratio + exported.decoding.max_length_offset)
+        limit = limit_of(exported.decoding, len(row) + 1)
         if loaded.model.config.positions == "learned":
             limit = min(limit, loaded.model.config.max_positions)
         ours = best.ids[: limit - 1]  # beyond, programs differ in whether EOS counts

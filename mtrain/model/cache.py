@@ -6,9 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-REGISTER = (
-    16  # numbers in fp32 that a CPU works on at once; fewer keys take it several times as long as so many
-)
+REGISTER = 16  # numbers in fp32 that a CPU works on at once; fewer keys take it several times as long
 _FIRST_POSITIONS = 64  # that there is room for at first: a limit may be far longer than any translation
 _FORGET_EVERY = 8  # positions; what is no beam's past any more goes then
 _GAP = 16  # numbers between slots: at strides of a power of two their places in a CPU's caches would collide

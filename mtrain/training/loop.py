@@ -113,9 +113,9 @@ class Trainer:
         tokenizer: Tokenizer,
         data: PreparedData,
         device: torch.device,
-        checkpoint: Checkpoint | None = None,
-        quiet: bool = False,
-        start: LoadedModel | None = None,
+        checkpoint: Checkpoint | None,
+        quiet: bool,
+        start: LoadedModel | None,
     ):
         self.config, self.recipe, self.tokenizer = config, config.training, tokenizer
         self.run_dir, self.device, self.checkpoint = Path(config.run_dir), device, checkpoint

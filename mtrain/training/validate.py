@@ -1,17 +1,14 @@
 """Validation: the loss of the references, and the scores of really decoded, detokenized text."""
 
 import math
-from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import torch
 
 from mtrain.data import Pair
 from mtrain.data.batch import Batch, collate
-from mtrain.data.batching import cut_by_budget
-from mtrain.decoding.decode import Decoder
+from mtrain.decoding.decode import Decoder, in_batches
 from mtrain.decoding.translate import Translator
 from mtrain.device import autocast, resolve_precision
 from mtrain.metrics import make_metrics, score
@@ -46,18 +43,14 @@ class Validator:
         """Batches for the loss; pairs over `data.max_length` are cut."""
         special, longest = self.tokenizer.special, self.config.data.max_length - 1
         sides = (self.tokenizer.encode_source(self.sources), self.tokenizer.encode_target(self.references))
-        columns = [
+        source, target = (
             pa.array([[*ids[:longest], special.eos] for ids in side], pa.list_(pa.int32())) for side in sides
+        )
+        lengths = [max(map(len, pair)) for pair in zip(source, target, strict=True)]
+        return [
+            collate(source.take(pa.array(rows)), target.take(pa.array(rows)), special.pad, special.bos, rows)
+            for rows in in_batches(lengths, pass_tokens)
         ]
-        lengths = [column.value_lengths().to_numpy().astype(np.int64) for column in columns]
-        order = np.lexsort(lengths)
-        edges = cut_by_budget(np.maximum(*lengths)[order], pass_tokens)
-        batches = []
-        for start, end in pairwise(edges):
-            rows = order[start:end]
-            source, target = (column.take(pa.array(rows)) for column in columns)
-            batches.append(collate(source, target, special.pad, special.bos, rows.tolist()))
-        return batches
 
     def __call__(self, model: Transformer) -> Scores:
         """Score the model, which is left in the mode (training or not) that it came in."""
@@ -68,11 +61,8 @@ class Validator:
         searched = {"beam_size": beam_size, "samples": None, "mbr": None}  # in each validation alike
         decoding = self.config.decoding.model_copy(update=searched)
         data = self.config.data
-        models, lang = [model], data.target_lang
-        decoder = Decoder(decoding, models, self.tokenizer, lang, self.device, alone=True)
-        translator = Translator(
-            models, self.tokenizer, decoding, data.max_length, lang, self.device, decoder=decoder
-        )
+        decoder = Decoder(decoding, [model], self.tokenizer, data.target_lang, self.device, alone=True)
+        translator = Translator(decoder, data.max_length)
         hypotheses = [translation.text for translation in translator.translate(self.sources, scored=False)]
         bleu, chrf = score(hypotheses, [self.references], self.metrics)
         model.train(training)

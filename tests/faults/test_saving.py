@@ -189,7 +189,8 @@ def test_06_a_kill_while_a_checkpoint_was_replaced_by_itself(make_config, caplog
         shutil.rmtree(folder)
     shutil.copytree(newest, newest.with_name(f".{newest.name}.tmp"))
     newest.rename(newest.with_name(f".{newest.name}.old"))
-    go(make_config(training={"keep_checkpoints": 1}))
+    with caplog.at_level("INFO", logger="mtrain"):
+        go(make_config(training={"keep_checkpoints": 1}))
     assert newest.is_dir() and f"going on from {newest}" in caplog.text
     assert not list(newest.parent.glob(".*"))
 
