@@ -245,7 +245,7 @@ class TrainingConfig(Section):
     max_steps: PositiveInt | None = Field(None, description="optimizer steps; any limit ends training")
     max_epochs: PositiveInt | None = Field(None, description="passes over the training pairs")
     max_minutes: PositiveFloat | None = Field(None, description="minutes of training and validation, in all")
-    batch_tokens: PositiveInt = Field(4096, description="padded target tokens of a step, over all devices")
+    batch_tokens: PositiveInt = Field(4096, description="padded tokens of a step, on the longer side")
     micro_batch_tokens: PassTokens = Field("auto", description="of a pass; auto: what the memory holds")
     learning_rate: PositiveFloat = Field(0.001, le=10, description="peak rate, reached at the end of warm-up")
     schedule: Schedule = Field("inverse_sqrt", description="decay after warm-up; cosine, linear end at zero")

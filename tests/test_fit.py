@@ -14,13 +14,14 @@ from mtrain import Translator
 from mtrain.config import Config
 from mtrain.data.batch import collate
 from mtrain.data.encode import prepare_data
+from mtrain.decoding.decode import Decoder
 from mtrain.errors import DataError, ModelError, UsageError
 from mtrain.model.dropout import Dropout
 from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import load_model, save_model_folder
 from mtrain.schema import ModelConfig
 from mtrain.tokenizer import Tokenizer
-from mtrain.training import loop, step
+from mtrain.training import loop, step, validate
 from mtrain.training.loop import fit, make_trainer
 from mtrain.training.run import tokenize
 from mtrain.training.step import Learner, make_optimizer
@@ -404,10 +405,22 @@ def test_a_batch_comes_from_the_segmentation_of_its_epoch(make_config):
             assert batch.source[batch.source_keep].tolist() == source.flatten().to_pylist()
 
 
+def test_validation_searches_as_the_recipe_says_whatever_decoding_does(make_config, monkeypatch):
+    searched = []
+    monkeypatch.setattr(
+        validate, "Decoder", lambda config, *rest, **alone: searched.append(config) or Decoder(config, *rest)
+    )
+    decoding = {"beam_size": 4, "samples": 4, "mbr": "chrf"}
+    go(make_config(decoding=decoding, training={"validation_beam_size": 3, "max_steps": 4}))
+    assert [(c.beam_size, c.samples, c.mbr) for c in searched] == [(3, None, None)]
+
+
 def test_what_may_not_change_is_named(make_config):
     go(make_config())
     with pytest.raises(UsageError, match=r"model\.dropout was 0\.1 .* is 0\.2 now"):
         go(make_config(model={"dropout": 0.2}))
+    with pytest.raises(UsageError, match="validation_beam_size was 1 when this run began and is 2 now"):
+        go(make_config(training={"validation_beam_size": 2}))
     with pytest.raises(UsageError, match="--resume never"):
         go(make_config(), resume="never")
     with pytest.raises(ModelError, match="no such checkpoint"):

@@ -22,9 +22,10 @@ from mtrain.training.origin import resolved
 
 log = logging.getLogger(__name__)
 
-# Keys that may differ from one `fit` to the next: limits, cadence, patience, decoding, the folder's name.
+# Keys that may differ from one `fit` to the next: limits, cadence, patience, decoding, exports, the folder's
+# name. Validations by another search could not be compared.
 _MAY_CHANGE = re.compile(
-    r"run_dir|(decoding|export)\..+|training\.(max_\w+|validat\w+|checkpoint_every|keep_checkpoints|log_every|patience)"
+    r"run_dir|(decoding|export)\..+|training\.(max_\w+|validate_every|checkpoint_every|keep_checkpoints|log_every|patience)"
 )
 _MARK = "# Written by mtrain: the resolved config of this run.\n"
 _NAMES = ["config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model"]
