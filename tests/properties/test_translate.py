@@ -23,7 +23,7 @@ SEARCHES = [{"beam_size": 1}, {"beam_size": 4}, {"samples": 2, "seed": 7}]
 def test_neither_batches_nor_order_nor_threads_change_a_translation(tried, run_dir, search, workers):
     """In fp64, text for text."""
     double = Translator.load(run_dir, "cpu").with_settings(**search, workers=workers)
-    for model in double.models:
+    for model in double.decoder.originals:
         model.double()
 
     @tried(
