@@ -59,3 +59,5 @@ def test_large_products_are_lowered() -> None:
     small, large = (Low(torch.empty(size, size), None, torch.bfloat16) for size in (100, 2000))
     assert not small.is_worth(torch.empty(3, 100)) and small.is_worth(torch.empty(300, 100))
     assert large.is_worth(torch.empty(1, 2000))
+    for width, is_worth in ((50, False), (150, True)):  # few multiplications, of many numbers that are read
+        assert Low(torch.empty(2000, width), None, torch.bfloat16).is_worth(torch.empty(1, width)) is is_worth

@@ -4,8 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Multiplications below which a product in bf16, with what surrounds it, takes a CPU longer than in fp32.
+# Multiplications below which a product in bf16, with what surrounds it, takes a CPU longer than in fp32,
 WORTH_LOWERING = 2_000_000
+# unless the weight has so many numbers that to read half of the bytes saves more, however few rows there are.
+WORTH_READING = 200_000
 
 
 class Low:
@@ -14,7 +16,7 @@ class Low:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype):
         self.weight, self.bias, self.dtype = weight.detach(), None if bias is None else bias.detach(), dtype
-        self.least = WORTH_LOWERING / len(weight)
+        self.least = 0 if weight.numel() >= WORTH_READING else WORTH_LOWERING / len(weight)
         self.packed: Tensor | None = None
         self.parts: dict[tuple[int, int | None], Low] = {}
 
