@@ -22,6 +22,7 @@ def tortured(*options: str) -> list[list[str]]:
     return [[row[:42].strip(), *row[42:].split()[:3]] for row in rows]
 
 
+@pytest.mark.slow
 def test_08_12_real_signals_lose_nothing():
     options = ["--only", "kills", "signals", "flips", *NOTHING]
     assert tortured(*options) == [
