@@ -19,12 +19,12 @@ def test_the_commands_of_the_readme_fit_together(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     loops.prepare(tmp_path)
     lines = loops.commands((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(lines) == 10 and sum("configs/" in line for line in lines) == 6
+    assert len(lines) == 11 and sum("configs/" in line for line in lines) == 7
     for line in lines:
         loops.run(line)
     assert "BLEU" in capsys.readouterr().out
     runs = {folder.name: folder for folder in (tmp_path / "runs").iterdir()}
-    assert len(runs) == 6 and all((run / "model/model.safetensors").exists() for run in runs.values())
+    assert len(runs) == 7 and all((run / "model/model.safetensors").exists() for run in runs.values())
     student = yaml.safe_load((runs["multi30k-en-de-student"] / "config.yaml").read_text())["model"]
     assert (student["encoder_layers"], student["decoder_layers"]) == (4, 1)
 
@@ -33,3 +33,7 @@ def test_the_commands_of_the_readme_fit_together(tmp_path, monkeypatch, capsys):
     corpus = EncodedCorpus(tagged / "data/train.arrow", np.ones(220))
     sources = corpus.fetch(list(range(220)))[0].to_pylist()  # 200 pairs that people wrote, then the synthetic
     assert [ids.count(tag) for ids in sources] == [0] * 200 + [1] * 20
+
+    reborn = EncodedCorpus(runs["multi30k-en-de-reborn"] / "data/train.arrow", np.ones(400))
+    sources = reborn.fetch(list(range(400)))[0].to_pylist()
+    assert sources[:200] == sources[200:]  # with what people said, then with what the teacher says
