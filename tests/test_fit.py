@@ -451,9 +451,8 @@ def test_going_back_to_an_older_checkpoint_sets_the_newer_ones_aside(make_config
 def test_the_best_checkpoint_may_be_gone_after_going_back(make_config, caplog):
     run = go(make_config(training={"max_steps": 8, "keep_checkpoints": 3}))
     best = f"step-{json.loads((run / 'checkpoints/step-00000008/state.json').read_text())['best_step']:08d}"
+    assert best != "step-00000008"
     (run / "checkpoints" / best).rename(run / "gone")
-    if best == "step-00000008":
-        pytest.fail("these runs are best at step 4")
     model = (run / "model/manifest.json").read_bytes()
     go(make_config(training={"max_steps": 8, "keep_checkpoints": 3}))
     assert f"{best}: is gone; model/ stays as it is" in caplog.text
