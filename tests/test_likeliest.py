@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mtrain.decoding.likeliest import likeliest, normalizer
+from mtrain.decoding.likeliest import likeliest, likeliest_of_rows, normalizer
 
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 97, 160, 331, 1000, 8000])
@@ -35,3 +35,11 @@ def test_the_normalizer_is_logsumexp() -> None:
     logits = torch.randn(7, 331, dtype=torch.float64) * 30
     logits[3, :200] = -math.inf
     torch.testing.assert_close(normalizer(logits), logits.logsumexp(dim=-1, keepdim=True))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 9])
+def test_of_each_row_they_are_those_of_topk(rows: int) -> None:
+    logits = torch.randn(rows, 331, generator=torch.Generator().manual_seed(rows))
+    for count in (1, 2):
+        for found, expected in zip(likeliest_of_rows(logits, count), logits.topk(count), strict=True):
+            assert torch.equal(found, expected)

@@ -73,7 +73,8 @@ class Constraints:
         if self.prefixes is not None and chosen < self.prefixes.size(1):
             demanded = self.prefixes[sentences, chosen][:, None, None].expand(-1, tokens.size(1), -1)
             kept = rows.gather(2, demanded.clamp(min=0))
-        rows[:, :, self.forbidden] = -math.inf
+        if len(self.forbidden):
+            rows[:, :, self.forbidden] = -math.inf
         if self.least is not None:
             early = self.least[sentences] > chosen + 1
             rows[:, :, self.eos_id].masked_fill_(early[:, None], -math.inf)

@@ -40,6 +40,14 @@ def likeliest(scores: Tensor, offsets: Tensor, count: int) -> tuple[Tensor, Tens
     return values, group // groups, group % groups * size + picked % size
 
 
+def likeliest_of_rows(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` best of each row of logits (N, V): values and tokens, (N, count), the best first."""
+    if len(logits) < FEW:
+        return logits.topk(count)
+    values, _, tokens = likeliest(logits, logits.new_zeros(len(logits), 1), count)
+    return values, tokens
+
+
 @cache
 def _group_size(vocabulary: int) -> int:
     """A divisor of the vocabulary's size, so that nothing need be copied, near what was found fastest."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mtrain.decoding.likeliest import likeliest
+from mtrain.decoding.likeliest import likeliest, likeliest_of_rows
 from mtrain.model.transformer import Transformer
 
 # Sentences that are done leave the batch when they are so large a part of it: it costs a copy of the cache.
@@ -77,7 +77,8 @@ class Predictor:
         _, parents, tokens = found
         rows = parents + torch.arange(len(live), device=live.device)[:, None] * live.size(1)
         total = totals.gather(1, parents)
-        before, after = self._sharpened(logits, rows, tokens)
+        before = logits[rows, tokens]
+        after = self._sharpened(before, self.hidden[rows], tokens)
         shares = torch.zeros_like(live)  # of probability: those that the candidates had, and now have
         others = 1 - shares.scatter_add(1, parents, (before - total).exp())
         now = others.clamp(min=0) + shares.scatter_add(1, parents, (after - total).exp())
@@ -89,10 +90,9 @@ class Predictor:
         """The likeliest token of each row, and its logit; (N) both. As by `candidates`, but without
         normalizers, which take longer than the rest."""
         rough = self._is_rough()
-        values, _, tokens = likeliest(logits, logits.new_zeros(len(logits), 1), 2 if rough else 1)
+        values, tokens = likeliest_of_rows(logits, 2 if rough else 1)
         if rough:
-            rows = torch.arange(len(logits), device=logits.device)[:, None].expand_as(tokens)
-            values, order = self._sharpened(logits, rows, tokens)[1].sort(descending=True)
+            values, order = self._sharpened(values, self.hidden[:, None], tokens).max(dim=1, keepdim=True)
             tokens = tokens.gather(1, order)
         return tokens[:, 0], values[:, 0]
 
@@ -100,12 +100,10 @@ class Predictor:
         """Whether the last logits were projected in few bits, and can be computed anew."""
         return len(self.models) == 1 and self.models[0].projects_roughly(self.hidden)
 
-    def _sharpened(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of tokens (..) in rows (..), as they are, and computed anew. Those that are not
-        finite, such as barred ones, stay as they are."""
-        before = logits[rows, tokens]
-        after = self.models[0].project_to(self.hidden[rows], tokens)
-        return before, torch.where(before.isfinite(), after, before)
+    def _sharpened(self, logits: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """The logits (N, C) of tokens (N, C), behind states that broadcast to (N, C, E), computed anew. Those
+        that are not finite, such as barred ones, stay as they are."""
+        return torch.where(logits.isfinite(), self.models[0].project_to(hidden, tokens), logits)
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
         """See `KeyValueCache.reorder`."""

@@ -69,8 +69,9 @@ class MultiHeadAttention(nn.Module):
     def _mix(
         self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Attention (B, K*T, E) of queries (B, H, K*T, D) over (B*H, S, D), and its weights (B*H, K*T, S).
-        With so few queries the fused kernel takes longer to set up than these products in all."""
+        """Attention (B, K*T, E) of queries (B, H, K*T, D) over keys (B*H, D, S) and values (B*H, S, D), and
+        its weights (B*H, K*T, S). With so few queries the fused kernel takes longer to set up than these
+        products in all."""
         weights = _weights(queries.flatten(0, 1), keys, bias)
         return self._merge(torch.bmm(weights, values).view(queries.shape)), weights
 
@@ -172,7 +173,7 @@ def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Ten
 
 
 def _weights(queries: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """The same (B*H, T, S) of queries (B*H, T, D), keys (B*H, S, D) and a bias that broadcasts."""
-    start, beta = (queries.new_zeros(1), 0) if bias is None else (bias, 1)
+    """The same (B*H, T, S) of queries (B*H, T, D), keys (B*H, D, S) and a bias that broadcasts."""
     scale = queries.size(-1) ** -0.5
-    return torch.baddbmm(start, queries, keys.transpose(1, 2), beta=beta, alpha=scale).softmax(dim=-1)
+    start, beta = (queries.new_empty(1), 0) if bias is None else (bias, 1)  # what is times 0 is not read
+    return torch.baddbmm(start, queries, keys, beta=beta, alpha=scale).softmax(dim=-1)

@@ -31,14 +31,15 @@ class LayerCache:
 
     def _store(self, own: Tensor, room: int) -> None:
         """Let the past be `own` (2, slots, B, H, D), with `room` for so many slots; take views of it and of
-        the memory as batched products want them, (B*H, .., D)."""
+        the memory as batched products want them: keys (B*H, D, ..), values (B*H, .., D)."""
         self.full, row = own.size(1), math.prod(own.shape[2:])
         padded = own.new_empty(2, max(room, self.least), row + _GAP)
         self.own = padded[..., :row].view(2, -1, *own.shape[2:])
         self.own[:, : self.full] = own
         self.own[:, self.full : self.least] = 0
         memory, past = self.cross.flatten(1, 2), self.own.permute(0, 2, 3, 1, 4).flatten(1, 2)
-        self.memory, self._past = (memory[0], memory[1]), (past[0], past[1])
+        self.memory = memory[0].transpose(1, 2), memory[1]
+        self._past = past[0].transpose(1, 2), past[1]
 
     @property
     def sentences(self) -> int:
@@ -46,8 +47,8 @@ class LayerCache:
         return self.own.size(2)
 
     def append(self, added: Tensor) -> tuple[Tensor, Tensor]:
-        """Store keys and values (2, B, H, K*T, D) in the slots that follow; returns all so far, (B*H, slots,
-        D) each, and at least `least`."""
+        """Store keys and values (2, B, H, K*T, D) in the slots that follow; returns the keys (B*H, D, slots)
+        and values (B*H, slots, D) of all so far, and at least `least`."""
         start, end = self.full, self.full + added.size(3)
         if end > self.own.size(1):
             self._store(self.own[:, :start], 2 * end)
@@ -55,7 +56,7 @@ class LayerCache:
         self.full = end
         keys, values = self._past
         slots = max(end, self.least)
-        return keys[:, :slots], values[:, :slots]
+        return keys[:, :, :slots], values[:, :slots]
 
     def keep(self, sentences: Tensor | None, slots: Tensor | None) -> None:
         """Go on with some of the sentences, (B'), and some slots of each of those, (B', slots); None: all."""

@@ -18,6 +18,7 @@ class Low:
         self.weight, self.bias, self.dtype = weight.detach(), None if bias is None else bias.detach(), dtype
         self.least = 0 if weight.numel() >= WORTH_READING else WORTH_LOWERING / len(weight)
         self.packed: Tensor | None = None
+        self.packed_bias: Tensor | None = None
         self.parts: dict[tuple[int, int | None], Low] = {}
 
     def rows(self, start: int, end: int | None) -> "Low":
@@ -34,10 +35,10 @@ class Low:
     def __call__(self, x: Tensor) -> Tensor:
         """x W^T + b, in as few bits."""
         if self.packed is None:  # two threads may both make them, and make the same
-            self.bias = None if self.bias is None else self.bias.to(self.dtype)
+            self.packed_bias = None if self.bias is None else self.bias.to(self.dtype)
             self.packed = pack(self.weight.to(self.dtype))
         if not self.packed.is_mkldnn:
-            return F.linear(x.to(self.dtype), self.packed, self.bias)
+            return F.linear(x.to(self.dtype), self.packed, self.packed_bias)
         rows = x.numel() // x.size(-1)
         room = padded_rows(rows)
         if room == rows:
@@ -48,7 +49,7 @@ class Low:
 
     def _product(self, x: Tensor) -> Tensor:
         """x W^T + b of packed weights."""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.packed_bias, "none", [], "")
         return out
 
 
@@ -88,5 +89,7 @@ class Linear(nn.Linear):
 
     def rows(self, x: Tensor, start: int, end: int | None = None) -> Tensor:
         """Some of the output's features alone."""
-        low = None if self.low is None else self.low.rows(start, end)
-        return linear(x, self.weight[start:end], self.bias[start:end], low)
+        if self.low is None:
+            return F.linear(x, self.weight[start:end], self.bias[start:end])
+        low = self.low.rows(start, end)  # sliced once
+        return linear(x, low.weight, low.bias, low)
