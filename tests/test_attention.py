@@ -305,17 +305,13 @@ def test_beams_as_further_queries_equal_copies_of_the_memory(beams: int) -> None
 
 
 @pytest.mark.parametrize("rotary", [False, True])
-@pytest.mark.parametrize("first", [1, 3])
 @torch.no_grad()
-def test_cached_self_attention_equals_causal(rotary: bool, first: int) -> None:
+def test_cached_self_attention_equals_causal(rotary: bool) -> None:
     layer, x, memory = attention(12, 3, rotary), random(2, 6, 12), random(2, 1, 12)
     layers = [LayerCache(layer.project_memory(memory), 1, max_length=6)]
     cache = KeyValueCache(layers, keep([1, 1], 1), beams=1)
-    parts = []
-    for start, end in [(0, first), *((t, t + 1) for t in range(first, 6))]:
-        past = cache.extend(end - start)
-        parts.append(layer.continued(x[:, start:end], cache.layers[0], start, past))
-    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x, causal=True), **DOUBLE)
+    parts = [layer.continued(x[:, t], cache.layers[0], t, cache.extend()) for t in range(6)]
+    torch.testing.assert_close(torch.stack(parts, dim=1), layer(x, causal=True), **DOUBLE)
 
 
 def test_append_returns_all_so_far_and_keeps_earlier_positions() -> None:
@@ -336,7 +332,7 @@ def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[in
     layers = [LayerCache(torch.stack([cross, -cross]), 2, max_length=7) for _ in range(2)]
     cache = KeyValueCache(layers, keep([1, 2, 3], 3), beams=2)
     for t in range(2):
-        assert cache.extend(1) is not None
+        assert cache.extend() is not None
         for layer in layers:
             keys = 10 * numbers + 2 * t + torch.arange(2.0)[:, None]
             layer.append(torch.stack([keys, -keys]).expand(2, 3, 2, 2, 4))
@@ -345,7 +341,7 @@ def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[in
     left = sentences if sentences is not None else [0, 1, 2]
     crossed = torch.tensor([[1, 0]] * len(left))
     cache.reorder(crossed, None if sentences is None else torch.tensor(sentences))
-    bias = cache.extend(1)
+    bias = cache.extend()
     assert bias is not None and cache.length == 3 and cache.source is not None
     past = {0: [[1, 3], [0, 2]], 1: [[0, 3], [1, 2]], 2: [[1, 3], [1, 2]]}  # of beams 0 and 1
     for layer in layers:

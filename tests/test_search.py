@@ -149,13 +149,11 @@ class Scripted:
         return cache
 
     def decode_next(self, last: Tensor, cache: SimpleNamespace, weights: None) -> Tensor:
-        cache.rows = [
-            (name, (*p, token)) for (name, p), token in zip(cache.rows, last[:, 0].tolist(), strict=True)
-        ]
+        cache.rows = [(name, (*p, token)) for (name, p), token in zip(cache.rows, last.tolist(), strict=True)]
         self.fed.append([(name, prefix[1:]) for name, prefix in cache.rows])
         assert all(prefix[0] == 2 for _, prefix in cache.rows)  # BOS comes first
         logits = [self.script(name, prefix) for name, prefix in self.fed[-1]]
-        return torch.tensor(logits, dtype=torch.float64)[:, None]
+        return torch.tensor(logits, dtype=torch.float64)
 
     def project(self, hidden: Tensor) -> Tensor:
         return hidden

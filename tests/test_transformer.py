@@ -96,12 +96,11 @@ def test_embeddings_are_scaled_by_the_root_of_the_width() -> None:
 
 @torch.no_grad()
 def decode_cached(
-    model: Transformer, source: Tensor, source_keep: Tensor, target: Tensor, beams: int, first: int = 1
+    model: Transformer, source: Tensor, source_keep: Tensor, target: Tensor, beams: int
 ) -> Tensor:
-    """Logits of target (B * beams, T), `first` tokens and then one at a time."""
+    """Logits of target (B * beams, T), one position at a time."""
     cache = model.start_cache(model.encode(source, source_keep), source_keep, beams, target.size(1))
-    parts = [target[:, :first], *target[:, first:].split(1, dim=1)]
-    return torch.cat([model.project(model.decode_next(p, cache)) for p in parts], dim=1)
+    return torch.stack([model.project(model.decode_next(last, cache)) for last in target.unbind(1)], dim=1)
 
 
 @pytest.mark.parametrize("forget_every", [1, 2, 8])
@@ -120,9 +119,9 @@ def test_decoding_goes_on_after_beams_are_reordered_and_sentences_dropped(
         ([[1, 0]], [1]),
         ([[1, 1]], None),
     ]:
-        hidden = model.decode_next(target[:, -1:], cache)
+        hidden = model.decode_next(target[:, -1], cache)
         full = model.decode(target, model.encode(source, kept), kept)
-        torch.testing.assert_close(hidden[:, 0], full[:, -1], **DOUBLE)
+        torch.testing.assert_close(hidden, full[:, -1], **DOUBLE)
         cache.reorder(torch.tensor(parents), None if sentences is None else torch.tensor(sentences))
         left = sentences if sentences is not None else list(range(len(source)))
         source, kept = source[left], kept[left]
@@ -148,7 +147,7 @@ def test_cached_decoding_shows_the_same_attention_weights() -> None:
     cache = model.start_cache(memory, kept, 3, 4)
     for t in range(4):
         shown: list[Tensor] = []
-        model.decode_next(target[:, t : t + 1], cache, shown)
+        model.decode_next(target[:, t], cache, shown)
         steps.append(shown)
     for layer, weights in enumerate(full):
         cached = torch.cat([shown[layer] for shown in steps], dim=2)

@@ -51,7 +51,7 @@ class Predictor:
     def _step(self, last: Tensor, weights: list[list[Tensor] | None]) -> Tensor:
         parts = []
         for model, cache, seen in zip(self.models, self.caches, weights, strict=True):
-            self.hidden = model.decode_next(last[:, None], cache, seen)[:, -1]
+            self.hidden = model.decode_next(last, cache, seen)
             logits = model.project(self.hidden)
             parts.append(logits.to(torch.promote_types(logits.dtype, torch.float32)))
         if len(parts) == 1:

@@ -46,38 +46,35 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         """Self-attention of x (N, T, E). `mask` is broadcastable to (N, H, T, T)."""
-        queries, keys, values = self._split(self.query_key_value(x), 3).unbind(0)
+        queries, keys, values = self._split(self.query_key_value(x), 3, len(x)).unbind(0)
         if self.rotary:
             positions = torch.arange(x.size(1), device=x.device)
             queries, keys = rotate(queries, positions), rotate(keys, positions)
         return self._merge(attend(queries, keys, values, self.dropout, mask, causal))
 
     def continued(self, x: Tensor, cache: LayerCache, at: int, past: Tensor | None) -> Tensor:
-        """Self-attention of x (N, T, E) that continues `at` positions in the cache, where `past` (see
+        """Self-attention of x (N, E) at position `at`, which the cache then holds, too, and where `past` (see
         `KeyValueCache.extend`) hides some. Without dropout."""
-        projected = self.query_key_value(x)
-        # The K rows of a sentence become further queries of it.
-        parts = self._split(projected.view(cache.sentences, -1, projected.size(-1)), 3)
+        parts = self._split(self.query_key_value(x), 3, cache.sentences)
         queries, added = parts[0], parts[1:]
         if self.rotary:
-            positions = torch.arange(at, at + x.size(1), device=x.device)
-            positions = positions.repeat(queries.size(2) // x.size(1))
-            queries, keys = rotate(queries, positions), rotate(added[0], positions)
-            added = torch.stack([keys, added[1]])
-        return self._mix(queries, *cache.append(added), past)[0].view_as(x)
+            position = torch.arange(at, at + 1, device=x.device)
+            queries, added = rotate(queries, position), torch.stack([rotate(added[0], position), added[1]])
+        return self._mix(queries, *cache.append(added), past)[0]
 
     def _mix(
         self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Attention (B, K*T, E) of queries (B, H, K*T, D) over keys (B*H, D, S) and values (B*H, S, D), and
-        its weights (B*H, K*T, S). With so few queries the fused kernel takes longer to set up than these
-        products in all."""
+        """Attention (N, E) of queries (B, H, K, D) over keys (B*H, D, S) and values (B*H, S, D), and its
+        weights (B*H, K, S). With so few queries the fused kernel takes longer to set up than these products
+        in all."""
         weights = _weights(queries.flatten(0, 1), keys, bias)
-        return self._merge(torch.bmm(weights, values).view(queries.shape)), weights
+        heads = torch.bmm(weights, values).view(queries.shape).transpose(1, 2)  # (B, K, H, D)
+        return self.output(heads.reshape(-1, self.output.in_features)), weights
 
     def project_memory(self, memory: Tensor) -> Tensor:
         """Keys and values (2, B, H, S, D) of a memory (B, S, E)."""
-        return self._split(self.query_key_value.rows(memory, memory.size(-1)), 2)
+        return self._split(self.query_key_value.rows(memory, memory.size(-1)), 2, len(memory))
 
     def over_memory(
         self,
@@ -98,34 +95,35 @@ class MultiHeadAttention(nn.Module):
         else:
             probabilities = attention_weights(queries, keys, mask)  # (B, H, K*T, S)
             out = self.dropout(probabilities) @ values
-            weights.append(self._by_rows(probabilities, x))
+            weights.append(self._by_rows(probabilities, len(x)))
         return self._merge(out).reshape(x.shape)
 
     def over_cache(
         self, x: Tensor, cache: LayerCache, hidden: Tensor | None, weights: list[Tensor] | None = None
     ) -> Tensor:
-        """As `over_memory`, of keys and values in a cache, of which `hidden` (B*H, 1, S) is -inf at those
-        that are padding. Without dropout."""
+        """As `over_memory`, of x (N, E), which is one position of each row, over keys and values in a cache,
+        of which `hidden` (B*H, 1, S) is -inf at those that are padding. Without dropout."""
         queries = self._queries(x, cache.sentences)
         out, probabilities = self._mix(queries, *cache.memory, hidden)
         if weights is not None:
             shown = probabilities[:, :, : cache.source_length].reshape(*queries.shape[:-1], -1)
-            weights.append(self._by_rows(shown, x))
-        return out.view_as(x)
+            weights.append(self._by_rows(shown, len(x)))
+        return out
 
     def _queries(self, x: Tensor, sentences: int) -> Tensor:
-        """Queries (B, H, K*T, D) of x (B*K, T, E)."""
-        projected = self.query_key_value.rows(x, 0, x.size(-1))
-        return self._split(projected.view(sentences, -1, x.size(-1)), 1)[0]
+        """Queries (B, H, K*T, D) of x (N, T, E), or (N, E)."""
+        return self._split(self.query_key_value.rows(x, 0, x.size(-1)), 1, sentences)[0]
 
-    def _by_rows(self, probabilities: Tensor, x: Tensor) -> Tensor:
+    def _by_rows(self, probabilities: Tensor, rows: int) -> Tensor:
         """Attention weights (B, H, K*T, S) as (N, H, T, S)."""
-        rows, length, _ = x.shape
-        return probabilities.transpose(1, 2).reshape(rows, length, self.heads, -1).transpose(1, 2)
+        by_position = probabilities.transpose(1, 2)
+        return by_position.reshape(rows, -1, self.heads, probabilities.size(-1)).transpose(1, 2)
 
-    def _split(self, x: Tensor, parts: int) -> Tensor:
-        """The parts of x (B, T, parts * E), by heads: (parts, B, H, T, D)."""
-        return x.view(*x.shape[:2], parts, self.heads, -1).permute(2, 0, 3, 1, 4)
+    def _split(self, x: Tensor, parts: int, sentences: int) -> Tensor:
+        """The parts of x (.., parts * E), by heads: (parts, B, H, K*T, D). The K rows of a sentence become
+        further queries of it."""
+        width = x.size(-1) // (parts * self.heads)
+        return x.view(sentences, -1, parts, self.heads, width).permute(2, 0, 3, 1, 4)
 
     def _merge(self, x: Tensor) -> Tensor:
         merged: Tensor = self.output(x.transpose(1, 2).flatten(2))  # (B, H, T, D) to (B, T, E)

@@ -47,7 +47,7 @@ class LayerCache:
         return self.own.size(2)
 
     def append(self, added: Tensor) -> tuple[Tensor, Tensor]:
-        """Store keys and values (2, B, H, K*T, D) in the slots that follow; returns the keys (B*H, D, slots)
+        """Store keys and values (2, B, H, K, D) in the slots that follow; returns the keys (B*H, D, slots)
         and values (B*H, slots, D) of all so far, and at least `least`."""
         start, end = self.full, self.full + added.size(3)
         if end > self.own.size(1):
@@ -89,19 +89,17 @@ class KeyValueCache:
         self.own = _bias(torch.eye(beams, dtype=torch.bool, device=keys.device), keys)  # (K, K)
         self.past = keys.new_zeros(len(source_keep), beams, 0)  # (B, K, slots), if there are several beams
 
-    def extend(self, length: int) -> Tensor | None:
-        """Count `length` more positions for each beam, more than one at a time only if there is one beam.
-        Returns what hides slots from them, (B*H or 1, K*T, slots); None: nothing does."""
-        self.length += length
-        start = self.layers[0].full
-        end = start + length * self.beams
+    def extend(self) -> Tensor | None:
+        """Count one more position for each beam. Returns what hides slots from them, (B*H or 1, K, slots);
+        None: nothing does."""
+        self.length += 1
+        end = self.layers[0].full + self.beams
         missing = max(0, self.least - end)
         if self.beams == 1:
-            if length == 1 and not missing:
+            if not missing:
                 return None
             slots = torch.arange(end + missing, device=self.past.device)
-            return _bias(slots <= slots[start:end, None], self.past)[None]
-        assert length == 1, "several beams go on by one position at a time"
+            return _bias(slots < end, self.past)[None, None]
         self.past = torch.cat([self.past, self.own.expand(len(self.past), -1, -1)], dim=-1)
         return self._for_heads(F.pad(self.past, (0, missing), value=-math.inf))
 

@@ -106,8 +106,8 @@ class DecoderLayer(nn.Module):
         hidden: Tensor | None,
         weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """As `forward`, for x (N, T, E) that continues `at` positions in a cache; `past` and `hidden` are
-        what hides some of them and of the memory (see `KeyValueCache`)."""
+        """As `forward`, for x (N, E) at position `at`, with a cache of what comes before; `past` and `hidden`
+        are what hides some of that and of the memory (see `KeyValueCache`)."""
         x = self.self_attention_residual(x, lambda y: self.self_attention.continued(y, cache, at, past))
         x = self.cross_attention_residual(
             x, lambda y: self.cross_attention.over_cache(y, cache, hidden, weights)

@@ -129,12 +129,12 @@ class Transformer(nn.Module):
             x = layer(x, memory, mask, weights)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
 
-    def decode_next(
-        self, target_in: Tensor, cache: KeyValueCache, weights: list[Tensor] | None = None
-    ) -> Tensor:
-        """As `decode`, for target ids that continue what was decoded so far with a cache."""
-        at, past = cache.length, cache.extend(target_in.size(1))
-        x = self._embed(target_in, self.target_embedding or self.source_embedding, at, target=True)
+    def decode_next(self, last: Tensor, cache: KeyValueCache, weights: list[Tensor] | None = None) -> Tensor:
+        """Hidden states (N, E) of the target ids (N) that follow what was decoded so far with a cache. For
+        `weights`, of which T is 1, see `decode`."""
+        at, past = cache.length, cache.extend()
+        table = self.target_embedding or self.source_embedding
+        x = self._embed(last[:, None], table, at, target=True).flatten(0, 1)
         for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
             assert isinstance(layer, DecoderLayer)
             x = layer.continued(x, layer_cache, at, past, cache.source, weights)
