@@ -49,6 +49,20 @@ def test_rows_of_a_linear_map_are_a_part_of_its_output(layout: str, monkeypatch)
         torch.testing.assert_close(layer.rows(x, 4, 9), layer(x)[:, 4:9], rtol=0.01, atol=0.02)
 
 
+@torch.inference_mode()
+def test_a_small_product_stays_exact_after_a_large_one(monkeypatch) -> None:
+    monkeypatch.setattr(
+        "mtrain.model.linear.WORTH_LOWERING", 100 * 5
+    )  # what five outputs of 100 numbers take
+    torch.manual_seed(2)
+    layer, x = Linear(24, 20), torch.randn(9, 24)
+    torch.nn.init.normal_(layer.bias)
+    expected = F.linear(x, layer.weight[4:9], layer.bias[4:9])
+    layer.low = Low(layer.weight, layer.bias, torch.bfloat16)
+    assert not torch.equal(layer.rows(x, 4, 9), expected)  # 216 numbers
+    torch.testing.assert_close(layer.rows(x[:2], 4, 9), expected[:2])  # 48
+
+
 def test_few_different_numbers_of_rows_are_multiplied() -> None:
     assert [padded_rows(rows) for rows in (1, 7, 15, 16, 17, 64, 65, 300)] == [1, 7, 15, 16, 18, 64, 72, 320]
     assert all(rows <= padded_rows(rows) <= 1.125 * rows for rows in range(1, 5000))

@@ -101,8 +101,8 @@ class Predictor:
         return len(self.models) == 1 and self.models[0].projects_roughly(self.hidden)
 
     def _sharpened(self, logits: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """The logits (N, C) of tokens (N, C), behind states that broadcast to (N, C, E), computed anew. Those
-        that are not finite, such as barred ones, stay as they are."""
+        """The logits (..) of tokens (..), behind states that broadcast to (.., E), computed anew. Those that
+        are not finite, such as barred ones, stay as they are."""
         return torch.where(logits.isfinite(), self.models[0].project_to(hidden, tokens), logits)
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:

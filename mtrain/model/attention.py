@@ -171,7 +171,7 @@ def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Ten
 
 
 def _weights(queries: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """The same (B*H, T, S) of queries (B*H, T, D), keys (B*H, D, S) and a bias that broadcasts."""
+    """The same (B*H, K, S) of queries (B*H, K, D), keys (B*H, D, S) and a bias that broadcasts."""
     scale = queries.size(-1) ** -0.5
     start, beta = (queries.new_empty(1), 0) if bias is None else (bias, 1)  # what is times 0 is not read
     return torch.baddbmm(start, queries, keys, beta=beta, alpha=scale).softmax(dim=-1)

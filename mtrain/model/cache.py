@@ -98,7 +98,7 @@ class KeyValueCache:
         if self.beams == 1:
             if not missing:
                 return None
-            slots = torch.arange(end + missing, device=self.past.device)
+            slots = torch.arange(self.least, device=self.past.device)
             return _bias(slots < end, self.past)[None, None]
         self.past = torch.cat([self.past, self.own.expand(len(self.past), -1, -1)], dim=-1)
         return self._for_heads(F.pad(self.past, (0, missing), value=-math.inf))

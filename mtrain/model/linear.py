@@ -11,8 +11,8 @@ WORTH_READING = 200_000
 
 
 class Low:
-    """A weight and bias in fewer bits, rounded when they are first needed; from then on they do not follow
-    when the originals are trained further."""
+    """Copies of a weight and bias in fewer bits, `packed` and `packed_bias`, rounded when they are first
+    needed; from then on they do not follow when `weight` and `bias`, the originals, are trained further."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype):
         self.weight, self.bias, self.dtype = weight.detach(), None if bias is None else bias.detach(), dtype
@@ -34,7 +34,7 @@ class Low:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x W^T + b, in as few bits."""
-        if self.packed is None:  # two threads may both make them, and make the same
+        if self.packed is None:  # two threads may both make them, and make the same; who sees one has both
             self.packed_bias = None if self.bias is None else self.bias.to(self.dtype)
             self.packed = pack(self.weight.to(self.dtype))
         if not self.packed.is_mkldnn:

@@ -163,7 +163,7 @@ class Transformer(nn.Module):
         return self.low_projection is not None and self.low_projection.is_worth(hidden)
 
     def project_to(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """Logits (..) of one token (..) for each hidden state (.., E), never rounded."""
+        """Logits (..) of tokens (..), behind hidden states that broadcast to (.., E), never rounded."""
         weight, bias = self.projection()
         logits = (weight[tokens] * hidden).sum(dim=-1)
         return logits if bias is None else logits + bias[tokens]
