@@ -49,6 +49,7 @@ def job(tmp_path_factory) -> Job:
     return train._prepare(config, torch.device("cpu"), options(), folder / "streams.npz")[1]
 
 
+@pytest.mark.slow
 def test_it_measures_mtrain_and_the_machine(capsys):
     bench.main(["train", CONFIG, *SHORT])
     result = json.loads(capsys.readouterr().out)
