@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Format, lint, types and the default tests, in the environment that setup.sh made. Arguments go to pytest.
-# Two processes of one thread each share the tests, file by file: half the time of one process of two threads.
+# Two processes of one thread each share the tests, file by file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
