@@ -55,7 +55,7 @@ class MultiHeadAttention(nn.Module):
     def continued(self, x: Tensor, cache: LayerCache, at: int, past: Tensor | None) -> Tensor:
         """Self-attention of x (N, E) at position `at`, which the cache then holds, too, and where `past` (see
         `KeyValueCache.extend`) hides some. Without dropout."""
-        parts = self._split(self.query_key_value(x), 3, cache.sentences)
+        parts = self._split(self.query_key_value.forward(x), 3, cache.sentences)
         queries, added = parts[0], parts[1:]
         if self.rotary:
             position = torch.arange(at, at + 1, device=x.device)
@@ -69,8 +69,10 @@ class MultiHeadAttention(nn.Module):
         weights (B*H, K, S). With so few queries the fused kernel takes longer to set up than these products
         in all."""
         weights = _weights(queries.flatten(0, 1), keys, bias)
-        heads = torch.bmm(weights, values).view(queries.shape).transpose(1, 2)  # (B, K, H, D)
-        return self.output(heads.reshape(-1, self.output.in_features)), weights
+        heads = torch.bmm(weights, values)
+        if queries.size(2) > 1:
+            heads = heads.view(queries.shape).transpose(1, 2)  # (B, K, H, D)
+        return self.output.forward(heads.reshape(-1, self.output.in_features)), weights
 
     def project_memory(self, memory: Tensor) -> Tensor:
         """Keys and values (2, B, H, S, D) of a memory (B, S, E)."""

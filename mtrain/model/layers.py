@@ -23,9 +23,16 @@ class Residual(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.pre:
-            return x + self.dropout(sublayer(self.norm(x)))  # type: ignore[no-any-return]
-        return self.norm(x + self.dropout(sublayer(x)))  # type: ignore[no-any-return]
+        return self.after(x, sublayer(self.before(x)))
+
+    def before(self, x: Tensor) -> Tensor:
+        """What the sublayer takes, if the input is x."""
+        return self.norm.forward(x) if self.pre else x
+
+    def after(self, x: Tensor, y: Tensor) -> Tensor:
+        """What becomes of the input x and the sublayer's output y."""
+        x = x + self.dropout.forward(y)
+        return x if self.pre else self.norm.forward(x)
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
@@ -47,15 +54,15 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner, outer = self.inner.low, self.outer.low
         if inner is None or outer is None or not inner.is_worth(x):
-            return self.outer(self._activated(self.inner(x)))  # type: ignore[no-any-return]
+            return self.outer.forward(self._activated(self.inner.forward(x)))
         return outer(self._activated(inner(x))).to(x.dtype)  # what is between stays in few bits
 
     def _activated(self, hidden: Tensor) -> Tensor:
         """What the first map gave, as the second takes it."""
         if not self.gated:
-            return self.dropout(self.activation(hidden))  # type: ignore[no-any-return]
+            return self.dropout.forward(self.activation(hidden))
         gate, hidden = hidden.chunk(2, dim=-1)
-        return self.dropout(self.activation(gate) * hidden)  # type: ignore[no-any-return]
+        return self.dropout.forward(self.activation(gate) * hidden)
 
 
 def _attention(config: ModelConfig, rotary: bool = False) -> MultiHeadAttention:
@@ -108,8 +115,9 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """As `forward`, for x (N, E) at position `at`, with a cache of what comes before; `past` and `hidden`
         are what hides some of that and of the memory (see `KeyValueCache`)."""
-        x = self.self_attention_residual(x, lambda y: self.self_attention.continued(y, cache, at, past))
-        x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention.over_cache(y, cache, hidden, weights)
-        )
-        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+        residual = self.self_attention_residual
+        x = residual.after(x, self.self_attention.continued(residual.before(x), cache, at, past))
+        residual = self.cross_attention_residual
+        x = residual.after(x, self.cross_attention.over_cache(residual.before(x), cache, hidden, weights))
+        residual = self.feed_forward_residual
+        return residual.after(x, self.feed_forward.forward(residual.before(x)))

@@ -94,11 +94,12 @@ class Transformer(nn.Module):
             self._sinusoids = table  # another thread may put a shorter one there, but this one is ours
         return table[start : start + length]
 
-    def _embed(self, ids: Tensor, table: nn.Embedding, start: int, target: bool) -> Tensor:
-        words = table(ids) * math.sqrt(self.config.d_model)
+    def _embed(self, ids: Tensor, table: nn.Embedding, positions: Tensor | float) -> Tensor:
+        """Ids (..) as (.., E), with `positions`, which broadcast, added."""
+        words = table.forward(ids) * math.sqrt(self.config.d_model)
         if self.word_dropout.active:
             words = words * self._kept_words(ids, words)
-        return self.dropout(words + self.positions(start, ids.size(1), target))  # type: ignore[no-any-return]
+        return self.dropout.forward(words + positions)
 
     def _kept_words(self, ids: Tensor, words: Tensor) -> Tensor:
         """(B, T, 1) factors that drop a word in all its places in a sentence or in none (Gal and
@@ -110,7 +111,7 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
         """Memory (B, S, E) of source ids (B, S); `source_keep` (B, S) is True at tokens, False at padding."""
-        x = self._embed(source, self.source_embedding, 0, target=False)
+        x = self._embed(source, self.source_embedding, self.positions(0, source.size(1), target=False))
         mask = source_keep[:, None, None, :]
         for layer in self.encoder:
             x = layer(x, mask)
@@ -123,7 +124,8 @@ class Transformer(nn.Module):
 
         If `weights` is a list, each layer's cross-attention weights (N, H, T, S) are appended to it.
         """
-        x = self._embed(target_in, self.target_embedding or self.source_embedding, 0, target=True)
+        table = self.target_embedding or self.source_embedding
+        x = self._embed(target_in, table, self.positions(0, target_in.size(1), target=True))
         mask = source_keep[:, None, None]
         for layer in self.decoder:
             x = layer(x, memory, mask, weights)
@@ -134,7 +136,7 @@ class Transformer(nn.Module):
         `weights`, of which T is 1, see `decode`."""
         at, past = cache.length, cache.extend()
         table = self.target_embedding or self.source_embedding
-        x = self._embed(last[:, None], table, at, target=True).flatten(0, 1)
+        x = self._embed(last, table, self.positions(at, 1, target=True))
         for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
             assert isinstance(layer, DecoderLayer)
             x = layer.continued(x, layer_cache, at, past, cache.source, weights)
