@@ -103,7 +103,7 @@ class Predictor:
     def _sharpened(self, logits: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor:
         """The logits (..) of tokens (..), behind states that broadcast to (.., E), computed anew. Those that
         are not finite, such as barred ones, stay as they are."""
-        return torch.where(logits.isfinite(), self.models[0].project_to(hidden, tokens), logits)
+        return torch.where(logits.abs() < math.inf, self.models[0].project_to(hidden, tokens), logits)
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
         """See `KeyValueCache.reorder`."""
