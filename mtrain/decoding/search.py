@@ -91,19 +91,21 @@ def _follow(
     going = torch.arange(sentences, device=limits.device)
     # Of those going, so that a step need not pick them from the others:
     tokens, left, sums = found.clone(), limits, torch.empty(0)
-    alive = torch.ones(sentences, rows, dtype=torch.bool, device=limits.device)
+    alive, all_alive = torch.ones(sentences, rows, dtype=torch.bool, device=limits.device), True
     last = limits.new_full((sentences * rows,), ids.bos_id)
     for step in range(steps):
         logits = predictor.next(last)
         if gains is None:
             gains, sums = logits.new_zeros(2, sentences, rows)
         last, gained = choose(logits, tokens[:, :, :step], going)
-        dead, chosen = ~alive, last.view(-1, rows)
-        sums += gained.view(-1, rows).masked_fill(dead, 0)
-        tokens[:, :, step] = chosen.masked_fill(dead, ids.pad_id)
+        chosen, gained = last.view(-1, rows), gained.view(-1, rows)
+        if not all_alive:
+            chosen, gained = chosen.masked_fill(~alive, ids.pad_id), gained.masked_fill(~alive, 0)
+        sums += gained
+        tokens.select(2, step).copy_(chosen)
         alive &= (chosen != ids.eos_id) & (step + 1 < left)[:, None]
-        stay = keep_going(alive.any(dim=1))
-        if stay is None:
+        all_alive = bool(alive.all())
+        if all_alive or (stay := keep_going(alive.any(dim=1))) is None:
             continue
         found[going], gains[going] = tokens, sums
         if not len(stay):
