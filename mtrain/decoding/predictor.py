@@ -13,9 +13,9 @@ from mtrain.model.transformer import Transformer
 WORTH_LEAVING = 0.2
 
 
-def keep_going(going: Tensor) -> Tensor | None:
-    """Which of the sentences, (B) True where one goes on, are to stay in the batch; None: all for now."""
-    count = int(going.sum())
+def keep_going(going: Tensor, count: int) -> Tensor | None:
+    """Which of the sentences, (B) True at the `count` that go on, are to stay in the batch; None: all for
+    now."""
     if count and count > (1 - WORTH_LEAVING) * len(going):
         return None
     return going.nonzero().squeeze(1)

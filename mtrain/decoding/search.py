@@ -91,7 +91,8 @@ def _follow(
     going = torch.arange(sentences, device=limits.device)
     # Of those going, so that a step need not pick them from the others:
     tokens, left, sums = found.clone(), limits, torch.empty(0)
-    alive, all_alive = torch.ones(sentences, rows, dtype=torch.bool, device=limits.device), True
+    alive = torch.ones(sentences, rows, dtype=torch.bool, device=limits.device)
+    all_alive = True  # False, too, where to know it would be to wait for the device once more
     last = limits.new_full((sentences * rows,), ids.bos_id)
     for step in range(steps):
         logits = predictor.next(last)
@@ -104,14 +105,17 @@ def _follow(
         sums += gained
         tokens.select(2, step).copy_(chosen)
         alive &= (chosen != ids.eos_id) & (step + 1 < left)[:, None]
-        all_alive = bool(alive.all())
-        if all_alive or (stay := keep_going(alive.any(dim=1))) is None:
+        some_alive = alive.any(dim=1)
+        count = int(some_alive.sum())
+        all_alive = rows == 1 and count == len(alive)
+        stay = keep_going(some_alive, count)
+        if stay is None:
             continue
         found[going], gains[going] = tokens, sums
         if not len(stay):
             break
         going, tokens, left, sums, alive = (x[stay] for x in (going, tokens, left, sums, alive))
-        last = chosen[stay].flatten()
+        all_alive, last = rows == 1, last.view(-1, rows)[stay].flatten()
         predictor.reorder(torch.arange(rows, device=limits.device).expand(len(stay), -1), stay)
     assert gains is not None
     return found, gains

@@ -23,16 +23,18 @@ class Residual(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.after(x, sublayer(self.before(x)))
+        if self.pre:
+            return x + self.dropout(sublayer(self.norm(x)))  # type: ignore[no-any-return]
+        return self.norm(x + self.dropout(sublayer(x)))  # type: ignore[no-any-return]
 
     def before(self, x: Tensor) -> Tensor:
-        """What the sublayer takes, if the input is x."""
+        """What the sublayer takes of the input x. With `after` this is `forward`, but without dropout, in the
+        halves that decoding takes one position through."""
         return self.norm.forward(x) if self.pre else x
 
     def after(self, x: Tensor, y: Tensor) -> Tensor:
         """What becomes of the input x and the sublayer's output y."""
-        x = x + self.dropout.forward(y)
-        return x if self.pre else self.norm.forward(x)
+        return x + y if self.pre else self.norm.forward(x + y)
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
@@ -54,15 +56,15 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner, outer = self.inner.low, self.outer.low
         if inner is None or outer is None or not inner.is_worth(x):
-            return self.outer.forward(self._activated(self.inner.forward(x)))
+            return self.outer(self._activated(self.inner(x)))  # type: ignore[no-any-return]
         return outer(self._activated(inner(x))).to(x.dtype)  # what is between stays in few bits
 
     def _activated(self, hidden: Tensor) -> Tensor:
         """What the first map gave, as the second takes it."""
         if not self.gated:
-            return self.dropout.forward(self.activation(hidden))
+            return self.dropout(self.activation(hidden))  # type: ignore[no-any-return]
         gate, hidden = hidden.chunk(2, dim=-1)
-        return self.dropout.forward(self.activation(gate) * hidden)
+        return self.dropout(self.activation(gate) * hidden)  # type: ignore[no-any-return]
 
 
 def _attention(config: ModelConfig, rotary: bool = False) -> MultiHeadAttention:

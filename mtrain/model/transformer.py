@@ -95,11 +95,11 @@ class Transformer(nn.Module):
         return table[start : start + length]
 
     def _embed(self, ids: Tensor, table: nn.Embedding, positions: Tensor | float) -> Tensor:
-        """Ids (..) as (.., E), with `positions`, which broadcast, added."""
-        words = table.forward(ids) * math.sqrt(self.config.d_model)
+        """Ids (..) as (.., E), with `positions`, which broadcast, added. With word dropout, ids (B, T)."""
+        words = table(ids) * math.sqrt(self.config.d_model)
         if self.word_dropout.active:
             words = words * self._kept_words(ids, words)
-        return self.dropout.forward(words + positions)
+        return self.dropout(words + positions)  # type: ignore[no-any-return]
 
     def _kept_words(self, ids: Tensor, words: Tensor) -> Tensor:
         """(B, T, 1) factors that drop a word in all its places in a sentence or in none (Gal and
@@ -132,8 +132,8 @@ class Transformer(nn.Module):
         return self.decoder_norm(x)  # type: ignore[no-any-return]
 
     def decode_next(self, last: Tensor, cache: KeyValueCache, weights: list[Tensor] | None = None) -> Tensor:
-        """Hidden states (N, E) of the target ids (N) that follow what was decoded so far with a cache. For
-        `weights`, of which T is 1, see `decode`."""
+        """Hidden states (N, E) of the target ids (N) that follow what was decoded so far with a cache, by a
+        model in eval mode. For `weights`, of which T is 1, see `decode`."""
         at, past = cache.length, cache.extend()
         table = self.target_embedding or self.source_embedding
         x = self._embed(last, table, self.positions(at, 1, target=True))
