@@ -60,7 +60,7 @@ def beam_search(
         pool.add(going, cut, cut / length**config.length_penalty + penalty, tokens, length, finished=False)
 
         done |= at_limit | _done(pool.scores[going], live, length, limits[going], config)
-        stay = keep_going(~done, int((~done).sum()))
+        stay = keep_going(~done, len(done) - int(done.sum()))
         if stay is not None:
             if not len(stay):
                 break
