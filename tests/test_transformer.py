@@ -278,6 +278,18 @@ def test_initial_logits_are_neither_flat_nor_wild(kind: dict[str, str]) -> None:
     assert abs(guess.item() - math.log(600)) < 1.5  # nats/token
 
 
+def test_forward_hooks_fire_in_training() -> None:
+    model, fired = build().train(), set()
+    blocks = {name: block for name, block in model.named_modules() if name}
+    for name, block in blocks.items():
+        block.register_forward_hook(lambda *_, name=name: fired.add(name))
+    model(ids(2, 4), keep(4, 3), ids(2, 4))
+    layers = {name for name in blocks if name.count(".") == 1}
+    weighted = {name for name, block in blocks.items() if list(block.parameters(recurse=False))}
+    sliced = {f"decoder.{layer}.cross_attention.query_key_value" for layer in (0, 1)}  # used in two parts
+    assert len(layers) == 4 and (weighted | layers) - fired == sliced
+
+
 def test_dropout_is_on_in_training_alone() -> None:
     model, source, target = build(dropout=0.5), ids(1, 4), ids(1, 4)
     assert torch.equal(logits(model, source, keep(4), target), logits(model, source, keep(4), target))
