@@ -19,12 +19,12 @@ def test_the_commands_of_the_readme_fit_together(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     loops.prepare(tmp_path)
     lines = loops.commands((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(lines) == 13 and sum("configs/" in line for line in lines) == 8
+    assert len(lines) == 22 and sum("configs/" in line for line in lines) == 12
     for line in lines:
         loops.run(line)
     assert "BLEU" in capsys.readouterr().out
     runs = {folder.name: folder for folder in (tmp_path / "runs").iterdir()}
-    assert len(runs) == 8 and all((run / "model/model.safetensors").exists() for run in runs.values())
+    assert len(runs) == 12 and all((run / "model/model.safetensors").exists() for run in runs.values())
     student = yaml.safe_load((runs["multi30k-en-de-student"] / "config.yaml").read_text())["model"]
     assert (student["encoder_layers"], student["decoder_layers"]) == (6, 1)
 
