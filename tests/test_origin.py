@@ -178,6 +178,7 @@ def test_it_goes_on_from_its_checkpoint_exactly_and_needs_the_first_model_no_mor
         (["embeddings"], "all", "learned", {"precision": "bf16"}),
         (["embeddings", "encoder"], "decoder", "learned", {"r_drop": 1.0}),
         (["embeddings", "encoder", "decoder"], "none", "sinusoidal", {"average_checkpoints": 2}),
+        (["embeddings", "encoder", "decoder"], "all", "sinusoidal", {}),  # the output's bias learns alone
     ],
 )
 def test_what_is_frozen_stays_bit_for_bit_and_the_rest_learns(

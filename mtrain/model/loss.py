@@ -45,7 +45,8 @@ def projected_cross_entropy(
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     # Asked here, for inside the function gradients are always off.
-    learning = r_drop > 0 or (torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad))
+    trained = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
+    learning = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))
     arguments = (hidden.flatten(0, -2), weight, bias, labels.flatten(), smoothing, r_drop, dtype, learning)
     loss, nll = _ProjectedCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
     return LossSums(loss / passes, nll / passes, tokens)
