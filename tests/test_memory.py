@@ -1,7 +1,9 @@
 """The size of a pass, found from what a pass keeps for its backward pass."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,6 +89,17 @@ def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(make_config, 
     for replica in trainer.learner.replicas:
         assert all(parameter.grad is None for parameter in replica.parameters())
         assert all(torch.equal(*pair) for pair in zip(weights, replica.parameters(), strict=True))
+
+
+def test_the_largest_of_very_long_passes_is_found(make_config, monkeypatch):
+    """2^31 is less than the square of 50,000 tokens."""
+    feed = make_trainer(make_config(), device="cpu", quiet=True).feed
+    lengths = np.array([300] * 400 + [50_000], dtype=np.int32)
+    passes = [np.arange(200), np.arange(200, 400), np.array([400])]
+    opened = SimpleNamespace(source_lengths=lengths, target_lengths=lengths), SimpleNamespace(steps=[passes])
+    monkeypatch.setattr(feed, "_open", lambda _: opened)
+    monkeypatch.setattr(feed, "batch", lambda rows, _: rows.tolist())
+    assert feed.largest(0) == [list(range(200)), [400]]
 
 
 def test_auto_passes_follow_the_memory_and_given_ones_are_kept(make_config, monkeypatch):

@@ -76,7 +76,7 @@ class Feed:
         corpus, plan = self._open(epoch)
         passes = [rows for step in plan.steps for rows in step if len(rows)]
         sizes = [
-            (len(rows), corpus.source_lengths[rows].max(), corpus.target_lengths[rows].max())
+            (len(rows), int(corpus.source_lengths[rows].max()), int(corpus.target_lengths[rows].max()))
             for rows in passes
         ]
         linear = max(range(len(passes)), key=lambda i: sizes[i][0] * (sizes[i][1] + sizes[i][2]))
