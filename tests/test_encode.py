@@ -383,6 +383,25 @@ def test_every_pair_is_as_likely_to_be_held_out():
     assert max(counts.values()) < 140
 
 
+def test_a_corpus_that_is_edited_keeps_its_draw():
+    pairs = [Pair(str(i), str(i)) for i in range(1000)]
+    drawn = encode._draw_holdout(pairs, 100, 1)
+    grown = encode._draw_holdout([Pair("first", "1"), *pairs, Pair("last", "2")], 100, 1)
+    assert len(grown) == 100 and set(grown) - {Pair("first", "1"), Pair("last", "2")} <= set(drawn)
+    gone, kept = drawn[0], drawn[1:]
+    mended = encode._draw_holdout([pair for pair in pairs if pair != gone], 100, 1)
+    assert set(kept) < set(mended) and len(mended) == 100
+
+
+def test_what_occurs_often_is_held_out_once():
+    pairs = (
+        [Pair("Yes.", "Ja.")] * 50 + [Pair("Yes.", "Doch.")] * 50 + [Pair(str(i), str(i)) for i in range(9)]
+    )
+    for seed in range(20):
+        drawn = [pair.source for pair in encode._draw_holdout(pairs, 5, seed)]
+        assert len(drawn) == len(set(drawn)) == 5
+
+
 def test_held_out_sources_are_not_in_training(tmp_path: Path, tokenizer: Tokenizer, caplog):
     twins = [(source, target + " !") for source, target in TOY]  # the same sources, translated otherwise
     pairs = [*TOY, *twins, *TOY]

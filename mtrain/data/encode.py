@@ -4,6 +4,7 @@ Where segmentation is sampled, every epoch has a file of its own, made from this
 """
 
 import hashlib
+import heapq
 import json
 import logging
 import random
@@ -28,7 +29,7 @@ from mtrain.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # of the files below; a change re-encodes
+FORMAT = 2  # of the files below and of how pairs are held out; a change re-encodes
 BLOCK = 10_000  # pairs that are segmented, and written, at a time
 _IDS = pa.list_(pa.int32())
 _COLUMNS = {"source": _IDS, "target": _IDS, "source_length": pa.int32(), "target_length": pa.int32()}
@@ -184,16 +185,26 @@ def _listed(dropped: dict[str, int]) -> str:
 
 
 def _draw_holdout(pairs: Iterable[Pair], count: int, seed: int) -> list[Pair]:
-    """`count` pairs, each as likely as any other, in corpus order (Vitter's reservoir, Algorithm R, 1985)."""
-    generator = random.Random(seed)
-    drawn: list[tuple[int, Pair]] = []
-    usable = (pair for pair in pairs if pair.source.strip() and pair.target.strip())
-    for position, pair in enumerate(usable):
-        if position < count:
-            drawn.append((position, pair))
-        elif (slot := generator.randrange(position + 1)) < count:
-            drawn[slot] = (position, pair)
-    return [pair for _, pair in sorted(drawn)]
+    """`count` pairs of different sources, each source as likely as any other, in corpus order.
+
+    They are those whose hash of seed and source is smallest: where the corpus grows or is mended, the draw of
+    all that did not change stays as it was, and training does not get to see what it is validated on.
+    """
+    drawn: dict[int, tuple[int, Pair]] = {}  # by hash
+    heap: list[int] = []  # the same hashes, negated: the largest is on top
+    for position, pair in enumerate(pairs):
+        if not (pair.source.strip() and pair.target.strip()):
+            continue
+        digest = hashlib.blake2b(f"{seed} {pair.source}".encode(), digest_size=16).digest()
+        number = int.from_bytes(digest, "big")
+        if number in drawn or (len(heap) == count and number > -heap[0]):
+            continue
+        drawn[number] = (position, pair)
+        if len(heap) < count:
+            heapq.heappush(heap, -number)
+        else:
+            del drawn[-heapq.heapreplace(heap, -number)]
+    return [pair for _, pair in sorted(drawn.values())]
 
 
 def _encode_block(
