@@ -157,7 +157,7 @@ class Learner:
     def rehearse(self, batch: Batch) -> None:
         """Take a batch through every worker at once, and forget it."""
         with self.generators_restored():
-            self._accumulate([batch] * len(self.replicas), batch.target_tokens)
+            self._accumulate_in_memory([batch] * len(self.replicas), batch.target_tokens)
         # The optimizer makes its moments, and changes nothing.
         self.optimizer.found_inf = torch.ones((), device=self.device)  # type: ignore[attr-defined]
         self.optimizer.step()

@@ -98,6 +98,23 @@ def test_16_a_pass_that_memory_does_not_hold_is_halved(parts, monkeypatch, caplo
     assert "out of memory in 4 passes of 8 pairs" in caplog.text
 
 
+def test_16_the_rehearsal_too_halves_what_memory_does_not_hold(make_config, monkeypatch, caplog):
+    real = step.projected_cross_entropy
+
+    def limited(hidden, *arguments):
+        if len(hidden) > 2:
+            raise MemoryError
+        return real(hidden, *arguments)
+
+    monkeypatch.setattr(step, "projected_cross_entropy", limited)
+    monkeypatch.setattr("mtrain.training.validate.projected_cross_entropy", real)
+    run = go(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 128}))
+    assert "they are halved" in caplog.text and last_checkpoint(run).name == "step-00000008"
+    go(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 64, "max_steps": 10}))
+    assert "passes of 64 tokens; before:" in caplog.text
+    assert last_checkpoint(run).name == "step-00000010"
+
+
 def test_16_a_single_pair_that_memory_does_not_hold_ends_training(parts, monkeypatch):
     config, model, data, tokenizer = parts
     batches = batches_of([[0, 1]], data, tokenizer)
