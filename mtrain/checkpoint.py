@@ -37,8 +37,9 @@ class TrainState:
     validations_without_improvement: int = 0
     skipped_steps: int = 0  # for NaN or infinity
     skipped_in_a_row: int = 0
-    workers: int = 0  # with which, and with what passes, a continued run is the same bit for bit
-    pass_tokens: int = 0
+    arithmetic: str = ""  # with which a continued run is the same bit for bit
+    tokenizer_fingerprint: str = ""
+    validation_fingerprint: str = ""  # of what the best score was measured on and how
     loss_scale: list[float] = field(default_factory=list)  # of fp16
     window: dict[str, float] = field(default_factory=dict)  # sums since the last line of metrics.jsonl
     data_fingerprint: str = ""
@@ -108,8 +109,8 @@ def save_checkpoint(
     every: int = 1,
     average: dict[str, Tensor] | None = None,
 ) -> Path:
-    """Write `checkpoints/step-NNNNNNNN`, then the index; prune all but this one, the best, and the newest
-    `keep` at multiples of `every` steps, so that interruptions do not decide which are kept.
+    """Write `checkpoints/step-NNNNNNNN`, then the index; prune all but this one, the best, the newest `keep`
+    of all, and the newest `keep` at multiples of `every` steps, which interruptions thus never push out.
 
     `average` are the weights for use, where they are not the model's own. Raises StorageError, which says how
     much room is needed and free; the checkpoints that there were are still there then.
@@ -143,7 +144,8 @@ def save_checkpoint(
         ) from error
     best = None if state.best_step is None else f"step-{state.best_step:08d}"
     write_atomically(folder.parent / "index.json", json.dumps({"best": best, "last": folder.name}) + "\n")
-    spared = {best, folder.name, *(path.name for path in checkpoint_folders(run_dir, every)[-keep:])}
+    newest = [*checkpoint_folders(run_dir)[-keep:], *checkpoint_folders(run_dir, every)[-keep:]]
+    spared = {best, folder.name, *(path.name for path in newest)}
     for old in checkpoint_folders(run_dir):
         if old.name not in spared:
             with suppress(OSError):  # renamed first, so that no half of one is ever taken for a checkpoint

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -31,6 +32,15 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"cpu ({torch.get_num_threads()} threads)"
+
+
+def describe_arithmetic(device: torch.device, precision: str, workers: int) -> str:
+    """All of a machine that decides the last bits of a step, in words: sums differ with the number of threads
+    that share them, and with the instructions."""
+    place = f"cpu ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"
+    if device.type == "cuda":
+        place = torch.cuda.get_device_name(device)
+    return f"{place}, {precision}, torch {torch.__version__}, {workers} side by side"
 
 
 def resolve_precision(device: torch.device, setting: str) -> str:
@@ -74,6 +84,24 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Mixed precision for a forward pass: weights stay fp32, matrix products run in `precision`."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
+
+
+def fetched(values: torch.Tensor) -> Callable[[], list[float]]:
+    """Start to copy a vector to the host. What is returned gives it, and waits for that copy alone: an
+    ordinary copy, asked for later, would wait for all that the device has been given meanwhile."""
+    if values.device.type != "cuda":
+        return values.tolist
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record(torch.cuda.current_stream(values.device))
+
+    def read() -> list[float]:
+        copied.synchronize()
+        numbers: list[float] = host.tolist()
+        return numbers
+
+    return read
 
 
 def keep_few_kernels() -> None:

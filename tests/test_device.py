@@ -9,6 +9,7 @@ from mtrain.device import (
     autocast,
     compiles,
     describe_device,
+    fetched,
     keep_few_kernels,
     keep_freed_memory,
     resolve_device,
@@ -23,6 +24,14 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has 
 def test_the_cpu_is_always_there():
     assert resolve_device("cpu") == torch.device("cpu")
     assert "threads" in describe_device(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_is_fetched_are_the_values_of_then(device):
+    values = torch.arange(3.0, device=device)
+    read = fetched(values * 2)
+    values += 1
+    assert read() == [0.0, 2.0, 4.0]
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
 """Training end to end: it learns, it stops when told, it goes on exactly where it stopped."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -335,6 +336,14 @@ def test_the_best_checkpoint_is_kept_and_published(make_config, monkeypatch, met
     assert (run / "model/model.safetensors").read_bytes() == best_weights.read_bytes()
 
 
+def test_the_newest_checkpoints_are_kept_whatever_they_were_written_for(make_config, monkeypatch):
+    told = iter([Scores(1.0, 3, bleu, 20) for bleu in range(9)])  # each validation is the best so far
+    monkeypatch.setattr(loop.Validator, "__call__", lambda *_: next(told))
+    run = go(make_config(training={"validate_every": 1, "checkpoint_every": 3, "keep_checkpoints": 2}))
+    kept = sorted(folder.name for folder in (run / "checkpoints").glob("step-*"))
+    assert kept == [f"step-{step:08d}" for step in (3, 6, 7, 8)]
+
+
 def test_a_finished_run_says_so_and_goes_on_when_the_limit_is_raised(make_config, caplog):
     caplog.set_level("INFO", "mtrain")
     run = go(make_config())
@@ -568,6 +577,12 @@ def test_a_tokenizer_older_than_the_text_is_told(make_config, corpus, tmp_path, 
     for side, language in (("source", "en"), ("target", "de")):
         Path(files[side]).write_bytes((corpus / f"train.{language}").read_bytes())
     tokenize(make_config(data={"train": files}))
-    Path(files["source"]).write_bytes(Path(files["source"]).read_bytes().replace(b"cat", b"horse"))
+    os.utime(files["source"])
+    tokenize(make_config(data={"train": files}))
+    assert "learnt before" not in caplog.text  # a touched file is the same text
+    Path(files["source"]).write_bytes(Path(files["source"]).read_bytes().replace(b"cat", b"cow"))
     go(make_config(data={"train": files}))
     assert "learnt before data.train changed" in caplog.text
+    caplog.clear()
+    go(make_config(data={"train": files}, training={"max_steps": 10}))
+    assert "learnt before" not in caplog.text  # the checkpoints need this one

@@ -8,6 +8,7 @@ from conftest import PAIRS
 from test_fit import batches_of, go, losses, parts  # noqa: F401  (parts is a fixture)
 
 from mtrain import Translator
+from mtrain.device import fetched
 from mtrain.training.step import Learner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -37,9 +38,10 @@ def test_a_step_never_waits_for_the_device(parts, precision):  # noqa: F811
     learner.step(batches, tokens, 0.001)  # the first one sets up libraries
     torch.cuda.set_sync_debug_mode("error")
     try:
-        learner.step(batches, tokens, 0.001)
+        read = fetched(learner.step(batches, tokens, 0.001).values)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert read()[0] > 0
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

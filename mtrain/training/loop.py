@@ -19,6 +19,7 @@ from mtrain.data.encode import PreparedData, check_corpora, prepare_data
 from mtrain.data.verdict import log_warnings
 from mtrain.device import (
     compiles,
+    describe_arithmetic,
     describe_device,
     keep_few_kernels,
     keep_freed_memory,
@@ -98,6 +99,11 @@ def make_trainer(
     if not (Path(config.run_dir) / "data").exists():  # before the first time that it is encoded
         log_warnings(config.data, tokenizer)
     data = prepare_data(config.data, tokenizer, Path(config.run_dir) / "data", config.seed, expected)
+    if checkpoint and checkpoint.state.tokenizer_fingerprint != tokenizer.fingerprint():
+        log.warning(
+            "tokenizer: not the one of the checkpoints; what they learnt of its pieces may be of others"
+        )
+        checkpoint.state.tokenizer_fingerprint = tokenizer.fingerprint()
     if checkpoint and checkpoint.state.data_fingerprint != data.fingerprint:
         log.warning("data: another corpus than before; epoch %d starts again", checkpoint.state.epoch + 1)
         checkpoint.state.data_fingerprint, checkpoint.state.next_batch = data.fingerprint, 0
@@ -130,7 +136,9 @@ class Trainer:
         workers = 1 if compiles(device, self.recipe.compile) else workers_for(device)
         self.learner = Learner(self.model, self.recipe, workers)
         self.average = Average(self.model, self.recipe)
-        self.state = TrainState(data_fingerprint=data.fingerprint)
+        self.state = TrainState(
+            data_fingerprint=data.fingerprint, tokenizer_fingerprint=tokenizer.fingerprint()
+        )
         if checkpoint is not None:
             self.state = checkpoint.state
             load_checkpoint(checkpoint, self.model, self.learner.optimizer)
@@ -139,16 +147,25 @@ class Trainer:
             log.info("going on from %s", checkpoint.folder)
         self.feed = Feed(data.train, config, tokenizer.special, device, self._pass_tokens(data), workers)
         self.validator = Validator(data.validation, config, tokenizer, device, self.feed.pass_tokens)
-        before, now = (self.state.workers, self.state.pass_tokens), (workers, self.feed.pass_tokens)
-        if checkpoint is not None and before != now:
-            log.warning(
-                "%s workers, passes of %s tokens, now %s and %s: goes on, not bit for bit", *before, *now
-            )
-        self.state.workers, self.state.pass_tokens = now
+        self._compare_with_before()
         self.saved_step, self.failed_saves = -1, 0
         self.saved_best = self.state.best_step, self.state.best_score
         self.total_steps = self._planned_steps()
         self.progress = Progress(self.run_dir, self.state, self.total_steps, self.learner.precision, quiet)
+
+    def _compare_with_before(self) -> None:
+        """Tell what is not as it was before an interruption, and note in the state what it is now."""
+        state, precision = self.state, self.learner.precision
+        arithmetic = describe_arithmetic(self.device, precision, len(self.learner.replicas))
+        arithmetic += f", passes of {self.feed.pass_tokens} tokens"
+        if self.checkpoint is not None and state.arithmetic != arithmetic:
+            log.warning("%s; before: %s: goes on, not bit for bit", arithmetic, state.arithmetic)
+        measure = self.validator.fingerprint()
+        if state.best_score is not None and state.validation_fingerprint != measure:
+            log.warning("validation: other pairs or another search than before; the best score starts anew")
+            state.best_step = state.best_score = None
+            state.validations_without_improvement = 0
+        state.arithmetic, state.validation_fingerprint = arithmetic, measure
 
     def run(self, stop: StopSignal) -> None:
         """Train until a limit, lost patience or a signal ends it, if none has already."""
@@ -181,17 +198,16 @@ class Trainer:
             if state.step % recipe.validate_every == 0 or reason:
                 best = self._validate()
                 reason = reason or self._limit_reached()  # patience may have ended
-            if state.step % recipe.checkpoint_every == 0 or best or reason or stop.received:
-                self._save(last=bool(reason or stop.received))
+            stopped = stop.received  # asked once: a signal that comes during the save waits for the next step
+            if state.step % recipe.checkpoint_every == 0 or best or reason or stopped:
+                self._save(last=bool(reason or stopped))
                 self.progress.leave_out()
             if reason:
                 log.info("finished after %d steps, %.1f minutes: %s", state.step, state.seconds / 60, reason)
                 break
-            if stop.received:
-                message = (
-                    f"stopped by {stop.received.name}; saved at step {state.step}; run it again to go on"
-                )
-                raise Interrupted(message, stop.received)
+            if stopped:
+                message = f"stopped by {stopped.name}; saved at step {state.step}; run it again to go on"
+                raise Interrupted(message, stopped)
 
     def steps(self) -> Iterator[Step]:
         """The steps to come, without end."""

@@ -33,22 +33,24 @@ def resolved(config: Config) -> tuple[Config, LoadedModel | None]:
     """The config with all that it leaves to another model, or to `preset: auto`, filled in; and the model
     that training starts from, if there is one.
 
-    A run with checkpoints takes what it took when it began: the other model need not exist any more. Raises
-    ModelError if that is missing or damaged, UsageError naming a key that does not agree with it.
+    A run with checkpoints takes what it took when it began: the other model need not exist any more, and the
+    corpus may have grown. Raises ModelError if that is missing or damaged, UsageError naming a key that does
+    not agree with it.
     """
-    init_from, path = config.training.init_from, config.tokenizer.path
-    if init_from is None and path is None:
-        return with_sizes(config), None
+    init_from, path, auto = config.training.init_from, config.tokenizer.path, config.model.preset == "auto"
+    if init_from is None and path is None and not auto:
+        return config, None
     run_dir = Path(config.run_dir)
-    sections = ["tokenizer"] if init_from is None else ["model", "tokenizer", "decoding"]
+    sections = ["tokenizer"] + ["model"] * (auto or init_from is not None) + ["decoding"] * bool(init_from)
     if checkpoint_folders(run_dir) and (file := run_dir / "config.yaml").exists():
         began = validate(Config, read_yaml_file(file), str(file)).model_dump(mode="json")
         taken = {section: began[section] for section in sections}
         if init_from is not None:
             taken["data"] = {"max_length": began["data"]["max_length"]}
-        return with_sizes(_filled(config, taken)), None  # whether it agrees, `open_run` tells
+        return _filled(config, taken), None  # whether it agrees, `open_run` tells
     if init_from is None:
-        assert path is not None
+        if path is None:
+            return with_sizes(config), None
         taken = {"tokenizer": {**_settings(Path(path)), "path": path}}
         return with_sizes(_agreeing(config, taken, f"tokenizer.path: {path}")), None
     start = load_model(Path(init_from))
@@ -70,6 +72,8 @@ def _settings(model: Path) -> dict[str, Any]:
 
 def _filled(config: Config, taken: Taken) -> Config:
     raw = config.model_dump(mode="json", exclude_unset=True)
+    if config.model.preset == "auto" and "model" in taken:
+        del raw["model"]["preset"]
     filled = {section: {**values, **raw.get(section, {})} for section, values in taken.items()}
     return validate(Config, {**raw, **filled}, "the config")
 

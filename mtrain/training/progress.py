@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from mtrain.checkpoint import TrainState
+from mtrain.device import fetched
 from mtrain.errors import DivergedError
 from mtrain.storage import write_atomically
 from mtrain.training.step import StepSums
@@ -43,7 +44,7 @@ class Progress:
         self.file, self.state = run_dir / "metrics.jsonl", state
         hidden = quiet or not sys.stderr.isatty()
         self.bar = tqdm(total=total_steps, initial=state.step, unit="step", disable=hidden)
-        self.pending: deque[tuple[StepSums, Sequence[int]]] = deque()
+        self.pending: deque[tuple[Callable[[], list[float]], int, Sequence[int]]] = deque()
         self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # loss of single steps, nats/token
         self.unwritten: list[str] = []  # lines of metrics.jsonl that a full disk did not take
         self.clock = time.perf_counter()
@@ -61,7 +62,7 @@ class Progress:
     def add(self, sums: StepSums, rows: Sequence[int] = ()) -> None:
         """Note a step that was sent to the device, with the rows of the corpus that it learnt from, and read
         the one before it."""
-        self.pending.append((sums, rows))
+        self.pending.append((fetched(sums.values), sums.tokens, rows))
         self.read(keep=1)
         self._tick()
         self.bar.update()
@@ -69,15 +70,15 @@ class Progress:
     def read(self, keep: int = 0) -> None:
         """Read what all but the newest `keep` steps measured. Raises DivergedError."""
         while len(self.pending) > keep:
-            sums, rows = self.pending.popleft()
-            loss, nll, norm, skipped = sums.values.tolist()
+            values, tokens, rows = self.pending.popleft()
+            loss, nll, norm, skipped = values()
             state, window = self.state, self.state.window
-            for key, value in (("loss", loss), ("nll", nll), ("tokens", sums.tokens)):
+            for key, value in (("loss", loss), ("nll", nll), ("tokens", tokens)):
                 window[key] = window.get(key, 0.0) + value
             window["norm"] = norm
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
             if not skipped:
-                self._watch_for_spikes(loss / sums.tokens, state.step - len(self.pending), rows)
+                self._watch_for_spikes(loss / tokens, state.step - len(self.pending), rows)
             else:
                 state.skipped_steps += 1
                 log.warning("step skipped: loss or gradient is not finite (%d so far)", state.skipped_steps)
@@ -94,7 +95,9 @@ class Progress:
             if loss > mean + max(SPIKE, 6 * pstdev(self.recent, mean)):
                 some = ", ".join(map(str, rows[:8])) + (", .." if len(rows) > 8 else "")
                 usual = f"{mean:.2f} before it"
-                log.warning("step %d: loss %.2f nats/token, %s; rows %s", step, loss, usual, some)
+                log.warning(
+                    "step %d: loss %.2f nats/token, %s; rows %s of data/train.arrow", step, loss, usual, some
+                )
         self.recent.append(loss)
 
     def log_step(self, epoch: int, rate: float) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from mtrain.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
 from mtrain.config import read_yaml_file, to_yaml, validate
-from mtrain.data.corpus import files_of, good_pairs
+from mtrain.data.corpus import content_hash, good_pairs
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.modelfolder import copy_tokenizer, tokenizer_folder
-from mtrain.schema import Config, Corpus
+from mtrain.schema import Config
 from mtrain.storage import recover, write_atomically, write_folder, write_text
 from mtrain.tokenizer import Tokenizer, train_tokenizer
 from mtrain.training.lock import locked
@@ -22,10 +22,11 @@ from mtrain.training.origin import resolved
 
 log = logging.getLogger(__name__)
 
-# Keys that may differ from one `fit` to the next: limits, cadence, patience, decoding, exports, the folder's
-# name. Validations by another search could not be compared.
+# Keys that may differ from one `fit` to the next: limits, what the memory holds, cadence, patience, decoding,
+# exports, the folder's name. Validations by another search could not be compared.
 _MAY_CHANGE = re.compile(
-    r"run_dir|(decoding|export)\..+|training\.(max_\w+|validate_every|checkpoint_every|keep_checkpoints|log_every|patience)"
+    r"run_dir|(decoding|export)\..+|training\.(max_\w+|micro_batch_tokens|validate_every|checkpoint_every|"
+    r"keep_checkpoints|log_every|patience)"
 )
 _MARK = "# Written by mtrain: the resolved config of this run.\n"
 _NAMES = ["config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model"]
@@ -146,8 +147,9 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
     run_dir, recipe, data = Path(config.run_dir), config.tokenizer, config.data
     folder = run_dir / "tokenizer"
     settings, learnt_from = folder / "config.yaml", folder / "learnt-from.json"
-    stamps = _file_stamps(data.train)
-    if force and checkpoint_folders(run_dir):
+    contents = json.dumps([content_hash(corpus) for corpus in data.train]) + "\n"
+    trained = bool(checkpoint_folders(run_dir))
+    if force and trained:
         raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")
     if settings.exists() and not force:
         if settings.read_text(encoding="utf-8") != to_yaml(recipe):
@@ -155,9 +157,12 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
                 f"{folder}: was learnt with other tokenizer settings; set them back, or replace it by "
                 "`mtrain tokenize CONFIG --force`"
             )
-        if learnt_from.exists() and learnt_from.read_text(encoding="utf-8") != stamps:
+        if not trained and learnt_from.exists() and learnt_from.read_text(encoding="utf-8") != contents:
             log.warning("tokenizer: learnt before data.train changed; `mtrain tokenize --force` renews it")
         return Tokenizer(folder)
+    if trained:
+        reason = "is gone, and the checkpoints need it"
+        raise ModelError(f"{folder}: {reason}; restore it, or start another run with --run-dir")
 
     def side(index: int) -> Callable[[], Iterator[str]]:
         return lambda: (pair[index] for pair in good_pairs(data.train, data.bad_lines))
@@ -165,7 +170,7 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
     def fill(temporary: Path) -> None:
         if recipe.path is None:
             train_tokenizer(recipe, side(0), side(1), temporary, config.seed)
-            write_text(temporary / learnt_from.name, stamps)
+            write_text(temporary / learnt_from.name, contents)
         else:
             copy_tokenizer(tokenizer_folder(Path(recipe.path)), temporary)
         write_text(temporary / settings.name, to_yaml(recipe))
@@ -180,9 +185,3 @@ def existing_tokenizer(config: Config) -> Tokenizer | None:
     if (folder / "config.yaml").exists():
         return Tokenizer(folder)
     return Tokenizer(tokenizer_folder(Path(config.tokenizer.path))) if config.tokenizer.path else None
-
-
-def _file_stamps(corpora: list[Corpus]) -> str:
-    """Name, size and time of change of every file, as JSON."""
-    stats = [(str(file), file.stat()) for corpus in corpora for file in files_of(corpus)]
-    return json.dumps([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]) + "\n"

@@ -1,5 +1,7 @@
 """Validation: the loss of the references, and the scores of really decoded, detokenized text."""
 
+import hashlib
+import json
 import math
 from typing import NamedTuple
 
@@ -37,7 +39,19 @@ class Validator:
         self.references = [pair.target for pair in pairs]
         self.config, self.tokenizer, self.device = config, tokenizer, device
         self.metrics = make_metrics(("bleu", "chrf"), config.data.target_lang)
+        beam_size = config.training.validation_beam_size
+        searched = {"beam_size": beam_size, "samples": None, "mbr": None}  # in each validation alike
+        self.decoding = config.decoding.model_copy(update=searched)
         self.batches = self._encode(pass_tokens)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the pairs and of the search: scores compare only where it is equal."""
+        of_no_effect = {"batch_tokens", "workers", "precision", "seed"}
+        if self.decoding.beam_size == 1:  # then there is nothing to choose from
+            of_no_effect |= {"length_penalty", "stop"}
+        search = self.decoding.model_dump(mode="json", exclude=of_no_effect)
+        value = json.dumps([self.sources, self.references, search], sort_keys=True)
+        return hashlib.sha256(value.encode()).hexdigest()
 
     def _encode(self, pass_tokens: int) -> list[Batch]:
         """Batches for the loss; pairs over `data.max_length` are cut."""
@@ -57,11 +71,8 @@ class Validator:
         training = model.training
         model.eval()
         nll = self._nll(model)
-        beam_size = self.config.training.validation_beam_size
-        searched = {"beam_size": beam_size, "samples": None, "mbr": None}  # in each validation alike
-        decoding = self.config.decoding.model_copy(update=searched)
         data = self.config.data
-        decoder = Decoder(decoding, [model], self.tokenizer, data.target_lang, self.device, alone=True)
+        decoder = Decoder(self.decoding, [model], self.tokenizer, data.target_lang, self.device, alone=True)
         translator = Translator(decoder, data.max_length)
         hypotheses = [translation.text for translation in translator.translate(self.sources, scored=False)]
         bleu, chrf = score(hypotheses, [self.references], self.metrics)

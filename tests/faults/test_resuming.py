@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,14 +14,15 @@ import pytest
 from test_fit import go, last_checkpoint, losses, same_weights
 
 from mtrain.checkpoint import checkpoint_folders, open_checkpoint
-from mtrain.config import load_config
+from mtrain.config import load_config, validate
 from mtrain.data.toy import toy_pairs
-from mtrain.errors import Interrupted, ModelError
-from mtrain.schema import TokenizerConfig
+from mtrain.errors import Interrupted, ModelError, StorageError
+from mtrain.schema import Config, TokenizerConfig
 from mtrain.storage import write_manifest
 from mtrain.tokenizer import train_tokenizer
-from mtrain.training import loop
+from mtrain.training import loop, sizes
 from mtrain.training.loop import fit, make_trainer
+from mtrain.training.validate import Scores
 
 
 @pytest.mark.parametrize("every", [499, pytest.param(1, marks=pytest.mark.slow)])
@@ -183,7 +186,7 @@ def test_10_a_corpus_that_changed_under_a_run_is_an_error(make_config, tmp_path,
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_10_a_tokenizer_that_changed_under_a_run(make_config, tmp_path, trained):
+def test_10_a_tokenizer_that_changed_under_a_run(make_config, tmp_path, trained, caplog):
     """An error where something was trained with it; else the corpus is encoded again."""
     config = make_config()
 
@@ -199,9 +202,65 @@ def test_10_a_tokenizer_that_changed_under_a_run(make_config, tmp_path, trained)
     if trained:
         with pytest.raises(ModelError, match="the corpus or the tokenizer changed"):
             go(config)
+        fit(config, device="cpu", quiet=True, allow_data_change=True)
+        assert "tokenizer: not the one of the checkpoints" in caplog.text
     else:
         assert encoded() != first
         go(config)
+
+
+def test_10_a_lost_tokenizer_is_not_learnt_anew_under_checkpoints(make_config):
+    run = go(make_config())
+    shutil.rmtree(run / "tokenizer")
+    with pytest.raises(ModelError, match="tokenizer: is gone, and the checkpoints need it"):
+        fit(make_config(training={"max_steps": 10}), device="cpu", quiet=True, allow_data_change=True)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "decoding", "best"),
+    [
+        (True, {}, 12),
+        (False, {"max_length_ratio": 1.4}, 12),
+        (False, {"length_penalty": 0.5, "beam_size": 3, "batch_tokens": 99}, 8),  # greedy search needs none
+    ],
+)
+def test_10_a_best_score_of_another_validation_does_not_count(
+    make_config, corpus, tmp_path, monkeypatch, caplog, pairs, decoding, best
+):
+    told = iter([Scores(1.0, 3, bleu, 20) for bleu in (10, 40, 20)])
+    monkeypatch.setattr(loop.Validator, "__call__", lambda *_: next(told))
+    files = {side: str(tmp_path / f"v.{side}") for side in ("source", "target")}
+    for language, file in zip(("en", "de"), files.values(), strict=True):
+        Path(file).write_bytes((corpus / f"train.{language}").read_bytes())
+    run = go(make_config(data={"validation": files}))
+    if pairs:
+        Path(files["target"]).write_bytes(Path(files["target"]).read_bytes().replace(b"Katze", b"Maus"))
+    config = make_config(data={"validation": files}, decoding=decoding, training={"max_steps": 12})
+    fit(config, device="cpu", quiet=True, allow_data_change=pairs)
+    assert ("the best score starts anew" in caplog.text) == (best == 12)
+    assert json.loads((run / "checkpoints/index.json").read_text())["best"] == f"step-{best:08d}"
+
+
+def test_10_with_preset_auto_a_run_keeps_its_sizes_when_the_corpus_grows(
+    make_config, corpus, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sizes, "TABLE", [(9, "tiny", 330), (99, "small", 340)])
+    files = {side: str(tmp_path / f"t.{side}") for side in ("source", "target")}
+    for language, file in zip(("en", "de"), files.values(), strict=True):
+        Path(file).write_bytes((corpus / f"train.{language}").read_bytes())
+
+    def config(steps: int) -> Config:
+        made = make_config(data={"train": files}, training={"max_steps": steps})
+        raw = made.model_dump(mode="json", exclude_unset=True)
+        return validate(Config, {**raw, "model": {"preset": "auto"}, "tokenizer": {}}, "test")
+
+    go(config(4))
+    for file in files.values():
+        Path(file).write_bytes(Path(file).read_bytes() + b"One more.\n")
+    with pytest.raises(ModelError, match="the corpus or the tokenizer changed"):
+        go(config(8))
+    fit(config(8), device="cpu", quiet=True, allow_data_change=True)
+    assert last_checkpoint(tmp_path / "run").name == "step-00000008"
 
 
 def test_10_a_corpus_that_changed_before_anything_was_trained_is_encoded_again(make_config, tmp_path, corpus):
@@ -228,7 +287,8 @@ def test_11_another_number_of_threads_is_told_and_every_pair_still_comes_once(
     go(make_config(training={"max_steps": 3}))
     monkeypatch.setattr(loop, "workers_for", lambda _: 2)
     go(make_config(training={"max_steps": 12}))
-    assert "1 workers, passes of 64 tokens, now 2 and 64: goes on, not bit for bit" in caplog.text
+    told = r" 2 side by side, passes of 64 tokens; before: .* 1 side by side, passes of 64 tokens: goes on"
+    assert re.search(told + ", not bit for bit", caplog.text)
     epochs = [epoch for epoch, _ in rows.values()]
     assert epochs.count(epochs[0]) > 3  # the threads changed within the first epoch
     for epoch in sorted(set(epochs))[:-1]:
@@ -255,6 +315,25 @@ def test_12_a_signal_at_any_time_saves_at_the_end_of_the_step(make_config, monke
         assert stopped.value.exit_code == code and len(done) == at
         run = Path(make_config(f"run{at}").run_dir)
         assert last_checkpoint(run).name == f"step-{at:08d}"
+
+
+def test_12_a_signal_during_a_save_that_fails_is_not_said_to_have_saved(make_config, monkeypatch):
+    """The next step saves, as the last one."""
+    real, tries = loop.Trainer._write, []
+
+    def write(self):
+        tries.append(self.state.step)
+        if len(tries) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if len(tries) <= 2:
+            raise StorageError("disk full")
+        real(self)
+
+    monkeypatch.setattr(loop.Trainer, "_write", write)
+    config = make_config(training={"max_steps": 50, "checkpoint_every": 2})
+    with pytest.raises(Interrupted, match="saved at step 3"):
+        go(config)
+    assert tries == [2, 2, 3] and last_checkpoint(Path(config.run_dir)).name == "step-00000003"
 
 
 def test_12_a_second_signal_acts_at_once(make_config, monkeypatch):
