@@ -136,9 +136,19 @@ class Tokenizer:
         return self.target.encode(texts)
 
     def word_starts(self, ids: list[int], target: bool = False) -> list[bool]:
-        """Whether each piece, of the source or of the target, begins a word; the first always does."""
+        """Whether each piece, of the source or of the target, begins a word; the first always does. Words are
+        what whitespace separates: a lone space before another, or at the end, makes none."""
         pieces = (self.target if target else self.source).pieces
-        return [number == 0 or pieces[i].startswith(SPACE) for number, i in enumerate(ids)]
+        starts: list[bool] = []
+        last, filled = 0, True  # where the word so far began, and whether it has a letter
+        for number, i in enumerate(ids):
+            begins = number == 0 or (pieces[i].startswith(SPACE) and filled)
+            letters = bool(pieces[i].strip(SPACE))
+            last, filled = (number, letters) if begins else (last, filled or letters)
+            starts.append(begins)
+        if last and not filled:
+            starts[last] = False
+        return starts
 
     def decode(self, ids: list[list[int]]) -> list[str]:
         """Target text of each row of ids; special ids vanish, and no line break is ever produced."""

@@ -21,6 +21,7 @@ from mtrain.decoding.alignment import align
 from mtrain.decoding.helpers import Helpers
 from mtrain.decoding.mbr import rank
 from mtrain.decoding.split import split_line, windows
+from mtrain.decoding.translation import Translation, join
 from mtrain.errors import ModelError, UsageError
 from mtrain.metrics import make_metrics
 
@@ -180,6 +181,8 @@ def test_n_best_are_the_best_so_many_of_the_beam(translator: Translator) -> None
     assert [t.score for t in best.n_best] == sorted((t.score for t in best.n_best), reverse=True)
     assert (empty.text, empty.tokens, len(empty.n_best)) == ("", 0, 1)
     assert wide.translate(["It rains."])[0].n_best == ()
+    with pytest.raises(UsageError, match="0 translations of each line: ask for 1 or more"):
+        translator.translate(["It rains."], n_best=0)
     with pytest.raises(UsageError, match="7 translations of each line: only 6 are decoded"):
         wide.translate(["It rains."], n_best=7)
 
@@ -270,6 +273,33 @@ def test_alignments_name_words_of_both_sides(translator: Translator) -> None:
     assert all(len(t.alignment or ()) == len(t.text.split()) for t in found.n_best)
 
 
+def test_words_are_what_spaces_separate(translator: Translator) -> None:
+    tokenizer = translator.tokenizer
+    space, letter = (tokenizer.target.pieces.index(piece) for piece in ("▁", "a"))
+    word = next(i for i, piece in enumerate(tokenizer.target.pieces) if len(piece) > 1 and piece[0] == "▁")
+    for ids in (
+        [word, word],
+        [word, space, letter],
+        [word, space, word],
+        [space, word],
+        [word, space, space],
+    ):
+        starts = tokenizer.word_starts(ids, target=True)
+        text = "".join(tokenizer.target.pieces[i] for i in ids).replace("▁", " ")
+        assert starts[0] and sum(starts) == len(text.split()), ids
+    assert tokenizer.word_starts([word, space, letter], target=True) == [True, True, False]
+
+
+def test_parts_joined_without_a_space_share_a_word() -> None:
+    parts = [
+        Translation("一二 三", -1, -1, 4, True, ((0, 0), (1, 1))),
+        Translation("四", -1, -1, 2, True, ((0, 0),)),
+    ]
+    joined = join(parts, [2, 1], tag=0, space="", length_penalty=1.0)
+    assert joined.text.split() == ["一二", "三四"] and joined.alignment == ((0, 0), (1, 1), (2, 1))
+    assert join(parts, [2, 1], tag=0, space=" ", length_penalty=1.0).alignment == ((0, 0), (1, 1), (2, 2))
+
+
 # ----------------------------------------------------------------------------------------------- ensembles
 
 
@@ -290,6 +320,22 @@ def test_an_ensemble_needs_one_vocabulary(run_dir: Path, tmp_path: Path, transla
     write_folder(other, fill)
     with pytest.raises(ModelError, match="its vocabulary is not that of"):
         Translator.load(run_dir, "cpu", ensemble=[other])
+
+
+def test_an_ensemble_needs_one_direction(run_dir: Path, tmp_path: Path) -> None:
+    from mtrain.storage import write_manifest
+
+    other = shutil.copytree(run_dir / "model", tmp_path / "other")
+    text = (other / "config.yaml").read_text()
+    for language, message in (("fr", "translates fr-de, and .* en-de"), ("en-GB", ""), ("und", "")):
+        (other / "config.yaml").write_text(text.replace("source_lang: en", f"source_lang: {language}"))
+        (other / "manifest.json").unlink()
+        write_manifest(other)
+        if message:
+            with pytest.raises(ModelError, match=message):
+                Translator.load(run_dir, "cpu", ensemble=[other])
+        else:
+            Translator.load(run_dir, "cpu", ensemble=[other])
 
 
 # ------------------------------------------------------------------------------------- minimum Bayes risk

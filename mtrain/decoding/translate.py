@@ -52,6 +52,13 @@ class Translator:
         for folder, other in zip(ensemble, others, strict=True):
             if other.tokenizer.fingerprint() != first.tokenizer.fingerprint():
                 raise ModelError(f"{folder}: its vocabulary is not that of {path}, as an ensemble needs")
+            ours, theirs = (
+                tuple(map(base_language, (one.config.source_lang, one.config.target_lang)))
+                for one in (first, other)
+            )
+            if ours != theirs and "und" not in (*ours, *theirs):  # of a model imported without languages
+                pair = f"translates {'-'.join(theirs)}, and {path} {'-'.join(ours)}"
+                raise ModelError(f"{folder}: {pair}; an ensemble needs the same languages")
         loaded = [first, *others]
         models = [one.model.to(place) for one in loaded]
         longest = min(one.config.max_length for one in loaded)
@@ -95,6 +102,8 @@ class Translator:
     ) -> Iterator[Translation]:
         """As `translate`, for any number of lines in bounded memory: `window` of them at most at a time.
         `first` is the number of the first line, which tells the random numbers of samples apart."""
+        if n_best < 1:
+            raise UsageError(f"{n_best} translations of each line: ask for 1 or more")
         if n_best > self.decoding.hypotheses:
             found = f"only {self.decoding.hypotheses} are decoded"
             advice = "raise decoding.beam_size or decoding.samples"

@@ -65,6 +65,8 @@ def join(
     alignment: list[tuple[int, int]] = []
     source, target = tag, 0
     for part, words in zip(parts, source_words, strict=True):
+        if target and part.text and not space:
+            target -= 1  # its first word goes on with the last one so far
         links = part.alignment or ()
         alignment += [(i if i < tag else source + i - tag, target + j) for i, j in links]
         source, target = source + words - tag, target + len(part.text.split())
@@ -77,7 +79,7 @@ def join(
         log_prob,
         tokens,
         all(part.finished for part in parts),
-        None if parts[0].alignment is None else tuple(alignment),
+        None if parts[0].alignment is None else tuple(dict.fromkeys(alignment)),
     )
 
 
