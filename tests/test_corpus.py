@@ -315,6 +315,9 @@ def test_a_truncated_file_is_an_error_and_not_a_shorter_corpus(tmp_path: Path, e
 def test_a_file_that_is_not_compressed(tmp_path: Path, end: str):
     with pytest.raises(DataError, match="cannot read"):
         read_text(write(tmp_path / f"a{end}", ["just text"]))
+    (tmp_path / f"b{end}").touch()
+    with pytest.raises(DataError, match=f"b{end}: cannot read: empty, so not a {end} file"):
+        read_text(tmp_path / f"b{end}")
 
 
 def test_a_file_that_is_not_parquet(tmp_path: Path):

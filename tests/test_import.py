@@ -363,7 +363,7 @@ def test_tensors_that_do_not_fit_are_named(source, change, message):
         import_marian(str(source), source.with_name("out"))
 
 
-def test_nothing_is_overwritten(mtrain, source, tmp_path):  # noqa: F811
+def test_nothing_is_overwritten(mtrain, source, tmp_path, monkeypatch):  # noqa: F811
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").write_text("dear")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
@@ -372,6 +372,10 @@ def test_nothing_is_overwritten(mtrain, source, tmp_path):  # noqa: F811
         assert code == 2 and "is there already, and is not overwritten" in one_line(err)
     assert (tmp_path / "mine" / "letter").read_text() == "dear"
     (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    code, _, err = mtrain("import", source, ".")
+    assert code == 2 and ".: is the working folder" in one_line(err)
+    monkeypatch.chdir(tmp_path)
     assert mtrain("import", source, tmp_path / "empty")[0] == 0
 
 

@@ -107,8 +107,14 @@ def read_lines(path: Path) -> Iterator[str | DataError]:
     """Yield the lines of a plain, `.gz` or `.zst` file without their ends, a DataError for each that is not
     clean text. Raises DataError if the file cannot be read, also midway."""
     try:
-        with pa.input_stream(str(path), compression=_COMPRESSION.get(path.suffix)) as stream:
-            yield from decode_lines(cast(IO[bytes], io.BufferedReader(stream)), str(path))
+        with path.open("rb") as stream:  # not by its name, which of a pipe pyarrow does not read
+            if path.suffix not in _COMPRESSION:
+                yield from decode_lines(stream, str(path))
+                return
+            if path.is_file() and not path.stat().st_size:
+                raise ValueError(f"empty, so not a {path.suffix} file")
+            with pa.input_stream(stream, compression=_COMPRESSION[path.suffix]) as plain:
+                yield from decode_lines(cast(IO[bytes], io.BufferedReader(plain)), str(path))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:

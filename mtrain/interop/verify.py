@@ -105,7 +105,8 @@ def _log_probs(loaded: LoadedModel, row: list[int], said: list[int]) -> list[flo
 def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact: bool) -> list[str]:
     """Translate and score the same texts, or some made of the vocabulary's pieces, by both: a summary, and
     the texts whose translations differ. Where `exact`, raises ModelError if they do for no reason."""
-    given = [text for text in texts if text.strip()] or sample_texts(loaded.tokenizer)
+    some = [text for text, ids in zip(texts, loaded.tokenizer.encode_source(list(texts)), strict=True) if ids]
+    given = some or sample_texts(loaded.tokenizer)
     largest, lines = 0.0, []
     for text in given:
         row = loaded.tokenizer.encode_source([text])[0][: loaded.config.max_length - 1]
