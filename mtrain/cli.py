@@ -158,6 +158,9 @@ def translate(
         raise UsageError("--prefix -: give a file")
     if output_file is not None:
         terminal.require_folder_of(output_file)
+        terminal.require_other_file(output_file, (input_file, prefix))
+    if go_on and prefix is not None and not prefix.is_file():
+        raise UsageError("--continue needs a --prefix that can be read again: a file, no pipe")
     typed = [terminal.require_unicode(sentence) for sentence in text or []]
     drawn = any(assignment.startswith("decoding.samples=") for assignment in set_ or [])
     given = {
@@ -194,7 +197,7 @@ def translate(
     job = {
         "model": translator.fingerprint,
         "decoding": translator.decoding.model_dump(mode="json", exclude={"batch_tokens", "workers"}),
-        "prefix": sha256(prefix) if prefix else None,
+        "prefix": sha256(prefix) if prefix and prefix.is_file() else None,
         "form": [n_best, scores, alignments, json_],
         "lines_each": 1 if json_ else n_best,
     }
@@ -262,6 +265,8 @@ def evaluate(
 
     given = [test_set_from_files(source, reference, hypotheses)] if reference else None
     of_tests = [assignment for assignment in set_ or [] if assignment.startswith("data.")]
+    if given and of_tests:
+        raise UsageError(f"--set {of_tests[0]}: files were given, so no test set of the config is read")
     of_search = [assignment for assignment in set_ or [] if not assignment.startswith("data.")]
     search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
     translator = Translator.load(model, device, _overrides(of_search, "decoding.", **search))
@@ -366,6 +371,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _exit(error.format_message(), 2)
     except (KeyboardInterrupt, typer.Abort):
         _exit("stopped by SIGINT", 130)
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # who read the help has gone: no failure
+            sys.exit(0)
+        raise
     except OSError as error:
         _exit(f"{error.filename or 'output'}: {error.strerror or error}", StorageError.exit_code)
     except Exception as error:

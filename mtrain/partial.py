@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from mtrain import terminal
 from mtrain.errors import StorageError, UsageError
-from mtrain.storage import write_atomically
+from mtrain.storage import lock, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,8 @@ def answer_lines(
 
     Raises UsageError if there is nothing to go on with, but a file that does not answer each line.
     """
-    if path is None or (path.exists() and not path.is_file()):
-        with terminal.output(path) as out:
+    if path is None or (path.exists() and not path.is_file()) or terminal.is_stdout(path):
+        with terminal.output(None if path is not None and terminal.is_stdout(path) else path) as out:
             flushed = time.monotonic()
             for answer in answers(lines, 0):
                 out.write(answer)
@@ -48,7 +48,7 @@ def answer_lines(
             answered = sum(1 for _ in written)
         if answered != job["lines_each"] * sum(1 for _ in lines):
             raise UsageError(f"{path}: nothing to go on with; leave out --continue to replace this file")
-        log.info("%s is complete", path)
+        log.warning("%s is complete; that it answers these lines by this model was not checked", path)
         return
     with file:
         for answer in answers(file.remaining(lines), file.start):
@@ -64,20 +64,42 @@ class PartialFile:
     """
 
     def __init__(self, path: Path, job: dict[str, Any], go_on: bool):
-        """`job` is what must be the same to go on. Raises UsageError if it is another one."""
+        """`job` is what must be the same to go on. Raises UsageError if it is another one, or another process
+        writes the file."""
         self.path, self.job = path, json.loads(json.dumps(job))
         self.part = path.with_name(f"{path.name}.part")
         self.note = path.with_name(f"{path.name}.part.json")
         self.seen, self.read, self.answered = hashlib.sha256(), 0, 0
-        earlier = self._noted()
-        self.noted = earlier if go_on else None
-        self.start: int = self.noted["lines"] if self.noted else 0  # lines that are answered already
-        self.saved = self.start  # lines that the note counts
+        self.claimed = self._claimed() if self.part.exists() else None
+        try:
+            earlier = self._noted()
+            self.noted = earlier if go_on else None
+            if self.noted and self.noted["job"] != self.job:
+                how = "another model or other settings"
+                raise UsageError(f"{self.part}: was written with {how}; leave out --continue to start again")
+        except UsageError:
+            if self.claimed:
+                self.claimed.close()
+            raise
         if earlier and not go_on:
             log.warning("%s is replaced; --continue would have gone on with it", self.part)
-        elif earlier and earlier["job"] != self.job:
-            how = "another model or other settings"
-            raise UsageError(f"{self.part}: was written with {how}; leave out --continue to start again")
+        self.start: int = self.noted["lines"] if self.noted else 0  # lines that are answered already
+        self.saved = self.start  # lines that the note counts
+
+    def _claimed(self) -> IO[bytes]:
+        """FILE.part, opened for this process alone; made if it is not there."""
+        try:
+            stream = self.part.open("r+b" if self.part.exists() else "xb")
+            with suppress(ImportError, OSError):  # where files cannot be locked, one must take care oneself
+                # The one that had it may have finished meanwhile, and renamed it.
+                if lock(stream) and os.path.samestat(os.fstat(stream.fileno()), self.part.stat()):
+                    return stream
+                raise UsageError(f"{self.path}: another process writes it; wait, or give another -o")
+            return stream
+        except FileExistsError:
+            raise UsageError(f"{self.path}: another process writes it; wait, or give another -o") from None
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot write: {error.strerror}") from None
 
     def _noted(self) -> dict[str, Any] | None:
         """What the note says, if there is one. Raises UsageError if a file is in the way that is not ours."""
@@ -85,20 +107,26 @@ class PartialFile:
             return None
         try:
             noted: dict[str, Any] = json.loads(self.note.read_text(encoding="utf-8"))
-            if self.part.stat().st_size >= noted["bytes"] and {"job", "lines", "sha256"} <= noted.keys():
-                return noted
-        except (OSError, ValueError, LookupError, TypeError):
+            if {"job", "lines", "sha256", "bytes"} <= noted.keys():
+                if not self.part.exists():
+                    return None  # left of a job that came to its end
+                if self.part.stat().st_size >= noted["bytes"]:
+                    return noted
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             pass
-        raise UsageError(f"{self.part}: is in the way; it is damaged or not mtrain's; move it elsewhere")
+        file = self.part if self.part.exists() else self.note
+        raise UsageError(f"{file}: is in the way; it is damaged or not mtrain's; move it elsewhere")
 
     def __enter__(self) -> Self:
         try:
-            self.stream = self.part.open("r+b" if self.noted else "wb")
+            self.stream = self.claimed or self._claimed()
+            kept = (
+                self.noted["bytes"] if self.noted else 0
+            )  # what was written after the note is answered again
+            self.stream.truncate(kept)
+            self.stream.seek(kept)
             if not self.noted:
                 self._save()  # so that FILE.part is known for ours from the start
-            else:  # what was written after the note is answered again
-                self.stream.truncate(self.noted["bytes"])
-                self.stream.seek(self.noted["bytes"])
         except (OSError, StorageError) as error:
             if not self.noted:
                 self._remove()

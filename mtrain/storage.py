@@ -4,6 +4,7 @@ A folder is written under a temporary name beside its place, every file flushed 
 and SHA-256 of each file) last, then renamed. Reading it again verifies the manifest.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 
@@ -48,8 +49,27 @@ def write_atomically(file: Path, text: str) -> None:
         raise StorageError(f"{file}: cannot write: {error.strerror}") from error
 
 
+def lock(stream: IO[Any]) -> bool:
+    """Lock an open file until it is closed, however that comes; False if another process has it.
+
+    Raises OSError or ImportError where files cannot be locked.
+    """
+    import fcntl
+
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise
+    return True
+
+
 def require_new_folder(folder: Path) -> None:
-    """Raise UsageError if there is something in the place of a folder that is to be made."""
+    """Raise UsageError if there is something in the place of a folder that is to be made, or it is the
+    working folder, which cannot be put in its place."""
+    if folder.resolve() == Path.cwd():
+        raise UsageError(f"{folder}: is the working folder; give another")
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise UsageError(f"{folder}: is there already, and is not overwritten; give another")
 

@@ -4,19 +4,22 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from mtrain.errors import DataError, StorageError
+from mtrain.errors import DataError, StorageError, UsageError
 
 
 def make_streams_usable() -> None:
-    """Let stdin, stdout and stderr exist, closed or not, and take any text."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    """Let stdin, stdout and stderr exist, closed or not, and take any text. What is written to a stdout that
+    was closed is lost, so that fails as on a full disk: it is there for reading only."""
+    for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  (for as long as we live)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # `require_unicode` tells what was not UTF-8
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
@@ -33,6 +36,26 @@ def require_file(path: Path) -> None:
     """Raise DataError if a file, unless it is `-`, is missing or a folder, before any work is done."""
     if str(path) != "-" and (path.is_dir() or not path.exists()):
         raise DataError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
+
+
+def is_stdout(path: Path) -> bool:
+    """Whether a path is what stdout goes to, as /dev/stdout is."""
+    try:
+        return os.path.samestat(os.fstat(1), path.stat())
+    except OSError:
+        return False
+
+
+def require_other_file(written: Path, read: Sequence[Path | None]) -> None:
+    """Raise UsageError if a file to be replaced is one of those, or the stdin, that are read to write it."""
+    if not written.is_file() or is_stdout(written):
+        return
+    place = written.stat()
+    inputs = [path.stat() for path in read if path is not None and str(path) != "-"]
+    with suppress(OSError):  # stdin may be closed
+        inputs.append(os.fstat(0))
+    if any(os.path.samestat(place, other) for other in inputs):
+        raise UsageError(f"-o {written}: is read here, too; give another file")
 
 
 def input_lines(path: Path) -> Iterator[str]:

@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,20 @@ def test_a_missing_config_is_a_usage_error(mtrain, command):
         (["score", "{run}", "-i", "nowhere.en", "--target", "{corpus}/train.de"], 3, "no such file"),
         (["score", "{run}", "-i", "{corpus}/train.en"], 2, "Missing option '--target'"),
         (["evaluate", "{run}", "--source", "{corpus}/train.en"], 2, "give --reference"),
+        (
+            [
+                "evaluate",
+                "{run}",
+                "--hypotheses",
+                "a",
+                "--reference",
+                "{corpus}/train.de",
+                "--set",
+                "data.x=1",
+            ],
+            2,
+            "--set data.x=1: files were given",
+        ),
         (["evaluate", "{run}", "--metrics", "rouge"], 2, "choose from bleu, chrf, ter"),
         (["evaluate", "{run}", "--bleu-tokenize", "moses"], 2, "choose from"),
         (["evaluate", "{run}/model"], 2, "no test sets are configured"),
@@ -243,7 +258,48 @@ def test_an_interrupted_output_is_gone_on_with(mtrain, run_dir, corpus, tmp_path
     assert code == 0 and "going on after 5 lines" in err
     assert (tmp_path / "out").read_text() == "".join(f"{target}\n" for target in TARGETS)
     code, _, err = mtrain(*job, "--continue")
-    assert code == 0 and "is complete" in err and len(calls) == 4
+    assert code == 0 and "warning: " in err and "is complete; that it answers" in err and len(calls) == 4
+
+
+def test_an_output_does_not_replace_what_is_read(mtrain, run_dir, tmp_path):
+    file = tmp_path / "in.en"
+    file.write_text("It rains.\n")
+    (tmp_path / "link").symlink_to(file)
+    other = [tmp_path / "other.en", "--prefix", tmp_path / "link"]
+    other[0].write_text("It rains.\n")
+    for job in ([file, "-o", tmp_path / "link"], [*other, "-o", file]):
+        code, _, err = mtrain("translate", run_dir, "-i", *job, "--device", "cpu")
+        assert code == 2 and "is read here, too" in one_line(err)
+    command = [sys.executable, "-m", "mtrain", "translate", str(run_dir), "-o", str(file)]
+    with file.open() as stdin:
+        done = subprocess.run(command, stdin=stdin, capture_output=True, text=True)
+    assert done.returncode == 2 and "is read here, too" in one_line(done.stderr)
+    assert file.read_text() == "It rains.\n"
+
+
+def test_dev_stdout_is_stdout(run_dir, tmp_path):
+    command = f"{sys.executable} -m mtrain translate {run_dir} 'It rains.' -o /dev/stdout --device cpu"
+    out = tmp_path / "out"
+    out.write_text("before\n")
+    done = subprocess.run(
+        f"{command} >> {out}; echo after >> {out}", shell=True, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and out.read_text() == "before\nEs regnet.\nafter\n"
+
+
+def test_pipes_are_read_as_files_are(mtrain, run_dir, tmp_path):
+    def pipe(name: str, contents: str) -> Path:
+        os.mkfifo(tmp_path / name)
+        write = threading.Thread(target=lambda: (tmp_path / name).write_text(contents), daemon=True)
+        write.start()
+        return tmp_path / name
+
+    job = ["translate", run_dir, "--device", "cpu", "-i", pipe("in", "It rains.\nThe sun shines.\n")]
+    job += ["--prefix", pipe("prefix", "Es\nDie\n"), "-o", tmp_path / "out"]
+    code, _, err = mtrain(*job, "--continue")
+    assert code == 2 and "--continue needs a --prefix that can be read again" in one_line(err)
+    assert mtrain(*job)[0] == 0
+    assert (tmp_path / "out").read_text() == "Es regnet.\nDie Sonne scheint.\n"
 
 
 def test_score_prints_what_each_given_translation_has(mtrain, run_dir, corpus, tmp_path):
@@ -273,15 +329,16 @@ def test_long_lines_are_translated_in_parts_and_stay_one_line(mtrain, run_dir, s
 def test_the_prompt_translates_what_is_typed(run_dir):
     main_end, terminal = pty.openpty()
     command = [sys.executable, "-m", "mtrain", "translate", str(run_dir), "--device", "cpu"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8:strict"}
     process = subprocess.Popen(
         command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )
-    os.write(main_end, b"It rains.\n\x04")
+    os.write(main_end, b"It rains\xff.\nIt rains.\n\x04")
     out, err = process.communicate(timeout=60)
     os.close(main_end)
     os.close(terminal)
-    assert process.returncode == 0 and "Es regnet.\n" in out and "Type a sentence" in err
+    assert process.returncode == 0 and out == "Es regnet.\n" and "Type a sentence" in err
+    assert "error: It rains\\udcff.: not valid UTF-8" in err
 
 
 def test_evaluate_prints_scores_with_signatures(mtrain, run_dir, corpus):
@@ -351,11 +408,20 @@ def test_running_out_of_memory_has_its_own_code(mtrain, run_dir, monkeypatch, er
     assert code == 8 and "lower training.micro_batch_tokens or decoding.batch_tokens" in one_line(err)
 
 
-def test_a_closed_stdout_is_no_bug(run_dir):
+def test_a_closed_stdout_loses_nothing_quietly(run_dir):
     for arguments in (f"translate {run_dir} 'It rains.' --device cpu", "--help"):
         command = f"{sys.executable} -m mtrain {arguments} >&-"
         done = subprocess.run(command, shell=True, capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, done.stderr) == (6, "error: output: not writable\n")
+
+
+def test_help_that_nobody_reads_is_no_failure():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "mtrain", "translate", "--help"]
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_interrupted_preparation_says_so(mtrain, config_file, monkeypatch):

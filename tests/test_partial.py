@@ -156,6 +156,44 @@ def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path, name: str, conte
     assert (tmp_path / name).read_text() == contents and len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_two_processes_do_not_write_one_file(tmp_path: Path, interrupted: bool) -> None:
+    if interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            answer_lines(iter(LINES), answering(5), tmp_path / "out", JOB, go_on=False)
+    with PartialFile(tmp_path / "out", JOB, go_on=interrupted) as file:
+        for go_on in (True, False):
+            with pytest.raises(UsageError, match="another process writes it"):
+                answer_lines(iter(LINES), answering(), tmp_path / "out", JOB, go_on)
+        for line in file.remaining(LINES):
+            file.answer(f"{line.upper()}\n")
+    assert (tmp_path / "out").read_text() == whole()
+    answer_lines(iter(LINES[:2]), answering(), tmp_path / "out", JOB, go_on=False)
+    assert (tmp_path / "out").read_text() == whole(LINES[:2])
+
+
+def test_two_processes_that_begin_at_the_same_time(tmp_path: Path) -> None:
+    first, second = (PartialFile(tmp_path / "out", JOB, go_on=False) for _ in range(2))
+    with first, pytest.raises(UsageError, match="another process writes it"), second:
+        pass
+    late = PartialFile(tmp_path / "out", JOB, go_on=False)
+    with late:
+        (tmp_path / "out.part").rename(tmp_path / "elsewhere")  # as the one that had it does in the end
+        (tmp_path / "elsewhere").rename(tmp_path / "out.part")
+    assert (tmp_path / "out").read_text() == ""
+
+
+def test_a_note_that_outlived_its_job_is_no_hindrance(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        answer_lines(iter(LINES), answering(5), tmp_path / "out", JOB, go_on=False)
+    (tmp_path / "out.part").unlink()
+    answer_lines(iter(LINES), answering(), tmp_path / "out", JOB, go_on=False)
+    assert (tmp_path / "out").read_text() == whole()
+    (tmp_path / "out.part.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"out\.part\.json: is in the way"):
+        answer_lines(iter(LINES), answering(), tmp_path / "out", JOB, go_on=False)
+
+
 def test_starting_again_says_what_it_replaces(tmp_path: Path, caplog) -> None:
     with pytest.raises(KeyboardInterrupt):
         answer_lines(iter(LINES), answering(7), tmp_path / "out", JOB, go_on=False)

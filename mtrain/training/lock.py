@@ -1,6 +1,5 @@
 """One process at a time in a run folder."""
 
-import errno
 import logging
 import os
 import socket
@@ -9,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mtrain.errors import StorageError, UsageError
+from mtrain.storage import lock
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +26,11 @@ def locked(run_dir: Path) -> Iterator[None]:
         raise StorageError(f"{run_dir}: cannot write: {error.strerror}") from None
     with stream:
         try:
-            import fcntl
-
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (ImportError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            if not lock(stream):
                 stream.seek(0)
                 holder = stream.read().strip() or "another process"
-                raise UsageError(f"{run_dir}: {holder} works here; wait, or give another --run-dir") from None
+                raise UsageError(f"{run_dir}: {holder} works here; wait, or give another --run-dir")
+        except (ImportError, OSError):
             log.warning("%s: cannot be locked; see to it that only one process works here", run_dir)
         stream.truncate(0)
         stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
