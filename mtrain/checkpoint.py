@@ -109,8 +109,8 @@ def save_checkpoint(
     every: int = 1,
     average: dict[str, Tensor] | None = None,
 ) -> Path:
-    """Write `checkpoints/step-NNNNNNNN`, then the index; prune all but this one, the best, the newest `keep`
-    of all, and the newest `keep` at multiples of `every` steps, which interruptions thus never push out.
+    """Write `checkpoints/step-NNNNNNNN`, then the index; prune all but the best, the newest `keep`, and the
+    newest `keep` at multiples of `every` steps, which interruptions thus never push out.
 
     `average` are the weights for use, where they are not the model's own. Raises StorageError, which says how
     much room is needed and free; the checkpoints that there were are still there then.
@@ -145,7 +145,7 @@ def save_checkpoint(
     best = None if state.best_step is None else f"step-{state.best_step:08d}"
     write_atomically(folder.parent / "index.json", json.dumps({"best": best, "last": folder.name}) + "\n")
     newest = [*checkpoint_folders(run_dir)[-keep:], *checkpoint_folders(run_dir, every)[-keep:]]
-    spared = {best, folder.name, *(path.name for path in newest)}
+    spared = {best, *(path.name for path in newest)}
     for old in checkpoint_folders(run_dir):
         if old.name not in spared:
             with suppress(OSError):  # renamed first, so that no half of one is ever taken for a checkpoint
@@ -171,7 +171,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     try:
         values = read_json(file)
         if differing := {item.name for item in fields(TrainState)} ^ values.keys():
-            raise ModelError(f"{file}: missing or unknown: {', '.join(sorted(differing))}")
+            names = ", ".join(sorted(differing))
+            raise ModelError(
+                f"{file}: missing or unknown: {names}; another version of mtrain may have written it"
+            )
         if "cpu" not in values["rng"]:
             raise ModelError(f"{file}: the state of the random generator is missing")
         return Checkpoint(folder, TypeAdapter(TrainState).validate_python(values))

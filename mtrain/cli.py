@@ -197,7 +197,7 @@ def translate(
     job = {
         "model": translator.fingerprint,
         "decoding": translator.decoding.model_dump(mode="json", exclude={"batch_tokens", "workers"}),
-        "prefix": sha256(prefix) if prefix and prefix.is_file() else None,
+        "prefix": None if prefix is None else sha256(prefix) if prefix.is_file() else "a pipe",
         "form": [n_best, scores, alignments, json_],
         "lines_each": 1 if json_ else n_best,
     }
@@ -263,10 +263,10 @@ def evaluate(
     from mtrain.evaluate import configured_test_sets, evaluate_set, test_set_from_files
     from mtrain.metrics import make_metrics
 
-    given = [test_set_from_files(source, reference, hypotheses)] if reference else None
     of_tests = [assignment for assignment in set_ or [] if assignment.startswith("data.")]
-    if given and of_tests:
+    if reference and of_tests:
         raise UsageError(f"--set {of_tests[0]}: files were given, so no test set of the config is read")
+    given = [test_set_from_files(source, reference, hypotheses)] if reference else None
     of_search = [assignment for assignment in set_ or [] if not assignment.startswith("data.")]
     search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
     translator = Translator.load(model, device, _overrides(of_search, "decoding.", **search))

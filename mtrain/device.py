@@ -90,7 +90,8 @@ def fetched(values: torch.Tensor) -> Callable[[], list[float]]:
     """Start to copy a vector to the host. What is returned gives it, and waits for that copy alone: an
     ordinary copy, asked for later, would wait for all that the device has been given meanwhile."""
     if values.device.type != "cuda":
-        return values.tolist
+        now: list[float] = values.tolist()
+        return lambda: now
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -88,18 +88,28 @@ class PartialFile:
 
     def _claimed(self) -> IO[bytes]:
         """FILE.part, opened for this process alone; made if it is not there."""
+        refused = UsageError(f"{self.path}: another process writes it; wait, or give another -o")
         try:
             stream = self.part.open("r+b" if self.part.exists() else "xb")
-            with suppress(ImportError, OSError):  # where files cannot be locked, one must take care oneself
-                # The one that had it may have finished meanwhile, and renamed it.
-                if lock(stream) and os.path.samestat(os.fstat(stream.fileno()), self.part.stat()):
-                    return stream
-                raise UsageError(f"{self.path}: another process writes it; wait, or give another -o")
-            return stream
         except FileExistsError:
-            raise UsageError(f"{self.path}: another process writes it; wait, or give another -o") from None
+            raise refused from None
         except OSError as error:
             raise StorageError(f"{self.path}: cannot write: {error.strerror}") from None
+        try:
+            mine = lock(stream)
+        except (ImportError, OSError):
+            mine = True  # where files cannot be locked, one must see to it oneself
+        if mine and self._is_in_place(stream):
+            return stream
+        stream.close()
+        raise refused
+
+    def _is_in_place(self, stream: IO[bytes]) -> bool:
+        """Whether an open file is FILE.part still: who had it before may have given it its name meanwhile."""
+        try:
+            return os.path.samestat(os.fstat(stream.fileno()), self.part.stat())
+        except FileNotFoundError:
+            return False
 
     def _noted(self) -> dict[str, Any] | None:
         """What the note says, if there is one. Raises UsageError if a file is in the way that is not ours."""
@@ -182,18 +192,25 @@ class PartialFile:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
-            self.stream.close()
-            if kind is None:
+            self._leave(kind is None, error)
+        finally:
+            with suppress(OSError):
+                self.stream.close()  # last, for the lock goes with it
+
+    def _leave(self, complete: bool, error: BaseException | None) -> None:
+        try:
+            if complete:
+                self.stream.flush()
                 if self.path.is_file():
                     self.part.chmod(self.path.stat().st_mode)
                 self.part.replace(self.path)
-                self.note.unlink()
+                self.note.unlink(missing_ok=True)
                 return
         except OSError as failure:
-            error = error or failure
+            error = failure
         if isinstance(error, UsageError) and self.saved:  # which says that it can not be gone on with
             return
-        if self.saved or kind is None:
+        if self.saved or complete:
             log.warning("%s answers %d lines; --continue goes on from there", self.part, self.saved)
         else:
             self._remove()

@@ -262,7 +262,9 @@ class TrainingConfig(Section):
     validate_every: PositiveInt = Field(500, description="steps between validations; one more at the end")
     validation_beam_size: int = Field(1, ge=1, le=128, description="beams for the translations it scores")
     checkpoint_every: PositiveInt = Field(500, description="steps between checkpoints; one more at the end")
-    keep_checkpoints: PositiveInt = Field(3, description="newest checkpoints kept; the best is kept besides")
+    keep_checkpoints: PositiveInt = Field(
+        3, description="newest kept, and as many of checkpoint_every's; and the best"
+    )
     log_every: PositiveInt = Field(50, description="steps between lines of metrics.jsonl")
     best_metric: Literal["bleu", "chrf", "nll"] = Field("bleu", description="score that picks the best")
     patience: PositiveInt | None = Field(10, description="validations without improvement that end training")

@@ -29,9 +29,9 @@ def test_the_cpu_is_always_there():
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_what_is_fetched_are_the_values_of_then(device):
     values = torch.arange(3.0, device=device)
-    read = fetched(values * 2)
+    read = fetched(values)
     values += 1
-    assert read() == [0.0, 2.0, 4.0]
+    assert read() == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.gpu

@@ -510,8 +510,9 @@ def test_a_model_folder_that_a_crash_left_behind_is_made_anew(make_config):
     (run / "model/manifest.json").write_text("{}")
     go(make_config())  # a finished run
     assert (run / "model/model.safetensors").read_bytes() == good
-    go(make_config(decoding={"beam_size": 2}))
+    go(make_config(decoding={"beam_size": 2, "max_length_ratio": 1.4}))
     assert load_model(run).config.decoding.beam_size == 2
+    assert load_model(run).config.decoding.max_length_ratio == 1.4
 
 
 def test_a_tokenizer_can_be_taken_from_another_model(make_config, run_dir):

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mtrain import partial
 from mtrain.errors import StorageError, UsageError
 from mtrain.partial import PartialFile, answer_lines
+from mtrain.storage import lock
 
 LINES = [f"line {number}" for number in range(10)]
 JOB = {"model": "m", "decoding": {"beam_size": 5}, "lines_each": 1}
@@ -176,11 +178,36 @@ def test_two_processes_that_begin_at_the_same_time(tmp_path: Path) -> None:
     first, second = (PartialFile(tmp_path / "out", JOB, go_on=False) for _ in range(2))
     with first, pytest.raises(UsageError, match="another process writes it"), second:
         pass
-    late = PartialFile(tmp_path / "out", JOB, go_on=False)
-    with late:
-        (tmp_path / "out.part").rename(tmp_path / "elsewhere")  # as the one that had it does in the end
-        (tmp_path / "elsewhere").rename(tmp_path / "out.part")
-    assert (tmp_path / "out").read_text() == ""
+
+
+def test_a_file_that_came_to_its_end_meanwhile_is_not_emptied(tmp_path: Path, monkeypatch) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        answer_lines(iter(LINES), answering(5), tmp_path / "out", JOB, go_on=False)
+    (tmp_path / "out.part").write_text("all of it\n")
+
+    def late(stream):  # who had it gives it its name before it can be locked
+        (tmp_path / "out.part").rename(tmp_path / "out")
+        return lock(stream)
+
+    monkeypatch.setattr(partial, "lock", late)
+    with pytest.raises(UsageError, match="another process writes it"):
+        answer_lines(iter(LINES), answering(), tmp_path / "out", JOB, go_on=False)
+    assert (tmp_path / "out").read_text() == "all of it\n"
+
+
+def test_a_file_is_locked_until_it_has_its_name(tmp_path: Path, monkeypatch) -> None:
+    real, refused = Path.replace, []
+
+    def replace(self, target):
+        if self.name == "out.part":
+            with pytest.raises(UsageError, match="another process writes it"):
+                PartialFile(tmp_path / "out", JOB, go_on=False)
+            refused.append(1)
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    answer_lines(iter(LINES), answering(), tmp_path / "out", JOB, go_on=False)
+    assert refused and (tmp_path / "out").read_text() == whole()
 
 
 def test_a_note_that_outlived_its_job_is_no_hindrance(tmp_path: Path) -> None:

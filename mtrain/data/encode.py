@@ -187,8 +187,8 @@ def _listed(dropped: dict[str, int]) -> str:
 def _draw_holdout(pairs: Iterable[Pair], count: int, seed: int) -> list[Pair]:
     """`count` pairs of different sources, each source as likely as any other, in corpus order.
 
-    They are those whose hash of seed and source is smallest: where the corpus grows or is mended, the draw of
-    all that did not change stays as it was, and training does not get to see what it is validated on.
+    They are those whose hash of seed and source is smallest. Where the corpus grows, none that was trained on
+    comes to be held out; where it shrinks, as many as the held-out ones that are gone.
     """
     drawn: dict[int, tuple[int, Pair]] = {}  # by hash
     heap: list[int] = []  # the same hashes, negated: the largest is on top

@@ -147,25 +147,29 @@ class Trainer:
             log.info("going on from %s", checkpoint.folder)
         self.feed = Feed(data.train, config, tokenizer.special, device, self._pass_tokens(data), workers)
         self.validator = Validator(data.validation, config, tokenizer, device, self.feed.pass_tokens)
-        self._compare_with_before()
+        self._note_arithmetic()
         self.saved_step, self.failed_saves = -1, 0
         self.saved_best = self.state.best_step, self.state.best_score
         self.total_steps = self._planned_steps()
         self.progress = Progress(self.run_dir, self.state, self.total_steps, self.learner.precision, quiet)
 
-    def _compare_with_before(self) -> None:
-        """Tell what is not as it was before an interruption, and note in the state what it is now."""
-        state, precision = self.state, self.learner.precision
-        arithmetic = describe_arithmetic(self.device, precision, len(self.learner.replicas))
-        arithmetic += f", passes of {self.feed.pass_tokens} tokens"
-        if self.checkpoint is not None and state.arithmetic != arithmetic:
-            log.warning("%s; before: %s: goes on, not bit for bit", arithmetic, state.arithmetic)
-        measure = self.validator.fingerprint()
+    def _note_arithmetic(self) -> None:
+        """Tell whether the last bits of a step come out as before an interruption."""
+        machine = describe_arithmetic(self.device, self.learner.precision, len(self.learner.replicas))
+        arithmetic = f"{machine}, passes of {self.feed.pass_tokens} tokens"
+        if self.checkpoint is not None and self.state.arithmetic != arithmetic:
+            log.warning("%s; before: %s: goes on, not bit for bit", arithmetic, self.state.arithmetic)
+        self.state.arithmetic = arithmetic
+
+    def _note_validation(self) -> None:
+        """Forget the best score if what is measured from now on does not compare with it."""
+        state, measure = self.state, self.validator.fingerprint()
         if state.best_score is not None and state.validation_fingerprint != measure:
             log.warning("validation: other pairs or another search than before; the best score starts anew")
             state.best_step = state.best_score = None
             state.validations_without_improvement = 0
-        state.arithmetic, state.validation_fingerprint = arithmetic, measure
+            self.saved_best = (None, None)
+        state.validation_fingerprint = measure
 
     def run(self, stop: StopSignal) -> None:
         """Train until a limit, lost patience or a signal ends it, if none has already."""
@@ -175,6 +179,7 @@ class Trainer:
         if reason:
             log.info("already finished: %s; raise the limit to train on", reason)
             return
+        self._note_validation()
         if self.checkpoint is not None:
             set_newer_aside(self.checkpoint)
         self.progress.cut_back()

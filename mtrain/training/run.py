@@ -142,13 +142,17 @@ def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any
 def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
     """The run's tokenizer: learnt from the training text, or taken from `tokenizer.path`, if there is none.
 
-    Raises UsageError if one learnt with other settings is there, or `force` would orphan checkpoints.
+    Raises UsageError if one learnt with other settings is there, or `force` would orphan checkpoints;
+    ModelError if checkpoints are there and it is not.
     """
     run_dir, recipe, data = Path(config.run_dir), config.tokenizer, config.data
     folder = run_dir / "tokenizer"
     settings, learnt_from = folder / "config.yaml", folder / "learnt-from.json"
-    contents = json.dumps([content_hash(corpus) for corpus in data.train]) + "\n"
     trained = bool(checkpoint_folders(run_dir))
+
+    def contents() -> str:
+        return json.dumps([content_hash(corpus) for corpus in data.train]) + "\n"
+
     if force and trained:
         raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")
     if settings.exists() and not force:
@@ -157,7 +161,7 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
                 f"{folder}: was learnt with other tokenizer settings; set them back, or replace it by "
                 "`mtrain tokenize CONFIG --force`"
             )
-        if not trained and learnt_from.exists() and learnt_from.read_text(encoding="utf-8") != contents:
+        if not trained and learnt_from.exists() and learnt_from.read_text(encoding="utf-8") != contents():
             log.warning("tokenizer: learnt before data.train changed; `mtrain tokenize --force` renews it")
         return Tokenizer(folder)
     if trained:
@@ -170,7 +174,7 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
     def fill(temporary: Path) -> None:
         if recipe.path is None:
             train_tokenizer(recipe, side(0), side(1), temporary, config.seed)
-            write_text(temporary / learnt_from.name, contents)
+            write_text(temporary / learnt_from.name, contents())
         else:
             copy_tokenizer(tokenizer_folder(Path(recipe.path)), temporary)
         write_text(temporary / settings.name, to_yaml(recipe))

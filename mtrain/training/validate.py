@@ -45,13 +45,15 @@ class Validator:
         self.batches = self._encode(pass_tokens)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the pairs and of the search: scores compare only where it is equal."""
-        of_no_effect = {"batch_tokens", "workers", "precision", "seed"}
+        """SHA-256 of the pairs, the pieces and the search: scores compare only where it is equal."""
+        of_no_effect = {"batch_tokens", "workers", "precision", "seed", "temperature", "top_k", "top_p"}
         if self.decoding.beam_size == 1:  # then there is nothing to choose from
             of_no_effect |= {"length_penalty", "stop"}
         search = self.decoding.model_dump(mode="json", exclude=of_no_effect)
-        value = json.dumps([self.sources, self.references, search], sort_keys=True)
-        return hashlib.sha256(value.encode()).hexdigest()
+        if self.config.training.best_metric == "nll":  # which nothing is searched for
+            search = {}
+        value = [self.sources, self.references, self.tokenizer.fingerprint(), search]
+        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
     def _encode(self, pass_tokens: int) -> list[Batch]:
         """Batches for the loss; pairs over `data.max_length` are cut."""

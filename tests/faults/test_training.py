@@ -107,7 +107,6 @@ def test_16_the_rehearsal_too_halves_what_memory_does_not_hold(make_config, monk
         return real(hidden, *arguments)
 
     monkeypatch.setattr(step, "projected_cross_entropy", limited)
-    monkeypatch.setattr("mtrain.training.validate.projected_cross_entropy", real)
     run = go(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 128}))
     assert "they are halved" in caplog.text and last_checkpoint(run).name == "step-00000008"
     go(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 64, "max_steps": 10}))
