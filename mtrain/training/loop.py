@@ -225,7 +225,7 @@ class Trainer:
         state.target_tokens_seen += step.tokens
         state.epoch, state.next_batch = step.position
         sums = self.learner.step(step.batches, step.tokens, self.rate)
-        self.average.update(state.step)
+        self.learner.alone(lambda: self.average.update(state.step))
         return sums
 
     @property

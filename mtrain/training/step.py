@@ -2,10 +2,10 @@
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from mtrain.model.transformer import Transformer
 from mtrain.schema import TrainingConfig
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 class StepSums(NamedTuple):
@@ -84,6 +86,14 @@ class Learner:
         device.
         """
         sums = self._accumulate_in_memory(list(batches), tokens)
+        return self.alone(lambda: self._update(sums, tokens, rate))
+
+    def alone(self, work: Callable[[], Result]) -> Result:
+        """Do what has a small part for each parameter on the cores of one worker. All cores would wait for
+        each other at every part, and for long where another program has one of them."""
+        return work() if self.pool is None else self.pool.submit(work).result()
+
+    def _update(self, sums: Tensor, tokens: int, rate: float) -> StepSums:
         if self.scale.enabled:
             torch._foreach_mul_(_gradients(self.model), 1 / self.scale.factor)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm or float("inf"))
@@ -126,12 +136,15 @@ class Learner:
         ]
         wait(jobs)  # also where one has failed: nothing may touch the gradients meanwhile
         sums = torch.stack([job.result() for job in jobs]).sum(0)
-        for replica in busy[1:]:
+        self.alone(lambda: self._merge(busy[1:]))
+        return sums
+
+    def _merge(self, replicas: Sequence[Transformer]) -> None:
+        for replica in replicas:
             mine, others = _gradients(self.model), _gradients(replica)
             assert len(mine) == len(others), "every pass reaches the same parameters"
             torch._foreach_add_(mine, others)
             replica.zero_grad(set_to_none=True)
-        return sums
 
     def _passes(
         self, model: Transformer, batches: Sequence[Batch], tokens: int, seed: int | None = None
