@@ -33,8 +33,10 @@ def answer_lines(
 
     Raises UsageError if there is nothing to go on with, but a file that does not answer each line.
     """
-    if path is None or (path.exists() and not path.is_file()) or terminal.is_stdout(path):
-        with terminal.output(None if path is not None and terminal.is_stdout(path) else path) as out:
+    if path is not None and terminal.is_stdout(path):
+        path = None
+    if path is None or (path.exists() and not path.is_file()):
+        with terminal.output(path) as out:
             flushed = time.monotonic()
             for answer in answers(lines, 0):
                 out.write(answer)
@@ -130,9 +132,8 @@ class PartialFile:
     def __enter__(self) -> Self:
         try:
             self.stream = self.claimed or self._claimed()
-            kept = (
-                self.noted["bytes"] if self.noted else 0
-            )  # what was written after the note is answered again
+            # What was written after the note is answered again.
+            kept = self.noted["bytes"] if self.noted else 0
             self.stream.truncate(kept)
             self.stream.seek(kept)
             if not self.noted:

@@ -128,9 +128,7 @@ def test_marian_takes_mtrains_own_vocabularies(tokenizers, tmp_path, joint):
 def test_a_trained_model_translates_the_same(run_dir, tmp_path):
     """By CTranslate2's and SentencePiece's own functions, as one would use what lies in the folder."""
     said = export_model(run_dir, tmp_path / "out", "ctranslate2", None, ["\u200b", "It rains."])
-    assert said[0].startswith(
-        "1 sentences: 1 translations identical"
-    )  # the first text has no pieces, and is left out
+    assert said[0].startswith("1 sentences: 1 translations identical")  # the other text has no pieces
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "out" / "joint.model"))
     exported = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", compute_type="float32")
     translator = Translator.load(run_dir, "cpu", ["decoding.precision=fp32"])

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -247,6 +248,18 @@ def test_fp16_scales_the_loss_down_when_it_overflows_and_up_again(parts, monkeyp
     other = Learner(model, recipe)
     other.scale.restore(learner.scale.state())
     assert other.scale.state() == learner.scale.state() == [65536, 1]
+
+
+def test_the_update_keeps_to_the_cores_of_one_worker(parts, monkeypatch):
+    """All cores would wait for each other at every parameter, and for long where another program has one."""
+    config, model, data, tokenizer = parts
+    learner, threads = Learner(model, config.training, workers=2), []
+    real = learner.optimizer.step
+    monkeypatch.setattr(
+        learner.optimizer, "step", lambda: (threads.append(threading.current_thread().name), real())
+    )
+    learner.step(batches_of([[0, 1], [2, 3]], data, tokenizer), 9, 0.1)
+    assert len(threads) == 1 and threads[0].startswith("mtrain_")
 
 
 def test_what_goes_wrong_in_a_worker_is_told(parts, monkeypatch):

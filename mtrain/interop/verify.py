@@ -105,11 +105,14 @@ def _log_probs(loaded: LoadedModel, row: list[int], said: list[int]) -> list[flo
 def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact: bool) -> list[str]:
     """Translate and score the same texts, or some made of the vocabulary's pieces, by both: a summary, and
     the texts whose translations differ. Where `exact`, raises ModelError if they do for no reason."""
-    some = [text for text, ids in zip(texts, loaded.tokenizer.encode_source(list(texts)), strict=True) if ids]
-    given = some or sample_texts(loaded.tokenizer)
+    encoded = zip(texts, loaded.tokenizer.encode_source(list(texts)), strict=True)
+    given = [(text, ids) for text, ids in encoded if ids]
+    if not given:
+        samples = sample_texts(loaded.tokenizer)
+        given = list(zip(samples, loaded.tokenizer.encode_source(samples), strict=True))
     largest, lines = 0.0, []
-    for text in given:
-        row = loaded.tokenizer.encode_source([text])[0][: loaded.config.max_length - 1]
+    for text, ids in given:
+        row = ids[: loaded.config.max_length - 1]
         if (
             exported.encode is not None
             and len(row) < loaded.config.max_length - 1
