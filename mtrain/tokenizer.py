@@ -57,7 +57,7 @@ def _learn(config: TokenizerConfig, sentences: Sentences, seed: int, side: str) 
         try:
             yield from sentences()
             # Only now is all of the text known to be readable and aligned.
-            log.info("tokenizer: learning %d %s pieces%s", config.vocab_size, config.type, side)
+            log.info("tokenizer: learning %d %s pieces%s", size, config.type, side)
         except BaseException as error:  # SentencePiece would make a RuntimeError of it
             failures.append(error)
             raise
