@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +21,7 @@ from mtrain.decoding.mbr import rank
 from mtrain.decoding.search import search
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
-from mtrain.device import autocast, resolve_precision, thread_pool, workers_for
+from mtrain.device import resolve_precision, thread_pool, workers_for
 from mtrain.errors import ModelError, UsageError
 from mtrain.metrics import make_metrics
 from mtrain.model.transformer import Transformer
@@ -68,7 +67,8 @@ class Decoder:
         self.originals, self.tokenizer, self.device = models, tokenizer, device
         self.config, self.target_lang, self.alone = config, target_lang, alone
         self.precision = resolve_precision(device, config.precision)
-        self.models = [self._prepared(model) for model in models]
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision)
+        self.models = [model.for_decoding(dtype) for model in models]
         self.workers = workers_for(device) if config.workers == "auto" else config.workers
         self.pool = thread_pool(self.workers)
         self.helpers = Helpers(0 if alone or device.type != "cpu" else self.workers - 1)
@@ -85,17 +85,6 @@ class Decoder:
         other = copy.copy(self)
         other.config, other.metric = config, _metric(config, self.target_lang)
         return other
-
-    def _prepared(self, model: Transformer) -> Transformer:
-        """On a CPU the weights are rounded once, and only products that gain by it are; elsewhere autocast
-        does it as it goes."""
-        if self.device.type != "cpu":
-            return model
-        return model.for_decoding({"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision))
-
-    def arithmetic(self) -> AbstractContextManager[object]:
-        """The context that the models are to run in."""
-        return autocast(self.device, "fp32" if self.device.type == "cpu" else self.precision)
 
     def __call__(
         self, parts: Sequence[Part], n_best: int, alignments: bool, scored: bool = True
@@ -132,11 +121,10 @@ class Decoder:
         """As a call, of parts that are decoded together."""
         source, keep = padded([part.source for part in parts], self.models[0].config.pad_id, self.device)
         prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
-        with self.arithmetic():
-            found = search(self.models, source, keep, self.config, prefixes, keys, scored)
-            found = [self._possible(hypotheses) for hypotheses in found]
-            found = [self._ranked(hypotheses)[:n_best] for hypotheses in found]
-            aligned = self._align(parts, source, keep, found) if alignments else None
+        found = search(self.models, source, keep, self.config, prefixes, keys, scored)
+        found = [self._possible(hypotheses) for hypotheses in found]
+        found = [self._ranked(hypotheses)[:n_best] for hypotheses in found]
+        aligned = self._align(parts, source, keep, found) if alignments else None
         texts = iter(self.tokenizer.decode([h.ids for hypotheses in found for h in hypotheses]))
         return [
             [

@@ -70,8 +70,7 @@ def _force(
 ) -> Tensor:
     ids, device = translator.tokenizer.special, translator.device
     rows, keep = padded(source, ids.pad, device)
-    with translator.decoder.arithmetic():
-        return force(translator.decoder.models, rows, keep, padded(target, ids.pad, device)[0], seen)
+    return force(translator.decoder.models, rows, keep, padded(target, ids.pad, device)[0], seen)
 
 
 def attention(

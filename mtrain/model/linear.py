@@ -16,7 +16,9 @@ class Low:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype):
         self.weight, self.bias, self.dtype = weight.detach(), None if bias is None else bias.detach(), dtype
-        self.least = 0 if weight.numel() >= WORTH_READING else WORTH_LOWERING / len(weight)
+        # A GPU multiplies in few bits many times as fast, whatever the size.
+        always = weight.is_cuda or weight.numel() >= WORTH_READING
+        self.least = 0 if always else WORTH_LOWERING / len(weight)
         self.packed: Tensor | None = None
         self.packed_bias: Tensor | None = None
         self.parts: dict[tuple[int, int | None], Low] = {}
@@ -64,7 +66,7 @@ def pack(weight: Tensor) -> Tensor:
     """A weight in bf16 as oneDNN wants it, who would otherwise lay it out anew for each product: half of the
     time of one with few rows. By what torch.compile packs with; where there is no such, it stays as it is."""
     ops = torch.ops.mkldnn
-    if weight.dtype != torch.bfloat16 or not all(hasattr(ops, name) for name in _PACKING):
+    if weight.is_cuda or weight.dtype != torch.bfloat16 or not all(hasattr(ops, name) for name in _PACKING):
         return weight
     return ops._reorder_linear_weight(weight) if ops._is_mkldnn_bf16_supported() else weight
 
