@@ -36,7 +36,12 @@ class StorageError(MtrainError, exit_code=6):
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of Python's or PyTorch's says that memory is used up."""
     kind = type(error).__name__
-    return kind == "MemoryError" or "OutOfMemory" in kind or "can't allocate" in str(error)
+    said = (
+        "can't allocate",
+        "out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+    )  # by the CPU's allocator, by CUDA's
+    return kind == "MemoryError" or "OutOfMemory" in kind or any(words in str(error) for words in said)
 
 
 class Interrupted(MtrainError, exit_code=130):

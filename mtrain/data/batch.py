@@ -1,5 +1,6 @@
 """The tensors of one forward pass."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -23,10 +24,18 @@ class Batch:
     target_tokens: int  # labels that are not padding
     rows: list[int]  # where the pairs lie in the corpus
 
-    def halves(self) -> list[Self]:
-        """Its first and its second half, or itself if it is a single pair."""
+    @property
+    def positions(self) -> int:
+        """Of both sides, padding included."""
+        return self.source.numel() + self.labels.numel()
+
+    def cut(self, most: float) -> list[Self]:
+        """Parts of it with at most so many positions, or of a single pair, by halving."""
         middle = len(self.rows) // 2
-        return [self._part(slice(None, middle)), self._part(slice(middle, None))] if middle else [self]
+        if self.positions <= most or not middle:
+            return [self]
+        halves = self._part(slice(None, middle)), self._part(slice(middle, None))
+        return [part for half in halves for part in half.cut(most)]
 
     def _part(self, part: slice) -> Self:
         tensors = (x[part] for x in (self.source, self.source_keep, self.target_in, self.labels))
@@ -34,13 +43,15 @@ class Batch:
         return type(self)(*tensors, tokens, self.rows[part])  # type: ignore[call-arg, arg-type]
 
     def to(self, device: torch.device) -> Self:
-        """The same batch on a device; copying to a GPU does not block the host."""
+        """The same batch on a device. To copy a pinned one to a GPU does not block the host."""
+        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
 
-        def move(tensor: Tensor) -> Tensor:
-            pinned = tensor.pin_memory() if device.type == "cuda" and not tensor.is_cuda else tensor
-            return pinned.to(device, non_blocking=True)
+    def pinned(self) -> Self:
+        """The same batch in memory that a GPU can read by itself."""
+        return self._with(Tensor.pin_memory)
 
-        tensors = map(move, (self.source, self.source_keep, self.target_in, self.labels))
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Self:
+        tensors = map(change, (self.source, self.source_keep, self.target_in, self.labels))
         return type(self)(*tensors, self.target_tokens, self.rows)  # type: ignore[call-arg, arg-type]
 
 

@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
 
 class Feed:
-    """Training batches of a corpus, on `device`. Every step has a multiple of `workers` passes, or fewer."""
+    """Training batches of a corpus, for `device`. Every step has a multiple of `workers` passes, or fewer."""
 
     def __init__(
         self,
@@ -66,10 +66,11 @@ class Feed:
         return Step(epoch + 1, plan.step_tokens[index], batches, after)
 
     def batch(self, rows: Rows, corpus: EncodedCorpus) -> Batch:
-        """The tensors of some pairs of an epoch's corpus."""
+        """The tensors of some pairs of an epoch's corpus, from where they can be copied to the device without
+        waiting. They are not on it yet: what they need there is to come and go with the pass."""
         indices: list[int] = rows.tolist()
         batch = collate(*corpus.fetch(indices), self.special.pad, self.special.bos, indices)
-        return batch.to(self.device)
+        return batch.pinned() if self.device.type == "cuda" else batch
 
     def largest(self, epoch: int) -> list[Batch]:
         """The batches of an epoch that need most memory: of most positions, of most pairs of them."""

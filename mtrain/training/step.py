@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import AbstractContextManager
@@ -77,6 +78,7 @@ class Learner:
             for replica in self.replicas:
                 replica.compile(dynamic=True)
         self.pool = thread_pool(workers)
+        self.most = math.inf  # positions of a pass that memory holds, padding included
 
     def step(self, batches: Sequence[Batch], tokens: int, rate: float) -> StepSums:
         """Learn from `batches`, whose `tokens` target tokens share the loss equally, at learning rate `rate`.
@@ -107,20 +109,26 @@ class Learner:
         return StepSums(torch.stack([*sums, norm, bad]), tokens)
 
     def _accumulate_in_memory(self, batches: list[Batch], tokens: int) -> Tensor:
-        """As `_accumulate`, but where memory does not hold a pass, all that have two pairs are halved."""
+        """As `_accumulate`, but where memory does not hold the passes, the larger ones are halved, from then
+        on."""
         while True:
+            batches = [part for batch in batches for part in batch.cut(self.most)]
             try:
                 return self._accumulate(batches, tokens)
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error) or all(len(batch.rows) == 1 for batch in batches):
+                several = [batch.positions for batch in batches if len(batch.rows) > 1]
+                if not is_out_of_memory(error) or not several:
                     raise
+                self.most = max(several) / 2
                 pairs = sum(len(batch.rows) for batch in batches)
-                log.warning("out of memory in %d passes of %d pairs; they are halved", len(batches), pairs)
+                log.warning(
+                    "out of memory in %d passes of %d pairs; from now on at most %d positions are in one",
+                    *(len(batches), pairs, self.most),
+                )
             for replica in self.replicas:
                 replica.zero_grad(set_to_none=True)  # of the passes that did fit
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            batches = [half for batch in batches for half in batch.halves()]
 
     def _accumulate(self, batches: Sequence[Batch], tokens: int) -> Tensor:
         """Sum the gradients of all passes into the model's; returns summed loss and nll (2,)."""
@@ -168,12 +176,14 @@ class Learner:
             return projected_cross_entropy(hidden, *model.projection(), labels, moved.target_tokens, *options)
 
     def rehearse(self, batch: Batch) -> None:
-        """Take a batch through every worker at once, and forget it."""
-        with self.generators_restored():
-            self._accumulate_in_memory([batch] * len(self.replicas), batch.target_tokens)
+        """Take a batch through every worker at once, beside all that training holds, and forget it."""
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         # The optimizer makes its moments, and changes nothing.
         self.optimizer.found_inf = torch.ones((), device=self.device)  # type: ignore[attr-defined]
         self.optimizer.step()
+        with self.generators_restored():
+            self._accumulate_in_memory([batch] * len(self.replicas), batch.target_tokens)
         self.optimizer.zero_grad(set_to_none=True)
 
     def generators_restored(self) -> AbstractContextManager[None]:

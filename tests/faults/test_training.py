@@ -78,7 +78,7 @@ def test_16_a_pass_that_memory_does_not_hold_is_halved(parts, monkeypatch, caplo
     tokens = sum(batch.target_tokens for batch in batches)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     changes, real = [], step.projected_cross_entropy
-    for most in (99, 2):
+    for most in (99, 1):
 
         def limited(hidden, *arguments, most=most):
             if len(hidden) > most:
@@ -94,8 +94,11 @@ def test_16_a_pass_that_memory_does_not_hold_is_halved(parts, monkeypatch, caplo
         changes[-1]["values"] = values
     for name, change in changes[0].items():
         torch.testing.assert_close(change, changes[1][name], rtol=1e-10, atol=1e-12)
-    assert caplog.text.count("out of memory in 2 passes of 8 pairs; they are halved") == 1
-    assert "out of memory in 4 passes of 8 pairs" in caplog.text
+    text, most = caplog.text, max(batch.positions for batch in batches)
+    assert text.count(f"out of memory in 2 passes of 8 pairs; from now on at most {most // 2} positions") == 1
+    assert text.count("out of memory") == 2
+    learner.step(batches, tokens, 1.0)
+    assert caplog.text.count("out of memory") == 2  # known by now
 
 
 def test_16_the_rehearsal_too_halves_what_memory_does_not_hold(make_config, monkeypatch, caplog):
@@ -108,7 +111,7 @@ def test_16_the_rehearsal_too_halves_what_memory_does_not_hold(make_config, monk
 
     monkeypatch.setattr(step, "projected_cross_entropy", limited)
     run = go(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 128}))
-    assert "they are halved" in caplog.text and last_checkpoint(run).name == "step-00000008"
+    assert "from now on" in caplog.text and last_checkpoint(run).name == "step-00000008"
     go(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 64, "max_steps": 10}))
     assert "passes of 64 tokens; before:" in caplog.text
     assert last_checkpoint(run).name == "step-00000010"
@@ -144,14 +147,17 @@ def test_a_loss_spike_is_told_with_its_rows(tmp_path, caplog):
     assert "rows 0, 1, 2, 3, 4, 5, 6, 7, .." in caplog.text and caplog.text.count("step ") == 1
 
 
-def test_halves_of_a_batch_are_its_pairs(parts):
+def test_parts_of_a_batch_are_its_pairs(parts):
     _, _, data, tokenizer = parts
     [batch] = batches_of([[3, 1, 6]], data, tokenizer)
-    first, second = batch.halves()
+    assert batch.cut(batch.positions) == [batch]
+    first, second = batch.cut(batch.positions - 1)
     assert (first.rows, second.rows) == ([3], [1, 6])
+    assert max(first.positions, second.positions) == batch.positions * 2 // 3
     assert first.target_tokens + second.target_tokens == batch.target_tokens
     assert torch.equal(torch.cat([first.labels, second.labels]), batch.labels)
-    assert first.halves() == [first] and replace(first).rows == [3]
+    assert first.cut(0) == [first] and replace(first).rows == [3]
+    assert [part.rows for part in batch.cut(0)] == [[3], [1], [6]]
 
 
 def test_15_a_run_that_diverged_ends_with_its_code_and_finite_weights(
