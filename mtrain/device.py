@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 
 import torch
 
@@ -24,6 +25,8 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = f"{torch.cuda.device_count() or 'no'} CUDA device(s)"
         raise UsageError(f"--device {name}: this machine has {found}; give --device cpu or auto")
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # where libraries put what they are not told a place for
     return device
 
 
@@ -56,10 +59,12 @@ def resolve_precision(device: torch.device, setting: str) -> str:
 
 
 def compiles(device: torch.device, setting: str) -> bool:
-    """Whether `training.compile` means torch.compile. `auto`: on a GPU, to launch fewer kernels (not timed);
-    not on a CPU, where it needs a C++ compiler and a minute, and a step of the tiny model, in bf16 and on one
-    thread, then took 1.6 times as long."""
-    return setting == "on" or (setting == "auto" and device.type == "cuda")
+    """Whether `training.compile` means torch.compile. `auto`: on a GPU that it can compile for, to launch
+    fewer kernels (not timed); not on a CPU, where it needs a C++ compiler and a minute, and a step of the
+    tiny model, in bf16 and on one thread, then took 1.6 times as long."""
+    if setting == "auto" and device.type == "cuda":  # Triton is for the generations from Volta on
+        return torch.cuda.get_device_capability(device) >= (7, 0) and find_spec("triton") is not None
+    return setting == "on"
 
 
 def workers_for(device: torch.device) -> int:

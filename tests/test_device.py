@@ -83,8 +83,14 @@ def test_workers_use_the_cores(monkeypatch, threads, workers):
     assert workers_for(torch.device("cpu")) == workers and workers_for(torch.device("cuda")) == 1
 
 
-def test_auto_compiles_on_gpus():
-    assert [compiles(torch.device(kind), "auto") for kind in ("cpu", "cuda")] == [False, True]
+@pytest.mark.parametrize(
+    ("generation", "triton", "compiled"),
+    [((9, 0), True, True), ((9, 0), False, False), ((6, 1), True, False)],
+)
+def test_auto_compiles_on_gpus_that_triton_is_for(monkeypatch, generation, triton, compiled):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: generation)
+    monkeypatch.setattr("mtrain.device.find_spec", lambda name: name if triton else None)
+    assert [compiles(torch.device(kind), "auto") for kind in ("cpu", "cuda")] == [False, compiled]
     assert compiles(torch.device("cpu"), "on") and not compiles(torch.device("cuda"), "off")
 
 

@@ -159,6 +159,8 @@ class Trainer:
         arithmetic = f"{machine}, passes of {self.feed.pass_tokens} tokens"
         if self.checkpoint is not None and self.state.arithmetic != arithmetic:
             log.warning("%s; before: %s: goes on, not bit for bit", arithmetic, self.state.arithmetic)
+        elif self.checkpoint is not None and self.device.type == "cuda":
+            log.info("a GPU adds up in an order of its own: goes on, not bit for bit")
         self.state.arithmetic = arithmetic
 
     def _note_validation(self) -> None:
