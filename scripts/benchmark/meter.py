@@ -1,5 +1,6 @@
 """Counting training steps over a span of wall time, in the same way for every tool."""
 
+import math
 import resource
 import sys
 import time
@@ -27,7 +28,7 @@ class Meter:
         now = time.perf_counter()
         if self.started is None:
             if now - self.created >= self.warmup:
-                self._synchronise()
+                synchronise(self.device)
                 self.started = time.perf_counter()
             return False
         self.steps += 1
@@ -35,7 +36,7 @@ class Meter:
         self.positions += positions
         if now - self.started < self.seconds:
             return False
-        self._synchronise()
+        synchronise(self.device)
         self.elapsed = time.perf_counter() - self.started
         return True
 
@@ -52,16 +53,18 @@ class Meter:
             "threads": torch.get_num_threads(),
         }
 
-    def _synchronise(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+
+def synchronise(device: torch.device) -> None:
+    """Wait for all that a GPU has been given to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def peak_mib(device: torch.device) -> float:
-    """The most memory that this process has held: tensors on a GPU; on a CPU resident memory, that of the
-    processes it has started and that still run included; MiB."""
+    """The most memory that this process has held: tensors on a GPU, NaN if they are not PyTorch's; on a CPU
+    resident memory, that of the processes it has started and that still run included; MiB."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
+        return torch.cuda.max_memory_allocated(device) / 2**20 if torch.cuda.is_initialized() else math.nan
     own = Path("/proc/self")
     if (own / "status").exists():  # getrusage would count the process that started this one as well
         started = [file.read_text().split() for file in own.glob("task/*/children")]

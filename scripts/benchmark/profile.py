@@ -5,11 +5,13 @@ import time
 from collections import Counter
 from typing import Any
 
+from torch._C._autograd import DeviceType
 from torch._C._profiler import _ExperimentalConfig
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from benchmark.job import Job, answer_with
+from benchmark.meter import synchronise
 from benchmark.product import open_trainer
 
 WARM_STEPS, STEPS = 3, 6
@@ -44,15 +46,19 @@ def run(job: Job) -> dict[str, Any]:
     steps = trainer.steps()
     for _ in range(WARM_STEPS):
         trainer.train_on(next(steps))
+    synchronise(trainer.device)
     start = time.perf_counter()
     with profile(activities=activities, experimental_config=everywhere) as profiler:
         for _ in range(STEPS):
             trainer.train_on(next(steps))
+        synchronise(trainer.device)
         wall = time.perf_counter() - start
     operations: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     for event in profiler.events():
+        if event.device_type != DeviceType.CPU:
+            continue  # a kernel by itself; its time is that of the operation that started it, too
         own = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1000 / STEPS
         operations[event.name] += own
         calls[event.name] += 1
