@@ -17,6 +17,9 @@ def open_trainer(job: Job) -> Trainer:
 def measure(job: Job) -> dict[str, Any]:
     """Train for the job's span of time."""
     trainer = open_trainer(job)
+    # As `fit` does. Where steps are compiled it takes longer than the warm-up.
+    for batch in trainer.feed.largest(0):
+        trainer.learner.rehearse(batch)
     meter = Meter(job)
     for step in trainer.steps():
         trainer.train_on(step)
