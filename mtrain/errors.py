@@ -36,11 +36,8 @@ class StorageError(MtrainError, exit_code=6):
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of Python's or PyTorch's says that memory is used up."""
     kind = type(error).__name__
-    said = (
-        "can't allocate",
-        "out of memory",
-        "CUBLAS_STATUS_ALLOC_FAILED",
-    )  # by the CPU's allocator, by CUDA's
+    # Words of PyTorch's for a CPU, of CUDA's, of cuBLAS's.
+    said = ("can't allocate", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
     return kind == "MemoryError" or "OutOfMemory" in kind or any(words in str(error) for words in said)
 
 

@@ -71,7 +71,15 @@ def test_15_three_steps_in_a_row_that_are_not_finite_end_training(make_config, m
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        MemoryError(),
+    ],
+)
 def test_16_a_pass_that_memory_does_not_hold_is_halved(parts, monkeypatch, caplog, workers, error):
     config, model, data, tokenizer = parts
     batches = batches_of([[0, 1, 2, 3, 4], [5, 6, 7]], data, tokenizer)
