@@ -175,6 +175,23 @@ def test_a_lowered_model_shares_its_parameters_and_rounds_large_products_alone(m
     torch.testing.assert_close(plain, rounded, rtol=0, atol=0.02 * float(full.abs().max()))
 
 
+@every_kind
+@torch.no_grad()
+def test_on_a_gpu_attention_and_its_cache_are_of_few_bits_too(monkeypatch, kind) -> None:
+    """The way of a GPU, taken by the CPU."""
+    monkeypatch.setattr("mtrain.model.linear._on_gpu", lambda _: True)
+    model = build(dtype=torch.float32, **kind)
+    source, kept, target = ids(3, 5), keep(5, 2, 4), ids(6, 6)
+    low, full = model.for_decoding(torch.bfloat16), logits(model, source, kept, target)
+    rounded, close = logits(low, source, kept, target), {"rtol": 0, "atol": 0.06 * float(full.abs().max())}
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), full, **close)
+    torch.testing.assert_close(decode_cached(low, source, kept, target, 2).float(), full, **close)
+    cache = low.start_cache(low.encode(source, kept), kept, 2, 6)
+    low.decode_next(target[:, 0], cache)
+    assert cache.layers[0].cross.dtype == cache.layers[0].own.dtype == torch.bfloat16
+
+
 @torch.no_grad()
 def test_cross_attention_weights_on_request() -> None:
     model, source, kept, target = build(decoder_layers=3), ids(2, 5), keep(5, 2), ids(4, 6)

@@ -20,6 +20,7 @@ from mtrain.config import override
 from mtrain.decoding.alignment import align
 from mtrain.decoding.helpers import Helpers
 from mtrain.decoding.mbr import rank
+from mtrain.decoding.score import score_pairs
 from mtrain.decoding.split import split_line, windows
 from mtrain.decoding.translation import Translation, join
 from mtrain.errors import ModelError, UsageError
@@ -40,6 +41,24 @@ def words_of(count: int, seed: int = 0) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------- batches
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_in_few_bits_as_on_a_gpu_it_says_the_same(run_dir: Path, monkeypatch, precision, beam_size) -> None:
+    monkeypatch.setattr("mtrain.model.linear._on_gpu", lambda _: True)
+    keys = [f"decoding.precision={precision}", f"decoding.beam_size={beam_size}", "decoding.workers=1"]
+    few = Translator.load(run_dir, "cpu", keys)
+    exact = few.with_settings(precision="fp32")
+    found, expected = (each.translate(SOURCES, alignments=True) for each in (few, exact))
+    assert [best.text for best in found] == TARGETS
+    assert [best.alignment for best in found] == [best.alignment for best in expected]
+    scores = [best.score for best in found], [best.score for best in expected]
+    assert scores[0] == pytest.approx(scores[1], abs=0.02) and scores[0] != scores[1]
+    covered = [each.with_settings(coverage_penalty=0.05).translate(SOURCES) for each in (few, exact)]
+    assert [best.text for best in covered[0]] == [best.text for best in covered[1]]
+    given, wanted = ([line.log_prob for line in score_pairs(each, PAIRS)] for each in (few, exact))
+    assert given == pytest.approx(wanted, abs=0.1) and given != wanted
 
 
 def test_threads_may_share_a_translator(translator: Translator) -> None:

@@ -66,7 +66,7 @@ class Predictor:
         (N, V), some barred since `next`, and their normalizers `totals` (N, 1): log-probabilities,
         rows of the sentence, and tokens, each (B, `count` or more, unless there are fewer), the best first.
 
-        Logits that a CPU projected in few bits tie or change places. Those of the candidates are then
+        Logits that were projected in few bits tie or change places. Those of the candidates are then
         computed anew, and the normalizers, to which they add most, are mended.
         """
         totals = totals.view_as(live)

@@ -16,8 +16,9 @@ class Low:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype):
         self.weight, self.bias, self.dtype = weight.detach(), None if bias is None else bias.detach(), dtype
+        self.on_gpu = _on_gpu(weight)
         # A GPU multiplies in few bits many times as fast, whatever the size.
-        always = weight.is_cuda or weight.numel() >= WORTH_READING
+        always = self.on_gpu or weight.numel() >= WORTH_READING
         self.least = 0 if always else WORTH_LOWERING / len(weight)
         self.packed: Tensor | None = None
         self.packed_bias: Tensor | None = None
@@ -66,7 +67,7 @@ def pack(weight: Tensor) -> Tensor:
     """A weight in bf16 as oneDNN wants it, who would otherwise lay it out anew for each product: half of the
     time of one with few rows. By what torch.compile packs with; where there is no such, it stays as it is."""
     ops = torch.ops.mkldnn
-    if weight.is_cuda or weight.dtype != torch.bfloat16 or not all(hasattr(ops, name) for name in _PACKING):
+    if _on_gpu(weight) or weight.dtype != torch.bfloat16 or not all(hasattr(ops, name) for name in _PACKING):
         return weight
     return ops._reorder_linear_weight(weight) if ops._is_mkldnn_bf16_supported() else weight
 
@@ -75,10 +76,15 @@ _PACKING = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supp
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, low: Low | None) -> Tensor:
-    """x W^T + b, computed by `low` if there is one and the product is large; in x's own precision."""
+    """x W^T + b, computed by `low` if there is one and the product is large. On a CPU it is of x's own
+    precision; a GPU leaves it in few bits, by which attention and the cache gain, too."""
     if low is None or not low.is_worth(x):
         return F.linear(x, weight, bias)
-    return low(x).to(x.dtype)
+    return low(x) if low.on_gpu else low(x).to(x.dtype)
+
+
+def _on_gpu(weight: Tensor) -> bool:
+    return weight.is_cuda
 
 
 class Linear(nn.Linear):
