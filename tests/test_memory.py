@@ -82,9 +82,17 @@ def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(make_config, 
     assert last.labels.size(0) * max(last.source.size(1), last.labels.size(1)) ** 2 == max(squares)
     before = torch.get_rng_state()
     weights = [parameter.clone() for parameter in trainer.model.parameters()]
+    moments, real, held = trainer.learner.optimizer.state.values(), trainer.learner.loss, []
+
+    def noting(*arguments):
+        gradients = [parameter.grad for parameter in trainer.model.parameters()]
+        held.append(all(gradient is not None for gradient in gradients) and len(moments) == len(gradients))
+        return real(*arguments)
+
+    monkeypatch.setattr(trainer.learner, "loss", noting)
     trainer.learner.rehearse(batch)
+    assert held == [True] * workers  # with all that a step holds beside its passes
     assert torch.equal(before, torch.get_rng_state())
-    moments = trainer.learner.optimizer.state.values()
     assert moments and all(not state["exp_avg"].any() and state["step"] == 0 for state in moments)
     for replica in trainer.learner.replicas:
         assert all(parameter.grad is None for parameter in replica.parameters())

@@ -153,10 +153,15 @@ class Trainer:
         self.total_steps = self._planned_steps()
         self.progress = Progress(self.run_dir, self.state, self.total_steps, self.learner.precision, quiet)
 
+    def _arithmetic(self) -> str:
+        """All that the last bits of a step depend on, besides what a checkpoint holds."""
+        machine = describe_arithmetic(self.device, self.learner.precision, len(self.learner.replicas))
+        cut = "" if self.learner.most == math.inf else f", cut to {self.learner.most:g} positions"
+        return f"{machine}, passes of {self.feed.pass_tokens} tokens{cut}"
+
     def _note_arithmetic(self) -> None:
         """Tell whether the last bits of a step come out as before an interruption."""
-        machine = describe_arithmetic(self.device, self.learner.precision, len(self.learner.replicas))
-        arithmetic = f"{machine}, passes of {self.feed.pass_tokens} tokens"
+        arithmetic = self._arithmetic()
         if self.checkpoint is not None and self.state.arithmetic != arithmetic:
             log.warning("%s; before: %s: goes on, not bit for bit", arithmetic, self.state.arithmetic)
         elif self.checkpoint is not None and self.device.type == "cuda":
@@ -297,7 +302,7 @@ class Trainer:
         """Save; what fails is tried again at once, and then at the next checkpoint, unless this is the `last`
         one or the third to fail. Raises StorageError then."""
         self.progress.read()
-        self.state.loss_scale = self.learner.scale.state()
+        self.state.loss_scale, self.state.arithmetic = self.learner.scale.state(), self._arithmetic()
         try:
             try:
                 self._write()

@@ -109,8 +109,8 @@ class Learner:
         return StepSums(torch.stack([*sums, norm, bad]), tokens)
 
     def _accumulate_in_memory(self, batches: list[Batch], tokens: int) -> Tensor:
-        """As `_accumulate`, but where memory does not hold the passes, the larger ones are halved, from then
-        on."""
+        """As `_accumulate`, but where memory does not hold the passes, no pass is to be more than half as
+        large as the largest of them, from then on. Which of them was too much is not known."""
         while True:
             batches = [part for batch in batches for part in batch.cut(self.most)]
             try:

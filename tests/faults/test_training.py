@@ -121,7 +121,7 @@ def test_16_the_rehearsal_too_halves_what_memory_does_not_hold(make_config, monk
     run = go(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 128}))
     assert "from now on" in caplog.text and last_checkpoint(run).name == "step-00000008"
     go(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 64, "max_steps": 10}))
-    assert "passes of 64 tokens; before:" in caplog.text
+    assert "passes of 64 tokens; before:" in caplog.text and "passes of 128 tokens, cut to " in caplog.text
     assert last_checkpoint(run).name == "step-00000010"
 
 
