@@ -13,7 +13,8 @@ from mtrain.errors import UsageError
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`. Raises UsageError if it is not there."""
+    """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`, which becomes PyTorch's present one. Raises
+    UsageError if it is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -258,7 +258,7 @@ class TrainingConfig(Section):
     ema_decay: Fraction | None = Field(None, description="use a moving average of the weights; per step")
     average_checkpoints: PositiveInt = Field(1, description="use the mean of the weights of so many")
     precision: Precision = Field("auto", description="of matrix products; auto: the fastest there is")
-    compile: Switch = Field("auto", description="by torch.compile; auto: on GPUs")
+    compile: Switch = Field("auto", description="by torch.compile; auto: on GPUs that Triton is for")
     validate_every: PositiveInt = Field(500, description="steps between validations; one more at the end")
     validation_beam_size: int = Field(1, ge=1, le=128, description="beams for the translations it scores")
     checkpoint_every: PositiveInt = Field(500, description="steps between checkpoints; one more at the end")
@@ -314,7 +314,7 @@ class DecodingConfig(Section):
     seed: int = Field(1, ge=0, lt=2**63, description="of samples")
     mbr: Literal["chrf", "bleu"] | None = Field(None, description="choose what is most like the others found")
     batch_tokens: PositiveInt = Field(8192, description="padded source tokens x hypotheses of a batch")
-    precision: Precision = Field("auto", description="as in training; of large products alone on a CPU")
+    precision: Precision = Field("auto", description="as in training; on a CPU of large products alone")
     workers: Workers = Field(
         "auto", description="batches decoded side by side, by processes that each hold the model"
     )

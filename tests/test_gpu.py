@@ -9,6 +9,7 @@ from test_fit import batches_of, go, losses, parts  # noqa: F401  (parts is a fi
 
 from mtrain import Translator
 from mtrain.device import fetched
+from mtrain.training.loop import make_trainer
 from mtrain.training.step import Learner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -35,6 +36,7 @@ def test_compiled_steps_of_any_sizes_measure_the_same(parts):  # noqa: F811
     for setting in ("off", "on"):
         recipe = config.training.model_copy(update={"precision": "fp32", "compile": setting})
         learner = Learner(copy.deepcopy(model).float().to("cuda"), recipe)
+        assert (learner.model._compiled_call_impl is not None) == (setting == "on")
         results[setting] = []
         for split in splits:
             batches = batches_of(split, data, tokenizer)
@@ -59,7 +61,13 @@ def test_a_step_never_waits_for_the_device(parts, precision):  # noqa: F811
     assert read()[0] > 0
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_batches_wait_in_memory_that_a_gpu_can_read(make_config):
+    trainer = make_trainer(make_config(), device="cuda", quiet=True)
+    batch = trainer.feed.largest(0)[0]
+    assert batch.source.is_pinned() and batch.cut(0)[-1].labels.is_pinned()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_translations_are_those_of_the_cpu(run_dir, precision):
     translator = Translator.load(run_dir, "cuda", [f"decoding.precision={precision}"])
     assert [t.text for t in translator.translate([source for source, _ in PAIRS])] == [
@@ -67,11 +75,13 @@ def test_translations_are_those_of_the_cpu(run_dir, precision):
     ]
 
 
-def test_a_run_with_every_dropout_trains_in_bf16_and_goes_on(make_config, monkeypatch):
+def test_a_run_with_every_dropout_trains_in_bf16_and_goes_on(make_config, monkeypatch, caplog):
+    caplog.set_level("INFO", "mtrain")
     monkeypatch.setattr("mtrain.training.loop.resolve_device", lambda _: torch.device("cuda"))
     rates = {"dropout": 0.1, "attention_dropout": 0.1, "word_dropout": 0.1}
     recipe = {"r_drop": 1.0, "precision": "bf16"}
     run = go(make_config(model=rates, training=recipe))
     go(make_config(model=rates, training={**recipe, "max_steps": 40}))
     history = losses(run)
+    assert "goes on, not bit for bit" in caplog.text
     assert history[-1][0] == 40 and history[-1][3] < history[0][3]
