@@ -1,6 +1,5 @@
 """Counting training steps over a span of wall time, in the same way for every tool."""
 
-import math
 import resource
 import sys
 import time
@@ -60,11 +59,11 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def peak_mib(device: torch.device) -> float:
-    """The most memory that this process has held: tensors on a GPU, NaN if they are not PyTorch's; on a CPU
-    resident memory, that of the processes it has started and that still run included; MiB."""
+def peak_mib(device: torch.device) -> float | None:
+    """The most memory that this process has held, MiB: tensors on a GPU, None if they are not PyTorch's; on a
+    CPU resident memory, that of the processes it has started and that still run included."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20 if torch.cuda.is_initialized() else math.nan
+        return torch.cuda.max_memory_allocated(device) / 2**20 if torch.cuda.is_initialized() else None
     own = Path("/proc/self")
     if (own / "status").exists():  # getrusage would count the process that started this one as well
         started = [file.read_text().split() for file in own.glob("task/*/children")]

@@ -10,16 +10,17 @@ from mtrain.training.loop import Trainer, make_trainer
 
 
 def open_trainer(job: Job) -> Trainer:
-    """The product's trainer, on the run that was prepared for all measurements."""
-    return make_trainer(load_config(Path(job.run_dir) / "config.yaml"), device=job.device, quiet=True)
+    """The product's trainer, on the run that was prepared for all measurements, ready for its first step."""
+    trainer = make_trainer(load_config(Path(job.run_dir) / "config.yaml"), device=job.device, quiet=True)
+    if trainer.device.type == "cuda":  # as `fit` does; there it compiles, which takes longer than warming up
+        for batch in trainer.feed.largest(0):
+            trainer.learner.rehearse(batch)
+    return trainer
 
 
 def measure(job: Job) -> dict[str, Any]:
     """Train for the job's span of time."""
     trainer = open_trainer(job)
-    # As `fit` does. Where steps are compiled it takes longer than the warm-up.
-    for batch in trainer.feed.largest(0):
-        trainer.learner.rehearse(batch)
     meter = Meter(job)
     for step in trainer.steps():
         trainer.train_on(step)

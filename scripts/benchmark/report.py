@@ -126,7 +126,8 @@ def decoding_table_of(result: dict[str, Any]) -> str:
             speed = cell["sentences_per_second"]["median"]
             cells.append(f"{speed:,.0f}" if cell["batch"] > 1 else f"{1000 / speed:,.1f}")
             cells.append(f"{cell['mtrain_ratio']:.2f} x" if "mtrain_ratio" in cell else "")
-        rows.append([*cells, f"{row['peak_mib']['median']:,.0f}"])
+        peak = row["peak_mib"]
+        rows.append([*cells, f"{peak['median']:,.0f}" if peak else "not known"])
     parts = [
         f"{result['date']}, mtrain {result['mtrain']} ({result['commit'] or 'no commit'}), torch "
         f"{machine['torch']}, {machine['device_name']}, {machine['threads']} threads",

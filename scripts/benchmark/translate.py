@@ -129,9 +129,9 @@ def _rows(runs: dict[Contestant, list[dict[str, Any]]]) -> list[dict[str, Any]]:
             if each != first:
                 cell["mtrain_ratio"] = neighbour_ratio(_speeds(runs[first], number), speeds)
             cells.append(cell)
-        peak = spread([result["peak_mib"] for result in results])
+        peaks = [result["peak_mib"] for result in results if result["peak_mib"] is not None]
         names = {"tool": each.tool, "precision": each.precision, "workers": each.workers}
-        rows.append({**names, "settings": cells, "peak_mib": peak})
+        rows.append({**names, "settings": cells, "peak_mib": spread(peaks) if peaks else None})
     return rows
 
 
