@@ -17,7 +17,7 @@ class Low:
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype):
         self.weight, self.bias, self.dtype = weight.detach(), None if bias is None else bias.detach(), dtype
         self.on_gpu = _on_gpu(weight)
-        # A GPU multiplies in few bits many times as fast, whatever the size.
+        # On a GPU all are lowered, as autocast would have it; from which size on it pays was not timed.
         always = self.on_gpu or weight.numel() >= WORTH_READING
         self.least = 0 if always else WORTH_LOWERING / len(weight)
         self.packed: Tensor | None = None
