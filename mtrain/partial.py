@@ -97,11 +97,7 @@ class PartialFile:
             raise refused from None
         except OSError as error:
             raise StorageError(f"{self.path}: cannot write: {error.strerror}") from None
-        try:
-            mine = lock(stream)
-        except (ImportError, OSError):
-            mine = True  # where files cannot be locked, one must see to it oneself
-        if mine and self._is_in_place(stream):
+        if lock(stream) and self._is_in_place(stream):
             return stream
         stream.close()
         raise refused

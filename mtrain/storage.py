@@ -4,9 +4,10 @@ A folder is written under a temporary name beside its place, every file flushed 
 and SHA-256 of each file) last, then renamed. Reading it again verifies the manifest.
 """
 
-import errno
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from typing import IO, Any
 from safetensors import SafetensorError
 
 from mtrain.errors import ModelError, StorageError, UsageError
+
+log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 LARGEST_JSON = 4 * 2**20  # bytes, of what a folder says of itself
@@ -50,18 +53,14 @@ def write_atomically(file: Path, text: str) -> None:
 
 
 def lock(stream: IO[Any]) -> bool:
-    """Lock an open file until it is closed, however that comes; False if another process has it.
-
-    Raises OSError or ImportError where files cannot be locked.
-    """
-    import fcntl
-
+    """Lock an open file until it is closed, however that comes; False if another process has it. File systems
+    without locks get a warning."""
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
-        raise
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        log.warning("%s: cannot be locked; see to it that only one process writes there", stream.name)
     return True
 
 

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import os
 import re
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +16,9 @@ from mtrain.config import read_yaml_file, to_yaml, validate
 from mtrain.data.corpus import content_hash, good_pairs
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.modelfolder import copy_tokenizer, tokenizer_folder
-from mtrain.schema import Config
-from mtrain.storage import recover, write_atomically, write_folder, write_text
+from mtrain.schema import Config, TokenizerConfig
+from mtrain.storage import lock, recover, write_atomically, write_folder, write_text
 from mtrain.tokenizer import Tokenizer, train_tokenizer
-from mtrain.training.lock import locked
 from mtrain.training.origin import resolved
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,6 @@ def open_run(config: Config, resume: str) -> Checkpoint | None:
     """
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    _clear(run_dir)
     checkpoints = checkpoint_folders(run_dir)
     if resume == "never" and checkpoints:
         raise UsageError(f"{run_dir}: has checkpoints, and --resume never was given; give another --run-dir")
@@ -63,9 +63,8 @@ def open_run(config: Config, resume: str) -> Checkpoint | None:
 
 def tokenize(config: Config, force: bool = False) -> Tokenizer:
     """Make the run folder and its tokenizer without training. Raises what `prepare_tokenizer` raises."""
-    config, _ = resolved(config)
     with claimed(Path(config.run_dir)):
-        _clear(Path(config.run_dir))
+        config, _ = resolved(config)
         if not checkpoint_folders(Path(config.run_dir)):
             _write_config(config)
         return prepare_tokenizer(config, force)
@@ -73,9 +72,11 @@ def tokenize(config: Config, force: bool = False) -> Tokenizer:
 
 @contextmanager
 def claimed(run_dir: Path) -> Iterator[None]:
-    """Make the run folder, and keep other processes out of it. Nothing that is not ours is ever touched.
+    """Make the run folder, mend what a crash left there, and keep other processes out of it until the block
+    or the process ends, however it ends. Nothing that is not ours is ever touched.
 
-    Raises UsageError if it is another kind of folder or in use, StorageError if it cannot be written.
+    Raises UsageError if it is another kind of folder, or naming the process that holds it already;
+    StorageError if it cannot be written.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -86,16 +87,24 @@ def claimed(run_dir: Path) -> Iterator[None]:
                 f"{run_dir}: is no run folder of mtrain but has {foreign[0]}, which a run would overwrite; "
                 "give another --run-dir"
             )
+        stream = (run_dir / ".lock").open("a+", encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{run_dir}: cannot make the run folder: {error.strerror}") from None
-    with locked(run_dir):
+    with stream:
+        if not lock(stream):
+            stream.seek(0)
+            holder = stream.read().strip() or "another process"
+            raise UsageError(f"{run_dir}: {holder} works here; wait, or give another --run-dir")
+        stream.truncate(0)
+        stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        stream.flush()
+        if ours:
+            _clear(run_dir)
         yield
 
 
 def _clear(run_dir: Path) -> None:
     """Remove what a crash left in a run folder, or put it back in its place."""
-    if not (run_dir / "config.yaml").exists():
-        return
     try:
         for leftover in list(run_dir.glob("checkpoints/.step-*.*")):
             recover(leftover.with_name(leftover.stem.removeprefix(".")))
@@ -156,7 +165,7 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
     if force and trained:
         raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")
     if settings.exists() and not force:
-        if settings.read_text(encoding="utf-8") != to_yaml(recipe):
+        if validate(TokenizerConfig, read_yaml_file(settings), str(settings)) != recipe:
             raise UsageError(
                 f"{folder}: was learnt with other tokenizer settings; set them back, or replace it by "
                 "`mtrain tokenize CONFIG --force`"
