@@ -57,8 +57,7 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, file: Path) -> None:
     """Put the tensors of a safetensors file into a model, in the place of its own if those are on the meta
     device. Raises ModelError naming what does not fit, before memory is taken for any."""
-    own = model.state_dict()
-    shapes = _shapes(file)
+    own, shapes = model.state_dict(), _shapes(file)
     if shapes.keys() != own.keys():
         missing, extra = (sorted(names) or "none" for names in (own.keys() - shapes, shapes.keys() - own))
         raise ModelError(f"{file}: tensors missing: {missing}; not expected: {extra}")
@@ -106,14 +105,14 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     state: TrainState,
     keep: int,
-    every: int = 1,
-    average: dict[str, Tensor] | None = None,
-) -> Path:
+    every: int,
+    average: dict[str, Tensor],
+) -> None:
     """Write `checkpoints/step-NNNNNNNN`, then the index; prune all but the best, the newest `keep`, and the
     newest `keep` at multiples of `every` steps, which interruptions thus never push out.
 
-    `average` are the weights for use, where they are not the model's own. Raises StorageError, which says how
-    much room is needed and free; the checkpoints that there were are still there then.
+    `average` are the weights for use, empty where those are the model's own. Raises StorageError, which says
+    how much room is needed and free; the checkpoints that there were are still there then.
     """
     device = next(model.parameters()).device
     generators = {"cpu": torch.get_rng_state()}  # those that training draws from
@@ -137,11 +136,10 @@ def save_checkpoint(
     try:
         write_folder(folder, fill)
     except StorageError as error:
-        tensors = [*model.state_dict().values(), *moments.values(), *(average or {}).values()]
-        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        raise StorageError(
-            f"{error}; {_mib(needed)} are needed, {_mib(shutil.disk_usage(run_dir).free)} are free"
-        ) from error
+        tensors = [*model.state_dict().values(), *moments.values(), *average.values()]
+        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 2**20
+        free = shutil.disk_usage(run_dir).free / 2**20
+        raise StorageError(f"{error}; {needed:,.0f} MiB are needed, {free:,.0f} MiB are free") from error
     best = None if state.best_step is None else f"step-{state.best_step:08d}"
     write_atomically(folder.parent / "index.json", json.dumps({"best": best, "last": folder.name}) + "\n")
     newest = [*checkpoint_folders(run_dir)[-keep:], *checkpoint_folders(run_dir, every)[-keep:]]
@@ -150,11 +148,6 @@ def save_checkpoint(
         if old.name not in spared:
             with suppress(OSError):  # renamed first, so that no half of one is ever taken for a checkpoint
                 shutil.rmtree(old.rename(old.with_name(f".{old.name}.tmp")))
-    return folder
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.0f} MiB"
 
 
 class Checkpoint(NamedTuple):
@@ -210,11 +203,6 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
         raise ModelError(
             f"{checkpoint.folder / 'state.json'}: not the state of a generator: {error}"
         ) from None
-
-
-def is_newest(checkpoint: Checkpoint) -> bool:
-    """Whether its run has no later one."""
-    return checkpoint_folders(checkpoint.folder.parent.parent)[-1] == checkpoint.folder
 
 
 def set_newer_aside(checkpoint: Checkpoint) -> None:

@@ -161,6 +161,9 @@ def translate(
         terminal.require_other_file(output_file, (input_file, prefix))
     if go_on and prefix is not None and not prefix.is_file():
         raise UsageError("--continue needs a --prefix that can be read again: a file, no pipe")
+    prompted = not text and input_file is None and sys.stdin.isatty()
+    if prompted and (output_file or prefix or scores or alignments or json_):
+        raise UsageError("nothing to translate; give TEXT, --input, or a pipe")
     typed = [terminal.require_unicode(sentence) for sentence in text or []]
     drawn = any(assignment.startswith("decoding.samples=") for assignment in set_ or [])
     given = {
@@ -179,9 +182,7 @@ def translate(
 
     overrides = _overrides(set_, "decoding.", **given)
     translator = Translator.load(model, device, overrides, ensemble or ())
-    if not typed and input_file is None and sys.stdin.isatty():
-        if output_file or prefix or scores or alignments or json_:
-            raise UsageError("nothing to translate; give TEXT, --input, or a pipe")
+    if prompted:
         from mtrain.prompt import Prompt
 
         Prompt(translator, n_best).run()

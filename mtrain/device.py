@@ -31,20 +31,14 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def describe_device(device: torch.device) -> str:
-    """The device in words, for the log."""
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({torch.get_num_threads()} threads)"
-
-
-def describe_arithmetic(device: torch.device, precision: str, workers: int) -> str:
+def describe_arithmetic(device: torch.device, precision: str, compiled: bool, workers: int) -> str:
     """All of a machine that decides the last bits of a step, in words: sums differ with the number of threads
     that share them, and with the instructions."""
     place = f"cpu ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"
     if device.type == "cuda":
-        place = torch.cuda.get_device_name(device)
-    return f"{place}, {precision}, torch {torch.__version__}, {workers} side by side"
+        place = f"cuda ({torch.cuda.get_device_name(device)})"
+    how = f"{precision}{', compiled' if compiled else ''}"
+    return f"{place}, {how}, torch {torch.__version__}, {workers} side by side"
 
 
 def resolve_precision(device: torch.device, setting: str) -> str:

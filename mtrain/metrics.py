@@ -9,7 +9,7 @@ from sacrebleu.metrics.ter import TER
 
 from mtrain.errors import DataError, UsageError
 
-# Languages written without spaces between words: 13a would count sentences as words.
+# Languages whose words 13a does not find: of those written without spaces it would count whole sentences.
 _TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 

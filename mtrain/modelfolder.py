@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: Tokenizer) -> None:
     """Make `RUN/model` the best checkpoint's weights with all that a translator needs, if it is not so."""
-    best = run_dir / "checkpoints" / f"step-{state.best_step or 0:08d}"
     if state.best_step is None:
         return
+    best = run_dir / "checkpoints" / f"step-{state.best_step:08d}"
     if not best.exists():  # it was pruned, and training went back to before that
         log.warning("%s: is gone; model/ stays as it is", best)
         return

@@ -61,7 +61,7 @@ class Prompt:
         [best] = self.translator.translate([line], n_best=self.n_best)
         milliseconds = 1000 * (time.perf_counter() - start)
         for translation in best.n_best or (best,):
-            print(translation.text, flush=True)
+            print(visible(translation.text) if sys.stdout.isatty() else translation.text, flush=True)
             _say(f"    score {translation.score:.3f}, log-probability {translation.log_prob:.2f} nats")
         _say(f"    {milliseconds:.0f} ms")
         self.last = (line, best.text)
@@ -100,7 +100,7 @@ def drawn(source: list[str], target: list[str], weights: npt.NDArray[np.floating
 
 
 def _number(command: str, argument: str) -> int:
-    if not argument.isdecimal() or not 1 <= int(argument) <= 128:
+    if argument not in map(str, range(1, 129)):
         raise UsageError(f"{command} {argument}".strip() + ": give a number from 1 to 128")
     return int(argument)
 

@@ -8,7 +8,7 @@ import torch
 from mtrain.device import (
     autocast,
     compiles,
-    describe_device,
+    describe_arithmetic,
     fetched,
     keep_few_kernels,
     keep_freed_memory,
@@ -23,7 +23,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has 
 
 def test_the_cpu_is_always_there():
     assert resolve_device("cpu") == torch.device("cpu")
-    assert "threads" in describe_device(torch.device("cpu"))
+    assert " threads), fp32, compiled, torch " in describe_arithmetic(torch.device("cpu"), "fp32", True, 1)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -276,7 +276,7 @@ def test_the_start_says_what_was_chosen(make_config, caplog, monkeypatch):
     with caplog.at_level("INFO", logger="mtrain"):
         go(make_config())
     assert re.search(r"device: cpu \(\d+ threads\), fp32$", caplog.text, re.MULTILINE)
-    assert "passes: at most 64 tokens, 2 side by side" in caplog.text
+    assert "2 side by side, passes of 64 tokens" in caplog.text
 
 
 def test_a_run_in_fp16_learns_and_goes_on(make_config):

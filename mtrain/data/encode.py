@@ -190,21 +190,14 @@ def _draw_holdout(pairs: Iterable[Pair], count: int, seed: int) -> list[Pair]:
     They are those whose hash of seed and source is smallest. Where the corpus grows, none that was trained on
     comes to be held out; where it shrinks, as many as the held-out ones that are gone.
     """
-    drawn: dict[int, tuple[int, Pair]] = {}  # by hash
-    heap: list[int] = []  # the same hashes, negated: the largest is on top
+    drawn: dict[bytes, tuple[int, Pair]] = {}  # by hash
     for position, pair in enumerate(pairs):
-        if not (pair.source.strip() and pair.target.strip()):
-            continue
-        digest = hashlib.blake2b(f"{seed} {pair.source}".encode(), digest_size=16).digest()
-        number = int.from_bytes(digest, "big")
-        if number in drawn or (len(heap) == count and number > -heap[0]):
-            continue
-        drawn[number] = (position, pair)
-        if len(heap) < count:
-            heapq.heappush(heap, -number)
-        else:
-            del drawn[-heapq.heapreplace(heap, -number)]
-    return [pair for _, pair in sorted(drawn.values())]
+        if pair.source.strip() and pair.target.strip():
+            digest = hashlib.blake2b(f"{seed} {pair.source}".encode(), digest_size=16).digest()
+            drawn.setdefault(digest, (position, pair))
+        if len(drawn) > 2 * count + BLOCK:  # so that memory is bounded
+            drawn = dict(heapq.nsmallest(count, drawn.items()))
+    return [pair for _, pair in sorted(dict(heapq.nsmallest(count, drawn.items())).values())]
 
 
 def _encode_block(

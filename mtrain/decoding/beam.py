@@ -85,7 +85,7 @@ def _done(pool: Tensor, live: Tensor, length: int, limits: Tensor, config: Decod
         return worst > -math.inf
     # "default" compares at the present length, as Hugging Face's early_stopping=False does. "exact" grants
     # the best live prefix the length at which it would score highest if all its further tokens were free.
-    # Neither grants less than it may reach: coverage can only grow, and its penalty is at best 0.
+    # As for coverage, neither grants less than it may reach: it can only grow, its penalty is at best 0.
     exact = config.stop == "exact" and config.length_penalty > 0
     ideal = limits if exact else torch.full_like(limits, length)
     return live[:, 0] / ideal**config.length_penalty <= worst

@@ -83,9 +83,9 @@ class Helpers:
         threads = torch.get_num_threads()
         # A helper that grows is no leak: it keeps freed memory.
         env = {"OMP_NUM_THREADS": str(threads), "LOKY_MAX_MEMORY_LEAK_SIZE": str(10**15)}
-        parts = (threads, os.getpid(), type(decoder), _single(decoder.config), *decoder.parts())
+        parts = (threads, os.getpid(), type(decoder), decoder.config, *decoder.parts())
         self.executor = loky.ProcessPoolExecutor(
-            self.count, timeout=_IDLE, initializer=_start, initargs=parts, env=env
+            self.count, timeout=_IDLE, initializer=_become_helper, initargs=parts, env=env
         )
         atexit.register(self.executor.shutdown, wait=False, kill_workers=True)
         self.ready = self.executor.submit(_decode, decoder.config)
@@ -102,7 +102,7 @@ class Helpers:
 _decoder: Decoder  # of a helper
 
 
-def _start(
+def _become_helper(
     threads: int, parent: int, make: Callable[..., Decoder], config: DecodingConfig, *parts: Any
 ) -> None:
     """Become a helper of the process `parent`."""
@@ -121,14 +121,9 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _single(config: DecodingConfig) -> DecodingConfig:
-    return config.model_copy(update={"workers": 1})
-
-
 def _decode(config: DecodingConfig, *batch: Any) -> Any:
     """Decode a batch as `config` says; without one, only be ready."""
     global _decoder
-    config = _single(config)
     if config != _decoder.config:
         _decoder = _decoder.with_config(config)
     return _decoder.batch(*batch) if batch else None

@@ -23,7 +23,7 @@ _WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my")  # languages that put non
 
 
 class Translator:
-    """Models of one vocabulary, an ensemble if they are several, and how they decode, on a device.
+    """Lines to translations by a `Decoder`: in windows, so that memory is bounded, and long lines in parts.
 
     Threads may share it: what changes while it translates is guarded.
     """
@@ -87,7 +87,6 @@ class Translator:
         If they need not be `scored`, greedy search is faster, and scores and log-probabilities are NaN.
         Raises UsageError if more are asked for than are decoded, or the prefixes are not as many.
         """
-        texts = [texts] if isinstance(texts, str) else list(texts)
         return list(self.stream(texts, n_best, alignments, prefixes, scored=scored))
 
     def stream(
@@ -102,6 +101,7 @@ class Translator:
     ) -> Iterator[Translation]:
         """As `translate`, for any number of lines in bounded memory: `window` of them at most at a time.
         `first` is the number of the first line, which tells the random numbers of samples apart."""
+        lines = [lines] if isinstance(lines, str) else lines
         if n_best < 1:
             raise UsageError(f"{n_best} translations of each line: ask for 1 or more")
         if n_best > self.decoding.hypotheses:
@@ -121,6 +121,8 @@ class Translator:
 
     def _joined(self, parts: list[tuple[Part, list[Translation]]], n_best: int) -> Translation:
         """The translation of a line out of those of its parts; its k-th best is of each part's k-th."""
+        if len(parts) == 1:
+            return with_n_best(parts[0][1], n_best)
         words = [sum(self.tokenizer.word_starts(part.source[:-1])) for part, _ in parts]
         tag = len(self.tokenizer.source.tag(parts[0][0].source))  # each part begins with it
         space = "" if base_language(self.target_lang) in _WITHOUT_SPACES else " "

@@ -60,8 +60,6 @@ def join(
 ) -> Translation:
     """The translation of a line from those of its parts, which have so many source words each, the first
     `tag` of which are the same, and the line's first."""
-    if len(parts) == 1:
-        return parts[0]
     alignment: list[tuple[int, int]] = []
     source, target = tag, 0
     for part, words in zip(parts, source_words, strict=True):

@@ -30,11 +30,7 @@ def write_ctranslate2(loaded: LoadedModel, folder: Path, quantization: str | Non
         def _load(self) -> Any:
             return _spec(loaded)
 
-    (folder / "converted").mkdir()
-    Converter().convert(str(folder / "converted"), quantization=quantization, force=True)
-    for file in (folder / "converted").iterdir():
-        file.rename(folder / file.name)
-    (folder / "converted").rmdir()
+    Converter().convert(str(folder), quantization=quantization, force=True)
     for file in loaded.tokenizer.files:
         shutil.copyfile(file, folder / file.name)
 

@@ -104,6 +104,4 @@ def kept(decoding: DecodingConfig) -> DecodingConfig:
 
 def not_kept(decoding: DecodingConfig) -> list[str]:
     """The keys of `decoding` that generation settings have no like of, where they are set."""
-    left = kept(decoding)
-    changed = [key for key in _LOST if getattr(decoding, key) != getattr(left, key)]
-    return [*changed, *(["max_length_ratio"] if decoding.max_length_ratio else [])]
+    return [key for key in (*_LOST, "max_length_ratio") if getattr(decoding, key)]

@@ -1,6 +1,5 @@
 """Reading what others have written: folders of models, here or on the hub, and files not trusted."""
 
-import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from mtrain.checkpoint import load_tensors
 from mtrain.errors import ModelError
+from mtrain.storage import read_json
 
 _FILES = ["config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "target_vocab.json"]
 _FILES += ["source.spm", "target.spm"]
@@ -38,16 +38,14 @@ def source_folder(source: str) -> Path:
 
 def read_object(file: Path, optional: bool = False) -> dict[str, Any]:
     """The JSON object of a file; an empty one if it is `optional` and missing. Raises ModelError."""
-    try:
-        value = json.loads(file.read_bytes())
-    except FileNotFoundError:
+    if not file.exists():
         if optional:
             return {}
-        raise ModelError(f"{file}: missing") from None
-    except OSError as error:
-        raise ModelError(f"{file}: cannot read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file}: not JSON: {error}") from None
+        raise ModelError(f"{file}: missing")
+    try:
+        value = read_json(file)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file}: cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{file}: expected a JSON object")
     return value
@@ -56,7 +54,7 @@ def read_object(file: Path, optional: bool = False) -> dict[str, Any]:
 def read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
     """The file of a folder's weights and its tensors, all of real numbers that the file does hold; no code in
     it is run. Raises ModelError."""
-    file = next((folder / name for name in WEIGHTS if (folder / name).exists()), None)
+    file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if file is None:
         raise ModelError(f"{folder}: has neither {' nor '.join(WEIGHTS)}")
     tensors = load_tensors(file) if file.suffix == ".safetensors" else _unpickled(file)

@@ -113,12 +113,8 @@ def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact:
     largest, lines = 0.0, []
     for text, ids in given:
         row = ids[: loaded.config.max_length - 1]
-        if (
-            exported.encode is not None
-            and len(row) < loaded.config.max_length - 1
-            and not _SPECIAL.search(text)
-        ):
-            _same_ids(text, row, exported.encode(text))
+        if exported.encode is not None and row == ids and not _SPECIAL.search(text):
+            _same_ids(text, ids, exported.encode(text))
         source = torch.tensor([[*row, loaded.model.config.eos_id]])
         keep = torch.ones_like(source, dtype=torch.bool)
         [[best, *_]] = search([loaded.model], source, keep, exported.decoding)

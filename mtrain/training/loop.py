@@ -10,7 +10,7 @@ import torch
 from mtrain.checkpoint import (
     Checkpoint,
     TrainState,
-    is_newest,
+    checkpoint_folders,
     load_checkpoint,
     save_checkpoint,
     set_newer_aside,
@@ -20,7 +20,6 @@ from mtrain.data.verdict import log_warnings
 from mtrain.device import (
     compiles,
     describe_arithmetic,
-    describe_device,
     keep_few_kernels,
     keep_freed_memory,
     resolve_device,
@@ -36,7 +35,7 @@ from mtrain.tokenizer import Tokenizer, model_config
 from mtrain.training.average import Average
 from mtrain.training.feed import Feed, Step
 from mtrain.training.memory import fit_pass, memory_of
-from mtrain.training.origin import begin_as, freeze, note_origin, resolved
+from mtrain.training.origin import freeze, note_origin, resolved
 from mtrain.training.progress import Progress
 from mtrain.training.run import claimed, open_run, prepare_tokenizer
 from mtrain.training.schedule import learning_rate
@@ -60,8 +59,8 @@ def fit(
 
     `resume`: `auto` goes on from the newest valid checkpoint, if any; `never` refuses a used folder; a path
     goes on from that checkpoint. With `allow_data_change` it may go on with another corpus, from the start of
-    an epoch. Raises any of `mtrain.errors`; Interrupted after SIGINT or SIGTERM, when
-    the state has been saved.
+    an epoch. Raises any of `mtrain.errors`; Interrupted after SIGINT or SIGTERM, when the state has been
+    saved.
     """
     resolve_device(device)
     if config.training.init_from is None:  # whose sizes are not known yet
@@ -129,7 +128,7 @@ class Trainer:
         network = model_config(config.model, tokenizer, config.data.max_length)
         self.model = Transformer(network).to(device).train()
         if start is not None and checkpoint is None:
-            begin_as(self.model, start.model)
+            self.model.load_state_dict(start.model.state_dict())
             log.info("starting from %s (%s)", self.recipe.init_from, start.fingerprint[:12])
         freeze(self.model, self.recipe.freeze)
         # Threads that compile one model at the same time do not get along.
@@ -155,8 +154,9 @@ class Trainer:
 
     def _arithmetic(self) -> str:
         """All that the last bits of a step depend on, besides what a checkpoint holds."""
-        machine = describe_arithmetic(self.device, self.learner.precision, len(self.learner.replicas))
-        cut = "" if self.learner.most == math.inf else f", cut to {self.learner.most:g} positions"
+        learner, compiled = self.learner, compiles(self.device, self.recipe.compile)
+        machine = describe_arithmetic(self.device, learner.precision, compiled, len(learner.replicas))
+        cut = "" if learner.most == math.inf else f", cut to {learner.most:g} positions"
         return f"{machine}, passes of {self.feed.pass_tokens} tokens{cut}"
 
     def _note_arithmetic(self) -> None:
@@ -181,7 +181,8 @@ class Trainer:
     def run(self, stop: StopSignal) -> None:
         """Train until a limit, lost patience or a signal ends it, if none has already."""
         state, reason = self.state, self._limit_reached()
-        if self.checkpoint is not None and (not reason or is_newest(self.checkpoint)):
+        newest = checkpoint_folders(self.run_dir)[-1:]
+        if self.checkpoint is not None and (not reason or newest == [self.checkpoint.folder]):
             self._publish()  # a crash may have come before it
         if reason:
             log.info("already finished: %s; raise the limit to train on", reason)
@@ -189,11 +190,10 @@ class Trainer:
         self._note_validation()
         if self.checkpoint is not None:
             set_newer_aside(self.checkpoint)
-        self.progress.cut_back()
         self._announce()
         for batch in self.feed.largest(state.epoch):  # what memory cannot hold shows now, not hours later
             self.learner.rehearse(batch)
-        self.progress.restart_clock()
+        self.progress.begin()
         with self.progress.bar:
             self._train(stop)
 
@@ -213,7 +213,7 @@ class Trainer:
             stopped = stop.received  # asked once: a signal that comes during the save waits for the next step
             if state.step % recipe.checkpoint_every == 0 or best or reason or stopped:
                 self._save(last=bool(reason or stopped))
-                self.progress.leave_out()
+                self.progress.tick()
             if reason:
                 log.info("finished after %d steps, %.1f minutes: %s", state.step, state.seconds / 60, reason)
                 break
@@ -272,11 +272,7 @@ class Trainer:
         parameters = sum(p.numel() for p in self.model.parameters())
         frozen = sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
         plan = self.feed.plan(self.state.epoch)
-        learner, compiled = self.learner, ", compiled" if compiles(self.device, self.recipe.compile) else ""
-        log.info("device: %s, %s%s", describe_device(self.device), learner.precision, compiled)
-        log.info(
-            "passes: at most %s tokens, %d side by side", f"{self.feed.pass_tokens:,}", len(learner.replicas)
-        )
+        log.info("device: %s", self._arithmetic())
         sizes = (parameters / 1e6, frozen / 1e6, self.tokenizer.target_vocab_size)
         log.info("model: %.2f million parameters (%.2f frozen), %d pieces", *sizes)
         log.info("exports: %s", exports_of(self.model.config))

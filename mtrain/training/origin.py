@@ -14,7 +14,6 @@ from torch import nn
 from mtrain.checkpoint import checkpoint_folders
 from mtrain.config import read_yaml_file, validate
 from mtrain.errors import ModelError, UsageError
-from mtrain.model.transformer import Transformer
 from mtrain.modelfolder import LoadedModel, load_model, tokenizer_folder
 from mtrain.schema import Architecture, Config, Part, TokenizerConfig
 from mtrain.storage import write_atomically
@@ -103,14 +102,6 @@ def note_origin(run_dir: Path, start: LoadedModel | None, path: str | None) -> N
         write_atomically(
             file, json.dumps({"init_from": path, "fingerprint": start.fingerprint}, indent=1) + "\n"
         )
-
-
-def begin_as(model: Transformer, other: Transformer) -> None:
-    """Give a model the weights of another of its shape."""
-    free = {"dropout", "attention_dropout", "activation_dropout", "word_dropout", "max_positions"}
-    one, two = (each.config.model_dump(exclude=free) for each in (model, other))
-    assert one == two, "what a network needs is a key of Architecture, or the tokenizer tells it"
-    model.load_state_dict(other.state_dict())
 
 
 def freeze(model: nn.Module, parts: list[Part]) -> None:

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import re
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -42,21 +41,19 @@ class Progress:
     ):
         self.allowed = NONFINITE_STEPS[precision]
         self.file, self.state = run_dir / "metrics.jsonl", state
-        hidden = quiet or not sys.stderr.isatty()
+        hidden = quiet or None  # None: where there is no terminal
         self.bar = tqdm(total=total_steps, initial=state.step, unit="step", disable=hidden)
         self.pending: deque[tuple[Callable[[], list[float]], int, Sequence[int]]] = deque()
         self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # loss of single steps, nats/token
         self.unwritten: list[str] = []  # lines of metrics.jsonl that a full disk did not take
         self.clock = time.perf_counter()
 
-    def cut_back(self) -> None:
-        """Leave in `metrics.jsonl` what had happened by now: no step is to be in it twice."""
+    def begin(self) -> None:
+        """Leave in `metrics.jsonl` what had happened by now, as no step is to be in it twice, and start the
+        clock."""
         if self.file.exists():
             lines = self.file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             write_atomically(self.file, "".join(line for line in lines if _step_of(line) <= self.state.step))
-
-    def restart_clock(self) -> None:
-        """Leave out the time that has passed since the last step."""
         self.clock = time.perf_counter()
 
     def add(self, sums: StepSums, rows: Sequence[int] = ()) -> None:
@@ -64,7 +61,7 @@ class Progress:
         the one before it."""
         self.pending.append((fetched(sums.values), sums.tokens, rows))
         self.read(keep=1)
-        self._tick()
+        self.tick(stepping=True)
         self.bar.update()
 
     def read(self, keep: int = 0) -> None:
@@ -123,23 +120,19 @@ class Progress:
 
     def log_validation(self, scores: Scores, best: bool) -> None:
         """Write validation scores."""
-        self.leave_out()
+        self.tick()
         self._write(validation=scores._asdict())
         log.info(
             f"step {self.state.step}: validation nll {scores.nll:.3f}, perplexity {scores.perplexity:.2f}, "
             f"BLEU {scores.bleu:.2f}, chrF {scores.chrf:.2f}{' (best)' if best else ''}"
         )
 
-    def leave_out(self) -> None:
-        """Count the time since the last step for the run, but not for the speed of its steps."""
-        seconds = self.state.window.get("seconds", 0.0)
-        self._tick()
-        self.state.window["seconds"] = seconds
-
-    def _tick(self) -> None:
+    def tick(self, stepping: bool = False) -> None:
+        """Count the time since the last call for the run and, if it took a step, for the speed of steps."""
         now = time.perf_counter()
         self.state.seconds += now - self.clock
-        self.state.window["seconds"] = self.state.window.get("seconds", 0.0) + now - self.clock
+        if stepping:
+            self.state.window["seconds"] = self.state.window.get("seconds", 0.0) + now - self.clock
         self.clock = now
 
     def _write(self, **record: Any) -> None:

@@ -83,7 +83,7 @@ class Validator:
 
     @torch.no_grad()
     def _nll(self, model: Transformer) -> float:
-        total = torch.zeros((), dtype=torch.float64)
+        total = 0.0
         precision = resolve_precision(self.device, self.config.training.precision)
         for batch in self.batches:
             moved = batch.to(self.device)
@@ -92,5 +92,5 @@ class Validator:
                 sums = projected_cross_entropy(
                     hidden, *model.projection(), moved.labels, moved.target_tokens, 0.0
                 )
-            total += sums.nll.to("cpu", torch.float64)
-        return float(total) / sum(batch.target_tokens for batch in self.batches)
+            total += sums.nll.item()
+        return total / sum(batch.target_tokens for batch in self.batches)

@@ -236,7 +236,7 @@ for rate, room in ((0.1, 10**6), (0.2, None), (0.3, 10**6)):
 
 def test_03_a_last_line_of_the_metrics_without_its_end_is_cut(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
-    Progress(tmp_path, checkpoint.TrainState(step=2), 10, "fp32", quiet=True).cut_back()
+    Progress(tmp_path, checkpoint.TrainState(step=2), 10, "fp32", quiet=True).begin()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
