@@ -57,29 +57,24 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, file: Path) -> None:
     """Put the tensors of a safetensors file into a model, in the place of its own if those are on the meta
     device. Raises ModelError naming what does not fit, before memory is taken for any."""
-    own, shapes = model.state_dict(), _shapes(file)
-    if shapes.keys() != own.keys():
-        missing, extra = (sorted(names) or "none" for names in (own.keys() - shapes, shapes.keys() - own))
-        raise ModelError(f"{file}: tensors missing: {missing}; not expected: {extra}")
-    for name, shape in shapes.items():
-        if shape != list(own[name].shape):
-            raise ModelError(f"{file}: {name} is {shape}; the model has {list(own[name].shape)}")
-    tensors = load_tensors(file)
+    own = model.state_dict()
+    try:
+        with safe_open(file, "pt") as stored:
+            shapes = {name: stored.get_slice(name).get_shape() for name in stored.keys()}  # noqa: SIM118
+            if shapes.keys() != own.keys():
+                missing, extra = (sorted(x) or "none" for x in (own.keys() - shapes, shapes.keys() - own))
+                raise ModelError(f"{file}: tensors missing: {missing}; not expected: {extra}")
+            for name, shape in shapes.items():
+                if shape != list(own[name].shape):
+                    raise ModelError(f"{file}: {name} is {shape}; the model has {list(own[name].shape)}")
+            tensors = {name: stored.get_tensor(name) for name in shapes}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ModelError(f"{file}: cannot read: {error}") from None
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.isfinite().all():
             raise ModelError(f"{file}: {name} holds NaN, infinity or integers")
         tensors[name] = tensor.to(own[name].dtype)
     model.load_state_dict(tensors, assign=any(tensor.is_meta for tensor in own.values()))
-
-
-def _shapes(file: Path) -> dict[str, list[int]]:
-    """The shape of each tensor, by the header alone."""
-    try:
-        with safe_open(file, "pt") as tensors:
-            names = tensors.keys()
-            return {name: list(tensors.get_slice(name).get_shape()) for name in names}
-    except (OSError, SafetensorError, ValueError) as error:
-        raise ModelError(f"{file}: cannot read: {error}") from None
 
 
 def checkpoint_folders(run_dir: Path, every: int = 1) -> list[Path]:

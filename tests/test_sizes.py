@@ -5,10 +5,10 @@ import yaml
 
 from mtrain.errors import DataError
 from mtrain.schema import PRESETS
-from mtrain.training import sizes
+from mtrain.training import origin
 from mtrain.training.loop import fit
+from mtrain.training.origin import TABLE, resolved
 from mtrain.training.run import tokenize
-from mtrain.training.sizes import TABLE, with_sizes
 
 
 def test_larger_corpora_get_larger_models_and_vocabularies():
@@ -29,12 +29,12 @@ def test_sizes_follow_the_number_of_pairs(make_config, monkeypatch, pairs, d_mod
         100: [(100, "tiny", 4000)],
         5: [(5, "tiny", 4000), (float("inf"), "big", 32000)],
     }
-    monkeypatch.setattr(sizes, "TABLE", table[pairs])
+    monkeypatch.setattr(origin, "TABLE", table[pairs])
     config = make_config()
     raw = config.model_dump(mode="json", exclude_unset=True) | {"model": {"preset": "auto"}, "tokenizer": {}}
-    resolved = with_sizes(type(config).model_validate(raw))
-    assert (resolved.model.d_model, resolved.tokenizer.vocab_size) == (d_model, vocab_size)
-    assert resolved.model.preset is None and resolved.training == config.training
+    chosen, _ = resolved(type(config).model_validate(raw))
+    assert (chosen.model.d_model, chosen.tokenizer.vocab_size) == (d_model, vocab_size)
+    assert chosen.model.preset is None and chosen.training == config.training
 
 
 def test_given_sizes_win_and_the_run_holds_the_numbers(make_config, tmp_path):
@@ -42,14 +42,14 @@ def test_given_sizes_win_and_the_run_holds_the_numbers(make_config, tmp_path):
     tokenize(config)
     fit(config, device="cpu", quiet=True)
     fit(config, device="cpu", quiet=True)  # resolves to the same, so it is the same run
-    resolved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    assert resolved["model"]["preset"] is None and resolved["model"]["d_model"] == 32
-    assert resolved["tokenizer"]["vocab_size"] == 330 and resolved["model"]["dropout"] == 0.2
+    written = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert written["model"]["preset"] is None and written["model"]["d_model"] == 32
+    assert written["tokenizer"]["vocab_size"] == 330 and written["model"]["dropout"] == 0.2
 
 
 def test_a_config_with_sizes_is_left_alone_and_a_missing_corpus_is_named(make_config):
     config = make_config()
-    assert with_sizes(config) is config
+    assert resolved(config) == (config, None)
     missing = {"source": "nowhere.en", "target": "nowhere.de"}
     with pytest.raises(DataError, match=r"nowhere\.en"):
-        with_sizes(make_config(model={"preset": "auto"}, data={"train": missing}))
+        resolved(make_config(model={"preset": "auto"}, data={"train": missing}))

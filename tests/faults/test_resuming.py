@@ -20,7 +20,7 @@ from mtrain.errors import Interrupted, ModelError, StorageError
 from mtrain.schema import Config, TokenizerConfig
 from mtrain.storage import write_manifest
 from mtrain.tokenizer import train_tokenizer
-from mtrain.training import loop, sizes
+from mtrain.training import loop, origin
 from mtrain.training.loop import fit, make_trainer
 from mtrain.training.validate import Scores
 
@@ -244,7 +244,7 @@ def test_10_a_best_score_of_another_validation_does_not_count(
 def test_10_with_preset_auto_a_run_keeps_its_sizes_when_the_corpus_grows(
     make_config, corpus, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(sizes, "TABLE", [(9, "tiny", 330), (99, "small", 340)])
+    monkeypatch.setattr(origin, "TABLE", [(9, "tiny", 330), (99, "small", 340)])
     files = {side: str(tmp_path / f"t.{side}") for side in ("source", "target")}
     for language, file in zip(("en", "de"), files.values(), strict=True):
         Path(file).write_bytes((corpus / f"train.{language}").read_bytes())
