@@ -263,7 +263,7 @@ class TrainingConfig(Section):
     validation_beam_size: int = Field(1, ge=1, le=128, description="beams for the translations it scores")
     checkpoint_every: PositiveInt = Field(500, description="steps between checkpoints; one more at the end")
     keep_checkpoints: PositiveInt = Field(
-        3, description="newest kept, and as many of checkpoint_every's; and the best"
+        3, description="kept: the newest, as many at multiples of checkpoint_every, the best"
     )
     log_every: PositiveInt = Field(50, description="steps between lines of metrics.jsonl")
     best_metric: Literal["bleu", "chrf", "nll"] = Field("bleu", description="score that picks the best")
