@@ -75,9 +75,11 @@ class Vocabulary:
         if self.ids is None:
             return cast(list[str], self.processor.decode(rows))
         silent = {self.special.pad, self.special.eos}
-        spelt = [[self.pieces[i] for i in row if i not in silent] for row in rows]
+        spelt = ([self.pieces[i] for i in row if i not in silent] for row in rows)
+        # Row by row: before its 0.2.3, SentencePiece took pieces for ids where the first row is empty.
+        texts = (self.processor.decode(pieces) if pieces else "" for pieces in spelt)
         # A piece that only the mapping knows is written as it is.
-        return [text.replace(SPACE, " ").strip(" ") for text in self.processor.decode(spelt)]
+        return [text.replace(SPACE, " ").strip(" ") for text in texts]
 
     def tag(self, ids: list[int]) -> list[int]:
         """The tag that a row of ids begins with, if it does."""
