@@ -276,13 +276,15 @@ def test_what_the_search_cannot_be_is_named(source, changes, message):
 @pytest.mark.parametrize(
     "name", ["config.json", "vocab.json", "source.spm", "target.spm", "model.safetensors"]
 )
-@pytest.mark.parametrize("how", ["missing", "empty", "cut", "folder"])
+@pytest.mark.parametrize("how", ["missing", "empty", "cut", "folder", "pipe"])
 def test_files_missing_or_damaged_are_named(source, name, how):
     file = source / name
     contents = file.read_bytes()
     file.unlink()
     if how == "folder":
         file.mkdir()
+    elif how == "pipe":  # which would hang
+        os.mkfifo(file)
     elif how != "missing":
         file.write_bytes(contents[: len(contents) // 2 if how == "cut" else 0])
     with pytest.raises(ModelError, match=name.partition(".")[0]) as caught:
