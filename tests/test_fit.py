@@ -275,8 +275,8 @@ def test_the_start_says_what_was_chosen(make_config, caplog, monkeypatch):
     monkeypatch.setattr(loop, "workers_for", lambda _: 2)
     with caplog.at_level("INFO", logger="mtrain"):
         go(make_config())
-    assert re.search(r"device: cpu \(\d+ threads\), fp32$", caplog.text, re.MULTILINE)
-    assert "2 side by side, passes of 64 tokens" in caplog.text
+    said = r"device: cpu \(.+, \d+ threads\), fp32, torch .+, 2 side by side, passes of 64 tokens$"
+    assert re.search(said, caplog.text, re.MULTILINE)
 
 
 def test_a_run_in_fp16_learns_and_goes_on(make_config):

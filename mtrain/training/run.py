@@ -7,7 +7,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,17 +87,17 @@ def claimed(run_dir: Path) -> Iterator[None]:
                 f"{run_dir}: is no run folder of mtrain but has {foreign[0]}, which a run would overwrite; "
                 "give another --run-dir"
             )
-        stream = (run_dir / ".lock").open("a+", encoding="utf-8")
+        stream = (run_dir / ".lock").open("a+b", buffering=0)
     except OSError as error:
         raise StorageError(f"{run_dir}: cannot make the run folder: {error.strerror}") from None
     with stream:
         if not lock(stream):
             stream.seek(0)
-            holder = stream.read().strip() or "another process"
+            holder = stream.read().decode(errors="replace").strip() or "another process"
             raise UsageError(f"{run_dir}: {holder} works here; wait, or give another --run-dir")
-        stream.truncate(0)
-        stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        stream.flush()
+        with suppress(OSError):  # a full disk, say: locked it is
+            stream.truncate(0)
+            stream.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         if ours:
             _clear(run_dir)
         yield

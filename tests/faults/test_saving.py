@@ -292,6 +292,12 @@ def test_07_a_file_system_without_locks_is_told_of(tmp_path, monkeypatch, caplog
         assert "cannot be locked" in caplog.text
 
 
+def test_07_a_full_disk_does_not_keep_one_from_the_lock(tmp_path):
+    (tmp_path / ".lock").symlink_to("/dev/full")
+    with claimed(tmp_path):
+        pass
+
+
 def test_07_the_lock_is_free_again_afterwards(tmp_path):
     with claimed(tmp_path):
         refused = pytest.raises(UsageError, match="works here; wait, or give another --run-dir")
