@@ -431,3 +431,10 @@ def test_an_interrupted_preparation_says_so(mtrain, config_file, monkeypatch):
 
     monkeypatch.setattr("mtrain.training.run.good_pairs", interrupted)
     assert mtrain("fit", config_file, "--quiet") == (130, "", "stopped by SIGINT\n")
+
+
+def test_at_a_terminal_with_nothing_typed_a_file_of_answers_is_refused(mtrain, stdin, monkeypatch, tmp_path):
+    stdin(b"")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    code, _, err = mtrain("translate", tmp_path / "no-model", "-o", tmp_path / "out")  # not loaded yet
+    assert code == 2 and "nothing to translate; give TEXT, --input, or a pipe" in one_line(err)

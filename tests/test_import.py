@@ -411,3 +411,18 @@ def test_a_name_of_the_hub_is_fetched(source, tmp_path, monkeypatch):
 def test_a_setting_that_is_out_of_range_is_a_usage_error(source):
     with pytest.raises(UsageError, match="beam_size"):
         import_marian(str(source), source.with_name("out"), ["decoding.beam_size=0"])
+
+
+def test_an_empty_row_before_others_is_decoded(source, tmp_path, monkeypatch):
+    import_marian(str(source), tmp_path / "model")
+    vocabulary = load_model(tmp_path / "model").tokenizer.target
+    processor = vocabulary.processor
+
+    def decode(pieces: list[Any]) -> Any:  # as SentencePiece before its 0.2.3
+        if pieces and pieces[0] == []:
+            raise TypeError("list must contain strings")
+        return processor.decode(pieces)
+
+    monkeypatch.setattr(vocabulary, "processor", SimpleNamespace(decode=decode))
+    empty, text = vocabulary.decode([[vocabulary.special.eos], [5, 6, 7]])
+    assert empty == "" and text

@@ -1,5 +1,7 @@
 """The prompt: translations to stdout, scores, times and pictures to stderr, mistakes that end nothing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -77,3 +79,15 @@ def test_the_picture_has_a_row_for_each_target_piece_and_a_shade_for_each_weight
     weights = np.array([[0.9, 0.1], [0.5, 0.45]])
     picture = drawn(["\u2581a", "b\x1b"], ["\u2581x", "</s>"], weights).split("\n")
     assert picture == ["1:\u2581a 2:b\\x1b", "      1  2", "  \u2581x ██   ", "</s> ▒▒ ▒▒"]
+
+
+def test_a_terminal_is_not_told_control_characters_of_a_translation(run_dir, monkeypatch, capsys):
+    translator = Translator.load(run_dir, "cpu")
+    [known] = translator.translate(["It rains."])
+    monkeypatch.setattr(translator, "translate", lambda *_, **__: [replace(known, text="a\x1b[2Jb")])
+    for terminal, said in ((True, "a\\x1b[2Jb\n"), (False, "a\x1b[2Jb\n")):
+        typed = iter(["It rains.", ":quit"])
+        monkeypatch.setattr("builtins.input", lambda _, typed=typed: next(typed))
+        monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
+        Prompt(translator).run()
+        assert capsys.readouterr().out == said

@@ -395,3 +395,8 @@ def test_overrides_reach_the_search(run_dir: Path) -> None:
     loaded = Translator.load(run_dir, "cpu", ["decoding.no_repeat_ngram=1", "decoding.max_length_ratio=3"])
     ids = loaded.tokenizer.encode_target([t.text for t in loaded.translate(words_of(10))])
     assert loaded.decoding.no_repeat_ngram == 1 and all(len(row) <= 3 * 40 for row in ids)
+
+
+def test_a_text_is_one_line_not_its_letters(translator: Translator) -> None:
+    ways = (translator.translate(SOURCES[0]), translator.stream(SOURCES[0]))
+    assert [[best.text for best in way] for way in ways] == [[TARGETS[0]]] * 2
