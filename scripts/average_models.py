@@ -13,10 +13,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from mtrain.config import to_yaml
-from mtrain.errors import ModelError, MtrainError
+from mtrain.errors import ModelError, MtrainError, StorageError
 from mtrain.modelfolder import LoadedModel, load_model, save_model_folder
 from mtrain.storage import require_new_folder
 
@@ -32,7 +33,7 @@ def average_models(paths: list[Path], out: Path) -> None:
     for path in paths[1:]:
         other = load_model(path)
         if _nature(other) != _nature(first):
-            raise ModelError(f"{path}: its vocabulary or architecture is not that of {paths[0]}")
+            raise ModelError(f"{path}: its languages, vocabulary or architecture are not those of {paths[0]}")
         for name, tensor in other.model.state_dict().items():
             total[name] += tensor
     with tempfile.TemporaryDirectory() as folder:
@@ -42,9 +43,13 @@ def average_models(paths: list[Path], out: Path) -> None:
 
 
 def _nature(loaded: LoadedModel) -> tuple[object, ...]:
-    """What models must have in common: all that is not a probability of training."""
-    architecture = loaded.config.model.model_dump()
-    return loaded.tokenizer.fingerprint(), {k: v for k, v in architecture.items() if "dropout" not in k}
+    """What models must have in common. Dropouts may differ, and the longest sentence unless it is learned."""
+    network = loaded.config.model
+    free = {key for key in type(network).model_fields if "dropout" in key}
+    if network.positions != "learned":
+        free.add("max_positions")
+    languages = loaded.config.source_lang, loaded.config.target_lang
+    return *languages, loaded.tokenizer.fingerprint(), network.model_dump(exclude=free)
 
 
 def main() -> None:
@@ -54,11 +59,16 @@ def main() -> None:
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL", help="run or model folders")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="a new folder")
     given = parser.parse_args()
+    if len(given.models) < 2:
+        parser.error("give two models or more")
     try:
         average_models(given.models, given.output)
     except MtrainError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    except (OSError, SafetensorError) as error:  # the temporary file
+        print(f"error: cannot write: {error}", file=sys.stderr)
+        raise SystemExit(StorageError.exit_code) from None
 
 
 if __name__ == "__main__":
