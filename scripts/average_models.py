@@ -4,8 +4,7 @@
 
 The models, run or model folders, have the same vocabulary and sizes and stem from one another: a model, and
 what went on from it with `training.init_from`. The mean of such is often better than each (Wortsman et al.,
-"Model soups", ICML 2022, section 2, uniform soup); of models that began at random it is of no use. The
-settings are those of the first.
+"Model soups", ICML 2022, section 2, uniform soup). The settings are those of the first.
 """
 
 import argparse
