@@ -5,7 +5,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -360,12 +360,19 @@ def _root(version: Version = False) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command; every failure becomes one line on stderr and an exit code (see `mtrain.errors`)."""
     terminal.make_streams_usable()
-    try:
+    with failures_as_exits():
         given = sys.argv[1:] if arguments is None else arguments
         code: Any = app(list(given) or ["--help"], standalone_mode=False)
         if code == 130:  # Typer makes an exit code of Ctrl-C
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def failures_as_exits() -> Iterator[None]:
+    """Make one line on stderr and SystemExit with its code of whatever is raised (see `mtrain.errors`)."""
+    try:
+        yield
     except MtrainError as error:
         _exit(str(error), error.exit_code)
     except _CommandLineError as error:

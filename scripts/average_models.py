@@ -8,15 +8,15 @@ what went on from it with `training.init_from`. The mean of such is often better
 """
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from mtrain.cli import failures_as_exits
 from mtrain.config import to_yaml
-from mtrain.errors import ModelError, MtrainError, StorageError
+from mtrain.errors import ModelError, StorageError
 from mtrain.modelfolder import LoadedModel, load_model, save_model_folder
 from mtrain.storage import require_new_folder
 
@@ -37,7 +37,10 @@ def average_models(paths: list[Path], out: Path) -> None:
             total[name] += tensor
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "model.safetensors"
-        save_file({name: (tensor / len(paths)).float() for name, tensor in total.items()}, weights)
+        try:
+            save_file({name: (tensor / len(paths)).float() for name, tensor in total.items()}, weights)
+        except SafetensorError as error:
+            raise StorageError(f"cannot write a temporary file: {error}") from None
         save_model_folder(out, weights, to_yaml(first.config), first.tokenizer)
 
 
@@ -60,14 +63,8 @@ def main() -> None:
     given = parser.parse_args()
     if len(given.models) < 2:
         parser.error("give two models or more")
-    try:
+    with failures_as_exits():
         average_models(given.models, given.output)
-    except MtrainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
-    except (OSError, SafetensorError) as error:  # the temporary file
-        print(f"error: cannot write: {error}", file=sys.stderr)
-        raise SystemExit(StorageError.exit_code) from None
 
 
 if __name__ == "__main__":

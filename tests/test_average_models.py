@@ -70,5 +70,5 @@ def test_a_temporary_file_that_cannot_be_written_is_one_line(run_dir, relative, 
     command = [sys.executable, SCRIPT, run_dir, relative(1), "-o", tmp_path / "mean"]
     limited = ["bash", "-c", "trap '' XFSZ; ulimit -f 8; exec \"$@\"", "bash", *map(str, command)]
     done = subprocess.run(limited, capture_output=True, text=True)
-    assert done.returncode == 6 and done.stderr.startswith("error: cannot write: ")
+    assert done.returncode == 6 and done.stderr.startswith("error: cannot write a temporary file: ")
     assert done.stderr.count("\n") == 1 and not (tmp_path / "mean").exists()
