@@ -360,23 +360,26 @@ def _root(version: Version = False) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command; every failure becomes one line on stderr and an exit code (see `mtrain.errors`)."""
     terminal.make_streams_usable()
-    with failures_as_exits():
-        given = sys.argv[1:] if arguments is None else arguments
-        code: Any = app(list(given) or ["--help"], standalone_mode=False)
-        if code == 130:  # Typer makes an exit code of Ctrl-C
-            raise KeyboardInterrupt
-        sys.exit(code if isinstance(code, int) else 0)
+    try:
+        with failures_as_exits():
+            given = sys.argv[1:] if arguments is None else arguments
+            code: Any = app(list(given) or ["--help"], standalone_mode=False)
+            if code == 130:  # Typer makes an exit code of Ctrl-C
+                raise KeyboardInterrupt
+            sys.exit(code if isinstance(code, int) else 0)
+    except _CommandLineError as error:
+        _exit(error.format_message(), 2)
+    except Exception as error:
+        _exit(f"bug in mtrain: {type(error).__name__}: {error}; --debug shows where", 1)
 
 
 @contextmanager
 def failures_as_exits() -> Iterator[None]:
-    """Make one line on stderr and SystemExit with its code of whatever is raised (see `mtrain.errors`)."""
+    """Turn a failure that is no bug into one line on stderr and SystemExit with its exit code."""
     try:
         yield
     except MtrainError as error:
         _exit(str(error), error.exit_code)
-    except _CommandLineError as error:
-        _exit(error.format_message(), 2)
     except (KeyboardInterrupt, typer.Abort):
         _exit("stopped by SIGINT", 130)
     except SystemExit as stop:
@@ -388,7 +391,7 @@ def failures_as_exits() -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             _exit("out of memory; lower training.micro_batch_tokens or decoding.batch_tokens", 8)
-        _exit(f"bug in mtrain: {type(error).__name__}: {error}; --debug shows where", 1)
+        raise
 
 
 def _exit(message: str, code: int) -> NoReturn:

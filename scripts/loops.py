@@ -50,14 +50,18 @@ def prepare(folder: Path) -> None:
 
 
 def run(command: str) -> None:
-    """Run a command in the working directory; `fit` with few steps. Raises SystemExit if it fails."""
+    """Run a command in the working directory. Raises SystemExit or CalledProcessError if it fails."""
     print(f"$ {command}", file=sys.stderr, flush=True)
-    if not command.startswith("mtrain "):
+    if command.startswith("mtrain "):
+        run_mtrain(shlex.split(command)[1:])
+    else:
         subprocess.run(command, shell=True, check=True)
-        return
-    arguments = shlex.split(command)[1:]
+
+
+def run_mtrain(arguments: list[str]) -> None:
+    """Run mtrain; `fit` with few steps. Raises SystemExit if it fails."""
     if arguments[0] == "fit":
-        arguments += [f"--set={key}={value}" for key, value in FEW.items()]
+        arguments = [*arguments, *(f"--set={key}={value}" for key, value in FEW.items())]
     try:
         main([*arguments, "--quiet", "--device", "cpu"])
     except SystemExit as end:

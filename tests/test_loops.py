@@ -1,9 +1,13 @@
 """The loops of the README run as they are written there."""
 
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
@@ -37,3 +41,55 @@ def test_the_commands_of_the_readme_fit_together(tmp_path, monkeypatch, capsys):
     reborn = EncodedCorpus(runs["multi30k-en-de-reborn"] / "data/train.arrow", np.ones(400))
     sources = reborn.fetch(list(range(400)))[0].to_pylist()
     assert sources[:200] == sources[200:]  # with what people said, then with what the teacher says
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("language", "models"),
+    [("de", [f"en-de-reranked{seed}" for seed in ("", "-2", "-3")]), ("fr", ["en-fr-mean"])],
+)
+def test_the_recipe_of_multi30k_goes_on_after_a_stop_and_makes_nothing_twice(language, models, tmp_path):
+    loops.prepare(tmp_path)
+    for file in (tmp_path / "data/multi30k").glob("*.de"):  # as good a French as any here
+        file.with_suffix(".fr").write_bytes(file.read_bytes().upper())
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    calls = stand_in(tmp_path / "bin/mtrain", tmp_path / "calls")
+    path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def recipe(stop_at: int = 0) -> subprocess.CompletedProcess[str]:
+        calls.write_text("")
+        environment = {**os.environ, "PATH": path, "STOP_AT": str(stop_at)}
+        command = ["bash", "scripts/multi30k.sh", language]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    for stop_at in (1, 3, 8):
+        assert recipe(stop_at).returncode == 130 and len(calls.read_text().splitlines()) == stop_at
+    done = recipe()
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"tok:(?:13a|none)\|.* = \d+\.\d+ ", done.stdout)) == 2 * len(models)
+    kinds = (".de", ".fr", ".en", ".jsonl", ".safetensors")
+    made = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.suffix in kinds}
+    tests = {tmp_path / f"runs/multi30k-{model}.test_2016_flickr.{language}" for model in models}
+    again = recipe()
+    assert again.stdout == done.stdout and tests < made.keys()
+    assert {file for file, when in made.items() if file.stat().st_mtime_ns != when} <= tests
+    for line in calls.read_text().splitlines():
+        assert "fit" in line or "test_2016_flickr" in line
+
+
+def stand_in(command: Path, calls: Path) -> Path:
+    """Write a command that trains a few steps, notes its calls, and stops at the one that STOP_AT says."""
+    command.parent.mkdir()
+    command.write_text(f"""#!{sys.executable}
+import os, sys
+sys.path.insert(0, {str(ROOT / "scripts")!r})
+import loops
+with open({str(calls)!r}, "a+") as calls:
+    print(*sys.argv[1:], file=calls, flush=True)
+    calls.seek(0)
+    if len(calls.readlines()) == int(os.environ["STOP_AT"]):
+        sys.exit(130)
+loops.run_mtrain(sys.argv[1:])
+""")
+    command.chmod(0o755)
+    return calls

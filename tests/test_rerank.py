@@ -9,75 +9,101 @@ import pytest
 from test_cli import mtrain  # noqa: F401  (a fixture)
 
 SCRIPT = Path(__file__).parents[1] / "scripts/rerank.py"
-LINES = ["Es regnet.", "", "Die Sonne scheint."]
-WAYS = [
+LINES = ["Es regnet.", "", "Die Sonne scheint.", "Es regnet."]
+LONG = "word " * 2000
+HYPOTHESES = [
     [("The dog is small.", -0.1), ("It rains.", -0.2), ("It is raining today.", -0.3)],
     [("", 0.0)],
-    [("It rains.", -0.1), ("word " * 2000, -0.2), ("The sun shines.", -0.7)],
+    [(LONG, -0.01), ("It rains.", -0.1), ("The sun shines.", -0.7)],
+    [(f"{LONG}one", -0.2), (f"{LONG}two", -0.1)],
 ]
+
+
+def n_best(hypotheses: list[tuple[str, float]]) -> str:
+    return json.dumps({"n_best": [{"text": text, "score": score} for text, score in hypotheses]}) + "\n"
 
 
 @pytest.fixture
 def files(tmp_path):
     """German lines and what a model made of each, to which that of run_dir is the reverse."""
     (tmp_path / "in.de").write_text("".join(f"{line}\n" for line in LINES))
-    answers = [{"n_best": [{"text": text, "score": score} for text, score in ways]} for ways in WAYS]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    (tmp_path / "in.jsonl").write_text("".join(map(n_best, HYPOTHESES)))
     return tmp_path
 
 
 def rerank(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, SCRIPT, *map(str, arguments), "-i", "in.de", "-o", "out.en", "--device", "cpu"]
+    command = [sys.executable, SCRIPT, *map(str, arguments), "-i", "in.de"]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder)
 
 
-def test_the_reverse_model_outvotes_the_search_as_its_weight_says(run_dir, files):
-    for weight, wanted in {
-        "0": ["The dog is small.", "", "It rains."],
-        "1": ["It rains.", "", "The sun shines."],
-    }.items():
-        done = rerank(files, run_dir, "in.jsonl", "--weight", weight)
-        assert done.returncode == 0, done.stderr
-        assert (files / "out.en").read_text().split("\n") == [*wanted, ""]
+@pytest.mark.parametrize(
+    ("weight", "wanted"),
+    [
+        ("0", ["The dog is small.", "", "It rains.", f"{LONG}two"]),
+        ("1", ["It rains.", "", "The sun shines.", f"{LONG}two"]),
+    ],
+)
+def test_the_reverse_model_outvotes_the_search_as_its_weight_says(weight, wanted, run_dir, files):
+    done = rerank(files, run_dir, "in.jsonl", "--weight", weight, "--device", "cpu")
+    assert (done.returncode, done.stdout.split("\n")) == (0, [*wanted, ""]), done.stderr
 
 
 def test_it_reads_what_translate_writes_and_sums_what_score_says(run_dir, mtrain, tmp_path):  # noqa: F811
-    lines = ["It rains.", "The sun shines.", "A small house.", "", "The cat is big."]
+    lines = ["It rains.", "The dog sleeps.", "A small house.", "", "The cat is big."]
     (tmp_path / "in.de").write_text("".join(f"{line}\n" for line in lines))  # any language: the sums count
     search = ["--beam-size", "4", "--n-best", "4", "--json", "--device", "cpu"]
     mtrain("translate", run_dir, "-i", tmp_path / "in.de", "-o", tmp_path / "in.jsonl", *search)
-    assert rerank(tmp_path, run_dir, "in.jsonl", "--weight", "0.5").returncode == 0
+    done = rerank(tmp_path, run_dir, "in.jsonl", "--weight", "0.5", "--device", "cpu", "--batch-tokens", "64")
+    assert done.returncode == 0, done.stderr
     answers = [json.loads(line)["n_best"] for line in (tmp_path / "in.jsonl").read_text().splitlines()]
-    for name, side in {
-        "hyp": [way["text"] for ways in answers for way in ways],
-        "src": [line for line, ways in zip(lines, answers, strict=True) for _ in ways],
-    }.items():
+    pairs = [(one["text"], line) for line, ways in zip(lines, answers, strict=True) for one in ways]
+    for name, side in zip(("texts", "lines"), zip(*pairs, strict=True), strict=True):
         (tmp_path / name).write_text("".join(f"{text}\n" for text in side))
-    _, said, _ = mtrain(
-        "score", run_dir, "-i", tmp_path / "hyp", "--target", tmp_path / "src", "--json", "--device", "cpu"
-    )
-    reverse = [json.loads(line) for line in said.splitlines()]
-    for ways, chosen in zip(answers, (tmp_path / "out.en").read_text().splitlines(), strict=True):
-        theirs, reverse = reverse[: len(ways)], reverse[len(ways) :]
-        sums = {
-            way["text"]: way["score"] + 0.5 * sum(other["token_log_probs"]) / len(other["token_log_probs"])
-            for way, other in zip(ways, theirs, strict=True)
-        }
-        assert sums[chosen] == pytest.approx(max(sums.values()), abs=1e-5)
+    given = ["-i", tmp_path / "texts", "--target", tmp_path / "lines", "--json", "--device", "cpu"]
+    _, said, _ = mtrain("score", run_dir, *given)
+    means = [
+        sum(steps) / len(steps)
+        for line in said.splitlines()
+        if (steps := json.loads(line)["token_log_probs"])
+    ]
+    assert len(means) == len(pairs)
+    for ways, chosen in zip(answers, done.stdout.splitlines(), strict=True):
+        values = {one["text"]: one["score"] + 0.5 * means.pop(0) for one in ways}
+        assert values[chosen] == pytest.approx(max(values.values()), abs=1e-5)
 
 
-def test_a_mistake_is_one_line_and_writes_nothing(run_dir, files):
-    (files / "short.jsonl").write_text((files / "in.jsonl").read_text().split("\n")[0] + "\n")
-    (files / "plain.jsonl").write_text('{"text": "It rains.", "score": 0.0}\n' * 3)
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"text": "It rains.", "score": 0.0}',
+        '{"n_best": []}',
+        '{"n_best": [{"text": null, "score": 0.0}]}',
+        '{"n_best": [{"text": "two\\nlines", "score": 0.0}]}',
+        '{"n_best": [{"text": "half \\ud800", "score": 0.0}]}',
+        '{"n_best": [{"text": "It rains.", "score": NaN}]}',
+        '{"n_best": [{"text": "It rains.", "score": 1' + "0" * 400 + "}]}",
+        "[" * 100_000,
+        "",
+    ],
+)
+def test_a_line_that_translate_did_not_write_is_named(line, run_dir, files):
+    (files / "in.jsonl").write_text("".join(map(n_best, HYPOTHESES[:3])) + line + "\n")
+    done = rerank(files, run_dir, "in.jsonl", "--device", "cpu")
+    assert done.returncode == 3 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: in.jsonl:4: not as `translate --json --n-best 2` writes it: ")
+
+
+def test_a_mistake_is_one_line(run_dir, files):
+    (files / "short.jsonl").write_text(n_best(HYPOTHESES[0]))
     said = {
-        (run_dir, "short.jsonl"): (3, "short.jsonl: ends before line 2 of the other"),
-        (run_dir, "plain.jsonl"): (3, "plain.jsonl:1: not of `mtrain translate --json --n-best N`"),
+        (run_dir, "short.jsonl"): (3, "in.de has 4 lines but short.jsonl has 1 lines"),
         (run_dir, "none.jsonl"): (3, "none.jsonl: no such file"),
         (files / "none", "in.jsonl"): (4, "no such model"),
+        (run_dir, "in.jsonl", "--device", "gpu"): (2, "gpu"),
         (run_dir, "in.jsonl", "--weight", "nan"): (2, "--weight nan: give a number from 0 on"),
+        (run_dir, "in.jsonl", "--weight", "-1"): (2, "--weight -1.0: give a number from 0 on"),
     }
     for arguments, (code, message) in said.items():
         done = rerank(files, *arguments)
         assert done.returncode == code and message in done.stderr.splitlines()[-1], done.stderr
-        assert code == 2 or done.stderr.count("\n") == 1
-        assert not (files / "out.en").exists()
+        assert "--weight" in arguments or done.stderr.count("\n") == 1
