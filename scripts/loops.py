@@ -32,7 +32,8 @@ def commands(readme: str) -> list[str]:
 
 def prepare(folder: Path) -> None:
     """Put toy pairs where the recipes look for Multi30k and Tatoeba."""
-    (folder / "configs").symlink_to(ROOT / "configs")
+    for name in ("configs", "scripts"):
+        (folder / name).symlink_to(ROOT / name)
     captions, everyday = folder / "data/multi30k", folder / "data/tatoeba-en-de"
     for place in (captions, everyday):
         place.mkdir(parents=True)
@@ -55,7 +56,8 @@ def run(command: str) -> None:
     if command.startswith("mtrain "):
         run_mtrain(shlex.split(command)[1:])
     else:
-        subprocess.run(command, shell=True, check=True)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        subprocess.run(command, shell=True, check=True, env={**os.environ, "PATH": path})
 
 
 def run_mtrain(arguments: list[str]) -> None:
