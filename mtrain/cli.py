@@ -359,7 +359,6 @@ def _root(version: Version = False) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command; every failure becomes one line on stderr and an exit code (see `mtrain.errors`)."""
-    terminal.make_streams_usable()
     try:
         with failures_as_exits():
             given = sys.argv[1:] if arguments is None else arguments
@@ -375,7 +374,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 @contextmanager
 def failures_as_exits() -> Iterator[None]:
-    """Turn a failure that is no bug into one line on stderr and SystemExit with its exit code."""
+    """Turn a failure that is no bug into a line on stderr and SystemExit with its exit code; write UTF-8."""
+    terminal.make_streams_usable()
     try:
         yield
     except MtrainError as error:

@@ -48,6 +48,13 @@ def test_the_reverse_model_outvotes_the_search_as_its_weight_says(weight, wanted
     assert (done.returncode, done.stdout.split("\n")) == (0, [*wanted, ""]), done.stderr
 
 
+def test_it_writes_utf8_whatever_the_locale(run_dir, files, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    (files / "in.de").write_text("Es regnet.\n")
+    (files / "in.jsonl").write_text(n_best([("Très bien, żółw.", -0.1)]))
+    assert rerank(files, run_dir, "in.jsonl", "--device", "cpu").stdout == "Très bien, żółw.\n"
+
+
 def test_it_reads_what_translate_writes_and_sums_what_score_says(run_dir, mtrain, tmp_path):  # noqa: F811
     lines = ["It rains.", "The dog sleeps.", "A small house.", "", "The cat is big."]
     (tmp_path / "in.de").write_text("".join(f"{line}\n" for line in lines))  # any language: the sums count

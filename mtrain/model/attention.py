@@ -15,8 +15,9 @@ from mtrain.model.linear import Linear
 # 16, but what is put behind them is to be copied, and differentiated.
 _WORTH_FILLING = 11
 # Most keys for which training on a CPU computes the weights by themselves: it takes up to a third less time
-# than the fused kernel for 8 to 32 keys, as long for 128, a quarter more for 256.
-_EAGER = 96
+# than the fused kernel for 8 to 32 keys, as long for 128, a quarter more for 256. Their weights are kept, so
+# there may be no more of them than twice a head's width: as many numbers as queries and keys have.
+_EAGER = 64
 
 
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
@@ -142,7 +143,8 @@ def attend(
     """softmax(Q K^T / sqrt(D)) V, by what is the fastest on the device; `dropout` is of the weights."""
     on_cpu = queries.device.type == "cpu"
     by_hand = on_cpu and dropout.active  # there the kernel would draw from a generator that threads share
-    eager = on_cpu and not by_hand and keys.size(2) <= _EAGER and _learns(queries, keys, values)
+    few = keys.size(2) <= min(_EAGER, 2 * keys.size(3))
+    eager = on_cpu and not by_hand and few and _learns(queries, keys, values)
     if causal and (mask is not None or by_hand or eager):  # the kernel takes one or the other
         allowed = causal_mask(queries.size(2), queries.device)
         mask, causal = allowed if mask is None else mask & allowed, False

@@ -1,10 +1,10 @@
 """Attention whose weights exist, with its gradient written out: on a CPU the fastest for short sentences."""
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 class EagerAttention(torch.autograd.Function):
@@ -19,15 +19,17 @@ class EagerAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, allowed: Tensor | None) -> Tensor:
         shape = queries.shape
-        queries, keys, values = (x.reshape(-1, *x.shape[2:]) for x in (queries, keys, values))
+        queries, keys, values = (x.flatten(0, 1) for x in (queries, keys, values))
         scores = _product(queries, keys.transpose(1, 2), shape[-1] ** -0.5)
         if allowed is not None:
-            scores.view(*shape[:-1], -1).masked_fill_(~allowed, -math.inf)
+            # Not -inf: a row that may look nowhere would be NaN. Others have weights of 0 there either way.
+            scores.view(*shape[:-1], keys.size(1)).masked_fill_(~allowed, torch.finfo(scores.dtype).min)
         weights = scores.softmax(dim=-1)
         ctx.save_for_backward(queries, keys, values, weights)
         return torch.bmm(weights, values).view(shape)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, weights = ctx.saved_tensors
         heads, scale = grad.shape[:2], queries.size(-1) ** -0.5
