@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # Train the best models for Multi30k from its text alone, and score them, as in the README. From this repository's
 # root, with `mtrain` on the PATH (. .venv/bin/activate) and the text in data/multi30k, in English, German and French:
-#   bash scripts/multi30k.sh de    # three seeds: runs/multi30k-en-de-reranked, and with -2 and -3
+#   bash scripts/multi30k.sh de    # three seeds: runs/multi30k-en-de-second-round, and with -2 and -3
 #   bash scripts/multi30k.sh fr    # runs/multi30k-en-fr-mean
 # What was made is kept: after a stop the same command goes on. Why each text is written is said in the configs.
 set -euo pipefail  # which bash drops within && and ||: no function is called there
 text=data/multi30k
-target=${1-}
+target=$*
 case $target in de | fr) ;; *) echo "usage: bash scripts/multi30k.sh de|fr" >&2 && exit 2 ;; esac
 for file in $text/{train,val,test_2016_flickr}.{en,de,fr}; do
     [ -f $file ] || { echo "error: $file: no such file" >&2 && exit 3; }
 done
-python -c 'import sacremoses'
+if ! python -c 'import sacremoses' 2>/dev/null; then
+    echo "error: sacremoses is missing: activate the environment, or pip install sacremoses" >&2 && exit 2
+fi
 
 fit() { # CONFIG [SEED [START]]: the config as it is, or with another seed, going on from START of that seed
     local seed=()
@@ -72,9 +74,11 @@ german() {
         draw drawn-de.$n.en train.de $n de-en
         rerank drawn-de.$n.de drawn-de.$n.en de-en en-de-sampled{,-2,-3}
     done
+    for s in "" 2 3; do fit en-de-reranked $s ${s:+en-de-diversified}; done
+    for n in 1 2; do rerank drawn-de.$n.again.de drawn-de.$n.en de-en en-de-reranked{,-2,-3}; done
     for s in "" -2 -3; do
-        fit en-de-reranked ${s:+${s#-} en-de-diversified}
-        score en-de-reranked$s
+        fit en-de-second-round ${s:+${s#-} en-de-reranked}
+        score en-de-second-round$s
     done
 }
 
