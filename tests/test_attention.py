@@ -232,6 +232,17 @@ def test_values_and_gradients_are_those_of_the_formula(length: int, kind: str) -
     torch.testing.assert_close(*gradients, **DOUBLE)
 
 
+def test_weights_are_kept_for_few_keys_alone() -> None:
+    def kept(keys: int) -> int:
+        inputs = [random(2, 3, keys, 4, seed=seed).requires_grad_() for seed in range(3)]
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+            attend(*inputs, Dropout(0.0), None)
+        return max(sizes) // inputs[0].numel()
+
+    assert [kept(keys) for keys in (1, 8, 9, 64)] == [1, 2, 1, 1]  # 2: as many as in queries and keys
+
+
 def test_a_row_that_may_look_nowhere_spoils_no_other() -> None:
     inputs = [random(2, 3, 6, 4, seed=seed).requires_grad_() for seed in range(3)]
     mask = keep([6, 4], 6)[:, None, None]
