@@ -52,9 +52,8 @@ def test_in_few_bits_as_on_a_gpu_it_says_the_same(run_dir: Path, monkeypatch, pr
     exact = few.with_settings(precision="fp32")
     found, expected = (each.translate(SOURCES, alignments=True) for each in (few, exact))
     assert [best.text for best in found] == TARGETS
-    links = [(set(one.alignment), set(other.alignment)) for one, other in zip(found, expected, strict=True)]
-    common, either = (sum(map(len, sets)) for sets in zip(*((a & b, a | b) for a, b in links), strict=True))
-    assert common >= 0.9 * either  # two positions may be all but equally likely
+    moved = [set(a.alignment) ^ set(b.alignment) for a, b in zip(found, expected, strict=True)]
+    assert sum(map(len, moved)) <= 2  # one link: two positions may be all but equally likely
     scores = [best.score for best in found], [best.score for best in expected]
     assert scores[0] == pytest.approx(scores[1], abs=0.02) and scores[0] != scores[1]
     covered = [each.with_settings(coverage_penalty=0.05).translate(SOURCES) for each in (few, exact)]
