@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train the best models for Multi30k from its text alone, and score them, as in the README. From this repository's
 # root, with `mtrain` on the PATH (. .venv/bin/activate) and the text in data/multi30k, in English, German and French:
-#   bash scripts/multi30k.sh de    # three seeds: runs/multi30k-en-de-second-round, and with -2 and -3
+#   bash scripts/multi30k.sh de    # three seeds: runs/multi30k-en-de-mean, and with -2 and -3
 #   bash scripts/multi30k.sh fr    # runs/multi30k-en-fr-mean
 # What was made is kept: after a stop the same command goes on. Why each text is written is said in the configs.
 set -euo pipefail  # which bash drops within && and ||: no function is called there
@@ -15,10 +15,11 @@ if ! python -c 'import sacremoses' 2>/dev/null; then
     echo "error: sacremoses is missing: activate the environment, or pip install sacremoses" >&2 && exit 2
 fi
 
-fit() { # CONFIG [SEED [START]]: the config as it is, or with another seed, going on from START of that seed
+fit() { # CONFIG [SEED [START [STEPS]]]: as it is, or with another seed, another model to start as, other steps
     local seed=()
     [ $# -lt 2 ] || seed=(--run-dir "runs/multi30k-$1-$2" --set "seed=$2")
-    [ $# -lt 3 ] || seed+=(--set "training.init_from=runs/multi30k-$3-$2")
+    [ $# -lt 3 ] || seed+=(--set "training.init_from=runs/multi30k-$3")
+    [ $# -lt 4 ] || seed+=(--set "training.max_steps=$4")
     mtrain fit "configs/multi30k-$1.yaml" "${seed[@]}"
 }
 
@@ -69,16 +70,26 @@ german() {
         draw drawn-de.$n.en train.de $n de-en
         say drawn-de.$n.de drawn-de.$n.en "" en-de-diversified{,-2,-3}
     done
-    for s in "" 2 3; do fit en-de-sampled $s ${s:+en-de-diversified}; done
+    for s in "" -2 -3; do fit en-de-sampled ${s:+${s#-} en-de-diversified$s}; done
     for n in 3 4; do
         draw drawn-de.$n.en train.de $n de-en
         rerank drawn-de.$n.de drawn-de.$n.en de-en en-de-sampled{,-2,-3}
     done
-    for s in "" 2 3; do fit en-de-reranked $s ${s:+en-de-diversified}; done
+    for s in "" -2 -3; do fit en-de-reranked ${s:+${s#-} en-de-diversified$s}; done
     for n in 1 2; do rerank drawn-de.$n.again.de drawn-de.$n.en de-en en-de-reranked{,-2,-3}; done
+    for s in "" -2 -3; do fit en-de-second-round ${s:+${s#-} en-de-reranked$s}; done
+    for n in 5 6; do
+        draw drawn-de.$n.en train.de $n de-en
+        rerank drawn-de.$n.de drawn-de.$n.en de-en en-de-second-round{,-2,-3}
+    done
+    n=4
     for s in "" -2 -3; do
-        fit en-de-second-round ${s:+${s#-} en-de-reranked}
-        score en-de-second-round$s
+        fit en-de-third-round ${s:+${s#-} en-de-second-round$s}
+        fit en-de-third-round $n en-de-second-round$s
+        fit en-de-third-round $((n + 3)) en-de-second-round$s 2200
+        mean en-de-mean$s en-de-third-round{$s,-$n,-$((n + 3))} en-de-second-round$s
+        score en-de-mean$s
+        n=$((n + 1))
     done
 }
 
