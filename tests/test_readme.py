@@ -1,5 +1,6 @@
 """What the README says is so."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -22,3 +23,10 @@ def test_every_room_and_recipe_it_names_exists():
     for word in README.replace("(", " ").split():
         if word.startswith("configs/") and word.endswith(".yaml"):
             assert (ROOT / word).exists(), word
+
+
+def test_every_recipe_whose_scores_are_recorded_exists():
+    record = (ROOT / "configs" / "README.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`(\w+-[\w-]+\.yaml)`", record + README))
+    assert "multi30k-en-de-second-round.yaml" in names
+    assert [name for name in names if not (ROOT / "configs" / name).exists()] == []

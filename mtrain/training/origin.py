@@ -33,10 +33,10 @@ _PARTS: dict[Part, tuple[str, ...]] = {
 Taken = dict[str, dict[str, Any]]  # values by section and key
 
 # Preset and pieces of corpora of fewer than so many pairs. Multi30k: Wu et al. (ACL 2021) found that models
-# larger than tiny only overfit it, and 12,000 pieces were better here than 8,000 (see the README, "What was
-# tried"). Millions of pairs: base, big and 32,000 pieces of Vaswani et al. (2017). Small corpora, small
-# vocabularies: Gowda and May, "Finding the Optimal Vocabulary Size for Neural Machine Translation" (2020);
-# 10,000 captions and their translations have no 12,000 pieces.
+# larger than tiny only overfit it, and 12,000 pieces were better than 8,000 here (configs/README.md). Of
+# millions of pairs: base, big and 32,000 pieces of Vaswani et al. (2017). Small corpora, small vocabularies:
+# Gowda and May, "Finding the Optimal Vocabulary Size for Neural Machine Translation" (2020); 10,000 captions
+# and their translations have no 12,000 pieces.
 TABLE = (
     (2_000, "tiny", 1000),
     (10_000, "tiny", 4000),
