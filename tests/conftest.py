@@ -1,109 +1,18 @@
-"""A small corpus, and a model trained on it until it knows it by heart: most tests need no more."""
-
-import copy
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+"""Settings of every test, and the modules whose fixtures any test may use."""
 
 import pytest
 import torch
-import yaml
 from hypothesis import settings
 
-from mtrain.config import Config, validate
-from mtrain.training.loop import fit
-
-torch.set_num_threads(1)  # sums over threads differ in the last bit
-settings.register_profile(
-    "mtrain", deadline=None, derandomize=True
-)  # the same examples each time, in any time
-settings.load_profile("mtrain")
-
-PAIRS = [
-    ("A cat sleeps.", "Eine Katze schläft."),
-    ("The dog runs in the park.", "Der Hund rennt im Park."),
-    ("Two women are talking.", "Zwei Frauen reden."),
-    ("A man reads a newspaper on a bench.", "Ein Mann liest auf einer Bank eine Zeitung."),
-    ("Children play with a ball.", "Kinder spielen mit einem Ball."),
-    ("The sun shines.", "Die Sonne scheint."),
-    ("She rides a red bicycle to work.", "Sie fährt mit einem roten Fahrrad zur Arbeit."),
-    ("It rains.", "Es regnet."),
+pytest.register_assert_rewrite("tests.support")
+pytest_plugins = [
+    "tests.support.cli",
+    "tests.support.encoding",
+    "tests.support.tokenizers",
+    "tests.support.training",
+    "tests.support.translation",
 ]
 
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with eight pairs in `train.en` and `train.de`."""
-    folder = tmp_path_factory.mktemp("corpus")
-    for index, language in enumerate(("en", "de")):
-        text = "".join(f"{pair[index]}\n" for pair in PAIRS)
-        (folder / f"train.{language}").write_text(text, encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def raw_config(corpus: Path) -> dict[str, Any]:
-    """The raw config of a small run on that corpus; it lacks `run_dir`."""
-    files = {"source": str(corpus / "train.en"), "target": str(corpus / "train.de")}
-    return {
-        "data": {
-            "source_lang": "en",
-            "target_lang": "de",
-            "train": files,
-            "validation": files,
-            "test": {"seen": files},
-            "max_length": 64,
-        },
-        "tokenizer": {"vocab_size": 330},
-        "model": {"d_model": 32, "ffn_dim": 64, "heads": 2, "encoder_layers": 1, "decoder_layers": 1},
-        "training": {
-            "max_steps": 8,
-            "batch_tokens": 64,
-            "schedule": "constant",
-            "learning_rate": 0.005,
-            "warmup_steps": 4,
-            "validate_every": 4,
-            "checkpoint_every": 4,
-            "log_every": 2,
-            "precision": "fp32",  # what is best differs between machines
-        },
-        "decoding": {"precision": "fp32"},
-    }
-
-
-@pytest.fixture
-def make_config(raw_config: dict[str, Any], tmp_path: Path) -> Callable[..., Config]:
-    """Build that config with sections merged over it: `make_config(training={"max_steps": 4})`."""
-
-    def make(run: str = "run", **sections: dict[str, Any]) -> Config:
-        return validate(Config, merged(raw_config, str(tmp_path / run), **sections), "test")
-
-    return make
-
-
-@pytest.fixture
-def config_file(raw_config: dict[str, Any], tmp_path: Path) -> Path:
-    """The same as a YAML file, with the run in `run/` beside it."""
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(merged(raw_config, str(tmp_path / "run"))))
-    return file
-
-
-@pytest.fixture(scope="session")
-def run_dir(raw_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run that has learnt the eight pairs by heart."""
-    folder = tmp_path_factory.mktemp("runs") / "by-heart"
-    recipe = {"max_steps": 200, "batch_tokens": 512, "validate_every": 100, "checkpoint_every": 100}
-    model = {"d_model": 64, "dropout": 0.0, "encoder_layers": 2, "decoder_layers": 2}
-    raw = merged(raw_config, str(folder), training={**recipe, "label_smoothing": 0.0}, model=model)
-    fit(validate(Config, raw, "test"), device="cpu", quiet=True)
-    return folder
-
-
-def merged(raw: dict[str, Any], run: str, **sections: dict[str, Any]) -> dict[str, Any]:
-    """`raw` with a run folder and with sections merged over it."""
-    raw = copy.deepcopy(raw)
-    raw["run_dir"] = run
-    for name, values in sections.items():
-        raw[name] = {**raw.get(name, {}), **values}
-    return raw
+torch.set_num_threads(1)  # sums over threads differ in the last bit
+settings.register_profile("mtrain", deadline=None, derandomize=True)  # the same examples in every run
+settings.load_profile("mtrain")

@@ -1,6 +1,5 @@
 """The command line as a user meets it: outputs, exit codes, one clear line for each mistake."""
 
-import io
 import json
 import os
 import pty
@@ -11,34 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import PAIRS
 
 from mtrain import __version__
-from mtrain.cli import main
-
-
-@pytest.fixture
-def mtrain(capsys):
-    """Run a command in this process; returns its exit code, stdout and stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        code = stop.value.code
-        assert isinstance(code, int)
-        return code, out, err
-
-    return run
-
-
-@pytest.fixture
-def stdin(monkeypatch):
-    def give(contents: bytes) -> None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(contents), encoding="utf-8"))
-
-    return give
-
+from tests.support.cli import one_line
+from tests.support.training import PAIRS
 
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
 
@@ -57,18 +32,6 @@ def test_help_and_version(mtrain):
 
 
 # ------------------------------------------------------------------------------------------------ mistakes
-
-
-def changed(file: Path, section: str, **values) -> Path:
-    raw = yaml.safe_load(file.read_text())
-    raw[section] = {**raw.get(section, {}), **values}
-    file.write_text(yaml.safe_dump(raw))
-    return file
-
-
-def one_line(err: str) -> str:
-    assert err.startswith("error: ") and err.count("\n") == 1, err
-    return err
 
 
 @pytest.mark.parametrize("command", ["fit", "tokenize"])

@@ -10,13 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import PAIRS
-from torch import nn
 
 from mtrain import Translator
-from mtrain.config import Config
-from mtrain.data.batch import collate
-from mtrain.data.encode import prepare_data
 from mtrain.decoding.decode import Decoder
 from mtrain.errors import DataError, ModelError, UsageError
 from mtrain.model.dropout import Dropout
@@ -25,38 +20,20 @@ from mtrain.modelfolder import load_model, save_model_folder
 from mtrain.schema import ModelConfig
 from mtrain.tokenizer import Tokenizer
 from mtrain.training import loop, step, validate
-from mtrain.training.loop import fit, make_trainer
+from mtrain.training.loop import make_trainer
 from mtrain.training.run import tokenize
 from mtrain.training.step import Learner, make_optimizer
 from mtrain.training.validate import Scores
-
-
-def read_metrics(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(run: Path) -> list[tuple]:
-    return [
-        (line["step"], line["epoch"], line["loss"], line["nll"], line["grad_norm"])
-        for line in read_metrics(run)
-        if "loss" in line
-    ]
-
-
-def last_checkpoint(run: Path) -> Path:
-    return run / "checkpoints" / json.loads((run / "checkpoints/index.json").read_text())["last"]
-
-
-def same_weights(one: Path, other: Path) -> bool:
-    names = ("model.safetensors", "optimizer.safetensors")
-    folders = last_checkpoint(one), last_checkpoint(other)
-    return all((folders[0] / name).read_bytes() == (folders[1] / name).read_bytes() for name in names)
-
-
-def go(config: Config, resume: str = "auto") -> Path:
-    fit(config, resume, device="cpu", quiet=True)
-    return Path(config.run_dir)
-
+from tests.support.training import (
+    PAIRS,
+    Poisoned,
+    batches_of,
+    go,
+    last_checkpoint,
+    losses,
+    read_metrics,
+    same_weights,
+)
 
 # ------------------------------------------------------------------------------------------------ learning
 
@@ -98,35 +75,6 @@ def test_validation_pairs_can_be_held_out_of_training(make_config):
 
 
 # ------------------------------------------------------------------------------------------------ the step
-
-
-class Poisoned(nn.Module):
-    """A model whose hidden states turn NaN on demand."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.poison = model, False
-
-    def forward(self, *inputs):
-        hidden = self.model(*inputs)
-        return hidden * float("nan") if self.poison else hidden
-
-    def projection(self):
-        return self.model.projection()
-
-
-@pytest.fixture
-def parts(make_config, run_dir):
-    """A config without dropout and clipping, its model in fp64, and its data."""
-    config = make_config(model={"dropout": 0.0}, training={"clip_norm": 0.0})
-    loaded = load_model(run_dir)
-    data = prepare_data(config.data, loaded.tokenizer, Path(config.run_dir) / "data", config.seed)
-    return config, loaded.model.double().train(), data, loaded.tokenizer
-
-
-def batches_of(rows_of_each, data, tokenizer):
-    special = tokenizer.special
-    return [collate(*data.train.fetch(rows), special.pad, special.bos, rows) for rows in rows_of_each]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -4,18 +4,17 @@ import copy
 
 import pytest
 import torch
-from conftest import PAIRS
-from test_fit import batches_of, go, losses, parts  # noqa: F401  (parts is a fixture)
 
 from mtrain import Translator
 from mtrain.device import fetched
 from mtrain.training.loop import make_trainer
 from mtrain.training.step import Learner
+from tests.support.training import PAIRS, batches_of, go, losses
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
-def test_a_step_gives_the_same_loss_and_weights(parts):  # noqa: F811
+def test_a_step_gives_the_same_loss_and_weights(parts):
     config, model, data, tokenizer = parts
     batches = batches_of([[0, 1, 2], [3, 4]], data, tokenizer)
     tokens = sum(batch.target_tokens for batch in batches)
@@ -29,7 +28,7 @@ def test_a_step_gives_the_same_loss_and_weights(parts):  # noqa: F811
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)
 
 
-def test_compiled_steps_of_any_sizes_measure_the_same(parts):  # noqa: F811
+def test_compiled_steps_of_any_sizes_measure_the_same(parts):
     config, model, data, tokenizer = parts
     splits = ([[0, 1, 2], [3, 4]], [[5, 6, 7]], [[0]], [[1, 7, 2, 6, 3]])
     results = {}
@@ -46,7 +45,7 @@ def test_compiled_steps_of_any_sizes_measure_the_same(parts):  # noqa: F811
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_step_never_waits_for_the_device(parts, precision):  # noqa: F811
+def test_a_step_never_waits_for_the_device(parts, precision):
     config, model, data, tokenizer = parts
     recipe = config.training.model_copy(update={"precision": precision, "clip_norm": 1.0, "compile": "off"})
     learner = Learner(model.float().to("cuda"), recipe)

@@ -1,13 +1,10 @@
 """What the README says is so."""
 
 import re
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+import config_reference
 
-import config_reference  # noqa: E402
+from tests.support.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

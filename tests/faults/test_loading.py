@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_fit import go, last_checkpoint
 
 from mtrain.checkpoint import load_checkpoint, load_tensors, open_checkpoint
 from mtrain.config import LARGEST
@@ -20,6 +19,7 @@ from mtrain.modelfolder import load_model
 from mtrain.schema import TrainingConfig
 from mtrain.storage import LARGEST_JSON, write_manifest
 from mtrain.training.step import make_optimizer
+from tests.support.training import go, last_checkpoint
 
 
 @pytest.fixture

@@ -1,19 +1,18 @@
 """Faults of what was asked for: keys, corpora and devices that cannot be."""
-# ruff: noqa: F811  (fixtures)
 
 import os
 from pathlib import Path
 
 import pytest
 import torch
-from test_cli import changed, mtrain, one_line  # noqa: F401
-from test_device import no_gpu
-from test_encode import config, tokenizer  # noqa: F401
-from test_tokenizer import TYPES, train
 
 from mtrain.data.encode import prepare_data
 from mtrain.device import resolve_device
 from mtrain.errors import DataError, UsageError
+from tests.support.cli import changed, one_line
+from tests.support.devices import no_gpu
+from tests.support.encoding import config
+from tests.support.tokenizers import TYPES, train
 
 
 def test_23_a_misspelt_key_names_the_nearest(mtrain, config_file):

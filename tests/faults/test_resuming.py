@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from test_fit import go, last_checkpoint, losses, same_weights
 
 from mtrain.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.config import load_config, validate
@@ -23,6 +22,7 @@ from mtrain.tokenizer import train_tokenizer
 from mtrain.training import loop, origin
 from mtrain.training.loop import fit, make_trainer
 from mtrain.training.validate import Scores
+from tests.support.training import go, last_checkpoint, losses, same_weights
 
 
 @pytest.mark.parametrize("every", [499, pytest.param(1, marks=pytest.mark.slow)])

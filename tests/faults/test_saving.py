@@ -1,5 +1,4 @@
 """Faults of saving: kills, full disks, writes that fail, folders that are in use or cannot be written."""
-# ruff: noqa: F811  (fixtures)
 
 import itertools
 import os
@@ -10,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_cli import mtrain, one_line  # noqa: F401
-from test_fit import go, last_checkpoint, losses, read_metrics
+from tortures.children import Marks
+from tortures.saves import strike_at
 
 from mtrain import checkpoint
 from mtrain.checkpoint import checkpoint_folders, open_checkpoint
@@ -20,10 +19,8 @@ from mtrain.errors import StorageError, UsageError
 from mtrain.training.loop import make_trainer
 from mtrain.training.progress import Progress
 from mtrain.training.run import claimed
-
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
-from tortures.children import Marks
-from tortures.saves import strike_at
+from tests.support.cli import one_line
+from tests.support.training import go, last_checkpoint, losses, read_metrics
 
 
 def contents(folder: Path) -> dict[str, bytes]:

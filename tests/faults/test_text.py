@@ -1,5 +1,4 @@
 """Faults of text: lines that do not match, bytes that are no text, lines without an end or a reader."""
-# ruff: noqa: F811  (fixtures)
 
 import json
 import subprocess
@@ -7,13 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import PAIRS
-from test_cli import changed, mtrain, one_line, stdin  # noqa: F401
-from test_corpus import BAD_BYTES, DATA, read, text_pair, write
-from test_encode import TOY, config, dropped, logs, text_of, tokenizer  # noqa: F401
-from test_encode import write as write_tsv
-from test_tokenizer import trained  # noqa: F401
-from test_translate import translator  # noqa: F401
 
 from mtrain import Translator
 from mtrain.data.corpus import read_corpus, read_pairs, read_text
@@ -22,6 +14,13 @@ from mtrain.decoding import decode
 from mtrain.decoding.hypothesis import Hypothesis
 from mtrain.errors import DataError
 from mtrain.tokenizer import Tokenizer
+from tests.support.cli import changed, one_line
+from tests.support.corpora import BAD_BYTES, DATA, read, text_pair, write
+from tests.support.encoding import TOY, config, dropped, text_of
+from tests.support.encoding import write as write_tsv
+from tests.support.training import PAIRS
+
+pytestmark = pytest.mark.usefixtures("logs")
 
 
 def test_17_unequal_line_counts_are_a_data_error_with_both(mtrain, config_file, tmp_path, corpus):

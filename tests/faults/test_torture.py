@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "torture.py"
+from tests.support.paths import ROOT
+
+SCRIPT = ROOT / "scripts" / "torture.py"
 NOTHING = ["--kills", "2", "--signals", "1", "--flips", "400", "--disks", "2", "--minutes", "0.05"]
 
 
@@ -33,9 +34,9 @@ def test_08_12_real_signals_lose_nothing():
 
 
 def test_damage_that_nobody_checks_is_counted(make_config, monkeypatch):
-    sys.path.insert(0, str(SCRIPT.parent))
-    from test_fit import go
     from tortures import damage
+
+    from tests.support.training import go
 
     run = go(make_config(training={"max_steps": 2, "validate_every": 2}))
     monkeypatch.setattr(damage, "verify_folder", lambda *_: None)

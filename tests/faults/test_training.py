@@ -1,5 +1,4 @@
 """Faults of the steps: numbers that are not finite, memory that is used up, losses that jump."""
-# ruff: noqa: F811  (fixtures)
 
 import logging
 from dataclasses import replace
@@ -8,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_cli import mtrain  # noqa: F401
-from test_fit import Poisoned, batches_of, go, last_checkpoint, parts, read_metrics  # noqa: F401
 
 from mtrain import checkpoint
 from mtrain.errors import DivergedError
@@ -17,6 +14,7 @@ from mtrain.model.loss import LossSums
 from mtrain.training import step
 from mtrain.training.progress import SPIKE_WINDOW, Progress
 from mtrain.training.step import Learner, StepSums
+from tests.support.training import Poisoned, batches_of, go, last_checkpoint, read_metrics
 
 
 def test_15_a_step_that_is_not_finite_changes_nothing(parts):

@@ -1,6 +1,6 @@
 """Batches: every pair once, within the budget, as many on every rank."""
 
-from test_batching import budgets, lengths, plan_all, rows_of_steps, worlds
+from tests.support.batches import budgets, lengths, plan_all, rows_of_steps, worlds
 
 DRAWN = {"pairs": lengths, "batch_tokens": budgets, "pass_tokens": budgets, "world": worlds}
 

@@ -5,18 +5,15 @@
 
 import random
 import shutil
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
-from test_fit import go
+from tortures.fuzz import LOADERS, damage_for
 
 from mtrain.errors import ModelError, UsageError
-
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "scripts"))
-from tortures.fuzz import LOADERS, damage_for
+from tests.support.training import go
 
 
 @pytest.mark.parametrize("kind", LOADERS)

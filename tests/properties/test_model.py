@@ -4,7 +4,8 @@ import random
 
 import torch
 from hypothesis import strategies as st
-from test_transformer import KINDS, build, decode_cached, ids, keep, logits
+
+from tests.support.transformer import KINDS, build, decode_cached, ids, keep, logits
 
 PRECISIONS = st.sampled_from([(torch.float64, 1e-12), (torch.float32, 1e-5)])
 kinds, seeds = st.sampled_from(KINDS), st.integers(0, 2**30)

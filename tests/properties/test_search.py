@@ -3,7 +3,12 @@
 import pytest
 import torch
 from hypothesis import strategies as st
-from test_search import (
+
+from mtrain.decoding.beam import beam_search
+from mtrain.decoding.constraints import Constraints
+from mtrain.decoding.predictor import Predictor
+from mtrain.decoding.search import search
+from tests.support.search import (
     BOS_IS_PAD,
     EOS,
     USUAL,
@@ -15,11 +20,6 @@ from test_search import (
     sentences,
     tokens,
 )
-
-from mtrain.decoding.beam import beam_search
-from mtrain.decoding.constraints import Constraints
-from mtrain.decoding.predictor import Predictor
-from mtrain.decoding.search import search
 
 seeds, penalties = st.integers(0, 2**30), st.sampled_from([0.0, 0.6, 1.0, 2.0, -0.7])
 positions = st.sampled_from(["sinusoidal", "learned", "rotary"])

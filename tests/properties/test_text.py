@@ -1,12 +1,13 @@
 """Text to ids and back is SentencePiece's own normalisation, of any Unicode."""
 
 import pytest
-from test_tokenizer import ODD, RULES, TYPES, normalised, roundtrip, texts, trained  # noqa: F401
+
+from tests.support.tokenizers import ODD, RULES, TYPES, normalised, roundtrip, texts
 
 
 @pytest.mark.parametrize("normalization", RULES)
 @pytest.mark.parametrize("kind", TYPES)
-def test_roundtrip_is_normalisation(tried, trained, kind, normalization):  # noqa: F811
+def test_roundtrip_is_normalisation(tried, trained, kind, normalization):
     tokenizer = trained(type=kind, normalization=normalization)
 
     @tried(25, text=texts)

@@ -3,9 +3,9 @@
 import shutil
 
 from hypothesis import strategies as st
-from test_fit import go, last_checkpoint, losses, same_weights
 
 from mtrain.training.loop import make_trainer
+from tests.support.training import go, last_checkpoint, losses, same_weights
 
 STEPS = 12
 

@@ -7,11 +7,11 @@ from contextlib import redirect_stdout
 from unittest.mock import patch
 
 import pytest
-from conftest import PAIRS
 from hypothesis import strategies as st
 
 from mtrain import Translator
 from mtrain.cli import main
+from tests.support.training import PAIRS
 
 words = st.sampled_from(" ".join(source for source, _ in PAIRS).split())
 sentences = st.lists(words, max_size=9).map(" ".join) | st.text(max_size=12)

@@ -18,8 +18,6 @@ from mtrain.device import (
 )
 from mtrain.errors import UsageError
 
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-
 
 def test_the_cpu_is_always_there():
     assert resolve_device("cpu") == torch.device("cpu")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "mtrain"
+from tests.support.paths import ROOT
+
+PACKAGE = ROOT / "mtrain"
 FLOORS = [
     ["errors"],
     ["schema"],

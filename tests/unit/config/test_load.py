@@ -13,13 +13,14 @@ import mtrain.schema
 from mtrain.config import load_config, parse_yaml, to_yaml, validate
 from mtrain.errors import UsageError
 from mtrain.schema import PRESETS, Config, Holdout, Preset, Section
+from tests.support.paths import ROOT
 
 MINIMAL = """
 run_dir: runs/x
 data: {source_lang: en, target_lang: fr, train: {toy: train}, validation: {toy: validation}}
 training: {max_steps: 10}
 """
-CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SECTIONS = [
     value for value in vars(mtrain.schema).values() if isinstance(value, type) and issubclass(value, Section)
 ]

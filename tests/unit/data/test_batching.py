@@ -10,33 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain.data.batch import collate
-from mtrain.data.batching import BatchPlan, plan_batches
+from mtrain.data.batching import BatchPlan
 from mtrain.model.loss import IGNORE
+from tests.support.batches import budgets, lengths, plan_all, rows_of_steps, worlds
 
-LONGEST = 40
-lengths = st.lists(st.tuples(st.integers(2, LONGEST), st.integers(2, LONGEST)), min_size=1, max_size=120)
-budgets = st.integers(LONGEST, 600)
-worlds = st.integers(1, 5)
 quick = settings(deadline=None, max_examples=60)
-
-
-def plan_all(pairs, batch_tokens: int, pass_tokens: int, world: int = 1, seed=1, epoch=1, weights=None):
-    """The plans of every rank, which must have the same shape, and the lengths."""
-    source, target = np.array(pairs, np.int32).T
-    passes = min(batch_tokens, pass_tokens)
-    plans = [
-        plan_batches(source, target, batch_tokens, passes, seed, epoch, rank, world, weights)
-        for rank in range(world)
-    ]
-    return plans, source, target
-
-
-def rows_of_steps(plans: list[BatchPlan]) -> list[list[int]]:
-    """The rows of each step over all ranks, sorted."""
-    return [
-        sorted(int(row) for plan in plans for part in plan.steps[i] for row in part)
-        for i in range(len(plans[0].steps))
-    ]
 
 
 def flat(plan: BatchPlan) -> list[list[list[int]]]:

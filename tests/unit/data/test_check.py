@@ -5,7 +5,6 @@ import logging
 
 import pytest
 import yaml
-from test_cli import mtrain  # noqa: F401  (a fixture)
 
 from mtrain.config import Config
 from mtrain.data.check import Counts, Leak, check_data
@@ -50,7 +49,7 @@ def test_what_cannot_be_used_is_counted(corpora):
     assert warnings_of(nothing) == ["no training pair can be used"]
 
 
-def test_bad_lines_are_counted_where_sizes_follow_from_the_corpus(mtrain, raw_config, tmp_path):  # noqa: F811
+def test_bad_lines_are_counted_where_sizes_follow_from_the_corpus(mtrain, raw_config, tmp_path):
     bad = tmp_path / "bad.en"
     bad.write_bytes(b"caf\xe9\n" + b"A cat sleeps.\n" * 30)
     data = {**raw_config["data"], "train": {"source": str(bad), "target": str(bad)}}
@@ -139,7 +138,7 @@ def test_fit_warns_before_it_first_encodes_the_corpus(corpora, caplog):
         assert caplog.text.count("data: checked 200 pairs, 1 warning(s)") == expected
 
 
-def test_the_command_prints_a_report_or_json(mtrain, config_file):  # noqa: F811
+def test_the_command_prints_a_report_or_json(mtrain, config_file):
     code, out, _ = mtrain("check", config_file, "--device", "cpu")
     assert code == 0 and "train: 8 pairs (empty: 0, unreadable: 0)" in out
     assert "words, source" in out and "#####" in out
@@ -152,7 +151,7 @@ def test_the_command_prints_a_report_or_json(mtrain, config_file):  # noqa: F811
     assert code == 3 and err.startswith("error: nowhere.en: no such file") and err.count("\n") == 1
 
 
-def test_what_is_left_to_another_model_is_that_models(mtrain, raw_config, run_dir, tmp_path):  # noqa: F811
+def test_what_is_left_to_another_model_is_that_models(mtrain, raw_config, run_dir, tmp_path):
     raw = {**raw_config, "run_dir": str(tmp_path / "tuned"), "model": {}, "tokenizer": {}}
     raw["training"] = {**raw["training"], "init_from": str(run_dir)}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")

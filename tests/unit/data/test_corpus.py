@@ -9,14 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, files_of, good_pairs, read_lines, read_pairs, read_text
 from mtrain.data.encode import check_corpora
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
-from mtrain.schema import Corpus, DataConfig
+from mtrain.schema import DataConfig
+from tests.support.corpora import corpus, read, text_pair, write
 
 SOURCES = ["I like oranges.", "Hello,  world", "", "Ωμέγα 日本 😀", "last"]
 TARGETS = ["J'aime les oranges.", "Bonjour", "vide", "Oméga", "dernière"]
@@ -31,27 +31,6 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     datasets.disable_progress_bars()
-
-
-def corpus(**spec) -> Corpus:
-    return TypeAdapter(Corpus).validate_python(
-        {k: str(v) if isinstance(v, Path) else v for k, v in spec.items()}
-    )
-
-
-def read(**spec) -> list[Pair]:
-    return list(read_pairs(corpus(**spec), "error"))
-
-
-def write(path: Path, lines: list[str], end: str = "\n", final: bool = True) -> Path:
-    path.write_bytes((end.join(lines) + (end if final else "")).encode())
-    return path
-
-
-def text_pair(folder: Path, sources: bytes, targets: bytes) -> Corpus:
-    (folder / "s.en").write_bytes(sources)
-    (folder / "s.fr").write_bytes(targets)
-    return corpus(source=folder / "s.en", target=folder / "s.fr")
 
 
 def data_config(**keys) -> DataConfig:
@@ -158,22 +137,6 @@ def test_several_corpora_follow_each_other(tmp_path: Path):
 
 # ------------------------------------------------------------------------------------------------------ lines
 
-DATA = [
-    "plain",
-    "a\rb",
-    "\rc",
-    "d\u2028e",
-    "f\u2029g",
-    "h\x85i",
-    "j\x0bk",
-    "l\x0cm",
-    "\x1c\x1d\x1e",
-    "",
-    " ",
-    "\ufeffz",
-    "end",
-]
-
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), max_size=20)
 lines_without_end = st.lists(texts.map(lambda line: line.rstrip("\r")), max_size=8)
@@ -201,8 +164,6 @@ def test_any_text_comes_through_jsonl(tmp_path_factory, pairs: list[tuple[str, s
 
 
 # -------------------------------------------------------------------------------------------------- bad lines
-
-BAD_BYTES = [b"caf\xe9", b"a\0b", b"\xed\xa0\x80", b"\xc0\x80", b"\xff\xfea\0", b"\xe2\x82"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_search import EOS, assert_same, build, options, sentences, tokens
 from torch import Tensor
 
 from mtrain.decoding.hypothesis import Hypothesis
@@ -16,6 +15,7 @@ from mtrain.decoding.search import search
 from mtrain.errors import UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.schema import DecodingConfig
+from tests.support.search import EOS, assert_same, build, options, sentences, tokens
 
 
 @torch.no_grad()

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from test_search import build, options, sentences
 
 from mtrain.decoding.sample import draw, uniform_numbers
 from mtrain.decoding.search import search
+from tests.support.search import build, options, sentences
 
 LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.0, 0.0], dtype=torch.float64)
 

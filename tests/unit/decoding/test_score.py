@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PAIRS
-from test_search import EOS, build, forced, sentences
 
 from mtrain import Translator
 from mtrain.decoding.force import force
 from mtrain.decoding.score import attention, score_pairs
+from tests.support.search import EOS, build, forced, sentences
+from tests.support.training import PAIRS
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import sacrebleu
 import torch
-from conftest import PAIRS
 
 from mtrain import Translator
 from mtrain.config import override
@@ -25,13 +24,9 @@ from mtrain.decoding.split import split_line, windows
 from mtrain.decoding.translation import Translation, join
 from mtrain.errors import ModelError, UsageError
 from mtrain.metrics import make_metrics
+from tests.support.training import PAIRS
 
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
-
-
-@pytest.fixture(scope="module")
-def translator(run_dir: Path) -> Translator:
-    return Translator.load(run_dir, "cpu")
 
 
 def words_of(count: int, seed: int = 0) -> list[str]:

@@ -9,10 +9,7 @@ import ctranslate2
 import pytest
 import sentencepiece
 import torch
-from conftest import PAIRS
-from marian import make
 from safetensors.torch import load_file, save_file
-from test_cli import changed, mtrain, one_line  # noqa: F401  (mtrain is a fixture)
 
 from mtrain.cli import ExportFormat
 from mtrain.config import to_yaml
@@ -27,6 +24,9 @@ from mtrain.modelfolder import load_model
 from mtrain.schema import Architecture, DecodingConfig, Format, ModelFolderConfig, TokenizerConfig
 from mtrain.storage import write_folder, write_text
 from mtrain.tokenizer import Tokenizer, model_config, train_tokenizer
+from tests.support.cli import changed, one_line
+from tests.support.marian import make
+from tests.support.training import PAIRS
 
 SOURCES = [pair[0] for pair in PAIRS]
 AWKWARD = ["<bt> I like 日本 😀.", "a\tb  c", "ﬁ >> <<", "<s> \u2581", "J'aime l'eau."]
@@ -159,7 +159,7 @@ def test_a_marian_model_goes_on_to_ctranslate2_without_its_forbidden_tokens(tmp_
     }
 
 
-def test_the_command_prints_a_summary_and_what_differs(mtrain, run_dir, corpus, tmp_path, monkeypatch):  # noqa: F811
+def test_the_command_prints_a_summary_and_what_differs(mtrain, run_dir, corpus, tmp_path, monkeypatch):
     arguments = ("export", run_dir, tmp_path / "out", "--format", "ctranslate2", "-i", corpus / "train.en")
     code, out, err = mtrain(*arguments, "--quantization", "int8", "--quiet")
     assert (code, err) == (0, "") and out.startswith("8 sentences: ")
@@ -186,7 +186,7 @@ def test_an_export_that_says_something_else_is_an_error_and_is_not_left(run_dir,
     assert not any(tmp_path.iterdir())
 
 
-def test_what_cannot_be_written_is_named(mtrain, tokenizers, run_dir, tmp_path, monkeypatch):  # noqa: F811
+def test_what_cannot_be_written_is_named(mtrain, tokenizers, run_dir, tmp_path, monkeypatch):
     for shape, message in (
         ({"norm": "pre"}, "model.norm must be post; --format ctranslate2 can hold it"),
         ({"norm": "post", "positions": "rotary"}, "model.positions must be sinusoidal"),
@@ -226,12 +226,12 @@ def test_settings_that_generate_lacks_are_told(tokenizers, tmp_path, caplog):
 # ------------------------------------------------------------------------------------------------ preflight
 
 
-def test_fit_says_which_exports_there_will_be(mtrain, config_file):  # noqa: F811
+def test_fit_says_which_exports_there_will_be(mtrain, config_file):
     code, _, err = mtrain("fit", config_file, "--set", "training.max_steps=1")
     assert code == 0 and "exports: marian: no (model.norm must be post), ctranslate2: yes" in err
 
 
-def test_fit_refuses_before_it_begins_what_could_not_be_exported(mtrain, config_file, tmp_path):  # noqa: F811
+def test_fit_refuses_before_it_begins_what_could_not_be_exported(mtrain, config_file, tmp_path):
     config = changed(config_file, "export", require=["ctranslate2", "marian"])
     code, _, err = mtrain("fit", config)
     assert (
@@ -243,7 +243,7 @@ def test_fit_refuses_before_it_begins_what_could_not_be_exported(mtrain, config_
     assert code == 0 and "exports: marian: yes, ctranslate2: yes" in err
 
 
-def test_an_unknown_export_is_a_usage_error(mtrain, config_file):  # noqa: F811
+def test_an_unknown_export_is_a_usage_error(mtrain, config_file):
     code, _, err = mtrain("fit", changed(config_file, "export", require=["onnx"]))
     assert code == 2 and "export.require.0: input should be 'marian' or 'ctranslate2'" in one_line(err)
 

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from marian import make, sentences, write_tokenizer
 from safetensors.torch import load_file, save_file
-from test_cli import mtrain, one_line  # noqa: F401  (mtrain is a fixture)
 
 from mtrain.config import validate
 from mtrain.data.check import check_data
@@ -25,6 +23,8 @@ from mtrain.modelfolder import load_model
 from mtrain.schema import Config
 from mtrain.training.loop import fit
 from mtrain.vocabulary import Vocabulary
+from tests.support.cli import one_line
+from tests.support.marian import make, sentences, write_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,7 @@ def test_training_starts_from_an_imported_model(source, make_config):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
-def test_the_command_and_what_comes_of_it(mtrain, source, tmp_path):  # noqa: F811
+def test_the_command_and_what_comes_of_it(mtrain, source, tmp_path):
     assert mtrain("import", source, tmp_path / "model", "--set", "decoding.precision=fp32") == (0, "", "")
     code, out, _ = mtrain("translate", tmp_path / "model", *sentences()[:3], "--alignments", "--scores")
     assert code == 0 and len(out.splitlines()) == 3
@@ -365,7 +365,7 @@ def test_tensors_that_do_not_fit_are_named(source, change, message):
         import_marian(str(source), source.with_name("out"))
 
 
-def test_nothing_is_overwritten(mtrain, source, tmp_path, monkeypatch):  # noqa: F811
+def test_nothing_is_overwritten(mtrain, source, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").write_text("dear")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
@@ -381,7 +381,7 @@ def test_nothing_is_overwritten(mtrain, source, tmp_path, monkeypatch):  # noqa:
     assert mtrain("import", source, tmp_path / "empty")[0] == 0
 
 
-def test_mistakes_of_the_command(mtrain, source, tmp_path, monkeypatch):  # noqa: F811
+def test_mistakes_of_the_command(mtrain, source, tmp_path, monkeypatch):
     code, _, err = mtrain("import", source, tmp_path / "out", "--set", "model.heads=2")
     assert code == 2 and "only decoding.*, source_lang and target_lang can be set" in one_line(err)
     code, _, err = mtrain("import", source / "config.json", tmp_path / "out")

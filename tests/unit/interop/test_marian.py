@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from marian import AWKWARD, MAX_LENGTH, batch, liveliness, make, texts_for, translations
 from transformers import MarianMTModel, MarianTokenizer
 
 from mtrain.decoding.force import force
@@ -13,6 +12,7 @@ from mtrain.decoding.search import search
 from mtrain.interop.export import export_model
 from mtrain.interop.marian import import_marian
 from mtrain.modelfolder import LoadedModel, load_model
+from tests.support.marian import AWKWARD, MAX_LENGTH, batch, liveliness, make, texts_for, translations
 
 SHAPES: dict[str, dict[str, Any]] = {
     "opus": {

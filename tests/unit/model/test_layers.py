@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mtrain.model.dropout import Dropout
 from mtrain.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
 from mtrain.schema import ModelConfig
+from tests.support.transformer import copy_layer, their_arguments
 
 torch.set_num_threads(1)
 DOUBLE = {"rtol": 0, "atol": 1e-12}
@@ -26,36 +27,6 @@ def shaken(module: nn.Module) -> nn.Module:
     for parameter in module.double().parameters():
         nn.init.normal_(parameter, mean=0.1, std=0.4)
     return module
-
-
-def copy_layer(ours: EncoderLayer | DecoderLayer, theirs: nn.Module) -> None:
-    """Load our weights into torch's nn.TransformerEncoderLayer or nn.TransformerDecoderLayer."""
-    attentions = [(ours.self_attention, theirs.self_attn)]
-    residuals = [ours.self_attention_residual]
-    if isinstance(ours, DecoderLayer):
-        attentions.append((ours.cross_attention, theirs.multihead_attn))
-        residuals.append(ours.cross_attention_residual)
-    for mine, other in attentions:
-        other.in_proj_weight.data.copy_(mine.query_key_value.weight)
-        other.in_proj_bias.data.copy_(mine.query_key_value.bias)
-        other.out_proj.load_state_dict(mine.output.state_dict())
-    for i, residual in enumerate([*residuals, ours.feed_forward_residual], start=1):
-        getattr(theirs, f"norm{i}").load_state_dict(residual.norm.state_dict())
-    theirs.linear1.load_state_dict(ours.feed_forward.inner.state_dict())
-    theirs.linear2.load_state_dict(ours.feed_forward.outer.state_dict())
-
-
-def their_arguments(ours: ModelConfig) -> dict[str, object]:
-    return {
-        "d_model": ours.d_model,
-        "nhead": ours.heads,
-        "dim_feedforward": ours.ffn_dim,
-        "dropout": ours.dropout,
-        "activation": ours.activation,
-        "norm_first": ours.norm == "pre",
-        "batch_first": True,
-        "dtype": torch.float64,
-    }
 
 
 # ------------------------------------------------------------------------------------------------ layers

@@ -5,44 +5,26 @@ import math
 
 import pytest
 import torch
-from test_layers import copy_layer, their_arguments
 from torch import Tensor, nn
 
 from mtrain.model.dropout import Dropout
 from mtrain.model.transformer import Transformer, sinusoidal_positions
 from mtrain.schema import ModelConfig
+from tests.support.transformer import (
+    KINDS,
+    POSITIONS,
+    build,
+    copy_layer,
+    decode_cached,
+    ids,
+    keep,
+    logits,
+    their_arguments,
+)
 
 torch.set_num_threads(1)
 DOUBLE = {"rtol": 0, "atol": 1e-12}
-POSITIONS = ["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"]
-KINDS = [  # every combination of what changes how logits come about
-    {"positions": positions, "norm": norm, "tie_embeddings": tie}
-    for positions, norm, tie in itertools.product(POSITIONS, ["pre", "post"], ["none", "decoder", "all"])
-]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind.values()))
-
-
-def build(dtype: torch.dtype = torch.float64, **changes: object) -> Transformer:
-    sizes = {"d_model": 16, "heads": 2, "ffn_dim": 24, "encoder_layers": 2, "decoder_layers": 2}
-    words = {"source_vocab_size": 30, "target_vocab_size": 30, "max_positions": 40}
-    torch.manual_seed(7)
-    model = Transformer(ModelConfig(**{**sizes, **words, **changes})).to(dtype).eval()
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)  # so that no bias or norm stays at 0 or 1
-    return model
-
-
-def ids(*shape: int, vocab: int = 30) -> Tensor:
-    return torch.randint(4, vocab, shape)
-
-
-def keep(*lengths: int) -> Tensor:
-    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-
-
-def logits(model: Transformer, source: Tensor, source_keep: Tensor, target: Tensor) -> Tensor:
-    with torch.no_grad():
-        return model.project(model(source, source_keep, target))
 
 
 # --------------------------------------------------------------------------------------------- positions
@@ -92,15 +74,6 @@ def test_embeddings_are_scaled_by_the_root_of_the_width() -> None:
 
 
 # -------------------------------------------------------------------------------------- cached decoding
-
-
-@torch.no_grad()
-def decode_cached(
-    model: Transformer, source: Tensor, source_keep: Tensor, target: Tensor, beams: int
-) -> Tensor:
-    """Logits of target (B * beams, T), one position at a time."""
-    cache = model.start_cache(model.encode(source, source_keep), source_keep, beams, target.size(1))
-    return torch.stack([model.project(model.decode_next(last, cache)) for last in target.unbind(1)], dim=1)
 
 
 @pytest.mark.parametrize("forget_every", [1, 2, 8])

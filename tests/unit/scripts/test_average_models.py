@@ -13,8 +13,9 @@ from mtrain.config import read_yaml_file
 from mtrain.decoding.translate import Translator
 from mtrain.modelfolder import save_model_folder
 from mtrain.tokenizer import Tokenizer
+from tests.support.paths import ROOT
 
-SCRIPT = Path(__file__).parents[1] / "scripts/average_models.py"
+SCRIPT = ROOT / "scripts/average_models.py"
 
 
 def average(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -1,14 +1,19 @@
 """The benchmark: it measures real steps, counts what it says, and gives all tools the same tokens."""
 
 import json
-import sys
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
+import bench
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmark import environment, products, profile, report, train, translate
+from benchmark.job import Job, JobFailed, start
+from benchmark.meter import Meter
+from benchmark.peers.batches import Streams
+from benchmark.product import open_trainer
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,16 +23,7 @@ from mtrain.data.encode import prepare_data
 from mtrain.model.transformer import Transformer
 from mtrain.schema import ModelConfig
 from mtrain.tokenizer import Tokenizer
-
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import bench  # noqa: E402
-from benchmark import environment, products, profile, report, train, translate  # noqa: E402
-from benchmark.job import Job, JobFailed, start  # noqa: E402
-from benchmark.meter import Meter  # noqa: E402
-from benchmark.peers.batches import Streams  # noqa: E402
-from benchmark.product import open_trainer  # noqa: E402
+from tests.support.paths import ROOT
 
 SMALL = ["model.encoder_layers=1", "model.decoder_layers=1"]
 SMALL += ["training.batch_tokens=512", "training.precision=fp32"]

@@ -6,17 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import loops
 import numpy as np
 import pytest
 import yaml
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import loops  # noqa: E402
-
-from mtrain.data.encode import EncodedCorpus  # noqa: E402
-from mtrain.tokenizer import Tokenizer  # noqa: E402
+from mtrain.data.encode import EncodedCorpus
+from mtrain.tokenizer import Tokenizer
+from tests.support.paths import ROOT
 
 
 def test_the_commands_of_the_readme_fit_together(tmp_path, monkeypatch, capsys):

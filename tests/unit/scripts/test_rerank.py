@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_cli import mtrain  # noqa: F401  (a fixture)
 
-SCRIPT = Path(__file__).parents[1] / "scripts/rerank.py"
+from tests.support.paths import ROOT
+
+SCRIPT = ROOT / "scripts/rerank.py"
 LINES = ["Es regnet.", "", "Die Sonne scheint.", "Es regnet."]
 LONG = "word " * 2000
 HYPOTHESES = [
@@ -55,7 +56,7 @@ def test_it_writes_utf8_whatever_the_locale(run_dir, files, monkeypatch):
     assert rerank(files, run_dir, "in.jsonl", "--device", "cpu").stdout == "Très bien, żółw.\n"
 
 
-def test_it_reads_what_translate_writes_and_sums_what_score_says(run_dir, mtrain, tmp_path):  # noqa: F811
+def test_it_reads_what_translate_writes_and_sums_what_score_says(run_dir, mtrain, tmp_path):
     lines = ["It rains.", "The dog sleeps.", "A small house.", "", "The cat is big."]
     (tmp_path / "in.de").write_text("".join(f"{line}\n" for line in lines))  # any language: the sums count
     search = ["--beam-size", "4", "--n-best", "4", "--json", "--device", "cpu"]

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
+
 pytest.importorskip("sacremoses")
-SCRIPT = Path(__file__).parents[1] / "scripts/score_moses.py"
+SCRIPT = ROOT / "scripts/score_moses.py"
 
 
 def run(tmp_path: Path, hypotheses: str, references: str) -> subprocess.CompletedProcess:

@@ -6,9 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from conftest import PAIRS
-from test_cli import mtrain  # noqa: F401  (a fixture)
-from test_fit import go, last_checkpoint, losses
 
 from mtrain import Translator
 from mtrain.errors import ModelError, StorageError
@@ -16,6 +13,7 @@ from mtrain.modelfolder import load_model
 from mtrain.storage import verify_folder, write_folder, write_manifest
 from mtrain.training import loop
 from mtrain.training.validate import Scores
+from tests.support.training import PAIRS, go, last_checkpoint, losses
 
 
 def fill(text):
@@ -162,7 +160,7 @@ def test_a_log_that_nobody_reads_stops_nothing(run_dir, tmp_path, redirection):
     assert lines[0] == "Es regnet." and len(lines) == 3
 
 
-def test_an_output_keeps_its_link_its_mode_and_its_neighbours(mtrain, run_dir, tmp_path):  # noqa: F811
+def test_an_output_keeps_its_link_its_mode_and_its_neighbours(mtrain, run_dir, tmp_path):
     (tmp_path / "target").write_text("old")
     (tmp_path / "target").chmod(0o600)
     (tmp_path / "out").symlink_to("target")

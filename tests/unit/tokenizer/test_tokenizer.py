@@ -7,50 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.config import validate
-from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError, ModelError, UsageError
-from mtrain.schema import Architecture, TokenizerConfig
-from mtrain.tokenizer import Tokenizer, model_config, train_tokenizer
+from mtrain.schema import Architecture
+from mtrain.tokenizer import Tokenizer, model_config
 from mtrain.vocabulary import SpecialIds
-
-PAIRS = toy_pairs("train")[:2000]
-SOURCE, TARGET = [pair.source for pair in PAIRS], [pair.target for pair in PAIRS]
-TYPES = ["unigram", "bpe"]
-RULES = ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
-BREAKS = str.maketrans("\n\r\0", "   ")
-SPACE = "\u2581"  # how SentencePiece writes a space
-
-
-def train(folder: Path, source=SOURCE, target=TARGET, seed: int = 1, **keys) -> Tokenizer:
-    config = validate(TokenizerConfig, {"vocab_size": 400, **keys}, "tokenizer")
-    train_tokenizer(config, lambda: source, lambda: target, folder, seed)
-    return Tokenizer(folder)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory):
-    """A tokenizer with the given keys, trained once."""
-    made: dict[str, Tokenizer] = {}
-
-    def trained(**keys) -> Tokenizer:
-        if repr(keys) not in made:
-            made[repr(keys)] = train(tmp_path_factory.mktemp("tokenizer"), **keys)
-        return made[repr(keys)]
-
-    return trained
+from tests.support.tokenizers import SOURCE, SPACE, TARGET, TYPES, roundtrip, texts, train
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
     return [tokenizer.target.pieces[i] for i in tokenizer.encode_target([text])[0]]
-
-
-def roundtrip(tokenizer: Tokenizer, text: str) -> str:
-    return tokenizer.decode(tokenizer.encode_target([text]))[0]
-
-
-def normalised(tokenizer: Tokenizer, text: str) -> str:
-    return tokenizer.target.processor.normalize(text).replace(SPACE, " ").translate(BREAKS).strip(" ")
 
 
 # ----------------------------------------------------------------------------------------------- learning
@@ -136,13 +101,6 @@ def test_character_coverage_leaves_rare_characters_out(tmp_path: Path):
 
 
 # ---------------------------------------------------------------------------------------- text to ids, back
-
-ODD = [
-    "", " ", SPACE, f"a{SPACE}b", "a  b", " a ", "<s> </s> <pad> <unk> <0x0A>", "日本語", "😀👩‍👩‍👧", "ﬁ Ⅳ ①",
-    "e\u0301", "\u00a0a\u3000b", "\u200b", "a\u2028b\u2029c\x85d", "a\tb\x0bc\x0cd", "a\nb", "a\r\nb", "a\0b",
-    "\ufeff", "\U0010ffff", "ÀÉÎ", "İ", "ß",
-]  # fmt: skip
-texts = st.text(st.characters(codec="utf-8"), max_size=30) | st.sampled_from(ODD)
 
 
 @pytest.mark.parametrize("kind", TYPES)

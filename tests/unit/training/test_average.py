@@ -13,10 +13,7 @@ from mtrain.modelfolder import load_model
 from mtrain.training import loop
 from mtrain.training.loop import fit, make_trainer
 from mtrain.training.validate import Validator
-
-
-def weights(model) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+from tests.support.training import weights
 
 
 def test_the_moving_average_is_that_of_all_steps(make_config):

@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import PAIRS, merged
 from safetensors.torch import load_file
-from test_average import weights
-from test_fit import go, last_checkpoint, losses, read_metrics, same_weights
 
 from mtrain.config import validate
 from mtrain.errors import ModelError, UsageError
@@ -20,6 +17,16 @@ from mtrain.modelfolder import load_model
 from mtrain.schema import Config
 from mtrain.training.loop import make_trainer
 from mtrain.training.run import tokenize
+from tests.support.training import (
+    PAIRS,
+    go,
+    last_checkpoint,
+    losses,
+    merged,
+    read_metrics,
+    same_weights,
+    weights,
+)
 
 
 @pytest.fixture

@@ -1,0 +1,48 @@
+"""Corpora of every kind, and text that is hard to read."""
+
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from mtrain.data import Pair
+from mtrain.data.corpus import read_pairs
+from mtrain.schema import Corpus
+
+
+def corpus(**spec) -> Corpus:
+    return TypeAdapter(Corpus).validate_python(
+        {k: str(v) if isinstance(v, Path) else v for k, v in spec.items()}
+    )
+
+
+def read(**spec) -> list[Pair]:
+    return list(read_pairs(corpus(**spec), "error"))
+
+
+def write(path: Path, lines: list[str], end: str = "\n", final: bool = True) -> Path:
+    path.write_bytes((end.join(lines) + (end if final else "")).encode())
+    return path
+
+
+def text_pair(folder: Path, sources: bytes, targets: bytes) -> Corpus:
+    (folder / "s.en").write_bytes(sources)
+    (folder / "s.fr").write_bytes(targets)
+    return corpus(source=folder / "s.en", target=folder / "s.fr")
+
+
+DATA = [
+    "plain",
+    "a\rb",
+    "\rc",
+    "d\u2028e",
+    "f\u2029g",
+    "h\x85i",
+    "j\x0bk",
+    "l\x0cm",
+    "\x1c\x1d\x1e",
+    "",
+    " ",
+    "\ufeffz",
+    "end",
+]
+BAD_BYTES = [b"caf\xe9", b"a\0b", b"\xed\xa0\x80", b"\xc0\x80", b"\xff\xfea\0", b"\xe2\x82"]

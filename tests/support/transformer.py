@@ -1,0 +1,79 @@
+"""Small Transformers, and their weights in PyTorch's layers."""
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+from mtrain.model.layers import DecoderLayer, EncoderLayer
+from mtrain.model.transformer import Transformer
+from mtrain.schema import ModelConfig
+
+
+def copy_layer(ours: EncoderLayer | DecoderLayer, theirs: nn.Module) -> None:
+    """Load our weights into torch's nn.TransformerEncoderLayer or nn.TransformerDecoderLayer."""
+    attentions = [(ours.self_attention, theirs.self_attn)]
+    residuals = [ours.self_attention_residual]
+    if isinstance(ours, DecoderLayer):
+        attentions.append((ours.cross_attention, theirs.multihead_attn))
+        residuals.append(ours.cross_attention_residual)
+    for mine, other in attentions:
+        other.in_proj_weight.data.copy_(mine.query_key_value.weight)
+        other.in_proj_bias.data.copy_(mine.query_key_value.bias)
+        other.out_proj.load_state_dict(mine.output.state_dict())
+    for i, residual in enumerate([*residuals, ours.feed_forward_residual], start=1):
+        getattr(theirs, f"norm{i}").load_state_dict(residual.norm.state_dict())
+    theirs.linear1.load_state_dict(ours.feed_forward.inner.state_dict())
+    theirs.linear2.load_state_dict(ours.feed_forward.outer.state_dict())
+
+
+def their_arguments(ours: ModelConfig) -> dict[str, object]:
+    return {
+        "d_model": ours.d_model,
+        "nhead": ours.heads,
+        "dim_feedforward": ours.ffn_dim,
+        "dropout": ours.dropout,
+        "activation": ours.activation,
+        "norm_first": ours.norm == "pre",
+        "batch_first": True,
+        "dtype": torch.float64,
+    }
+
+
+POSITIONS = ["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"]
+KINDS = [  # every combination of what changes how logits come about
+    {"positions": positions, "norm": norm, "tie_embeddings": tie}
+    for positions, norm, tie in itertools.product(POSITIONS, ["pre", "post"], ["none", "decoder", "all"])
+]
+
+
+def build(dtype: torch.dtype = torch.float64, **changes: object) -> Transformer:
+    sizes = {"d_model": 16, "heads": 2, "ffn_dim": 24, "encoder_layers": 2, "decoder_layers": 2}
+    words = {"source_vocab_size": 30, "target_vocab_size": 30, "max_positions": 40}
+    torch.manual_seed(7)
+    model = Transformer(ModelConfig(**{**sizes, **words, **changes})).to(dtype).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)  # so that no bias or norm stays at 0 or 1
+    return model
+
+
+def ids(*shape: int, vocab: int = 30) -> Tensor:
+    return torch.randint(4, vocab, shape)
+
+
+def keep(*lengths: int) -> Tensor:
+    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+
+def logits(model: Transformer, source: Tensor, source_keep: Tensor, target: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model.project(model(source, source_keep, target))
+
+
+@torch.no_grad()
+def decode_cached(
+    model: Transformer, source: Tensor, source_keep: Tensor, target: Tensor, beams: int
+) -> Tensor:
+    """Logits of target (B * beams, T), one position at a time."""
+    cache = model.start_cache(model.encode(source, source_keep), source_keep, beams, target.size(1))
+    return torch.stack([model.project(model.decode_next(last, cache)) for last in target.unbind(1)], dim=1)
