@@ -1,6 +1,7 @@
-"""What holds whatever is drawn: a few examples by default, the same each time; as slow tests fifty times as
-many, others each time (`conftest.py`).
+"""Properties that hold for any input that hypothesis draws.
 
-Two more that need no drawing are elsewhere: accumulations are one batch (`test_fit.py`), and beams are those
-of a reference (`test_search.py`).
+Each is tried on a few examples by default, the same ones in every run, and on fifty times as many random ones
+with `-m slow` (`conftest.py`). Two more properties need no random input and are elsewhere: accumulated
+micro-batches equal one batch (`end_to_end/test_fit.py`), and beam search equals a reference
+(`unit/decoding/test_search.py`).
 """
