@@ -14,11 +14,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from mtrain.checkpoint.model_folder import LoadedModel, load_model, save_model_folder
 from mtrain.cli import failures_as_exits
-from mtrain.config import to_yaml
+from mtrain.config.load import to_yaml
 from mtrain.errors import ModelError, StorageError
-from mtrain.modelfolder import LoadedModel, load_model, save_model_folder
-from mtrain.storage import require_new_folder
+from mtrain.storage.atomic import require_new_folder
 
 
 def average_models(paths: list[Path], out: Path) -> None:

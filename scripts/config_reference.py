@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mtrain import schema
+from mtrain.config import schema
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- config reference: begin -->", "<!-- config reference: end -->"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from mtrain.model.loss import IGNORE
+from mtrain.kernels.cross_entropy import IGNORE
 
 
 @dataclass(frozen=True)

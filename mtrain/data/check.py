@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from mtrain.config.schema import Corpus, DataConfig, Holdout
 from mtrain.data import Pair
 from mtrain.data.corpus import place_of, read_corpus
 from mtrain.errors import DataError
-from mtrain.schema import Corpus, DataConfig, Holdout
-from mtrain.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 
 KINDS = ("a copied source", "an extreme length ratio", "another script")
 LENGTH_BINS = (1, 6, 11, 21, 31, 51, 101)  # words; each bin ends where the next begins

@@ -18,10 +18,18 @@ from typing import IO, Any, TypeVar, cast
 
 import pyarrow as pa
 
+from mtrain.config.schema import (
+    Corpus,
+    FieldsCorpus,
+    HubCorpus,
+    ParquetCorpus,
+    TextCorpus,
+    ToyCorpus,
+    TsvCorpus,
+)
 from mtrain.data import Pair
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
-from mtrain.schema import Corpus, FieldsCorpus, HubCorpus, ParquetCorpus, TextCorpus, ToyCorpus, TsvCorpus
 
 _Table = ParquetCorpus | HubCorpus
 _COMPRESSION = {".gz": "gzip", ".zst": "zstd"}

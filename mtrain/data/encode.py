@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mtrain.config.schema import Corpus, DataConfig, Holdout
 from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, files_of, good_pairs, read_pairs
-from mtrain.data.sampling import make_resegment
 from mtrain.errors import DataError, ModelError, StorageError
-from mtrain.schema import Corpus, DataConfig, Holdout
-from mtrain.storage import verify_folder, write_folder
-from mtrain.tokenizer import Tokenizer
+from mtrain.storage.atomic import verify_folder, write_folder
+from mtrain.tokenizer.sampling import make_resegment
+from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

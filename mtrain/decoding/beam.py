@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
+from mtrain.config.schema import DecodingConfig
 from mtrain.decoding.constraints import Constraints
 from mtrain.decoding.hypothesis import Hypothesis
 from mtrain.decoding.predictor import Predictor, keep_going
-from mtrain.schema import DecodingConfig
 
 
 def beam_search(

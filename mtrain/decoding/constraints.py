@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mtrain.decoding.likeliest import normalizer
+from mtrain.config.schema import DecodingConfig, ModelConfig
 from mtrain.errors import UsageError
-from mtrain.schema import DecodingConfig, ModelConfig
+from mtrain.kernels.topk import normalizer
 
 FREE = -1  # in a matrix of prefixes: no token is demanded here
 

@@ -11,22 +11,21 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from mtrain.config.schema import DecodingConfig
 from mtrain.data.batch import pad
 from mtrain.data.batching import cut_by_budget
 from mtrain.decoding.alignment import Alignment, align
-from mtrain.decoding.force import force
-from mtrain.decoding.helpers import Helpers
+from mtrain.decoding.forced import force
 from mtrain.decoding.hypothesis import Hypothesis
-from mtrain.decoding.mbr import rank
+from mtrain.decoding.mbr import rank, sentence_metric
 from mtrain.decoding.search import search
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
+from mtrain.decoding.workers import Helpers
 from mtrain.device import resolve_precision, thread_pool, workers_for
 from mtrain.errors import ModelError, UsageError
-from mtrain.metrics import make_metrics
 from mtrain.model.transformer import Transformer
-from mtrain.schema import DecodingConfig
-from mtrain.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 
 _LEAST = 256  # tokens of a batch
 SHORT = 16  # tokens that the shortest line counts for: each row takes memory for its logits, however short
@@ -48,7 +47,7 @@ def padded(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> tu
 
 def _metric(config: DecodingConfig, target_lang: str) -> Any:
     """What minimum Bayes risk measures likeness by, if it is asked for."""
-    return make_metrics([config.mbr], target_lang, sentences=True)[config.mbr] if config.mbr else None
+    return sentence_metric(config.mbr, target_lang) if config.mbr else None
 
 
 class Decoder:

@@ -8,6 +8,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from mtrain.config.languages import bleu_tokenizer
+
+
+def sentence_metric(name: str, target_lang: str) -> Any:
+    """The sacreBLEU metric, `bleu` or `chrf`, that compares single sentences."""
+    if name == "chrf":
+        return CHRF()
+    return BLEU(tokenize=bleu_tokenizer(target_lang), effective_order=True)
+
 
 def rank(texts: Sequence[str], metric: Any) -> list[int]:
     """Indices of the texts, best first, by their mean score (of sacreBLEU's `metric`, for sentences) with

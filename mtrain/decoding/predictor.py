@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mtrain.decoding.likeliest import likeliest, likeliest_of_rows
+from mtrain.kernels.topk import likeliest, likeliest_of_rows
 from mtrain.model.transformer import Transformer
 
 # Sentences that are done leave the batch when they are so large a part of it: it costs a copy of the cache.

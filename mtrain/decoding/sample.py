@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtrain.schema import DecodingConfig
+from mtrain.config.schema import DecodingConfig
 
 
 def uniform_numbers(seed: int, keys: Sequence[tuple[int, ...]], samples: int, steps: int) -> Tensor:

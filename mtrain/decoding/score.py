@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mtrain.decoding.decode import in_batches, padded
-from mtrain.decoding.force import force
+from mtrain.decoding.forced import force
 from mtrain.decoding.split import WINDOW, windows
 from mtrain.decoding.translate import Translator
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from mtrain.config.schema import DecodingConfig
 from mtrain.decoding.beam import beam_search
 from mtrain.decoding.constraints import Constraints
 from mtrain.decoding.hypothesis import Hypothesis
@@ -12,7 +13,6 @@ from mtrain.decoding.predictor import Predictor, keep_going
 from mtrain.decoding.sample import draw, uniform_numbers
 from mtrain.errors import UsageError
 from mtrain.model.transformer import Transformer
-from mtrain.schema import DecodingConfig
 
 
 @torch.inference_mode()

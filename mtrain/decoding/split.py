@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from mtrain.errors import UsageError
-from mtrain.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Self
 
-from mtrain.config import validate
+from mtrain.checkpoint.model_folder import load_model
+from mtrain.config.languages import base_language
+from mtrain.config.load import validate
+from mtrain.config.schema import DecodingConfig
 from mtrain.decoding.decode import Decoder
 from mtrain.decoding.split import WINDOW, Part, parts_of, windows
 from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best
 from mtrain.device import keep_freed_memory, resolve_device
 from mtrain.errors import ModelError, UsageError
-from mtrain.metrics import base_language
-from mtrain.modelfolder import load_model
-from mtrain.schema import DecodingConfig
 
 _WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my")  # languages that put none between sentences
 

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from mtrain.checkpoint.model_folder import load_model
+from mtrain.config.schema import Format
 from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import write_ctranslate2
 from mtrain.interop.formats import obstacle
 from mtrain.interop.marian import write_marian
 from mtrain.interop.verify import open_ctranslate2, open_marian, verify
-from mtrain.modelfolder import load_model
-from mtrain.schema import Format
-from mtrain.storage import require_new_folder, write_folder
+from mtrain.storage.atomic import require_new_folder, write_folder
 
 
 def export_model(

@@ -4,8 +4,8 @@ import importlib
 from types import ModuleType
 from typing import get_args
 
+from mtrain.config.schema import Architecture, Config, Format
 from mtrain.errors import UsageError
-from mtrain.schema import Architecture, Config, Format
 
 
 def obstacle(model: Architecture, format: Format) -> str | None:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from mtrain.config.schema import DecodingConfig, ModelConfig
 from mtrain.errors import ModelError
-from mtrain.schema import DecodingConfig, ModelConfig
 
 # Theirs, ours, and what theirs is where it is not given.
 _SAME: tuple[tuple[str, str, Any], ...] = (

@@ -9,16 +9,16 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from mtrain.config import override, to_yaml, validate
+from mtrain.checkpoint.model_folder import LoadedModel
+from mtrain.config.load import override, to_yaml, validate
+from mtrain.config.schema import ModelConfig, ModelFolderConfig
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop.generation import decoding_from, generation_from, limit_of, not_kept
 from mtrain.interop.source import read_object, read_weights, source_folder
 from mtrain.interop.tensors import from_marian, to_marian
-from mtrain.modelfolder import LoadedModel
-from mtrain.schema import ModelConfig, ModelFolderConfig
-from mtrain.storage import require_new_folder, write_folder, write_text
-from mtrain.tokenizer import Tokenizer
-from mtrain.vocabulary import Vocabulary
+from mtrain.storage.atomic import require_new_folder, write_folder, write_text
+from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtrain.config.schema import ModelConfig
 from mtrain.errors import ModelError
 from mtrain.model.transformer import Transformer, sinusoidal_positions
-from mtrain.schema import ModelConfig
 
 _ATTENTION = {"query_key_value": ("q_proj", "k_proj", "v_proj"), "output": ("out_proj",)}
 _PARTS = ("weight", "bias")

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from mtrain.checkpoint.model_folder import LoadedModel
+from mtrain.config.schema import DecodingConfig
 from mtrain.decoding.search import search
 from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import barred_projection
 from mtrain.interop.formats import needed
 from mtrain.interop.generation import kept, limit_of
-from mtrain.modelfolder import LoadedModel
-from mtrain.schema import DecodingConfig
-from mtrain.tokenizer import LINE_BREAKERS, Tokenizer
+from mtrain.tokenizer.tokenizer import LINE_BREAKERS, Tokenizer
 
 TOLERANCE = 1e-3  # nats; what fp32 rounds differently is a hundredth of it
 _SENTENCES = 16  # where none are given

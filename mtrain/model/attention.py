@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtrain.kernels.attention import EagerAttention
 from mtrain.model.cache import REGISTER, LayerCache
 from mtrain.model.dropout import Dropout
-from mtrain.model.eager import EagerAttention
 from mtrain.model.linear import Linear
 
 # Numbers in the last register at which it is worth filling: 15 keys take a CPU up to three times as long as

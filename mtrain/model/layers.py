@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtrain.config.schema import ModelConfig
 from mtrain.model.attention import MultiHeadAttention
 from mtrain.model.cache import LayerCache
 from mtrain.model.dropout import Dropout
 from mtrain.model.linear import Linear
-from mtrain.schema import ModelConfig
 
 
 class Residual(nn.Module):

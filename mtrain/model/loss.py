@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORE = -100  # label of padding, as torch.nn.functional.cross_entropy has it
+from mtrain.kernels.cross_entropy import IGNORE
+
 CHUNK = {"cpu": 2**22, "cuda": 2**26}  # logits at a time: what a cache holds, or what keeps a GPU busy
 
 

@@ -7,12 +7,12 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from mtrain.config.schema import ModelConfig
 from mtrain.model.attention import MultiHeadAttention
 from mtrain.model.cache import KeyValueCache, LayerCache
 from mtrain.model.dropout import Dropout
 from mtrain.model.layers import DecoderLayer, EncoderLayer
 from mtrain.model.linear import Linear, Low, linear
-from mtrain.schema import ModelConfig
 
 
 def sinusoidal_positions(length: int, width: int, interleaved: bool = False) -> Tensor:

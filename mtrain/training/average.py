@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mtrain.checkpoint import checkpoint_folders, load_tensors, verify_checkpoint
+from mtrain.checkpoint.checkpoint import checkpoint_folders, load_tensors, verify_checkpoint
+from mtrain.config.schema import TrainingConfig
 from mtrain.errors import ModelError
-from mtrain.schema import TrainingConfig
 
 log = logging.getLogger(__name__)
 

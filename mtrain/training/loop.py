@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from mtrain.checkpoint import (
+from mtrain.checkpoint.checkpoint import (
     Checkpoint,
     TrainState,
     checkpoint_folders,
@@ -15,8 +15,11 @@ from mtrain.checkpoint import (
     save_checkpoint,
     set_newer_aside,
 )
+from mtrain.checkpoint.model_folder import LoadedModel, publish_best
+from mtrain.config.schema import Config
+from mtrain.data.check_report import log_warnings
 from mtrain.data.encode import PreparedData, check_corpora, prepare_data
-from mtrain.data.verdict import log_warnings
+from mtrain.data.loader import Feed, Step
 from mtrain.device import (
     compiles,
     describe_arithmetic,
@@ -26,18 +29,15 @@ from mtrain.device import (
     workers_for,
 )
 from mtrain.errors import Interrupted, StorageError, UsageError
+from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import exports_of, require_exports
-from mtrain.metrics import make_metrics
 from mtrain.model.transformer import Transformer
-from mtrain.modelfolder import LoadedModel, publish_best
-from mtrain.schema import Config
-from mtrain.tokenizer import Tokenizer, model_config
+from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.average import Average
-from mtrain.training.feed import Feed, Step
-from mtrain.training.memory import fit_pass, memory_of
-from mtrain.training.origin import freeze, note_origin, resolved
+from mtrain.training.init_from import freeze, note_origin, resolved
+from mtrain.training.micro_batch import fit_pass, memory_of
 from mtrain.training.progress import Progress
-from mtrain.training.run import claimed, open_run, prepare_tokenizer
+from mtrain.training.run_folder import claimed, open_run, prepare_tokenizer
 from mtrain.training.schedule import learning_rate
 from mtrain.training.signals import StopSignal
 from mtrain.training.step import Learner, StepSums

@@ -14,10 +14,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mtrain.checkpoint import TrainState
+from mtrain.checkpoint.checkpoint import TrainState
 from mtrain.device import fetched
 from mtrain.errors import DivergedError
-from mtrain.storage import write_atomically
+from mtrain.storage.atomic import write_atomically
 from mtrain.training.step import StepSums
 from mtrain.training.validate import Scores
 

@@ -11,13 +11,13 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mtrain.config.schema import TrainingConfig
 from mtrain.data.batch import Batch
 from mtrain.device import autocast, compiles, resolve_precision, thread_pool
 from mtrain.errors import is_out_of_memory
 from mtrain.model.dropout import Dropout
 from mtrain.model.loss import LossSums, projected_cross_entropy
 from mtrain.model.transformer import Transformer
-from mtrain.schema import TrainingConfig
 
 log = logging.getLogger(__name__)
 

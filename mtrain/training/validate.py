@@ -8,16 +8,16 @@ from typing import NamedTuple
 import pyarrow as pa
 import torch
 
+from mtrain.config.schema import Config
 from mtrain.data import Pair
 from mtrain.data.batch import Batch, collate
 from mtrain.decoding.decode import Decoder, in_batches
 from mtrain.decoding.translate import Translator
 from mtrain.device import autocast, resolve_precision
-from mtrain.metrics import make_metrics, score
+from mtrain.evaluation.metrics import make_metrics, score
 from mtrain.model.loss import projected_cross_entropy
 from mtrain.model.transformer import Transformer
-from mtrain.schema import Config
-from mtrain.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 
 
 class Scores(NamedTuple):

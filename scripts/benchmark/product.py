@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmark.job import Job, answer_with
 from benchmark.meter import Meter
-from mtrain.config import load_config
+from mtrain.config.load import load_config
 from mtrain.training.loop import Trainer, make_trainer
 
 

@@ -20,15 +20,15 @@ from benchmark.job import Job, start
 from benchmark.machine import BUSY, commit, device_name
 from benchmark.report import row_of, spread
 from mtrain import __version__
-from mtrain.config import load_config
+from mtrain.config.load import load_config
+from mtrain.config.schema import Config, ModelConfig
 from mtrain.data.batching import BatchPlan, plan_batches
 from mtrain.data.encode import EncodedCorpus, check_corpora, prepare_data
 from mtrain.device import resolve_device, resolve_precision
 from mtrain.model.transformer import Transformer
-from mtrain.schema import Config, ModelConfig
-from mtrain.tokenizer import model_config
-from mtrain.training.origin import resolved
-from mtrain.training.run import tokenize
+from mtrain.tokenizer.tokenizer import model_config
+from mtrain.training.init_from import resolved
+from mtrain.training.run_folder import tokenize
 
 PEERS = {"joeynmt": "joeynmt", "marian-hf": "marian_hf", "torch": "nn_transformer"}  # names and modules
 # glibc returns blocks of over 32 MiB to the kernel at once and maps them afresh, which costs page faults.

@@ -16,10 +16,10 @@ from benchmark.job import start
 from benchmark.machine import BUSY, commit, device_name
 from benchmark.report import neighbour_ratio, spread
 from mtrain import __version__
+from mtrain.checkpoint.model_folder import load_model
 from mtrain.data.corpus import read_text
 from mtrain.device import resolve_device
 from mtrain.errors import DataError
-from mtrain.modelfolder import load_model
 
 PEERS = {"joeynmt": "decode_joeynmt", "marian-hf": "decode_marian_hf", "ctranslate2": "decode_ctranslate2"}
 SETTINGS = [(64, 1), (64, 5), (1, 1), (1, 5)]  # sentences in a batch, beams

@@ -3,9 +3,9 @@
 import random
 from pathlib import Path
 
-from mtrain.checkpoint import CHECKPOINT_FILES, checkpoint_folders
+from mtrain.checkpoint.checkpoint import CHECKPOINT_FILES, checkpoint_folders
 from mtrain.errors import ModelError
-from mtrain.storage import verify_folder
+from mtrain.storage.atomic import verify_folder
 from tortures.training import Outcome
 
 

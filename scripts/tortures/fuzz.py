@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
-from mtrain.checkpoint import checkpoint_folders, load_checkpoint, open_checkpoint
-from mtrain.config import load_config, read_yaml_file, validate
+from mtrain.checkpoint.checkpoint import checkpoint_folders, load_checkpoint, open_checkpoint
+from mtrain.checkpoint.model_folder import load_model
+from mtrain.config.load import load_config, read_yaml_file, validate
+from mtrain.config.schema import ModelFolderConfig, TrainingConfig
 from mtrain.model.transformer import Transformer
-from mtrain.modelfolder import load_model
-from mtrain.schema import ModelFolderConfig, TrainingConfig
-from mtrain.storage import MANIFEST, write_manifest
+from mtrain.storage.atomic import MANIFEST, write_manifest
 from mtrain.training.step import make_optimizer
 from tortures.children import begin, wait
 from tortures.training import Outcome

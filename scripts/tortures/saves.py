@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from mtrain import checkpoint
-from mtrain.checkpoint import checkpoint_folders
+from mtrain.checkpoint import checkpoint
+from mtrain.checkpoint.checkpoint import checkpoint_folders
+from mtrain.checkpoint.model_folder import load_model
 from mtrain.errors import ModelError
-from mtrain.modelfolder import load_model
 from mtrain.training import loop
 from tortures.children import Marks, in_child
 from tortures.training import EVERY, Outcome, fit, result_of, sound

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from mtrain.checkpoint import checkpoint_folders
+from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.errors import ModelError
 from tortures.children import Ended, Marks, begin, in_child, wait, wait_until
 from tortures.training import Outcome, fit, result_of, sound

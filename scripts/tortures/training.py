@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from mtrain.checkpoint import CHECKPOINT_FILES, checkpoint_folders
-from mtrain.config import validate
-from mtrain.schema import Config
-from mtrain.storage import verify_folder
+from mtrain.checkpoint.checkpoint import CHECKPOINT_FILES, checkpoint_folders
+from mtrain.config.load import validate
+from mtrain.config.schema import Config
+from mtrain.storage.atomic import verify_folder
 from mtrain.training import loop
 from tortures.children import Marks
 

@@ -12,16 +12,16 @@ import torch
 import yaml
 
 from mtrain import Translator
+from mtrain.checkpoint.model_folder import load_model, save_model_folder
+from mtrain.config.schema import ModelConfig
 from mtrain.decoding.decode import Decoder
 from mtrain.errors import DataError, ModelError, UsageError
 from mtrain.model.dropout import Dropout
 from mtrain.model.transformer import Transformer
-from mtrain.modelfolder import load_model, save_model_folder
-from mtrain.schema import ModelConfig
-from mtrain.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training import loop, step, validate
 from mtrain.training.loop import make_trainer
-from mtrain.training.run import tokenize
+from mtrain.training.run_folder import tokenize
 from mtrain.training.step import Learner, make_optimizer
 from mtrain.training.validate import Scores
 from tests.support.training import (

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mtrain.checkpoint import load_checkpoint, load_tensors, open_checkpoint
-from mtrain.config import LARGEST
+from mtrain.checkpoint.checkpoint import load_checkpoint, load_tensors, open_checkpoint
+from mtrain.checkpoint.model_folder import load_model
+from mtrain.config.load import LARGEST
+from mtrain.config.schema import TrainingConfig
 from mtrain.errors import ModelError
-from mtrain.modelfolder import load_model
-from mtrain.schema import TrainingConfig
-from mtrain.storage import LARGEST_JSON, write_manifest
+from mtrain.storage.atomic import LARGEST_JSON, write_manifest
 from mtrain.training.step import make_optimizer
 from tests.support.training import go, last_checkpoint
 
@@ -49,7 +49,7 @@ def test_25_sizes_that_disagree_with_the_weights_take_no_memory(folder, tmp_path
         import resource
         from pathlib import Path
         from mtrain.errors import ModelError
-        from mtrain.modelfolder import load_model
+        from mtrain.checkpoint.model_folder import load_model
         load_model(Path({str(folder)!r}))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for key in {list(SIZES)}:

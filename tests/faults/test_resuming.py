@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.checkpoint import checkpoint_folders, open_checkpoint
-from mtrain.config import load_config, validate
+from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
+from mtrain.config.load import load_config, validate
+from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import Interrupted, ModelError, StorageError
-from mtrain.schema import Config, TokenizerConfig
-from mtrain.storage import write_manifest
-from mtrain.tokenizer import train_tokenizer
-from mtrain.training import loop, origin
+from mtrain.storage.atomic import write_manifest
+from mtrain.tokenizer.tokenizer import train_tokenizer
+from mtrain.training import init_from as origin
+from mtrain.training import loop
 from mtrain.training.loop import fit, make_trainer
 from mtrain.training.validate import Scores
 from tests.support.training import go, last_checkpoint, losses, same_weights

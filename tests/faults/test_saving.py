@@ -12,13 +12,13 @@ import pytest
 from tortures.children import Marks
 from tortures.saves import strike_at
 
-from mtrain import checkpoint
-from mtrain.checkpoint import checkpoint_folders, open_checkpoint
+from mtrain.checkpoint import checkpoint
+from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.cli import main
 from mtrain.errors import StorageError, UsageError
 from mtrain.training.loop import make_trainer
 from mtrain.training.progress import Progress
-from mtrain.training.run import claimed
+from mtrain.training.run_folder import claimed
 from tests.support.cli import one_line
 from tests.support.training import go, last_checkpoint, losses, read_metrics
 
@@ -218,7 +218,7 @@ def test_03_what_a_full_disk_took_of_the_metrics_is_not_there_twice(tmp_path):
     code = """
 import resource, sys
 from pathlib import Path
-from mtrain.checkpoint import TrainState
+from mtrain.checkpoint.checkpoint import TrainState
 from mtrain.training.progress import Progress
 progress = Progress(Path(sys.argv[1]), TrainState(), 10, "fp32", quiet=True)
 for rate, room in ((0.1, 10**6), (0.2, None), (0.3, 10**6)):
@@ -259,7 +259,7 @@ def test_07_a_second_fit_in_a_run_folder_names_the_first(make_config, config_fil
     run = go(config)
     code = f"""if True:
         from pathlib import Path
-        from mtrain.training.run import claimed
+        from mtrain.training.run_folder import claimed
         with claimed(Path({str(run)!r})):
             print("held", flush=True)
             input()

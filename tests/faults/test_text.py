@@ -13,7 +13,7 @@ from mtrain.data.encode import prepare_data
 from mtrain.decoding import decode
 from mtrain.decoding.hypothesis import Hypothesis
 from mtrain.errors import DataError
-from mtrain.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.cli import changed, one_line
 from tests.support.corpora import BAD_BYTES, DATA, read, text_pair, write
 from tests.support.encoding import TOY, config, dropped, text_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mtrain import checkpoint
+from mtrain.checkpoint import checkpoint
 from mtrain.errors import DivergedError
 from mtrain.model.loss import LossSums
 from mtrain.training import step

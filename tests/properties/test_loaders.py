@@ -18,7 +18,7 @@ from tests.support.training import go
 
 @pytest.mark.parametrize("kind", LOADERS)
 def test_any_damage_is_an_error_or_none(tried, make_config, tmp_path, monkeypatch, kind):
-    monkeypatch.setattr("mtrain.modelfolder.time.sleep", lambda _: None)  # before a folder is tried again
+    monkeypatch.setattr("mtrain.checkpoint.model_folder.time.sleep", lambda _: None)  # before another try
     run = go(make_config(training={"max_steps": 2, "validate_every": 2}))
 
     @tried(20, seed=st.integers(0, 2**60))

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from mtrain.config.schema import Corpus
 from mtrain.data import Pair
 from mtrain.data.corpus import read_pairs
-from mtrain.schema import Corpus
 
 
 def corpus(**spec) -> Corpus:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from mtrain.config.schema import DataConfig, TokenizerConfig
 from mtrain.data import Pair
 from mtrain.data.encode import EncodedCorpus, PreparedData
 from mtrain.data.toy import toy_pairs
-from mtrain.schema import DataConfig, TokenizerConfig
-from mtrain.tokenizer import Tokenizer, train_tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer, train_tokenizer
 
 TOY = toy_pairs("train")[:300]
 

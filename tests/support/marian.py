@@ -13,9 +13,9 @@ import torch
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 from transformers.utils import logging as transformers_logging
 
+from mtrain.config.schema import TokenizerConfig
 from mtrain.data.toy import toy_pairs
-from mtrain.schema import TokenizerConfig
-from mtrain.tokenizer import Tokenizer, train_tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer, train_tokenizer
 
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()

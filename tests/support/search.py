@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from mtrain.config.schema import DecodingConfig, ModelConfig
 from mtrain.decoding.hypothesis import Hypothesis
 from mtrain.model.transformer import Transformer
-from mtrain.schema import DecodingConfig, ModelConfig
 
 EOS = 3
 USUAL, BOS_IS_PAD = {}, {"pad_id": 4, "bos_id": 4, "eos_id": 0}

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from mtrain.config import validate
+from mtrain.config.load import validate
+from mtrain.config.schema import TokenizerConfig
 from mtrain.data.toy import toy_pairs
-from mtrain.schema import TokenizerConfig
-from mtrain.tokenizer import Tokenizer, train_tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer, train_tokenizer
 
 PAIRS = toy_pairs("train")[:2000]
 SOURCE, TARGET = [pair.source for pair in PAIRS], [pair.target for pair in PAIRS]

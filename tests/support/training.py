@@ -11,10 +11,10 @@ import torch
 import yaml
 from torch import nn
 
-from mtrain.config import Config, validate
+from mtrain.checkpoint.model_folder import load_model
+from mtrain.config.load import Config, validate
 from mtrain.data.batch import collate
 from mtrain.data.encode import prepare_data
-from mtrain.modelfolder import load_model
 from mtrain.training.loop import fit
 
 PAIRS = [

@@ -5,9 +5,9 @@ import itertools
 import torch
 from torch import Tensor, nn
 
+from mtrain.config.schema import ModelConfig
 from mtrain.model.layers import DecoderLayer, EncoderLayer
 from mtrain.model.transformer import Transformer
-from mtrain.schema import ModelConfig
 
 
 def copy_layer(ours: EncoderLayer | DecoderLayer, theirs: nn.Module) -> None:

@@ -1,8 +1,9 @@
-"""The walls: imports go down only, nothing is pickled, and help costs no heavy import."""
+"""The structure of the package: imports point downward, nothing is pickled, `--help` imports little."""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,63 +11,84 @@ import pytest
 from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "mtrain"
-FLOORS = [
-    ["errors"],
-    ["schema"],
-    ["config", "vocabulary"],
-    ["tokenizer", "model", "device", "storage"],
-    ["data", "checkpoint", "metrics", "decoding.likeliest", "interop.formats"],
-    ["decoding.hypothesis", "decoding.constraints", "decoding.sample", "decoding.predictor"],
-    ["decoding.alignment", "decoding.force", "decoding.mbr", "decoding.split"],
-    ["decoding.beam", "decoding.helpers"],
-    ["decoding.search", "decoding.translation"],
-    ["decoding.decode"],
-    ["modelfolder"],
-    ["decoding.translate"],
-    ["decoding.score", "evaluate"],
-    ["training", "interop", "terminal"],
-    ["partial", "prompt"],
+# Each module may import from the rows above its own and, in a package, from its own package.
+ORDER = [
+    ["errors", "kernels"],
+    ["device"],
+    ["config", "storage"],
+    ["tokenizer"],
+    ["data", "model"],
+    ["checkpoint"],
+    ["decoding"],
+    ["evaluation"],
+    ["interop"],
+    ["training", "report"],
     ["cli"],
     ["__main__"],
 ]
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.name != "__init__.py")
-
-
-def floor_of(module: str) -> int:
-    for number, names in enumerate(FLOORS):
-        if any(module == name or module.startswith(f"{name}.") for name in names):
-            return number
-    raise AssertionError(f"{module} is on no floor; add it to FLOORS")
+ROW = {name: number for number, names in enumerate(ORDER) for name in names}
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
 def module_of(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    """The dotted name of a file, without the leading `mtrain.` and a trailing `.__init__`."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if module_of(path) != "decoding"], ids=module_of)
-def test_imports_go_down_only(path):
-    module = module_of(path)
-    room = module.partition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("mtrain."):
-            imported = node.module.removeprefix("mtrain.")
-            same_room = imported.partition(".")[0] == room and room != "decoding"
-            assert same_room or floor_of(imported) < floor_of(module), f"{module} imports {imported}"
+MODULES = {module_of(path): path for path in FILES}
 
 
-def test_the_model_knows_nothing_but_its_config():
+def imports_of(tree: ast.AST) -> Iterator[str]:
+    """The mtrain modules that code imports, as `module_of` names them, imports for type checking left out."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "mtrain":
+            module = node.module.removeprefix("mtrain").removeprefix(".")
+            for alias in node.names:
+                name = f"{module}.{alias.name}".lstrip(".")
+                yield name if name in MODULES else module
+        elif isinstance(node, ast.Import):
+            yield from (a.name.removeprefix("mtrain.") for a in node.names if a.name.startswith("mtrain."))
+        yield from imports_of(node)
+
+
+def imported_at_load(path: Path) -> set[str]:
+    """The mtrain modules that importing a file imports: those not named inside functions."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.body = []
+    return {name for name in imports_of(tree) if name in MODULES}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_downward(module):
+    package = module.partition(".")[0]
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    for name in filter(None, imports_of(tree)):
+        imported = name.partition(".")[0]
+        assert imported == package or ROW[imported] < ROW[package], f"{module} imports {name}"
+
+
+def test_no_import_cycle_between_files():
+    graph = {module: imported_at_load(path) - {module} for module, path in MODULES.items()}
+    while leaves := {module for module, imported in graph.items() if not imported & graph.keys()}:
+        graph = {module: imported for module, imported in graph.items() if module not in leaves}
+    assert not graph, f"these files are part of an import cycle or import one: {sorted(graph)}"
+
+
+def test_the_model_depends_on_kernels_and_configuration_only():
     for path in (PACKAGE / "model").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("mtrain"):
-                assert node.module.startswith(("mtrain.model", "mtrain.schema")), (
-                    f"{path.name}: {node.module}"
-                )
+        imported = {
+            name.partition(".")[0] for name in imports_of(ast.parse(path.read_text(encoding="utf-8")))
+        }
+        assert imported <= {"model", "kernels", "config"}, path
 
 
 def test_nothing_is_pickled_or_evaluated():
     for path in PACKAGE.rglob("*.py"):
-        tree = ast.parse(path.read_text())
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
@@ -77,7 +99,7 @@ def test_nothing_is_pickled_or_evaluated():
             for node in ast.walk(tree)
             if isinstance(node, ast.Call) and "torch.load" in ast.unparse(node.func)
         ]
-        assert not loads or path.name == "source.py", path  # others' models alone
+        assert not loads or path.name == "source.py", path  # only `mtrain import` reads foreign files
         assert all("weights_only=True" in ast.unparse(load) for load in loads), path
 
 
@@ -90,9 +112,9 @@ def test_help_imports_nothing_heavy():
 def test_public_functions_and_classes_are_documented():
     missing = []
     for path in PACKAGE.rglob("*.py"):
-        if path.name == "toy.py":  # a grammar in which names say it all
+        if path.name == "toy.py":  # a grammar whose names explain themselves
             continue
-        tree = ast.parse(path.read_text())
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         assert ast.get_docstring(tree), path
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mtrain import Translator
-from mtrain.prompt import Prompt, drawn
+from mtrain.cli.prompt import Prompt, drawn
 
 
 @pytest.fixture

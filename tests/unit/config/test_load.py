@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-import mtrain.schema
-from mtrain.config import load_config, parse_yaml, to_yaml, validate
+import mtrain.config.schema
+from mtrain.config.load import load_config, parse_yaml, to_yaml, validate
+from mtrain.config.schema import PRESETS, Config, Holdout, Preset, Section
 from mtrain.errors import UsageError
-from mtrain.schema import PRESETS, Config, Holdout, Preset, Section
 from tests.support.paths import ROOT
 
 MINIMAL = """
@@ -22,7 +22,9 @@ training: {max_steps: 10}
 """
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SECTIONS = [
-    value for value in vars(mtrain.schema).values() if isinstance(value, type) and issubclass(value, Section)
+    value
+    for value in vars(mtrain.config.schema).values()
+    if isinstance(value, type) and issubclass(value, Section)
 ]
 
 

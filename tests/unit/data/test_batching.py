@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mtrain.data.batch import collate
 from mtrain.data.batching import BatchPlan
-from mtrain.model.loss import IGNORE
+from mtrain.kernels.cross_entropy import IGNORE
 from tests.support.batches import budgets, lengths, plan_all, rows_of_steps, worlds
 
 quick = settings(deadline=None, max_examples=60)

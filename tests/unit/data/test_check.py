@@ -6,11 +6,11 @@ import logging
 import pytest
 import yaml
 
-from mtrain.config import Config
+from mtrain.config.load import Config
 from mtrain.data.check import Counts, Leak, check_data
-from mtrain.data.verdict import report_of, warnings_of
+from mtrain.data.check_report import report_of, warnings_of
 from mtrain.training.loop import make_trainer
-from mtrain.training.run import prepare_tokenizer
+from mtrain.training.run_folder import prepare_tokenizer
 
 GOOD = [(f"The {n} cats sleep on mats.", f"Die {n} Katzen schlafen auf Matten.") for n in range(200)]
 

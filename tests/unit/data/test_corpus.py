@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mtrain.config.schema import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, files_of, good_pairs, read_lines, read_pairs, read_text
 from mtrain.data.encode import check_corpora
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
-from mtrain.schema import DataConfig
 from tests.support.corpora import corpus, read, text_pair, write
 
 SOURCES = ["I like oranges.", "Hello,  world", "", "Ωμέγα 日本 😀", "last"]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mtrain.data import Pair, encode
 from mtrain.data.encode import prepare_data
 from mtrain.errors import DataError, ModelError, StorageError
-from mtrain.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.encoding import TOY, config, dropped, learn, rows, rows_of, text_of, write
 
 pytestmark = pytest.mark.usefixtures("logs")
@@ -429,8 +429,8 @@ def test_an_epoch_is_rebuilt_alone_and_anywhere(tmp_path: Path, sampler: Tokeniz
         import json, os, sys
         from pathlib import Path
         from mtrain.data.encode import prepare_data
-        from mtrain.schema import DataConfig
-        from mtrain.tokenizer import Tokenizer
+        from mtrain.config.schema import DataConfig
+        from mtrain.tokenizer.tokenizer import Tokenizer
         os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
         data, tokenizer, folder = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
         corpus = prepare_data(data, Tokenizer(Path(tokenizer)), Path(folder), 1).train.epoch(3)

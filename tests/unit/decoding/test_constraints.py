@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mtrain.config.schema import DecodingConfig
 from mtrain.decoding.hypothesis import Hypothesis
 from mtrain.decoding.search import search
 from mtrain.errors import UsageError
 from mtrain.model.transformer import Transformer
-from mtrain.schema import DecodingConfig
 from tests.support.search import EOS, assert_same, build, options, sentences, tokens
 
 

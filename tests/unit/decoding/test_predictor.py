@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from mtrain.decoding.likeliest import normalizer
+from mtrain.config.schema import DecodingConfig, ModelConfig
 from mtrain.decoding.predictor import Predictor
 from mtrain.decoding.search import search
+from mtrain.kernels.topk import normalizer
 from mtrain.model.transformer import Transformer
-from mtrain.schema import DecodingConfig, ModelConfig
 
 
 def predictor_of(model: Transformer, beams: int) -> Predictor:

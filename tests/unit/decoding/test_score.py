@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mtrain import Translator
-from mtrain.decoding.force import force
+from mtrain.decoding.forced import force
 from mtrain.decoding.score import attention, score_pairs
 from tests.support.search import EOS, build, forced, sentences
 from tests.support.training import PAIRS

@@ -15,15 +15,15 @@ import sacrebleu
 import torch
 
 from mtrain import Translator
-from mtrain.config import override
+from mtrain.config.load import override
 from mtrain.decoding.alignment import align
-from mtrain.decoding.helpers import Helpers
 from mtrain.decoding.mbr import rank
 from mtrain.decoding.score import score_pairs
 from mtrain.decoding.split import split_line, windows
 from mtrain.decoding.translation import Translation, join
+from mtrain.decoding.workers import Helpers
 from mtrain.errors import ModelError, UsageError
-from mtrain.metrics import make_metrics
+from mtrain.evaluation.metrics import make_metrics
 from tests.support.training import PAIRS
 
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
@@ -68,7 +68,7 @@ def test_threads_may_share_a_translator(translator: Translator) -> None:
 def test_helper_processes_change_nothing_and_are_not_missed(
     translator: Translator, monkeypatch, caplog
 ) -> None:
-    monkeypatch.setattr("mtrain.decoding.helpers.WORTH_HELP", 0.0)
+    monkeypatch.setattr("mtrain.decoding.workers.WORTH_HELP", 0.0)
     lines, apart = words_of(120), {"workers": 2, "batch_tokens": 1024}
     expected = translator.with_settings(workers=1, batch_tokens=1024).translate(lines)
     helped = translator.with_settings(**apart)
@@ -93,7 +93,7 @@ def test_helpers_that_cannot_start_are_not_missed(translator: Translator, monkey
     def refuse(*_: object, **__: object) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("mtrain.decoding.helpers.WORTH_HELP", 0.0)
+    monkeypatch.setattr("mtrain.decoding.workers.WORTH_HELP", 0.0)
     monkeypatch.setattr("loky.ProcessPoolExecutor", refuse)
     lines = words_of(120)
     alone = translator.with_settings(workers=2, batch_tokens=1024)
@@ -324,7 +324,7 @@ def test_an_ensemble_needs_one_vocabulary(run_dir: Path, tmp_path: Path, transla
     for ours, same in zip(twice.translate(SOURCES), expected, strict=True):
         assert ours.text == same.text and ours.log_prob == pytest.approx(same.log_prob, abs=1e-4)
     other = shutil.copytree(run_dir / "model", tmp_path / "other")
-    from mtrain.storage import write_folder
+    from mtrain.storage.atomic import write_folder
 
     def fill(folder: Path) -> None:
         shutil.copytree(run_dir / "model", folder, dirs_exist_ok=True)
@@ -338,7 +338,7 @@ def test_an_ensemble_needs_one_vocabulary(run_dir: Path, tmp_path: Path, transla
 
 
 def test_an_ensemble_needs_one_direction(run_dir: Path, tmp_path: Path) -> None:
-    from mtrain.storage import write_manifest
+    from mtrain.storage.atomic import write_manifest
 
     other = shutil.copytree(run_dir / "model", tmp_path / "other")
     text = (other / "config.yaml").read_text()

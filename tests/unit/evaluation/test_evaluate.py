@@ -7,10 +7,11 @@ import sys
 import pytest
 import sacrebleu
 
+from mtrain.config.languages import bleu_tokenizer
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError, UsageError
-from mtrain.evaluate import configured_test_sets, evaluate_set, test_set_from_files
-from mtrain.metrics import bleu_tokenizer, make_metrics, score
+from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set, test_set_from_files
+from mtrain.evaluation.metrics import make_metrics, score
 from tests.support.training import PAIRS
 
 test_set_from_files.__test__ = False  # not one of ours, whatever its name

@@ -11,8 +11,10 @@ import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
 
+from mtrain.checkpoint.model_folder import load_model
 from mtrain.cli import ExportFormat
-from mtrain.config import to_yaml
+from mtrain.config.load import to_yaml
+from mtrain.config.schema import Architecture, DecodingConfig, Format, ModelFolderConfig, TokenizerConfig
 from mtrain.data.toy import toy_pairs
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
@@ -20,10 +22,8 @@ from mtrain.interop import export, verify
 from mtrain.interop.export import export_model
 from mtrain.interop.marian import import_marian
 from mtrain.model.transformer import Transformer
-from mtrain.modelfolder import load_model
-from mtrain.schema import Architecture, DecodingConfig, Format, ModelFolderConfig, TokenizerConfig
-from mtrain.storage import write_folder, write_text
-from mtrain.tokenizer import Tokenizer, model_config, train_tokenizer
+from mtrain.storage.atomic import write_folder, write_text
+from mtrain.tokenizer.tokenizer import Tokenizer, model_config, train_tokenizer
 from tests.support.cli import changed, one_line
 from tests.support.marian import make
 from tests.support.training import PAIRS

@@ -13,16 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mtrain.config import validate
+from mtrain.checkpoint.model_folder import load_model
+from mtrain.config.load import validate
+from mtrain.config.schema import Config
 from mtrain.data.check import check_data
-from mtrain.data.sampling import make_resegment
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop.marian import import_marian
-from mtrain.modelfolder import load_model
-from mtrain.schema import Config
+from mtrain.tokenizer.sampling import make_resegment
+from mtrain.tokenizer.vocabulary import Vocabulary
 from mtrain.training.loop import fit
-from mtrain.vocabulary import Vocabulary
 from tests.support.cli import one_line
 from tests.support.marian import make, sentences, write_tokenizer
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import MarianMTModel, MarianTokenizer
 
-from mtrain.decoding.force import force
+from mtrain.checkpoint.model_folder import LoadedModel, load_model
+from mtrain.decoding.forced import force
 from mtrain.decoding.search import search
 from mtrain.interop.export import export_model
 from mtrain.interop.marian import import_marian
-from mtrain.modelfolder import LoadedModel, load_model
 from tests.support.marian import AWKWARD, MAX_LENGTH, batch, liveliness, make, texts_for, translations
 
 SHAPES: dict[str, dict[str, Any]] = {

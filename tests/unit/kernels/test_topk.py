@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mtrain.decoding.likeliest import likeliest, likeliest_of_rows, normalizer
+from mtrain.kernels.topk import likeliest, likeliest_of_rows, normalizer
 
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 97, 160, 331, 1000, 8000])

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mtrain.config.schema import ModelConfig
 from mtrain.model.dropout import Dropout
 from mtrain.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
-from mtrain.schema import ModelConfig
 from tests.support.transformer import copy_layer, their_arguments
 
 torch.set_num_threads(1)

@@ -7,11 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from mtrain.config.schema import ModelConfig
 from mtrain.data.batch import collate
+from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.model import loss as loss_module
-from mtrain.model.loss import IGNORE, projected_cross_entropy
+from mtrain.model.loss import projected_cross_entropy
 from mtrain.model.transformer import Transformer
-from mtrain.schema import ModelConfig
 
 torch.set_num_threads(1)
 B, T, E, V = 4, 6, 5, 11

@@ -3,12 +3,12 @@
 import pytest
 import yaml
 
+from mtrain.config.schema import PRESETS
 from mtrain.errors import DataError
-from mtrain.schema import PRESETS
-from mtrain.training import origin
+from mtrain.training import init_from as origin
+from mtrain.training.init_from import TABLE, resolved
 from mtrain.training.loop import fit
-from mtrain.training.origin import TABLE, resolved
-from mtrain.training.run import tokenize
+from mtrain.training.run_folder import tokenize
 
 
 def test_larger_corpora_get_larger_models_and_vocabularies():

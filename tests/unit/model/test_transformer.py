@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mtrain.config.schema import ModelConfig
 from mtrain.model.dropout import Dropout
 from mtrain.model.transformer import Transformer, sinusoidal_positions
-from mtrain.schema import ModelConfig
 from tests.support.transformer import (
     KINDS,
     POSITIONS,

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
-from mtrain.config import read_yaml_file
+from mtrain.checkpoint.model_folder import save_model_folder
+from mtrain.config.load import read_yaml_file
 from mtrain.decoding.translate import Translator
-from mtrain.modelfolder import save_model_folder
-from mtrain.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.paths import ROOT
 
 SCRIPT = ROOT / "scripts/average_models.py"

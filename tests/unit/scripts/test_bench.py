@@ -17,12 +17,12 @@ from benchmark.product import open_trainer
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from mtrain.config import load_config
+from mtrain.config.load import load_config
+from mtrain.config.schema import ModelConfig
 from mtrain.data.batch import collate
 from mtrain.data.encode import prepare_data
 from mtrain.model.transformer import Transformer
-from mtrain.schema import ModelConfig
-from mtrain.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.paths import ROOT
 
 SMALL = ["model.encoder_layers=1", "model.decoder_layers=1"]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mtrain.data.encode import EncodedCorpus
-from mtrain.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.paths import ROOT
 
 

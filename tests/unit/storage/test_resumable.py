@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mtrain import partial
+from mtrain.cli.output import answer_lines
 from mtrain.errors import StorageError, UsageError
-from mtrain.partial import PartialFile, answer_lines
-from mtrain.storage import lock
+from mtrain.storage import resumable as partial
+from mtrain.storage.atomic import lock
+from mtrain.storage.resumable import PartialFile
 
 LINES = [f"line {number}" for number in range(10)]
 JOB = {"model": "m", "decoding": {"beam_size": 5}, "lines_each": 1}

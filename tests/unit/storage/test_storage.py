@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from mtrain import Translator
+from mtrain.checkpoint.model_folder import load_model
 from mtrain.errors import ModelError, StorageError
-from mtrain.modelfolder import load_model
-from mtrain.storage import verify_folder, write_folder, write_manifest
+from mtrain.storage.atomic import verify_folder, write_folder, write_manifest
 from mtrain.training import loop
 from mtrain.training.validate import Scores
 from tests.support.training import PAIRS, go, last_checkpoint, losses

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrain.data.sampling import make_resegment
+from mtrain.config.schema import TokenizerConfig
 from mtrain.data.toy import toy_pairs
-from mtrain.schema import TokenizerConfig
-from mtrain.tokenizer import Tokenizer, train_tokenizer
+from mtrain.tokenizer.sampling import make_resegment
+from mtrain.tokenizer.tokenizer import Tokenizer, train_tokenizer
 
 TEXT = [pair.target for pair in toy_pairs("train")[:2000]]
 SYMBOLS = ["<bt>", "<a,b>", "@@", "ünï"]

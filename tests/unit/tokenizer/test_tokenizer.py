@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mtrain.config.schema import Architecture
 from mtrain.errors import DataError, ModelError, UsageError
-from mtrain.schema import Architecture
-from mtrain.tokenizer import Tokenizer, model_config
-from mtrain.vocabulary import SpecialIds
+from mtrain.tokenizer.tokenizer import Tokenizer, model_config
+from mtrain.tokenizer.vocabulary import SpecialIds
 from tests.support.tokenizers import SOURCE, SPACE, TARGET, TYPES, roundtrip, texts, train
 
 

@@ -8,8 +8,8 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
+from mtrain.checkpoint.model_folder import load_model
 from mtrain.errors import UsageError
-from mtrain.modelfolder import load_model
 from mtrain.training import loop
 from mtrain.training.loop import fit, make_trainer
 from mtrain.training.validate import Validator

@@ -11,12 +11,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from mtrain.config import validate
+from mtrain.checkpoint.model_folder import load_model
+from mtrain.config.load import validate
+from mtrain.config.schema import Config
 from mtrain.errors import ModelError, UsageError
-from mtrain.modelfolder import load_model
-from mtrain.schema import Config
 from mtrain.training.loop import make_trainer
-from mtrain.training.run import tokenize
+from mtrain.training.run_folder import tokenize
 from tests.support.training import (
     PAIRS,
     go,

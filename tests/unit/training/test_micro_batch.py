@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from mtrain.config.schema import ModelConfig, TrainingConfig
 from mtrain.data.batch import Batch
 from mtrain.model.transformer import Transformer
-from mtrain.schema import ModelConfig, TrainingConfig
-from mtrain.training import loop, memory
+from mtrain.training import loop
+from mtrain.training import micro_batch as memory
 from mtrain.training.loop import fit, make_trainer
-from mtrain.training.memory import fit_pass, kept_bytes, memory_of
+from mtrain.training.micro_batch import fit_pass, kept_bytes, memory_of
 from mtrain.training.step import Learner
 
 

@@ -5,10 +5,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from mtrain.config.schema import ModelConfig
 from mtrain.model import loss as loss_module
 from mtrain.model.loss import projected_cross_entropy
 from mtrain.model.transformer import Transformer
-from mtrain.schema import ModelConfig
 
 SIZES = {"d_model": 32, "ffn_dim": 64, "heads": 2, "encoder_layers": 2, "decoder_layers": 2}
 VOCABULARY = {"source_vocab_size": 50, "target_vocab_size": 50, "max_positions": 64}

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from mtrain.config.schema import Config, Section
 from mtrain.errors import MtrainError, UsageError
-from mtrain.schema import Config, Section
 
 LARGEST = 2**17  # bytes of a config; to parse more would take long
 _CORE_SCHEMA = {

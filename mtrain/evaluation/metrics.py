@@ -7,10 +7,8 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
+from mtrain.config.languages import bleu_tokenizer
 from mtrain.errors import DataError, UsageError
-
-# Languages whose words 13a does not find: of those written without spaces it would count whole sentences.
-_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 
 class Score(NamedTuple):
@@ -20,16 +18,6 @@ class Score(NamedTuple):
     score: float  # percent; higher is better, but for ter
     signature: str
     detail: str  # as sacreBLEU prints it
-
-
-def base_language(code: str) -> str:
-    """`zh` of a language code such as `zh`, `zh-TW` or `zh_CN`."""
-    return code.lower().replace("_", "-").partition("-")[0]
-
-
-def bleu_tokenizer(target_lang: str) -> str:
-    """The sacreBLEU tokenizer for a language code."""
-    return _TOKENIZERS.get(base_language(target_lang), "13a")
 
 
 def make_metrics(

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mtrain.errors import ModelError, StorageError
-from mtrain.storage import read_json, verify_folder, write_atomically, write_folder, write_text
+from mtrain.storage.atomic import read_json, verify_folder, write_atomically, write_folder, write_text
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
+from mtrain.cli.terminal import require_unicode, visible
 from mtrain.decoding.score import attention
 from mtrain.decoding.translate import Translator
 from mtrain.errors import MtrainError, UsageError
-from mtrain.terminal import require_unicode, visible
 
 HELP = """\
 Type a sentence and press Enter.

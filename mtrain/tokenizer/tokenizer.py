@@ -14,9 +14,9 @@ from pathlib import Path
 
 import sentencepiece
 
+from mtrain.config.schema import Architecture, ModelConfig, TokenizerConfig
 from mtrain.errors import DataError, ModelError, UsageError
-from mtrain.schema import Architecture, ModelConfig, TokenizerConfig
-from mtrain.vocabulary import SPACE, SpecialIds, Vocabulary
+from mtrain.tokenizer.vocabulary import SPACE, SpecialIds, Vocabulary
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from mtrain.vocabulary import SPACE, Vocabulary
+from mtrain.tokenizer.vocabulary import SPACE, Vocabulary
 
 WORDS = 2**15  # whose lattices are kept, about 4 KB each
 Node = tuple[list[float], list[int], list[int]]  # pieces that start here: cumulative probabilities, ids, ends

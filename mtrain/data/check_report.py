@@ -4,9 +4,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from mtrain.config.schema import DataConfig
 from mtrain.data.check import LENGTH_BINS, RATIO_BINS, Findings, check_data
-from mtrain.schema import DataConfig
-from mtrain.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 from typer import Argument, Option
 
-from mtrain import __version__, terminal
+from mtrain import __version__
+from mtrain.cli import terminal
 from mtrain.errors import MtrainError, StorageError, UsageError, is_out_of_memory
 
 # ClickException, of click or of the copy that newer versions of Typer bring along.
@@ -50,10 +51,10 @@ def tokenize(
 ) -> None:
     """Learn the subword vocabulary of CONFIG (SentencePiece)."""
     terminal.log_to_stderr(quiet, debug)
-    from mtrain.config import load_config
+    from mtrain.config.load import load_config
     from mtrain.data.encode import check_corpora
     from mtrain.device import resolve_device
-    from mtrain.training.run import tokenize as make_tokenizer
+    from mtrain.training.run_folder import tokenize as make_tokenizer
 
     loaded = load_config(config, _overrides(set_, run_dir=run_dir))
     resolve_device(device)  # learning a vocabulary needs no GPU, but a wrong name is still a mistake
@@ -77,13 +78,13 @@ def check(
     terminal.log_to_stderr(quiet, debug)
     from dataclasses import asdict
 
-    from mtrain.config import load_config
+    from mtrain.config.load import load_config
     from mtrain.data.check import check_data
+    from mtrain.data.check_report import report_of, warnings_of
     from mtrain.data.encode import check_corpora
-    from mtrain.data.verdict import report_of, warnings_of
     from mtrain.device import resolve_device
-    from mtrain.training.origin import resolved
-    from mtrain.training.run import existing_tokenizer
+    from mtrain.training.init_from import resolved
+    from mtrain.training.run_folder import existing_tokenizer
 
     loaded, _ = resolved(load_config(config, _overrides(set_, run_dir=run_dir)))
     resolve_device(device)  # no work for it, but a wrong name is a mistake here too
@@ -111,7 +112,7 @@ def fit(
 ) -> None:
     """Train a Transformer on the corpora of CONFIG. Run again, it goes on where it stopped."""
     terminal.log_to_stderr(quiet, debug)
-    from mtrain.config import load_config
+    from mtrain.config.load import load_config
 
     loaded = load_config(config, _overrides(set_, run_dir=run_dir))
     from mtrain.training.loop import fit as fit_model
@@ -176,14 +177,14 @@ def translate(
         "top_p": top_p,
         "seed": seed,
     }
+    from mtrain.cli.output import answer_lines
     from mtrain.decoding.translate import Translator
-    from mtrain.partial import answer_lines
-    from mtrain.storage import sha256
+    from mtrain.storage.atomic import sha256
 
     overrides = _overrides(set_, "decoding.", **given)
     translator = Translator.load(model, device, overrides, ensemble or ())
     if prompted:
-        from mtrain.prompt import Prompt
+        from mtrain.cli.prompt import Prompt
 
         Prompt(translator, n_best).run()
         return
@@ -224,10 +225,10 @@ def score(
         if str(file) == "-":
             raise UsageError("score reads files, not stdin")
         terminal.require_file(file)
+    from mtrain.config.schema import TextCorpus
     from mtrain.data.corpus import clean, read_corpus
     from mtrain.decoding.score import score_pairs
     from mtrain.decoding.translate import Translator
-    from mtrain.schema import TextCorpus
 
     translator = Translator.load(
         model, device, _overrides(set_, "decoding.", batch_tokens=batch_tokens), ensemble or ()
@@ -261,8 +262,8 @@ def evaluate(
     if (source is not None or hypotheses is not None) != bool(reference) or (source and hypotheses):
         raise UsageError("give --reference with either --source or --hypotheses, or none of them")
     from mtrain.decoding.translate import Translator
-    from mtrain.evaluate import configured_test_sets, evaluate_set, test_set_from_files
-    from mtrain.metrics import make_metrics
+    from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set, test_set_from_files
+    from mtrain.evaluation.metrics import make_metrics
 
     of_tests = [assignment for assignment in set_ or [] if assignment.startswith("data.")]
     if reference and of_tests:

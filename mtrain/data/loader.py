@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
+from mtrain.config.schema import Config
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan, Rows, plan_batches
 from mtrain.data.encode import EncodedCorpus
 from mtrain.errors import DataError
-from mtrain.schema import Config
-from mtrain.vocabulary import SpecialIds
+from mtrain.tokenizer.vocabulary import SpecialIds
 
 AHEAD = 3  # steps
 

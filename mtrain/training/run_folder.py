@@ -11,15 +11,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mtrain.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
-from mtrain.config import read_yaml_file, to_yaml, validate
+from mtrain.checkpoint.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
+from mtrain.checkpoint.model_folder import copy_tokenizer, tokenizer_folder
+from mtrain.config.load import read_yaml_file, to_yaml, validate
+from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.data.corpus import content_hash, good_pairs
 from mtrain.errors import ModelError, StorageError, UsageError
-from mtrain.modelfolder import copy_tokenizer, tokenizer_folder
-from mtrain.schema import Config, TokenizerConfig
-from mtrain.storage import lock, recover, write_atomically, write_folder, write_text
-from mtrain.tokenizer import Tokenizer, train_tokenizer
-from mtrain.training.origin import resolved
+from mtrain.storage.atomic import lock, recover, write_atomically, write_folder, write_text
+from mtrain.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from mtrain.training.init_from import resolved
 
 log = logging.getLogger(__name__)
 

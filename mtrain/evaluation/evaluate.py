@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mtrain.config import load_config
+from mtrain.config.load import load_config
 from mtrain.data.corpus import clean, read_corpus, read_text
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError, UsageError
-from mtrain.metrics import Score, score
+from mtrain.evaluation.metrics import Score, score
 
 
 class TestSet(NamedTuple):

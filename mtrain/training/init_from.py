@@ -14,13 +14,13 @@ from typing import Any
 
 from torch import nn
 
-from mtrain.checkpoint import checkpoint_folders
-from mtrain.config import read_yaml_file, validate
+from mtrain.checkpoint.checkpoint import checkpoint_folders
+from mtrain.checkpoint.model_folder import LoadedModel, load_model, tokenizer_folder
+from mtrain.config.load import read_yaml_file, validate
+from mtrain.config.schema import PRESETS, Architecture, Config, Part, TokenizerConfig
 from mtrain.data.corpus import good_pairs
 from mtrain.errors import ModelError, UsageError
-from mtrain.modelfolder import LoadedModel, load_model, tokenizer_folder
-from mtrain.schema import PRESETS, Architecture, Config, Part, TokenizerConfig
-from mtrain.storage import write_atomically
+from mtrain.storage.atomic import write_atomically
 
 log = logging.getLogger(__name__)
 

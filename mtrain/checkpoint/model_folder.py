@@ -11,13 +11,19 @@ from typing import NamedTuple
 
 import torch
 
-from mtrain.checkpoint import TrainState, best_weights, checkpoint_folders, load_weights, verify_checkpoint
-from mtrain.config import override, read_yaml_file, to_yaml, validate
+from mtrain.checkpoint.checkpoint import (
+    TrainState,
+    best_weights,
+    checkpoint_folders,
+    load_weights,
+    verify_checkpoint,
+)
+from mtrain.config.load import override, read_yaml_file, to_yaml, validate
+from mtrain.config.schema import Config, ModelFolderConfig
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
-from mtrain.schema import Config, ModelFolderConfig
-from mtrain.storage import MANIFEST, read_json, verify_folder, write_folder, write_text
-from mtrain.tokenizer import Tokenizer, model_config, vocabulary_files
+from mtrain.storage.atomic import MANIFEST, read_json, verify_folder, write_folder, write_text
+from mtrain.tokenizer.tokenizer import Tokenizer, model_config, vocabulary_files
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol, Self
 import loky
 import torch
 
+from mtrain.config.schema import DecodingConfig
 from mtrain.device import keep_freed_memory
-from mtrain.schema import DecodingConfig
 
 log = logging.getLogger(__name__)
 

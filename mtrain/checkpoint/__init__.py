@@ -1,0 +1,1 @@
+"""Training checkpoints and model folders: safetensors and JSON, never pickle."""

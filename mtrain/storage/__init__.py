@@ -1,0 +1,1 @@
+"""Files and folders that survive crashes: atomic writes, manifests, locks, resumable output."""

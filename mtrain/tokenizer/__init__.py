@@ -1,0 +1,1 @@
+"""Subword segmentation with SentencePiece: learning a vocabulary, text to ids and back."""
