@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mtrain.config.schema import DecodingConfig, ModelConfig
 from mtrain.errors import UsageError
-from mtrain.kernels.topk import normalizer
+from mtrain.kernels.topk import logsumexp
 
 FREE = -1  # in a matrix of prefixes: no token is demanded here
 
@@ -51,12 +51,12 @@ class Constraints:
     def normalizer_(self, logits: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
         """In logits (N, V), put -inf at what may not follow `tokens` (B', K, T), of the `sentences` (B').
         Returns what log-probabilities are logits less of, (N, 1)."""
-        total = normalizer(logits)
+        total = logsumexp(logits)
         if not self.any:
             return total
         rows = self.bar_(logits, tokens, sentences)
         if self.renormalize:  # if nothing is left, anything will do
-            total = normalizer(logits).nan_to_num(0.0, math.inf, -math.inf)
+            total = logsumexp(logits).nan_to_num(0.0, math.inf, -math.inf)
         if self.limits is not None:
             ends = (self.limits[sentences] == tokens.size(2) + 1)[:, None]
             eos = torch.where(ends, total.view_as(rows[:, :, 0]), rows[:, :, self.eos_id])

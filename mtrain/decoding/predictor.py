@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mtrain.kernels.topk import likeliest, likeliest_of_rows
+from mtrain.kernels.topk import beam_topk, row_topk
 from mtrain.model.transformer import Transformer
 
 # Sentences that are done leave the batch when they are so large a part of it: it costs a copy of the cache.
@@ -71,7 +71,7 @@ class Predictor:
         """
         totals = totals.view_as(live)
         rough = self._is_rough()
-        found = likeliest(logits, live - totals, max(count, 2) if rough else count)
+        found = beam_topk(logits, live - totals, max(count, 2) if rough else count)
         if not rough:
             return found
         _, parents, tokens = found
@@ -90,7 +90,7 @@ class Predictor:
         """The likeliest token of each row, and its logit; (N) both. As by `candidates`, but without
         normalizers, which take longer than the rest."""
         rough = self._is_rough()
-        values, tokens = likeliest_of_rows(logits, 2 if rough else 1)
+        values, tokens = row_topk(logits, 2 if rough else 1)
         if rough:
             values, order = self._sharpened(values, self.hidden[:, None], tokens).max(dim=1, keepdim=True)
             tokens = tokens.gather(1, order)

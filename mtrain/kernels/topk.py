@@ -1,4 +1,7 @@
-"""The likeliest tokens, without sorting whole vocabularies. Letters in shapes: see `mtrain.model`."""
+"""Top-k selection from logits without sorting whole vocabularies.
+
+Symbols in shapes: B sentences, K rows (beams) per sentence, N = B*K rows, V vocabulary size, k results.
+"""
 
 import math
 from functools import cache
@@ -7,49 +10,55 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FEW = 4  # rows of logits of which sorting takes less time than the calls that save it
+MIN_ROWS = 4  # with fewer rows of logits, torch.topk takes less time than the extra calls of `beam_topk`
 
 
-def normalizer(logits: Tensor) -> Tensor:
-    """log sum exp of each row of logits (N, V), (N, 1). PyTorch's log_softmax takes half the time of its
-    logsumexp, and the maximum of a row is hardly any work."""
+def logsumexp(logits: Tensor) -> Tensor:
+    """The log-normalizer of each row of logits (N, V), as (N, 1).
+
+    Equal to `torch.logsumexp(logits, dim=-1, keepdim=True)`. PyTorch's log_softmax takes half the time of its
+    logsumexp, and the maximum of a row is cheap.
+    """
     return logits.amax(dim=-1, keepdim=True) - logits.log_softmax(dim=-1).amax(dim=-1, keepdim=True)
 
 
-def likeliest(scores: Tensor, offsets: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of B sentences with K rows each, the `count` best of scores (B*K, V) + offsets (B, K): values, rows of
-    the sentence, tokens; each (B, count), the best first. If there are fewer, all.
+def beam_topk(scores: Tensor, offsets: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The k highest of scores (B*K, V) + offsets (B, K) for each sentence, in descending order.
 
-    The best are in those groups of tokens that have the best maxima, of which as many as `count` suffice.
+    Returns values, beams (rows of the sentence) and tokens, each (B, k), or fewer columns if a sentence has
+    fewer entries. The vocabulary is divided into groups: the top k entries are in the k groups with the
+    highest maxima, so only those groups are searched.
     """
     sentences, beams = offsets.shape
-    if len(scores) < FEW:
-        every = (scores.view(sentences, beams, -1) + offsets[:, :, None]).flatten(1)
-        values, picked = every.topk(min(count, every.size(1)))
-        return values, picked // scores.size(1), picked % scores.size(1)
+    if len(scores) < MIN_ROWS:
+        totals = (scores.view(sentences, beams, -1) + offsets[:, :, None]).flatten(1)  # (B, K*V)
+        values, index = totals.topk(min(k, totals.size(1)))
+        return values, index // scores.size(1), index % scores.size(1)
     size = _group_size(scores.size(1))
     if scores.size(1) % size:
         scores = F.pad(scores, (0, -scores.size(1) % size), value=-math.inf)
-    groups = scores.size(1) // size
+    groups = scores.size(1) // size  # per row
     maxima = scores.view(sentences, beams, groups, size).amax(dim=-1) + offsets[:, :, None]
-    chosen = maxima.flatten(1).topk(min(count, beams * groups)).indices  # (B, at most count)
+    best = maxima.flatten(1).topk(min(k, beams * groups)).indices  # (B, <= k), each beam * groups + group
     first = torch.arange(sentences, device=scores.device)[:, None] * (beams * groups)
-    members = scores.view(-1, size)[chosen + first] + offsets.gather(1, chosen // groups)[:, :, None]
-    values, picked = members.flatten(1).topk(min(count, chosen.size(1) * size))
-    group = chosen.gather(1, picked // size)
-    return values, group // groups, group % groups * size + picked % size
+    members = scores.view(-1, size)[best + first] + offsets.gather(1, best // groups)[:, :, None]
+    values, index = members.flatten(1).topk(min(k, best.size(1) * size))
+    group = best.gather(1, index // size)
+    return values, group // groups, group % groups * size + index % size
 
 
-def likeliest_of_rows(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` best of each row of logits (N, V): values and tokens, (N, count), the best first."""
-    if len(logits) < FEW:
-        return logits.topk(count)
-    values, _, tokens = likeliest(logits, logits.new_zeros(len(logits), 1), count)
+def row_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k highest of each row of logits (N, V): values and tokens, (N, k), in descending order."""
+    if len(logits) < MIN_ROWS:
+        return logits.topk(k)
+    values, _, tokens = beam_topk(logits, logits.new_zeros(len(logits), 1), k)
     return values, tokens
 
 
 @cache
-def _group_size(vocabulary: int) -> int:
-    """A divisor of the vocabulary's size, so that nothing need be copied, near what was found fastest."""
-    near = sorted(range(64, 257), key=lambda size: abs(size - 160))
-    return next((size for size in near if vocabulary % size == 0), 160 if vocabulary > 160 else vocabulary)
+def _group_size(vocab_size: int) -> int:
+    """The size of a group: near 160, the fastest in measurements, and if possible a divisor of the vocabulary
+    size, so that the logits need not be copied to pad them."""
+    candidates = sorted(range(64, 257), key=lambda size: abs(size - 160))
+    divisors = (size for size in candidates if vocab_size % size == 0)
+    return next(divisors, min(160, vocab_size))

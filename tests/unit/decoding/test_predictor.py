@@ -6,7 +6,7 @@ import torch
 from mtrain.config.schema import DecodingConfig, ModelConfig
 from mtrain.decoding.predictor import Predictor
 from mtrain.decoding.search import search
-from mtrain.kernels.topk import normalizer
+from mtrain.kernels.topk import logsumexp
 from mtrain.model.transformer import Transformer
 
 
@@ -50,7 +50,7 @@ def test_candidates_of_a_rounded_projection_are_those_of_full_precision(monkeypa
     exact, rough = predictor_of(model, beams), predictor_of(low, beams)
     logits, coarse = exact.next(last), rough.next(last)
     assert (logits - coarse).abs().max() > 0.05
-    totals, coarse_totals = normalizer(logits), normalizer(coarse)
+    totals, coarse_totals = logsumexp(logits), logsumexp(coarse)
     logits[:, 7] = coarse[:, 7] = -torch.inf  # barred
     best, values = rough.best(coarse)
     assert (best == exact.best(logits)[0]).float().mean() > 0.9
