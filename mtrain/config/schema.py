@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-PassTokens = PositiveInt | Literal["auto"]
+MicroBatchTokens = PositiveInt | Literal["auto"]
 Normalization = Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
 Preset = Literal["auto", "tiny", "small", "base", "big", "tiny_deep", "small_deep", "base_deep", "big_deep"]
 Positions = Literal["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"]
@@ -246,7 +246,9 @@ class TrainingConfig(Section):
     max_epochs: PositiveInt | None = Field(None, description="passes over the training pairs")
     max_minutes: PositiveFloat | None = Field(None, description="minutes of training and validation, in all")
     batch_tokens: PositiveInt = Field(4096, description="padded tokens of a step, on the longer side")
-    micro_batch_tokens: PassTokens = Field("auto", description="of a pass; auto: what the memory holds")
+    micro_batch_tokens: MicroBatchTokens = Field(
+        "auto", description="padded tokens of a micro-batch; auto: what fits in memory"
+    )
     learning_rate: PositiveFloat = Field(0.001, le=10, description="peak rate, reached at the end of warm-up")
     schedule: Schedule = Field("inverse_sqrt", description="decay after warm-up; cosine, linear end at zero")
     warmup_steps: int = Field(2000, ge=0, description="steps of linear rise from zero to the peak")
@@ -283,8 +285,8 @@ class TrainingConfig(Section):
         return self
 
     @property
-    def pass_tokens(self) -> int:
-        """The most padded tokens of one side in a forward pass of a device; R-Drop takes a pass twice."""
+    def micro_batch_limit(self) -> int:
+        """Maximum padded tokens per side of a micro-batch; R-Drop processes each micro-batch twice."""
         if self.micro_batch_tokens == "auto":
             return self.batch_tokens
         return min(
@@ -360,7 +362,7 @@ class Config(Section):
             raise ValueError("model.preset: auto and training.init_from both choose the sizes; give one")
         if self.model.tie_embeddings == "all" and not self.tokenizer.joint and not taken:
             raise ValueError("model.tie_embeddings: all needs tokenizer.joint: true; use decoder with two")
-        longest, budget = self.data.max_length, self.training.pass_tokens
+        longest, budget = self.data.max_length, self.training.micro_batch_limit
         known = "max_length" in self.data.model_fields_set or not self.training.init_from
         if known and longest > budget:
             places = "training.batch_tokens, micro_batch_tokens" + (" / 2" if self.training.r_drop else "")

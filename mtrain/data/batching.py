@@ -1,7 +1,7 @@
 """Which pairs train together: a pure function of lengths, budget, seed, epoch and rank.
 
 An optimizer step takes pairs of like length, so that little of it is padding. Its pairs do not depend on the
-hardware: a step is cut into as many equal passes as the devices and their memory ask for, so a recipe gives
+hardware: each step is split into equal micro-batches that fit the memory of the devices, so a recipe gives
 the same gradients on one device or eight.
 """
 
@@ -15,8 +15,9 @@ Rows = npt.NDArray[np.int64]
 
 
 class BatchPlan(NamedTuple):
-    """One epoch. `steps[i][j]` are the rows of this rank's pass j in optimizer step i; every rank has the
-    same number of steps and passes. `step_tokens[i]` are its target tokens (non-pad) over all ranks."""
+    """One epoch. `steps[i][j]` are the rows of this rank's micro-batch j in optimizer step i; every rank
+    has the same number of steps and micro-batches. `step_tokens[i]` are its target tokens over
+    all ranks, without padding."""
 
     steps: list[list[Rows]]
     step_tokens: list[int]
@@ -32,7 +33,7 @@ def plan_batches(
     source_lengths: npt.NDArray[np.integer],
     target_lengths: npt.NDArray[np.integer],
     batch_tokens: int,
-    pass_tokens: int,
+    micro_batch_tokens: int,
     seed: int,
     epoch: int,
     rank: int = 0,
@@ -41,10 +42,10 @@ def plan_batches(
     workers: int = 1,
 ) -> BatchPlan:
     """Plan an epoch: each row once (or as often as its weight says), in steps of at most `batch_tokens`
-    padded tokens on either side and passes of at most `pass_tokens`, in an order shuffled by (seed, epoch).
-    Each rank has as many passes as the others in every step, in a multiple of `workers`.
+    padded tokens on either side and micro-batches of at most `micro_batch_tokens`, in an order shuffled by
+    (seed, epoch). In each step, every rank has the same number of micro-batches, a multiple of `workers`.
 
-    A row longer than `pass_tokens` is the caller's error. O(rows log rows).
+    A row longer than `micro_batch_tokens` is the caller's error. O(rows log rows).
     """
     generator = np.random.default_rng([seed, epoch])
     rows = np.arange(len(source_lengths))
@@ -54,17 +55,19 @@ def plan_batches(
     rows = rows[np.lexsort((source_lengths[rows], target_lengths[rows]))]
     targets = target_lengths[rows].astype(np.int64)
     longer = np.maximum(source_lengths[rows], targets)
-    assert longer.max(initial=0) <= pass_tokens, "the config lets no sentence be longer than a pass"
+    assert longer.max(initial=0) <= micro_batch_tokens, (
+        "the config limits sentences to the size of a micro-batch"
+    )
 
     edges = cut_by_budget(longer, batch_tokens)
     steps, step_tokens, padded_tokens = [], [], 0
     for step in generator.permutation(len(edges) - 1):
         start, stop = edges[step], edges[step + 1]
-        runs = _split(longer[start:stop], pass_tokens, world * workers)
-        passes = [slice(start + first, start + end) for first, end in runs]
-        steps.append([rows[part] for part in passes[rank::world]])
+        runs = _split(longer[start:stop], micro_batch_tokens, world * workers)
+        micro_batches = [slice(start + first, start + end) for first, end in runs]
+        steps.append([rows[part] for part in micro_batches[rank::world]])
         step_tokens.append(int(targets[start:stop].sum()))
-        padded_tokens += sum(len(rows[part]) * int(targets[part].max(initial=0)) for part in passes)
+        padded_tokens += sum(len(rows[part]) * int(targets[part].max(initial=0)) for part in micro_batches)
     return BatchPlan(steps, step_tokens, padded_tokens)
 
 

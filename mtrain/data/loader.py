@@ -22,12 +22,13 @@ class Step(NamedTuple):
 
     epoch: int  # from 1
     tokens: int  # target tokens of all batches
-    batches: list[Batch]  # one for each forward and backward pass
+    batches: list[Batch]  # the micro-batches
     position: tuple[int, int]  # epoch from 0 and index of the step after this one: where to go on
 
 
 class Feed:
-    """Training batches of a corpus, for `device`. Every step has a multiple of `workers` passes, or fewer."""
+    """Training batches of a corpus, for `device`. A step has a multiple of `workers` micro-batches, or
+    fewer."""
 
     def __init__(
         self,
@@ -35,11 +36,11 @@ class Feed:
         config: Config,
         special: SpecialIds,
         device: torch.device,
-        pass_tokens: int,
+        micro_batch_tokens: int,
         workers: int = 1,
     ):
         self.corpus, self.config, self.special, self.device = corpus, config, special, device
-        self.pass_tokens, self.workers = pass_tokens, workers
+        self.micro_batch_tokens, self.workers = micro_batch_tokens, workers
         self._opened: dict[int, tuple[EncodedCorpus, BatchPlan]] = {}
 
     def plan(self, epoch: int) -> BatchPlan:
@@ -67,7 +68,7 @@ class Feed:
 
     def batch(self, rows: Rows, corpus: EncodedCorpus) -> Batch:
         """The tensors of some pairs of an epoch's corpus, from where they can be copied to the device without
-        waiting. They are not on it yet: what they need there is to come and go with the pass."""
+        waiting. They are not on it yet: what they need there is to come and go with the micro-batch."""
         indices: list[int] = rows.tolist()
         batch = collate(*corpus.fetch(indices), self.special.pad, self.special.bos, indices)
         return batch.pinned() if self.device.type == "cuda" else batch
@@ -75,21 +76,21 @@ class Feed:
     def largest(self, epoch: int) -> list[Batch]:
         """The batches of an epoch that need most memory: of most positions, of most pairs of them."""
         corpus, plan = self._open(epoch)
-        passes = [rows for step in plan.steps for rows in step if len(rows)]
+        micro_batches = [rows for step in plan.steps for rows in step if len(rows)]
         sizes = [
             (len(rows), int(corpus.source_lengths[rows].max()), int(corpus.target_lengths[rows].max()))
-            for rows in passes
+            for rows in micro_batches
         ]
-        linear = max(range(len(passes)), key=lambda i: sizes[i][0] * (sizes[i][1] + sizes[i][2]))
-        square = max(range(len(passes)), key=lambda i: sizes[i][0] * max(sizes[i][1:]) ** 2)
-        return [self.batch(passes[i], corpus) for i in dict.fromkeys((linear, square))]
+        linear = max(range(len(micro_batches)), key=lambda i: sizes[i][0] * (sizes[i][1] + sizes[i][2]))
+        square = max(range(len(micro_batches)), key=lambda i: sizes[i][0] * max(sizes[i][1:]) ** 2)
+        return [self.batch(micro_batches[i], corpus) for i in dict.fromkeys((linear, square))]
 
     def _open(self, epoch: int) -> tuple[EncodedCorpus, BatchPlan]:
         """The corpus and the plan of an epoch; those of the one last asked for are kept."""
         if epoch not in self._opened:
             corpus, recipe = self.corpus.epoch(epoch), self.config.training
             lengths = (corpus.source_lengths, corpus.target_lengths)
-            sizes = (recipe.batch_tokens, self.pass_tokens, self.config.seed, epoch)
+            sizes = (recipe.batch_tokens, self.micro_batch_tokens, self.config.seed, epoch)
             plan = plan_batches(*lengths, *sizes, weights=corpus.weights, workers=self.workers)
             if not plan.steps:
                 raise DataError(f"epoch {epoch + 1} has no pair to train on; raise the weights of data.train")

@@ -35,7 +35,7 @@ from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.average import Average
 from mtrain.training.init_from import freeze, note_origin, resolved
-from mtrain.training.micro_batch import fit_pass, memory_of
+from mtrain.training.micro_batch import fit_micro_batch, memory_of
 from mtrain.training.progress import Progress
 from mtrain.training.run_folder import claimed, open_run, prepare_tokenizer
 from mtrain.training.schedule import learning_rate
@@ -144,8 +144,10 @@ class Trainer:
             self.average.load(checkpoint.folder)
             self.learner.scale.restore(self.state.loss_scale)
             log.info("going on from %s", checkpoint.folder)
-        self.feed = Feed(data.train, config, tokenizer.special, device, self._pass_tokens(data), workers)
-        self.validator = Validator(data.validation, config, tokenizer, device, self.feed.pass_tokens)
+        self.feed = Feed(
+            data.train, config, tokenizer.special, device, self._micro_batch_tokens(data), workers
+        )
+        self.validator = Validator(data.validation, config, tokenizer, device, self.feed.micro_batch_tokens)
         self._note_arithmetic()
         self.saved_step, self.failed_saves = -1, 0
         self.saved_best = self.state.best_step, self.state.best_score
@@ -157,7 +159,7 @@ class Trainer:
         learner, compiled = self.learner, compiles(self.device, self.recipe.compile)
         machine = describe_arithmetic(self.device, learner.precision, compiled, len(learner.replicas))
         cut = "" if learner.most == math.inf else f", cut to {learner.most:g} positions"
-        return f"{machine}, passes of {self.feed.pass_tokens} tokens{cut}"
+        return f"{machine}, micro-batches of {self.feed.micro_batch_tokens} tokens{cut}"
 
     def _note_arithmetic(self) -> None:
         """Tell whether the last bits of a step come out as before an interruption."""
@@ -247,14 +249,14 @@ class Trainer:
             limits.append(self.recipe.max_epochs * len(self.feed.plan(0).steps))
         return min(limits, default=None)
 
-    def _pass_tokens(self, data: PreparedData) -> int:
-        """Padded tokens that a device takes in a pass: as configured, or as many as fit its memory."""
+    def _micro_batch_tokens(self, data: PreparedData) -> int:
+        """Padded tokens that a device takes in a micro-batch: as configured, or as many as fit its memory."""
         if self.recipe.micro_batch_tokens != "auto":
-            return self.recipe.pass_tokens
+            return self.recipe.micro_batch_limit
         longest = max(int(data.train.source_lengths.max()), int(data.train.target_lengths.max()))
         if self.config.data.subword_sampling is not None:
             longest = self.config.data.max_length  # as long as another segmentation may get
-        return fit_pass(self.learner, longest, self.recipe.pass_tokens, memory_of(self.device))
+        return fit_micro_batch(self.learner, longest, self.recipe.micro_batch_limit, memory_of(self.device))
 
     def _limit_reached(self) -> str | None:
         state, recipe = self.state, self.recipe

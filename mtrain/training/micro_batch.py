@@ -44,7 +44,7 @@ def kept_bytes(learner: Learner, batch: Batch) -> int:
     return sum(tensor.untyped_storage().nbytes() for at, tensor in kept.items() if at not in weights)
 
 
-def fit_pass(learner: Learner, longest: int, batch_tokens: int, memory: int) -> int:
+def fit_micro_batch(learner: Learner, longest: int, batch_tokens: int, memory: int) -> int:
     """Padded tokens of a pass: `batch_tokens`, on a CPU no more than keep it busy, halved until what all
     workers keep fits `memory` bytes; but as many as the longest sentence (tokens) has.
 

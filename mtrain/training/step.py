@@ -122,7 +122,7 @@ class Learner:
                 self.most = max(several) / 2
                 pairs = sum(len(batch.rows) for batch in batches)
                 log.warning(
-                    "out of memory in %d passes of %d pairs; from now on at most %d positions are in one",
+                    "out of memory in %d micro-batches of %d pairs; now at most %d positions each",
                     *(len(batches), pairs, self.most),
                 )
             for replica in self.replicas:

@@ -33,7 +33,12 @@ class Validator:
     """The validation set, encoded once; calling it scores a model."""
 
     def __init__(
-        self, pairs: list[Pair], config: Config, tokenizer: Tokenizer, device: torch.device, pass_tokens: int
+        self,
+        pairs: list[Pair],
+        config: Config,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        micro_batch_tokens: int,
     ):
         self.sources = [pair.source for pair in pairs]
         self.references = [pair.target for pair in pairs]
@@ -42,7 +47,7 @@ class Validator:
         beam_size = config.training.validation_beam_size
         searched = {"beam_size": beam_size, "samples": None, "mbr": None}  # in each validation alike
         self.decoding = config.decoding.model_copy(update=searched)
-        self.batches = self._encode(pass_tokens)
+        self.batches = self._encode(micro_batch_tokens)
 
     def fingerprint(self) -> str:
         """SHA-256 of the pairs, the pieces and the search: scores compare only where it is equal."""
@@ -55,7 +60,7 @@ class Validator:
         value = [self.sources, self.references, self.tokenizer.fingerprint(), search]
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
-    def _encode(self, pass_tokens: int) -> list[Batch]:
+    def _encode(self, micro_batch_tokens: int) -> list[Batch]:
         """Batches for the loss; pairs over `data.max_length` are cut."""
         special, longest = self.tokenizer.special, self.config.data.max_length - 1
         sides = (self.tokenizer.encode_source(self.sources), self.tokenizer.encode_target(self.references))
@@ -65,7 +70,7 @@ class Validator:
         lengths = [max(map(len, pair)) for pair in zip(source, target, strict=True)]
         return [
             collate(source.take(pa.array(rows)), target.take(pa.array(rows)), special.pad, special.bos, rows)
-            for rows in in_batches(lengths, pass_tokens)
+            for rows in in_batches(lengths, micro_batch_tokens)
         ]
 
     def __call__(self, model: Transformer) -> Scores:

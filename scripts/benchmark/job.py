@@ -26,7 +26,7 @@ class Job:
     seed: int
     shape: tuple[int, int, int]  # of the mean batch: sentences, source tokens, target tokens
     model: dict[str, Any]  # the fields of ModelConfig
-    training: dict[str, Any]  # the fields of TrainingConfig, and `pass_tokens`
+    training: dict[str, Any]  # the fields of TrainingConfig, with `micro_batch_tokens` resolved
 
 
 class JobFailed(Exception):

@@ -92,10 +92,10 @@ def _prepare(
     network = model_config(config.model, tokenizer, config.data.max_length)
     corpus = prepare_data(config.data, tokenizer, Path(config.run_dir) / "data", config.seed).train.epoch(0)
     recipe, lengths = config.training, (corpus.source_lengths, corpus.target_lengths)
-    sizes = (recipe.batch_tokens, recipe.pass_tokens, config.seed, 0)
+    sizes = (recipe.batch_tokens, recipe.micro_batch_limit, config.seed, 0)
     plan = plan_batches(*lengths, *sizes, weights=corpus.weights)
     _export(corpus, plan, streams)
-    training = {**recipe.model_dump(mode="json"), "pass_tokens": recipe.pass_tokens}
+    training = {**recipe.model_dump(mode="json"), "micro_batch_tokens": recipe.micro_batch_limit}
     job = Job(
         run_dir=config.run_dir,
         streams=str(streams),
@@ -104,7 +104,7 @@ def _prepare(
         warmup=options.warmup,
         seconds=options.seconds,
         seed=config.seed,
-        shape=_mean_pass(corpus, plan),
+        shape=_mean_micro_batch(corpus, plan),
         model=network.model_dump(mode="json"),
         training=training,
     )
@@ -113,7 +113,7 @@ def _prepare(
 
 def _export(corpus: EncodedCorpus, plan: BatchPlan, file: Path) -> None:
     """Write the streams that `benchmark.peers.batches` reads."""
-    passes = [rows for step in plan.steps for rows in step]
+    micro_batches = [rows for step in plan.steps for rows in step]
     source, target = corpus.fetch(list(range(len(corpus))))
     np.savez(
         file,
@@ -121,18 +121,18 @@ def _export(corpus: EncodedCorpus, plan: BatchPlan, file: Path) -> None:
         source_lengths=corpus.source_lengths,
         target_ids=target.flatten().to_numpy(),
         target_lengths=corpus.target_lengths,
-        rows=np.concatenate(passes),
-        pass_sizes=[len(rows) for rows in passes],
-        step_passes=[len(step) for step in plan.steps],
+        rows=np.concatenate(micro_batches),
+        micro_batch_sizes=[len(rows) for rows in micro_batches],
+        step_micro_batches=[len(step) for step in plan.steps],
     )
 
 
-def _mean_pass(corpus: EncodedCorpus, plan: BatchPlan) -> tuple[int, int, int]:
-    """Sentences, source tokens and target tokens of a pass, on average, without padding."""
-    passes = [rows for step in plan.steps for rows in step]
-    rows = np.concatenate(passes)
+def _mean_micro_batch(corpus: EncodedCorpus, plan: BatchPlan) -> tuple[int, int, int]:
+    """Sentences, source tokens and target tokens of a micro-batch, on average, without padding."""
+    micro_batches = [rows for step in plan.steps for rows in step]
+    rows = np.concatenate(micro_batches)
     totals = len(rows), corpus.source_lengths[rows].sum(), corpus.target_lengths[rows].sum()
-    sentences, source, target = (max(1, round(total / len(passes))) for total in totals)
+    sentences, source, target = (max(1, round(total / len(micro_batches))) for total in totals)
     return sentences, source, target
 
 

@@ -134,7 +134,7 @@ def test_training_with_r_drop_goes_on_exactly_where_it_stopped(make_config):
     assert losses(resumed) == losses(whole) and same_weights(whole, resumed)
 
 
-def test_a_recipe_gives_the_same_run_however_a_step_is_cut_into_passes(make_config):
+def test_a_recipe_gives_the_same_run_however_a_step_is_cut_into_micro_batches(make_config):
     whole = go(make_config("whole", model={"dropout": 0.0}, training={"batch_tokens": 256}))
     cut = go(
         make_config("cut", model={"dropout": 0.0}, training={"batch_tokens": 256, "micro_batch_tokens": 64})
@@ -224,7 +224,7 @@ def test_the_start_says_what_was_chosen(make_config, caplog, monkeypatch):
     monkeypatch.setattr(loop, "workers_for", lambda _: 2)
     with caplog.at_level("INFO", logger="mtrain"):
         go(make_config())
-    said = r"device: cpu \(.+, \d+ threads\), fp32, torch .+, 2 side by side, passes of 64 tokens$"
+    said = r"device: cpu \(.+, \d+ threads\), fp32, torch .+, 2 side by side, micro-batches of 64 tokens$"
     assert re.search(said, caplog.text, re.MULTILINE)
 
 

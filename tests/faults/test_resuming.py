@@ -102,7 +102,7 @@ class Killed(BaseException):
 
 def test_08_killed_at_any_step_a_run_takes_the_same_steps(make_config, monkeypatch):
     """`scripts/torture.sh` sends the real signal."""
-    taken: dict[int, tuple] = {}  # the rows of each step, in their passes, and the position after it
+    taken: dict[int, tuple] = {}  # the rows of each step, in their micro-batches, and the position after it
     real, kills = loop.Trainer.train_on, iter((2, 5, 6, 11, 12, 15))
     dies = 0
 
@@ -288,8 +288,9 @@ def test_11_another_number_of_threads_is_told_and_every_pair_still_comes_once(
     go(make_config(training={"max_steps": 3}))
     monkeypatch.setattr(loop, "workers_for", lambda _: 2)
     go(make_config(training={"max_steps": 12}))
-    told = r" 2 side by side, passes of 64 tokens; before: .* 1 side by side, passes of 64 tokens: goes on"
-    assert re.search(told + ", not bit for bit", caplog.text)
+    sizes = "micro-batches of 64 tokens"
+    told = f" 2 side by side, {sizes}; before: .* 1 side by side, {sizes}: goes on, not bit for bit"
+    assert re.search(told, caplog.text)
     epochs = [epoch for epoch, _ in rows.values()]
     assert epochs.count(epochs[0]) > 3  # the threads changed within the first epoch
     for epoch in sorted(set(epochs))[:-1]:

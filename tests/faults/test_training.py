@@ -101,7 +101,10 @@ def test_16_a_pass_that_memory_does_not_hold_is_halved(parts, monkeypatch, caplo
     for name, change in changes[0].items():
         torch.testing.assert_close(change, changes[1][name], rtol=1e-10, atol=1e-12)
     text, most = caplog.text, max(batch.positions for batch in batches)
-    assert text.count(f"out of memory in 2 passes of 8 pairs; from now on at most {most // 2} positions") == 1
+    assert (
+        text.count(f"out of memory in 2 micro-batches of 8 pairs; now at most {most // 2} positions each")
+        == 1
+    )
     assert text.count("out of memory") == 2
     learner.step(batches, tokens, 1.0)
     assert caplog.text.count("out of memory") == 2  # known by now
@@ -117,9 +120,12 @@ def test_16_the_rehearsal_too_halves_what_memory_does_not_hold(make_config, monk
 
     monkeypatch.setattr(step, "projected_cross_entropy", limited)
     run = go(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 128}))
-    assert "from now on" in caplog.text and last_checkpoint(run).name == "step-00000008"
+    assert "out of memory in" in caplog.text and last_checkpoint(run).name == "step-00000008"
     go(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 64, "max_steps": 10}))
-    assert "passes of 64 tokens; before:" in caplog.text and "passes of 128 tokens, cut to " in caplog.text
+    assert (
+        "micro-batches of 64 tokens; before:" in caplog.text
+        and "micro-batches of 128 tokens, cut to " in caplog.text
+    )
     assert last_checkpoint(run).name == "step-00000010"
 
 

@@ -11,12 +11,14 @@ budgets = st.integers(LONGEST, 600)
 worlds = st.integers(1, 5)
 
 
-def plan_all(pairs, batch_tokens: int, pass_tokens: int, world: int = 1, seed=1, epoch=1, weights=None):
+def plan_all(
+    pairs, batch_tokens: int, micro_batch_tokens: int, world: int = 1, seed=1, epoch=1, weights=None
+):
     """The plans of every rank, which must have the same shape, and the lengths."""
     source, target = np.array(pairs, np.int32).T
-    passes = min(batch_tokens, pass_tokens)
+    budget = min(batch_tokens, micro_batch_tokens)
     plans = [
-        plan_batches(source, target, batch_tokens, passes, seed, epoch, rank, world, weights)
+        plan_batches(source, target, batch_tokens, budget, seed, epoch, rank, world, weights)
         for rank in range(world)
     ]
     return plans, source, target

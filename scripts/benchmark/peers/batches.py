@@ -2,7 +2,8 @@
 
 The file of streams has for each side all ids one after another, `source_ids` and `target_ids`, and the length
 of each sentence; every sentence ends in EOS, and its length counts it. `rows` are the pairs of one epoch in
-the order of training, cut into passes of `pass_sizes` pairs, of which each step has `step_passes`.
+the order of training, split into micro-batches of `micro_batch_sizes` pairs; each step
+has as many of them as `step_micro_batches` says.
 """
 
 from collections.abc import Iterator
@@ -59,16 +60,16 @@ class Streams:
         self.source = Side(data["source_ids"], data["source_lengths"])
         self.target = Side(data["target_ids"], data["target_lengths"])
         self.rows: Ids = data["rows"]
-        self._passes = np.split(self.rows, np.cumsum(data["pass_sizes"])[:-1])
-        self._step_ends = np.cumsum(data["step_passes"]).tolist()
+        self._micro_batches = np.split(self.rows, np.cumsum(data["micro_batch_sizes"])[:-1])
+        self._step_ends = np.cumsum(data["step_micro_batches"]).tolist()
         self._pad, self._bos = model["pad_id"], model["bos_id"]
 
     def steps(self) -> Iterator[list[PeerBatch]]:
-        """The passes of each step, epoch after epoch, without end."""
+        """The micro-batches of each step, epoch after epoch, without end."""
         while True:
             start = 0
             for end in self._step_ends:
-                yield [self.batch(rows) for rows in self._passes[start:end]]
+                yield [self.batch(rows) for rows in self._micro_batches[start:end]]
                 start = end
 
     def batch(self, rows: Ids) -> PeerBatch:

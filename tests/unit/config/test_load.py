@@ -466,14 +466,14 @@ def test_sections_that_agree(load, assignments: list[str]):
     ("batch", "micro", "expected"),
     [(4096, "auto", 4096), (100_000, "auto", 100_000), (4096, "1024", 1024), (4096, "9999", 4096)],
 )
-def test_a_pass_takes_no_more_than_a_step(load, batch: int, micro: str, expected: int):
+def test_a_micro_batch_is_at_most_a_step(load, batch: int, micro: str, expected: int):
     config = load(f"training.batch_tokens={batch}", f"training.micro_batch_tokens={micro}")
-    assert config.training.pass_tokens == expected
+    assert config.training.micro_batch_limit == expected
 
 
 def test_r_drop_halves_what_a_device_takes_but_not_the_step(load):
     config = load("training.r_drop=5", "training.batch_tokens=100000", "training.micro_batch_tokens=16384")
-    assert (config.training.pass_tokens, config.training.batch_tokens) == (8192, 100_000)
+    assert (config.training.micro_batch_limit, config.training.batch_tokens) == (8192, 100_000)
 
 
 # ------------------------------------------------------------------------------------------------- corpora

@@ -23,16 +23,16 @@ def flat(plan: BatchPlan) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_pass_is_not_a_token_over_its_budget(world: int):
-    for pass_tokens in range(40, 300):
-        plans, source, _ = plan_all([(2, 2)] * 300, 600, pass_tokens, world)
+    for micro_batch_tokens in range(40, 300):
+        plans, source, _ = plan_all([(2, 2)] * 300, 600, micro_batch_tokens, world)
         longest = max(len(part) for plan in plans for step in plan.steps for part in step)
-        assert longest * source[0] <= pass_tokens
+        assert longest * source[0] <= micro_batch_tokens
 
 
 @quick
 @given(lengths, budgets, budgets, worlds)
-def test_tokens_of_a_step_and_padding_are_counted(pairs, batch_tokens, pass_tokens, world):
-    plans, _, target = plan_all(pairs, batch_tokens, pass_tokens, world)
+def test_tokens_of_a_step_and_padding_are_counted(pairs, batch_tokens, micro_batch_tokens, world):
+    plans, _, target = plan_all(pairs, batch_tokens, micro_batch_tokens, world)
     assert plans[0].step_tokens == [int(target[rows].sum()) for rows in rows_of_steps(plans)]
     parts = [part for plan in plans for step in plan.steps for part in step if len(part)]
     padded = sum(len(part) * int(target[part].max()) for part in parts)

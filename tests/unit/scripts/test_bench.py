@@ -124,11 +124,11 @@ def test_all_tools_get_the_same_batches(job):
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
 
 
-def test_the_mean_pass_has_no_padding(job):
+def test_the_mean_micro_batch_has_no_padding(job):
     streams = Streams(job.streams, job.model)
-    passes = len(streams._passes)
+    micro_batches = len(streams._micro_batches)
     means = (len(streams.rows), streams.source.lengths.sum(), streams.target.lengths.sum())
-    assert job.shape == tuple(round(total / passes) for total in means)
+    assert job.shape == tuple(round(total / micro_batches) for total in means)
 
 
 def test_the_meter_leaves_the_first_step_out(job):

@@ -13,7 +13,7 @@ from mtrain.model.transformer import Transformer
 from mtrain.training import loop
 from mtrain.training import micro_batch as memory
 from mtrain.training.loop import fit, make_trainer
-from mtrain.training.micro_batch import fit_pass, kept_bytes, memory_of
+from mtrain.training.micro_batch import fit_micro_batch, kept_bytes, memory_of
 from mtrain.training.step import Learner
 
 
@@ -25,13 +25,13 @@ def make_learner(workers: int = 1, d_model: int = 16, vocab: int = 50, precision
 
 
 def test_a_pass_is_halved_until_it_fits_and_holds_a_sentence(monkeypatch):
-    assert fit_pass(make_learner(), 64, 4096, memory=10**12) == 4096
-    sizes = [fit_pass(make_learner(), 64, 4096, memory=10**power) for power in (5, 6, 7, 8, 9)]
+    assert fit_micro_batch(make_learner(), 64, 4096, memory=10**12) == 4096
+    sizes = [fit_micro_batch(make_learner(), 64, 4096, memory=10**power) for power in (5, 6, 7, 8, 9)]
     assert sizes == sorted(sizes) and sizes[0] == 64 and sizes[-1] == 4096 and 64 < sizes[2] < 4096
-    assert fit_pass(make_learner(workers=4), 64, 4096, memory=10**7) < sizes[2]
-    assert fit_pass(make_learner(d_model=64), 64, 4096, memory=10**7) < sizes[2]
+    assert fit_micro_batch(make_learner(workers=4), 64, 4096, memory=10**7) < sizes[2]
+    assert fit_micro_batch(make_learner(d_model=64), 64, 4096, memory=10**7) < sizes[2]
     monkeypatch.setattr(memory, "CPU_TOKENS", 32)  # fewer than the longest sentence has
-    assert fit_pass(make_learner(), 64, 4096, memory=1) == 64
+    assert fit_micro_batch(make_learner(), 64, 4096, memory=1) == 64
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -43,8 +43,8 @@ def test_what_a_token_keeps_is_told_apart_from_what_is_there_once(precision):
     assert few + 31 * (more - few) == pytest.approx(many, rel=0.02)
     assert many < 4 * few  # nearly all is there once
     # Half of the memory is for passes: enough for 512 tokens if each is not charged with the vocabulary.
-    assert fit_pass(learner, 8, 512, int(2.1 * many)) == 512
-    assert fit_pass(learner, 8, 512, int(1.9 * many)) == 256
+    assert fit_micro_batch(learner, 8, 512, int(2.1 * many)) == 512
+    assert fit_micro_batch(learner, 8, 512, int(1.9 * many)) == 256
 
 
 def make_batch(rows: int, length: int = 8) -> Batch:
@@ -66,7 +66,7 @@ def test_a_pass_holds_what_another_segmentation_may_grow_to(make_config, monkeyp
     recipe = {"batch_tokens": 512, "max_steps": 12}
     fit(make_config(data=keys, training=recipe), device="cpu", quiet=True)
     trainer = make_trainer(make_config("two", data=keys, training=recipe), device="cpu", quiet=True)
-    assert trainer.feed.pass_tokens == 64
+    assert trainer.feed.micro_batch_tokens == 64
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -114,6 +114,9 @@ def test_the_largest_of_very_long_passes_is_found(make_config, monkeypatch):
 def test_auto_passes_follow_the_memory_and_given_ones_are_kept(make_config, monkeypatch):
     monkeypatch.setattr(loop, "memory_of", lambda _: 2_000_000)
     auto = make_trainer(make_config("auto", training={"batch_tokens": 512}), device="cpu", quiet=True)
-    assert auto.feed.pass_tokens < 512
+    assert auto.feed.micro_batch_tokens < 512
     keys = {"batch_tokens": 512, "micro_batch_tokens": 256}
-    assert make_trainer(make_config("own", training=keys), device="cpu", quiet=True).feed.pass_tokens == 256
+    assert (
+        make_trainer(make_config("own", training=keys), device="cpu", quiet=True).feed.micro_batch_tokens
+        == 256
+    )
