@@ -18,7 +18,8 @@ from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.data.corpus import content_hash, good_pairs
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.storage.atomic import lock, recover, write_atomically, write_folder, write_text
-from mtrain.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from mtrain.tokenizer.learn import train_tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.init_from import resolved
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import Interrupted, ModelError, StorageError
 from mtrain.storage.atomic import write_manifest
-from mtrain.tokenizer.tokenizer import train_tokenizer
+from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.training import init_from as origin
 from mtrain.training import loop
 from mtrain.training.loop import fit, make_trainer

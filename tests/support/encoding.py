@@ -10,7 +10,8 @@ from mtrain.config.schema import DataConfig, TokenizerConfig
 from mtrain.data import Pair
 from mtrain.data.encode import EncodedCorpus, PreparedData
 from mtrain.data.toy import toy_pairs
-from mtrain.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from mtrain.tokenizer.learn import train_tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 
 TOY = toy_pairs("train")[:300]
 

@@ -15,7 +15,8 @@ from transformers.utils import logging as transformers_logging
 
 from mtrain.config.schema import TokenizerConfig
 from mtrain.data.toy import toy_pairs
-from mtrain.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from mtrain.tokenizer.learn import train_tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from mtrain.config.load import validate
 from mtrain.config.schema import TokenizerConfig
 from mtrain.data.toy import toy_pairs
-from mtrain.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from mtrain.tokenizer.learn import train_tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 
 PAIRS = toy_pairs("train")[:2000]
 SOURCE, TARGET = [pair.source for pair in PAIRS], [pair.target for pair in PAIRS]

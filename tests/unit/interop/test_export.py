@@ -23,7 +23,8 @@ from mtrain.interop.export import export_model
 from mtrain.interop.marian import import_marian
 from mtrain.model.transformer import Transformer
 from mtrain.storage.atomic import write_folder, write_text
-from mtrain.tokenizer.tokenizer import Tokenizer, model_config, train_tokenizer
+from mtrain.tokenizer.learn import train_tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from tests.support.cli import changed, one_line
 from tests.support.marian import make
 from tests.support.training import PAIRS

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from mtrain.config.schema import TokenizerConfig
 from mtrain.data.toy import toy_pairs
+from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.sampling import make_resegment
-from mtrain.tokenizer.tokenizer import Tokenizer, train_tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
 
 TEXT = [pair.target for pair in toy_pairs("train")[:2000]]
 SYMBOLS = ["<bt>", "<a,b>", "@@", "ünï"]

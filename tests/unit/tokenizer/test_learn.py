@@ -1,0 +1,136 @@
+"""Learning a vocabulary: the files it writes, and sizes that fit the text."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from mtrain.config.schema import TokenizerConfig
+from mtrain.errors import DataError, UsageError
+from mtrain.tokenizer.learn import train_tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.tokenizer.vocabulary import SpecialIds
+from tests.support.tokenizers import SOURCE, SPACE, TARGET, TYPES, roundtrip, train
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("joint", [True, False])
+def test_vocabulary_of_either_type(trained, kind: str, joint: bool):
+    size = 480 if joint else 350
+    tokenizer = trained(type=kind, joint=joint, vocab_size=size)
+    assert tokenizer.joint is joint
+    assert (tokenizer.source is tokenizer.target) is joint
+    assert tokenizer.source_vocab_size == tokenizer.target_vocab_size == size
+    assert tokenizer.special == SpecialIds(pad=0, unk=1, bos=2, eos=3)
+    assert [roundtrip(tokenizer, text) for text in TARGET[:50]] == TARGET[:50]
+    lengths = [len(ids) for ids in tokenizer.encode_source(SOURCE)]
+    assert sum(lengths) < sum(map(len, SOURCE)) / 1.5  # pieces, rather than letters
+    assert all(i > 3 for ids in tokenizer.encode_source(SOURCE) for i in ids)
+
+
+def test_the_two_types_segment_differently(trained):
+    unigram, bpe = (trained(type=kind, vocab_size=480) for kind in TYPES)
+    assert unigram.encode_source(SOURCE) != bpe.encode_source(SOURCE)
+
+
+def test_each_language_learns_its_own_vocabulary(trained):
+    tokenizer = trained(joint=False, vocab_size=350)
+    listed = [set(side.pieces) for side in (tokenizer.source, tokenizer.target)]
+    assert SPACE + "rice" in listed[0] - listed[1]
+    assert SPACE + "riz" in listed[1] - listed[0]
+
+
+@pytest.mark.parametrize(("joint", "names"), [(True, ["joint"]), (False, ["source", "target"])])
+def test_files_and_listing(tmp_path: Path, joint: bool, names: list[str]):
+    tokenizer = train(tmp_path / "deep" / "folder", joint=joint, vocab_size=360)
+    files = sorted(file.name for file in (tmp_path / "deep" / "folder").iterdir())
+    assert files == sorted(f"{name}.{end}" for name in names for end in ("model", "vocab"))
+    listing = (tmp_path / "deep" / "folder" / f"{names[-1]}.vocab").read_bytes().decode().split("\n")
+    assert [line.split("\t")[0] for line in listing[:-1]] == tokenizer.target.pieces
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_same_text_gives_the_same_bytes(tmp_path: Path, kind: str):
+    one, two = (train(tmp_path / name, type=kind) for name in "ab")
+    assert one.files[0].read_bytes() == two.files[0].read_bytes()
+    assert one.fingerprint() == two.fingerprint()
+    assert one.fingerprint() != train(tmp_path / "c", type=kind, vocab_size=401).fingerprint()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_too_small_a_vocabulary_names_the_smallest(tmp_path: Path, kind: str, byte_fallback: bool):
+    keys = {"type": kind, "byte_fallback": byte_fallback}
+    with pytest.raises(UsageError, match=r"vocab_size.* 20; .*smallest possible is \d+") as caught:
+        train(tmp_path, vocab_size=20, **keys)
+    smallest = int(str(caught.value).split("smallest possible is ")[1].split()[0])
+    assert train(tmp_path, vocab_size=smallest, **keys).source_vocab_size == smallest
+    with pytest.raises(UsageError, match="too small"):
+        train(tmp_path, vocab_size=smallest - 1, **keys)
+
+
+def test_the_side_at_fault_is_named(tmp_path: Path):
+    with pytest.raises(UsageError, match="target side"):
+        train(tmp_path, target=["a b"] * 10, joint=False, vocab_size=360)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("text", [[], ["", " ", "\t"]], ids=["nothing", "blanks"])
+def test_no_text_is_a_data_error(tmp_path: Path, joint: bool, text: list[str]):
+    with pytest.raises(DataError, match="no text"):
+        train(tmp_path, source=text, target=text, joint=joint)
+
+
+def test_character_coverage_leaves_rare_characters_out(tmp_path: Path):
+    rare = "".join(map(chr, range(0x4E00, 0x4E28)))
+    source = [*SOURCE, rare]
+    full, most = (
+        train(tmp_path / str(share), source=source, vocab_size=450, character_coverage=share)
+        for share in (1.0, 0.999)
+    )
+    assert "\u4e00" in full.source.pieces
+    assert "\u4e00" not in most.source.pieces
+
+
+def largest_size(folder: Path, kind: str, joint: bool, target: list[str] = TARGET) -> int:
+    """The largest size, as the error for a size that is too large states it."""
+    with pytest.raises(UsageError, match="largest possible") as caught:
+        train(folder, target=target, type=kind, joint=joint, vocab_size=50_000)
+    return int(str(caught.value).split("largest possible is ")[1])
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_reduce_size_learns_the_largest_possible_vocabulary(tmp_path: Path, caplog, kind: str):
+    largest = largest_size(tmp_path / "error", kind, joint=True)
+    config = TokenizerConfig(type=kind, vocab_size=50_000)
+    with caplog.at_level(logging.INFO, "mtrain"):
+        size = train_tokenizer(config, lambda: SOURCE, lambda: TARGET, tmp_path, 1, reduce_size=True)
+    tokenizer = Tokenizer(tmp_path)
+    assert size == largest == tokenizer.source_vocab_size
+    assert f"using {largest}, the largest possible" in caplog.text
+    assert train(tmp_path / "given", type=kind, vocab_size=largest).fingerprint() == tokenizer.fingerprint()
+    with pytest.raises(UsageError, match="too large"):
+        train(tmp_path / "larger", type=kind, vocab_size=largest + 1)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_reduce_size_reduces_each_side_to_what_its_text_allows(tmp_path: Path, kind: str):
+    config = TokenizerConfig(type=kind, joint=False, vocab_size=350)
+    target = ["a b c"] * 10  # far too little text for 350 pieces
+    size = train_tokenizer(config, lambda: SOURCE, lambda: target, tmp_path, 1, reduce_size=True)
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.source_vocab_size == size == 350
+    assert 260 < tokenizer.target_vocab_size < 300  # 4 special pieces, 256 bytes and a few letters
+
+
+def test_reduce_size_keeps_a_size_that_fits(tmp_path: Path):
+    config = TokenizerConfig(vocab_size=400)
+    assert train_tokenizer(config, lambda: SOURCE, lambda: TARGET, tmp_path, 1, reduce_size=True) == 400
+    assert Tokenizer(tmp_path).fingerprint() == train(tmp_path / "plain", vocab_size=400).fingerprint()
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_reduce_size_does_not_hide_that_there_is_no_text(tmp_path: Path, joint: bool):
+    config = TokenizerConfig(joint=joint)
+    with pytest.raises(DataError, match="no text"):
+        train_tokenizer(config, lambda: [""], lambda: [""], tmp_path, 1, reduce_size=True)
