@@ -17,8 +17,9 @@ VALUES = 64  # px, room for a number behind the longest bar
 # The card has its own background, so that the text is legible on light and dark pages.
 STYLE = """
   .card { fill: #ffffff; stroke: #d0d7de } .bar { fill: #9aa7b5 } .highlight { fill: #1f6feb }
-  text { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 13px; fill: #1f2328 }
-  .title { font-size: 16px; font-weight: 600 } .panel { font-weight: 600 } .note { font-size: 12px; fill: #59636e }
+  text { font: 13px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328 }
+  .title { font-size: 16px; font-weight: 600 } .panel { font-weight: 600 }
+  .note { font-size: 12px; fill: #59636e }
   @media (prefers-color-scheme: dark) {
     .card { fill: #0d1117; stroke: #3d444d } .bar { fill: #656d76 } .highlight { fill: #4493f8 }
     text { fill: #f0f6fc } .note { fill: #9198a1 }

@@ -16,7 +16,6 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from draw_benchmarks import CHART, DATA, ROOT, chart
-
 from typer.models import ArgumentInfo
 
 from mtrain.cli import app
@@ -41,7 +40,13 @@ SECTIONS = {
     "ExportConfig": "`export`",
 }
 LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-TYPES = {"string": "text", "boolean": "`true`, `false`", "array": "list", "object": "section", "null": "`null`"}
+TYPES = {
+    "string": "text",
+    "boolean": "`true`, `false`",
+    "array": "list",
+    "object": "section",
+    "null": "`null`",
+}
 Rows = Sequence[Sequence[str]]
 
 
@@ -102,22 +107,27 @@ def values_of(field: dict[str, Any]) -> str:
 
 def commands() -> str:
     """`docs/commands.md`, from the functions that are the commands."""
-    found = {command.name or command.callback.__name__: command.callback for command in app.registered_commands}
+    found = {
+        command.name or command.callback.__name__: command.callback for command in app.registered_commands
+    }
     options = {name: [parameter_row(p) for p in parameters_of(function)] for name, function in found.items()}
     common = [row for row in next(iter(options.values())) if all(row in rows for rows in options.values())]
     purposes = [(f"[`{name}`](#mtrain-{name})", purpose(function)) for name, function in found.items()]
     parts = [
         NOTICE,
         "# Commands",
-        "`CONFIG` is a YAML file ([Configuration](configuration.md)). `MODEL` is a run folder or a model folder. "
-        "Results go to stdout; progress, logs and errors go to stderr. "
+        "`CONFIG` is a YAML file ([Configuration](configuration.md)). "
+        "`MODEL` is a run folder or a model folder. Results go to stdout; "
+        "progress, logs and errors go to stderr. "
         "The [exit code](troubleshooting.md) says what went wrong.",
         table(("command", "purpose"), purposes),
         "`mtrain --version` prints the version. Every command takes:",
         table(("option", "meaning"), [*common, ("`-h`, `--help`", "Show the help of the command.")]),
     ]
     for name, function in found.items():
-        arguments = [f"[{p.name}]" if p.optional else p.name for p in parameters_of(function) if p.is_argument]
+        arguments = [
+            f"[{p.name}]" if p.optional else p.name for p in parameters_of(function) if p.is_argument
+        ]
         usage = " ".join(["mtrain", name, "[OPTIONS]", *arguments])
         rows = [row for row in options[name] if row not in common]
         parts += [f"## mtrain {name}", " ".join(inspect.getdoc(function).split()), f"```text\n{usage}\n```"]
@@ -127,7 +137,9 @@ def commands() -> str:
 
 def purpose(function: Callable[..., None]) -> str:
     """The first sentence of a command's help."""
-    return re.split(r"(?<=[.:])\s", " ".join((function.__doc__ or "").split()), maxsplit=1)[0].rstrip(":.") + "."
+    return (
+        re.split(r"(?<=[.:])\s", " ".join((function.__doc__ or "").split()), maxsplit=1)[0].rstrip(":.") + "."
+    )
 
 
 class Parameter(NamedTuple):

@@ -1,4 +1,4 @@
-"""The loops of the README run as they are written there."""
+"""The commands of docs/recipes.md fit together, and scripts/multi30k.sh can be interrupted."""
 
 import os
 import re
@@ -6,23 +6,26 @@ import subprocess
 import sys
 from pathlib import Path
 
-import loops
 import numpy as np
 import pytest
 import yaml
 
 from mtrain.data.encode import EncodedCorpus
 from mtrain.tokenizer.tokenizer import Tokenizer
+from tests.support.documentation import blocks, prepare, run
 from tests.support.paths import ROOT
 
 
-def test_the_commands_of_the_readme_fit_together(tmp_path, monkeypatch, capsys):
+def test_commands_of_the_recipes_fit_together(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    loops.prepare(tmp_path)
-    lines = loops.commands((ROOT / "README.md").read_text(encoding="utf-8"))
+    prepare(tmp_path)
+    runnable = [
+        block for block in blocks(ROOT / "docs" / "recipes.md") if block.language == "bash" and not block.mark
+    ]
+    lines = [command for block in runnable for command in block.commands]
     assert len(lines) == 24 and sum("configs/" in line for line in lines) == 12
     for line in lines:
-        loops.run(line)
+        run(line)
     assert "BLEU" in capsys.readouterr().out
     runs = {folder.name: folder for folder in (tmp_path / "runs").iterdir()}
     assert len(runs) == 12 and all((run / "model/model.safetensors").exists() for run in runs.values())
@@ -33,12 +36,14 @@ def test_the_commands_of_the_readme_fit_together(tmp_path, monkeypatch, capsys):
     tagged = runs["multi30k-en-de-backtranslated"]
     tag = Tokenizer(tagged / "tokenizer").source.pieces.index("<bt>")
     corpus = EncodedCorpus(tagged / "data/train.arrow", np.ones(220))
-    sources = corpus.fetch(list(range(220)))[0].to_pylist()  # 200 pairs that people wrote, then the synthetic
+    sources = corpus.fetch(list(range(220)))[
+        0
+    ].to_pylist()  # 200 human translations, then the synthetic pairs
     assert [ids.count(tag) for ids in sources] == [0] * 200 + [1] * 20
 
     reborn = EncodedCorpus(runs["multi30k-en-de-reborn"] / "data/train.arrow", np.ones(400))
     sources = reborn.fetch(list(range(400)))[0].to_pylist()
-    assert sources[:200] == sources[200:]  # with what people said, then with what the teacher says
+    assert sources[:200] == sources[200:]  # with human translations, then with the teacher's
 
 
 @pytest.mark.slow
@@ -46,9 +51,9 @@ def test_the_commands_of_the_readme_fit_together(tmp_path, monkeypatch, capsys):
     ("language", "models"),
     [("de", [f"en-de-mean{seed}" for seed in ("", "-2", "-3")]), ("fr", ["en-fr-mean"])],
 )
-def test_the_recipe_of_multi30k_goes_on_after_a_stop_and_makes_nothing_twice(language, models, tmp_path):
-    loops.prepare(tmp_path)
-    for file in (tmp_path / "data/multi30k").glob("*.de"):  # as good a French as any here
+def test_multi30k_script_resumes_and_repeats_nothing(language, models, tmp_path):
+    prepare(tmp_path)
+    for file in (tmp_path / "data/multi30k").glob("*.de"):  # stands in for French
         file.with_suffix(".fr").write_bytes(file.read_bytes().upper())
     calls = stand_in(tmp_path / "bin/mtrain", tmp_path / "calls")
     path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -75,18 +80,18 @@ def test_the_recipe_of_multi30k_goes_on_after_a_stop_and_makes_nothing_twice(lan
 
 
 def stand_in(command: Path, calls: Path) -> Path:
-    """Write a command that trains a few steps, notes its calls, and stops at the one that STOP_AT says."""
+    """Write a command that trains a few steps, records its calls, and stops at the call number STOP_AT."""
     command.parent.mkdir()
     command.write_text(f"""#!{sys.executable}
 import os, sys
-sys.path.insert(0, {str(ROOT / "scripts")!r})
-import loops
+sys.path.insert(0, {str(ROOT)!r})
+from tests.support.documentation import run_mtrain
 with open({str(calls)!r}, "a+") as calls:
     print(*sys.argv[1:], file=calls, flush=True)
     calls.seek(0)
     if len(calls.readlines()) == int(os.environ["STOP_AT"]):
         sys.exit(130)
-loops.run_mtrain(sys.argv[1:])
+run_mtrain(sys.argv[1:])
 """)
     command.chmod(0o755)
     return calls

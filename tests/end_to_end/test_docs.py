@@ -1,0 +1,182 @@
+"""The documentation: links resolve, generated parts are current, commands work, and what is named exists."""
+
+import copy
+import json
+import re
+import shlex
+from pathlib import Path
+
+import draw_benchmarks
+import generate_docs
+import pytest
+import typer.main
+
+from mtrain.cli import app
+from mtrain.config.load import load_config
+from mtrain.config.schema import Config
+from tests.support.documentation import PAGES, blocks, prepare, run
+from tests.support.paths import ROOT
+
+RUN_ELSEWHERE = {"docs/recipes.md"}  # by test_recipes.py
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+COMMANDS = typer.main.get_command(app).commands
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def code(page: Path) -> list[str]:
+    """The inline code of a page."""
+    return re.findall(r"`([^`\n]+)`", prose(page))
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 220
+
+
+def test_generated_parts_are_current():
+    assert not generate_docs.stale(), "run python scripts/generate_docs.py"
+
+
+def test_tables_and_chart_follow_the_figures():
+    data = json.loads(draw_benchmarks.DATA.read_text(encoding="utf-8"))
+    changed = copy.deepcopy(data)
+    name, column = changed["chart"]["table"], changed["chart"]["label"]
+    rows = changed["tables"][name]["rows"]
+    rows[0][rows[0].index(next(cell for cell in rows[0] if isinstance(cell, int)))] = 7_654_321
+    page = f"<!-- table: {name} -->\n<!-- end -->"
+    for old, new in ((data, False), (changed, True)):
+        assert ("7,654,321" in generate_docs.with_tables(page, old)) is new
+        assert ("7,654,321" in draw_benchmarks.chart(old)) is new
+    assert column in generate_docs.with_tables(f"<!-- table: {name} | {column} -->\n<!-- end -->", data)
+
+
+@pages
+def test_links_and_anchors_resolve(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if not target.startswith("https://"):
+            path, _, anchor = target.partition("#")
+            file = (page.parent / path).resolve() if path else page
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), target
+
+
+def test_every_page_is_linked_from_the_readme():
+    linked = set(re.findall(r"\]\((docs/[\w-]+\.md)\)", prose(ROOT / "README.md")))
+    assert linked == {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+
+
+@pages
+def test_files_that_are_named_exist(page):
+    for name in code(page):
+        file = name.rstrip("/")
+        if re.fullmatch(r"(configs|docs|scripts|tests|mtrain)/[\w./-]*", name):
+            assert (ROOT / file).exists(), name
+        elif re.fullmatch(r"[a-z_]+(/[a-z_]*)+(\.py)?", name) and page.name == "architecture.md":
+            assert (ROOT / "mtrain" / file).exists(), name
+        elif re.fullmatch(r"multi30k-[a-z-]+|(en|de|fr)-(en|de|fr)-[a-z-]+", name):
+            found = list((ROOT / "configs").glob(f"**/{name}.yaml"))
+            assert found or list((ROOT / "configs").glob(f"multi30k-{name}.yaml")), name
+
+
+def test_every_package_is_in_the_architecture():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for folder in (ROOT / "mtrain").iterdir():
+        if (folder / "__init__.py").exists():
+            assert f"| `{folder.name}/` |" in page, folder.name
+
+
+@pages
+def test_config_keys_that_are_named_exist(page):
+    sections = {name: field.annotation for name, field in Config.model_fields.items()}
+    for name in code(page):
+        match = re.match(r"(tokenizer|model|training|decoding|export)\.(\w+)", name)
+        if match and not name.endswith((".py", ".safetensors", ".arrow", ".bin")):
+            section, key = match.groups()
+            known = sections[section].model_fields
+            assert key in known or (key.endswith("_") and any(field.startswith(key) for field in known)), name
+
+
+@pages
+def test_commands_and_options_that_are_named_exist(page):
+    options = {name for command in COMMANDS.values() for p in command.params for name in p.opts}
+    scripts = "".join(
+        file.read_text(encoding="utf-8") for file in (ROOT / "scripts").rglob("*.*") if file.is_file()
+    )
+    for name in code(page):
+        if match := re.match(r"mtrain ([a-z]+)", name):
+            assert match[1] in COMMANDS, name
+        for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", name):
+            known = options | {"--version", "--help"}
+            assert option in known or f'"{option}"' in scripts or name.startswith("ruff"), name
+
+
+def test_every_block_has_a_known_language_and_mark():
+    for block in BLOCKS:
+        assert block.language in {"bash", "python", "yaml", "text"}, block.place
+        assert block.mark in {"", "needs-data", "set-up"}, block.place
+    fences = sum(page.read_text(encoding="utf-8").count("```") for page in PAGES)
+    assert fences == 2 * len(BLOCKS), "a code block without a language"
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "bash"], ids=lambda block: block.place)
+def test_commands_can_be_parsed(block):
+    for command in block.commands:
+        words = shlex.split(command)
+        for word in words:
+            if re.match(r"(configs|scripts)/", word):
+                assert (ROOT / word).exists(), command
+        if "scripts/" in command:
+            script = next(ROOT / word for word in words if word.startswith("scripts/"))
+            for option in re.findall(r" (--[a-z-]+)", command):
+                takes_pytest_options = script.name == "check.sh"
+                assert option in script.read_text(encoding="utf-8") or takes_pytest_options, command
+        if words[0] == "mtrain" and words[1] in COMMANDS:
+            arguments = words[2 : words.index(">")] if ">" in words else words[2:]
+            COMMANDS[words[1]].make_context(words[1], arguments)  # raises if they are wrong
+        elif words[0] == "mtrain":
+            assert words[1:] in (["--version"], ["--help"]), command
+
+
+def is_run(page: Path) -> bool:
+    """Whether a page has code that is run here."""
+    runnable = [block for block in blocks(page) if block.language in ("bash", "python") and not block.mark]
+    return bool(runnable) and str(page.relative_to(ROOT)) not in RUN_ELSEWHERE
+
+
+@pytest.mark.parametrize("page", list(filter(is_run, PAGES)), ids=lambda page: page.name)
+def test_commands_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare(tmp_path)
+    for block in blocks(page):
+        if block.mark:
+            continue
+        if block.language == "bash":
+            for command in block.commands:
+                run(command)
+        elif block.language == "python":
+            exec(compile(block.text, block.place, "exec"), {})
+
+
+def test_python_that_needs_data_compiles():
+    for block in BLOCKS:
+        if block.language == "python":
+            compile(block.text, block.place, "exec")
+
+
+def test_complete_configs_load(tmp_path):
+    complete = [block for block in BLOCKS if block.language == "yaml" and "run_dir" in block.text]
+    assert complete
+    for block in complete:
+        file = tmp_path / "config.yaml"
+        file.write_text(block.text, encoding="utf-8")
+        load_config(file)
