@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Kills, full disks, flipped bits (twenty minutes) and damaged folders (an hour), at full size. Prints a table.
+# Inject kills, full disks and flipped bytes (twenty minutes) and fuzz the loaders (an hour). Prints a table.
 set -eu
 cd "$(dirname "$0")/.."
-exec .venv/bin/python scripts/torture.py "$@"
+exec .venv/bin/python -m tests.support.faults "$@"

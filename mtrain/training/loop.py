@@ -214,7 +214,7 @@ class Trainer:
                 reason = reason or self._limit_reached()  # patience may have ended
             stopped = stop.received  # asked once: a signal that comes during the save waits for the next step
             if state.step % recipe.checkpoint_every == 0 or best or reason or stopped:
-                self._save(last=bool(reason or stopped))
+                self.save(last=bool(reason or stopped))
                 self.progress.tick()
             if reason:
                 log.info("finished after %d steps, %.1f minutes: %s", state.step, state.seconds / 60, reason)
@@ -296,7 +296,7 @@ class Trainer:
         self.progress.log_validation(scores, best)
         return best
 
-    def _save(self, last: bool) -> None:
+    def save(self, last: bool) -> None:
         """Save; what fails is tried again at once, and then at the next checkpoint, unless this is the `last`
         one or the third to fail. Raises StorageError then."""
         self.progress.read()

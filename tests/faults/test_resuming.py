@@ -16,14 +16,16 @@ from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.config.load import load_config, validate
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.data.toy import toy_pairs
-from mtrain.errors import Interrupted, ModelError, StorageError
+from mtrain.errors import Interrupted, ModelError
 from mtrain.storage.atomic import write_manifest
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.training import init_from as origin
 from mtrain.training import loop
 from mtrain.training.loop import fit, make_trainer
-from mtrain.training.validate import Scores
-from tests.support.training import go, last_checkpoint, losses, same_weights
+from tests.support.faults.damage import damaged_copies
+from tests.support.faults.file_operations import Operation, on_file_operation
+from tests.support.faults.saves import Killed, fail_writes
+from tests.support.training import go, last_checkpoint, losses, same_weights, with_bleu
 
 
 @pytest.mark.parametrize("every", [499, pytest.param(1, marks=pytest.mark.slow)])
@@ -32,7 +34,7 @@ def test_05_a_byte_flipped_or_a_file_cut_anywhere_is_noticed(make_config, every)
     for file in sorted(folder.iterdir()):
         whole = file.read_bytes()
         for at in {0, *range(0, len(whole), every if len(whole) < 10_000 else 50 * every), len(whole) - 1}:
-            for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 0x2A]) + whole[at + 1 :]):
+            for damaged in damaged_copies(whole, at):
                 file.write_bytes(damaged)
                 with pytest.raises(ModelError, match=r"damaged|missing|does not list"):
                     open_checkpoint(folder)
@@ -73,9 +75,9 @@ def test_05_a_damaged_checkpoint_is_noticed_and_the_one_before_it_serves(make_co
         (5, 2, {"precision": "bf16"}),
     ],
 )
-def test_08_resumed_equals_uninterrupted_bit_for_bit(make_config, monkeypatch, at, workers, extra):
+def test_08_resumed_equals_uninterrupted_bit_for_bit(make_config, set_threads, at, workers, extra):
     """Dropout and accumulation on; the interruption falls inside an epoch, for 3 and 5 between log lines."""
-    monkeypatch.setattr(loop, "workers_for", lambda _: workers)
+    set_threads(workers)
     recipe = {
         **extra,
         "best_metric": "nll",
@@ -94,10 +96,6 @@ def test_08_resumed_equals_uninterrupted_bit_for_bit(make_config, monkeypatch, a
     assert same_weights(whole, resumed)
     published = [(run / "model/model.safetensors").read_bytes() for run in (whole, resumed)]
     assert published[0] == published[1]
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing between it and the end of the process catches it or writes anything."""
 
 
 def test_08_killed_at_any_step_a_run_takes_the_same_steps(make_config, monkeypatch):
@@ -226,10 +224,9 @@ def test_10_a_lost_tokenizer_is_not_learnt_anew_under_checkpoints(make_config):
     ],
 )
 def test_10_a_best_score_of_another_validation_does_not_count(
-    make_config, corpus, tmp_path, monkeypatch, caplog, pairs, decoding, best
+    make_config, corpus, tmp_path, scripted_scores, caplog, pairs, decoding, best
 ):
-    told = iter([Scores(1.0, 3, bleu, 20) for bleu in (10, 40, 20)])
-    monkeypatch.setattr(loop.Validator, "__call__", lambda *_: next(told))
+    scripted_scores(*map(with_bleu, (10, 40, 20)))
     files = {side: str(tmp_path / f"v.{side}") for side in ("source", "target")}
     for language, file in zip(("en", "de"), files.values(), strict=True):
         Path(file).write_bytes((corpus / f"train.{language}").read_bytes())
@@ -276,7 +273,7 @@ def test_10_a_corpus_that_changed_before_anything_was_trained_is_encoded_again(m
 
 
 def test_11_another_number_of_threads_is_told_and_every_pair_still_comes_once(
-    make_config, monkeypatch, caplog
+    make_config, monkeypatch, set_threads, caplog
 ):
     rows, real = {}, loop.Trainer.train_on
 
@@ -286,7 +283,7 @@ def test_11_another_number_of_threads_is_told_and_every_pair_still_comes_once(
 
     monkeypatch.setattr(loop.Trainer, "train_on", train_on)
     go(make_config(training={"max_steps": 3}))
-    monkeypatch.setattr(loop, "workers_for", lambda _: 2)
+    set_threads(2)
     go(make_config(training={"max_steps": 12}))
     sizes = "micro-batches of 64 tokens"
     told = f" 2 side by side, {sizes}; before: .* 1 side by side, {sizes}: goes on, not bit for bit"
@@ -319,23 +316,19 @@ def test_12_a_signal_at_any_time_saves_at_the_end_of_the_step(make_config, monke
         assert last_checkpoint(run).name == f"step-{at:08d}"
 
 
-def test_12_a_signal_during_a_save_that_fails_is_not_said_to_have_saved(make_config, monkeypatch):
-    """The next step saves, as the last one."""
-    real, tries = loop.Trainer._write, []
+def test_12_a_signal_during_a_save_that_fails_saves_at_the_next_step(make_config):
+    fail, attempts = fail_writes("model.safetensors", {1, 2})
 
-    def write(self):
-        tries.append(self.state.step)
-        if len(tries) == 1:
+    def handle(operation: Operation) -> None:
+        if not attempts and operation.name == "write tensors":
             os.kill(os.getpid(), signal.SIGTERM)
-        if len(tries) <= 2:
-            raise StorageError("disk full")
-        real(self)
+        fail(operation)
 
-    monkeypatch.setattr(loop.Trainer, "_write", write)
     config = make_config(training={"max_steps": 50, "checkpoint_every": 2})
-    with pytest.raises(Interrupted, match="saved at step 3"):
+    with on_file_operation(handle), pytest.raises(Interrupted, match="saved at step 3"):
         go(config)
-    assert tries == [2, 2, 3] and last_checkpoint(Path(config.run_dir)).name == "step-00000003"
+    steps = [int(path.parent.name.removesuffix(".tmp")[-8:]) for path in attempts]
+    assert steps == [2, 2, 3] and last_checkpoint(Path(config.run_dir)).name == "step-00000003"
 
 
 def test_12_a_second_signal_acts_at_once(make_config, monkeypatch):

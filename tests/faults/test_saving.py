@@ -1,16 +1,15 @@
-"""Faults of saving: kills, full disks, writes that fail, folders that are in use or cannot be written."""
+"""Faults while saving: kills, full disks, failing writes, folders that are in use or cannot be written."""
 
 import itertools
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Container, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tortures.children import Marks
-from tortures.saves import strike_at
 
 from mtrain.checkpoint import checkpoint
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
@@ -20,57 +19,52 @@ from mtrain.training.loop import make_trainer
 from mtrain.training.progress import Progress
 from mtrain.training.run_folder import claimed
 from tests.support.cli import one_line
-from tests.support.training import go, last_checkpoint, losses, read_metrics
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: from one file operation on, none is done any more."""
+from tests.support.faults.file_operations import Operation, is_save, on_file_operation
+from tests.support.faults.runs import contents_of
+from tests.support.faults.saves import Killed, fail_writes, no_space
+from tests.support.training import go, last_checkpoint, losses, read_metrics, with_bleu
 
 
 @pytest.fixture
-def killed_saves(make_config, monkeypatch):
-    """Let a save die at each of its file operations; gives the run after each, and what the old and the new
-    checkpoint hold."""
+def killed_saves(make_config):
+    """Kill a save at each of its file operations in turn.
+
+    Yields the run after each kill, and the files that the old and the new checkpoint should have.
+    """
 
     def saves(keep: int) -> Iterator[tuple[Path, dict[str, dict[str, bytes]]]]:
         recipe = {"checkpoint_every": 2, "keep_checkpoints": keep, "ema_decay": 0.9}
         trainer = make_trainer(make_config(training=recipe), device="cpu", quiet=True)
-        steps, run, marks = trainer.steps(), trainer.run_dir, Marks()
+        steps, run = trainer.steps(), trainer.run_dir
         for start in (run.with_name("old"), run.with_name("new")):
             trainer.train_on(next(steps))
             trainer.train_on(next(steps))
             trainer.state.best_step = trainer.state.step
-            trainer._save(last=True)
+            trainer.save(last=True)
             shutil.copytree(run, start)
         folders = [*checkpoint_folders(run.with_name("old")), checkpoint_folders(run)[-1]]
-        expected = {folder.name: contents(folder) for folder in folders}
-        monkeypatch.setattr(os, "fsync", os.fsync)  # both are undone in the end
-        monkeypatch.setattr(checkpoint, "save_file", checkpoint.save_file)
-        last = 0
+        expected = {folder.name: contents_of(folder) for folder in folders}
+        done = 0
 
-        def strike(at: int, _: bool) -> None:
-            if at >= last:
-                raise Killed
+        def kill(operation: Operation) -> None:  # from one operation on, none succeeds
+            nonlocal done
+            if is_save(operation, run):
+                if done >= allowed:
+                    raise Killed
+                done += 1
 
-        strike_at(marks, strike)
-        for last in itertools.count():  # noqa: B007
+        for allowed in itertools.count():  # noqa: B007
             shutil.rmtree(run)
             shutil.copytree(run.with_name("old"), run)
-            marks.saving, marks.operations, trainer.saved_step = 1, 0, -1
+            done, trainer.saved_step = 0, -1
             try:
-                trainer._save(last=True)
+                with on_file_operation(kill):
+                    trainer.save(last=True)
             except Killed:
-                marks.saving = 0
                 yield run, expected
             else:
                 break
-            finally:
-                marks.saving = 0
-        assert last > 30
+        assert allowed > 30
 
     return saves
 
@@ -81,7 +75,7 @@ def test_01_killed_at_any_operation_of_a_save_leaves_the_old_or_the_new(killed_s
         folders = checkpoint_folders(run)
         for folder in folders:
             assert open_checkpoint(folder).state.step == int(folder.name[5:])
-            assert contents(folder) == expected[folder.name]
+            assert contents_of(folder) == expected[folder.name]
         newest.add(folders[-1].name)
         assert folders[0].name == "step-00000002"
     assert newest == expected.keys()
@@ -91,33 +85,33 @@ def test_06_with_one_checkpoint_kept_a_valid_one_is_there_at_every_instant(kille
     gone = 0
     for run, expected in killed_saves(keep=1):
         folders = checkpoint_folders(run)
-        assert folders and all(contents(folder) == expected[folder.name] for folder in folders)
+        assert folders and all(contents_of(folder) == expected[folder.name] for folder in folders)
         gone += folders[0].name != "step-00000002"
     assert gone  # the old one is pruned in the end
 
 
-def failing(monkeypatch, times: list[int]) -> list[int]:
-    """Let the `times`-th attempts (from 1) to write a checkpoint fail; returns the attempts so far."""
-    attempts: list[int] = []
-    real = checkpoint.save_file
+@pytest.fixture
+def failing():
+    """Let some attempts to write the model of a checkpoint fail, by their numbers from 1.
 
-    def write(tensors, file):
-        attempts.extend([1] * (file.name == "model.safetensors"))
-        if len(attempts) in times:
-            file.write_bytes(b"half")
-            raise OSError(28, "No space left on device")
-        real(tensors, file)
+    Returns the list of attempts so far.
+    """
+    with ExitStack() as stack:
 
-    monkeypatch.setattr(checkpoint, "save_file", write)
-    return attempts
+        def fail(numbers: Container[int]) -> list[Path]:
+            handle, attempts = fail_writes("model.safetensors", numbers)
+            stack.enter_context(on_file_operation(handle))
+            return attempts
 
-
-# The runs of `make_config` save at steps 4 and 8, the end.
+        yield fail
 
 
-def test_02_a_full_disk_keeps_what_there_was_and_training_goes_on(make_config, monkeypatch, caplog):
+# The runs of `make_config` save at step 4 and at step 8, which is the last.
+
+
+def test_02_a_full_disk_keeps_the_old_checkpoint_and_training_continues(make_config, failing, caplog):
     config = make_config(training={"max_steps": 12, "checkpoint_every": 2, "validate_every": 12})
-    attempts = failing(monkeypatch, [2, 3, 4, 5])  # the second and third checkpoint, each tried twice
+    attempts = failing([2, 3, 4, 5])  # the second and third checkpoint, each tried twice
     run = go(config)
     assert last_checkpoint(run).name == "step-00000012" and len(attempts) == 8
     assert caplog.text.count("trying again") == 2
@@ -126,53 +120,51 @@ def test_02_a_full_disk_keeps_what_there_was_and_training_goes_on(make_config, m
     assert not list((run / "checkpoints").glob(".*"))
 
 
-def test_02_the_third_checkpoint_in_a_row_that_fails_ends_training(make_config, monkeypatch):
+def test_02_the_third_checkpoint_in_a_row_that_fails_ends_training(make_config):
     config = make_config(training={"max_steps": 12, "checkpoint_every": 2, "validate_every": 12})
-    failing(monkeypatch, list(range(2, 99)))
-    with pytest.raises(StorageError, match="No space left on device; 0 MiB are needed"):
+    fail, _ = fail_writes("model.safetensors", range(2, 99))
+    with (
+        on_file_operation(fail),
+        pytest.raises(StorageError, match="No space left on device; 0 MiB are needed"),
+    ):
         go(config)
     run = Path(config.run_dir)
     assert last_checkpoint(run).name == "step-00000002"
     assert max(record["step"] for record in read_metrics(run)) == 8
-    monkeypatch.undo()
-    go(config)  # and it goes on from what there is
+    go(config)  # it resumes from the last checkpoint
     assert last_checkpoint(run).name == "step-00000012"
 
 
-def test_02_the_last_save_must_not_fail(make_config, monkeypatch):
-    failing(monkeypatch, [2, 3])
+def test_02_the_last_save_must_not_fail(make_config, failing):
+    failing([2, 3])
     with pytest.raises(StorageError, match="No space left"):
         go(make_config(training={"validate_every": 8, "checkpoint_every": 4, "max_steps": 8}))
 
 
-def test_02_best_weights_that_could_not_be_saved_do_not_bar_later_ones(make_config, monkeypatch):
-    from mtrain.training import loop
-    from mtrain.training.validate import Scores
-
-    told = iter([Scores(1.0, 3, bleu, 20) for bleu in (10, 40, 20)])
-    monkeypatch.setattr(loop.Validator, "__call__", lambda *_: next(told))
-    failing(monkeypatch, [2, 3])
+def test_02_best_weights_that_could_not_be_saved_do_not_exclude_later_ones(
+    make_config, failing, scripted_scores
+):
+    scripted_scores(*map(with_bleu, (10, 40, 20)))
+    failing([2, 3])
     run = go(make_config(training={"max_steps": 12}))
     assert '"best": "step-00000012"' in (run / "checkpoints/index.json").read_text()
 
 
-def test_02_best_weights_whose_copy_failed_are_published_with_the_next_checkpoint(make_config, monkeypatch):
-    from mtrain.training import loop
-    from mtrain.training.validate import Scores
+def test_02_best_weights_whose_copy_failed_are_published_with_the_next_checkpoint(
+    make_config, failing, scripted_scores
+):
+    scripted_scores(*map(with_bleu, (10, 40, 20)))
+    copies, saved = [], failing([])
 
-    told = iter([Scores(1.0, 3, bleu, 20) for bleu in (10, 40, 20)])
-    monkeypatch.setattr(loop.Validator, "__call__", lambda *_: next(told))
-    copy, copies = shutil.copyfile, []
+    def fail(operation: Operation) -> None:
+        path = operation.path
+        if (operation.name, path.parent.name, path.name) == ("open", ".model.tmp", "model.safetensors"):
+            copies.append(path)
+            if len(copies) in (2, 3):
+                no_space()
 
-    def full(source, target, **how):
-        copies.extend([source] * (Path(target).name == "model.safetensors"))
-        if Path(target).name == "model.safetensors" and len(copies) in (2, 3):
-            raise OSError(28, "No space left on device")
-        return copy(source, target, **how)
-
-    monkeypatch.setattr(shutil, "copyfile", full)
-    saved = failing(monkeypatch, [])
-    run = go(make_config(training={"max_steps": 12, "keep_checkpoints": 1}))
+    with on_file_operation(fail):
+        run = go(make_config(training={"max_steps": 12, "keep_checkpoints": 1}))
     assert '"best": "step-00000008"' in (run / "checkpoints/index.json").read_text()
     weights = [folder / "model.safetensors" for folder in (run / "model", run / "checkpoints/step-00000008")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
@@ -195,8 +187,8 @@ def test_06_a_kill_while_a_checkpoint_was_replaced_by_itself(make_config, caplog
     assert not list(newest.parent.glob(".*"))
 
 
-def test_03_one_failed_write_is_tried_again_in_a_fresh_folder(make_config, monkeypatch, caplog):
-    attempts = failing(monkeypatch, [1])
+def test_03_one_failed_write_is_repeated_in_a_new_folder(make_config, failing, caplog):
+    attempts = failing([1])
     run = go(make_config())
     assert len(attempts) == 3 and "trying again" in caplog.text
     assert [step for step, *_ in losses(run)] == [2, 4, 6, 8]
@@ -237,12 +229,16 @@ def test_03_a_last_line_of_the_metrics_without_its_end_is_cut(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
-def test_the_time_of_saving_is_not_that_of_steps(make_config, monkeypatch):
-    def hour(trainer) -> None:
-        trainer.progress.clock -= 3600
+def test_the_speed_of_steps_excludes_the_time_of_saving(make_config, monkeypatch):
+    hours, clock = [], time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + 3600 * len(hours))
 
-    monkeypatch.setattr("mtrain.training.loop.Trainer._publish", hour)
-    lines = read_metrics(go(make_config()))
+    def last_an_hour(operation: Operation) -> None:
+        if operation.name == "open" and operation.path.name == ".index.json.tmp":
+            hours.append(1)
+
+    with on_file_operation(last_an_hour):
+        lines = read_metrics(go(make_config()))
     assert lines[-1]["seconds"] > 3600 and min(x.get("target_tokens_per_second", 9) for x in lines) > 1
 
 

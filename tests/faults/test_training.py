@@ -1,4 +1,4 @@
-"""Faults of the steps: numbers that are not finite, memory that is used up, losses that jump."""
+"""Faults of a training step: non-finite numbers, exhausted memory, loss spikes."""
 
 import logging
 from dataclasses import replace
@@ -10,8 +10,6 @@ from safetensors.torch import load_file
 
 from mtrain.checkpoint import checkpoint
 from mtrain.errors import DivergedError
-from mtrain.model.loss import LossSums
-from mtrain.training import step
 from mtrain.training.progress import SPIKE_WINDOW, Progress
 from mtrain.training.step import Learner, StepSums
 from tests.support.training import Poisoned, batches_of, go, last_checkpoint, read_metrics
@@ -45,19 +43,14 @@ def test_15_a_step_that_is_not_finite_changes_nothing(parts):
             )
 
 
-def test_15_three_steps_in_a_row_that_are_not_finite_end_training(make_config, monkeypatch):
-    real = step.projected_cross_entropy
+def test_15_three_steps_in_a_row_that_are_not_finite_end_training(make_config, on_training_forward):
     calls = []
-    monkeypatch.setattr(Learner, "rehearse", lambda *_: None)
 
-    def poisoned(*args):
-        calls.append(1)
-        sums = real(*args)
-        return (
-            LossSums(sums.loss * float("nan"), sums.nll, sums.tokens) if len(calls) in (2, 4, 5, 6) else sums
-        )
+    def poison(_, hidden):
+        calls.append(1)  # one batch is tried before the first step, and each step is one micro-batch
+        return hidden * float("nan") if len(calls) - 1 in (2, 4, 5, 6) else None
 
-    monkeypatch.setattr(step, "projected_cross_entropy", poisoned)
+    on_training_forward(poison)
     config = make_config(
         training={"batch_tokens": 512, "micro_batch_tokens": 512, "max_steps": 20, "log_every": 1}
     )
@@ -78,20 +71,21 @@ def test_15_three_steps_in_a_row_that_are_not_finite_end_training(make_config, m
         MemoryError(),
     ],
 )
-def test_16_a_pass_that_memory_does_not_hold_is_halved(parts, monkeypatch, caplog, workers, error):
+def test_16_a_micro_batch_that_does_not_fit_in_memory_is_halved(
+    parts, on_training_forward, caplog, workers, error
+):
     config, model, data, tokenizer = parts
     batches = batches_of([[0, 1, 2, 3, 4], [5, 6, 7]], data, tokenizer)
     tokens = sum(batch.target_tokens for batch in batches)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    changes, real = [], step.projected_cross_entropy
-    for most in (99, 1):
+    changes, most = [], 99
 
-        def limited(hidden, *arguments, most=most):
-            if len(hidden) > most:
-                raise error
-            return real(hidden, *arguments)
+    def limit(source, _):
+        if len(source) > most:
+            raise error
 
-        monkeypatch.setattr(step, "projected_cross_entropy", limited)
+    on_training_forward(limit)
+    for most in (99, 1):  # noqa: B007
         model.load_state_dict(before)
         learner = Learner(model, config.training, workers)
         learner.optimizer = torch.optim.SGD(model.parameters(), fused=True)
@@ -110,15 +104,14 @@ def test_16_a_pass_that_memory_does_not_hold_is_halved(parts, monkeypatch, caplo
     assert caplog.text.count("out of memory") == 2  # known by now
 
 
-def test_16_the_rehearsal_too_halves_what_memory_does_not_hold(make_config, monkeypatch, caplog):
-    real = step.projected_cross_entropy
-
-    def limited(hidden, *arguments):
-        if len(hidden) > 2:
+def test_16_micro_batches_that_do_not_fit_are_found_before_the_first_step(
+    make_config, on_training_forward, caplog
+):
+    def limit(source, _):
+        if len(source) > 2:
             raise MemoryError
-        return real(hidden, *arguments)
 
-    monkeypatch.setattr(step, "projected_cross_entropy", limited)
+    on_training_forward(limit)
     run = go(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 128}))
     assert "out of memory in" in caplog.text and last_checkpoint(run).name == "step-00000008"
     go(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 64, "max_steps": 10}))
@@ -129,19 +122,19 @@ def test_16_the_rehearsal_too_halves_what_memory_does_not_hold(make_config, monk
     assert last_checkpoint(run).name == "step-00000010"
 
 
-def test_16_a_single_pair_that_memory_does_not_hold_ends_training(parts, monkeypatch):
+def test_16_a_single_pair_that_does_not_fit_in_memory_ends_training(parts, on_training_forward):
     config, model, data, tokenizer = parts
     batches = batches_of([[0, 1]], data, tokenizer)
 
-    def none(*_):
+    def fail(*_):
         raise MemoryError
 
-    monkeypatch.setattr(step, "projected_cross_entropy", none)
+    on_training_forward(fail)
     with pytest.raises(MemoryError):
         Learner(model, config.training).step(batches, 9, 0.1)
 
 
-def test_a_loss_spike_is_told_with_its_rows(tmp_path, caplog):
+def test_a_loss_spike_is_logged_with_its_rows(tmp_path, caplog):
     progress = Progress(tmp_path, checkpoint.TrainState(), 200, "fp32", quiet=True)
 
     def add(loss: float, rows: list[int]) -> None:
@@ -159,7 +152,7 @@ def test_a_loss_spike_is_told_with_its_rows(tmp_path, caplog):
     assert "rows 0, 1, 2, 3, 4, 5, 6, 7, .." in caplog.text and caplog.text.count("step ") == 1
 
 
-def test_parts_of_a_batch_are_its_pairs(parts):
+def test_a_batch_is_cut_between_its_pairs(parts):
     _, _, data, tokenizer = parts
     [batch] = batches_of([[3, 1, 6]], data, tokenizer)
     assert batch.cut(batch.positions) == [batch]
@@ -172,17 +165,16 @@ def test_parts_of_a_batch_are_its_pairs(parts):
     assert [part.rows for part in batch.cut(0)] == [[3], [1], [6]]
 
 
-def test_15_a_run_that_diverged_ends_with_its_code_and_finite_weights(
-    mtrain, config_file, tmp_path, monkeypatch
+def test_15_a_run_that_diverged_ends_with_exit_code_5_and_finite_weights(
+    mtrain, config_file, tmp_path, on_training_forward
 ):
-    real, calls = Learner.loss, []
+    calls = []
 
-    def poisoned(self, model, batch):
-        sums = real(self, model, batch)
+    def poison(_, hidden):
         calls.append(1)
-        return sums if len(calls) < 12 else LossSums(sums.loss * float("inf"), sums.nll, sums.tokens)
+        return None if len(calls) < 12 else hidden * float("inf")
 
-    monkeypatch.setattr(Learner, "loss", poisoned)
+    on_training_forward(poison)
     every_step = ["--set", "training.log_every=1", "--set", "training.max_steps=30"]
     code, _, err = mtrain("fit", config_file, "--device", "cpu", "--quiet", *every_step)
     assert code == 5 and "3 steps in a row" in err and "lower training.learning_rate" in err
@@ -191,10 +183,12 @@ def test_15_a_run_that_diverged_ends_with_its_code_and_finite_weights(
     assert read_metrics(tmp_path / "run")[-1]["skipped_steps"] in (1, 2)
 
 
-def test_16_memory_that_does_not_hold_a_sentence_has_its_own_code(mtrain, config_file, monkeypatch):
-    def none(*_):
+def test_16_a_sentence_that_does_not_fit_in_memory_ends_with_exit_code_8(
+    mtrain, config_file, on_training_forward
+):
+    def fail(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(step, "projected_cross_entropy", none)
+    on_training_forward(fail)
     code, _, err = mtrain("fit", config_file, "--device", "cpu", "--quiet")
     assert code == 8 and "lower training.micro_batch_tokens" in err

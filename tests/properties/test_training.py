@@ -44,5 +44,5 @@ def test_save_load_save_gives_the_same_bytes(tried, make_config, tmp_path):
         config = make_config(training=recipe, model={"tie_embeddings": tie})
         first = last_checkpoint(go(config))
         saved = {file.name: file.read_bytes() for file in first.iterdir()}
-        make_trainer(config, device="cpu", quiet=True)._save(last=True)
+        make_trainer(config, device="cpu", quiet=True).save(last=True)
         assert {file.name: file.read_bytes() for file in first.iterdir()} == saved

@@ -2,20 +2,23 @@
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.load import Config, validate
 from mtrain.data.batch import collate
 from mtrain.data.encode import prepare_data
+from mtrain.model.transformer import Transformer
 from mtrain.training.loop import fit
+from mtrain.training.validate import Scores, Validator
 
 PAIRS = [
     ("A cat sleeps.", "Eine Katze schläft."),
@@ -165,3 +168,45 @@ def batches_of(rows_of_each, data, tokenizer):
 
 def weights(model) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.fixture
+def on_training_forward() -> Iterator[Callable[[Callable[[Tensor, Tensor], Tensor | None]], None]]:
+    """Register a function that is called after each forward pass of a Transformer in training mode.
+
+    It gets the source ids (B, S) and the hidden states, and may raise or return other hidden states.
+    """
+    handles = []
+
+    def register(change: Callable[[Tensor, Tensor], Tensor | None]) -> None:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], hidden: Tensor) -> Tensor | None:
+            training = isinstance(module, Transformer) and module.training
+            return change(inputs[0], hidden) if training else None
+
+        handles.append(register_module_forward_hook(hook))
+
+    yield register
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.fixture
+def scripted_scores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let validations report the given scores in turn instead of decoding."""
+
+    def script(*scores: Scores) -> None:
+        remaining = iter(scores)
+        monkeypatch.setattr(Validator, "__call__", lambda *_: next(remaining))
+
+    return script
+
+
+def with_bleu(bleu: float) -> Scores:
+    """Scores of a validation that differ in BLEU alone."""
+    return Scores(1.0, 3, bleu, 20)
+
+
+@pytest.fixture
+def set_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let PyTorch report a number of threads; training uses a worker for each of up to four."""
+    return lambda threads: monkeypatch.setattr(torch, "get_num_threads", lambda: threads)

@@ -1,1 +1,5 @@
-"""What `scripts/torture.py` does to mtrain, a module for each kind of fault."""
+"""Faults injected into mtrain: killed processes, signals, full disks, failing writes, damaged files.
+
+`tests/faults` and `tests/properties` inject each kind a few times; `scripts/torture.sh` injects them at full
+size (`__main__.py`) and prints a table.
+"""

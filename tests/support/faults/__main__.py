@@ -1,68 +1,67 @@
-"""Try to make mtrain lose something: kills, full disks, flipped bits. Prints what was tried and what it cost.
+"""Inject faults into mtrain and count what is lost: kills, full disks, flipped bytes, mutated folders.
 
-    python scripts/torture.py [--only kills ...] [--kills 500] [--flips 10000] [--signals 100] [--minutes 60]
+    python -m tests.support.faults [--only kills ...] [--kills 500] [--flips 10000] [--minutes 60]
 
-Every try is a process of its own, forked from one that has imported everything and done nothing.
+Each try runs in a process forked from one that has imported everything and computed nothing.
 """
 
 import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tortures import damage, fuzz, saves, signals
-from tortures.children import in_child
-from tortures.training import EVERY, Outcome, fit
+from tests.support.faults import damage, fuzz, saves, signals
+from tests.support.faults.processes import run_in_child
+from tests.support.faults.runs import CHECKPOINT_EVERY, Outcome, train
+
+PARTS = ("flips", "operations", "disks", "signals", "kills", "fuzz")
 
 
-def torture(folder: Path, asked: argparse.Namespace) -> Iterator[Outcome]:
-    """What was asked for, in a folder that is there for it."""
-    start, whole = folder / "start", folder / "fuzzed"
-    assert in_child(lambda: fit(start, EVERY)) == 0  # a run with a checkpoint, from which the others start
-    assert in_child(lambda: fit(Path(shutil.copytree(start, whole)), 2 * EVERY)) == 0
-    parts: dict[str, Callable[[], Iterable[Outcome]]] = {
-        "flips": lambda: [damage.flipped_bytes(start, asked.flips)],
-        "operations": lambda: (
-            part(folder, start)
-            for part in (
-                saves.kills_at_every_operation,
-                saves.full_at_every_operation,
-                saves.failures_at_every_operation,
-            )
-        ),
-        "disks": lambda: [saves.full_disks(folder, start, asked.disks)],
-        "signals": lambda: [signals.terminations(folder, start, asked.signals)],
-        "kills": lambda: [signals.kills_at_random(folder, start, asked.kills)],
-        "fuzz": lambda: [fuzz.fuzzed(folder, whole, asked.minutes, asked.seed)],
+def inject(folder: Path, options: argparse.Namespace) -> Iterator[Outcome]:
+    """Run the selected parts in an empty folder; yields an outcome for each kind of fault."""
+    start, whole = folder / "start", folder / "finished"
+    assert run_in_child(lambda: train(start, CHECKPOINT_EVERY)) == 0  # the others resume its checkpoint
+    assert run_in_child(lambda: train(Path(shutil.copytree(start, whole)), 2 * CHECKPOINT_EVERY)) == 0
+    parts: dict[str, list[Callable[[], Outcome]]] = {
+        "flips": [lambda: damage.flip_bytes(start, options.flips)],
+        "operations": [
+            lambda: saves.kill_at_each_operation(folder, start),
+            lambda: saves.fill_disk_at_each_operation(folder, start),
+            lambda: saves.fail_each_operation(folder, start),
+        ],
+        "disks": [lambda: saves.limit_file_sizes(folder, start, options.disks)],
+        "signals": [lambda: signals.terminate_at_random(folder, start, options.signals)],
+        "kills": [lambda: signals.kill_at_random(folder, start, options.kills)],
+        "fuzz": [lambda: fuzz.fuzz_loaders(folder, whole, options.minutes, options.seed)],
     }
-    for name in asked.only or parts:
-        yield from parts[name]()
+    for name in options.only or PARTS:
+        for part in parts[name]:
+            yield part()
 
 
-def options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """What the command line asks for."""
+def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    names = ("flips", "operations", "disks", "signals", "kills", "fuzz")
-    parser.add_argument("--only", nargs="+", choices=names, help="not everything")
-    parser.add_argument("--kills", type=int, default=500, help="SIGKILLs of a training run")
-    parser.add_argument("--flips", type=int, default=10_000, help="flipped bytes and cut files")
-    parser.add_argument("--signals", type=int, default=100, help="SIGTERMs")
-    parser.add_argument("--disks", type=int, default=60, help="sizes that no file grows beyond")
-    parser.add_argument("--minutes", type=float, default=60, help="of damaged folders given to loaders")
-    parser.add_argument("--seed", type=int, default=1, help="of those")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="run these parts only")
+    parser.add_argument("--kills", type=int, default=500, help="SIGKILLs of a training run (500)")
+    parser.add_argument("--flips", type=int, default=10_000, help="flipped bytes and cut files (10,000)")
+    parser.add_argument("--signals", type=int, default=100, help="SIGTERMs of a training run (100)")
+    parser.add_argument("--disks", type=int, default=60, help="file size limits to try (60)")
+    parser.add_argument("--minutes", type=float, default=60, help="minutes of fuzzing (60)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of fuzzing (1)")
     return parser.parse_args(arguments)
 
 
 def main() -> int:
-    """Print the table, a row as soon as it is known; the exit code is 1 if anything was lost or corrupt."""
+    """Print a table, each row as soon as it is known; the exit code is 1 if anything was lost or corrupt."""
     os.environ["OMP_NUM_THREADS"] = "1"
     code = 0
-    with TemporaryDirectory(prefix="mtrain-torture-") as folder:
+    with TemporaryDirectory(prefix="mtrain-faults-") as folder:
         print(f"{'fault':42}{'tries':>8}{'lost':>8}{'corrupt':>9}", flush=True)
-        for row in torture(Path(folder), options()):
+        for row in inject(Path(folder).resolve(), parse_options()):
             line = f"{row.fault:42}{row.tries:>8,}{row.lost:>8,}{row.corrupt:>9,}  {row.remark}"
             print(line.rstrip(), flush=True)
             code |= bool(row.lost or row.corrupt)

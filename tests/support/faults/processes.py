@@ -1,4 +1,4 @@
-"""Processes to be killed, forked from one that has imported everything and run nothing."""
+"""Child processes that a test can kill, forked from one that has imported everything and computed nothing."""
 
 import mmap
 import os
@@ -8,33 +8,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import datasets  # noqa: F401  (these two are imported here once, not in each process)
+import datasets  # noqa: F401  (imported once in the parent, so that no child spends time on it)
 import torch
 import torch._dynamo
 
 from mtrain.errors import MtrainError
 
-TIMEOUT = 120  # seconds, of a process that nobody kills
+TIMEOUT = 120  # seconds for a process that is not killed
 
 
-class Ended(NamedTuple):
-    """How a process ended and what it took."""
+class ProcessEnd(NamedTuple):
+    """How a process ended and what it used."""
 
-    code: int  # exit code, or minus the signal
-    cpu: float  # seconds
-    memory: int  # bytes at most
+    exit_code: int  # negative: the number of the signal that ended it
+    cpu_seconds: float
+    peak_bytes: int  # resident memory
 
 
-def begin(work: Callable[[], object], stderr: Path | None = None) -> int:
-    """Run `work` in a forked process whose number this returns; its exit code is mtrain's."""
+def start(work: Callable[[], object], stderr: Path | None = None) -> int:
+    """Run `work` in a forked process and return its process id. Errors of mtrain set its exit code."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
             null = os.open(os.devnull, os.O_RDWR)
-            told = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if stderr else null
+            errors = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if stderr else null
             os.dup2(null, 1)
-            os.dup2(told, 2)
+            os.dup2(errors, 2)
             torch.set_num_threads(1)
             work()
             code = 0
@@ -50,52 +50,57 @@ def begin(work: Callable[[], object], stderr: Path | None = None) -> int:
     return child
 
 
-def ended(child: int) -> Ended | None:
-    """How a process has ended; None if it goes on."""
+def poll(child: int) -> ProcessEnd | None:
+    """How a process ended; None while it runs."""
     done, status, used = os.wait4(child, os.WNOHANG)
     if not done:
         return None
-    return Ended(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+    return ProcessEnd(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
 
 
-def wait_until(child: int, reached: Callable[[], bool], timeout: float = TIMEOUT) -> Ended | None:
-    """Wait until something holds, then None; or how a process ended before, by SIGALRM after `timeout`."""
-    end = time.monotonic() + timeout
-    while not (found := ended(child)) and not reached():
-        if time.monotonic() > end:
+def wait_until(child: int, condition: Callable[[], bool], timeout: float = TIMEOUT) -> ProcessEnd | None:
+    """Wait until `condition` holds and return None, or return how the process ended before that.
+
+    After `timeout` seconds the process is killed and reported as ended by SIGALRM.
+    """
+    deadline = time.monotonic() + timeout
+    while not (end := poll(child)) and not condition():
+        if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return Ended(-signal.SIGALRM, timeout, 0)
+            return ProcessEnd(-signal.SIGALRM, timeout, 0)
         time.sleep(0.0005)
-    return found
+    return end
 
 
-def wait(child: int, timeout: float = TIMEOUT) -> Ended:
+def wait(child: int, timeout: float = TIMEOUT) -> ProcessEnd:
     """Wait for a process to end."""
-    found = wait_until(child, lambda: False, timeout)
-    assert found is not None
-    return found
+    end = wait_until(child, lambda: False, timeout)
+    assert end is not None
+    return end
 
 
-def in_child(work: Callable[[], object]) -> int:
-    """Run `work` in a process of its own to its end, and return its exit code."""
-    return wait(begin(work)).code
+def run_in_child(work: Callable[[], object]) -> int:
+    """Run `work` in a forked process and return its exit code."""
+    return wait(start(work)).exit_code
 
 
-class Marks:
-    """Numbers that a process leaves for the one that forked it, also when it is killed."""
+class Counters:
+    """Integers in memory that a process shares with its parent; they survive a kill."""
 
     def __init__(self) -> None:
-        self._numbers = memoryview(mmap.mmap(-1, 4096)).cast("q")
+        self._values = memoryview(mmap.mmap(-1, 4096)).cast("q")
 
-    step, new_steps, saving, operations, saves, save_nanoseconds, train_nanoseconds = (
+    # step: number of the current step; new_steps: steps that this process has finished; step_nanoseconds: the
+    # time they took; operations: file operations of saves
+    step, new_steps, step_nanoseconds, operations = (
         property(
-            lambda self, i=i: self._numbers[i], lambda self, value, i=i: self._numbers.__setitem__(i, value)
+            lambda self, i=i: self._values[i], lambda self, value, i=i: self._values.__setitem__(i, value)
         )
-        for i in range(7)
-    )  # step: the one it is at; new_steps: that it has done; operations: file operations inside saves
+        for i in range(4)
+    )
 
     def clear(self) -> None:
         """Set all to 0."""
-        for i in range(7):
-            self._numbers[i] = 0
+        for i in range(4):
+            self._values[i] = 0

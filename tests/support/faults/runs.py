@@ -1,34 +1,36 @@
-"""The run that is tortured, and what must be found in it afterwards."""
+"""A small training run that faults are injected into, and what it must have left behind."""
 
-import json
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 from mtrain.checkpoint.checkpoint import CHECKPOINT_FILES, checkpoint_folders
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.storage.atomic import verify_folder
 from mtrain.training import loop
-from tortures.children import Marks
+from tests.support.faults.processes import Counters
+from tests.support.training import losses
 
 STEPS = 40
-EVERY = 5  # steps between checkpoints
+CHECKPOINT_EVERY = 5  # steps
 
 
 class Outcome(NamedTuple):
-    """A row of the table."""
+    """What one kind of fault did; a row of the table."""
 
     fault: str
     tries: int
-    lost: int  # what should have been there, or the same, was not
-    corrupt: int  # damage that was taken for sound
+    lost: int  # tries after which something was missing or different
+    corrupt: int  # tries after which damaged files passed for valid ones
     remark: str = ""
 
 
-def config_of(run_dir: Path, steps: int = STEPS) -> Config:
-    """A small run with what makes resuming hard: dropout, accumulation, averages, sampled segmentation, and a
-    single checkpoint kept, so that every save removes the one before it."""
+def make_run_config(run_dir: Path, steps: int = STEPS) -> Config:
+    """A run with all that makes exact resuming hard: dropout, accumulation, an average of weights, subword
+    sampling, and a single checkpoint kept, so that every save removes the one before it."""
     raw = {
         "run_dir": str(run_dir),
         "data": {
@@ -45,8 +47,8 @@ def config_of(run_dir: Path, steps: int = STEPS) -> Config:
             "batch_tokens": 512,
             "micro_batch_tokens": 256,
             "warmup_steps": 5,
-            "validate_every": 2 * EVERY,
-            "checkpoint_every": EVERY,
+            "validate_every": 2 * CHECKPOINT_EVERY,
+            "checkpoint_every": CHECKPOINT_EVERY,
             "keep_checkpoints": 1,
             "best_metric": "nll",
             "log_every": 1,
@@ -55,51 +57,44 @@ def config_of(run_dir: Path, steps: int = STEPS) -> Config:
         },
         "decoding": {"beam_size": 1, "max_length_ratio": 0.5, "max_length_offset": 2, "precision": "fp32"},
     }
-    return validate(Config, raw, "torture")
+    return validate(Config, raw, "faults")
 
 
-def fit(run_dir: Path, steps: int = STEPS, marks: Marks | None = None) -> None:
-    """Train, or go on; `marks` are kept up to date."""
-    if marks is not None:
-        _mark(marks)
-    loop.fit(config_of(run_dir, steps), device="cpu", quiet=True)
+def train(run_dir: Path, steps: int = STEPS, counters: Counters | None = None) -> None:
+    """Start or resume the run; `counters` follow its steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        if counters is not None:
+            patch.setattr(loop.Trainer, "train_on", _counting(loop.Trainer.train_on, counters))
+        loop.fit(make_run_config(run_dir, steps), device="cpu", quiet=True)
 
 
-def _mark(marks: Marks) -> None:
-    real_train, real_save = loop.Trainer.train_on, loop.Trainer._save
-
-    def train_on(self: loop.Trainer, step: object) -> object:
-        marks.step, began = self.state.step + 1, time.perf_counter_ns()
-        sums = real_train(self, step)  # type: ignore[arg-type]
-        marks.new_steps += 1
-        marks.train_nanoseconds += time.perf_counter_ns() - began
+def _counting(train_on, counters: Counters):
+    def count(self, step):
+        counters.step, began = self.state.step + 1, time.perf_counter_ns()
+        sums = train_on(self, step)
+        counters.new_steps += 1
+        counters.step_nanoseconds += time.perf_counter_ns() - began
         return sums
 
-    def save(self: loop.Trainer, last: bool) -> None:
-        marks.saving, began = 1, time.perf_counter_ns()
-        try:
-            real_save(self, last)
-        finally:
-            marks.saving, marks.saves = 0, marks.saves + 1
-            marks.save_nanoseconds += time.perf_counter_ns() - began
-
-    loop.Trainer.train_on, loop.Trainer._save = train_on, save  # type: ignore[assignment, method-assign]
+    return count
 
 
-def result_of(run_dir: Path) -> tuple[bytes, list[object]]:
-    """The weights and the optimizer of the last checkpoint, the published weights, and every loss."""
+def result_of(run_dir: Path) -> tuple[list[bytes], list[tuple]]:
+    """Weights and optimizer of the last checkpoint, the published weights, and every loss of a run."""
     newest = checkpoint_folders(run_dir)[-1]
-    files = [*(newest / name for name in sorted(CHECKPOINT_FILES[:2])), run_dir / "model/model.safetensors"]
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    losses = [
-        [line["step"], line["epoch"], line["loss"], line["grad_norm"]] for line in lines if "loss" in line
-    ]
-    return b"".join(file.read_bytes() for file in files), losses
+    files = [newest / "model.safetensors", newest / "optimizer.safetensors"]
+    files.append(run_dir / "model/model.safetensors")
+    return [file.read_bytes() for file in files], losses(run_dir)
 
 
-def sound(run_dir: Path) -> int:
-    """How many checkpoints of a run are sound; raises ModelError if one that is in its place is not."""
+def count_valid_checkpoints(run_dir: Path) -> int:
+    """The number of checkpoints of a run, all of which must be valid: raises ModelError for a damaged one."""
     folders = checkpoint_folders(run_dir)
     for folder in folders:
         verify_folder(folder, CHECKPOINT_FILES)
     return len(folders)
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    """The contents of the files of a folder, by name."""
+    return {file.name: file.read_bytes() for file in folder.iterdir()}

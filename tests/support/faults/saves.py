@@ -1,145 +1,150 @@
-"""Kills and full disks at each file operation of a save, and at every size that a file may grow to."""
+"""Kills, full disks and failing writes at every file operation of a save, and at every size of a file."""
 
 import errno
 import os
 import resource
 import shutil
 import signal
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 
-from mtrain.checkpoint import checkpoint
 from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.errors import ModelError
-from mtrain.training import loop
-from tortures.children import Marks, in_child
-from tortures.training import EVERY, Outcome, fit, result_of, sound
+from tests.support.faults.file_operations import Operation, is_save, on_file_operation
+from tests.support.faults.processes import Counters, run_in_child
+from tests.support.faults.runs import (
+    CHECKPOINT_EVERY,
+    Outcome,
+    contents_of,
+    count_valid_checkpoints,
+    result_of,
+    train,
+)
 
-Strike = Callable[[int, bool], None]  # number of the operation, from 0, and whether it takes room on the disk
-_CHANGES = ("os.mkdir", "os.rename")
-_REMOVALS = ("os.remove", "os.rmdir")
+
+class Killed(BaseException):
+    """Stands for SIGKILL inside a test's own process: no code of mtrain catches it."""
 
 
-def strike_at(marks: Marks, strike: Strike) -> None:
-    """Call `strike` before each file operation inside a save: opening to write, making, renaming, removing,
-    flushing, and writing tensors, which no audit event tells of."""
+def no_space(*_: object) -> None:
+    """Fail as on a full disk."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def operation(event: str, arguments: tuple[object, ...]) -> None:
-        writes = event == "open" and int(arguments[2]) & (os.O_WRONLY | os.O_RDWR)  # type: ignore[call-overload]
-        if marks.saving and (writes or event in _CHANGES + _REMOVALS):
-            marks.operations += 1
-            strike(marks.operations - 1, event not in _REMOVALS)
 
-    def told(name: str, real: Callable[..., object]) -> Callable[..., object]:
-        def call(*arguments: object) -> object:
-            operation("os.mkdir", ())  # it takes room as that does
-            return real(*arguments)
+def fail_writes(file_name: str, numbers: Container[int]) -> tuple[Callable[[Operation], None], list[Path]]:
+    """A handler that fails some writes of tensors to files of a name, after writing half a file, and the
+    list of all attempts. `numbers` are those of the attempts that fail, from 1."""
+    attempts: list[Path] = []
 
-        return call
+    def handle(operation: Operation) -> None:
+        if operation.name == "write tensors" and operation.path.name == file_name:
+            attempts.append(operation.path)
+            if len(attempts) in numbers:
+                operation.path.write_bytes(b"half")
+                no_space()
 
-    os.fsync = told("os.fsync", os.fsync)  # type: ignore[assignment]
-    checkpoint.save_file = told("write", checkpoint.save_file)  # type: ignore[assignment]
-    sys.addaudithook(operation)
+    return handle, attempts
+
+
+def kill_at_each_operation(folder: Path, start: Path) -> Outcome:
+    """SIGKILL at each file operation of a save in turn."""
+
+    def fail(number: int, target: int, _: Operation) -> None:
+        if number == target:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return _at_each_operation(folder, start, fail, "killed at each file operation of a save", {-9})
+
+
+def fill_disk_at_each_operation(folder: Path, start: Path) -> Outcome:
+    """A disk that is full from one file operation of a save on: the old checkpoint stays, exit code 6."""
+
+    def fail(number: int, target: int, operation: Operation) -> None:
+        if operation.needs_space and number >= target:
+            no_space()
+
+    return _at_each_operation(folder, start, fail, "disk full from each file operation on", {0, 6})
+
+
+def fail_each_operation(folder: Path, start: Path) -> Outcome:
+    """A single file operation of a save that fails: the save is repeated, and the run succeeds."""
+
+    def fail(number: int, target: int, operation: Operation) -> None:
+        if operation.needs_space and number == target:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    return _at_each_operation(folder, start, fail, "one file operation of a save fails", {0})
 
 
 def _at_each_operation(
-    folder: Path, start: Path, strike: Callable[[int, int, bool], None], fault: str, once: bool
+    folder: Path, start: Path, fail: Callable[[int, int, Operation], None], fault: str, exit_codes: set[int]
 ) -> Outcome:
-    """Strike at operation after operation of the second save of a run; then it must go on to the same end."""
-    marks, tries, lost, corrupt = Marks(), 0, 0, 0
-    whole = Path(shutil.copytree(start, folder / "whole-save"))
-    assert in_child(lambda: fit(whole, 2 * EVERY)) == 0
+    """Inject a fault at operation after operation of the second save of a run, then resume the run, which
+    must end as if nothing had happened."""
+    counters, tries, lost, corrupt = Counters(), 0, 0, 0
+    end = 2 * CHECKPOINT_EVERY
+    whole = Path(shutil.copytree(start, folder / "whole"))
+    assert run_in_child(lambda: train(whole, end)) == 0
     expected = result_of(whole)
-    before = _files(checkpoint_folders(start)[-1])
+    old = checkpoint_folders(start)[-1]
 
-    def work(run: Path, number: int) -> None:
-        strike_at(marks, lambda at, grows: strike(number, at, grows))
-        fit(run, 2 * EVERY, marks)
+    def work(run: Path, target: int) -> None:
+        def handle(operation: Operation) -> None:
+            if is_save(operation, run):
+                counters.operations += 1
+                fail(counters.operations - 1, target, operation)
+
+        with on_file_operation(handle):
+            train(run, end)
 
     while True:
-        marks.clear()
+        counters.clear()
         run = Path(shutil.copytree(start, folder / "operations"))
-        code = in_child(lambda: work(run, tries))  # noqa: B023
-        if marks.operations <= tries:
-            break  # the save has no such operation
+        code = run_in_child(lambda: work(run, tries))  # noqa: B023
+        if counters.operations <= tries:
+            break  # the save has fewer operations
         tries += 1
         try:
-            old = checkpoint_folders(run)[0]
-            lost += sound(run) == 0 or (old.name == before[0] and _files(old) != before)
+            first = checkpoint_folders(run)[0]
+            changed = first.name == old.name and contents_of(first) != contents_of(old)
+            lost += count_valid_checkpoints(run) == 0 or changed
         except ModelError:
             corrupt += 1
-        lost += code not in ((0,) if once else (0, 6, -signal.SIGKILL))
-        lost += in_child(lambda: load_model(run)) != 0  # noqa: B023
-        lost += in_child(lambda: fit(run, 2 * EVERY)) != 0 or result_of(run) != expected  # noqa: B023
+        lost += code not in exit_codes
+        lost += run_in_child(lambda: load_model(run)) != 0  # noqa: B023
+        lost += run_in_child(lambda: train(run, end)) != 0 or result_of(run) != expected  # noqa: B023
         shutil.rmtree(run)
     shutil.rmtree(run)
     shutil.rmtree(whole)
     return Outcome(fault, tries, lost, corrupt)
 
 
-def _files(folder: Path) -> tuple[str, dict[str, bytes]]:
-    return folder.name, {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def kills_at_every_operation(folder: Path, start: Path) -> Outcome:
-    """Die at each file operation of a save in turn."""
-
-    def strike(number: int, at: int, _: bool) -> None:
-        if at == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return _at_each_operation(folder, start, strike, "killed at each file operation of a save", False)
-
-
-def full_at_every_operation(folder: Path, start: Path) -> Outcome:
-    """The disk is full from one operation of a save on: the old checkpoint stays, and the run ends with 6."""
-
-    def strike(number: int, at: int, grows: bool) -> None:
-        if grows and at >= number:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    return _at_each_operation(folder, start, strike, "disk full from each file operation on", False)
-
-
-def failures_at_every_operation(folder: Path, start: Path) -> Outcome:
-    """One operation of a save fails: it is tried again, and nothing is to be seen."""
-
-    def strike(number: int, at: int, grows: bool) -> None:
-        if grows and at == number:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    return _at_each_operation(folder, start, strike, "one file operation of a save fails", True)
-
-
-def full_disks(folder: Path, start: Path, tries: int) -> Outcome:
-    """Let no file grow beyond a size, smaller than what a save writes, then let the run go on."""
+def limit_file_sizes(folder: Path, start: Path, tries: int) -> Outcome:
+    """Let no file of a save grow beyond a size that is too small for it, then resume the run."""
     lost = corrupt = 0
-    largest = max(file.stat().st_size for file in checkpoint_folders(start)[-1].iterdir())
+    old = checkpoint_folders(start)[-1]
+    largest = max(file.stat().st_size for file in old.iterdir())
     for number in range(tries):
         run = Path(shutil.copytree(start, folder / "full"))
-        before = _files(checkpoint_folders(run)[-1])
-        code = in_child(lambda: _fit_within(run, largest * number // tries))  # noqa: B023
+        code = run_in_child(lambda: _train_within(run, largest * number // tries))  # noqa: B023
         try:
-            lost += sound(run) == 0 or code != 6 or _files(checkpoint_folders(run)[0]) != before
-        except (ModelError, OSError):
+            [first, *_] = checkpoint_folders(run)
+            kept = count_valid_checkpoints(run) > 0 and contents_of(first) == contents_of(old)
+            lost += not kept or code != 6
+        except (ModelError, OSError, ValueError):
             corrupt += 1
-        lost += in_child(lambda: fit(run, 2 * EVERY)) != 0  # noqa: B023
+        lost += run_in_child(lambda: train(run, 2 * CHECKPOINT_EVERY)) != 0  # noqa: B023
         shutil.rmtree(run)
     return Outcome("disk full at each size of a file", tries, lost, corrupt)
 
 
-def _fit_within(run: Path, size: int) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then writing fails with an error
-    real = loop.save_checkpoint
+def _train_within(run: Path, size: int) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a write beyond the limit fails with an error
 
-    def save(*arguments: object, **keywords: object) -> object:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-        try:
-            return real(*arguments, **keywords)  # type: ignore[arg-type]
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    def handle(operation: Operation) -> None:
+        limit = size if is_save(operation, run) else resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
-    loop.save_checkpoint = save  # type: ignore[assignment]
-    fit(run, 2 * EVERY)
+    with on_file_operation(handle):
+        train(run, 2 * CHECKPOINT_EVERY)
