@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model, save_model_folder
 from mtrain.cli import failures_as_exits
-from mtrain.config.load import to_yaml
+from mtrain.config.yaml_io import to_yaml
 from mtrain.errors import ModelError, StorageError
 from mtrain.storage.atomic import require_new_folder
 

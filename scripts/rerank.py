@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field, FiniteFloat, StringConstraints, Validatio
 from mtrain import Translator
 from mtrain.cli import failures_as_exits
 from mtrain.cli.terminal import output, require_file
-from mtrain.config.schema import TextCorpus
+from mtrain.config.corpora import TextCorpus
 from mtrain.data.corpus import clean, read_corpus
 from mtrain.decoding.score import Scored, score_pairs
 from mtrain.errors import DataError

@@ -18,8 +18,9 @@ from mtrain.checkpoint.checkpoint import (
     load_weights,
     verify_checkpoint,
 )
-from mtrain.config.load import override, read_yaml_file, to_yaml, validate
+from mtrain.config.load import override, validate
 from mtrain.config.schema import Config, ModelFolderConfig
+from mtrain.config.yaml_io import read_yaml_file, to_yaml
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.storage.atomic import MANIFEST, read_json, verify_folder, write_folder, write_text

@@ -225,7 +225,7 @@ def score(
         if str(file) == "-":
             raise UsageError("score reads files, not stdin")
         terminal.require_file(file)
-    from mtrain.config.schema import TextCorpus
+    from mtrain.config.corpora import TextCorpus
     from mtrain.data.corpus import clean, read_corpus
     from mtrain.decoding.score import score_pairs
     from mtrain.decoding.translate import Translator

@@ -1,156 +1,171 @@
-"""Reading a configuration: YAML, then `--set` overrides, then validation, then frozen."""
+"""Loading a configuration: YAML, the configs that it extends, `--set` overrides, then validation."""
 
-import re
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from mtrain.config.schema import Config, Section
+from mtrain.config.messages import Keys, explain
+from mtrain.config.schema import Config
+from mtrain.config.section import Section
+from mtrain.config.yaml_io import YamlError, parse_yaml, read_document
 from mtrain.errors import MtrainError, UsageError
 
-LARGEST = 2**17  # bytes of a config; to parse more would take long
-_CORE_SCHEMA = {
-    "null": r"~|null|Null|NULL|",
-    "bool": r"true|True|TRUE|false|False|FALSE",
-    "int": r"[-+]?[0-9]+",
-    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-}
+SectionT = TypeVar("SectionT", bound=Section)
 
 
-class _YamlLoader(yaml.SafeLoader):
-    """PyYAML reads YAML 1.1, where `no` (Norwegian) is false, `5e-4` a string and a repeated key silently
-    wins. This loader resolves scalars as YAML 1.2's core schema does, and refuses repeated keys."""
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a config, merge it over the config that it extends, apply `section.key=value` overrides, validate.
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys: set[Any] = set()
-        for key in (self.construct_object(key, deep=True) for key, _ in node.value):
-            if key in keys:
-                raise yaml.MarkedYAMLError(problem=f"'{key}' is given twice", problem_mark=node.start_mark)
-            keys.add(key)
-        return super().construct_mapping(node, deep)
-
-
-class _YamlDumper(yaml.SafeDumper):
-    """Quotes whatever either YAML version would not read as a string, so that any reader agrees with us."""
-
-    def represent_text(self, text: str) -> yaml.ScalarNode:
-        breaks = any(c in text for c in "\x85\u2028\u2029")  # YAML 1.1 takes them for line ends
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if breaks else None)
-
-
-for _tag, _pattern in _CORE_SCHEMA.items():
-    for _class in (_YamlLoader, _YamlDumper):
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
-# "010" matches the int pattern; YAML 1.2 reads it as ten, PyYAML's constructor as octal eight.
-_YamlLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
-_YamlDumper.add_representer(str, _YamlDumper.represent_text)
-
-
-def parse_yaml(text: str) -> Any:
-    """Parse YAML by the 1.2 core schema. Raises yaml.YAMLError, its message on one line."""
+    Raises UsageError naming the file, the line and the key at fault.
+    """
+    files = _read_chain(Path(path))
     try:
-        return yaml.load(text, _YamlLoader)
-    except yaml.YAMLError as error:
-        raise yaml.YAMLError(" ".join(str(error).split())) from None
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-        raise yaml.YAMLError(f"a value cannot be read: {type(error).__name__}: {error}") from None
+        raw: Any = {}
+        for file in reversed(files):
+            raw = _merged(raw, file.value)
+    except RecursionError:
+        raise UsageError(f"{path}: nested too deeply") from None
+    for assignment in overrides:
+        raw = override(raw, assignment)
+    return validate(Config, raw, lambda keys: _origin(keys, files, overrides))
 
 
-def to_yaml(section: Section) -> str:
-    """The section as YAML that `parse_yaml` reads back to an equal one."""
-    return yaml.dump(section.model_dump(mode="json"), Dumper=_YamlDumper, sort_keys=False, allow_unicode=True)
+def validate(
+    section: type[SectionT],
+    raw: Any,
+    origin: str | Callable[[Keys], str],
+    error: type[MtrainError] = UsageError,
+) -> SectionT:
+    """Check a raw mapping against a section.
+
+    `origin`, where the values come from, begins the message: a text, or a function of the keys at fault.
+    Raises an `error` that names the key and the values that it accepts.
+    """
+    try:
+        return section.model_validate(raw)
+    except ValidationError as found:
+        keys, message = explain(found, section)
+        raise error(f"{origin if isinstance(origin, str) else origin(keys)}: {message}") from None
 
 
 def override(raw: Any, assignment: str) -> Any:
-    """`raw` with one `section.key=value` applied; the value is YAML, list items go by index."""
+    """A copy of `raw` with one `section.key=value` applied. The value is YAML; list items go by index.
+
+    Raises UsageError if the assignment is malformed.
+    """
     path, equals, text = assignment.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise UsageError(f"--set {assignment}: expected section.key=value")
+    if keys[0] == "extends":
+        raise UsageError(f"--set {assignment}: extends works in a config file only")
     try:
         return _replaced(raw, keys, parse_yaml(text), "the config")
-    except yaml.YAMLError as error:
-        raise UsageError(f"--set {assignment}: the value is not YAML: {error}") from None
+    except YamlError as error:
+        raise UsageError(f"--set {assignment}: the value is not valid YAML: {error}") from None
     except LookupError as error:
         raise UsageError(f"--set {assignment}: {error.args[0]}") from None
 
 
 def _replaced(node: Any, keys: Sequence[str], value: Any, where: str) -> Any:
-    """A copy of `node`, which YAML aliases may share, with another value in the place that `keys` lead to."""
+    """A copy of `node` with another value at the end of `keys`.
+
+    The nodes themselves are not changed, since YAML aliases may share them.
+    """
     if not keys:
         return value
     key, rest = keys[0], keys[1:]
     below = key if where == "the config" else f"{where}.{key}"
     if isinstance(node, list):
         if not key.isdecimal() or int(key) >= len(node):
-            raise LookupError(f"{where} is a list of {len(node)}; give an index")
+            raise LookupError(f"{where} is a list of {len(node)}; give an index from 0 to {len(node) - 1}")
         return [_replaced(item, rest, value, below) if i == int(key) else item for i, item in enumerate(node)]
     if node is None or isinstance(node, dict):
         return {**(node or {}), key: _replaced((node or {}).get(key), rest, value, below)}
     raise LookupError(f"{where} is a single value and has no key '{key}'")
 
 
-def _describe(error: ValidationError) -> str:
-    """The first problem in words; what else was tried at the same key (a union) is joined by "or"."""
-
-    def key_of(location: tuple[int | str, ...]) -> str:  # without the tags of what else a value may be
-        return ".".join(str(part) for part in location if not re.match(r"constrained-|literal\[", f"{part}"))
-
-    problems = error.errors()
-    key = key_of(problems[0]["loc"])
-    here = [problem for problem in problems if key_of(problem["loc"]) == key]
-    message = " or ".join("this key is required" if p["type"] == "missing" else p["msg"] for p in here)
-    message = message.removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    if not isinstance(here[0]["input"], (dict, list, BaseModel)):
-        message += f"; got {here[0]['input']!r}"
-    if len(problems) > len(here):
-        message += f" (and {len(problems) - len(here)} more)"
-    return f"{key}: {message}" if key else message
+# ------------------------------------------------------------------------------------------------- extends
 
 
-SectionT = TypeVar("SectionT", bound=Section)
+class _ConfigFile(NamedTuple):
+    """One file of a chain of configs: its values without `extends`, and its syntax tree."""
+
+    path: Path
+    value: dict[Any, Any]
+    root: yaml.Node | None
 
 
-def validate(
-    section: type[SectionT], raw: Any, origin: str, error: type[MtrainError] = UsageError
-) -> SectionT:
-    """Check a raw mapping against a section. Raises an `error` that names the key and what it may be."""
-    try:
-        return section.model_validate(raw)
-    except ValidationError as found:
-        raise error(f"{origin}: {_describe(found)}") from None
+def _read_chain(path: Path) -> list[_ConfigFile]:
+    """A config, the config that it extends, and so on."""
+    files: list[_ConfigFile] = []
+    seen: list[Path] = []
+    where = ""  # of the key that named `path`
+    while True:
+        if path.resolve() in seen:
+            if path.resolve() == seen[-1]:
+                raise UsageError(f"{where}{path}: a config cannot extend itself")
+            raise UsageError(f"{where}{path}: this config extends {files[-1].path} in turn")
+        if where and not path.exists():
+            raise UsageError(f"{where}{path}: no such config file")
+        seen.append(path.resolve())
+        value, root = read_document(path)
+        if not isinstance(value, dict):
+            raise UsageError(f"{path}: expected sections such as data, model and training")
+        files.append(_ConfigFile(path, {key: item for key, item in value.items() if key != "extends"}, root))
+        if "extends" not in value:
+            return files
+        base = value["extends"]
+        where = f"{_origin(('extends',), files[-1:])}: extends: "
+        if not isinstance(base, str) or not base:
+            raise UsageError(f"{where}expected the path of another config, relative to this file")
+        path = Path(os.path.normpath(path.parent / base))
 
 
-def read_yaml_file(path: Path) -> Any:
-    """Read a YAML file. Raises UsageError if it is missing, unreadable, not YAML or too large."""
-    try:
-        with path.open("rb") as stream:
-            contents = stream.read(LARGEST + 1)
-        if len(contents) > LARGEST:
-            raise UsageError(f"{path}: larger than {LARGEST:,} bytes; give a config")
-        return parse_yaml(contents.decode("utf-8-sig"))
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such config file") from None
-    except OSError as error:
-        raise UsageError(f"{path}: cannot read the config: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not valid YAML: {error}") from None
+def _merged(base: Any, value: Any) -> Any:
+    """`value` over `base`: mappings are merged key by key, and any other value replaces the one below it."""
+    if not isinstance(base, dict) or not isinstance(value, dict):
+        return value
+    return base | {key: _merged(base[key], item) if key in base else item for key, item in value.items()}
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a config, merge `section.key=value` overrides, validate.
-
-    Raises UsageError naming the key at fault, its nearest real name, and its range.
-    """
-    raw = read_yaml_file(Path(path))
-    if not isinstance(raw, dict):
-        raise UsageError(f"{path}: expected sections such as data, model and training")
+def _origin(keys: Keys, files: Sequence[_ConfigFile], overrides: Sequence[str] = ()) -> str:
+    """Where the value at `keys` comes from: FILE:LINE, or FILE if no single line is at fault, or --set."""
+    names = [key for key in keys if isinstance(key, str)]
+    changed = False  # whether an override replaces a part of the value
     for assignment in overrides:
-        raw = override(raw, assignment)
-    return validate(Config, raw, str(path))
+        given = assignment.partition("=")[0].strip().split(".")
+        for name in (
+            [str(key) for key in keys],
+            names,
+        ):  # a list of one corpus may be written without the list
+            if given == name[: len(given)]:
+                return "--set"
+            changed = changed or name == given[: len(name)]
+    path, line = files[0].path, ""
+    layers: list[tuple[Path, yaml.Node | None]] = [(file.path, file.root) for file in files]
+    for key in keys:
+        if isinstance(key, int) and isinstance(layers[0][1], yaml.MappingNode):
+            continue
+        entries = [(path, *entry) for path, node in layers if (entry := _entry(node, key))]
+        if not entries:
+            break
+        path, line = entries[0][0], f":{entries[0][1].start_mark.line + 1}"
+        below: list[tuple[Path, yaml.Node | None]] = [(path, node) for path, _, node in entries]
+        # Mappings are merged; any other value hides the files below it.
+        layers = list(takewhile(lambda layer: isinstance(layer[1], yaml.MappingNode), below)) or below[:1]
+    return str(path) if changed else f"{path}{line}"
+
+
+def _entry(node: yaml.Node | None, key: int | str) -> tuple[yaml.Node, yaml.Node] | None:
+    """The nodes of a key and of its value."""
+    if isinstance(node, yaml.MappingNode):
+        return next((pair for pair in node.value if pair[0].value == str(key)), None)
+    if isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+        return node.value[key], node.value[key]
+    return None

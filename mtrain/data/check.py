@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from mtrain.config.schema import Corpus, DataConfig, Holdout
+from mtrain.config.corpora import Corpus, Holdout
+from mtrain.config.schema import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import place_of, read_corpus
 from mtrain.errors import DataError

@@ -18,7 +18,7 @@ from typing import IO, Any, TypeVar, cast
 
 import pyarrow as pa
 
-from mtrain.config.schema import (
+from mtrain.config.corpora import (
     Corpus,
     FieldsCorpus,
     HubCorpus,

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mtrain.config.schema import Corpus, DataConfig, Holdout
+from mtrain.config.corpora import Corpus, Holdout
+from mtrain.config.schema import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, files_of, good_pairs, read_pairs
 from mtrain.errors import DataError, ModelError, StorageError

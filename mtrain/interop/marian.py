@@ -10,8 +10,9 @@ from typing import Any
 from safetensors.torch import save_file
 
 from mtrain.checkpoint.model_folder import LoadedModel
-from mtrain.config.load import override, to_yaml, validate
+from mtrain.config.load import override, validate
 from mtrain.config.schema import ModelConfig, ModelFolderConfig
+from mtrain.config.yaml_io import to_yaml
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop.generation import decoding_from, generation_from, limit_of, not_kept
 from mtrain.interop.source import read_object, read_weights, source_folder

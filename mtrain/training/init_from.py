@@ -7,7 +7,6 @@ it, but for dropouts, the search, and the longest sentence where no learned posi
 
 import json
 import logging
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,10 @@ from torch import nn
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import LoadedModel, load_model, tokenizer_folder
-from mtrain.config.load import read_yaml_file, validate
-from mtrain.config.schema import PRESETS, Architecture, Config, Part, TokenizerConfig
+from mtrain.config.load import validate
+from mtrain.config.presets import PRESETS, auto_size
+from mtrain.config.schema import Architecture, Config, Part, TokenizerConfig
+from mtrain.config.yaml_io import read_yaml_file
 from mtrain.data.corpus import good_pairs
 from mtrain.errors import ModelError, UsageError
 from mtrain.storage.atomic import write_atomically
@@ -31,21 +32,6 @@ _PARTS: dict[Part, tuple[str, ...]] = {
     "embeddings": ("source_embedding.", "target_embedding.", "learned_"),
 }
 Taken = dict[str, dict[str, Any]]  # values by section and key
-
-# Preset and pieces of corpora of fewer than so many pairs. Multi30k: Wu et al. (ACL 2021) found that models
-# larger than tiny only overfit it, and 12,000 pieces were better than 8,000 here (configs/README.md). Of
-# millions of pairs: base, big and 32,000 pieces of Vaswani et al. (2017). Small corpora, small vocabularies:
-# Gowda and May, "Finding the Optimal Vocabulary Size for Neural Machine Translation" (2020); 10,000 captions
-# and their translations have no 12,000 pieces.
-TABLE = (
-    (2_000, "tiny", 1000),
-    (10_000, "tiny", 4000),
-    (20_000, "tiny", 8000),
-    (100_000, "tiny", 12000),
-    (1_000_000, "small", 12000),
-    (10_000_000, "base", 32000),
-    (math.inf, "big", 32000),
-)
 
 
 def resolved(config: Config) -> tuple[Config, LoadedModel | None]:
@@ -94,8 +80,8 @@ def _with_sizes(config: Config) -> Config:
     if config.model.preset != "auto":
         return config
     pairs = sum(1 for _ in good_pairs(config.data.train, "skip"))  # `check` is to count the bad ones
-    _, preset, pieces = next(row for row in TABLE if pairs < row[0])
-    filled = _filled(config, {"model": PRESETS[preset], "tokenizer": {"vocab_size": pieces}})
+    _, preset, vocab_size = auto_size(pairs)
+    filled = _filled(config, {"model": PRESETS[preset], "tokenizer": {"vocab_size": vocab_size}})
     chosen = (preset, filled.tokenizer.vocab_size, f"{pairs:,}")
     log.info("model.preset: auto: %s, %d pieces, for %s pairs", *chosen)
     return filled

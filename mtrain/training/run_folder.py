@@ -13,8 +13,9 @@ from typing import Any
 
 from mtrain.checkpoint.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.model_folder import copy_tokenizer, tokenizer_folder
-from mtrain.config.load import read_yaml_file, to_yaml, validate
+from mtrain.config.load import validate
 from mtrain.config.schema import Config, TokenizerConfig
+from mtrain.config.yaml_io import read_yaml_file, to_yaml
 from mtrain.data.corpus import content_hash, good_pairs
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.storage.atomic import lock, recover, write_atomically, write_folder, write_text

@@ -46,7 +46,7 @@ def test_a_missing_config_is_a_usage_error(mtrain, command):
         (
             ["fit", "{config}", "--set", "model.dropout=2"],
             2,
-            "model.dropout: input should be less than 1; got 2",
+            "model.dropout: expected a number of at least 0 and below 1",
         ),
         (["fit", "{config}", "--set", "model"], 2, "expected section.key=value"),
         (["fit", "{config}", "--device", "tpu"], 2, "no such device"),

@@ -68,10 +68,10 @@ def test_27_asking_for_a_gpu_that_is_not_there_is_an_error(name):
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("model.dropout=1.0", "model.dropout: input should be less than 1; got 1.0"),
-        ("model.dropout=-0.1", "model.dropout: input should be greater than or equal to 0; got -0.1"),
-        ("training.batch_tokens=0", "training.batch_tokens: input should be greater than"),
-        ("training.batch_tokens=many", "training.batch_tokens: input should be a valid integer"),
+        ("model.dropout=1.0", "model.dropout: expected a number of at least 0 and below 1"),
+        ("model.dropout=-0.1", "and below 1 (dropout rate of embeddings and sublayer outputs); got -0.1"),
+        ("training.batch_tokens=0", "training.batch_tokens: expected an integer of at least 1"),
+        ("training.batch_tokens=many", "training.batch_tokens: expected an integer of at least 1"),
         ("tokenizer.vocab_sise=9", "unknown key 'vocab_sise'; did you mean 'vocab_size'?"),
         ("trainig.max_steps=9", "unknown key 'trainig'; did you mean 'training'?"),
     ],

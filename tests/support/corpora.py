@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from mtrain.config.schema import Corpus
+from mtrain.config.corpora import Corpus
 from mtrain.data import Pair
 from mtrain.data.corpus import read_pairs
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mtrain.config.schema import ToyCorpus
+from mtrain.config.corpora import ToyCorpus
 from mtrain.data.corpus import content_hash
 from mtrain.data.toy import Split, toy_pairs
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.cli import ExportFormat
-from mtrain.config.load import to_yaml
 from mtrain.config.schema import Architecture, DecodingConfig, Format, ModelFolderConfig, TokenizerConfig
+from mtrain.config.yaml_io import to_yaml
 from mtrain.data.toy import toy_pairs
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError, UsageError
@@ -246,7 +246,7 @@ def test_fit_refuses_before_it_begins_what_could_not_be_exported(mtrain, config_
 
 def test_an_unknown_export_is_a_usage_error(mtrain, config_file):
     code, _, err = mtrain("fit", changed(config_file, "export", require=["onnx"]))
-    assert code == 2 and "export.require.0: input should be 'marian' or 'ctranslate2'" in one_line(err)
+    assert code == 2 and "export.require.0: expected one of marian, ctranslate2" in one_line(err)
 
 
 def test_a_missing_package_is_named():

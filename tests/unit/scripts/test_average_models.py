@@ -10,7 +10,7 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 from mtrain.checkpoint.model_folder import save_model_folder
-from mtrain.config.load import read_yaml_file
+from mtrain.config.yaml_io import read_yaml_file
 from mtrain.decoding.translate import Translator
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.paths import ROOT

@@ -1,0 +1,115 @@
+"""The kinds of parallel corpora that a configuration can name."""
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field, TypeAdapter
+
+from mtrain.config.section import Section
+
+
+class CorpusSpec(Section):
+    """The keys that every kind of corpus has."""
+
+    weight: float = Field(
+        1.0,
+        ge=0.001,
+        le=1000,
+        description="number of times that each pair occurs in an epoch; for `train` only",
+    )
+
+
+class TextCorpus(CorpusSpec):
+    """Two parallel plain-text files with one sentence per line."""
+
+    source: str = Field(description="file of source sentences, one per line; may be compressed (.gz, .zst)")
+    target: str = Field(description="file of target sentences, one per line; may be compressed (.gz, .zst)")
+
+
+class TsvCorpus(CorpusSpec):
+    """A tab-separated file with one pair per line."""
+
+    tsv: str = Field(description="tab-separated file; may be compressed (.gz, .zst)")
+    source_column: int = Field(0, ge=0, description="column of the source sentence, starting at 0")
+    target_column: int = Field(1, ge=0, description="column of the target sentence, starting at 0")
+
+
+class FieldsCorpus(CorpusSpec):
+    """The keys of corpora whose sentences are in named fields."""
+
+    source_field: str = Field(
+        description="field of the source sentence; dots reach nested fields: `translation.en`"
+    )
+    target_field: str = Field(
+        description="field of the target sentence; dots reach nested fields: `translation.de`"
+    )
+
+
+class JsonlCorpus(FieldsCorpus):
+    """A JSON Lines file with one object per line."""
+
+    jsonl: str = Field(description="file with one JSON object per line; may be compressed (.gz, .zst)")
+
+
+class ParquetCorpus(FieldsCorpus):
+    """One or more Parquet files."""
+
+    parquet: str = Field(description="Parquet file, or a pattern such as `data/part-*.parquet`")
+
+
+class HubCorpus(FieldsCorpus):
+    """A dataset on the Hugging Face Hub, or a local folder with one; not a script-based dataset."""
+
+    hub: str = Field(description="dataset on the Hugging Face Hub, such as `wmt/wmt14`, or a local folder")
+    config: str | None = Field(None, description="configuration of the dataset, such as `de-en`")
+    split: str = Field("train", description="split of the dataset")
+    revision: str | None = Field(None, description="commit hash or tag that pins the version of the dataset")
+
+
+class ToyCorpus(CorpusSpec):
+    """The bundled English-French toy corpus."""
+
+    toy: Literal["train", "validation", "test"] = Field(description="split of the bundled toy corpus")
+
+
+class Holdout(Section):
+    """A validation set that is taken out of the training corpora."""
+
+    holdout: int = Field(ge=1, description="number of pairs held out of `train`, drawn at random with `seed`")
+
+
+AnyCorpus = TextCorpus | TsvCorpus | JsonlCorpus | ParquetCorpus | HubCorpus | ToyCorpus
+_KINDS = {next(iter(kind.__annotations__)): kind for kind in get_args(AnyCorpus)}  # by the first key of each
+
+
+def _one_kind(value: Any) -> Any:
+    """Validate a corpus as the kind that its keys name, so that an error concerns that kind only."""
+    if isinstance(value, CorpusSpec):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("expected a corpus, such as {source: train.en, target: train.de}")
+    kinds = [key for key in _KINDS if key in value]
+    if len(kinds) != 1:
+        found = f"; got {' and '.join(kinds)}" if kinds else ""
+        raise ValueError(
+            f"a corpus has exactly one of source (with target), tsv, jsonl, parquet, hub, toy{found}"
+        )
+    return _KINDS[kinds[0]].model_validate(value)
+
+
+def _as_list(value: Any) -> Any:
+    if not isinstance(value, (dict, list)) or not value:
+        raise ValueError(
+            "expected a corpus, such as {source: train.en, target: train.de}, or a list of corpora"
+        )
+    return [value] if isinstance(value, dict) else value
+
+
+def _corpora_or_holdout(value: Any) -> Any:
+    if isinstance(value, dict) and any(str(key).startswith("hold") for key in value):
+        return Holdout.model_validate(value)
+    return value if isinstance(value, Holdout) else TypeAdapter(Corpora).validate_python(value)
+
+
+Corpus = Annotated[AnyCorpus, BeforeValidator(_one_kind)]
+Corpora = Annotated[list[Corpus], BeforeValidator(_as_list)]
+Validation = Annotated[list[Corpus] | Holdout, BeforeValidator(_corpora_or_holdout)]

@@ -1,0 +1,24 @@
+"""The base class of all sections of the configuration."""
+
+import difflib
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+
+class Section(BaseModel):
+    """A frozen, strictly typed group of keys. An unknown key is an error that names the nearest known one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reject_unknown_keys(cls, values: dict[Any, Any] | Self) -> dict[Any, Any] | Self:
+        for key in values if isinstance(values, dict) else ():
+            if key not in cls.model_fields:
+                close = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.5)
+                hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(cls.model_fields)}"
+                problem = {"key": str(key), "hint": hint}
+                raise PydanticCustomError("unknown_key", "unknown key '{key}'; {hint}", problem)
+        return values

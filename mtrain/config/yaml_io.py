@@ -1,0 +1,138 @@
+"""YAML 1.2: reading text and files, locating keys in them, and writing sections."""
+
+import re
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from mtrain.config.section import Section
+from mtrain.errors import UsageError
+
+MAX_BYTES = 2**17  # of a config; parsing a larger file would take long
+_CORE_SCHEMA = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?[0-9]+",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+}
+
+
+class YamlError(ValueError):
+    """A text is not valid YAML. `line` is the number of the offending line, starting at 1."""
+
+    def __init__(self, problem: str, line: int):
+        super().__init__(problem)
+        self.line = line
+
+
+class Document(NamedTuple):
+    """A parsed YAML text: its value, and the syntax tree that knows the line of each key."""
+
+    value: Any
+    root: yaml.Node | None
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """Resolves scalars by the core schema of YAML 1.2, and rejects duplicate keys.
+
+    PyYAML itself follows YAML 1.1, where `no` (Norwegian) is false and `5e-4` is a string, and the last
+    of two equal keys silently wins.
+    """
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError):
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.MarkedYAMLError(
+                problem=f"not a valid {kind}: {str(node.value)[:40]}", problem_mark=node.start_mark
+            ) from None
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable) or key in keys:
+                problem = f"'{key}' is given twice" if isinstance(key, Hashable) else "a key must be a scalar"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
+            keys.add(key)
+        return super().construct_mapping(node, deep)
+
+
+class _YamlDumper(yaml.SafeDumper):
+    """Quotes every string that either version of YAML would not read as one, so that all readers agree."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        breaks = any(c in text for c in "\x85\u2028\u2029")  # line breaks in YAML 1.1
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if breaks else None)
+
+
+for _tag, _pattern in _CORE_SCHEMA.items():
+    for _class in (_YamlLoader, _YamlDumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)
+# YAML 1.2 reads "010" as ten, PyYAML's own constructor as octal eight.
+_YamlLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
+_YamlDumper.add_representer(str, _YamlDumper.represent_text)
+
+
+def parse_document(text: str) -> Document:
+    """Parse YAML by the 1.2 core schema. Raises YamlError."""
+    try:
+        loader = _YamlLoader(text)
+        root = loader.get_single_node()
+        return Document(None if root is None else loader.construct_document(root), root)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise YamlError(f"{error.problem or error.context}{_quoted(text, line)}", line) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise YamlError(f"character U+{ord(text[error.position]):04X} is not allowed", line) from None
+    except RecursionError:
+        raise YamlError("nested too deeply", 1) from None
+
+
+def _quoted(text: str, number: int) -> str:
+    """The offending line of a text of several lines, shortened, as part of a message."""
+    lines = text.split("\n")
+    line = lines[number - 1].strip() if len(lines) > 1 and number <= len(lines) else ""
+    return f", in: {line[:60]}" if line else ""
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text, by the 1.2 core schema. Raises YamlError."""
+    return parse_document(text).value
+
+
+def read_document(path: Path) -> Document:
+    """Read a YAML file. Raises UsageError if it is missing, unreadable, too large or not YAML."""
+    try:
+        with path.open("rb") as stream:
+            contents = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such config file") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot read the config: {error.strerror}") from None
+    if len(contents) > MAX_BYTES:
+        raise UsageError(f"{path}: too large for a config: more than {MAX_BYTES:,} bytes")
+    try:
+        return parse_document(contents.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = contents.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{path}:{line}: not valid UTF-8; save the file in this encoding") from None
+    except YamlError as error:
+        raise UsageError(f"{path}:{error.line}: not valid YAML: {error}") from None
+
+
+def read_yaml_file(path: Path) -> Any:
+    """The value of a YAML file. Raises UsageError if it is missing, unreadable, too large or not YAML."""
+    return read_document(path).value
+
+
+def to_yaml(section: Section) -> str:
+    """A section as YAML that `parse_yaml` reads back to an equal section."""
+    return yaml.dump(section.model_dump(mode="json"), Dumper=_YamlDumper, sort_keys=False, allow_unicode=True)
