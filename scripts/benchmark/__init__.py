@@ -1,5 +1,5 @@
-"""The parts of `scripts/bench.py`. Each measurement is a process of its own; `job` says how they are started.
+"""The parts of `scripts/bench.py`. Each measurement runs in a process of its own, which `job` starts.
 
-`job`, `meter` and `peers` also run in the environment of the other tools: they import torch, numpy and the
-standard library, never mtrain.
+`job`, `meter` and `peers` also run in the Python environment of the other tools: they import torch, numpy and
+the standard library, but never mtrain.
 """

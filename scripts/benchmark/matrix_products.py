@@ -1,7 +1,7 @@
-"""The matrix products of a training step: their FLOPs, and the time that they need by themselves.
+"""The matrix products of a training step: their FLOPs and their time, which is a lower bound for the step.
 
-No training step can be shorter than its matrix products. Each is timed alone, with its result written to
-memory that is there already. They are those of a batch of mean size without padding.
+Each product is timed alone and writes its result to memory that is already allocated. The sizes are those of
+the mean micro-batch without padding.
 """
 
 import time
@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmark.job import Job, answer_with
+from benchmark.job import TrainingJob, answer_with
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Product(NamedTuple):
-    """`batch` products of (rows, inner) with (inner, columns) matrices, on the way forward."""
+    """`batch` products of (rows, inner) with (inner, columns) matrices in the forward pass."""
 
     batch: int
     rows: int
@@ -27,13 +27,16 @@ class Product(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Operations forward and backward: the gradient of either factor costs as much as the product."""
+        """Operations forward and backward: the gradient of each factor costs as much as the product."""
         return 3 * 2 * self.batch * self.rows * self.inner * self.columns
 
 
 def products_of(model: dict[str, Any], shape: tuple[int, int, int]) -> Counter[Product]:
-    """How often each product occurs in a step. `model` has the fields of ModelConfig; `shape` is the numbers
-    of sentences, source tokens and target tokens of its batch. Causal attention is counted in full."""
+    """The number of times that each product occurs in a step.
+
+    `model` has the fields of ModelConfig; `shape` is the number of sentences, source and target tokens.
+    Causal attention is counted in full.
+    """
     sentences, source, target = shape
     width, heads, inner = model["d_model"], model["heads"], model["ffn_dim"]
     gates = 2 if model["activation"] == "swiglu" else 1
@@ -67,15 +70,15 @@ def flops_of(counts: Counter[Product]) -> int:
     return sum(product.flops * times for product, times in counts.items())
 
 
-def products_of_job(job: Job) -> Counter[Product]:
-    """The products of a step with the job's mean batch, which goes through the model twice for R-Drop."""
+def products_of_job(job: TrainingJob) -> Counter[Product]:
+    """The products of a step with the mean micro-batch of a job; R-Drop runs it through the model twice."""
     copies = 2 if job.training["r_drop"] else 1
     sentences, source, target = (copies * size for size in job.shape)
     return products_of(job.model, (sentences, source, target))
 
 
-def bound(job: Job) -> dict[str, float]:
-    """Seconds of all matrix products of a step with the job's mean batch, in its precision."""
+def bound(job: TrainingJob) -> dict[str, float]:
+    """Seconds of all matrix products of a step with the mean micro-batch, in the precision of the job."""
     counts = products_of_job(job)
     dtype, device = DTYPES[job.precision], torch.device(job.device)
     return {"seconds": sum(times * _seconds(product, dtype, device) for product, times in counts.items())}
@@ -86,7 +89,7 @@ def _seconds(product: Product, dtype: torch.dtype, device: torch.device) -> floa
 
     def matrices(*sizes: int) -> Tensor:
         made = torch.rand(batch, *sizes, dtype=dtype, device=device)
-        return made[0] if batch == 1 else made  # the kernels for one product are other ones
+        return made[0] if batch == 1 else made  # a single product uses other kernels than a batch
 
     x, weight, gradient = matrices(rows, inner), matrices(columns, inner), matrices(rows, columns)
     out, grad_x, grad_weight = map(torch.empty_like, (gradient, x, weight))
@@ -98,10 +101,12 @@ def _seconds(product: Product, dtype: torch.dtype, device: torch.device) -> floa
 
 
 def _time(call: Callable[[], object], device: torch.device, span: float = 0.1) -> float:
-    """Least seconds of a call, among as many as fit into `span` seconds, and three at least: a bound is what
-    the machine can do, whatever else it does now and then."""
+    """The shortest time of a call in seconds, among the calls that fit into `span` seconds, at least three.
+
+    The minimum excludes the interruptions by other programs.
+    """
     on_gpu = device.type == "cuda"
-    repeats = 20 if on_gpu else 1  # one alone would measure its launch
+    repeats = 20 if on_gpu else 1  # a single call would measure its launch
     call()
     if on_gpu:
         torch.cuda.synchronize(device)

@@ -1,23 +1,23 @@
-"""mtrain's own decoding, measured, from source ids to text."""
+"""Measures mtrain's own decoding, from source ids to text."""
 
 from typing import Any
 
-from benchmark.decoding import DecodingJob, Sentences, measure
-from benchmark.job import answer_with
+from benchmark.job import DecodingJob, answer_with
+from benchmark.meter import time_decoding
 from mtrain import Translator
 from mtrain.decoding.decode import SHORT
 from mtrain.decoding.split import Part
 
 
 def decode(job: DecodingJob) -> dict[str, Any]:
-    """Translate with the model that was trained."""
+    """Translate with the trained model."""
     exactly = {"max_length_ratio": 0.0, "max_length_offset": job.length, "min_length_offset": job.length}
     loaded = Translator.load(job.model_dir, job.device)
     loaded = loaded.with_settings(**exactly, precision=job.precision, workers=job.workers or "auto")
     eos, settings = loaded.tokenizer.special.eos, {}
 
-    def translate(sentences: Sentences, batch: int, beams: int) -> list[int]:
-        if (batch, beams) not in settings:  # a budget of tokens that makes batches of that size on average
+    def translate(sentences: list[list[int]], batch: int, beams: int) -> list[int]:
+        if (batch, beams) not in settings:  # a budget that gives batches of this size on average
             tokens = sum(max(SHORT, len(ids) + 1) for ids in job.sentences) / len(job.sentences)
             budget = max(1, round(batch * beams * tokens)) if batch > 1 else 10**6
             settings[batch, beams] = loaded.with_settings(beam_size=beams, batch_tokens=budget).decoder
@@ -26,8 +26,8 @@ def decode(job: DecodingJob) -> dict[str, Any]:
 
     helpers = loaded.decoder.helpers
     while helpers.count and len(job.sentences) > 128 and not (helpers.ready and helpers.ready.done()):
-        translate(job.sentences, 64, 1)  # other tools' threads are there from the start, too
-    return measure(job, translate)
+        translate(job.sentences, 64, 1)  # the other tools have started their threads by now, too
+    return time_decoding(job, translate)
 
 
 if __name__ == "__main__":

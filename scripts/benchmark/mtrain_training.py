@@ -1,25 +1,25 @@
-"""mtrain's own training steps, measured."""
+"""Measures mtrain's own training steps."""
 
 from pathlib import Path
 from typing import Any
 
-from benchmark.job import Job, answer_with
+from benchmark.job import TrainingJob, answer_with
 from benchmark.meter import Meter
 from mtrain.config.load import load_config
 from mtrain.training.loop import Trainer, make_trainer
 
 
-def open_trainer(job: Job) -> Trainer:
-    """The product's trainer, on the run that was prepared for all measurements, ready for its first step."""
+def open_trainer(job: TrainingJob) -> Trainer:
+    """A trainer of the prepared run, ready for its first step."""
     trainer = make_trainer(load_config(Path(job.run_dir) / "config.yaml"), device=job.device, quiet=True)
-    if trainer.device.type == "cuda":  # as `fit` does; there it compiles, which takes longer than warming up
+    if trainer.device.type == "cuda":  # as `fit` does; compilation takes longer than the warm-up
         for batch in trainer.feed.largest(0):
             trainer.learner.rehearse(batch)
     return trainer
 
 
-def measure(job: Job) -> dict[str, Any]:
-    """Train for the job's span of time."""
+def measure(job: TrainingJob) -> dict[str, Any]:
+    """Train for the time span of the job."""
     trainer = open_trainer(job)
     meter = Meter(job)
     for step in trainer.steps():

@@ -1,4 +1,4 @@
-"""Where mtrain's training steps spend their time, by PyTorch's profiler."""
+"""Profiles mtrain's training steps with PyTorch's profiler."""
 
 import re
 import time
@@ -10,12 +10,12 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from benchmark.job import Job, answer_with
-from benchmark.meter import synchronise
-from benchmark.product import open_trainer
+from benchmark.job import TrainingJob, answer_with
+from benchmark.meter import synchronize
+from benchmark.mtrain_training import open_trainer
 
 WARM_STEPS, STEPS = 3, 6
-# The first that matches decides. Only attention multiplies batches of matrices.
+# The first pattern that matches decides. Only attention multiplies batches of matrices.
 KINDS = [
     ("attention", r"aten::(bmm|baddbmm|.*scaled_dot_product.*)"),
     ("matrix products", r"aten::(mm|addmm|mkldnn_linear|_?addmm_activation)|mkldnn::"),
@@ -26,19 +26,23 @@ KINDS = [
 
 
 def kind_of(event: FunctionEvent) -> str:
-    """The kind of an operation, or of the nearest one around it that has a kind."""
+    """The kind of an operation, or of the innermost enclosing operation that has one."""
     around: FunctionEvent | None = event
     while around is not None:
         for kind, pattern in KINDS:
             if re.match(pattern, around.name):
                 return kind
         around = around.cpu_parent
-    return "attention" if "softmax" in event.name else "other"  # the loss's own has the loss around it
+    return (
+        "attention" if "softmax" in event.name else "other"
+    )  # the softmax of the loss is enclosed by the loss
 
 
-def run(job: Job) -> dict[str, Any]:
-    """Profile a few steps; milliseconds a step of each operation's own time, summed over threads, and of each
-    kind of operation. On a GPU the time is that of the kernels."""
+def run(job: TrainingJob) -> dict[str, Any]:
+    """Profile a few steps: milliseconds per step of each operation and of each kind of operation.
+
+    Times exclude called operations and are summed over threads; on a GPU they are those of the kernels.
+    """
     trainer = open_trainer(job)
     on_gpu = trainer.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
@@ -46,19 +50,19 @@ def run(job: Job) -> dict[str, Any]:
     steps = trainer.steps()
     for _ in range(WARM_STEPS):
         trainer.train_on(next(steps))
-    synchronise(trainer.device)
+    synchronize(trainer.device)
     start = time.perf_counter()
     with profile(activities=activities, experimental_config=everywhere) as profiler:
         for _ in range(STEPS):
             trainer.train_on(next(steps))
-        synchronise(trainer.device)
+        synchronize(trainer.device)
         wall = time.perf_counter() - start
     operations: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     for event in profiler.events():
         if event.device_type != DeviceType.CPU:
-            continue  # a kernel by itself; its time is that of the operation that started it, too
+            continue  # the time of a kernel is also that of the operation that launched it
         own = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1000 / STEPS
         operations[event.name] += own
         calls[event.name] += 1

@@ -1,22 +1,21 @@
-"""From measurements to figures, and from figures to a table. Pure functions."""
+"""Statistics of measurements, and tables of them. Pure functions."""
 
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 MEASURES = ("target_tokens_per_second", "ms_per_step", "target_tokens_per_step", "padding", "peak_mib")
-HEADS = ["tool", "numbers", "malloc", "target tokens/s", "ms/step", "padding", "peak MiB", "GFLOP/s"]
-HEADS += ["of bound", "mtrain/it"]
+HEADS = ["tool", "precision", "malloc", "target tokens/s", "ms/step", "padding", "peak MiB", "GFLOP/s"]
+HEADS += ["of bound", "mtrain/tool"]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and greatest."""
+    """Median, minimum and maximum."""
     return {"median": median(values), "min": min(values), "max": max(values)}
 
 
-def neighbour_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Median of the ratios of runs that were made one after the other. Slow spells of the machine fall on
-    neighbours alike, and cancel."""
+def ratio_of_rounds(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Median over rounds of the ratio of two speeds; a slow spell of the machine affects both and cancels."""
     return median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
@@ -26,29 +25,32 @@ def row_of(
     bounds: Sequence[float],
     ours: Sequence[float] | None,
 ) -> dict[str, Any]:
-    """The figures of one tool. `bounds` are the target tokens/s of matrix products alone in each round,
-    `ours` those of mtrain, or None for mtrain itself."""
+    """The statistics of one tool.
+
+    `bounds` are the target tokens/s of the matrix products alone in each round, `ours` those of mtrain, or
+    None for mtrain itself.
+    """
     speeds = [run["target_tokens_per_second"] for run in runs]
     figures: dict[str, Any] = {measure: spread([run[measure] for run in runs]) for measure in MEASURES}
     figures["model_gflops"] = spread([speed * flops_per_token / 1e9 for speed in speeds])
-    figures["fraction_of_bound"] = neighbour_ratio(speeds, bounds)
+    figures["fraction_of_bound"] = ratio_of_rounds(speeds, bounds)
     if ours is not None:
-        figures["mtrain_ratio"] = neighbour_ratio(ours, speeds)
+        figures["mtrain_ratio"] = ratio_of_rounds(ours, speeds)
     return {**figures, "runs": list(runs)}
 
 
-def table_of(result: dict[str, Any]) -> str:
-    """The result of `train` for people to read."""
+def training_table(result: dict[str, Any]) -> str:
+    """The result of `train` as text."""
     rows = [HEADS, *map(_row_cells, result["rows"]), *map(_bound_cells, result["bounds"])]
-    machine, batch = result["machine"], result["batch"]
+    batch = result["batch"]
     overrides = "".join(f" --set {override}" for override in result["overrides"])
     parts = [
-        f"{result['date']}, mtrain {result['mtrain']} ({result['commit'] or 'no commit'}), torch "
-        f"{machine['torch']}, {machine['device_name']}, {machine['threads']} threads",
+        _heading(result),
         f"{result['config']}{overrides}: {result['parameters'] / 1e6:.2f} million parameters, "
-        f"{result['mflop_per_target_token']:.1f} MFLOP a target token; a mean pass has {batch['sentences']} "
-        f"sentences of {batch['source_tokens']:,} source and {batch['target_tokens']:,} target tokens",
-        f"median (least to greatest) of {result['repeats']} runs of {result['seconds']:g} s",
+        f"{result['mflop_per_target_token']:.1f} MFLOP per target token; the mean micro-batch has "
+        f"{batch['sentences']} sentences of {batch['source_tokens']:,} source and {batch['target_tokens']:,} "
+        "target tokens",
+        f"median (minimum to maximum) of {result['repeats']} runs of {result['seconds']:g} s",
         "",
         aligned(rows),
         "",
@@ -59,14 +61,23 @@ def table_of(result: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def _heading(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    version = f"mtrain {result['mtrain']} ({result['commit'] or 'no commit'}), torch {machine['torch']}"
+    return f"{result['date']}, {version}, {machine['device_name']}, {machine['threads']} threads"
+
+
+def _with_range(values: dict[str, float]) -> str:
+    return f"{values['median']:,.0f} ({values['min']:,.0f} to {values['max']:,.0f})"
+
+
 def _row_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    speed = row["target_tokens_per_second"]
     ratio = row.get("mtrain_ratio")
     return (
         row["tool"],
         row["precision"],
         row["malloc"],
-        f"{speed['median']:,.0f} ({speed['min']:,.0f} to {speed['max']:,.0f})",
+        _with_range(row["target_tokens_per_second"]),
         f"{row['ms_per_step']['median']:,.1f}",
         f"{100 * row['padding']['median']:.1f} %",
         f"{row['peak_mib']['median']:,.0f}",
@@ -77,10 +88,9 @@ def _row_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _bound_cells(bound: dict[str, Any]) -> tuple[str, ...]:
-    speed = bound["target_tokens_per_second"]
-    figures = f"{speed['median']:,.0f} ({speed['min']:,.0f} to {speed['max']:,.0f})"
+    speed = _with_range(bound["target_tokens_per_second"])
     gflops = f"{bound['gflops']['median']:,.1f}"
-    return "matrix products alone", bound["precision"], "", figures, "", "", "", gflops, "100 %", ""
+    return "matrix products alone", bound["precision"], "", speed, "", "", "", gflops, "100 %", ""
 
 
 def _profile_text(profile: dict[str, Any]) -> str:
@@ -100,7 +110,7 @@ def _profile_text(profile: dict[str, Any]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Cells in columns: words, which are first, to the left, figures to the right."""
+    """Cells in columns, the first to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -112,10 +122,9 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def decoding_table_of(result: dict[str, Any]) -> str:
-    """The result of `translate` for people to read."""
-    machine = result["machine"]
-    heads = ["tool", "numbers", "workers"]
+def decoding_table(result: dict[str, Any]) -> str:
+    """The result of `translate` as text."""
+    heads = ["tool", "precision", "workers"]
     for cell in result["rows"][0]["settings"]:
         unit = "/s" if cell["batch"] > 1 else " ms"
         heads += [f"batch {cell['batch']} beam {cell['beams']}{unit}", "mtrain"]
@@ -127,13 +136,12 @@ def decoding_table_of(result: dict[str, Any]) -> str:
             cells.append(f"{speed:,.0f}" if cell["batch"] > 1 else f"{1000 / speed:,.1f}")
             cells.append(f"{cell['mtrain_ratio']:.2f} x" if "mtrain_ratio" in cell else "")
         peak = row["peak_mib"]
-        rows.append([*cells, f"{peak['median']:,.0f}" if peak else "not known"])
+        rows.append([*cells, f"{peak['median']:,.0f}" if peak else "unknown"])
     parts = [
-        f"{result['date']}, mtrain {result['mtrain']} ({result['commit'] or 'no commit'}), torch "
-        f"{machine['torch']}, {machine['device_name']}, {machine['threads']} threads",
-        f"{result['model']}; {result['sentences']:,} sentences of {result['source']}, each of which gets "
-        f"{result['length']} tokens; sentences a second, and milliseconds for one alone; medians of "
-        f"{result['repeats']} runs",
+        _heading(result),
+        f"{result['model']}; {result['sentences']:,} sentences of {result['source']}, each translated into "
+        f"{result['length']} tokens; sentences per second, and milliseconds per sentence at batch size 1; "
+        f"medians of {result['repeats']} runs",
         "",
         aligned(rows),
     ]

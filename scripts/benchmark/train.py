@@ -1,25 +1,19 @@
-"""Training speed and memory: mtrain, other tools, and what the machine could do at best."""
+"""Training speed and memory: mtrain, other tools, and the bound that the machine sets."""
 
+import argparse
 import json
-import os
-import platform
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
-from benchmark import environment, products
-from benchmark.job import Job, start
-from benchmark.machine import BUSY, commit, device_name
+from benchmark import matrix_products, peer_environment
+from benchmark.job import TrainingJob, start
 from benchmark.report import row_of, spread
-from mtrain import __version__
+from benchmark.rounds import Contestant, describe_run, take_turns
 from mtrain.config.load import load_config
 from mtrain.config.schema import Config, ModelConfig
 from mtrain.data.batching import BatchPlan, plan_batches
@@ -30,63 +24,37 @@ from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.init_from import resolved
 from mtrain.training.run_folder import tokenize
 
-PEERS = {"joeynmt": "joeynmt", "marian-hf": "marian_hf", "torch": "nn_transformer"}  # names and modules
-# glibc returns blocks of over 32 MiB to the kernel at once and maps them afresh, which costs page faults.
+# Names of the other tools and the modules that measure them.
+PEERS = {"joeynmt": "joeynmt", "marian-hf": "marian_hf", "torch": "nn_transformer"}
+# glibc returns blocks of over 32 MiB to the kernel at once and maps them again, which costs page faults.
 KEPT = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
 BOUND = "bound"
 
 
-class Options(NamedTuple):
-    """What the command line asked for."""
-
-    config: Path
-    overrides: list[str]
-    device: str
-    seconds: float
-    warmup: float
-    repeats: int
-    peers: list[str]
-    peer_precisions: list[str]
-    keep_memory: bool  # measure with KEPT as well
-    peer_env: Path
-    profile: bool
-
-
-class Contestant(NamedTuple):
-    """What takes its turn in each round."""
-
-    tool: str
-    precision: str
-    malloc: str  # default or kept
-    module: str
-    python: str
-
-
-def run(options: Options) -> dict[str, Any]:
-    """Measure everything; returns one JSON object. Raises any of `mtrain.errors`, and JobFailed."""
-    load = os.getloadavg()[0]  # before the work of preparing
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure all tools. Raises any of `mtrain.errors`, and JobFailed."""
     with TemporaryDirectory(prefix="mtrain-bench-") as folder:
         run_dir = f"run_dir={json.dumps(str(Path(folder) / 'run'))}"
-        config = load_config(options.config, [*options.overrides, run_dir])
+        config = load_config(options.config, [*options.set, run_dir])
         device = resolve_device(options.device)
         check_corpora(config.data)
-        peer_python = environment.peer_python(options.peer_env) if options.peers else ""
-        network, job = _prepare(config, device, options, Path(folder) / "streams.npz")
-        contestants = _contestants(options, job.precision, peer_python)
-        if load > BUSY:
-            print(f"warning: this machine is busy (load {load:.1f}); figures will be off", file=sys.stderr)
-        runs = _take_turns(contestants, job, options.repeats)
-        result = _describe(options, network, job, device) | _evaluate(runs, job)
-        result["machine"]["load_before"] = load
+        python = peer_environment.peer_python(options.peer_env) if options.against else ""
+        description = describe_run(device)
+        job = prepare(config, device, options, Path(folder) / "streams.npz")
+
+        def run(each: Contestant) -> dict[str, Any]:
+            variables = KEPT if each.malloc == "kept" else {}
+            return start(each.module, replace(job, precision=each.precision), each.python, variables)
+
+        results = take_turns(_contestants(options, job.precision, python), options.repeats, run)
+        result = description | _describe(options, job) | _evaluate(results, job)
         if options.profile:
             result["profile"] = start("benchmark.profile", job)
     return result
 
 
-def _prepare(
-    config: Config, device: torch.device, options: Options, streams: Path
-) -> tuple[ModelConfig, Job]:
-    """Tokenizer and encoded corpus in the run folder, the streams for the others, and the job of all."""
+def prepare(config: Config, device: torch.device, options: argparse.Namespace, streams: Path) -> TrainingJob:
+    """Make the tokenizer, the encoded corpus and the file of streams, and return the job of all tools."""
     config, _ = resolved(config)
     tokenizer = tokenize(config)
     network = model_config(config.model, tokenizer, config.data.max_length)
@@ -96,7 +64,7 @@ def _prepare(
     plan = plan_batches(*lengths, *sizes, weights=corpus.weights)
     _export(corpus, plan, streams)
     training = {**recipe.model_dump(mode="json"), "micro_batch_tokens": recipe.micro_batch_limit}
-    job = Job(
+    return TrainingJob(
         run_dir=config.run_dir,
         streams=str(streams),
         device=str(device),
@@ -108,7 +76,6 @@ def _prepare(
         model=network.model_dump(mode="json"),
         training=training,
     )
-    return network, job
 
 
 def _export(corpus: EncodedCorpus, plan: BatchPlan, file: Path) -> None:
@@ -136,55 +103,40 @@ def _mean_micro_batch(corpus: EncodedCorpus, plan: BatchPlan) -> tuple[int, int,
     return sentences, source, target
 
 
-def _contestants(options: Options, precision: str, peer_python: str) -> list[Contestant]:
+def _contestants(options: argparse.Namespace, precision: str, python: str) -> list[Contestant]:
     contestants = []
-    for malloc in ["default"] + ["kept"] * options.keep_memory:
-        contestants.append(Contestant("mtrain", precision, malloc, "benchmark.product", sys.executable))
-        for peer in options.peers:
+    for malloc in ["default"] + ["kept"] * (options.malloc == "kept"):
+        contestants.append(Contestant("mtrain", precision, "benchmark.mtrain_training", malloc=malloc))
+        for peer in options.against:
             module = f"benchmark.peers.{PEERS[peer]}"
-            for peer_precision in options.peer_precisions:
-                contestants.append(Contestant(peer, peer_precision, malloc, module, peer_python))
+            for peer_precision in options.peer_precision:
+                contestants.append(Contestant(peer, peer_precision, module, python, malloc))
     for each in sorted({contestant.precision for contestant in contestants}):
-        contestants.append(Contestant(BOUND, each, "default", "benchmark.products", sys.executable))
+        contestants.append(Contestant(BOUND, each, "benchmark.matrix_products"))
     return contestants
 
 
-def _take_turns(
-    contestants: Sequence[Contestant], job: Job, repeats: int
-) -> dict[Contestant, list[dict[str, float]]]:
-    """A B C A B C: a slow spell of the machine then falls on all alike."""
-    runs: dict[Contestant, list[dict[str, float]]] = {each: [] for each in contestants}
-    with tqdm(total=repeats * len(contestants), unit="run", disable=None) as bar:
-        for _ in range(repeats):
-            for each in contestants:
-                bar.set_description(" ".join(each[:3]))
-                variables = KEPT if each.malloc == "kept" else {}
-                told = replace(job, precision=each.precision)
-                runs[each].append(start(each.module, told, each.python, variables))
-                bar.update()
-    return runs
-
-
-def _evaluate(runs: dict[Contestant, list[dict[str, float]]], job: Job) -> dict[str, Any]:
+def _evaluate(results: dict[Contestant, list[dict[str, Any]]], job: TrainingJob) -> dict[str, Any]:
     """The rows of the table, and the bounds."""
-    flops = products.flops_of(products.products_of_job(job))
+    flops = matrix_products.flops_of(matrix_products.products_of_job(job))
     target_tokens = job.shape[2]
     bounds = {
-        each.precision: [target_tokens / run["seconds"] for run in results]
-        for each, results in runs.items()
+        each.precision: [target_tokens / run["seconds"] for run in runs]
+        for each, runs in results.items()
         if each.tool == BOUND
     }
     ours = {
-        each.malloc: [run["target_tokens_per_second"] for run in results]
-        for each, results in runs.items()
+        each.malloc: [run["target_tokens_per_second"] for run in runs]
+        for each, runs in results.items()
         if each.tool == "mtrain"
     }
     rows = []
-    for each, results in runs.items():
+    for each, runs in results.items():
         if each.tool != BOUND:
             mtrain = None if each.tool == "mtrain" else ours[each.malloc]
-            figures = row_of(results, flops / target_tokens, bounds[each.precision], mtrain)
-            rows.append(each._asdict() | figures)
+            figures = row_of(runs, flops / target_tokens, bounds[each.precision], mtrain)
+            names = {"tool": each.tool, "precision": each.precision, "malloc": each.malloc}
+            rows.append(names | figures)
     speeds = [
         {
             "precision": precision,
@@ -196,26 +148,17 @@ def _evaluate(runs: dict[Contestant, list[dict[str, float]]], job: Job) -> dict[
     return {"mflop_per_target_token": flops / target_tokens / 1e6, "rows": rows, "bounds": speeds}
 
 
-def _describe(options: Options, network: ModelConfig, job: Job, device: torch.device) -> dict[str, Any]:
-    """What was measured, where, and when."""
+def _describe(options: argparse.Namespace, job: TrainingJob) -> dict[str, Any]:
+    """What is measured."""
     kept = {"kept": " ".join(f"{name}={value}" for name, value in KEPT.items())}
+    network = Transformer(ModelConfig(**job.model))
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "mtrain": __version__,
-        "commit": commit(),
         "config": str(options.config),
-        "overrides": options.overrides,
+        "overrides": options.set,
         "seconds": options.seconds,
         "warmup": options.warmup,
         "repeats": options.repeats,
-        "machine": {
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "device": job.device,
-            "device_name": device_name(device),
-            "threads": torch.get_num_threads(),
-        },
-        "parameters": sum(parameter.numel() for parameter in Transformer(network).parameters()),
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "batch": dict(zip(("sentences", "source_tokens", "target_tokens"), job.shape, strict=True)),
-        "malloc": {"default": "the environment as it is"} | (kept if options.keep_memory else {}),
+        "malloc": {"default": "the environment is unchanged"} | (kept if options.malloc == "kept" else {}),
     }

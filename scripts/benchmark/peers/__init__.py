@@ -1,6 +1,6 @@
-"""The other tools, each in a module that runs in their environment.
+"""The other tools, each measured by a module that runs in their Python environment.
 
-They get the token streams and the sizes of mtrain's model: vocabularies, width, layers, heads, feed-forward,
-dropout, label smoothing, ties between embeddings, tokens in a batch; where a tool has the choice also the
-place of its norms. Activation and positions are the tool's own.
+They get mtrain's token streams and the sizes of its model: vocabularies, width, layers, heads, feed-forward
+width, dropout, label smoothing, tied embeddings, tokens per batch and, where the tool offers it, the norm
+order. Activation function and position encoding are the tool's defaults.
 """

@@ -1,9 +1,9 @@
-"""The token streams that mtrain trains on, in the batches that it makes of them.
+"""The token streams that mtrain trains on, in the same batches.
 
-The file of streams has for each side all ids one after another, `source_ids` and `target_ids`, and the length
-of each sentence; every sentence ends in EOS, and its length counts it. `rows` are the pairs of one epoch in
-the order of training, split into micro-batches of `micro_batch_sizes` pairs; each step
-has as many of them as `step_micro_batches` says.
+For each side, the file of streams holds the concatenated ids (`source_ids`, `target_ids`) and the length of
+each sentence; every sentence ends in EOS, which its length includes. `rows` are the pairs of one epoch in the
+order of training, split into micro-batches of `micro_batch_sizes` pairs; `step_micro_batches` holds how many
+micro-batches each step has.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class PeerBatch(NamedTuple):
 
     source: Tensor  # (B, S) int64
     source_keep: Tensor  # (B, S) bool, True at tokens
-    target_in: Tensor  # (B, T) int64, BOS and the target but for its EOS
+    target_in: Tensor  # (B, T) int64, BOS and the target without its EOS
     target_keep: Tensor  # (B, T) bool
     labels: Tensor  # (B, T) int64, IGNORE at padding
 
@@ -44,7 +44,7 @@ class Side:
         return self.ids[self.starts[row] : self.starts[row] + self.lengths[row]]
 
     def padded(self, rows: Ids, fill: int) -> tuple[Ids, npt.NDArray[np.bool_]]:
-        """Some sentences as a matrix, `fill` where one has ended, and where it has not."""
+        """Sentences as a matrix padded with `fill`, and the mask that is True at tokens."""
         lengths = self.lengths[rows]
         keep = np.arange(lengths.max()) < lengths[:, None]
         matrix = np.full(keep.shape, fill, np.int64)
@@ -60,7 +60,7 @@ class Streams:
         self.source = Side(data["source_ids"], data["source_lengths"])
         self.target = Side(data["target_ids"], data["target_lengths"])
         self.rows: Ids = data["rows"]
-        self._micro_batches = np.split(self.rows, np.cumsum(data["micro_batch_sizes"])[:-1])
+        self.micro_batches = np.split(self.rows, np.cumsum(data["micro_batch_sizes"])[:-1])
         self._step_ends = np.cumsum(data["step_micro_batches"]).tolist()
         self._pad, self._bos = model["pad_id"], model["bos_id"]
 
@@ -69,11 +69,11 @@ class Streams:
         while True:
             start = 0
             for end in self._step_ends:
-                yield [self.batch(rows) for rows in self._micro_batches[start:end]]
+                yield [self.batch(rows) for rows in self.micro_batches[start:end]]
                 start = end
 
     def batch(self, rows: Ids) -> PeerBatch:
-        """The tensors of some pairs."""
+        """The tensors of the given pairs."""
         source, source_keep = self.source.padded(rows, self._pad)
         labels, target_keep = self.target.padded(rows, IGNORE)
         before = np.where(target_keep, labels, self._pad)[:, :-1]

@@ -1,4 +1,4 @@
-"""CTranslate2, of a MarianMTModel with random weights that its own converter has converted."""
+"""CTranslate2 with a MarianMTModel with random weights, converted by its own converter."""
 
 import json
 import os
@@ -10,13 +10,13 @@ import ctranslate2
 import torch
 from transformers import MarianMTModel
 
-from benchmark.decoding import DecodingJob, Sentences, measure
-from benchmark.job import answer_with
+from benchmark.job import DecodingJob, answer_with
+from benchmark.meter import time_decoding
 from benchmark.peers.marian_hf import marian_config
 
 
 def decode(job: DecodingJob) -> dict[str, Any]:
-    """Translate batches of sentences, in as many workers as the job says, which share the cores."""
+    """Translate batches of sentences; the workers of the job share the cores."""
     with TemporaryDirectory(prefix="mtrain-bench-") as folder:
         converted, words = _convert(job, Path(folder))
         cores, workers = len(os.sched_getaffinity(0)), job.workers or 1
@@ -29,7 +29,7 @@ def decode(job: DecodingJob) -> dict[str, Any]:
             intra_threads=max(1, cores // workers),
         )
 
-        def translate(sentences: Sentences, batch: int, beams: int) -> list[int]:
+        def translate(sentences: list[list[int]], batch: int, beams: int) -> list[int]:
             found = translator.translate_batch(
                 [[*(words[i] for i in ids), "</s>"] for ids in sentences],
                 beam_size=beams,
@@ -40,11 +40,11 @@ def decode(job: DecodingJob) -> dict[str, Any]:
             )
             return [len(each.hypotheses[0]) for each in found]
 
-        return measure(job, translate)
+        return time_decoding(job, translate)
 
 
 def _convert(job: DecodingJob, folder: Path) -> tuple[str, list[str]]:
-    """The converted model's folder, and the word that stands for each id."""
+    """The folder of the converted model, and the word for each id."""
     count = job.model["target_vocab_size"]
     words = ["</s>", "<unk>", *(f"w{i}" for i in range(count - 3)), "<pad>"]
     special = {
@@ -58,7 +58,7 @@ def _convert(job: DecodingJob, folder: Path) -> tuple[str, list[str]]:
     (folder / "hf" / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
     names = {"source_lang": "xx", "target_lang": "yy", "tokenizer_class": "MarianTokenizer"}
     (folder / "hf" / "tokenizer_config.json").write_text(json.dumps(names))
-    pieces = next((Path(job.model_dir) / "tokenizer").glob("*.model")).read_bytes()  # asked for, not used
+    pieces = next((Path(job.model_dir) / "tokenizer").glob("*.model")).read_bytes()  # required but not used
     for name in ("source.spm", "target.spm"):
         (folder / "hf" / name).write_bytes(pieces)
     converter = ctranslate2.converters.TransformersConverter(str(folder / "hf"))

@@ -1,4 +1,4 @@
-"""JoeyNMT's own search, on batches that are given to it, of its model with random weights."""
+"""JoeyNMT's search with its model with random weights, on given batches."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from joeynmt.model import build_model
 from joeynmt.search import beam_search, greedy
 from joeynmt.vocabulary import Vocabulary
 
-from benchmark.decoding import DecodingJob, Sentences, measure
-from benchmark.job import answer_with
+from benchmark.job import DecodingJob, answer_with
+from benchmark.meter import time_decoding
 from benchmark.peers.joeynmt import SPECIAL, model_section
 
 PAD, EOS = 1, 3  # JoeyNMT's ids
@@ -20,7 +20,7 @@ def decode(job: DecodingJob) -> dict[str, Any]:
     model = _model(job).eval().to(job.device)
     usable = job.model["source_vocab_size"] - len(SPECIAL)
 
-    def translate(sentences: Sentences, batch: int, beams: int) -> list[int]:
+    def translate(sentences: list[list[int]], batch: int, beams: int) -> list[int]:
         lengths: list[int] = []
         for start in range(0, len(sentences), batch):
             rows = [[*(4 + i % usable for i in ids), EOS] for ids in sentences[start : start + batch]]
@@ -40,12 +40,12 @@ def decode(job: DecodingJob) -> dict[str, Any]:
 
     kind = torch.device(job.device).type
     with torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=job.precision == "bf16"):
-        return measure(job, translate)
+        return time_decoding(job, translate)
 
 
 def _model(job: DecodingJob) -> torch.nn.Module:
     class Symbols:
-        """As JoeyNMT's config has them."""
+        """Special symbols as in JoeyNMT's configuration."""
 
     symbols = Symbols()
     for number, (name, token) in enumerate(SPECIAL.items()):

@@ -1,12 +1,12 @@
-"""Hugging Face's `generate`, with its cache, of a MarianMTModel with random weights."""
+"""Hugging Face's `generate` with its cache and a MarianMTModel with random weights."""
 
 from typing import Any
 
 import torch
 from transformers import MarianMTModel
 
-from benchmark.decoding import DecodingJob, Sentences, measure
-from benchmark.job import answer_with
+from benchmark.job import DecodingJob, answer_with
+from benchmark.meter import time_decoding
 from benchmark.peers.marian_hf import marian_config
 
 
@@ -16,7 +16,7 @@ def decode(job: DecodingJob) -> dict[str, Any]:
     pad, eos = job.model["pad_id"], job.model["eos_id"]
     model = MarianMTModel(marian_config(job.model)).eval().to(job.device)
 
-    def translate(sentences: Sentences, batch: int, beams: int) -> list[int]:
+    def translate(sentences: list[list[int]], batch: int, beams: int) -> list[int]:
         lengths = []
         for start in range(0, len(sentences), batch):
             rows = [[*ids, eos] for ids in sentences[start : start + batch]]
@@ -36,7 +36,7 @@ def decode(job: DecodingJob) -> dict[str, Any]:
     kind = torch.device(job.device).type
     autocast = torch.autocast(kind, torch.bfloat16, enabled=job.precision == "bf16")
     with torch.inference_mode(), autocast:
-        return measure(job, translate)
+        return time_decoding(job, translate)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""JoeyNMT's own training manager with its own token batches, as its users run it.
+"""JoeyNMT's training manager with its own token batches.
 
-Its text is mtrain's token ids in digits, so that it segments nothing and trains on the same tokens. It knows
-no bf16 on a CPU; there its autocast context is exchanged for one that does.
+Its text consists of mtrain's token ids as digits, so that it trains on the same tokens. JoeyNMT does not
+support bf16 on a CPU; there its autocast context is replaced.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from joeynmt.config import parse_global_args, set_validation_args
 from joeynmt.prediction import prepare
 from joeynmt.training import TrainManager
 
-from benchmark.job import Job, answer_with
+from benchmark.job import TrainingJob, answer_with
 from benchmark.meter import Meter
 from benchmark.peers.batches import Streams
 
@@ -23,27 +23,27 @@ SPECIAL = {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"}  # in th
 
 
 class MeasuredManager(TrainManager):
-    """The training manager, stopped when the meter's span is over; it saves nothing."""
+    """A training manager that stops when the measured span is over and saves nothing."""
 
     meter: Meter
-    tokens = positions = passes = 0
+    tokens = positions = micro_batches = 0
 
     def _train_step(self, batch: Batch) -> tuple[float, int]:
-        # A step ends outside of here: the one before has ended when the next begins.
-        if self.passes == self.args.batch_multiplier:
+        # A step ends after this method, so the previous step is counted when the next one begins.
+        if self.micro_batches == self.args.batch_multiplier:
             self.stats.is_max_update = self.meter.step(self.tokens, self.positions)
-            self.tokens = self.positions = self.passes = 0
+            self.tokens = self.positions = self.micro_batches = 0
         self.tokens += int(batch.ntokens)
         self.positions += batch.trg.numel()
-        self.passes += 1
+        self.micro_batches += 1
         return super()._train_step(batch)
 
     def _save_checkpoint(self, new_best: bool, score: float) -> None:
         pass
 
 
-def measure(job: Job) -> dict[str, Any]:
-    """Train for the job's span of time."""
+def measure(job: TrainingJob) -> dict[str, Any]:
+    """Train for the time span of the job."""
     with TemporaryDirectory(prefix="mtrain-bench-") as folder:
         _write_corpus(job, Path(folder))
         arguments = parse_global_args(_config(job, Path(folder)), rank=0, mode="train")
@@ -73,19 +73,19 @@ def measure(job: Job) -> dict[str, Any]:
     return manager.meter.result()
 
 
-def _write_corpus(job: Job, folder: Path) -> None:
-    """The pairs of an epoch, one of them to validate on, which never happens, and the vocabularies."""
+def _write_corpus(job: TrainingJob, folder: Path) -> None:
+    """Write the pairs of an epoch, the vocabularies, and one pair for a validation that never happens."""
     streams = Streams(job.streams, job.model)
     special = {job.model[f"{name}_id"] for name in SPECIAL}
     for name, side in (("source", streams.source), ("target", streams.target)):
-        lines = [" ".join(map(str, side[row][:-1])) + "\n" for row in streams.rows]  # it adds EOS itself
+        lines = [" ".join(map(str, side[row][:-1])) + "\n" for row in streams.rows]  # JoeyNMT adds EOS
         (folder / f"train.{name}").write_text("".join(lines))
         (folder / f"validation.{name}").write_text(lines[0])
         pieces = (str(i) for i in range(job.model[f"{name}_vocab_size"]) if i not in special)
         (folder / f"{name}.vocab").write_text("\n".join(pieces) + "\n")
 
 
-def _config(job: Job, folder: Path) -> dict[str, Any]:
+def _config(job: TrainingJob, folder: Path) -> dict[str, Any]:
     return {
         "name": "bench",
         "model_dir": str(folder),

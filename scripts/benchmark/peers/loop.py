@@ -1,4 +1,4 @@
-"""The plain training loop of a tutorial, for peers that are a model and no trainer."""
+"""The plain training loop of a tutorial, for tools that offer a model but no trainer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,16 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmark.job import Job
+from benchmark.job import TrainingJob
 from benchmark.meter import Meter
 from benchmark.peers.batches import IGNORE, PeerBatch, Streams
 
 LEARNING_RATE = 5e-4  # safe without warm-up; speed does not depend on it
 
 
-def train(job: Job, model: nn.Module, logits_of: Callable[[PeerBatch], Tensor]) -> dict[str, Any]:
-    """Train `model`, whose logits (B, T, V) `logits_of` computes, on mtrain's batches: AdamW, clipped
-    gradients, smoothed cross-entropy over all positions, bf16 by autocast."""
+def train(job: TrainingJob, model: nn.Module, logits_of: Callable[[PeerBatch], Tensor]) -> dict[str, Any]:
+    """Train a model, whose logits (B, T, V) `logits_of` computes, on mtrain's batches.
+
+    AdamW, clipped gradients, cross-entropy with label smoothing over all positions, bf16 by autocast.
+    """
     recipe, device = job.training, torch.device(job.device)
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, recipe["betas"], weight_decay=0.0)

@@ -1,4 +1,4 @@
-"""Hugging Face's MarianMTModel in a plain loop. Dropout where mtrain has it: none on attention weights."""
+"""Hugging Face's MarianMTModel in a plain loop. As in mtrain, attention weights have no dropout."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
-from benchmark.job import Job, answer_with
+from benchmark.job import TrainingJob, answer_with
 from benchmark.peers.batches import PeerBatch
 from benchmark.peers.loop import train
 
 
-def measure(job: Job) -> dict[str, Any]:
-    """Train for the job's span of time."""
+def measure(job: TrainingJob) -> dict[str, Any]:
+    """Train for the time span of the job."""
     torch.manual_seed(job.seed)
     model = MarianMTModel(marian_config(job.model))
 

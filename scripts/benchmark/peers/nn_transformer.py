@@ -1,5 +1,7 @@
-"""torch.nn.Transformer as PyTorch's translation tutorial uses it, in a plain loop. Its one dropout rate also
-falls on attention weights."""
+"""torch.nn.Transformer as in PyTorch's translation tutorial, in a plain loop.
+
+It has a single dropout rate, which also applies to attention weights.
+"""
 
 import math
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmark.job import Job, answer_with
+from benchmark.job import TrainingJob, answer_with
 from benchmark.peers.batches import PeerBatch
 from benchmark.peers.loop import train
 
@@ -45,7 +47,7 @@ class TutorialTransformer(nn.Module):
                 nn.init.xavier_uniform_(parameter)
 
     def forward(self, batch: PeerBatch) -> Tensor:
-        """Logits (B, T, V). The module's masks are True where attention may not look."""
+        """Logits (B, T, V). The masks of nn.Transformer are True at positions that are not attended."""
         length = batch.target_in.size(1)
         future = torch.ones(length, length, dtype=torch.bool, device=batch.labels.device).triu(1)
         hidden = self.transformer(
@@ -62,8 +64,8 @@ class TutorialTransformer(nn.Module):
         return self.dropout(table(ids) * math.sqrt(table.embedding_dim) + self.positions[: ids.size(1)])
 
 
-def measure(job: Job) -> dict[str, Any]:
-    """Train for the job's span of time."""
+def measure(job: TrainingJob) -> dict[str, Any]:
+    """Train for the time span of the job."""
     torch.manual_seed(job.seed)
     model = TutorialTransformer(job.model)
     return train(job, model, model)

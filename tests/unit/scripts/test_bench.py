@@ -1,4 +1,4 @@
-"""The benchmark: it measures real steps, counts what it says, and gives all tools the same tokens."""
+"""The benchmark measures real steps, counts correctly, and gives all tools the same tokens."""
 
 import json
 from itertools import islice
@@ -9,11 +9,12 @@ import bench
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmark import environment, products, profile, report, train, translate
-from benchmark.job import Job, JobFailed, start
+from benchmark import matrix_products, peer_environment, profile, report, train, translate
+from benchmark.job import JobFailed, TrainingJob, start
 from benchmark.meter import Meter
+from benchmark.mtrain_training import open_trainer
 from benchmark.peers.batches import Streams
-from benchmark.product import open_trainer
+from benchmark.rounds import Contestant
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -32,21 +33,16 @@ SHORT += [word for override in SMALL for word in ("--set", override)]
 CONFIG = str(ROOT / "configs" / "toy-en-fr.yaml")
 
 
-def options(**changes) -> train.Options:
-    values = {"config": Path(CONFIG), "overrides": SMALL, "device": "cpu", "seconds": 0.0, "warmup": 0.0}
-    values |= {"repeats": 1, "peers": [], "peer_precisions": [], "keep_memory": False, "profile": False}
-    return train.Options(**{**values, "peer_env": Path("none"), **changes})
-
-
 @pytest.fixture(scope="module")
-def job(tmp_path_factory) -> Job:
+def job(tmp_path_factory) -> TrainingJob:
     folder = tmp_path_factory.mktemp("bench")
     config = load_config(CONFIG, [*SMALL, f"run_dir={folder}/run"])
-    return train._prepare(config, torch.device("cpu"), options(), folder / "streams.npz")[1]
+    options = bench.parse(["train", CONFIG, "--seconds", "0", "--warmup", "0"])
+    return train.prepare(config, torch.device("cpu"), options, folder / "streams.npz")
 
 
 @pytest.mark.slow
-def test_it_measures_mtrain_and_the_machine(capsys):
+def test_training_of_mtrain_and_the_bound_are_measured(capsys):
     bench.main(["train", CONFIG, *SHORT])
     result = json.loads(capsys.readouterr().out)
     assert {"date", "mtrain", "commit", "config", "overrides", "machine", "malloc"} <= result.keys()
@@ -64,11 +60,11 @@ def test_it_measures_mtrain_and_the_machine(capsys):
     assert run["steps"] * run["target_tokens_per_step"] / run["seconds"] == pytest.approx(
         row["target_tokens_per_second"]["median"]
     )
-    table = report.table_of(result)
+    table = report.training_table(result)
     assert "matrix products alone" in table and "--set training.batch_tokens=512" in table
 
 
-def test_it_measures_decoding(run_dir, corpus, capsys):
+def test_decoding_is_measured(run_dir, corpus, capsys):
     arguments = ["--length", "4", "--repeats", "1", "--device", "cpu", "--precision", "fp32", "--json"]
     bench.main(["translate", str(run_dir), str(corpus / "train.en"), *arguments])
     result = json.loads(capsys.readouterr().out)
@@ -77,36 +73,38 @@ def test_it_measures_decoding(run_dir, corpus, capsys):
     assert [(cell["batch"], cell["beams"]) for cell in row["settings"]] == translate.SETTINGS
     assert all(cell["sentences_per_second"]["median"] > 0 for cell in row["settings"])
     assert row["peak_mib"]["median"] > 50
-    table = report.decoding_table_of(result)
+    table = report.decoding_table(result)
     assert "batch 64 beam 5/s" in table and "batch 1 beam 1 ms" in table and "4 tokens" in table
 
 
-def test_ratios_of_decoding_are_those_of_neighbours():
+def test_decoding_ratios_compare_runs_of_the_same_round():
     def runs(*speeds):
         cells = [{"batch": b, "beams": k} for b, k in translate.SETTINGS]
         return [
             {"peak_mib": 1.0, "settings": [{**c, "sentences_per_second": s} for c in cells]} for s in speeds
         ]
 
-    ours, theirs = (translate.Contestant(tool, "fp32", 0, "", "") for tool in ("mtrain", "joeynmt"))
-    first, second = translate._rows({ours: runs(10, 40, 90), theirs: runs(10, 20, 30)})
+    ours, theirs = (Contestant(tool, "fp32", "") for tool in ("mtrain", "joeynmt"))
+    first, second = translate.rows_of({ours: runs(10, 40, 90), theirs: runs(10, 20, 30)})
     assert all("mtrain_ratio" not in cell for cell in first["settings"])
     assert all(cell["mtrain_ratio"] == 2 for cell in second["settings"])
 
 
 @pytest.mark.parametrize("activation", ["relu", "swiglu"])
-def test_flops_are_those_that_pytorch_counts(activation):
+def test_flops_equal_those_counted_by_pytorch(activation):
     sizes = {"d_model": 32, "heads": 4, "encoder_layers": 2, "decoder_layers": 3, "ffn_dim": 80}
     vocabularies = {"source_vocab_size": 90, "target_vocab_size": 110, "tie_embeddings": "decoder"}
     config = ModelConfig(**sizes, **vocabularies, activation=activation, max_positions=32)
-    sentences, source, target = 5, 9, 10  # so few that attention fills no registers with others
+    sentences, source, target = 5, 9, 10  # so few that attention is not padded to whole registers
     model = Transformer(config)
     ids = [torch.randint(4, 90, (sentences, length)) for length in (source, target)]
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         hidden = model(ids[0], torch.ones_like(ids[0], dtype=torch.bool), ids[1])
         F.cross_entropy(model.project(hidden).flatten(0, 1), ids[1].flatten()).backward()
-    counts = products.products_of(config.model_dump(), (sentences, sentences * source, sentences * target))
-    assert products.flops_of(counts) == pytest.approx(counter.get_total_flops(), rel=0.02)
+    counts = matrix_products.products_of(
+        config.model_dump(), (sentences, sentences * source, sentences * target)
+    )
+    assert matrix_products.flops_of(counts) == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
 def test_all_tools_get_the_same_batches(job):
@@ -126,12 +124,12 @@ def test_all_tools_get_the_same_batches(job):
 
 def test_the_mean_micro_batch_has_no_padding(job):
     streams = Streams(job.streams, job.model)
-    micro_batches = len(streams._micro_batches)
+    micro_batches = len(streams.micro_batches)
     means = (len(streams.rows), streams.source.lengths.sum(), streams.target.lengths.sum())
     assert job.shape == tuple(round(total / micro_batches) for total in means)
 
 
-def test_the_meter_leaves_the_first_step_out(job):
+def test_the_first_step_is_not_measured(job):
     meter = Meter(job)
     assert not meter.step(1000, 1000)
     assert meter.step(30, 40)
@@ -139,8 +137,8 @@ def test_the_meter_leaves_the_first_step_out(job):
     assert result["steps"] == 1 and result["padding"] == 0.25 and result["target_tokens_per_step"] == 30
 
 
-def test_ratios_are_those_of_neighbours():
-    assert report.neighbour_ratio([10, 40, 90], [10, 20, 30]) == 2
+def test_ratios_compare_runs_of_the_same_round():
+    assert report.ratio_of_rounds([10, 40, 90], [10, 20, 30]) == 2
     assert report.spread([3, 1, 8]) == {"median": 3, "min": 1, "max": 8}
     run = {"ms_per_step": 1.0, "target_tokens_per_step": 1.0, "padding": 0.0, "peak_mib": 1.0}
     runs = [run | {"target_tokens_per_second": speed} for speed in (100.0, 200.0, 50.0)]
@@ -150,7 +148,7 @@ def test_ratios_are_those_of_neighbours():
     assert "mtrain_ratio" not in report.row_of(runs, 1e9, bounds=[200, 200, 200], ours=None)
 
 
-def test_time_is_put_down_to_the_nearest_kind():
+def test_time_counts_for_the_innermost_kind():
     def event(name, around=None):
         return SimpleNamespace(name=name, cpu_parent=around)
 
@@ -168,27 +166,30 @@ def test_time_is_put_down_to_the_nearest_kind():
         (["train", CONFIG, "--against", "moses"], "invalid choice"),
         (["train", CONFIG, "--repeats", "0"], "invalid count value"),
         (["translate", "nowhere", CONFIG], "nowhere: no such model or run folder"),
-        (["train", CONFIG, "--against", "torch", "--peer-env", str(ROOT / "configs")], "not by a Python"),
+        (
+            ["train", CONFIG, "--against", "torch", "--peer-env", str(ROOT / "configs")],
+            "not a Python environment",
+        ),
     ],
 )
-def test_mistakes_end_in_one_line(arguments, message, capsys):
+def test_usage_errors_are_one_line(arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
         bench.main(arguments)
     errors = capsys.readouterr().err
     assert stop.value.code and message in errors and errors.startswith("error: ") and errors.count("\n") == 1
 
 
-def test_a_process_that_fails_is_named_with_its_last_line(job, capfd):
+def test_a_process_that_fails_is_reported_with_its_last_line(job, capfd):
     with pytest.raises(JobFailed, match=r"benchmark\.none: .*No module named"):
         start("benchmark.none", job)
     assert "No module named" in capfd.readouterr().err
 
 
 @pytest.mark.slow
-@pytest.mark.network  # the first time the other tools are installed, which takes minutes
+@pytest.mark.network  # installs the other tools on first use, which takes minutes
 @pytest.mark.parametrize("peer", train.PEERS)
 def test_the_other_tools_train(peer, capsys):
-    environment_of_peers = str(environment.default_folder())
+    environment_of_peers = str(peer_environment.default_folder())
     bench.main(["train", CONFIG, *SHORT, "--against", peer, "--peer-env", environment_of_peers])
     ours, theirs = json.loads(capsys.readouterr().out)["rows"]
     assert theirs["tool"] == peer and 0 <= theirs["padding"]["median"] < 1
