@@ -130,16 +130,19 @@ def commands() -> str:
         ]
         usage = " ".join(["mtrain", name, "[OPTIONS]", *arguments])
         rows = [row for row in options[name] if row not in common]
-        parts += [f"## mtrain {name}", " ".join(inspect.getdoc(function).split()), f"```text\n{usage}\n```"]
+        parts += [f"## mtrain {name}", *paragraphs(function), f"```text\n{usage}\n```"]
         parts += [table(("argument or option", "meaning"), rows)] if rows else []
     return "\n\n".join(parts) + "\n"
 
 
+def paragraphs(function: Callable[..., None]) -> list[str]:
+    """The help of a command."""
+    return [" ".join(paragraph.split()) for paragraph in (inspect.getdoc(function) or "").split("\n\n")]
+
+
 def purpose(function: Callable[..., None]) -> str:
     """The first sentence of a command's help."""
-    return (
-        re.split(r"(?<=[.:])\s", " ".join((function.__doc__ or "").split()), maxsplit=1)[0].rstrip(":.") + "."
-    )
+    return re.split(r"(?<=[.:])\s", paragraphs(function)[0], maxsplit=1)[0].rstrip(":.") + "."
 
 
 class Parameter(NamedTuple):
