@@ -51,8 +51,11 @@ Rows = Sequence[Sequence[str]]
 
 
 def table(columns: Sequence[str], rows: Rows) -> str:
-    """A Markdown table; a `|` in a cell is escaped."""
+    """A Markdown table; `|` and tags such as `<unk>` in a cell are escaped."""
     escaped = [[cell.replace("|", "\\|") for cell in row] for row in (columns, *rows)]
+    escaped = [
+        [re.sub(r"<(?=\w+>)(?=[^`]*(`[^`]*`[^`]*)*$)", r"\\<", cell) for cell in row] for row in escaped
+    ]
     lines = ["| " + " | ".join(row) + " |" for row in escaped]
     lines.insert(1, "|" + "---|" * len(columns))
     return re.sub(r"\|  (?=\|)", "| ", "\n".join(lines))
@@ -66,9 +69,12 @@ def configuration() -> str:
     parts = [
         NOTICE,
         "# Configuration",
-        "Every key of a config file. An unknown key is an error that names the nearest existing one. "
-        "`extends: other.yaml` at the top level starts from another file, relative to this one: sections are "
-        "merged, everything else is replaced. `--set section.key=value` overrides a key on the command line.",
+        "Every key of a config file. An unknown key is an error that names the nearest existing one.",
+        "`extends: other.yaml` at the top level starts from another file, relative to this one. Mappings are "
+        "merged key by key; everything else, lists too, is replaced. To replace a corpus by one of another "
+        "kind, write it as a list: `train: [{tsv: file.tsv}]`. An inherited size, such as `encoder_layers`, "
+        "takes precedence over a `preset` in the extending file.",
+        "`--set section.key=value` overrides a key on the command line; the value is YAML.",
     ]
     for name, heading in SECTIONS.items():
         section = sections[name]
@@ -101,7 +107,11 @@ def values_of(field: dict[str, Any]) -> str:
         return "section"
     if "enum" in field.get("items", {}):
         return f"list of {values_of(field['items'])}"
-    limits = [f"{sign} {field[key]}" for key, sign in LIMITS.items() if key in field]
+    limits = [
+        f"{sign} {'2**63' if field[key] == 2**63 else field[key]}"
+        for key, sign in LIMITS.items()
+        if key in field
+    ]
     return " ".join([TYPES.get(field["type"], field["type"]), ", ".join(limits)]).strip()
 
 
