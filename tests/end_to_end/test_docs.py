@@ -111,9 +111,8 @@ def test_config_keys_that_are_named_exist(page):
 @pages
 def test_commands_and_options_that_are_named_exist(page):
     options = {name for command in COMMANDS.values() for p in command.params for name in p.opts}
-    scripts = "".join(
-        file.read_text(encoding="utf-8") for file in (ROOT / "scripts").rglob("*.*") if file.is_file()
-    )
+    programs = [*(ROOT / "scripts").rglob("*.py"), *(ROOT / "tests" / "support").rglob("*.py")]
+    scripts = "".join(file.read_text(encoding="utf-8") for file in programs)
     for name in code(page):
         if match := re.match(r"mtrain ([a-z]+)", name):
             assert match[1] in COMMANDS, name
