@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mtrain.model.attention import AttentionWeights
 from mtrain.model.transformer import Transformer
 
 _ROWS = 1024  # positions whose logits over the whole vocabulary are held at a time
@@ -28,11 +29,11 @@ def force(
     for model in models:
         starts = targets.new_full((len(targets), 1), model.config.bos_id)
         inputs = torch.cat([starts, targets[:, :-1]], dim=1)
-        weights: list[Tensor] | None = None if attention is None else []
-        hidden = model.decode(inputs, model.encode(source, source_keep), source_keep, weights=weights)
+        weights = None if attention is None else AttentionWeights()
+        hidden = model.decode(inputs, model.encode(source, source_keep), source_keep, weights)
         log_probs.append(_log_probs(model, hidden, targets))
-        if attention is not None and weights:
-            attention.append(weights[-1].mean(dim=1))
+        if attention is not None and weights is not None:
+            attention.append(weights.cross[-1].mean(dim=1))
     return torch.stack(log_probs).logsumexp(dim=0) - math.log(len(models))
 
 

@@ -98,12 +98,12 @@ class Predictor:
 
     def _is_rough(self) -> bool:
         """Whether the last logits were projected in few bits, and can be computed anew."""
-        return len(self.models) == 1 and self.models[0].projects_roughly(self.hidden)
+        return len(self.models) == 1 and self.models[0].projects_in_low_precision(self.hidden)
 
     def _sharpened(self, logits: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor:
         """The logits (..) of tokens (..), behind states that broadcast to (.., E), computed anew. Those that
         are not finite, such as barred ones, stay as they are."""
-        return torch.where(logits.abs() < math.inf, self.models[0].project_to(hidden, tokens), logits)
+        return torch.where(logits.abs() < math.inf, self.models[0].project_tokens(hidden, tokens), logits)
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
         """See `KeyValueCache.reorder`."""

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.interop.formats import needed
 from mtrain.interop.generation import limit_of
-from mtrain.model.layers import DecoderLayer, EncoderLayer
-from mtrain.model.transformer import Transformer
+from mtrain.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
 _LEAST_POSITIONS = 1024  # that sinusoids are written for: it computes none of this kind itself

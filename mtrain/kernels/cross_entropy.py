@@ -1,3 +1,141 @@
-"""Cross-entropy that skips padded labels."""
+"""Cross-entropy with label smoothing and R-Drop, fused with the projection to the vocabulary.
+
+Symbols in shapes: E model width, V vocabulary size; rows are tokens.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 IGNORE = -100  # label of padding, the default `ignore_index` of torch.nn.functional.cross_entropy
+# Logits that exist at a time: as many as fit a CPU's cache, or keep a GPU busy.
+_MAX_LOGITS = {"cpu": 2**22, "cuda": 2**26}
+
+
+def projected_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float = 0.0,
+    r_drop: float = 0.0,
+    max_logits: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The loss and the negative log-likelihood of labels (rows), both summed, in nats.
+
+    The logits are hidden (rows, E) projected by weight (V, E) and bias (V). Rows with the label IGNORE do not
+    count. The result equals that of `F.cross_entropy(F.linear(hidden, weight, bias), labels,
+    label_smoothing=smoothing, reduction="sum")`, but only `max_logits` logits exist at a time, because their
+    gradient is computed in the forward pass. Only the loss has a gradient; the negative log-likelihood is
+    unsmoothed.
+
+    `r_drop` is alpha of R-Drop (Liang et al., "R-Drop: Regularized Dropout for Neural Networks", 2021). Each
+    two adjacent rows then belong to the same token in two forward passes, p and q, and
+    alpha * (KL(p || q) + KL(q || p)) / 2 is added to the loss of every such pair.
+
+    Under autocast the projection and its gradient are computed in the type of autocast.
+    """
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    # Decided here because gradients are always disabled inside of an autograd function.
+    trained = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
+    with_grad = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))
+    chunk = max_logits or _MAX_LOGITS.get(device, _MAX_LOGITS["cuda"])
+    rows = 2 * max(1, chunk // weight.size(0) // 2)  # even, to keep R-Drop's pairs together
+    arguments = (hidden, weight, bias, labels, smoothing, r_drop, dtype, with_grad, rows)
+    loss, nll = _ProjectedCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+    return loss, nll
+
+
+class _ProjectedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        smoothing: float,
+        r_drop: float,
+        dtype: torch.dtype,
+        with_grad: bool,
+        chunk_rows: int,
+    ) -> tuple[Tensor, Tensor]:
+        accurate = torch.promote_types(dtype, torch.float32)
+        keep = (labels != IGNORE).to(accurate)[:, None]  # (rows, 1)
+        labels = labels.clamp(min=0)[:, None]
+        weight_cast, mean_weight = weight.to(dtype), weight.mean(0).to(accurate)
+        mean_bias = 0 if bias is None else bias.mean()
+        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        grad_bias = torch.zeros_like(bias) if with_grad and bias is not None else None
+        nll, uniform, divergence = hidden.new_zeros(3, dtype=accurate).unbind()
+        for chunk in (slice(start, start + chunk_rows) for start in range(0, hidden.size(0), chunk_rows)):
+            x, label = hidden[chunk].to(dtype), labels[chunk]
+            logits = F.linear(x, weight_cast)  # (chunk_rows, V)
+            if bias is not None:
+                logits = logits.to(accurate) + bias
+            label_logits = logits.gather(1, label).to(accurate)
+            grad = logits.softmax(dim=-1, dtype=accurate) if with_grad else None
+            normalizer = _logsumexp(logits, grad, label_logits, label)
+            # The mean of the V logits of each row, without reading them. Not a matrix product, which autocast
+            # would round.
+            mean_logits = (x.to(accurate) * mean_weight).sum(-1, keepdim=True) + mean_bias
+            nll = nll + ((normalizer - label_logits) * keep[chunk]).sum()
+            uniform = uniform + ((normalizer - mean_logits) * keep[chunk]).sum()
+            if grad is None:
+                continue
+            if r_drop:
+                kl, grad_kl = _symmetric_kl(logits, grad)
+                divergence = divergence + (kl * keep[chunk][0::2]).sum()
+                grad += r_drop / 2 * grad_kl
+            # d loss / d logits = softmax - (1 - smoothing) * one_hot(label) - smoothing / V. The last term is
+            # the same for all logits and is added after the loop.
+            grad.scatter_add_(1, label, torch.full_like(normalizer, smoothing - 1))
+            if grad_bias is not None:
+                grad_bias += (grad * keep[chunk]).sum(0)
+            grad = grad.to(dtype)
+            grad_hidden[chunk] = (grad @ weight_cast) * keep[chunk]
+            grad_weight += grad.t() @ (x * keep[chunk]).to(dtype)
+        if with_grad:
+            grad_hidden -= smoothing * keep * mean_weight
+            grad_weight -= smoothing / weight.size(0) * (hidden * keep).sum(0)
+            if grad_bias is not None:
+                grad_bias -= smoothing / weight.size(0) * keep.sum()
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.mark_non_differentiable(nll)
+        return (1 - smoothing) * nll + smoothing * uniform + r_drop / 2 * divergence, nll
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        grads = [None if grad is None else grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors]
+        return (*grads, *[None] * 6)
+
+
+def _logsumexp(logits: Tensor, softmax: Tensor | None, label_logits: Tensor, label: Tensor) -> Tensor:
+    """logsumexp of each row of logits (rows, V), as (rows, 1).
+
+    On a CPU it is derived from the softmax, if that exists, at the label: this saves four passes over the
+    logits. It is impossible where that probability underflows. On other devices the check would wait for the
+    device.
+    """
+    accurate = label_logits.dtype
+    if softmax is not None and logits.device.type == "cpu":
+        probability = softmax.gather(1, label)
+        if bool((probability > torch.finfo(accurate).tiny).all()):
+            return label_logits - probability.log()
+    return logits.to(accurate).logsumexp(dim=-1, keepdim=True)
+
+
+def _symmetric_kl(logits: Tensor, softmax: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(p || q) + KL(q || p) of each two adjacent rows, (pairs, 1), and its gradient by the logits
+    (2 * pairs, V). The difference of the logits serves as log p - log q: they differ by a constant, which
+    cancels."""
+    p, q = softmax[0::2], softmax[1::2]
+    log_ratio = logits[0::2].to(softmax.dtype) - logits[1::2]
+    by_p, by_q = p * log_ratio, q * log_ratio
+    mean_p, mean_q = by_p.sum(-1, keepdim=True), by_q.sum(-1, keepdim=True)
+    # p * (log_ratio - mean_p) + p - q and q * (mean_q - log_ratio) + q - p, with fewer passes over memory
+    grads = by_p.addcmul_(p, 1 - mean_p).sub_(q), by_q.neg_().addcmul_(q, 1 + mean_q).sub_(p)
+    return mean_p - mean_q, torch.stack(grads, dim=1).flatten(0, 1)

@@ -1,8 +1,17 @@
-"""The Transformer (Vaswani et al., "Attention Is All You Need", 2017), from scratch.
+"""The Transformer (Vaswani et al., "Attention Is All You Need", 2017). Read `layers`, `attention`,
+`transformer`, `loss`, and `cache` for decoding.
 
-Letters in shapes: B sentences, K beams, N = B*K rows, S source and T target length, H heads, D head width,
-E model width, V vocabulary. Masks are boolean and say True where attention may look.
+Symbols in shapes:
+    B   sentences
+    K   beams, or samples, per sentence
+    N   rows, B*K
+    S   source length, in tokens
+    T   target length, in tokens
+    H   attention heads
+    D   head width
+    E   model width, H*D
+    V   vocabulary size
 
-Where decoding takes one position through a layer, some modules are called by their `forward`, and hooks on
-them are not: to look for hooks takes as long as a short operation.
+Masks are boolean and True where a query may attend: `keep`, and `source_keep` (B, S), which is True at tokens
+and False at padding. The additive form of a mask, 0 and -inf, is called `keep_bias`.
 """

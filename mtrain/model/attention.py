@@ -1,36 +1,43 @@
-"""Multi-head attention and the masks. Letters in shapes: see `mtrain.model`."""
+"""Multi-head attention. Symbols in shapes: see `mtrain.model`."""
 
-import math
+from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrain.kernels.attention import EagerAttention
-from mtrain.model.cache import REGISTER, LayerCache
-from mtrain.model.dropout import Dropout
-from mtrain.model.linear import Linear
+from mtrain.kernels import attention as kernels
+from mtrain.model.cache import LayerCache
+from mtrain.model.layers import Dropout, Linear
 
-# Numbers in the last register at which it is worth filling: 15 keys take a CPU up to three times as long as
-# 16, but what is put behind them is to be copied, and differentiated.
-_WORTH_FILLING = 11
-# Most keys for which training on a CPU computes the weights by themselves: it takes up to a third less time
-# than the fused kernel for 8 to 32 keys, as long for 128, a quarter more for 256. Their weights are kept, so
-# there may be no more of them than twice a head's width: as many numbers as queries and keys have.
-_EAGER = 64
+# Most keys for which training on a CPU uses the eager kernel: compared with the fused kernel it takes up to a
+# third less time for 8 to 32 keys, as long for 128, a quarter more for 256. It stores the attention weights,
+# so at most twice as many keys as a head is wide: no more memory than queries and keys take.
+_MAX_EAGER_KEYS = 64
+
+
+@dataclass
+class AttentionWeights:
+    """Attention weights of each layer, which `Transformer.encode` and `Transformer.decode` append on request.
+
+    They are taken before dropout; each row sums to 1.
+    """
+
+    encoder: list[Tensor] = field(default_factory=list)  # encoder self-attention, each (B, H, S, S)
+    decoder: list[Tensor] = field(default_factory=list)  # decoder self-attention, each (N, H, T, T)
+    cross: list[Tensor] = field(default_factory=list)  # decoder to encoder, each (N, H, T, S)
 
 
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
-    """(length, length) bool: position i may look at positions 0 to i."""
+    """(length, length) bool: position i may attend to positions 0 to i."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
-    """Rotary positions (Su et al., "RoFormer", 2021): turn (.., T, D) queries or keys by angles that grow
-    with their `positions` (T); the halves of D are the two coordinates."""
+    """Apply rotary position embeddings (Su et al., "RoFormer", 2021) to queries or keys x (.., T, D) at
+    `positions` (T). The two halves of D are the coordinates that are rotated."""
     half = x.size(-1) // 2
-    rates = 10000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
-    angles = positions[:, None] * rates  # (T, D/2)
+    frequencies = 10000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
+    angles = positions[:, None] * frequencies  # (T, D/2)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
@@ -39,154 +46,139 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 class MultiHeadAttention(nn.Module):
     """Scaled dot-product attention in `heads` parallel heads (Vaswani et al. 2017, section 3.2).
 
-    One matrix projects queries, keys and values: at once over the same input, in two slices over a memory.
+    One matrix projects queries, keys and values. Self-attention uses it as a whole, attention over the
+    encoder output in two slices. The K rows of a sentence are further queries of that sentence, so its
+    encoder output is never copied.
     """
 
     def __init__(self, d_model: int, heads: int, rotary: bool = False, dropout: float = 0.0):
         super().__init__()
         self.heads, self.rotary = heads, rotary
-        self.query_key_value = Linear(d_model, 3 * d_model)  # rows: queries, keys, values, each by heads
+        self.query_key_value = Linear(d_model, 3 * d_model)  # output: queries, keys, values, each by heads
         self.output = Linear(d_model, d_model)
         self.dropout = Dropout(dropout)  # of the attention weights
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        """Self-attention of x (N, T, E). `mask` is broadcastable to (N, H, T, T)."""
-        queries, keys, values = self._split(self.query_key_value(x), 3, len(x)).unbind(0)
-        if self.rotary:
-            positions = torch.arange(x.size(1), device=x.device)
-            queries, keys = rotate(queries, positions), rotate(keys, positions)
-        return self._merge(attend(queries, keys, values, self.dropout, mask, causal))
-
-    def continued(self, x: Tensor, cache: LayerCache, at: int, past: Tensor | None) -> Tensor:
-        """Self-attention of x (N, E) at position `at`, which the cache then holds, too, and where `past` (see
-        `KeyValueCache.extend`) hides some. Without dropout."""
-        parts = self._split(self.query_key_value.forward(x), 3, cache.sentences)
-        queries, added = parts[0], parts[1:]
-        if self.rotary:
-            position = torch.arange(at, at + 1, device=x.device)
-            queries, added = rotate(queries, position), torch.stack([rotate(added[0], position), added[1]])
-        return self._mix(queries, *cache.append(added), past)[0]
-
-    def _mix(
-        self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Attention (N, E) of queries (B, H, K, D) over keys (B*H, D, S) and values (B*H, S, D), and its
-        weights (B*H, K, S). With so few queries the fused kernel takes longer to set up than these products
-        in all."""
-        weights = _weights(queries.flatten(0, 1), keys, bias)
-        heads = torch.bmm(weights, values)
-        if queries.size(2) > 1:
-            heads = heads.view(queries.shape).transpose(1, 2)  # (B, K, H, D)
-        return self.output.forward(heads.reshape(-1, self.output.in_features)), weights
-
-    def project_memory(self, memory: Tensor) -> Tensor:
-        """Keys and values (2, B, H, S, D) of a memory (B, S, E)."""
-        return self._split(self.query_key_value.rows(memory, memory.size(-1)), 2, len(memory))
-
-    def over_memory(
+    def forward(
         self,
         x: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor | None,
-        weights: list[Tensor] | None = None,
+        memory: tuple[Tensor, Tensor] | None = None,
+        keep: Tensor | None = None,
+        causal: bool = False,
+        attention_weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """Cross-attention of x (N, T, E) over projected (B, H, S, D). `mask` broadcasts to (B, H, T, S).
+        """Attention (N, T, E) of x (N, T, E) to itself, or to `memory` as `project_memory` returns it.
 
-        The K rows of a sentence become further queries of it, so its keys are never copied. If `weights` is
-        a list, the attention weights (N, H, T, S) are appended to it.
+        `keep` broadcasts to (N, H, T, T) or (B, H, T, S). With `causal`, each position attends to itself and
+        those before it. If `attention_weights` is a list, the weights, of that shape, are appended to it.
         """
-        queries = self._queries(x, len(keys))
-        if weights is None:
-            out = attend(queries, keys, values, self.dropout, mask)
+        if memory is None:
+            queries, keys, values = self._split_heads(self.query_key_value(x), 3, len(x))  # (N, H, T, D)
+            if self.rotary:
+                positions = torch.arange(x.size(1), device=x.device)
+                queries, keys = rotate(queries, positions), rotate(keys, positions)
         else:
-            probabilities = attention_weights(queries, keys, mask)  # (B, H, K*T, S)
-            out = self.dropout(probabilities) @ values
-            weights.append(self._by_rows(probabilities, len(x)))
-        return self._merge(out).reshape(x.shape)
+            keys, values = memory  # (B, H, S, D)
+            queries = self._project_queries(x, len(keys))  # (B, H, K*T, D)
+        weights: list[Tensor] | None = None if attention_weights is None else []
+        heads = attend(queries, keys, values, self.dropout, keep, causal, weights)  # (B, H, K*T, D)
+        if attention_weights is not None and weights:
+            attention_weights.append(self._by_row(weights[0], len(x)))
+        return self.output(heads.transpose(1, 2).flatten(2)).view(x.shape)  # type: ignore[no-any-return]
 
-    def over_cache(
-        self, x: Tensor, cache: LayerCache, hidden: Tensor | None, weights: list[Tensor] | None = None
+    def step(self, x: Tensor, cache: LayerCache, position: int, past_keep_bias: Tensor | None) -> Tensor:
+        """Causal self-attention (N, E) of x (N, E) at one position, given the cache of those before it.
+
+        Appends keys and values of x to the cache. For `past_keep_bias` see `KeyValueCache.extend`.
+        """
+        queries, *added = self._split_heads(self.query_key_value.forward(x), 3, cache.sentences)
+        if self.rotary:
+            positions = torch.arange(position, position + 1, device=x.device)
+            queries, added[0] = rotate(queries, positions), rotate(added[0], positions)
+        keys, values = cache.append(*added)
+        heads, _ = kernels.cached_attention(queries.flatten(0, 1), keys, values, past_keep_bias)
+        return self._merge_heads(heads, queries)
+
+    def step_over_memory(
+        self,
+        x: Tensor,
+        cache: LayerCache,
+        source_keep_bias: Tensor | None,
+        attention_weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """As `over_memory`, of x (N, E), which is one position of each row, over keys and values in a cache,
-        of which `hidden` (B*H, 1, S) is -inf at those that are padding. Without dropout."""
-        queries = self._queries(x, cache.sentences)
-        out, probabilities = self._mix(queries, *cache.memory, hidden)
-        if weights is not None:
-            shown = probabilities[:, :, : cache.source_length].reshape(*queries.shape[:-1], -1)
-            weights.append(self._by_rows(shown, len(x)))
-        return out
+        """Attention (N, E) of x (N, E), one position of each row, to the encoder output in the cache.
 
-    def _queries(self, x: Tensor, sentences: int) -> Tensor:
-        """Queries (B, H, K*T, D) of x (N, T, E), or (N, E)."""
-        return self._split(self.query_key_value.rows(x, 0, x.size(-1)), 1, sentences)[0]
+        If `attention_weights` is a list, the weights (N, H, 1, S) are appended to it.
+        """
+        queries = self._project_queries(x, cache.sentences)
+        keys, values = cache.memory_keys, cache.memory_values
+        heads, weights = kernels.cached_attention(queries.flatten(0, 1), keys, values, source_keep_bias)
+        if attention_weights is not None:
+            weights = weights[:, :, : cache.source_length].reshape(*queries.shape[:-1], -1)  # (B, H, K, S)
+            attention_weights.append(self._by_row(weights, len(x)))
+        return self._merge_heads(heads, queries)
 
-    def _by_rows(self, probabilities: Tensor, rows: int) -> Tensor:
-        """Attention weights (B, H, K*T, S) as (N, H, T, S)."""
-        by_position = probabilities.transpose(1, 2)
-        return by_position.reshape(rows, -1, self.heads, probabilities.size(-1)).transpose(1, 2)
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, each (B, H, S, D), of the encoder output (B, S, E)."""
+        projected = self.query_key_value.slice(memory, memory.size(-1))
+        keys, values = self._split_heads(projected, 2, len(memory))
+        return keys, values
 
-    def _split(self, x: Tensor, parts: int, sentences: int) -> Tensor:
-        """The parts of x (.., parts * E), by heads: (parts, B, H, K*T, D). The K rows of a sentence become
-        further queries of it."""
+    def _project_queries(self, x: Tensor, sentences: int) -> Tensor:
+        """Queries (B, H, K*T, D) of x (N, T, E), or (N, E) for one position."""
+        return self._split_heads(self.query_key_value.slice(x, 0, x.size(-1)), 1, sentences)[0]
+
+    def _split_heads(self, x: Tensor, parts: int, sentences: int) -> tuple[Tensor, ...]:
+        """The parts of x (.., parts * E), each (B, H, K*T, D)."""
         width = x.size(-1) // (parts * self.heads)
-        return x.view(sentences, -1, parts, self.heads, width).permute(2, 0, 3, 1, 4)
+        return x.view(sentences, -1, parts, self.heads, width).permute(2, 0, 3, 1, 4).unbind()
 
-    def _merge(self, x: Tensor) -> Tensor:
-        merged: Tensor = self.output(x.transpose(1, 2).flatten(2))  # (B, H, T, D) to (B, T, E)
-        return merged
+    def _merge_heads(self, heads: Tensor, queries: Tensor) -> Tensor:
+        """The output (N, E) of heads (B*H, K, D) for queries (B, H, K, D)."""
+        if queries.size(2) > 1:
+            heads = heads.view(queries.shape).transpose(1, 2)  # (B, K, H, D)
+        return self.output.forward(heads.reshape(-1, self.output.in_features))
+
+    def _by_row(self, weights: Tensor, rows: int) -> Tensor:
+        """Attention weights (B, H, K*T, S) as (N, H, T, S)."""
+        by_position = weights.transpose(1, 2)  # (B, K*T, H, S)
+        return by_position.reshape(rows, -1, self.heads, weights.size(-1)).transpose(1, 2)
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, dropout: Dropout, mask: Tensor | None, causal: bool = False
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    dropout: Dropout,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    attention_weights: list[Tensor] | None = None,
 ) -> Tensor:
-    """softmax(Q K^T / sqrt(D)) V, by what is the fastest on the device; `dropout` is of the weights."""
-    on_cpu = queries.device.type == "cpu"
-    by_hand = on_cpu and dropout.active  # there the kernel would draw from a generator that threads share
-    few = keys.size(2) <= min(_EAGER, 2 * keys.size(3))
-    eager = on_cpu and not by_hand and few and _learns(queries, keys, values)
-    if causal and (mask is not None or by_hand or eager):  # the kernel takes one or the other
-        allowed = causal_mask(queries.size(2), queries.device)
-        mask, causal = allowed if mask is None else mask & allowed, False
-    dtype = queries.dtype
+    """softmax(Q K^T / sqrt(D)) V by the fastest kernel that serves the device and the shapes.
+
+    queries (B, H, T, D), keys and values (B, H, S, D); `keep` broadcasts to (B, H, T, S). `dropout` applies
+    to the weights. If `attention_weights` is a list, the weights before dropout are appended to it.
+    """
+    dtype, on_cpu = queries.dtype, queries.device.type == "cpu"
+    # On a CPU the fused kernel would draw its dropout from a generator that all threads share.
+    explicit = attention_weights is not None or (on_cpu and dropout.active)
+    trained = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
+    few_keys = keys.size(2) <= min(_MAX_EAGER_KEYS, 2 * keys.size(3))
+    eager = on_cpu and trained and few_keys and not explicit
+    if causal and (explicit or eager or keep is not None):  # the fused kernel takes a mask or `causal`
+        mask = causal_mask(queries.size(2), queries.device)
+        keep, causal = mask if keep is None else keep & mask, False
     if on_cpu and dtype == torch.bfloat16:
-        # The gradient of the CPU's kernel takes several times as long in bf16 as in fp32, casts included.
+        # On a CPU the backward pass of the fused kernel takes several times as long in bf16 as in fp32.
         queries, keys, values = queries.float(), keys.float(), values.float()
     with torch.autocast(queries.device.type, enabled=False):
-        if by_hand:
-            out: Tensor = dropout(attention_weights(queries, keys, mask)) @ values
+        if explicit:
+            weights = kernels.attention_weights(queries, keys, keep)
+            if attention_weights is not None:
+                attention_weights.append(weights)
+            out: Tensor = dropout(weights) @ values
         elif eager:
-            out = EagerAttention.apply(queries, keys, values, mask)  # type: ignore[no-untyped-call]
+            out = kernels.eager_attention(queries, keys, values, keep)
         else:
-            if on_cpu and keys.size(2) % REGISTER >= _WORTH_FILLING and (causal or mask is not None):
-                keys, values, mask = _filled(keys, values, mask)
             rate = dropout.rate if dropout.active else 0.0
-            out = F.scaled_dot_product_attention(queries, keys, values, mask, rate, causal)
+            out = kernels.fused_attention(queries, keys, values, keep, causal, rate)
     return out.to(dtype)
-
-
-def _learns(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-
-def _filled(keys: Tensor, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Keys and values (B, H, S, D) with others behind them that nothing looks at, up to whole registers. A
-    causal mask hides them by itself."""
-    missing = -keys.size(2) % REGISTER
-    keys, values = (F.pad(x, (0, 0, 0, missing)) for x in (keys, values))
-    return keys, values, None if mask is None else F.pad(mask, (0, missing))
-
-
-def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-    """The softmax(Q K^T / sqrt(D)) that `attend` never shows: (B, H, T, S)."""
-    scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.size(-1))
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
-    return scores.softmax(dim=-1)
-
-
-def _weights(queries: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """The same (B*H, K, S) of queries (B*H, K, D), keys (B*H, D, S) and a bias that broadcasts."""
-    scale = queries.size(-1) ** -0.5
-    start, beta = (queries.new_empty(1), 0) if bias is None else (bias, 1)  # what is times 0 is not read
-    return torch.baddbmm(start, queries, keys, beta=beta, alpha=scale).softmax(dim=-1)

@@ -1,4 +1,4 @@
-"""What decoding need not compute again: keys and values. Letters in shapes: see `mtrain.model`."""
+"""The key-value cache of step-by-step decoding. Symbols in shapes: see `mtrain.model`."""
 
 import math
 
@@ -6,136 +6,156 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-REGISTER = 16  # numbers in fp32 that a CPU works on at once; fewer keys take it several times as long
-_FIRST_POSITIONS = 64  # that there is room for at first: a limit may be far longer than any translation
-_FORGET_EVERY = 8  # positions; what is no beam's past any more goes then
-_GAP = 16  # numbers between slots: at strides of a power of two their places in a CPU's caches would collide
+from mtrain.kernels.attention import REGISTER
+
+INITIAL_POSITIONS = 64  # allocated at first: the length limit may be far above the length of any translation
+COMPACT_EVERY = 8  # positions after which keys and values that no beam needs any more are dropped
+# fp32 numbers between slots. Without this gap the strides would be powers of two, whose addresses compete for
+# the same lines of a CPU's cache.
+_GAP = 16
 
 
 class LayerCache:
-    """Keys and values of one decoder layer: its own past, and the memory's, projected once.
+    """Keys and values of one decoder layer, which the K beams of a sentence share.
 
-    The K beams of a sentence share both. A slot of the past holds what one beam added at one position. The
-    same slot of all sentences lies together, so that those that are full are one stretch, which a CPU reads
-    several times as fast as pieces.
+    Each slot of the past holds what one beam added at one position. Batched products read the tensors
+
+        past_keys (B*H, D, slots), past_values (B*H, slots, D): of the target tokens so far
+        memory_keys (B*H, D, S), memory_values (B*H, S, D): of the encoder output
+
+    On a CPU there are at least REGISTER keys of each; the masks of `KeyValueCache` hide the surplus.
     """
 
-    def __init__(self, cross: Tensor, beams: int, max_length: int):
-        """`cross` (2, B, H, S, D): keys and values of the memory."""
-        self.source_length = cross.size(3)
-        self.least = REGISTER if cross.device.type == "cpu" else 0
-        sentences, heads, length, width = cross.shape[1:]
-        self.cross = cross.new_empty(2, sentences, heads, max(length, self.least), width)
-        self.cross[:, :, :, :length], self.cross[:, :, :, length:] = cross, 0
-        self._store(cross.new_empty(2, 0, sentences, heads, width), min(max_length, _FIRST_POSITIONS) * beams)
+    def __init__(self, memory_keys: Tensor, memory_values: Tensor, beams: int, max_length: int):
+        """From keys and values of the encoder output, each (B, H, S, D)."""
+        sentences, heads, self.source_length, width = memory_keys.shape
+        self.min_keys = REGISTER if memory_keys.device.type == "cpu" else 0
+        shape = (2, sentences, heads, max(self.source_length, self.min_keys), width)
+        self._memory = memory_keys.new_zeros(shape)
+        self._memory[0, :, :, : self.source_length] = memory_keys
+        self._memory[1, :, :, : self.source_length] = memory_values
+        slots = min(max_length, INITIAL_POSITIONS) * beams
+        self._allocate(memory_keys.new_empty(2, 0, sentences, heads, width), slots)
 
-    def _store(self, own: Tensor, room: int) -> None:
-        """Let the past be `own` (2, slots, B, H, D), with `room` for so many slots; take views of it and of
-        the memory as batched products want them: keys (B*H, D, ..), values (B*H, .., D)."""
-        self.full, row = own.size(1), math.prod(own.shape[2:])
-        padded = own.new_empty(2, max(room, self.least), row + _GAP)
-        self.own = padded[..., :row].view(2, -1, *own.shape[2:])
-        self.own[:, : self.full] = own
-        self.own[:, self.full : self.least] = 0
-        memory, past = self.cross.flatten(1, 2), self.own.permute(0, 2, 3, 1, 4).flatten(1, 2)
-        self.memory = memory[0].transpose(1, 2), memory[1]
-        self._past = past[0].transpose(1, 2), past[1]
+    def _allocate(self, past: Tensor, capacity: int) -> None:
+        """Store `past` (2, slots, B, H, D) with room for `capacity` slots, and update the views.
+
+        A slot of all sentences is contiguous, so the slots in use are one block of memory, which a CPU reads
+        several times as fast as pieces.
+        """
+        self.slots, row = past.size(1), math.prod(past.shape[2:])
+        storage = past.new_empty(2, max(capacity, self.min_keys), row + _GAP)
+        self._past = storage[..., :row].view(2, -1, *past.shape[2:])
+        self._past[:, : self.slots] = past
+        self._past[:, self.slots : self.min_keys] = 0
+        by_head = self._past.permute(0, 2, 3, 1, 4).flatten(1, 2)  # (2, B*H, capacity, D)
+        self._all_past_keys, self._all_past_values = by_head[0].transpose(1, 2), by_head[1]
+        memory = self._memory.flatten(1, 2)
+        self.memory_keys, self.memory_values = memory[0].transpose(1, 2), memory[1]
 
     @property
     def sentences(self) -> int:
-        """How many are being decoded, B."""
-        return self.own.size(2)
+        """The number of sentences, B."""
+        return self._past.size(2)
 
-    def append(self, added: Tensor) -> tuple[Tensor, Tensor]:
-        """Store keys and values (2, B, H, K, D) in the slots that follow; returns the keys (B*H, D, slots)
-        and values (B*H, slots, D) of all so far, and at least `least`."""
-        start, end = self.full, self.full + added.size(3)
-        if end > self.own.size(1):
-            self._store(self.own[:, :start], 2 * end)
-        self.own[:, start:end] = added.permute(0, 3, 1, 2, 4)
-        self.full = end
-        keys, values = self._past
-        slots = max(end, self.least)
-        return keys[:, :, :slots], values[:, :slots]
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store keys and values (B, H, K, D) of the next position; returns past_keys and past_values."""
+        start, end = self.slots, self.slots + keys.size(2)
+        if end > self._past.size(1):
+            self._allocate(self._past[:, :start], 2 * end)
+        self._past[0, start:end] = keys.permute(2, 0, 1, 3)
+        self._past[1, start:end] = values.permute(2, 0, 1, 3)
+        self.slots = end
+        used = max(end, self.min_keys)
+        return self._all_past_keys[:, :, :used], self._all_past_values[:, :used]
 
-    def keep(self, sentences: Tensor | None, slots: Tensor | None) -> None:
-        """Go on with some of the sentences, (B'), and some slots of each of those, (B', slots); None: all."""
-        own = self.own[:, : self.full]
+    def select(self, sentences: Tensor | None, slots: Tensor | None) -> None:
+        """Keep some of the sentences, (B'), and some slots of each of these, (B', slots). None: all."""
+        past = self._past[:, : self.slots]
         if sentences is not None:
-            self.cross = self.cross[:, sentences]
+            self._memory = self._memory[:, sentences]
         if slots is not None:
             rows = torch.arange(len(slots), device=slots.device) if sentences is None else sentences
-            own = own[:, slots.t(), rows]
+            past = past[:, slots.t(), rows]
         elif sentences is not None:
-            own = own[:, :, sentences]
-        self._store(own, self.own.size(1))
+            past = past[:, :, sentences]
+        self._allocate(past, self._past.size(1))
 
 
 class KeyValueCache:
-    """A LayerCache for each decoder layer, `length` positions decoded.
+    """A LayerCache for each decoder layer, and the masks that the layers share, in additive form:
 
-    Beams that change places move no keys: `past` says which slots are the past of which beam. Masks are kept
-    as what they add to attention scores, 0 where queries may look and -inf elsewhere.
+        source_keep_bias (B*H, 1, S): hides padding of the source; None if there is none
+        past_keep_bias (B, K, slots): hides from each beam the slots that are not its past
+
+    Reordering beams changes past_keep_bias but moves no keys or values.
     """
 
     def __init__(self, layers: list[LayerCache], source_keep: Tensor, beams: int):
-        self.layers, self.beams, self.length = layers, beams, 0
-        keys = layers[0].cross
-        self.heads = keys.size(2)
-        self.least = layers[0].least
-        if source_keep.size(1) < self.least:
-            source_keep = F.pad(source_keep, (0, self.least - source_keep.size(1)))
-        self.source = None if source_keep.all() else self._for_heads(_bias(source_keep[:, None], keys))
-        self.own = _bias(torch.eye(beams, dtype=torch.bool, device=keys.device), keys)  # (K, K)
-        self.past = keys.new_zeros(len(source_keep), beams, 0)  # (B, K, slots), if there are several beams
+        self.layers, self.beams, self.length = layers, beams, 0  # positions decoded so far
+        first = layers[0]
+        self._like, self.heads = first.memory_keys, first.memory_keys.size(0) // first.sentences
+        self.min_keys = first.min_keys
+        if source_keep.size(1) < self.min_keys:
+            source_keep = F.pad(source_keep, (0, self.min_keys - source_keep.size(1)))
+        self.source_keep_bias: Tensor | None = None
+        if not source_keep.all():
+            self.source_keep_bias = self._for_heads(self._bias(source_keep[:, None]))
+        self._own_slot = self._bias(torch.eye(beams, dtype=torch.bool, device=source_keep.device))  # (K, K)
+        self.past_keep_bias = self._like.new_zeros(len(source_keep), beams, 0)  # unused if K is 1
 
     def extend(self) -> Tensor | None:
-        """Count one more position for each beam. Returns what hides slots from them, (B*H or 1, K, slots);
-        None: nothing does."""
+        """Add one position. Returns the past_keep_bias of its attention, (B*H or 1, K, slots), or None if
+        nothing is hidden."""
         self.length += 1
-        end = self.layers[0].full + self.beams
-        missing = max(0, self.least - end)
+        slots = self.layers[0].slots + self.beams
+        surplus = max(0, self.min_keys - slots)
         if self.beams == 1:
-            if not missing:
+            if not surplus:
                 return None
-            slots = torch.arange(self.least, device=self.past.device)
-            return _bias(slots < end, self.past)[None, None]
-        self.past = torch.cat([self.past, self.own.expand(len(self.past), -1, -1)], dim=-1)
-        return self._for_heads(F.pad(self.past, (0, missing), value=-math.inf))
-
-    def _for_heads(self, bias: Tensor) -> Tensor:
-        """(B, .., ..) as (B*H, .., ..)."""
-        return bias[:, None].expand(-1, self.heads, -1, -1).flatten(0, 1)
+            return self._bias(torch.arange(self.min_keys, device=self._like.device) < slots)[None, None]
+        own = self._own_slot.expand(len(self.past_keep_bias), -1, -1)
+        self.past_keep_bias = torch.cat([self.past_keep_bias, own], dim=-1)
+        return self._for_heads(F.pad(self.past_keep_bias, (0, surplus), value=-math.inf))
 
     def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
-        """Let beam k of sentence b continue what its beam parents[b, k] has decoded; (B, K). `sentences`,
-        where some are done, are those that go on, and `parents` has their rows alone."""
+        """Make beam k of sentence b continue its beam parents[b, k]; parents (B, K).
+
+        If `sentences` (B') are given, only these are decoded further, and `parents` has their rows only.
+        """
         if sentences is not None:
-            if self.source is not None:
-                by_sentence = self.source.view(-1, self.heads, *self.source.shape[1:])
-                self.source = by_sentence[sentences].flatten(0, 1)
-            self.past = self.past[sentences]
+            if self.source_keep_bias is not None:
+                bias = self.source_keep_bias
+                by_sentence = bias.view(-1, self.heads, *bias.shape[1:])
+                self.source_keep_bias = by_sentence[sentences].flatten(0, 1)
+            self.past_keep_bias = self.past_keep_bias[sentences]
         slots = None
         if self.beams > 1:
-            self.past = self.past.gather(1, parents[:, :, None].expand(-1, -1, self.past.size(2)))
-            if sentences is not None or self.length % _FORGET_EVERY == 0:
-                slots = self._used()
+            index = parents[:, :, None].expand(-1, -1, self.past_keep_bias.size(2))
+            self.past_keep_bias = self.past_keep_bias.gather(1, index)
+            if sentences is not None or self.length % COMPACT_EVERY == 0:
+                slots = self._compact()
         if sentences is not None or slots is not None:
             for layer in self.layers:
-                layer.keep(sentences, slots)
+                layer.select(sentences, slots)
 
-    def _used(self) -> Tensor | None:
-        """The slots that are still some beam's past, (B, as many as the most that a sentence has), in their
-        order, then others; `past` becomes theirs. None if that is all."""
-        used = (self.past == 0).any(dim=1)  # (B, slots)
+    def _compact(self) -> Tensor | None:
+        """Drop the slots that are no beam's past from past_keep_bias; returns those that are left, in order.
+
+        They are (B, n), n being the most that a sentence needs; others fill it up. None: all are needed.
+        """
+        used = (self.past_keep_bias == 0).any(dim=1)  # (B, slots)
         count = int(used.sum(dim=1).max())
         if count == used.size(1):
             return None
         slots = used.byte().sort(dim=1, descending=True, stable=True).indices[:, :count]
-        self.past = self.past.gather(2, slots[:, None].expand(-1, self.beams, -1))
+        self.past_keep_bias = self.past_keep_bias.gather(2, slots[:, None].expand(-1, self.beams, -1))
         return slots
 
+    def _bias(self, keep: Tensor) -> Tensor:
+        """0 where a mask is True, -inf elsewhere."""
+        return self._like.new_zeros(keep.shape).masked_fill_(~keep, -math.inf)
 
-def _bias(allowed: Tensor, like: Tensor) -> Tensor:
-    """0 where a mask is True, -inf elsewhere, in the dtype of another tensor."""
-    return like.new_zeros(allowed.shape).masked_fill_(~allowed, -math.inf)
+    def _for_heads(self, bias: Tensor) -> Tensor:
+        """(B, .., ..) as (B*H, .., ..)."""
+        return bias[:, None].expand(-1, self.heads, -1, -1).flatten(0, 1)

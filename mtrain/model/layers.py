@@ -1,20 +1,66 @@
-"""The blocks of the Transformer: residual connection, feed-forward, encoder and decoder layer."""
+"""The parts of every layer: linear map, dropout, residual connection, feed-forward network.
+
+Symbols in shapes: see `mtrain.model`.
+"""
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.config.schema import ModelConfig
-from mtrain.model.attention import MultiHeadAttention
-from mtrain.model.cache import LayerCache
-from mtrain.model.dropout import Dropout
-from mtrain.model.linear import Linear
+from mtrain.kernels.dropout import dropout
+from mtrain.kernels.linear import LowPrecisionLinear, linear
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` that may have low-precision copies of its weights, for decoding."""
+
+    low_precision: LowPrecisionLinear | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias, self.low_precision)
+
+    def slice(self, x: Tensor, start: int, end: int | None = None) -> Tensor:
+        """The output features from `start` to `end` only."""
+        if self.low_precision is None:
+            return F.linear(x, self.weight[start:end], self.bias[start:end])
+        part = self.low_precision.slice(start, end)
+        return linear(x, part.weight, part.bias, part)
+
+
+class Dropout(nn.Module):
+    """Dropout from a generator that training can seed separately for each of its threads."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+        self.generator: torch.Generator | None = None  # of the CPU; None: PyTorch's default one
+
+    @staticmethod
+    def seed(model: nn.Module, seed: int) -> None:
+        """Make all dropout of a model draw from one new generator that starts at `seed`."""
+        generator = torch.Generator().manual_seed(seed)
+        for module in model.modules():
+            if isinstance(module, Dropout):
+                module.generator = generator
+
+    @property
+    def active(self) -> bool:
+        """Whether it drops anything now."""
+        return self.training and self.rate > 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.rate, self.generator) if self.active else x
 
 
 class Residual(nn.Module):
-    """Adds a sublayer's output to its input. Layer norm comes before the sublayer ("pre": Xiong et al., "On
-    Layer Normalization in the Transformer Architecture", 2020) or after the addition ("post": Vaswani)."""
+    """A residual connection around a sublayer.
+
+    Layer norm comes before the sublayer ("pre": Xiong et al., "On Layer Normalization in the Transformer
+    Architecture", 2020) or after the addition ("post": Vaswani et al. 2017).
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -27,22 +73,13 @@ class Residual(nn.Module):
             return x + self.dropout(sublayer(self.norm(x)))  # type: ignore[no-any-return]
         return self.norm(x + self.dropout(sublayer(x)))  # type: ignore[no-any-return]
 
-    def before(self, x: Tensor) -> Tensor:
-        """What the sublayer takes of the input x. With `after` this is `forward`, but without dropout, in the
-        halves that decoding takes one position through."""
-        return self.norm.forward(x) if self.pre else x
-
-    def after(self, x: Tensor, y: Tensor) -> Tensor:
-        """What becomes of the input x and the sublayer's output y."""
-        return x + y if self.pre else self.norm.forward(x + y)
-
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with a non-linearity between; for "swiglu" one half of the first gates the other
-    (Shazeer, "GLU Variants Improve Transformer", 2020)."""
+    """Two linear maps with a non-linearity between them. With "swiglu", one half of the first map's output
+    gates the other (Shazeer, "GLU Variants Improve Transformer", 2020)."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -54,72 +91,13 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config.dropout if rate is None else rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner, outer = self.inner.low, self.outer.low
-        if inner is None or outer is None or not inner.is_worth(x):
-            return self.outer(self._activated(self.inner(x)))  # type: ignore[no-any-return]
-        return outer(self._activated(inner(x))).to(x.dtype)  # what is between stays in few bits
+        inner, outer = self.inner.low_precision, self.outer.low_precision
+        if inner is None or outer is None or not inner.is_worthwhile(x):
+            return self.outer(self._activate(self.inner(x)))  # type: ignore[no-any-return]
+        return outer(self._activate(inner(x))).to(x.dtype)  # the activations stay in low precision
 
-    def _activated(self, hidden: Tensor) -> Tensor:
-        """What the first map gave, as the second takes it."""
+    def _activate(self, x: Tensor) -> Tensor:
         if not self.gated:
-            return self.dropout(self.activation(hidden))  # type: ignore[no-any-return]
-        gate, hidden = hidden.chunk(2, dim=-1)
-        return self.dropout(self.activation(gate) * hidden)  # type: ignore[no-any-return]
-
-
-def _attention(config: ModelConfig, rotary: bool = False) -> MultiHeadAttention:
-    return MultiHeadAttention(config.d_model, config.heads, rotary, config.attention_dropout)
-
-
-class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward, each in a residual connection."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.self_attention = _attention(config, config.positions == "rotary")
-        self.feed_forward = FeedForward(config)
-        self.self_attention_residual, self.feed_forward_residual = Residual(config), Residual(config)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x (B, S, E), mask (B, 1, 1, S)."""
-        x = self.self_attention_residual(x, lambda y: self.self_attention(y, mask))
-        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
-
-
-class DecoderLayer(nn.Module):
-    """Causal self-attention, cross-attention over the encoder's output, then feed-forward."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.self_attention = _attention(config, config.positions == "rotary")
-        self.cross_attention = _attention(config)
-        self.feed_forward = FeedForward(config)
-        self.self_attention_residual, self.cross_attention_residual = Residual(config), Residual(config)
-        self.feed_forward_residual = Residual(config)
-
-    def forward(self, x: Tensor, memory: Tensor, mask: Tensor, weights: list[Tensor] | None = None) -> Tensor:
-        """x (N, T, E), memory (B, S, E), mask (B, 1, 1, S); for `weights` see `over_memory`."""
-        keys, values = self.cross_attention.project_memory(memory)
-        x = self.self_attention_residual(x, lambda y: self.self_attention(y, causal=True))
-        x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention.over_memory(y, keys, values, mask, weights)
-        )
-        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
-
-    def continued(
-        self,
-        x: Tensor,
-        cache: LayerCache,
-        at: int,
-        past: Tensor | None,
-        hidden: Tensor | None,
-        weights: list[Tensor] | None = None,
-    ) -> Tensor:
-        """As `forward`, for x (N, E) at position `at`, with a cache of what comes before; `past` and `hidden`
-        are what hides some of that and of the memory (see `KeyValueCache`)."""
-        residual = self.self_attention_residual
-        x = residual.after(x, self.self_attention.continued(residual.before(x), cache, at, past))
-        residual = self.cross_attention_residual
-        x = residual.after(x, self.cross_attention.over_cache(residual.before(x), cache, hidden, weights))
-        residual = self.feed_forward_residual
-        return residual.after(x, self.feed_forward.forward(residual.before(x)))
+            return self.dropout(self.activation(x))  # type: ignore[no-any-return]
+        gate, x = x.chunk(2, dim=-1)
+        return self.dropout(self.activation(gate) * x)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer: embed, encode, decode, project. Letters in shapes: see `mtrain.model`."""
+"""The encoder-decoder Transformer. Symbols in shapes: see `mtrain.model`."""
 
 import copy
 import math
@@ -8,29 +8,102 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.config.schema import ModelConfig
-from mtrain.model.attention import MultiHeadAttention
+from mtrain.kernels.linear import LowPrecisionLinear, linear
+from mtrain.model.attention import AttentionWeights, MultiHeadAttention
 from mtrain.model.cache import KeyValueCache, LayerCache
-from mtrain.model.dropout import Dropout
-from mtrain.model.layers import DecoderLayer, EncoderLayer
-from mtrain.model.linear import Linear, Low, linear
+from mtrain.model.layers import Dropout, FeedForward, Linear, Residual
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then a feed-forward network, each in a residual connection."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.self_attention = _attention(config, config.positions == "rotary")
+        self.feed_forward = FeedForward(config)
+        self.self_attention_residual, self.feed_forward_residual = Residual(config), Residual(config)
+
+    def forward(self, x: Tensor, keep: Tensor, attention_weights: list[Tensor] | None = None) -> Tensor:
+        """x (B, S, E), keep (B, 1, 1, S). If a list, the weights (B, H, S, S) are appended to it."""
+        x = self.self_attention_residual(
+            x, lambda y: self.self_attention(y, keep=keep, attention_weights=attention_weights)
+        )
+        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention over the encoder output ("memory"), then a feed-forward network."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.self_attention = _attention(config, config.positions == "rotary")
+        self.cross_attention = _attention(config)
+        self.feed_forward = FeedForward(config)
+        self.self_attention_residual, self.cross_attention_residual = Residual(config), Residual(config)
+        self.feed_forward_residual = Residual(config)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, keep: Tensor, attention_weights: AttentionWeights | None = None
+    ) -> Tensor:
+        """x (N, T, E), memory (B, S, E), keep (B, 1, 1, S). Appends to `attention_weights` if given."""
+        keys_values = self.cross_attention.project_memory(memory)
+        own, cross = (
+            (None, None)
+            if attention_weights is None
+            else (attention_weights.decoder, attention_weights.cross)
+        )
+        x = self.self_attention_residual(
+            x, lambda y: self.self_attention(y, causal=True, attention_weights=own)
+        )
+        x = self.cross_attention_residual(
+            x, lambda y: self.cross_attention(y, keys_values, keep, attention_weights=cross)
+        )
+        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+
+    def step(
+        self,
+        x: Tensor,
+        cache: LayerCache,
+        position: int,
+        past_keep_bias: Tensor | None,
+        source_keep_bias: Tensor | None,
+        cross_weights: list[Tensor] | None = None,
+    ) -> Tensor:
+        """The same for x (N, E) at one position, with a cache of those before it and of the memory."""
+        x = self.self_attention_residual(
+            x, lambda y: self.self_attention.step(y, cache, position, past_keep_bias)
+        )
+        x = self.cross_attention_residual(
+            x, lambda y: self.cross_attention.step_over_memory(y, cache, source_keep_bias, cross_weights)
+        )
+        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+
+
+def _attention(config: ModelConfig, rotary: bool = False) -> MultiHeadAttention:
+    return MultiHeadAttention(config.d_model, config.heads, rotary, config.attention_dropout)
 
 
 def sinusoidal_positions(length: int, width: int, interleaved: bool = False) -> Tensor:
-    """(length, width) table of sin and cos of p / 10000^(2i/width) (Vaswani et al. 2017, section 3.5): all
-    sines, then all cosines, as Marian lays them, or alternating, as in the paper."""
-    rates = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angles = torch.arange(length, dtype=torch.float64)[:, None] * rates  # (length, width / 2)
+    """(length, width) table of sin and cos of p / 10000^(2i/width) (Vaswani et al. 2017, section 3.5).
+
+    All sines come first, then all cosines, as in Marian; or they alternate, as in the paper.
+    """
+    frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies  # (length, width / 2)
     parts = [angles.sin(), angles.cos()]
     table = torch.stack(parts, dim=-1).flatten(1) if interleaved else torch.cat(parts, dim=-1)
     return table.to(torch.get_default_dtype())
 
 
 class Transformer(nn.Module):
-    """Tied embeddings are one parameter under one name: `target_embedding` and `output_weight` are None where
-    they are the same as the one before them."""
+    """The encoder-decoder Transformer.
 
-    _sinusoids: Tensor
-    low_projection: Low | None = None
+    Tied embeddings are one parameter with one name: `target_embedding` and `output_weight` are None where
+    they equal the table before them.
+    """
+
+    _sinusoids: Tensor  # (length, E)
+    low_precision_projection: LowPrecisionLinear | None = None
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -51,12 +124,12 @@ class Transformer(nn.Module):
         self.dropout, self.word_dropout = Dropout(config.dropout), Dropout(config.word_dropout)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
-        pre = config.norm == "pre"  # the last residual sum has not been normalised yet
+        pre = config.norm == "pre"  # then the sum of the last residual connection is not normalized yet
         self.encoder_norm: nn.Module = nn.LayerNorm(width) if pre else nn.Identity()
         self.decoder_norm: nn.Module = nn.LayerNorm(width) if pre else nn.Identity()
-        self._initialise()
+        self._initialize()
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         """Xavier-uniform projections (Glorot and Bengio 2010), zero biases, embeddings of variance 1/E."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -72,7 +145,7 @@ class Transformer(nn.Module):
             nn.init.normal_(self.output_weight, std=self.config.d_model**-0.5)
 
     def make_positions(self) -> None:
-        """Compute the table of sinusoidal positions, which no file holds; it grows when it is too short."""
+        """Compute the table of sinusoidal positions, which is in no file. It grows when it is too short."""
         if self.config.positions.startswith("sinusoidal"):
             self._sinusoids = self._sinusoidal_table(min(self.config.max_positions, 1024))
 
@@ -81,7 +154,7 @@ class Transformer(nn.Module):
         return sinusoidal_positions(length, self.config.d_model, interleaved)
 
     def positions(self, start: int, length: int, target: bool) -> Tensor | float:
-        """(length, E) to add to embeddings, or 0 where attention rotates instead."""
+        """Position embeddings (length, E) to add, or 0 with rotary embeddings."""
         if self.config.positions == "rotary":
             return 0.0
         if self.learned_positions is not None and self.learned_target_positions is not None:
@@ -89,65 +162,73 @@ class Transformer(nn.Module):
             return learned.weight[start : start + length]
         table = self._sinusoids
         if start + length > len(table):
-            with torch.inference_mode(False):  # it outlives the decoding that asked for it
+            with torch.inference_mode(False):  # the table outlives the decoding that needs it
                 table = self._sinusoidal_table(2 * (start + length)).to(table)
-            self._sinusoids = table  # another thread may put a shorter one there, but this one is ours
+            self._sinusoids = table  # another thread may store a shorter one, but this one is complete
         return table[start : start + length]
 
     def _embed(self, ids: Tensor, table: nn.Embedding, positions: Tensor | float) -> Tensor:
-        """Ids (..) as (.., E), with `positions`, which broadcast, added. With word dropout, ids (B, T)."""
+        """Embeddings (.., E) of ids (..), plus `positions`. Word dropout requires ids (B, T)."""
         words = table(ids) * math.sqrt(self.config.d_model)
         if self.word_dropout.active:
-            words = words * self._kept_words(ids, words)
+            words = words * self._word_dropout_factors(ids, words)
         return self.dropout(words + positions)  # type: ignore[no-any-return]
 
-    def _kept_words(self, ids: Tensor, words: Tensor) -> Tensor:
-        """(B, T, 1) factors that drop a word in all its places in a sentence or in none (Gal and
-        Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent Neural Networks", 2016,
-        section 4.2)."""
-        first = (ids[:, :, None] == ids[:, None, :]).int().argmax(dim=-1)  # (B, T): first place of each word
+    def _word_dropout_factors(self, ids: Tensor, words: Tensor) -> Tensor:
+        """(B, T, 1) factors that drop all occurrences of a word in a sentence or none (Gal and Ghahramani, "A
+        Theoretically Grounded Application of Dropout in Recurrent Neural Networks", 2016, section 4.2)."""
+        first = (ids[:, :, None] == ids[:, None, :]).int().argmax(dim=-1)  # (B, T): its first occurrence
         factors: Tensor = self.word_dropout(words.new_ones(ids.shape)).gather(1, first)
         return factors[..., None]
 
-    def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
-        """Memory (B, S, E) of source ids (B, S); `source_keep` (B, S) is True at tokens, False at padding."""
+    def encode(
+        self, source: Tensor, source_keep: Tensor, attention_weights: AttentionWeights | None = None
+    ) -> Tensor:
+        """The encoder output, "memory" (B, S, E), for source ids (B, S) and source_keep (B, S)."""
         x = self._embed(source, self.source_embedding, self.positions(0, source.size(1), target=False))
-        mask = source_keep[:, None, None, :]
+        keep = source_keep[:, None, None, :]
+        weights = None if attention_weights is None else attention_weights.encoder
         for layer in self.encoder:
-            x = layer(x, mask)
+            x = layer(x, keep, weights)
         return self.encoder_norm(x)  # type: ignore[no-any-return]
 
     def decode(
-        self, target_in: Tensor, memory: Tensor, source_keep: Tensor, weights: list[Tensor] | None = None
+        self,
+        target_in: Tensor,
+        memory: Tensor,
+        source_keep: Tensor,
+        attention_weights: AttentionWeights | None = None,
     ) -> Tensor:
-        """Hidden states (N, T, E) of target ids (N, T) that start with BOS.
-
-        If `weights` is a list, each layer's cross-attention weights (N, H, T, S) are appended to it.
-        """
+        """Hidden states (N, T, E) for target ids (N, T) that start with BOS."""
         table = self.target_embedding or self.source_embedding
         x = self._embed(target_in, table, self.positions(0, target_in.size(1), target=True))
-        mask = source_keep[:, None, None]
+        keep = source_keep[:, None, None, :]
         for layer in self.decoder:
-            x = layer(x, memory, mask, weights)
+            x = layer(x, memory, keep, attention_weights)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
 
-    def decode_next(self, last: Tensor, cache: KeyValueCache, weights: list[Tensor] | None = None) -> Tensor:
-        """Hidden states (N, E) of the target ids (N) that follow what was decoded so far with a cache, by a
-        model in eval mode. For `weights`, of which T is 1, see `decode`."""
-        at, past = cache.length, cache.extend()
+    def decode_next(
+        self, last: Tensor, cache: KeyValueCache, cross_weights: list[Tensor] | None = None
+    ) -> Tensor:
+        """Hidden states (N, E) for ids (N) of the next position, given a cache of those before it.
+
+        The model is in eval mode. If `cross_weights` is a list, the cross-attention weights (N, H, 1, S) of
+        each layer are appended to it.
+        """
+        position, past_keep_bias = cache.length, cache.extend()
         table = self.target_embedding or self.source_embedding
-        x = self._embed(last, table, self.positions(at, 1, target=True))
+        x = self._embed(last, table, self.positions(position, 1, target=True))
         for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
             assert isinstance(layer, DecoderLayer)
-            x = layer.continued(x, layer_cache, at, past, cache.source, weights)
+            x = layer.step(x, layer_cache, position, past_keep_bias, cache.source_keep_bias, cross_weights)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
 
     def start_cache(self, memory: Tensor, source_keep: Tensor, beams: int, max_length: int) -> KeyValueCache:
-        """An empty cache for `beams` rows of each sentence, up to `max_length` target positions."""
+        """An empty cache for `beams` rows of each sentence, for up to `max_length` positions."""
         layers = []
         for layer in self.decoder:
             assert isinstance(layer, DecoderLayer)
-            layers.append(LayerCache(layer.cross_attention.project_memory(memory), beams, max_length))
+            layers.append(LayerCache(*layer.cross_attention.project_memory(memory), beams, max_length))
         return KeyValueCache(layers, source_keep, beams)
 
     def projection(self) -> tuple[Tensor, Tensor | None]:
@@ -158,30 +239,36 @@ class Transformer(nn.Module):
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits (.., V) of hidden states (.., E)."""
-        return linear(hidden, *self.projection(), self.low_projection)
+        return linear(hidden, *self.projection(), self.low_precision_projection)
 
-    def projects_roughly(self, hidden: Tensor) -> bool:
-        """Whether `project` would round the logits of hidden states to fewer bits."""
-        return self.low_projection is not None and self.low_projection.is_worth(hidden)
+    def projects_in_low_precision(self, hidden: Tensor) -> bool:
+        """Whether `project` rounds the logits of these hidden states to low precision."""
+        low_precision = self.low_precision_projection
+        return low_precision is not None and low_precision.is_worthwhile(hidden)
 
-    def project_to(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """Logits (..) of tokens (..), behind hidden states that broadcast to (.., E), never rounded."""
+    def project_tokens(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """Logits (..) of tokens (..) for hidden states that broadcast to (.., E), never in low precision."""
         weight, bias = self.projection()
         logits = (weight[tokens] * hidden).sum(dim=-1)
         return logits if bias is None else logits + bias[tokens]
 
-    def for_decoding(self, dtype: torch.dtype | None) -> Self:
-        """A copy of the same parameters that is quick to call, and multiplies large matrices in `dtype` by
-        copies of them, made at their first use; None: as they are."""
+    def for_decoding(self, dtype: torch.dtype | None, stays_low: bool | None = None) -> Self:
+        """A copy for inference that shares the parameters and has less overhead per call.
+
+        Large matrix products use low-precision copies of the weights in `dtype`, made by the first call;
+        None: all products use the parameters themselves. For `stays_low` see `LowPrecisionLinear`.
+        """
         model = copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
         for module in model.modules():
-            # Python finds these before it asks PyTorch's __getattr__, which takes a tenth of a short step.
-            module.__dict__.update(module._parameters | module._modules)
+            # Python looks here before it calls nn.Module.__getattr__, which takes a tenth of a short step.
+            parameters, children = module.named_parameters(recurse=False), module.named_children()
+            vars(module).update({**dict(parameters), **dict(children)})
             if isinstance(module, Linear) and dtype is not None:
-                module.low = Low(module.weight, module.bias, dtype)
-        model.low_projection = None if dtype is None else Low(*self.projection(), dtype)
+                module.low_precision = LowPrecisionLinear(module.weight, module.bias, dtype, stays_low)
+        if dtype is not None:
+            model.low_precision_projection = LowPrecisionLinear(*self.projection(), dtype, stays_low)
         return model
 
     def forward(self, source: Tensor, source_keep: Tensor, target_in: Tensor) -> Tensor:
-        """Hidden states (B, T, E), for the loss to project."""
+        """Hidden states (B, T, E), which the loss projects to the vocabulary."""
         return self.decode(target_in, self.encode(source, source_keep), source_keep)

@@ -15,8 +15,8 @@ from mtrain.config.schema import TrainingConfig
 from mtrain.data.batch import Batch
 from mtrain.device import autocast, compiles, resolve_precision, thread_pool
 from mtrain.errors import is_out_of_memory
-from mtrain.model.dropout import Dropout
-from mtrain.model.loss import LossSums, projected_cross_entropy
+from mtrain.model.layers import Dropout
+from mtrain.model.loss import LossSums, translation_loss
 from mtrain.model.transformer import Transformer
 
 log = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class Learner:
         with autocast(self.device, self.precision):
             hidden = model(*(part.repeat(passes, 1) for part in inputs))
             labels, options = moved.labels, (self.config.label_smoothing, self.config.r_drop)
-            return projected_cross_entropy(hidden, *model.projection(), labels, moved.target_tokens, *options)
+            return translation_loss(hidden, *model.projection(), labels, moved.target_tokens, *options)
 
     def rehearse(self, batch: Batch) -> None:
         """Take a batch through every worker at once, beside all that training holds, and forget it."""

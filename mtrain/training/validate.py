@@ -15,7 +15,7 @@ from mtrain.decoding.decode import Decoder, in_batches
 from mtrain.decoding.translate import Translator
 from mtrain.device import autocast, resolve_precision
 from mtrain.evaluation.metrics import make_metrics, score
-from mtrain.model.loss import projected_cross_entropy
+from mtrain.model.loss import translation_loss
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -94,8 +94,6 @@ class Validator:
             moved = batch.to(self.device)
             with autocast(self.device, precision):
                 hidden = model.forward(moved.source, moved.source_keep, moved.target_in)
-                sums = projected_cross_entropy(
-                    hidden, *model.projection(), moved.labels, moved.target_tokens, 0.0
-                )
+                sums = translation_loss(hidden, *model.projection(), moved.labels, moved.target_tokens, 0.0)
             total += sums.nll.item()
         return total / sum(batch.target_tokens for batch in self.batches)

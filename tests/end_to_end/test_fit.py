@@ -16,7 +16,7 @@ from mtrain.checkpoint.model_folder import load_model, save_model_folder
 from mtrain.config.schema import ModelConfig
 from mtrain.decoding.decode import Decoder
 from mtrain.errors import DataError, ModelError, UsageError
-from mtrain.model.dropout import Dropout
+from mtrain.model.layers import Dropout
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training import loop, step, validate
@@ -215,7 +215,7 @@ def test_what_goes_wrong_in_a_worker_is_told(parts, monkeypatch):
     config, model, data, tokenizer = parts
     learner = Learner(model, config.training, workers=2)
     batches = batches_of([[0, 1], [2, 3]], data, tokenizer)
-    monkeypatch.setattr(step, "projected_cross_entropy", lambda *_: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.setattr(step, "translation_loss", lambda *_: (_ for _ in ()).throw(MemoryError))
     with pytest.raises(MemoryError):
         learner.step(batches, 9, 0.1)
 

@@ -6,8 +6,23 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.config.schema import ModelConfig
-from mtrain.model.layers import DecoderLayer, EncoderLayer
-from mtrain.model.transformer import Transformer
+from mtrain.model.attention import MultiHeadAttention
+from mtrain.model.transformer import DecoderLayer, EncoderLayer, Transformer
+
+
+def copy_attention(ours: MultiHeadAttention, theirs: nn.MultiheadAttention) -> None:
+    """Load our weights into torch's nn.MultiheadAttention."""
+    theirs.in_proj_weight.data.copy_(ours.query_key_value.weight)
+    theirs.in_proj_bias.data.copy_(ours.query_key_value.bias)
+    theirs.out_proj.load_state_dict(ours.output.state_dict())
+
+
+def torch_attention(ours: MultiHeadAttention) -> nn.MultiheadAttention:
+    """torch's nn.MultiheadAttention with our weights, in fp64 and eval mode."""
+    width = ours.output.in_features
+    theirs = nn.MultiheadAttention(width, ours.heads, batch_first=True, dtype=torch.float64).eval()
+    copy_attention(ours, theirs)
+    return theirs
 
 
 def copy_layer(ours: EncoderLayer | DecoderLayer, theirs: nn.Module) -> None:
@@ -18,9 +33,7 @@ def copy_layer(ours: EncoderLayer | DecoderLayer, theirs: nn.Module) -> None:
         attentions.append((ours.cross_attention, theirs.multihead_attn))
         residuals.append(ours.cross_attention_residual)
     for mine, other in attentions:
-        other.in_proj_weight.data.copy_(mine.query_key_value.weight)
-        other.in_proj_bias.data.copy_(mine.query_key_value.bias)
-        other.out_proj.load_state_dict(mine.output.state_dict())
+        copy_attention(mine, other)
     for i, residual in enumerate([*residuals, ours.feed_forward_residual], start=1):
         getattr(theirs, f"norm{i}").load_state_dict(residual.norm.state_dict())
     theirs.linear1.load_state_dict(ours.feed_forward.inner.state_dict())

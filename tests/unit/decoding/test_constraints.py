@@ -14,6 +14,7 @@ from mtrain.config.schema import DecodingConfig
 from mtrain.decoding.hypothesis import Hypothesis
 from mtrain.decoding.search import search
 from mtrain.errors import UsageError
+from mtrain.model.attention import AttentionWeights
 from mtrain.model.transformer import Transformer
 from tests.support.search import EOS, assert_same, build, options, sentences, tokens
 
@@ -28,10 +29,10 @@ def probabilities(
     inputs = torch.tensor([[ids.bos_id, *target[:-1]]])
     steps, seen = [], []
     for model in models:
-        memory, weights = model.encode(rows, torch.ones_like(rows, dtype=torch.bool)), []
-        hidden = model.decode(inputs, memory, torch.ones_like(rows, dtype=torch.bool), weights=weights)
+        memory, weights = model.encode(rows, torch.ones_like(rows, dtype=torch.bool)), AttentionWeights()
+        hidden = model.decode(inputs, memory, torch.ones_like(rows, dtype=torch.bool), weights)
         steps.append(model.project(hidden)[0].softmax(-1)[torch.arange(len(target)), torch.tensor(target)])
-        seen.append(weights[-1][0].mean(0).sum(0))  # over heads, then over positions
+        seen.append(weights.cross[-1][0].mean(0).sum(0))  # over heads, then over positions
     return torch.stack(steps).mean(0).log(), torch.stack(seen).mean(0)
 
 

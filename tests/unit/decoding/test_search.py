@@ -90,7 +90,7 @@ class Scripted:
     def project(self, hidden: Tensor) -> Tensor:
         return hidden
 
-    def projects_roughly(self, hidden: Tensor) -> bool:
+    def projects_in_low_precision(self, hidden: Tensor) -> bool:
         return False
 
 

@@ -24,6 +24,7 @@ from mtrain.decoding.translation import Translation, join
 from mtrain.decoding.workers import Helpers
 from mtrain.errors import ModelError, UsageError
 from mtrain.evaluation.metrics import make_metrics
+from mtrain.model.transformer import Transformer
 from tests.support.training import PAIRS
 
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
@@ -41,7 +42,8 @@ def words_of(count: int, seed: int = 0) -> list[str]:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_in_few_bits_as_on_a_gpu_it_says_the_same(run_dir: Path, monkeypatch, precision, beam_size) -> None:
-    monkeypatch.setattr("mtrain.model.linear._on_gpu", lambda _: True)
+    plain = Transformer.for_decoding
+    monkeypatch.setattr(Transformer, "for_decoding", lambda model, dtype: plain(model, dtype, stays_low=True))
     keys = [f"decoding.precision={precision}", f"decoding.beam_size={beam_size}", "decoding.workers=1"]
     few = Translator.load(run_dir, "cpu", keys)
     exact = few.with_settings(precision="fp32")
@@ -102,7 +104,7 @@ def test_helpers_that_cannot_start_are_not_missed(translator: Translator, monkey
 
 
 def test_rounded_weights_translate_what_was_learnt_alike(translator: Translator, monkeypatch) -> None:
-    monkeypatch.setattr("mtrain.model.linear.WORTH_LOWERING", 0)
+    monkeypatch.setattr("mtrain.kernels.linear.MIN_MULTIPLICATIONS", 0)
     for beam_size in (1, 4):
         rounded = translator.with_settings(precision="bf16", workers=2, beam_size=beam_size)
         found = rounded.translate(SOURCES * 20)

@@ -1,77 +1,105 @@
-"""Products in fewer bits are those of PyTorch, in whatever layout the weights are kept."""
+"""Low-precision linear maps against torch.nn.functional.linear, with and without oneDNN's weight layout."""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtrain.model.linear import Linear, Low, padded_rows
+from mtrain.kernels.linear import LowPrecisionLinear, linear, padded_rows
+from mtrain.kernels.undocumented import documented_only
+from mtrain.model.layers import Linear
 
 
-def close(low: Tensor, exact: Tensor) -> None:
-    """As near as bf16, with 8 bits, comes."""
+def assert_close_in_bf16(low: Tensor, exact: Tensor) -> None:
     torch.testing.assert_close(low.float(), exact, rtol=0.01, atol=0.01 * float(exact.abs().max()))
 
 
 @pytest.fixture(params=["packed", "plain"])
-def layout(request: pytest.FixtureRequest, monkeypatch) -> str:
-    if request.param == "plain":
-        monkeypatch.setattr("mtrain.model.linear._PACKING", ["no_such"])  # as in a PyTorch without
-    return request.param
+def layout(request: pytest.FixtureRequest) -> Iterator[str]:
+    """How the weights are kept: as oneDNN has them, or as usual, if PyTorch lacks the operations for that."""
+    if request.param == "packed":
+        yield request.param
+    else:
+        with documented_only():
+            yield request.param
 
 
 @pytest.mark.parametrize("shape", [(1,), (17,), (3, 11), (2, 3, 5)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.inference_mode()
-def test_low_weights_multiply_as_those_they_are_copies_of(
+def test_low_precision_approximates_the_original(
     layout: str, shape: tuple[int], bias: bool, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(1)
     x, weight, offset = torch.randn(*shape, 24), torch.randn(20, 24), torch.randn(20) if bias else None
-    low = Low(weight, offset, dtype)
+    low = LowPrecisionLinear(weight, offset, dtype)
     assert low(x).shape == (*shape, 20) and low(x).dtype == dtype
-    close(low(x), F.linear(x, weight, offset))
-    crossed = torch.randn(24, 7).t()  # not contiguous
-    close(low(crossed), F.linear(crossed, weight, offset))
-    close(low.rows(5, 12)(x), F.linear(x, weight, offset)[..., 5:12])
-    assert low.rows(5, 12) is low.rows(5, 12)
+    assert_close_in_bf16(low(x), F.linear(x, weight, offset))
+    transposed = torch.randn(24, 7).t()  # not contiguous
+    assert_close_in_bf16(low(transposed), F.linear(transposed, weight, offset))
+    assert_close_in_bf16(low.slice(5, 12)(x), F.linear(x, weight, offset)[..., 5:12])
+    assert low.slice(5, 12) is low.slice(5, 12)  # converted once
+
+
+@pytest.mark.parametrize("rows", [1, 17])
+@torch.inference_mode()
+def test_packed_weights_give_the_same_as_plain_ones(rows: int) -> None:
+    torch.manual_seed(1)
+    x, weight, bias = torch.randn(rows, 64), torch.randn(48, 64), torch.randn(48)
+    packed = LowPrecisionLinear(weight, bias, torch.bfloat16)(x)
+    with documented_only():
+        plain = LowPrecisionLinear(weight, bias, torch.bfloat16)(x)
+    torch.testing.assert_close(packed, plain, rtol=0.01, atol=0.02)  # sums in another order
 
 
 @torch.inference_mode()
-def test_rows_of_a_linear_map_are_a_part_of_its_output(layout: str, monkeypatch) -> None:
-    monkeypatch.setattr("mtrain.model.linear.WORTH_LOWERING", 0)
+def test_the_result_has_the_type_of_the_input_unless_it_stays_low() -> None:
+    torch.manual_seed(1)
+    x, weight = torch.randn(3, 24), torch.randn(20, 24)
+    casts = LowPrecisionLinear(weight, None, torch.bfloat16)
+    stays = LowPrecisionLinear(weight, None, torch.bfloat16, stays_low=True)
+    casts.min_input_elements = 0
+    assert linear(x, weight, None, casts).dtype == torch.float32
+    assert linear(x, weight, None, stays).dtype == torch.bfloat16  # even for so small a product
+    assert torch.equal(linear(x, weight, None, None), F.linear(x, weight))
+
+
+@torch.inference_mode()
+def test_slices_of_a_layer_are_parts_of_its_output(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtrain.kernels.linear.MIN_MULTIPLICATIONS", 0)
     torch.manual_seed(1)
     layer, x = Linear(24, 20), torch.randn(9, 24)
-    for few in (False, True):
-        layer.low = Low(layer.weight, layer.bias, torch.bfloat16) if few else None
-        assert layer(x).dtype == layer.rows(x, 4).dtype == torch.float32
-        torch.testing.assert_close(layer.rows(x, 4, 9), layer(x)[:, 4:9], rtol=0.01, atol=0.02)
+    for low_precision in (None, LowPrecisionLinear(layer.weight, layer.bias, torch.bfloat16)):
+        layer.low_precision = low_precision
+        assert layer(x).dtype == layer.slice(x, 4).dtype == torch.float32
+        torch.testing.assert_close(layer.slice(x, 4, 9), layer(x)[:, 4:9], rtol=0.01, atol=0.02)
 
 
 @torch.inference_mode()
-def test_a_small_product_stays_exact_after_a_large_one(monkeypatch) -> None:
-    monkeypatch.setattr(
-        "mtrain.model.linear.WORTH_LOWERING", 100 * 5
-    )  # what five outputs of 100 numbers take
+def test_small_products_are_computed_in_full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtrain.kernels.linear.MIN_MULTIPLICATIONS", 5 * 100)  # 5 outputs, 100 input elements
     torch.manual_seed(2)
     layer, x = Linear(24, 20), torch.randn(9, 24)
     torch.nn.init.normal_(layer.bias)
     expected = F.linear(x, layer.weight[4:9], layer.bias[4:9])
-    layer.low = Low(layer.weight, layer.bias, torch.bfloat16)
-    assert not torch.equal(layer.rows(x, 4, 9), expected)  # 216 numbers
-    torch.testing.assert_close(layer.rows(x[:2], 4, 9), expected[:2])  # 48
+    layer.low_precision = LowPrecisionLinear(layer.weight, layer.bias, torch.bfloat16)
+    assert not torch.equal(layer.slice(x, 4, 9), expected)  # 216 input elements
+    torch.testing.assert_close(layer.slice(x[:2], 4, 9), expected[:2])  # 48
 
 
-def test_few_different_numbers_of_rows_are_multiplied() -> None:
+def test_large_products_are_worthwhile() -> None:
+    small, large = (LowPrecisionLinear(torch.empty(n, n), None, torch.bfloat16) for n in (100, 2000))
+    assert not small.is_worthwhile(torch.empty(3, 100)) and small.is_worthwhile(torch.empty(300, 100))
+    assert large.is_worthwhile(torch.empty(1, 2000))
+    for width, worthwhile in ((50, False), (150, True)):  # few multiplications, but many weights to read
+        low = LowPrecisionLinear(torch.empty(2000, width), None, torch.bfloat16)
+        assert low.is_worthwhile(torch.empty(1, width)) is worthwhile
+
+
+def test_padding_leaves_few_different_numbers_of_rows() -> None:
     assert [padded_rows(rows) for rows in (1, 7, 15, 16, 17, 64, 65, 300)] == [1, 7, 15, 16, 18, 64, 72, 320]
     assert all(rows <= padded_rows(rows) <= 1.125 * rows for rows in range(1, 5000))
     assert len({padded_rows(rows) for rows in range(1, 1025)}) < 75
-
-
-def test_large_products_are_lowered() -> None:
-    small, large = (Low(torch.empty(size, size), None, torch.bfloat16) for size in (100, 2000))
-    assert not small.is_worth(torch.empty(3, 100)) and small.is_worth(torch.empty(300, 100))
-    assert large.is_worth(torch.empty(1, 2000))
-    for width, is_worth in ((50, False), (150, True)):  # few multiplications, of many numbers that are read
-        assert Low(torch.empty(2000, width), None, torch.bfloat16).is_worth(torch.empty(1, width)) is is_worth

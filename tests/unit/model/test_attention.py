@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mtrain.model.attention import MultiHeadAttention, attend, attention_weights, causal_mask, rotate
+from mtrain.kernels.attention import attention_weights
+from mtrain.model.attention import MultiHeadAttention, attend, causal_mask, rotate
 from mtrain.model.cache import KeyValueCache, LayerCache
-from mtrain.model.dropout import Dropout
+from mtrain.model.layers import Dropout
 
 torch.set_num_threads(1)
 DOUBLE = {"rtol": 0, "atol": 1e-12}
@@ -65,7 +66,7 @@ def reference(
 @torch.no_grad()
 def test_self_attention_is_the_formula(heads: int, causal: bool, masked: bool) -> None:
     layer, x, kept = attention(12, heads), random(3, 5, 12), keep([5, 2, 3], 5)
-    out = layer(x, kept[:, None, None] if masked else None, causal)
+    out = layer(x, keep=kept[:, None, None] if masked else None, causal=causal)
     allowed = torch.tensor(
         [
             [[(s <= t or not causal) and (s < n or not masked) for s in range(5)] for t in range(5)]
@@ -84,8 +85,8 @@ def test_cross_attention_is_the_formula(heads: int, masked: bool) -> None:
     mask = kept[:, None, None] if masked else None
     expected, expected_weights = reference(layer, x, memory, kept[:, None].expand(3, 4, 6))
     weights: list[Tensor] = []
-    torch.testing.assert_close(layer.over_memory(x, *layer.project_memory(memory), mask), expected, **DOUBLE)
-    shown = layer.over_memory(x, *layer.project_memory(memory), mask, weights)
+    torch.testing.assert_close(layer(x, layer.project_memory(memory), mask), expected, **DOUBLE)
+    shown = layer(x, layer.project_memory(memory), mask, attention_weights=weights)
     torch.testing.assert_close(shown, expected, **DOUBLE)
     torch.testing.assert_close(weights[0], torch.tensor(expected_weights, dtype=torch.float64), **DOUBLE)
 
@@ -103,9 +104,9 @@ def test_equals_torch_multihead_attention(kind: str) -> None:
     mask = kept[:, None, None]
     if kind == "cross":
         weights: list[Tensor] = []
-        out = layer.over_memory(x, *layer.project_memory(memory), mask, weights)
+        out = layer(x, layer.project_memory(memory), mask, attention_weights=weights)
     else:
-        out = layer(x, mask, kind == "causal")
+        out = layer(x, keep=mask, causal=kind == "causal")
     hidden = ~causal_mask(5) if kind == "causal" else None
     expected, expected_weights = theirs(
         x, memory, memory, key_padding_mask=~kept, attn_mask=hidden, average_attn_weights=False
@@ -153,7 +154,7 @@ def test_dropout_under_bf16_autocast_is_that_of_fp32() -> None:
     def both(mixed: bool) -> tuple[Tensor, ...]:
         Dropout.seed(layer, 5)
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-            out = layer(x, causal=True), layer.over_memory(x, *layer.project_memory(memory.float()), None)
+            out = layer(x, causal=True), layer(x, layer.project_memory(memory.float()))
         gradient = torch.autograd.grad(sum(part.float().square().sum() for part in out), layer.output.weight)
         return *out, *gradient
 
@@ -203,7 +204,7 @@ def test_published_check_values_one_head(
     if memory is None:
         out = layer(inputs, causal=causal)
     else:
-        out = layer.over_memory(inputs, *layer.project_memory(torch.tensor([memory]).float()), None)
+        out = layer(inputs, layer.project_memory(torch.tensor([memory]).float()))
     torch.testing.assert_close(out[0], torch.tensor(expected), rtol=0, atol=6e-5)
 
 
@@ -299,7 +300,7 @@ def test_rotary_attention_knows_order_but_not_absolute_position() -> None:
     assert (layer(x) - swapped).abs().max() > 1e-3
     padded = torch.cat([random(1, 3, 8, seed=2), x], dim=1)  # the same words three places further on
     mask = (torch.arange(7) >= 3)[None, None, None]
-    torch.testing.assert_close(layer(padded, mask)[:, 3:], layer(x), **DOUBLE)
+    torch.testing.assert_close(layer(padded, keep=mask)[:, 3:], layer(x), **DOUBLE)
 
 
 # --------------------------------------------------------------------------------- weights and the cache
@@ -311,7 +312,7 @@ def test_weights_sum_to_one_are_zero_at_padding_and_explain_the_output() -> None
     kept = keep([6, 2], 6)
     keys, values = layer.project_memory(memory)
     weights: list[Tensor] = []
-    out = layer.over_memory(x, keys, values, kept[:, None, None], weights)
+    out = layer(x, (keys, values), kept[:, None, None], attention_weights=weights)
     (shown,) = weights
     assert shown.shape == (4, 3, 2, 6)
     torch.testing.assert_close(shown.sum(-1), torch.ones(4, 3, 2).double(), **DOUBLE)
@@ -328,9 +329,9 @@ def test_beams_as_further_queries_equal_copies_of_the_memory(beams: int) -> None
     layer, x, memory = attention(12, 3), random(3 * beams, 2, 12), random(3, 6, 12, seed=1)
     kept = keep([6, 2, 3], 6)
     shared, copied = [], []
-    out = layer.over_memory(x, *layer.project_memory(memory), kept[:, None, None], shared)
+    out = layer(x, layer.project_memory(memory), kept[:, None, None], attention_weights=shared)
     copies, copied_kept = memory.repeat_interleave(beams, 0), kept.repeat_interleave(beams, 0)
-    expected = layer.over_memory(x, *layer.project_memory(copies), copied_kept[:, None, None], copied)
+    expected = layer(x, layer.project_memory(copies), copied_kept[:, None, None], attention_weights=copied)
     torch.testing.assert_close(out, expected, **DOUBLE)
     torch.testing.assert_close(shared[0], copied[0], **DOUBLE)
 
@@ -339,17 +340,17 @@ def test_beams_as_further_queries_equal_copies_of_the_memory(beams: int) -> None
 @torch.no_grad()
 def test_cached_self_attention_equals_causal(rotary: bool) -> None:
     layer, x, memory = attention(12, 3, rotary), random(2, 6, 12), random(2, 1, 12)
-    layers = [LayerCache(layer.project_memory(memory), 1, max_length=6)]
+    layers = [LayerCache(*layer.project_memory(memory), 1, max_length=6)]
     cache = KeyValueCache(layers, keep([1, 1], 1), beams=1)
-    parts = [layer.continued(x[:, t], cache.layers[0], t, cache.extend()) for t in range(6)]
+    parts = [layer.step(x[:, t], cache.layers[0], t, cache.extend()) for t in range(6)]
     torch.testing.assert_close(torch.stack(parts, dim=1), layer(x, causal=True), **DOUBLE)
 
 
 def test_append_returns_all_so_far_and_keeps_earlier_positions() -> None:
-    cache = LayerCache(torch.zeros(2, 3, 2, 3, 4), beams=1, max_length=5)
+    cache = LayerCache(*torch.zeros(2, 3, 2, 3, 4), beams=1, max_length=5)
     first, then = torch.randn(2, 3, 2, 2, 4), torch.randn(2, 3, 2, 1, 4)
-    cache.append(first)
-    keys, values = cache.append(then)
+    cache.append(*first)
+    keys, values = cache.append(*then)
     keys = keys.transpose(1, 2).unflatten(0, (3, 2))
     assert torch.equal(keys[:, :, :3], torch.cat([first[0], then[0]], dim=2))
     assert torch.equal(values.view(3, 2, -1, 4)[:, :, :3], torch.cat([first[1], then[1]], dim=2))
@@ -359,28 +360,28 @@ def test_append_returns_all_so_far_and_keeps_earlier_positions() -> None:
 def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[int] | None) -> None:
     """Three sentences of two beams; sentence s stores 10 s + 2 t + k for its beam k at position t."""
     numbers = torch.arange(3.0)[:, None, None, None]
-    cross = numbers.expand(3, 2, 3, 4)
-    layers = [LayerCache(torch.stack([cross, -cross]), 2, max_length=7) for _ in range(2)]
+    memory = numbers.expand(3, 2, 3, 4)
+    layers = [LayerCache(memory, -memory, 2, max_length=7) for _ in range(2)]
     cache = KeyValueCache(layers, keep([1, 2, 3], 3), beams=2)
     for t in range(2):
         assert cache.extend() is not None
         for layer in layers:
             keys = 10 * numbers + 2 * t + torch.arange(2.0)[:, None]
-            layer.append(torch.stack([keys, -keys]).expand(2, 3, 2, 2, 4))
+            layer.append(keys.expand(3, 2, 2, 4), -keys.expand(3, 2, 2, 4))
         if t == 0:
             cache.reorder(torch.tensor([[0, 1], [1, 0], [1, 1]]))
     left = sentences if sentences is not None else [0, 1, 2]
     crossed = torch.tensor([[1, 0]] * len(left))
     cache.reorder(crossed, None if sentences is None else torch.tensor(sentences))
     bias = cache.extend()
-    assert bias is not None and cache.length == 3 and cache.source is not None
+    assert bias is not None and cache.length == 3 and cache.source_keep_bias is not None
     past = {0: [[1, 3], [0, 2]], 1: [[0, 3], [1, 2]], 2: [[1, 3], [1, 2]]}  # of beams 0 and 1
     for layer in layers:
-        assert layer.full == (3 if sentences == [2] else 4)  # slot 0 of sentence 2 is nobody's past any more
-        assert layer.cross[0, :, 1, 2, 3].tolist() == left
-        assert layer.cross[1, :, 1, 2, 3].tolist() == [-s for s in left]
-        new = torch.tensor([70.0, 71.0])[:, None].expand(2, len(left), 2, 2, 4)
-        keys, values = layer.append(new * torch.tensor([1, -1])[:, None, None, None, None])
+        assert layer.slots == (3 if sentences == [2] else 4)  # slot 0 of sentence 2 is nobody's past any more
+        assert layer.memory_keys[1::2, 3, 2].tolist() == left
+        assert layer.memory_values[1::2, 2, 3].tolist() == [-s for s in left]
+        new = torch.tensor([70.0, 71.0])[:, None].expand(len(left), 2, 2, 4)
+        keys, values = layer.append(new, -new)
         keys = keys.transpose(1, 2)
         assert torch.equal(keys, -values)
         for row, sentence in enumerate(left):
@@ -388,4 +389,4 @@ def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[in
                 for beam in range(2):
                     seen = keys[2 * row + head, bias[2 * row + head, beam] == 0, 2].tolist()
                     assert seen == [*(10.0 * sentence + slot for slot in past[sentence][beam]), 70.0 + beam]
-                assert (cache.source[2 * row + head] == 0).sum() == sentence + 1
+                assert (cache.source_keep_bias[2 * row + head] == 0).sum() == sentence + 1

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.config.schema import ModelConfig
-from mtrain.model.dropout import Dropout
-from mtrain.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
+from mtrain.model.layers import Dropout, FeedForward, Residual
+from mtrain.model.transformer import DecoderLayer, EncoderLayer
 from tests.support.transformer import copy_layer, their_arguments
 
 torch.set_num_threads(1)

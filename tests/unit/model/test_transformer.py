@@ -2,13 +2,16 @@
 
 import itertools
 import math
+from collections.abc import Iterable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mtrain.config.schema import ModelConfig
-from mtrain.model.dropout import Dropout
+from mtrain.kernels.undocumented import documented_only
+from mtrain.model.attention import AttentionWeights, MultiHeadAttention, causal_mask
+from mtrain.model.layers import Dropout
 from mtrain.model.transformer import Transformer, sinusoidal_positions
 from tests.support.transformer import (
     KINDS,
@@ -20,6 +23,7 @@ from tests.support.transformer import (
     keep,
     logits,
     their_arguments,
+    torch_attention,
 )
 
 torch.set_num_threads(1)
@@ -76,13 +80,13 @@ def test_embeddings_are_scaled_by_the_root_of_the_width() -> None:
 # -------------------------------------------------------------------------------------- cached decoding
 
 
-@pytest.mark.parametrize("forget_every", [1, 2, 8])
+@pytest.mark.parametrize("compact_every", [1, 2, 8])
 @pytest.mark.parametrize("positions", POSITIONS)
 @torch.no_grad()
-def test_decoding_goes_on_after_beams_are_reordered_and_sentences_dropped(
-    monkeypatch, positions: str, forget_every: int
+def test_cached_decoding_equals_full_decoding_after_reordering_and_dropping_sentences(
+    monkeypatch, positions: str, compact_every: int
 ) -> None:
-    monkeypatch.setattr("mtrain.model.cache._FORGET_EVERY", forget_every)
+    monkeypatch.setattr("mtrain.model.cache.COMPACT_EVERY", compact_every)
     model, source, kept = build(positions=positions), ids(3, 5), keep(5, 1, 3)
     cache = model.start_cache(model.encode(source, kept), kept, 2, 9)
     target = ids(6, 1)
@@ -100,31 +104,30 @@ def test_decoding_goes_on_after_beams_are_reordered_and_sentences_dropped(
         source, kept = source[left], kept[left]
         rows = [2 * sentence + beam for sentence, pair in zip(left, parents, strict=True) for beam in pair]
         target = torch.cat([target[rows], ids(len(rows), 1)], dim=1)
-    assert bool((cache.past == 0).any(dim=1).all()) == (forget_every < 8)  # are all slots some beam's past?
+    assert bool((cache.past_keep_bias == 0).any(dim=1).all()) == (compact_every < 8)  # no unused slot is left
 
 
 @pytest.mark.parametrize("beams", [1, 3])
 @torch.no_grad()
 def test_a_cache_grows_with_what_is_decoded(monkeypatch, beams: int) -> None:
-    monkeypatch.setattr("mtrain.model.cache._FIRST_POSITIONS", 1)
+    monkeypatch.setattr("mtrain.model.cache.INITIAL_POSITIONS", 1)
     model, source, kept, target = build(), ids(2, 5), keep(5, 2), ids(2 * beams, 30)
     expected = logits(model, source, kept, target)
     torch.testing.assert_close(decode_cached(model, source, kept, target, beams), expected, **DOUBLE)
 
 
+@pytest.mark.parametrize("beams", [1, 3])
 @torch.no_grad()
-def test_cached_decoding_shows_the_same_attention_weights() -> None:
-    model, source, kept, target = build(decoder_layers=2), ids(2, 5), keep(5, 2), ids(6, 4)
-    memory, full, steps = model.encode(source, kept), [], []
-    model.decode(target, memory, kept, full)
-    cache = model.start_cache(memory, kept, 3, 4)
-    for t in range(4):
-        shown: list[Tensor] = []
-        model.decode_next(target[:, t], cache, shown)
-        steps.append(shown)
-    for layer, weights in enumerate(full):
-        cached = torch.cat([shown[layer] for shown in steps], dim=2)
-        torch.testing.assert_close(cached, weights, **DOUBLE)
+def test_cached_decoding_returns_the_same_cross_attention_weights(beams: int) -> None:
+    model, source, kept, target = build(), ids(2, 5), keep(5, 2), ids(2 * beams, 4)
+    memory, weights = model.encode(source, kept), AttentionWeights()
+    model.decode(target, memory, kept, weights)
+    cache = model.start_cache(memory, kept, beams, 4)
+    for position in range(4):
+        step: list[Tensor] = []
+        model.decode_next(target[:, position], cache, step)
+        for layer in (0, 1):
+            torch.testing.assert_close(step[layer][:, :, 0], weights.cross[layer][:, :, position], **DOUBLE)
 
 
 @torch.no_grad()
@@ -135,7 +138,7 @@ def test_a_lowered_model_shares_its_parameters_and_rounds_large_products_alone(m
     assert list(model.state_dict()) == list(low.state_dict())
     full = logits(model, source, kept, target)
     assert torch.equal(logits(low, source, kept, target), full)  # all products here are small
-    monkeypatch.setattr("mtrain.model.linear.WORTH_LOWERING", 0)
+    monkeypatch.setattr("mtrain.kernels.linear.MIN_MULTIPLICATIONS", 0)
     low = model.for_decoding(torch.bfloat16)
     rounded = logits(low, source, kept, target)
     assert rounded.dtype == torch.float32 and not torch.equal(rounded, full)
@@ -143,43 +146,65 @@ def test_a_lowered_model_shares_its_parameters_and_rounds_large_products_alone(m
     assert torch.equal(logits(model, source, kept, target), full)  # which has no copies
     cached = decode_cached(low, source, kept, target, 1)
     torch.testing.assert_close(cached, rounded, rtol=0, atol=0.05 * float(full.abs().max()))
-    monkeypatch.setattr("mtrain.model.linear._PACKING", ["no_such"])  # a PyTorch without
-    plain = logits(model.for_decoding(torch.bfloat16), source, kept, target)
+    with documented_only():
+        plain = logits(model.for_decoding(torch.bfloat16), source, kept, target)
     torch.testing.assert_close(plain, rounded, rtol=0, atol=0.02 * float(full.abs().max()))
 
 
 @every_kind
 @torch.no_grad()
-def test_on_a_gpu_attention_and_its_cache_are_of_few_bits_too(monkeypatch, kind) -> None:
-    """The way of a GPU, taken by the CPU."""
-    monkeypatch.setattr("mtrain.model.linear._on_gpu", lambda _: True)
+def test_attention_and_its_cache_may_stay_in_low_precision(kind) -> None:
+    """As on a GPU by default."""
     model = build(dtype=torch.float32, **kind)
     source, kept, target = ids(3, 5), keep(5, 2, 4), ids(6, 6)
-    low, full = model.for_decoding(torch.bfloat16), logits(model, source, kept, target)
+    low, full = model.for_decoding(torch.bfloat16, stays_low=True), logits(model, source, kept, target)
     rounded, close = logits(low, source, kept, target), {"rtol": 0, "atol": 0.06 * float(full.abs().max())}
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.float(), full, **close)
     torch.testing.assert_close(decode_cached(low, source, kept, target, 2).float(), full, **close)
     cache = low.start_cache(low.encode(source, kept), kept, 2, 6)
     low.decode_next(target[:, 0], cache)
-    assert cache.layers[0].cross.dtype == cache.layers[0].own.dtype == torch.bfloat16
+    assert cache.layers[0].memory_keys.dtype == cache.past_keep_bias.dtype == torch.bfloat16
 
 
+def recorded_inputs(modules: Iterable[MultiHeadAttention]) -> list[Tensor]:
+    """The first input of each module's next call, in the order of the calls."""
+    inputs: list[Tensor] = []
+    for module in modules:
+        module.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    return inputs
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
 @torch.no_grad()
-def test_cross_attention_weights_on_request() -> None:
-    model, source, kept, target = build(decoder_layers=3), ids(2, 5), keep(5, 2), ids(4, 6)
-    memory, weights = model.encode(source, kept), []
-    shown = model.decode(target, memory, kept, weights=weights)
-    assert [tuple(w.shape) for w in weights] == [(4, 2, 6, 5)] * 3  # two beams a sentence
-    torch.testing.assert_close(shown, model.decode(target, memory, kept), **DOUBLE)
-    for layer in weights:
-        torch.testing.assert_close(layer.sum(-1), torch.ones(4, 2, 6).double(), **DOUBLE)
-        assert (layer[2:, :, :, 2:] == 0).all()
-    changed = memory.clone()
-    changed[:, 1] += 1
-    again: list[Tensor] = []
-    model.decode(target, changed, kept, weights=again)
-    assert (again[0] - weights[0]).abs().max() > 1e-3  # they are those of this memory
+def test_attention_weights_of_every_layer_equal_torch(norm: str) -> None:
+    model = build(norm=norm, encoder_layers=3)
+    source, kept, target, weights = (
+        ids(2, 5),
+        keep(5, 2),
+        ids(4, 6),
+        AttentionWeights(),
+    )  # two rows a sentence
+    encoder = recorded_inputs(layer.self_attention for layer in model.encoder)
+    decoder = recorded_inputs(layer.self_attention for layer in model.decoder)
+    cross = recorded_inputs(layer.cross_attention for layer in model.decoder)
+    memory = model.encode(source, kept, weights)
+    hidden = model.decode(target, memory, kept, weights)
+    rows, rows_kept = memory.repeat_interleave(2, 0), kept.repeat_interleave(2, 0)
+    cases = [(weights.encoder, encoder, model.encoder, "self_attention", kept, None, None)]
+    cases += [(weights.decoder, decoder, model.decoder, "self_attention", None, ~causal_mask(6), None)]
+    cases += [(weights.cross, cross, model.decoder, "cross_attention", rows_kept, None, rows)]
+    for found, inputs, layers, name, key_keep, mask, key in cases:
+        assert len(found) == len(inputs) == len(layers)
+        for layer_weights, x, layer in zip(found, inputs, layers, strict=True):
+            theirs = torch_attention(getattr(layer, name))
+            padding = None if key_keep is None else ~key_keep
+            other = x if key is None else key
+            _, expected = theirs(
+                x, other, other, key_padding_mask=padding, attn_mask=mask, average_attn_weights=False
+            )
+            torch.testing.assert_close(layer_weights, expected, **DOUBLE)
+    torch.testing.assert_close(hidden, model(source.repeat_interleave(2, 0), rows_kept, target), **DOUBLE)
 
 
 # -------------------------------------------------------------------------------------- building options

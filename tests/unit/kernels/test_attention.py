@@ -1,0 +1,99 @@
+"""The attention kernels against plain PyTorch, forward and backward."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from mtrain.kernels.attention import attention_weights, cached_attention, eager_attention, fused_attention
+
+torch.set_num_threads(1)
+DOUBLE = {"rtol": 0, "atol": 1e-12}
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def inputs(queries: int, keys: int) -> list[Tensor]:
+    """Queries, keys and values of 2 sentences with 3 heads of width 4."""
+    lengths = (queries, keys, keys)
+    return [random(2, 3, n, 4, seed=seed).requires_grad_() for seed, n in enumerate(lengths)]
+
+
+def reference(queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor | None) -> Tensor:
+    scores = torch.einsum("bhtd,bhsd->bhts", queries, keys) / math.sqrt(queries.size(-1))
+    if keep is not None:
+        scores = scores.masked_fill(~keep, -math.inf)
+    return torch.einsum("bhts,bhsd->bhtd", scores.softmax(dim=-1), values)
+
+
+def padding_mask(*lengths: int) -> Tensor:
+    """(B, 1, 1, S)"""
+    return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])[:, None, None]
+
+
+@pytest.mark.parametrize(
+    "keys", [1, 6, 8, 10, 11, 15, 16, 27]
+)  # from 11 on the fused kernel pads to 16 or 32
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("kernel", [eager_attention, fused_attention])
+def test_values_and_gradients_equal_the_formula(kernel, keys: int, masked: bool) -> None:
+    tensors = inputs(5, keys)
+    keep = padding_mask(keys, max(1, keys - 2)) if masked else None
+    out, expected = kernel(*tensors, keep), reference(*tensors, keep)
+    torch.testing.assert_close(out, expected, **DOUBLE)
+    cotangent = random(2, 3, 5, 4, seed=3)
+    gradients = torch.autograd.grad(out, tensors, cotangent)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, tensors, cotangent), **DOUBLE)
+
+
+@pytest.mark.parametrize("length", [1, 7, 11, 15, 27])
+def test_fused_attention_may_be_causal(length: int) -> None:
+    tensors = inputs(length, length)
+    keep = torch.ones(length, length, dtype=torch.bool).tril()
+    out, expected = fused_attention(*tensors, None, causal=True), reference(*tensors, keep)
+    torch.testing.assert_close(out, expected, **DOUBLE)
+
+
+def test_eager_attention_gradcheck() -> None:
+    keep = padding_mask(4, 2)
+    assert torch.autograd.gradcheck(lambda *tensors: eager_attention(*tensors, keep), inputs(3, 4))
+
+
+def test_a_query_without_keys_does_not_spoil_other_sentences() -> None:
+    tensors, keep = inputs(6, 6), padding_mask(6, 4).clone()
+    keep[0] = False
+    second = [x[1:].detach().requires_grad_() for x in tensors]
+    gradients = torch.autograd.grad(eager_attention(*tensors, keep)[1].sum(), tensors)
+    expected = torch.autograd.grad(eager_attention(*second, keep[1:]).sum(), second)
+    for found, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(found, torch.cat([torch.zeros_like(wanted), wanted]), **DOUBLE)
+
+
+def test_autocast_does_not_round_the_gradients() -> None:
+    tensors = [x.detach().float().requires_grad_() for x in inputs(7, 7)]
+    cotangent = random(2, 3, 7, 4, seed=3).float()
+    exact = torch.autograd.grad(eager_attention(*tensors, None), tensors, cotangent)
+    out = eager_attention(*tensors, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        gradients = torch.autograd.grad(out, tensors, cotangent)
+    torch.testing.assert_close(gradients, exact, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_cached_attention_equals_the_formula(masked: bool) -> None:
+    queries, keys, values = inputs(5, 16)
+    keep = padding_mask(16, 9) if masked else None
+    bias = None
+    if keep is not None:
+        bias = torch.zeros(2, 1, 1, 16).double().masked_fill(~keep, -math.inf)
+        bias = bias.expand(2, 3, 1, 16).flatten(0, 1)
+    out, weights = cached_attention(
+        queries.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1), bias
+    )
+    torch.testing.assert_close(out.view(queries.shape), reference(queries, keys, values, keep), **DOUBLE)
+    expected = attention_weights(queries, keys, keep)
+    torch.testing.assert_close(weights.view(2, 3, 5, 16), expected, **DOUBLE)
+    torch.testing.assert_close(expected @ values, reference(queries, keys, values, keep), **DOUBLE)

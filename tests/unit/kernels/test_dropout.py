@@ -1,0 +1,71 @@
+"""Dropout: its rate, scale, gradient and reproducibility."""
+
+import math
+
+import pytest
+import torch
+
+from mtrain.kernels.dropout import dropout
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.9])
+def test_the_rate_and_the_scale_are_those_of_torch(rate: float) -> None:
+    torch.manual_seed(1)
+    x = torch.full((500, 801), 3.0)
+    out = dropout(x, rate)
+    kept = out != 0
+    torch.testing.assert_close(out[kept], torch.full_like(out[kept], 3 / (1 - rate)))
+    deviation = math.sqrt(rate * (1 - rate) / x.numel())
+    assert kept.double().mean().item() == pytest.approx(1 - rate, abs=4 * deviation)
+    for part in (kept[:, i::4] for i in range(4)):  # four neighbors share a draw
+        assert part.double().mean().item() == pytest.approx(1 - rate, abs=8 * deviation)
+    flat = kept.flatten().double()
+    for distance in range(1, 5):  # but are dropped independently
+        both = (flat[distance:] * flat[:-distance]).mean().item()
+        assert both == pytest.approx((1 - rate) ** 2, abs=8 * deviation)
+
+
+def test_a_rate_close_to_one_drops_nearly_everything() -> None:
+    assert dropout(torch.ones(10_000), 0.999999).count_nonzero() < 20
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (4,), (2, 3), (5, 1, 7), (0, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_shape_and_type_are_kept(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    out = dropout(torch.ones(shape, dtype=dtype), 0.5)
+    assert (out.shape, out.dtype) == (shape, dtype)
+
+
+def test_masks_are_reproducible_from_the_generator_state() -> None:
+    x, generator = torch.ones(64), torch.Generator().manual_seed(5)
+    state = generator.get_state()
+    first, second = dropout(x, 0.4, generator), dropout(x, 0.4, generator)
+    generator.set_state(state)
+    assert torch.equal(dropout(x, 0.4, generator), first)
+    assert torch.equal(dropout(x, 0.4, generator), second)
+    assert not torch.equal(first, second)
+
+
+def test_without_a_generator_masks_come_from_the_default_one() -> None:
+    torch.manual_seed(5)
+    first = dropout(torch.ones(64), 0.4)
+    torch.manual_seed(5)
+    assert torch.equal(dropout(torch.ones(64), 0.4), first)
+
+
+def test_the_gradient_uses_the_same_mask() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(40, 5, dtype=torch.float64).requires_grad_()
+    out = dropout(x, 0.3)
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(gradient * x, out, rtol=0, atol=1e-12)
+    assert 0 < (gradient == 0).sum() < x.numel()
+
+
+def test_a_transposed_tensor() -> None:
+    torch.manual_seed(0)
+    x = torch.arange(1.0, 13.0).view(3, 4).t()
+    out = dropout(x, 0.5)
+    assert torch.equal(out[out != 0], 2 * x[out != 0])
