@@ -72,7 +72,7 @@ def test_a_missing_config_is_a_usage_error(mtrain, command):
         (["translate", "{run}", "Hi", "--prefix", "-"], 2, "--prefix -: give a file"),
         (["score", "{run}", "-i", "-", "--target", "{corpus}/train.de"], 2, "score reads files"),
         (["translate", "{run}", "Hi", "--ensemble", "nowhere"], 4, "nowhere: no such model"),
-        (["translate", "{run}", "Hi", "--top-k", "5"], 2, "are for drawing; give samples too"),
+        (["translate", "{run}", "Hi", "--top-k", "5"], 2, "affect sampling only; set samples, too"),
         (["translate", "{run}", "Hi", "--sample", "--top-p", "0"], 2, "decoding.top_p"),
         (["score", "{run}", "-i", "nowhere.en", "--target", "{corpus}/train.de"], 3, "no such file"),
         (["score", "{run}", "-i", "{corpus}/train.en"], 2, "Missing option '--target'"),

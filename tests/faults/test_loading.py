@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from mtrain.checkpoint.checkpoint import load_checkpoint, load_tensors, open_checkpoint
 from mtrain.checkpoint.model_folder import load_model
-from mtrain.config.load import LARGEST
 from mtrain.config.schema import TrainingConfig
+from mtrain.config.yaml_io import MAX_BYTES
 from mtrain.errors import ModelError
 from mtrain.storage.atomic import LARGEST_JSON, write_manifest
 from mtrain.training.step import make_optimizer
@@ -257,7 +257,7 @@ def test_25_a_run_whose_config_is_no_file_is_refused(run_dir, tmp_path, target):
 
 def test_25_a_config_that_is_huge_is_refused_unread(folder):
     with (folder / "config.yaml").open("ab") as stream:
-        stream.write(b"\n# " + b"x" * LARGEST)
+        stream.write(b"\n# " + b"x" * MAX_BYTES)
     write_manifest(folder)
-    with pytest.raises(ModelError, match=r"config\.yaml: larger than 131,072 bytes"):
+    with pytest.raises(ModelError, match=r"config\.yaml: too large for a config: more than 131,072 bytes"):
         load_model(folder)

@@ -220,9 +220,9 @@ def test_settings_are_checked_and_leave_the_original_alone(translator: Translato
     assert translator.decoding.beam_size == 5
     with pytest.raises(UsageError, match="did you mean 'beam_size'"):
         translator.with_settings(beamsize=2)
-    with pytest.raises(UsageError, match="give samples too"):
+    with pytest.raises(UsageError, match="set samples, too"):
         translator.with_settings(top_k=4)
-    with pytest.raises(UsageError, match="mbr needs a choice"):
+    with pytest.raises(UsageError, match="mbr needs several hypotheses"):
         translator.with_settings(mbr="chrf", beam_size=1)
     with pytest.raises(UsageError, match="must not exceed"):
         translator.with_settings(min_length_ratio=3)

@@ -85,7 +85,7 @@ def test_the_average_is_validated_published_and_loaded_while_training_goes_on_fr
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"ema_decay": 0.9, "average_checkpoints": 2}, "not both"),
+        ({"ema_decay": 0.9, "average_checkpoints": 2}, "exclude each other"),
         ({"average_checkpoints": 9}, "keep_checkpoints"),
     ],
 )
