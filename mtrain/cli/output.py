@@ -1,51 +1,118 @@
-"""Where answers to lines go: stdout, a device, or a file that can be resumed."""
+"""Where results go: stdout, a device or a pipe, or a file that is replaced when it is complete."""
 
-import logging
+import io
+import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO
 
-from mtrain.cli import terminal
-from mtrain.errors import UsageError
-from mtrain.storage.resumable import PartialFile
+from mtrain.errors import StorageError, UsageError
 
-log = logging.getLogger(__name__)
-
-FLUSH_EVERY = 0.2  # seconds: who reads a pipe sees answers soon
+FLUSH_EVERY = 0.2  # seconds: the reader of a pipe sees results soon
+_COMPRESSION = {".gz": "gzip", ".zst": "zstd"}
 
 
-def answer_lines(
-    lines: Iterable[str],
-    answers: Callable[[Iterable[str], int], Iterator[str]],
-    path: Path | None,
-    job: dict[str, Any],
-    go_on: bool,
-) -> None:
-    """Write `answers(lines, 0)`, an answer to each line, to stdout, a device, or a file that an interrupted
-    job like this one may have begun; then the answers to the rest of the lines, and the number of the first.
+def is_stdout(path: Path) -> bool:
+    """Whether a path, such as /dev/stdout, is where stdout goes."""
+    try:
+        return os.path.samestat(os.fstat(1), path.stat())
+    except OSError:
+        return False
 
-    Raises UsageError if there is nothing to go on with, but a file that does not answer each line.
+
+def is_stream(path: Path | None) -> bool:
+    """Whether results go to stdout, a device or a pipe, rather than to a file."""
+    return path is None or is_stdout(path) or (path.exists() and not path.is_file())
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether what is written to a file is compressed."""
+    return path.suffix in _COMPRESSION and not is_stdout(path)
+
+
+def require_writable(path: Path | None, inputs: Sequence[Path | None]) -> None:
+    """Check an output file before any work. Raises StorageError if its folder is missing or it is a folder,
+    UsageError if it is also one of the `inputs` or stdin."""
+    if path is None:
+        return
+    if not path.resolve().parent.is_dir():
+        raise StorageError(f"{path}: cannot write: no such folder")
+    if path.is_dir():
+        raise StorageError(f"{path}: cannot write: a folder, not a file")
+    if is_stream(path):
+        return
+    read = [file.stat() for file in inputs if file is not None and str(file) != "-"]
+    with suppress(OSError):  # stdin may be closed
+        read.append(os.fstat(0))
+    if path.exists() and any(os.path.samestat(path.stat(), other) for other in read):
+        raise UsageError(f"-o {path}: this file is also an input; give another file")
+
+
+@contextmanager
+def open_stdout() -> Iterator[IO[str]]:
+    """stdout. It is not an error if its reader exits early, as `head` does."""
+    try:
+        yield sys.stdout
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python must not flush the stream at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def open_output(path: Path | None) -> Iterator[IO[str]]:
+    """stdout, a device or a pipe, or a file, which is replaced if the block succeeds.
+
+    What goes to a path that ends in .gz or .zst is compressed. Raises StorageError if it cannot be written.
     """
-    if path is not None and terminal.is_stdout(path):
-        path = None
-    if path is None or (path.exists() and not path.is_file()):
-        with terminal.output(path) as out:
+    if path is None or is_stdout(path):
+        with open_stdout() as stream:
+            yield stream
+        return
+    place = path if is_stream(path) else path.resolve()
+    written = place if is_stream(path) else place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    try:
+        with _opened(written, _COMPRESSION.get(path.suffix)) as stream:
+            yield stream
+        if written is not place:
+            _put_in_place(written, place)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot write: {error.strerror}") from None
+    finally:
+        if written is not place:
+            written.unlink(missing_ok=True)
+
+
+def write_lines(lines: Iterable[str], out: IO[str]) -> None:
+    """Write lines as they come, and flush them often."""
+    flushed = time.monotonic()
+    for line in lines:
+        out.write(line)
+        if time.monotonic() - flushed > FLUSH_EVERY:
+            out.flush()
             flushed = time.monotonic()
-            for answer in answers(lines, 0):
-                out.write(answer)
-                if time.monotonic() - flushed > FLUSH_EVERY:
-                    out.flush()
-                    flushed = time.monotonic()
-        return
-    file = PartialFile(path.resolve(), job, go_on)
-    if go_on and file.noted is None and path.exists():
-        with path.open("rb") as written:
-            answered = sum(1 for _ in written)
-        if answered != job["lines_each"] * sum(1 for _ in lines):
-            raise UsageError(f"{path}: nothing to go on with; leave out --continue to replace this file")
-        log.warning("%s is complete; that it answers these lines by this model was not checked", path)
-        return
-    with file:
-        for answer in answers(file.remaining(lines), file.start):
-            file.answer(answer)
+
+
+@contextmanager
+def _opened(path: Path, compression: str | None) -> Iterator[IO[str]]:
+    """A file opened for UTF-8 text, compressed if asked for."""
+    with path.open("wb") as raw:
+        stream: IO[bytes] = raw
+        if compression is not None:
+            import pyarrow as pa
+
+            stream = pa.output_stream(raw, compression=compression)
+        with io.TextIOWrapper(stream, encoding="utf-8", newline="\n") as text:
+            yield text
+
+
+def _put_in_place(written: Path, place: Path) -> None:
+    """Flush a complete file to disk, and give it the name and the permissions of the one it replaces."""
+    with written.open("rb+") as stream:
+        os.fsync(stream.fileno())
+    if place.exists():
+        written.chmod(place.stat().st_mode)
+    written.replace(place)

@@ -1,0 +1,91 @@
+"""All commands in one application, and the exit code of each kind of failure."""
+
+import logging
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+
+from mtrain import __version__
+from mtrain.cli import data, demo, evaluation, interop, models, terminal, training, translation
+from mtrain.errors import MtrainError, StorageError, is_out_of_memory
+
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+)
+app.command()(demo.demo)
+app.command()(data.check)
+app.command()(data.tokenize)
+app.command()(training.fit)
+app.command()(translation.translate)
+app.command()(translation.score)
+app.command()(evaluation.evaluate)
+app.command()(models.rerank)
+app.command()(models.average)
+app.command("import")(interop.import_)
+app.command()(interop.export)
+
+# click.ClickException, from the click package or from the copy that newer versions of Typer contain.
+_CommandLineError: Any = typer.BadParameter.__mro__[2]
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        print(f"mtrain {__version__}")
+        raise typer.Exit
+
+
+_Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+]
+
+
+@app.callback()
+def _root(version: _Version = False) -> None:
+    """Train translation models from parallel text, translate with them and evaluate them."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit code. A failure is reported in one line on stderr.
+
+    Raises KeyboardInterrupt after SIGINT, unless the command handled it.
+    """
+    terminal.make_streams_usable()
+    try:
+        code: Any = app(list(arguments) or ["--help"], standalone_mode=False)
+        if code == 130:  # how Typer returns a KeyboardInterrupt
+            raise KeyboardInterrupt
+        return code if isinstance(code, int) else 0
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # the reader of the help text is gone: no failure
+            return 0
+        raise
+    except Exception as error:
+        return _report(*_describe(error))
+
+
+def _describe(error: Exception) -> tuple[str, int]:
+    """The message and the exit code for an exception."""
+    if isinstance(error, MtrainError):
+        return str(error), error.exit_code
+    if isinstance(error, _CommandLineError):
+        return error.format_message(), 2
+    if isinstance(error, OSError):
+        return f"{error.filename or 'output'}: {error.strerror or error}", StorageError.exit_code
+    if is_out_of_memory(error):
+        return "out of memory; lower training.micro_batch_tokens or decoding.batch_tokens", 8
+    return f"bug in mtrain: {type(error).__name__}: {error}; run again with --debug for the traceback", 1
+
+
+def _report(message: str, code: int) -> int:
+    if logging.getLogger("mtrain").isEnabledFor(logging.DEBUG):
+        traceback.print_exc()
+    with suppress(OSError):
+        line = terminal.escape_control_characters(" ".join(message.split()))
+        print(line if code > 128 else f"error: {line}", file=sys.stderr)  # above 128: stopped by a signal
+    return code

@@ -1,0 +1,65 @@
+"""`mtrain check` and `mtrain tokenize`."""
+
+import json
+import shlex
+from typing import Annotated
+
+from typer import Option
+
+from mtrain.cli import terminal
+from mtrain.cli.options import ConfigFile, Debug, Json, Quiet, RunDir, Set, overrides
+from mtrain.cli.output import open_stdout
+
+
+def check(
+    config: ConfigFile,
+    run_dir: RunDir = None,
+    json_: Json = False,
+    set_: Set = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Check the corpora of CONFIG before training: counts, lengths, duplicates, test sentences in the training
+    data, and suspicious pairs."""
+    terminal.start_logging(quiet, debug)
+    from dataclasses import asdict
+
+    from mtrain.config.load import load_config
+    from mtrain.data.check import check_data
+    from mtrain.data.check_report import report_of, warnings_of
+    from mtrain.data.encode import check_corpora
+    from mtrain.training.init_from import resolved
+    from mtrain.training.run_folder import existing_tokenizer
+
+    loaded, _ = resolved(load_config(config, overrides(set_, run_dir=run_dir)))
+    check_corpora(loaded.data)
+    findings = check_data(loaded.data, existing_tokenizer(loaded))
+    with open_stdout() as out:
+        if json_:
+            print(json.dumps({**asdict(findings), "warnings": warnings_of(findings)}, indent=1), file=out)
+        else:
+            print(terminal.escape_control_characters(report_of(findings)), file=out)
+    terminal.suggest(f"next: mtrain fit {shlex.quote(str(config))}")
+
+
+def tokenize(
+    config: ConfigFile,
+    run_dir: RunDir = None,
+    force: Annotated[bool, Option("--force", help="Replace an existing tokenizer.")] = False,
+    set_: Set = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Learn the subword vocabulary of CONFIG with SentencePiece, and print the files written. `mtrain fit` does
+    the same if there is none yet."""
+    terminal.start_logging(quiet, debug)
+    from mtrain.config.load import load_config
+    from mtrain.data.encode import check_corpora
+    from mtrain.training.run_folder import tokenize as make_tokenizer
+
+    loaded = load_config(config, overrides(set_, run_dir=run_dir))
+    check_corpora(loaded.data)
+    tokenizer = make_tokenizer(loaded, force)
+    with open_stdout() as out:
+        out.writelines(f"{file}\n" for file in tokenizer.files)
+    terminal.suggest(f"tokenizer saved; next: mtrain fit {shlex.quote(str(config))}")

@@ -1,0 +1,154 @@
+"""`mtrain evaluate`."""
+
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from mtrain.cli import terminal
+from mtrain.cli.options import (
+    BatchTokens,
+    BeamSize,
+    Debug,
+    Device,
+    Json,
+    LengthPenalty,
+    Quiet,
+    Set,
+    overrides,
+)
+from mtrain.cli.output import open_stdout
+from mtrain.cli.translation import load_translator
+from mtrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from mtrain.evaluation.metrics import Score
+
+Scores = tuple[str, int, "list[Score]"]  # name of the test set, number of sentences, scores
+
+
+def evaluate(
+    model: Annotated[
+        Path | None,
+        Argument(metavar="MODEL", help="Run folder or model folder; optional with --hypotheses."),
+    ] = None,
+    source: Annotated[Path | None, Option(metavar="FILE", help="Sentences to translate and score.")] = None,
+    reference: Annotated[
+        list[Path] | None, Option(metavar="FILE", help="Reference translations; repeatable.")
+    ] = None,
+    hypotheses: Annotated[
+        Path | None, Option(metavar="FILE", help="Translations to score; MODEL does not translate then.")
+    ] = None,
+    metrics: Annotated[str, Option(help="Comma-separated list of bleu, chrf and ter.")] = "bleu,chrf,ter",
+    lowercase: Annotated[bool, Option("--lowercase", help="Ignore case.")] = False,
+    bleu_tokenize: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="sacreBLEU tokenizer; by default the one for MODEL's target language, or 13a without MODEL.",
+        ),
+    ] = None,
+    json_: Json = False,
+    beam_size: BeamSize = None,
+    length_penalty: LengthPenalty = None,
+    batch_tokens: BatchTokens = None,
+    set_: Set = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Compute BLEU, chrF and TER with sacreBLEU: of MODEL on the test sets of its run, of MODEL on --source and
+    --reference, or of the translations in --hypotheses."""
+    terminal.start_logging(quiet, debug)
+    search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
+    _check_files(source, reference, hypotheses)
+    if hypotheses is not None:
+        unused = {**search, "set": set_ or None, "device": None if device == "auto" else device}
+        _refuse_unused(unused, "--hypotheses, which are scored without translating")
+    elif model is None:
+        raise UsageError("missing MODEL; only --hypotheses can be scored without it")
+    names = metrics.lower().split(",")
+    if bleu_tokenize is not None and "bleu" not in names:
+        raise UsageError(f"--bleu-tokenize has no effect on --metrics {metrics}; add bleu, or leave it out")
+    makes_metrics = (names, lowercase, bleu_tokenize)
+    if hypotheses is not None:
+        results = _score_hypotheses(model, hypotheses, reference or [], *makes_metrics)
+    else:
+        assert model is not None
+        settings = overrides(set_, "decoding.", **search)
+        results = _score_model(model, source, reference or [], settings, device, *makes_metrics)
+    _print_scores(results, json_)
+    if hypotheses is None:
+        terminal.suggest(f"to translate a file: mtrain translate {shlex.quote(str(model))} -i FILE -o FILE")
+
+
+def _check_files(source: Path | None, reference: Sequence[Path] | None, hypotheses: Path | None) -> None:
+    if source is not None and hypotheses is not None:
+        raise UsageError("--source and --hypotheses were both given; give one of them")
+    if (source is not None or hypotheses is not None) != bool(reference):
+        raise UsageError("give --reference with either --source or --hypotheses")
+
+
+def _refuse_unused(options: dict[str, object], reason: str) -> None:
+    given = [name.replace("_", "-") for name, value in options.items() if value is not None]
+    if given:
+        raise UsageError(f"--{given[0]} has no effect with {reason}; leave it out")
+
+
+def _score_hypotheses(
+    model: Path | None,
+    hypotheses: Path,
+    references: Sequence[Path],
+    names: Sequence[str],
+    lowercase: bool,
+    bleu_tokenize: str | None,
+) -> Iterator[Scores]:
+    """The scores of given translations. MODEL only says which language they are in."""
+    from mtrain.checkpoint.model_folder import load_model
+    from mtrain.evaluation.evaluate import test_set_from_files
+    from mtrain.evaluation.metrics import make_metrics, score
+
+    test = test_set_from_files(None, references, hypotheses)
+    language = "und" if model is None else load_model(model).config.target_lang
+    metrics = make_metrics(names, language, lowercase, bleu_tokenize)
+    yield test.name, len(test.references[0]), score(test.hypotheses or [], test.references, metrics)
+
+
+def _score_model(
+    model: Path,
+    source: Path | None,
+    references: Sequence[Path],
+    settings: Sequence[str],
+    device: str,
+    names: Sequence[str],
+    lowercase: bool,
+    bleu_tokenize: str | None,
+) -> Iterator[Scores]:
+    """The scores of a model on one test set of files, or on the test sets of its run."""
+    from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set, test_set_from_files
+    from mtrain.evaluation.metrics import make_metrics
+
+    of_data = [assignment for assignment in settings if assignment.startswith("data.")]
+    if references and of_data:
+        raise UsageError(f"--set {of_data[0]} has no effect with --reference; leave it out")
+    given = [test_set_from_files(source, references, None)] if references else None
+    of_decoding = [assignment for assignment in settings if not assignment.startswith("data.")]
+    translator = load_translator(model, device, of_decoding)
+    metrics = make_metrics(names, translator.target_lang, lowercase, bleu_tokenize)
+    for test in given or configured_test_sets(model, of_data):
+        yield test.name, len(test.references[0]), evaluate_set(test, translator, metrics)
+
+
+def _print_scores(results: Iterable[Scores], json_: bool) -> None:
+    report = {}
+    with open_stdout() as out:
+        for name, sentences, scores in results:
+            report[name] = {"sentences": sentences, "scores": [score._asdict() for score in scores]}
+            if not json_:
+                print(f"{name} ({sentences} sentences)", file=out)
+                out.writelines(f"  {score.detail}\n" for score in scores)
+        if json_:
+            print(json.dumps(report, indent=1), file=out)

@@ -1,0 +1,71 @@
+"""`mtrain import` and `mtrain export`."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Argument, Option
+
+from mtrain.cli import terminal
+from mtrain.cli.options import Debug, ModelFolder, Quiet, Set
+from mtrain.cli.output import open_stdout
+from mtrain.errors import UsageError
+
+ExportFormat = Literal["marian", "ctranslate2"]
+Quantization = Literal["int8", "int8_float32", "float16", "bfloat16"]
+
+
+def import_(
+    source: Annotated[
+        str, Argument(metavar="SOURCE", help="MarianMT model: a folder, or a name on the Hugging Face Hub.")
+    ],
+    out: Annotated[Path, Argument(metavar="MODEL", help="Model folder to create.")],
+    set_: Set = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Convert a MarianMT model of Hugging Face Transformers to a model folder, to translate with or to
+    fine-tune."""
+    terminal.start_logging(quiet, debug)
+    from mtrain.interop.marian import import_marian
+
+    import_marian(source, out, set_ or ())
+    terminal.suggest(f"model saved; try: mtrain translate {shlex.quote(str(out))} 'Hello.'")
+
+
+def export(
+    model: ModelFolder,
+    out: Annotated[Path, Argument(metavar="OUT", help="Folder to create.")],
+    format: Annotated[
+        ExportFormat, Option(help="marian: for Hugging Face Transformers; ctranslate2: for CTranslate2.")
+    ],
+    quantization: Annotated[
+        Quantization | None, Option(help="Data type of the weights; only for ctranslate2.")
+    ] = None,
+    input_file: Annotated[
+        Path | None,
+        Option(
+            "-i",
+            "--input",
+            metavar="FILE",
+            help="Sentences to compare both models on, one per line; - is stdin. Default: generated ones.",
+        ),
+    ] = None,
+    set_: Set = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Convert MODEL for another program, and verify that both give the same translations."""
+    terminal.start_logging(quiet, debug)
+    if quantization is not None and format != "ctranslate2":
+        raise UsageError("--quantization requires --format ctranslate2")
+    if input_file is not None:
+        terminal.require_file(input_file)
+    from mtrain.interop.export import export_model
+
+    texts = list(terminal.read_lines(input_file)) if input_file else []
+    lines = export_model(model, out, format, quantization, texts, set_ or ())
+    with open_stdout() as stdout:
+        stdout.writelines(f"{terminal.escape_control_characters(line)}\n" for line in lines)
+    loader = "transformers.MarianMTModel.from_pretrained" if format == "marian" else "ctranslate2.Translator"
+    terminal.suggest(f"model saved; load it in Python with {loader}({str(out)!r})")

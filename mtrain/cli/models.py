@@ -1,0 +1,76 @@
+"""Commands that combine models: `mtrain average` and `mtrain rerank`."""
+
+import math
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from mtrain.cli import terminal
+from mtrain.cli.options import BatchTokens, Debug, Device, OutputFile, Quiet, Set, overrides
+from mtrain.cli.output import open_output, require_writable, write_lines
+from mtrain.cli.translation import load_translator
+from mtrain.errors import UsageError
+
+
+def average(
+    models: Annotated[list[Path], Argument(metavar="MODEL...", help="Run folders or model folders.")],
+    output: Annotated[Path, Option("-o", "--output", metavar="FOLDER", help="Model folder to create.")],
+    set_: Set = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Average the weights of several models, which then translate as fast as one of them.
+
+    The models need the same vocabulary and architecture, and a common ancestor: a model, and others fine-tuned
+    from it with training.init_from (Wortsman et al., "Model soups", ICML 2022). Settings are those of the first.
+    """
+    terminal.start_logging(quiet, debug)
+    if len(models) < 2:
+        raise UsageError("average needs two models or more")
+    from mtrain.checkpoint.average import average_models
+
+    average_models(models, output, set_ or ())
+    terminal.suggest(f"model saved; try: mtrain translate {shlex.quote(str(output))} 'Hello.'")
+
+
+def rerank(
+    model: Annotated[
+        Path, Argument(metavar="MODEL", help="Run folder or model folder of the opposite direction.")
+    ],
+    n_best: Annotated[
+        Path, Argument(metavar="N_BEST", help="Output of mtrain translate --json --n-best N, N at least 2.")
+    ],
+    source: Annotated[
+        Path, Option("-i", "--input", metavar="FILE", help="Sentences that were translated, one per line.")
+    ],
+    output_file: OutputFile = None,
+    weight: Annotated[float, Option(help="Weight of MODEL's score, relative to the score in N_BEST.")] = 0.07,
+    batch_tokens: BatchTokens = None,
+    set_: Set = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Rerank the translations of each sentence with a model of the opposite direction, and print the best one.
+
+    To the score of a translation in N_BEST is added WEIGHT times the mean log-probability (nats per token) of
+    the source given the translation (noisy-channel reranking; Yee et al., EMNLP 2019). Choose WEIGHT on a
+    validation set.
+    """
+    terminal.start_logging(quiet, debug)
+    if not 0 <= weight < math.inf:
+        raise UsageError(f"--weight {weight}: must be a finite number of at least 0")
+    for file in (source, n_best):
+        if str(file) == "-":
+            raise UsageError("rerank cannot read from stdin; give files")
+        terminal.require_file(file)
+    require_writable(output_file, (source, n_best))
+    from mtrain.decoding.rerank import read_n_best
+    from mtrain.decoding.rerank import rerank as best_of
+
+    translator = load_translator(model, device, overrides(set_, "decoding.", batch_tokens=batch_tokens))
+    texts = best_of(translator, read_n_best(source, n_best), weight)
+    with open_output(output_file) as out:
+        write_lines((f"{text}\n" for text in texts), out)

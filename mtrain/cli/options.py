@@ -1,0 +1,53 @@
+"""Arguments and options that several commands share."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+ConfigFile = Annotated[Path, Argument(metavar="CONFIG", help="Configuration file (YAML).")]
+ModelFolder = Annotated[Path, Argument(metavar="MODEL", help="Run folder or model folder.")]
+RunDir = Annotated[
+    str | None, Option(metavar="FOLDER", help="Run folder to use instead of run_dir in CONFIG.")
+]
+InputFile = Annotated[
+    Path | None,
+    Option("-i", "--input", metavar="FILE", help="Input file, one sentence per line; - is stdin."),
+]
+OutputFile = Annotated[
+    Path | None,
+    Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Output file, replaced once it is complete; compressed if it ends in .gz or .zst.",
+    ),
+]
+Ensemble = Annotated[
+    list[str] | None, Option(metavar="MODEL", help="Further model of an ensemble; repeatable.")
+]
+BeamSize = Annotated[int | None, Option(min=1, max=128, help="Number of beams; 1 is greedy search.")]
+LengthPenalty = Annotated[
+    float | None, Option(help="Exponent of the length by which log-probabilities are divided.")
+]
+BatchTokens = Annotated[
+    int | None, Option(min=1, help="Size of a batch in padded source tokens, times beams or samples.")
+]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
+Set = Annotated[
+    list[str] | None,
+    Option("--set", metavar="SECTION.KEY=VALUE", help="Override a configuration key; repeatable."),
+]
+Device = Annotated[str, Option(help="Device to compute on: auto, cpu, cuda or cuda:N.")]
+Quiet = Annotated[bool, Option("--quiet", help="Print only warnings and errors.")]
+Debug = Annotated[bool, Option("--debug", help="Print debug messages and tracebacks.")]
+
+
+def overrides(set_: list[str] | None, section: str = "", **options: object) -> list[str]:
+    """The assignments of --set, followed by one for each option that was given."""
+    given = {key: value for key, value in options.items() if value is not None}
+    return [
+        *(set_ or []),
+        *(f"{section}{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()),
+    ]

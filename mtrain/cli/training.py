@@ -1,0 +1,39 @@
+"""`mtrain fit`."""
+
+import shlex
+from typing import Annotated
+
+from typer import Option
+
+from mtrain.cli import terminal
+from mtrain.cli.options import ConfigFile, Debug, Device, Quiet, RunDir, Set, overrides
+
+
+def fit(
+    config: ConfigFile,
+    run_dir: RunDir = None,
+    resume: Annotated[
+        str,
+        Option(
+            metavar="auto|never|CHECKPOINT",
+            help="auto: resume from the newest valid checkpoint, if any; never: fail if there is one; or the "
+            "folder of a checkpoint in the run folder.",
+        ),
+    ] = "auto",
+    allow_data_change: Annotated[
+        bool, Option("--allow-data-change", help="Resume even though the corpus has changed.")
+    ] = False,
+    set_: Set = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train a Transformer on the corpora of CONFIG. The same command resumes an interrupted run."""
+    terminal.start_logging(quiet, debug)
+    from mtrain.config.load import load_config
+
+    loaded = load_config(config, overrides(set_, run_dir=run_dir))
+    from mtrain.training.loop import fit as fit_model
+
+    fit_model(loaded, resume, device, quiet, allow_data_change)
+    terminal.suggest(f"model saved; try: mtrain translate {shlex.quote(loaded.run_dir)} 'Hello.'")

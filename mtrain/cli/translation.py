@@ -1,0 +1,250 @@
+"""`mtrain translate` and `mtrain score`."""
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from typer import Argument, Option
+
+from mtrain.cli import terminal
+from mtrain.cli.options import (
+    BatchTokens,
+    BeamSize,
+    Debug,
+    Device,
+    Ensemble,
+    InputFile,
+    LengthPenalty,
+    ModelFolder,
+    OutputFile,
+    Quiet,
+    Set,
+    overrides,
+)
+from mtrain.cli.output import (
+    is_compressed,
+    is_stream,
+    open_output,
+    open_stdout,
+    require_writable,
+    write_lines,
+)
+from mtrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from mtrain.decoding.translate import Translator
+    from mtrain.decoding.translation import Translation
+
+log = logging.getLogger(__name__)
+
+
+class Format(NamedTuple):
+    """How translations are printed."""
+
+    n_best: int
+    scores: bool
+    alignments: bool
+    json: bool
+
+    @property
+    def lines_each(self) -> int:
+        """Number of output lines for each input line."""
+        return 1 if self.json else self.n_best
+
+    def render(self, translation: "Translation") -> str:
+        """The output lines of a translation."""
+        if self.json:
+            return translation.as_json()
+        return translation.answer(self.n_best, self.scores, self.alignments)
+
+
+def translate(
+    model: ModelFolder,
+    text: Annotated[list[str] | None, Argument(help="Sentences to translate.", show_default=False)] = None,
+    input_file: InputFile = None,
+    output_file: OutputFile = None,
+    continue_: Annotated[
+        bool, Option("--continue", help="Resume the output file of an interrupted command.")
+    ] = False,
+    beam_size: BeamSize = None,
+    n_best: Annotated[int, Option(min=1, max=1024, help="Number of translations for each sentence.")] = 1,
+    length_penalty: LengthPenalty = None,
+    batch_tokens: BatchTokens = None,
+    ensemble: Ensemble = None,
+    prefix: Annotated[
+        Path | None, Option(metavar="FILE", help="File with a prefix for each translation, one per line.")
+    ] = None,
+    sample: Annotated[bool, Option("--sample", help="Sample translations instead of searching.")] = False,
+    temperature: Annotated[
+        float | None, Option(help="Sampling temperature; values below 1 sharpen the distribution.")
+    ] = None,
+    top_k: Annotated[
+        int | None, Option(min=0, help="Sample from the K most probable tokens; 0: from all.")
+    ] = None,
+    top_p: Annotated[
+        float | None, Option(help="Sample from the smallest set of tokens with at least this probability.")
+    ] = None,
+    seed: Annotated[int | None, Option(min=0, help="Random seed of sampling.")] = None,
+    scores: Annotated[bool, Option("--scores", help="Append a tab and the score.")] = False,
+    alignments: Annotated[
+        bool, Option("--alignments", help="Append a tab and word alignments such as 0-0 1-2.")
+    ] = False,
+    json_: Annotated[bool, Option("--json", help="Print one JSON object per line, with all details.")] = False,
+    set_: Set = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Translate sentences given as arguments, in a file, on stdin, or typed at a prompt. One line is printed for
+    each input line, in order."""
+    terminal.start_logging(quiet, debug)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    samples_set = any(assignment.startswith("decoding.samples=") for assignment in set_ or [])
+    _check_search(sample or samples_set, beam_size, sampling)
+    prompted = not text and input_file is None and sys.stdin.isatty()
+    if prompted and (output_file or prefix or scores or alignments or json_):
+        raise UsageError("nothing to translate; give TEXT, --input or a pipe")
+    if scores and json_:
+        raise UsageError("--scores has no effect with --json, which contains the scores; give one of them")
+    _check_input(text, input_file, prefix)
+    require_writable(output_file, (input_file, prefix))
+    if continue_:
+        _check_continue(output_file, prefix)
+    typed = [terminal.require_unicode(sentence) for sentence in text or []]
+    search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
+    samples = n_best if sample and not samples_set else None
+    settings = overrides(set_, "decoding.", samples=samples, **search, **sampling)
+    translator = load_translator(model, device, settings, ensemble)
+    if prompted:
+        from mtrain.cli.prompt import Prompt
+
+        Prompt(translator, n_best).run()
+        return
+    lines = iter(typed) if typed else terminal.read_lines(input_file or Path("-"))
+    form = Format(n_best, scores, alignments, json_)
+    if output_file is None or is_stream(output_file) or is_compressed(output_file):
+        with open_output(output_file) as out:
+            write_lines(_translations(translator, lines, prefix, form), out)
+    else:
+        _write_resumable(translator, lines, prefix, form, output_file, continue_)
+
+
+def _check_search(sampled: bool, beam_size: int | None, sampling: dict[str, Any]) -> None:
+    """Raise UsageError for options of sampling without it, and for those of beam search with it."""
+    given = [name for name, value in sampling.items() if value is not None]
+    if given and not sampled:
+        raise UsageError(f"--{given[0].replace('_', '-')} has no effect without --sample; add --sample")
+    if sampled and beam_size is not None:
+        raise UsageError("--beam-size has no effect on sampling; leave it out, or search without --sample")
+
+
+def _check_input(text: Sequence[str] | None, input_file: Path | None, prefix: Path | None) -> None:
+    if text and input_file:
+        raise UsageError("TEXT and --input were both given; give one of them")
+    for file in (input_file, prefix):
+        if file is not None:
+            terminal.require_file(file)
+    if prefix == Path("-"):
+        raise UsageError("--prefix -: reading prefixes from stdin is not supported; give a file")
+
+
+def _check_continue(output_file: Path | None, prefix: Path | None) -> None:
+    if output_file is None or is_stream(output_file):
+        raise UsageError("--continue requires -o FILE, the output file to resume")
+    if is_compressed(output_file):
+        raise UsageError(f"--continue: the compressed {output_file} cannot be resumed; give a plain file")
+    if prefix is not None and not prefix.is_file():
+        raise UsageError("--continue requires a --prefix that can be read again: a file, not a pipe")
+
+
+def load_translator(
+    model: Path, device: str, settings: Sequence[str], ensemble: Sequence[str] | None = None
+) -> "Translator":
+    """Load a model into a process that does nothing but translate, and set the allocator for that."""
+    from mtrain.decoding.translate import Translator
+    from mtrain.device import keep_freed_memory
+
+    keep_freed_memory()
+    return Translator.load(model, device, settings, ensemble or ())
+
+
+def _translations(
+    translator: "Translator", lines: Iterable[str], prefix: Path | None, form: Format, first: int = 0
+) -> Iterator[str]:
+    """The output for `lines`, of which the first has the number `first`."""
+    prefixes = None if prefix is None else islice(terminal.read_lines(prefix), first, None)
+    scored = form.scores or form.json
+    for best in translator.stream(lines, form.n_best, form.alignments, prefixes, first, scored=scored):
+        yield form.render(best)
+
+
+def _write_resumable(
+    translator: "Translator",
+    lines: Iterable[str],
+    prefix: Path | None,
+    form: Format,
+    path: Path,
+    continue_: bool,
+) -> None:
+    """Write the translations of `lines` to a file which --continue can resume after an interruption."""
+    from mtrain.storage.atomic import sha256
+    from mtrain.storage.resumable import PartialFile
+
+    job = {
+        "model": translator.fingerprint,
+        "decoding": translator.decoding.model_dump(mode="json", exclude={"batch_tokens", "workers"}),
+        "prefix": None if prefix is None else sha256(prefix) if prefix.is_file() else "a pipe",
+        "form": list(form),
+        "lines_each": form.lines_each,
+    }
+    file = PartialFile(path.resolve(), job, continue_)
+    if continue_ and file.noted is None and path.exists():
+        _require_complete(path, sum(1 for _ in lines) * form.lines_each)
+        return
+    with file:
+        for answer in _translations(translator, file.remaining(lines), prefix, form, file.start):
+            file.answer(answer)
+
+
+def _require_complete(path: Path, count: int) -> None:
+    """Raise UsageError unless a file has `count` lines."""
+    with path.open("rb") as stream:
+        if sum(1 for _ in stream) != count:
+            raise UsageError(f"{path}: there is nothing to resume; leave out --continue to replace the file")
+    log.warning("%s is already complete; whether this model and input produced it was not checked", path)
+
+
+def score(
+    model: ModelFolder,
+    source: Annotated[Path, Option("-i", "--input", metavar="FILE", help="Source sentences, one per line.")],
+    target: Annotated[Path, Option(metavar="FILE", help="Their translations, one per line.")],
+    ensemble: Ensemble = None,
+    batch_tokens: BatchTokens = None,
+    json_: Annotated[
+        bool, Option("--json", help="Print one JSON object per line, which also has the tokens.")
+    ] = False,
+    set_: Set = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Score given translations. Each output line has the log-probability in nats, the number of tokens, and the
+    log-probability of each token, separated by tabs."""
+    terminal.start_logging(quiet, debug)
+    for file in (source, target):
+        if str(file) == "-":
+            raise UsageError("score cannot read from stdin; give files")
+        terminal.require_file(file)
+    from mtrain.config.schema import TextCorpus
+    from mtrain.data.corpus import clean, read_corpus
+    from mtrain.decoding.score import score_pairs
+
+    settings = overrides(set_, "decoding.", batch_tokens=batch_tokens)
+    translator = load_translator(model, device, settings, ensemble)
+    pairs = clean(read_corpus(TextCorpus(source=str(source), target=str(target))))
+    with open_stdout() as out:
+        for scored in score_pairs(translator, pairs):
+            out.write(scored.as_json() if json_ else scored.line())
