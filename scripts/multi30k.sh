@@ -38,14 +38,13 @@ draw() { # OUTPUT INPUT SEED MODEL: at random
 rerank() { # OUTPUT INPUT REVERSE MODEL...: of six that the models together say the one that REVERSE prefers
     say "$1.jsonl" "$2" "--beam-size 6 --n-best 6 --json" "${@:4}"
     [ ! -e "$text/$1" ] || return 0
-    python scripts/rerank.py --weight 0.07 "runs/multi30k-$3" "$text/$1.jsonl" -i "$text/$2" >"$text/$1.part"
-    mv "$text/$1.part" "$text/$1"
+    mtrain rerank --weight 0.07 "runs/multi30k-$3" "$text/$1.jsonl" -i "$text/$2" -o "$text/$1"
 }
 
 mean() { # OUTPUT MODEL...
     [ ! -e "runs/multi30k-$1" ] || return 0
     local models=("${@:2}")
-    python scripts/average_models.py "${models[@]/#/runs/multi30k-}" -o "runs/multi30k-$1"
+    mtrain average "${models[@]/#/runs/multi30k-}" -o "runs/multi30k-$1"
 }
 
 score() { # MODEL: what it says is written beside its folder

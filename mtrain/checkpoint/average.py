@@ -1,4 +1,4 @@
-"""The average of several models' weights (Wortsman et al., "Model soups", ICML 2022, section 2, uniform soup)."""
+"""The average of several models' weights (Wortsman et al., "Model soups", ICML 2022, section 2)."""
 
 import tempfile
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model, save_model_folder
-from mtrain.config.load import to_yaml
+from mtrain.config.yaml_io import to_yaml
 from mtrain.errors import ModelError, StorageError
 from mtrain.storage.atomic import require_new_folder
 
@@ -16,9 +16,10 @@ from mtrain.storage.atomic import require_new_folder
 def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = ()) -> None:
     """Write the average of models, given as run or model folders, as the model folder `out`.
 
-    Its settings are those of the first model, changed by `overrides` (`decoding.key=value`). Raises UsageError
-    if `out` exists, ModelError if a model is damaged or its architecture, vocabulary or languages differ from
-    those of the first.
+    Its settings are those of the first model, changed by `overrides` (`decoding.key=value`).
+
+    Raises UsageError if `out` exists, ModelError if a model is damaged or its architecture, vocabulary or
+    languages differ from those of the first.
     """
     require_new_folder(out)
     first = load_model(paths[0], overrides)

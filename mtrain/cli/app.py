@@ -39,7 +39,8 @@ def _print_version(requested: bool) -> None:
 
 
 _Version = Annotated[
-    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    bool,
+    typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
 ]
 
 

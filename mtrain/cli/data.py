@@ -19,8 +19,10 @@ def check(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Check the corpora of CONFIG before training: counts, lengths, duplicates, test sentences in the training
-    data, and suspicious pairs."""
+    """Check the corpora of CONFIG.
+
+    Prints counts, lengths, duplicates, test sentences that are in the training data, and suspicious pairs.
+    """
     terminal.start_logging(quiet, debug)
     from dataclasses import asdict
 
@@ -39,7 +41,6 @@ def check(
             print(json.dumps({**asdict(findings), "warnings": warnings_of(findings)}, indent=1), file=out)
         else:
             print(terminal.escape_control_characters(report_of(findings)), file=out)
-    terminal.suggest(f"next: mtrain fit {shlex.quote(str(config))}")
 
 
 def tokenize(
@@ -50,8 +51,11 @@ def tokenize(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Learn the subword vocabulary of CONFIG with SentencePiece, and print the files written. `mtrain fit` does
-    the same if there is none yet."""
+    """Learn the subword vocabulary of CONFIG.
+
+    Trains SentencePiece on the training corpora and prints the files written. `mtrain fit` does the same if
+    the run folder has no tokenizer yet.
+    """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.data.encode import check_corpora

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,17 +32,16 @@ Scores = tuple[str, int, "list[Score]"]  # name of the test set, number of sente
 
 def evaluate(
     model: Annotated[
-        Path | None,
-        Argument(metavar="MODEL", help="Run folder or model folder; optional with --hypotheses."),
+        Path | None, Argument(metavar="MODEL", help="Run folder or model folder; optional with --hypotheses.")
     ] = None,
     source: Annotated[Path | None, Option(metavar="FILE", help="Sentences to translate and score.")] = None,
     reference: Annotated[
         list[Path] | None, Option(metavar="FILE", help="Reference translations; repeatable.")
     ] = None,
-    hypotheses: Annotated[
-        Path | None, Option(metavar="FILE", help="Translations to score; MODEL does not translate then.")
-    ] = None,
-    metrics: Annotated[str, Option(help="Comma-separated list of bleu, chrf and ter.")] = "bleu,chrf,ter",
+    hypotheses: Annotated[Path | None, Option(metavar="FILE", help="Translations to score.")] = None,
+    metrics: Annotated[
+        str, Option(metavar="NAMES", help="Comma-separated list of bleu, chrf and ter.")
+    ] = "bleu,chrf,ter",
     lowercase: Annotated[bool, Option("--lowercase", help="Ignore case.")] = False,
     bleu_tokenize: Annotated[
         str | None,
@@ -60,8 +59,11 @@ def evaluate(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Compute BLEU, chrF and TER with sacreBLEU: of MODEL on the test sets of its run, of MODEL on --source and
-    --reference, or of the translations in --hypotheses."""
+    """Compute BLEU, chrF and TER with sacreBLEU.
+
+    MODEL translates the test sets of its run, or --source. With --hypotheses, existing translations are
+    scored.
+    """
     terminal.start_logging(quiet, debug)
     search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
     _check_files(source, reference, hypotheses)
@@ -92,7 +94,7 @@ def _check_files(source: Path | None, reference: Sequence[Path] | None, hypothes
         raise UsageError("give --reference with either --source or --hypotheses")
 
 
-def _refuse_unused(options: dict[str, object], reason: str) -> None:
+def _refuse_unused(options: Mapping[str, object], reason: str) -> None:
     given = [name.replace("_", "-") for name, value in options.items() if value is not None]
     if given:
         raise UsageError(f"--{given[0]} has no effect with {reason}; leave it out")

@@ -24,8 +24,10 @@ def import_(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Convert a MarianMT model of Hugging Face Transformers to a model folder, to translate with or to
-    fine-tune."""
+    """Import a MarianMT model from Hugging Face.
+
+    Converts it to a model folder, to translate with or to fine-tune.
+    """
     terminal.start_logging(quiet, debug)
     from mtrain.interop.marian import import_marian
 
@@ -55,7 +57,10 @@ def export(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Convert MODEL for another program, and verify that both give the same translations."""
+    """Export MODEL for another program.
+
+    Verifies that both programs give the same translations and probabilities.
+    """
     terminal.start_logging(quiet, debug)
     if quantization is not None and format != "ctranslate2":
         raise UsageError("--quantization requires --format ctranslate2")

@@ -15,16 +15,17 @@ from mtrain.errors import UsageError
 
 
 def average(
-    models: Annotated[list[Path], Argument(metavar="MODEL...", help="Run folders or model folders.")],
+    models: Annotated[list[Path], Argument(metavar="MODEL", help="Run folders or model folders.")],
     output: Annotated[Path, Option("-o", "--output", metavar="FOLDER", help="Model folder to create.")],
     set_: Set = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Average the weights of several models, which then translate as fast as one of them.
+    """Average the weights of several models.
 
-    The models need the same vocabulary and architecture, and a common ancestor: a model, and others fine-tuned
-    from it with training.init_from (Wortsman et al., "Model soups", ICML 2022). Settings are those of the first.
+    The average translates as fast as a single model. The models need the same vocabulary and architecture and
+    a common ancestor: for example, a model and others fine-tuned from it with training.init_from (Wortsman
+    et al., "Model soups", ICML 2022). Settings are those of the first.
     """
     terminal.start_logging(quiet, debug)
     if len(models) < 2:
@@ -46,18 +47,20 @@ def rerank(
         Path, Option("-i", "--input", metavar="FILE", help="Sentences that were translated, one per line.")
     ],
     output_file: OutputFile = None,
-    weight: Annotated[float, Option(help="Weight of MODEL's score, relative to the score in N_BEST.")] = 0.07,
+    weight: Annotated[
+        float, Option(metavar="WEIGHT", help="Weight of MODEL's score, relative to the score in N_BEST.")
+    ] = 0.07,
     batch_tokens: BatchTokens = None,
     set_: Set = None,
     device: Device = "auto",
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Rerank the translations of each sentence with a model of the opposite direction, and print the best one.
+    """Choose translations with a reverse model.
 
-    To the score of a translation in N_BEST is added WEIGHT times the mean log-probability (nats per token) of
-    the source given the translation (noisy-channel reranking; Yee et al., EMNLP 2019). Choose WEIGHT on a
-    validation set.
+    MODEL translates in the opposite direction. For each sentence, prints the translation in N_BEST with the
+    highest value: its score plus WEIGHT times the mean log-probability (nats per token) that MODEL gives the
+    source (noisy-channel reranking; Yee et al., EMNLP 2019). Choose WEIGHT on a validation set.
     """
     terminal.start_logging(quiet, debug)
     if not 0 <= weight < math.inf:

@@ -27,19 +27,23 @@ OutputFile = Annotated[
 Ensemble = Annotated[
     list[str] | None, Option(metavar="MODEL", help="Further model of an ensemble; repeatable.")
 ]
-BeamSize = Annotated[int | None, Option(min=1, max=128, help="Number of beams; 1 is greedy search.")]
+BeamSize = Annotated[
+    int | None, Option(min=1, max=128, metavar="N", help="Number of beams; 1 is greedy search.")
+]
 LengthPenalty = Annotated[
-    float | None, Option(help="Exponent of the length by which log-probabilities are divided.")
+    float | None,
+    Option(metavar="ALPHA", help="Exponent of the length by which log-probabilities are divided."),
 ]
 BatchTokens = Annotated[
-    int | None, Option(min=1, help="Size of a batch in padded source tokens, times beams or samples.")
+    int | None,
+    Option(min=1, metavar="N", help="Size of a batch in padded source tokens, times beams or samples."),
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 Set = Annotated[
     list[str] | None,
     Option("--set", metavar="SECTION.KEY=VALUE", help="Override a configuration key; repeatable."),
 ]
-Device = Annotated[str, Option(help="Device to compute on: auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, Option(metavar="DEVICE", help="Device to compute on: auto, cpu, cuda or cuda:N.")]
 Quiet = Annotated[bool, Option("--quiet", help="Print only warnings and errors.")]
 Debug = Annotated[bool, Option("--debug", help="Print debug messages and tracebacks.")]
 

@@ -1,4 +1,4 @@
-"""The interactive prompt: type a sentence, see its translation, its score and how long it took."""
+"""The interactive prompt of `mtrain translate`."""
 
 import sys
 import time
@@ -8,27 +8,27 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.cli.terminal import require_unicode, visible
+from mtrain.cli.terminal import escape_control_characters, require_unicode
 from mtrain.decoding.score import attention
 from mtrain.decoding.translate import Translator
 from mtrain.errors import MtrainError, UsageError
 
 HELP = """\
-Type a sentence and press Enter.
+Type a sentence and press Enter to translate it.
   :n 5        show the 5 best translations
-  :beam 8     search with 8 beams
-  :attention  show where the model looked for the last translation
-  :help       show this
-  :quit       end, as Ctrl-D does"""
+  :beam 8     use beam search with 8 beams
+  :attention  show the attention weights of the last translation
+  :help       show this help
+  :quit       quit (or press Ctrl-D)"""
 _SHADES = " ░▒▓█"
 
 
 class Prompt:
-    """What is typed, answered: translations to stdout, all else to stderr."""
+    """Translates typed sentences. Translations go to stdout, everything else to stderr."""
 
     def __init__(self, translator: Translator, n_best: int = 1):
         self.translator, self.n_best = translator, n_best
-        self.last: tuple[str, str] | None = None  # a sentence and its translation
+        self.last: tuple[str, str] | None = None  # source and translation
         self.commands: dict[str, Callable[[str], None]] = {
             "n": self._set_n_best,
             "beam": self._set_beam_size,
@@ -37,15 +37,15 @@ class Prompt:
         }
 
     def run(self) -> None:
-        """Answer lines until Ctrl-D or `:quit`."""
+        """Read and answer lines until Ctrl-D or `:quit`."""
         _say(HELP)
-        for line in _typed():
+        for line in _typed_lines():
             if line.strip() in (":quit", ":q"):
                 return
             try:
                 self._answer(line)
-            except MtrainError as error:  # of this line; the next may be better
-                _say(visible(f"error: {error}"))
+            except MtrainError as error:  # concerns this line only
+                _say(escape_control_characters(f"error: {error}"))
 
     def _answer(self, line: str) -> None:
         require_unicode(line)
@@ -53,7 +53,7 @@ class Prompt:
         if name[:1] == ":":
             if name[1:] not in self.commands:
                 raise UsageError(
-                    f"{name}: no such command; {', '.join(f':{c}' for c in self.commands)} or :quit"
+                    f"{name}: no such command; use {', '.join(f':{c}' for c in self.commands)} or :quit"
                 )
             self.commands[name[1:]](argument.strip())
             return
@@ -61,7 +61,10 @@ class Prompt:
         [best] = self.translator.translate([line], n_best=self.n_best)
         milliseconds = 1000 * (time.perf_counter() - start)
         for translation in best.n_best or (best,):
-            print(visible(translation.text) if sys.stdout.isatty() else translation.text, flush=True)
+            print(
+                escape_control_characters(translation.text) if sys.stdout.isatty() else translation.text,
+                flush=True,
+            )
             _say(f"    score {translation.score:.3f}, log-probability {translation.log_prob:.2f} nats")
         _say(f"    {milliseconds:.0f} ms")
         self.last = (line, best.text)
@@ -84,19 +87,19 @@ class Prompt:
 
     def _show_attention(self, _: str) -> None:
         if self.last is None:
-            raise UsageError(":attention: type a sentence first")
-        _say(drawn(*attention(self.translator, *self.last)))
+            raise UsageError(":attention: translate a sentence first")
+        _say(draw_attention(*attention(self.translator, *self.last)))
 
 
-def drawn(source: list[str], target: list[str], weights: npt.NDArray[np.floating]) -> str:
-    """Attention (T, S) as text: a row for each target piece, a numbered column for each source piece."""
+def draw_attention(source: list[str], target: list[str], weights: npt.NDArray[np.floating]) -> str:
+    """Draw attention weights (T, S) as text, with a row per target token and a column per source token."""
     width = max(map(len, target))
     lines = [" ".join(f"{number}:{piece}" for number, piece in enumerate(source, start=1))]
     lines.append(" " * width + "".join(f"{number:>3}" for number in range(1, len(source) + 1)))
     for piece, row in zip(target, weights, strict=True):
         cells = (_SHADES[min(int(weight * len(_SHADES)), len(_SHADES) - 1)] * 2 for weight in row)
         lines.append(piece.rjust(width) + "".join(f" {cell}" for cell in cells))
-    return visible("\n".join(lines))
+    return escape_control_characters("\n".join(lines))
 
 
 def _number(command: str, argument: str) -> int:
@@ -109,13 +112,13 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _typed() -> Iterator[str]:
-    """Lines as they are typed, with editing and history, until Ctrl-D."""
-    with suppress(ImportError):  # where there is none, lines can still be typed
-        import readline  # noqa: F401  (input() then offers both)
+def _typed_lines() -> Iterator[str]:
+    """Yield typed lines, with editing and history where available, until Ctrl-D."""
+    with suppress(ImportError):  # not available on every platform
+        import readline  # noqa: F401  (input() uses it)
     while True:
         try:
-            yield input("> " if sys.stdout.isatty() else "")  # a redirected stdout gets results alone
+            yield input("> " if sys.stdout.isatty() else "")  # a redirected stdout gets results only
         except EOFError:
             _say("")
             return

@@ -31,7 +31,7 @@ def make_streams_usable() -> None:
 
 
 def start_logging(quiet: bool, debug: bool) -> None:
-    """Write log messages to stderr without breaking a progress bar; with `quiet`, warnings and errors only."""
+    """Write log messages to stderr without breaking progress bars; with `quiet`, only warnings and errors."""
     from tqdm import tqdm
 
     class Handler(logging.Handler):
@@ -59,7 +59,7 @@ def escape_control_characters(text: str) -> str:
 
 
 def require_unicode(text: str) -> str:
-    """Return typed text. Raises DataError if it was not UTF-8: Python decodes such bytes to lone surrogates."""
+    """Return typed text. Raises DataError if it was not UTF-8, which Python decodes to lone surrogates."""
     if any("\ud800" <= c <= "\udfff" for c in text):
         raise DataError(f"{text}: not valid UTF-8")
     return text

@@ -28,7 +28,11 @@ def fit(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train a Transformer on the corpora of CONFIG. The same command resumes an interrupted run."""
+    """Train a model on the corpora of CONFIG.
+
+    The same command resumes an interrupted run. The best model is saved as the folder model in the run
+    folder.
+    """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
 

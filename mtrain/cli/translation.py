@@ -63,14 +63,18 @@ class Format(NamedTuple):
 
 def translate(
     model: ModelFolder,
-    text: Annotated[list[str] | None, Argument(help="Sentences to translate.", show_default=False)] = None,
+    text: Annotated[
+        list[str] | None, Argument(metavar="TEXT", help="Sentences to translate.", show_default=False)
+    ] = None,
     input_file: InputFile = None,
     output_file: OutputFile = None,
     continue_: Annotated[
         bool, Option("--continue", help="Resume the output file of an interrupted command.")
     ] = False,
     beam_size: BeamSize = None,
-    n_best: Annotated[int, Option(min=1, max=1024, help="Number of translations for each sentence.")] = 1,
+    n_best: Annotated[
+        int, Option(min=1, max=1024, metavar="N", help="Number of translations for each sentence.")
+    ] = 1,
     length_penalty: LengthPenalty = None,
     batch_tokens: BatchTokens = None,
     ensemble: Ensemble = None,
@@ -79,27 +83,34 @@ def translate(
     ] = None,
     sample: Annotated[bool, Option("--sample", help="Sample translations instead of searching.")] = False,
     temperature: Annotated[
-        float | None, Option(help="Sampling temperature; values below 1 sharpen the distribution.")
+        float | None,
+        Option(metavar="T", help="Sampling temperature; values below 1 sharpen the distribution."),
     ] = None,
     top_k: Annotated[
-        int | None, Option(min=0, help="Sample from the K most probable tokens; 0: from all.")
+        int | None, Option(min=0, metavar="K", help="Sample from the K most probable tokens; 0: from all.")
     ] = None,
     top_p: Annotated[
-        float | None, Option(help="Sample from the smallest set of tokens with at least this probability.")
+        float | None,
+        Option(metavar="P", help="Sample from the smallest set of tokens with at least this probability."),
     ] = None,
-    seed: Annotated[int | None, Option(min=0, help="Random seed of sampling.")] = None,
+    seed: Annotated[int | None, Option(min=0, metavar="N", help="Random seed of sampling.")] = None,
     scores: Annotated[bool, Option("--scores", help="Append a tab and the score.")] = False,
     alignments: Annotated[
         bool, Option("--alignments", help="Append a tab and word alignments such as 0-0 1-2.")
     ] = False,
-    json_: Annotated[bool, Option("--json", help="Print one JSON object per line, with all details.")] = False,
+    json_: Annotated[
+        bool, Option("--json", help="Print one JSON object per line, with all details.")
+    ] = False,
     set_: Set = None,
     device: Device = "auto",
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Translate sentences given as arguments, in a file, on stdin, or typed at a prompt. One line is printed for
-    each input line, in order."""
+    """Translate text with MODEL.
+
+    The input is TEXT, a file, or stdin; at a terminal, a prompt opens. One line is printed for each input
+    line, in order.
+    """
     terminal.start_logging(quiet, debug)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     samples_set = any(assignment.startswith("decoding.samples=") for assignment in set_ or [])
@@ -231,14 +242,17 @@ def score(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Score given translations. Each output line has the log-probability in nats, the number of tokens, and the
-    log-probability of each token, separated by tabs."""
+    """Score given translations with MODEL.
+
+    Prints, for each pair of lines, the log-probability in nats, the number of tokens, and the log-probability
+    of each token, separated by tabs.
+    """
     terminal.start_logging(quiet, debug)
     for file in (source, target):
         if str(file) == "-":
             raise UsageError("score cannot read from stdin; give files")
         terminal.require_file(file)
-    from mtrain.config.schema import TextCorpus
+    from mtrain.config.corpora import TextCorpus
     from mtrain.data.corpus import clean, read_corpus
     from mtrain.decoding.score import score_pairs
 

@@ -1,6 +1,8 @@
-"""Noisy-channel reranking: choose among the translations of each line with a model of the opposite direction
-(Yee et al., "Simple and Effective Noisy Channel Modeling for Neural Machine Translation", EMNLP 2019, section 3,
-without a language model)."""
+"""Noisy-channel reranking: choose among the translations of each line with a model of the opposite direction.
+
+Yee et al., "Simple and Effective Noisy Channel Modeling for Neural Machine Translation", EMNLP 2019,
+section 3, without a language model.
+"""
 
 from collections.abc import Iterable, Iterator
 from itertools import tee
@@ -9,7 +11,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, FiniteFloat, StringConstraints, ValidationError
 
-from mtrain.config.schema import TextCorpus
+from mtrain.config.corpora import TextCorpus
 from mtrain.data.corpus import clean, read_corpus
 from mtrain.decoding.score import Scored, score_pairs
 from mtrain.decoding.translate import Translator

@@ -11,7 +11,7 @@ import generate_docs
 import pytest
 import typer.main
 
-from mtrain.cli import app
+from mtrain.cli.app import app
 from mtrain.config.load import load_config
 from mtrain.config.schema import Config
 from tests.support.documentation import PAGES, blocks, prepare, run

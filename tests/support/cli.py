@@ -1,6 +1,7 @@
 """The command line, run in the process of the test."""
 
 import io
+import signal
 import sys
 from pathlib import Path
 
@@ -15,8 +16,10 @@ def mtrain(capsys):
     """Run a command in this process; returns its exit code, stdout and stderr."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
+        handler = signal.getsignal(signal.SIGINT)  # which `main` replaces until the process ends
         with pytest.raises(SystemExit) as stop:
             main([str(argument) for argument in arguments])
+        signal.signal(signal.SIGINT, handler)
         out, err = capsys.readouterr()
         code = stop.value.code
         assert isinstance(code, int)

@@ -1,4 +1,4 @@
-"""The prompt: translations to stdout, scores, times and pictures to stderr, mistakes that end nothing."""
+"""The prompt: translations go to stdout, everything else to stderr, and a mistake does not end it."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mtrain import Translator
-from mtrain.cli.prompt import Prompt, drawn
+from mtrain.cli.prompt import Prompt, draw_attention
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_n_and_beam(prompt):
     assert len(out.splitlines()) == 7 + 2 and "7 beams" in err and "2 beams" in err
 
 
-def test_samples_stay_samples_until_beams_are_asked_for(prompt, run_dir, monkeypatch, capsys):
+def test_sampling_is_kept_until_beams_are_requested(prompt, run_dir, monkeypatch, capsys):
     typed = iter([":n 4", "It rains.", ":beam 2", "It rains.", ":quit"])
     monkeypatch.setattr("builtins.input", lambda _: next(typed))
     Prompt(Translator.load(run_dir, "cpu").with_settings(samples=1, temperature=3.0)).run()
@@ -55,39 +55,39 @@ def test_attention_is_drawn_for_the_last_translation(prompt):
     assert "1:\u2581" in err and "</s>" in err and any(shade in err for shade in "▒▓█")
 
 
-def test_mistakes_are_answered_and_the_prompt_goes_on(prompt):
+def test_mistakes_are_reported_and_do_not_end_the_prompt(prompt):
     out, err = prompt(
         ":attention", ":n", ":n 0", ":beam many", ":nonsense", "caf\udce9", ":help", "It rains."
     )
     assert out == "Es regnet.\n"
-    for said in (
-        "error: :attention: type a sentence first",
+    for message in (
+        "error: :attention: translate a sentence first",
         "error: :n: give a number from 1 to 128",
         "error: :n 0: give a number",
         "error: :beam many: give a number",
-        "error: :nonsense: no such command; :n, :beam, :attention, :help or :quit",
+        "error: :nonsense: no such command; use :n, :beam, :attention, :help or :quit",
         "not valid UTF-8",
     ):
-        assert said in err
+        assert message in err
 
 
 def test_quit_ends(prompt):
     assert prompt(":quit", "It rains.")[0] == ""
 
 
-def test_the_picture_has_a_row_for_each_target_piece_and_a_shade_for_each_weight():
+def test_attention_has_a_row_for_each_target_token_and_a_shade_for_each_weight():
     weights = np.array([[0.9, 0.1], [0.5, 0.45]])
-    picture = drawn(["\u2581a", "b\x1b"], ["\u2581x", "</s>"], weights).split("\n")
+    picture = draw_attention(["\u2581a", "b\x1b"], ["\u2581x", "</s>"], weights).split("\n")
     assert picture == ["1:\u2581a 2:b\\x1b", "      1  2", "  \u2581x ██   ", "</s> ▒▒ ▒▒"]
 
 
-def test_a_terminal_is_not_told_control_characters_of_a_translation(run_dir, monkeypatch, capsys):
+def test_control_characters_of_a_translation_are_escaped_at_a_terminal(run_dir, monkeypatch, capsys):
     translator = Translator.load(run_dir, "cpu")
     [known] = translator.translate(["It rains."])
     monkeypatch.setattr(translator, "translate", lambda *_, **__: [replace(known, text="a\x1b[2Jb")])
-    for terminal, said in ((True, "a\\x1b[2Jb\n"), (False, "a\x1b[2Jb\n")):
+    for terminal, shown in ((True, "a\\x1b[2Jb\n"), (False, "a\x1b[2Jb\n")):
         typed = iter(["It rains.", ":quit"])
         monkeypatch.setattr("builtins.input", lambda _, typed=typed: next(typed))
         monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
         Prompt(translator).run()
-        assert capsys.readouterr().out == said
+        assert capsys.readouterr().out == shown

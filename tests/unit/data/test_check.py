@@ -139,11 +139,11 @@ def test_fit_warns_before_it_first_encodes_the_corpus(corpora, caplog):
 
 
 def test_the_command_prints_a_report_or_json(mtrain, config_file):
-    code, out, _ = mtrain("check", config_file, "--device", "cpu")
+    code, out, _ = mtrain("check", config_file)
     assert code == 0 and "train: 8 pairs (empty: 0, unreadable: 0)" in out
     assert "words, source" in out and "#####" in out
     assert "warning: LEAK: 8 of the 8 sources of validation are in training" in out  # as these tests have it
-    code, out, _ = mtrain("check", config_file, "--device", "cpu", "--json")
+    code, out, _ = mtrain("check", config_file, "--json")
     found = json.loads(out)
     assert code == 0 and found["sets"]["train"] == {"usable": 8, "empty": 0, "bad": 0}
     assert found["leaks"]["seen"]["pairs"] == 8 and len(found["warnings"]) == 2

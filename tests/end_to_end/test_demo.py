@@ -1,0 +1,41 @@
+"""`mtrain demo`: from an empty folder to an evaluated model."""
+
+import pytest
+
+from tests.support.cli import one_line
+from tests.support.paths import ROOT
+
+FEW_STEPS = [
+    "--set",
+    "training.max_steps=2",
+    "--set",
+    "training.validate_every=2",
+    "--set",
+    "decoding.beam_size=1",
+]
+
+
+def test_the_packaged_config_is_the_starter():
+    starter, packaged = ROOT / "configs/toy-en-fr.yaml", ROOT / "mtrain/cli/toy-en-fr.yaml"
+    assert starter.read_bytes() == packaged.read_bytes(), f"copy {starter} to {packaged}"
+
+
+def test_demo_trains_translates_and_evaluates(mtrain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = mtrain("demo", "--run-dir", "my run", "--device", "cpu", *FEW_STEPS)
+    assert code == 0 and "finished after 2 steps" in err
+    assert out.startswith("I like oranges.  ->  ") and out.count("  ->  ") == 3
+    assert "BLEU on the test set: " in out.splitlines()[-1]
+    assert 'warning: with --set the model is worse than by default: expected "J\'aime les oranges."' in err
+    assert "mtrain evaluate 'my run'" in err.splitlines()[-1]
+    again = mtrain("demo", "--run-dir", "my run", "--device", "cpu", *FEW_STEPS, "--quiet")
+    assert again[:2] == (0, out)  # the finished run is used again
+    code, _, err = mtrain("demo", "--run-dir", "my run", "--device", "tpu", "--quiet")
+    assert code == 2 and "--device tpu" in one_line(err)
+
+
+@pytest.mark.slow
+def test_the_demo_model_is_as_good_as_expected(mtrain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = mtrain("demo", "--device", "cpu")
+    assert code == 0 and "J'aime les oranges." in out and (tmp_path / "runs/toy-en-fr/model").is_dir(), err

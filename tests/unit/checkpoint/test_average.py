@@ -1,0 +1,77 @@
+"""`mtrain average`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file, save_file
+
+from mtrain.checkpoint.model_folder import save_model_folder
+from mtrain.config.yaml_io import read_yaml_file
+from mtrain.tokenizer.tokenizer import Tokenizer
+from tests.support.cli import one_line
+
+
+@pytest.fixture(scope="module")
+def relative(run_dir, tmp_path_factory):
+    """Make models that differ a little from that of run_dir."""
+
+    def make(seed: int, **sizes: object) -> Path:
+        folder, draw = tmp_path_factory.mktemp("relative"), np.random.default_rng(seed)
+        tensors = load_file(run_dir / "model/model.safetensors")
+        moved = {k: t + draw.normal(0, 0.003, t.shape).astype(t.dtype) for k, t in tensors.items()}
+        save_file(moved, folder / "weights")
+        raw = read_yaml_file(run_dir / "model/config.yaml")
+        raw["model"] |= sizes
+        tokenizer = Tokenizer(run_dir / "tokenizer")
+        save_model_folder(folder / "model", folder / "weights", yaml.safe_dump(raw), tokenizer)
+        return folder / "model"
+
+    return make
+
+
+def test_average_has_the_mean_weights_and_the_settings_of_the_first_model(
+    mtrain, run_dir, relative, tmp_path
+):
+    models = [run_dir, relative(1), relative(2, dropout=0.3, max_positions=999)]
+    code, out, err = mtrain("average", *models, "-o", tmp_path / "mean")
+    assert (code, out) == (0, "") and f"mtrain translate {tmp_path / 'mean'} 'Hello.'" in err
+    files = [run_dir / "model", *models[1:], tmp_path / "mean"]
+    *each, mean = [load_file(folder / "model.safetensors") for folder in files]
+    assert all(tensors.keys() == mean.keys() for tensors in each)
+    for name, tensor in mean.items():
+        wanted = np.mean([tensors[name].astype(np.float64) for tensors in each], axis=0)
+        np.testing.assert_allclose(tensor, wanted, rtol=1e-6)
+    assert (tmp_path / "mean/config.yaml").read_bytes() == (run_dir / "model/config.yaml").read_bytes()
+    assert mtrain("translate", tmp_path / "mean", "It rains.", "--device", "cpu")[1] == "Es regnet.\n"
+
+
+def test_set_changes_the_settings_of_the_average(mtrain, run_dir, relative, tmp_path):
+    job = ["average", run_dir, relative(1), "-o", tmp_path / "mean", "--quiet"]
+    assert mtrain(*job, "--set", "decoding.beam_size=7") == (0, "", "")
+    assert read_yaml_file(tmp_path / "mean/config.yaml")["decoding"]["beam_size"] == 7
+
+
+def test_models_that_cannot_be_averaged_are_named(mtrain, run_dir, relative, tmp_path):
+    other = relative(1, heads=8)  # tensors of the same shapes
+    code, _, err = mtrain("average", run_dir, other, "-o", tmp_path / "mean")
+    reason = f"its languages, vocabulary or architecture differ from those of {run_dir}"
+    assert code == 4 and one_line(err) == f"error: {other}: {reason}; only similar models can be averaged\n"
+    assert not (tmp_path / "mean").exists()
+    code, _, err = mtrain("average", run_dir, other, "-o", other)
+    assert code == 2 and str(other) in one_line(err)  # exists and is not overwritten
+    code, _, err = mtrain("average", run_dir, tmp_path / "none", "-o", tmp_path / "mean")
+    assert code == 4 and "no such model" in one_line(err)
+    code, _, err = mtrain("average", run_dir, "-o", tmp_path / "mean")
+    assert code == 2 and "average needs two models or more" in one_line(err)
+
+
+def test_a_temporary_file_that_cannot_be_written_is_a_storage_error(run_dir, relative, tmp_path):
+    command = [sys.executable, "-m", "mtrain", "average", run_dir, relative(1), "-o", tmp_path / "mean"]
+    limited = ["bash", "-c", "trap '' XFSZ; ulimit -f 8; exec \"$@\"", "bash", *map(str, command)]
+    done = subprocess.run(limited, capture_output=True, text=True)
+    assert done.returncode == 6 and "cannot write a temporary file: " in one_line(done.stderr)
+    assert not (tmp_path / "mean").exists()

@@ -1,0 +1,55 @@
+"""Outputs: streams, and files that appear only when they are complete."""
+
+import gzip
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtrain.cli.output import open_output
+from mtrain.errors import StorageError
+
+
+@pytest.mark.parametrize("name", ["out", "out.gz"])
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, name):
+    (tmp_path / name).write_text("old")
+    with pytest.raises(KeyboardInterrupt), open_output(tmp_path / name) as out:
+        out.write("new\n")
+        raise KeyboardInterrupt
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, "old")]
+
+
+def test_a_link_to_a_file_stays_a_link(tmp_path):
+    (tmp_path / "file.gz").write_text("old")
+    (tmp_path / "link.gz").symlink_to("file.gz")
+    with open_output(tmp_path / "link.gz") as out:
+        out.write("new\n")
+    assert (tmp_path / "link.gz").is_symlink()
+    assert gzip.decompress((tmp_path / "file.gz").read_bytes()) == b"new\n"
+
+
+@pytest.mark.parametrize("name", ["full", "full.gz", "full.zst"])
+def test_a_full_device_is_a_storage_error(tmp_path, name):
+    (tmp_path / name).symlink_to("/dev/full")
+    with (
+        pytest.raises(StorageError, match=rf"{name}: cannot write: No space left on device"),
+        open_output(tmp_path / name) as out,
+    ):
+        out.write("new\n")
+
+
+@pytest.mark.parametrize("name", ["out", "out.gz"])
+def test_a_file_that_grows_too_large_is_a_storage_error_and_is_removed(tmp_path: Path, name):
+    code = f"""if True:
+        import os, resource, signal
+        from pathlib import Path
+        from mtrain.cli.output import open_output
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        with open_output(Path({str(tmp_path / name)!r})) as out:
+            out.write(os.urandom(100_000).hex())
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"StorageError: {tmp_path / name}: cannot write: File too large" in done.stderr
+    assert not list(tmp_path.iterdir())
