@@ -1,39 +1,18 @@
 """Training end to end: it learns, it stops when told, it goes on exactly where it stopped."""
 
 import json
-import os
 import re
-import shutil
-import threading
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from mtrain import Translator
-from mtrain.checkpoint.model_folder import load_model, save_model_folder
-from mtrain.config.schema import ModelConfig
 from mtrain.decoding.decode import Decoder
-from mtrain.errors import DataError, ModelError, UsageError
-from mtrain.model.layers import Dropout
-from mtrain.model.transformer import Transformer
-from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training import loop, step, validate
+from mtrain.errors import DataError, ModelError
+from mtrain.training import loop, validate
 from mtrain.training.loop import make_trainer
-from mtrain.training.run_folder import tokenize
-from mtrain.training.step import Learner, make_optimizer
 from mtrain.training.validate import Scores
-from tests.support.training import (
-    PAIRS,
-    Poisoned,
-    batches_of,
-    go,
-    last_checkpoint,
-    losses,
-    read_metrics,
-    same_weights,
-)
+from tests.support.training import PAIRS, go, last_checkpoint, losses, read_metrics, same_weights
 
 # ------------------------------------------------------------------------------------------------ learning
 
@@ -74,55 +53,7 @@ def test_validation_pairs_can_be_held_out_of_training(make_config):
     assert json.loads((run / "data/summary.json").read_text())["kept"] == [6]
 
 
-# ------------------------------------------------------------------------------------------------ the step
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_four_accumulations_are_one_batch(parts, workers):
-    config, model, data, tokenizer = parts
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    changes = []
-    for split in ([[0, 1, 2, 3, 4, 5, 6, 7]], [[6], [0, 1, 2], [7, 3], [4, 5]]):  # of unequal token counts
-        model.load_state_dict(before)
-        batches = batches_of(split, data, tokenizer)
-        tokens = sum(batch.target_tokens for batch in batches)
-        learner = Learner(model, config.training, workers)
-        learner.optimizer = torch.optim.SGD(model.parameters(), fused=True)
-        sums = learner.step(batches, tokens, 1.0)
-        changes.append(
-            {name: p.detach() - before[name] for name, p in model.named_parameters()} | {"loss": sums.values}
-        )
-    assert changes[0].keys() == changes[1].keys()
-    for name, change in changes[0].items():
-        torch.testing.assert_close(change, changes[1][name], rtol=1e-10, atol=1e-12)
-        assert change.abs().max() > 0
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_r_drop_without_dropout_is_the_ordinary_step_and_with_it_costs_more(parts, workers):
-    config, model, data, tokenizer = parts
-    start = {name: p.detach().clone() for name, p in model.named_parameters()}
-
-    def step(rate, split, **keys):
-        model.load_state_dict(start)
-        for module in model.modules():
-            if isinstance(module, Dropout):
-                module.rate = rate
-        batches = batches_of(split, data, tokenizer)
-        learner = Learner(model, config.training.model_copy(update=keys), workers)
-        learner.optimizer = torch.optim.SGD(model.parameters(), fused=True)
-        torch.manual_seed(3)
-        values = learner.step(batches, sum(batch.target_tokens for batch in batches), 1.0).values
-        return values, [p.detach().clone() for p in model.parameters()]
-
-    whole, cut = [[0, 1, 2, 3, 4, 5, 6, 7]], [[6], [0, 1, 2], [7, 3], [4, 5]]  # of unequal token counts
-    ordinary = step(0.0, whole)
-    for split in (whole, cut):
-        torch.testing.assert_close(step(0.0, split, r_drop=5.0), ordinary, rtol=1e-9, atol=1e-12)
-        (loss, nll, *_), _ = step(0.3, split, r_drop=1e-9)
-        (with_alpha, same_nll, *_), _ = step(0.3, split, r_drop=5.0)
-        assert same_nll == nll  # the same dropout
-        assert with_alpha > loss > ordinary[0][0]
+# --------------------------------------------------------------------------------- precision and micro-batches
 
 
 def test_training_with_r_drop_goes_on_exactly_where_it_stopped(make_config):
@@ -143,81 +74,12 @@ def test_a_recipe_gives_the_same_run_however_a_step_is_cut_into_micro_batches(ma
         assert one == pytest.approx(other, rel=1e-4)
 
 
-def test_every_key_of_the_step_reaches_it(parts):
-    config, model, data, tokenizer = parts
-    model = model.float()
-    start = {name: p.detach().clone() for name, p in model.named_parameters()}
-
-    def step(**keys):
-        model.load_state_dict(start)
-        recipe = config.training.model_copy(update=keys)
-        batches = batches_of([[0, 1, 2, 3]], data, tokenizer)
-        learner = Learner(model, recipe)
-        learner.optimizer = torch.optim.SGD(model.parameters(), fused=True)
-        sums = learner.step(batches, batches[0].target_tokens, 0.5)
-        moved = sum(float((p.detach() - start[name]).square().sum()) for name, p in model.named_parameters())
-        return sums.values[0], sums.values[1], sums.values[2], moved**0.5
-
-    loss, nll, norm, moved = step(label_smoothing=0.0)
-    assert loss == nll and moved == pytest.approx(0.5 * float(norm), rel=1e-3)
-    smoothed, same_nll, *_ = step(label_smoothing=0.2)
-    assert smoothed > loss and same_nll == nll
-    *_, norm, moved = step(clip_norm=0.01)
-    assert norm > 0.01 and moved == pytest.approx(0.5 * 0.01, rel=1e-3)
-    rough, *_ = step(precision="bf16", label_smoothing=0.0)
-    assert rough != loss and rough == pytest.approx(float(loss), rel=0.1)
-    betas = make_optimizer(model, config.training.model_copy(update={"betas": (0.8, 0.9)})).defaults["betas"]
-    assert betas == (0.8, 0.9)
-
-
 def test_training_and_translating_in_bf16(make_config, run_dir):
     whole, rough = go(make_config("whole")), go(make_config("rough", training={"precision": "bf16"}))
     for one, other in zip(losses(whole), losses(rough), strict=True):
         assert one != other and one == pytest.approx(other, rel=0.1)
     translator = Translator.load(run_dir, "cpu", ["decoding.precision=bf16"])
     assert [t.text for t in translator.translate([pair[0] for pair in PAIRS])] == [pair[1] for pair in PAIRS]
-
-
-def test_fp16_scales_the_loss_down_when_it_overflows_and_up_again(parts, monkeypatch):
-    config, model, data, tokenizer = parts
-    recipe = config.training.model_copy(update={"precision": "fp16"})
-    batch = batches_of([[0, 1, 2]], data, tokenizer)
-    model = Poisoned(model.float())
-    learner, plain = Learner(model, recipe), Learner(model, config.training)
-    monkeypatch.setattr(step.LossScale, "GROWTH", 2)
-    factors, norms = [], []
-    for poison in (True, False, False, False):
-        model.poison = poison
-        norms.append(float(learner.step(batch, batch[0].target_tokens, 0.0).values[2]))
-        factors.append(learner.scale.state()[0])
-    assert factors == [32768, 32768, 65536, 65536]
-    expected = plain.step(batch, batch[0].target_tokens, 0.0).values
-    assert norms[1] == pytest.approx(float(expected[2]), rel=0.02)  # unscaled before it is clipped
-    assert plain.scale.state() == []  # else a run that goes on in fp16 would start from a scale of 1
-    other = Learner(model, recipe)
-    other.scale.restore(learner.scale.state())
-    assert other.scale.state() == learner.scale.state() == [65536, 1]
-
-
-def test_the_update_keeps_to_the_cores_of_one_worker(parts, monkeypatch):
-    """All cores would wait for each other at every parameter, and for long where another program has one."""
-    config, model, data, tokenizer = parts
-    learner, threads = Learner(model, config.training, workers=2), []
-    real = learner.optimizer.step
-    monkeypatch.setattr(
-        learner.optimizer, "step", lambda: (threads.append(threading.current_thread().name), real())
-    )
-    learner.step(batches_of([[0, 1], [2, 3]], data, tokenizer), 9, 0.1)
-    assert len(threads) == 1 and threads[0].startswith("mtrain_")
-
-
-def test_what_goes_wrong_in_a_worker_is_told(parts, monkeypatch):
-    config, model, data, tokenizer = parts
-    learner = Learner(model, config.training, workers=2)
-    batches = batches_of([[0, 1], [2, 3]], data, tokenizer)
-    monkeypatch.setattr(step, "translation_loss", lambda *_: (_ for _ in ()).throw(MemoryError))
-    with pytest.raises(MemoryError):
-        learner.step(batches, 9, 0.1)
 
 
 def test_the_start_says_what_was_chosen(make_config, caplog, monkeypatch):
@@ -246,19 +108,6 @@ def test_compiled_or_not_the_steps_are_the_same(make_config):
     compiled = go(make_config("compiled", model=model, training={"compile": "on"}))
     for one, other in zip(losses(plain), losses(compiled), strict=True):
         assert one == pytest.approx(other, rel=1e-3)
-
-
-@pytest.mark.parametrize("tie", ["none", "decoder", "all"])
-def test_weight_decay_is_of_matrices_and_embeddings_and_spares_biases_and_norms(make_config, tie):
-    words = {"source_vocab_size": 9, "target_vocab_size": 9, "max_positions": 8, "output_bias": True}
-    model = Transformer(ModelConfig(**words, d_model=8, ffn_dim=12, positions="learned", tie_embeddings=tie))
-    groups = make_optimizer(model, make_config(training={"weight_decay": 0.1}).training).param_groups
-    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
-    decayed, spared = ({id(p) for p in group["params"]} for group in groups)
-    assert len(decayed) + len(spared) == len(list(model.parameters())) and not decayed & spared
-    for name, parameter in model.named_parameters():
-        small = "norm" in name or name.endswith("bias")
-        assert id(parameter) in (spared if small else decayed), name
 
 
 # --------------------------------------------------------------------------------------------------- limits
@@ -386,19 +235,6 @@ def test_validation_searches_as_the_recipe_says_whatever_decoding_does(make_conf
     assert [(c.beam_size, c.samples, c.mbr) for c in searched] == [(3, None, None)]
 
 
-def test_what_may_not_change_is_named(make_config):
-    go(make_config())
-    with pytest.raises(UsageError, match=r"model\.dropout was 0\.1 .* is 0\.2 now"):
-        go(make_config(model={"dropout": 0.2}))
-    with pytest.raises(UsageError, match="validation_beam_size was 1 when this run began and is 2 now"):
-        go(make_config(training={"validation_beam_size": 2}))
-    with pytest.raises(UsageError, match="--resume never"):
-        go(make_config(), resume="never")
-    with pytest.raises(ModelError, match="no such checkpoint"):
-        go(make_config(), resume="nowhere")
-    go(make_config(decoding={"beam_size": 2}, training={"patience": 3, "log_every": 1}))
-
-
 def test_going_back_to_an_older_checkpoint_sets_the_newer_ones_aside(make_config, monkeypatch):
     run = go(make_config(training={"max_steps": 12}))
     first, model = losses(run), (run / "model/manifest.json").read_bytes()
@@ -430,127 +266,7 @@ def test_the_best_checkpoint_may_be_gone_after_going_back(make_config, caplog):
     assert (run / "model/manifest.json").read_bytes() == model
 
 
-def test_missing_corpora_show_before_any_work(make_config, tmp_path):
-    with pytest.raises(DataError, match=r"nowhere\.en: no such file"):
-        go(make_config(data={"test": {"t": {"source": "nowhere.en", "target": "nowhere.de"}}}))
-    assert not (tmp_path / "run").exists()
-
-
-# -------------------------------------------------------------------------------------------- model folder
-
-
-def test_the_model_folder_is_all_one_needs_and_is_saved_alike_each_time(run_dir, tmp_path):
-    contents = (run_dir / "model/config.yaml").read_text()
-    best = json.loads((run_dir / "checkpoints/index.json").read_text())["best"]
-    weights = run_dir / "checkpoints" / best / "model.safetensors"
-    save_model_folder(tmp_path / "copy", weights, contents, Tokenizer(run_dir / "tokenizer"))
-    files = {path.relative_to(run_dir / "model") for path in (run_dir / "model").rglob("*") if path.is_file()}
-    assert {str(file) for file in files} >= {
-        "config.yaml",
-        "manifest.json",
-        "model.safetensors",
-        "tokenizer/joint.model",
-    }
-    for file in files:
-        assert (tmp_path / "copy" / file).read_bytes() == (run_dir / "model" / file).read_bytes()
-    assert Translator.load(tmp_path / "copy", "cpu").translate(["It rains."])[0].text == "Es regnet."
-
-
-def test_a_model_folder_from_before_there_were_kinds_of_dropout_loads(run_dir, tmp_path):
-    contents = (run_dir / "model/config.yaml").read_text()
-    older = [line for line in contents.splitlines() if "_dropout:" not in line]
-    assert len(older) == len(contents.splitlines()) - 3
-    weights, copy = run_dir / "model/model.safetensors", tmp_path / "copy"
-    save_model_folder(copy, weights, "\n".join(older), Tokenizer(run_dir / "tokenizer"))
-    assert load_model(copy).config == load_model(run_dir / "model").config
-
-
-def test_a_model_folder_that_a_crash_left_behind_is_made_anew(make_config):
-    run = go(make_config())
-    good = (run / "model/model.safetensors").read_bytes()
-    (run / "model/model.safetensors").write_bytes(b"stale")
-    (run / "model/manifest.json").write_text("{}")
-    go(make_config())  # a finished run
-    assert (run / "model/model.safetensors").read_bytes() == good
-    go(make_config(decoding={"beam_size": 2, "max_length_ratio": 1.4}))
-    assert load_model(run).config.decoding.beam_size == 2
-    assert load_model(run).config.decoding.max_length_ratio == 1.4
-
-
-def test_a_tokenizer_can_be_taken_from_another_model(make_config, run_dir):
-    run = go(make_config(tokenizer={"path": str(run_dir)}))
-    assert (run / "tokenizer/joint.model").read_bytes() == (run_dir / "tokenizer/joint.model").read_bytes()
-    with pytest.raises(ModelError, match="no tokenizer/"):
-        go(make_config("other", tokenizer={"path": str(run_dir / "checkpoints")}))
-
-
-def test_a_tokenizer_learnt_with_other_settings_is_not_used(make_config):
-    config = make_config()
-    tokenize(config)
-    with pytest.raises(UsageError, match="other tokenizer settings"):
-        go(make_config(tokenizer={"vocab_size": 331}))
-    settings = Path(config.run_dir) / "tokenizer" / "config.yaml"
-    known = yaml.safe_load(settings.read_text())
-    del known["symbols"]  # as an mtrain wrote that did not know the key yet
-    settings.write_text(yaml.safe_dump(known))
-    tokenize(config)
-    tokenize(make_config(tokenizer={"vocab_size": 331}), force=True)
-    go(make_config(tokenizer={"vocab_size": 331}))
-    with pytest.raises(UsageError, match="checkpoints need this tokenizer"):
-        tokenize(config, force=True)
-
-
-# --------------------------------------------------------------------------- what is not ours stays untouched
-
-
-@pytest.mark.parametrize(
-    "name", ["data/train.en", "config.yaml", "model/readme", "metrics.jsonl", "origin.json"]
-)
-def test_a_folder_with_files_of_somebody_else_is_no_run_folder(make_config, tmp_path, name):
-    file = tmp_path / "mine" / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("precious")
-    for start in (go, tokenize):
-        with pytest.raises(UsageError, match="is no run folder of mtrain"):
-            start(make_config("mine"))
-    assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [file]
-    assert file.read_text() == "precious"
-
-
-def test_a_model_folder_is_no_run_folder(make_config, run_dir, tmp_path):
-    shutil.copytree(run_dir / "model", tmp_path / "model")
-    with pytest.raises(UsageError, match="is no run folder of mtrain"):
-        go(make_config("model"))
-    assert Translator.load(tmp_path / "model", "cpu").translate(["It rains."])[0].text == "Es regnet."
-
-
-def test_what_a_crash_left_in_a_run_is_cleared(make_config):
-    run = go(make_config())
-    (run / "checkpoints/.step-00000009.tmp").mkdir()
-    (run / ".data.tmp").mkdir()
-    (run / "data/.epoch-x").write_text("")
-    go(make_config(training={"max_steps": 10}))
-    left = [file.name for name in ("", "checkpoints", "data") for file in (run / name).glob(".*")]
-    assert left == [".lock"]
-
-
 def test_an_epoch_without_pairs_is_an_error_and_no_hang(make_config, raw_config):
     files = {**raw_config["data"]["train"], "weight": 0.001}
     with pytest.raises(DataError, match="no pair to train on"):
         go(make_config(data={"train": files}))
-
-
-def test_a_tokenizer_older_than_the_text_is_told(make_config, corpus, tmp_path, caplog):
-    files = {"source": str(tmp_path / "t.en"), "target": str(tmp_path / "t.de")}
-    for side, language in (("source", "en"), ("target", "de")):
-        Path(files[side]).write_bytes((corpus / f"train.{language}").read_bytes())
-    tokenize(make_config(data={"train": files}))
-    os.utime(files["source"])
-    tokenize(make_config(data={"train": files}))
-    assert "learnt before" not in caplog.text  # a touched file is the same text
-    Path(files["source"]).write_bytes(Path(files["source"]).read_bytes().replace(b"cat", b"cow"))
-    go(make_config(data={"train": files}))
-    assert "learnt before data.train changed" in caplog.text
-    caplog.clear()
-    go(make_config(data={"train": files}, training={"max_steps": 10}))
-    assert "learnt before" not in caplog.text  # the checkpoints need this one

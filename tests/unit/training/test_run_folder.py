@@ -1,0 +1,102 @@
+"""Run folders: whose files they hold, what a crash left there, and when their tokenizer is learned again."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mtrain import Translator
+from mtrain.errors import DataError, ModelError, UsageError
+from mtrain.training.run_folder import tokenize
+from tests.support.training import go
+
+
+def test_what_may_not_change_is_named(make_config):
+    go(make_config())
+    with pytest.raises(UsageError, match=r"model\.dropout was 0\.1 .* is 0\.2 now"):
+        go(make_config(model={"dropout": 0.2}))
+    with pytest.raises(UsageError, match="validation_beam_size was 1 when this run began and is 2 now"):
+        go(make_config(training={"validation_beam_size": 2}))
+    with pytest.raises(UsageError, match="--resume never"):
+        go(make_config(), resume="never")
+    with pytest.raises(ModelError, match="no such checkpoint"):
+        go(make_config(), resume="nowhere")
+    go(make_config(decoding={"beam_size": 2}, training={"patience": 3, "log_every": 1}))
+
+
+def test_missing_corpora_show_before_any_work(make_config, tmp_path):
+    with pytest.raises(DataError, match=r"nowhere\.en: no such file"):
+        go(make_config(data={"test": {"t": {"source": "nowhere.en", "target": "nowhere.de"}}}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_can_be_taken_from_another_model(make_config, run_dir):
+    run = go(make_config(tokenizer={"path": str(run_dir)}))
+    assert (run / "tokenizer/joint.model").read_bytes() == (run_dir / "tokenizer/joint.model").read_bytes()
+    with pytest.raises(ModelError, match="no tokenizer/"):
+        go(make_config("other", tokenizer={"path": str(run_dir / "checkpoints")}))
+
+
+def test_a_tokenizer_learnt_with_other_settings_is_not_used(make_config):
+    config = make_config()
+    tokenize(config)
+    with pytest.raises(UsageError, match="other tokenizer settings"):
+        go(make_config(tokenizer={"vocab_size": 331}))
+    settings = Path(config.run_dir) / "tokenizer" / "config.yaml"
+    known = yaml.safe_load(settings.read_text())
+    del known["symbols"]  # as an mtrain wrote that did not know the key yet
+    settings.write_text(yaml.safe_dump(known))
+    tokenize(config)
+    tokenize(make_config(tokenizer={"vocab_size": 331}), force=True)
+    go(make_config(tokenizer={"vocab_size": 331}))
+    with pytest.raises(UsageError, match="checkpoints need this tokenizer"):
+        tokenize(config, force=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["data/train.en", "config.yaml", "model/readme", "metrics.jsonl", "origin.json"]
+)
+def test_a_folder_with_files_of_somebody_else_is_no_run_folder(make_config, tmp_path, name):
+    file = tmp_path / "mine" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("precious")
+    for start in (go, tokenize):
+        with pytest.raises(UsageError, match="is no run folder of mtrain"):
+            start(make_config("mine"))
+    assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [file]
+    assert file.read_text() == "precious"
+
+
+def test_a_model_folder_is_no_run_folder(make_config, run_dir, tmp_path):
+    shutil.copytree(run_dir / "model", tmp_path / "model")
+    with pytest.raises(UsageError, match="is no run folder of mtrain"):
+        go(make_config("model"))
+    assert Translator.load(tmp_path / "model", "cpu").translate(["It rains."])[0].text == "Es regnet."
+
+
+def test_what_a_crash_left_in_a_run_is_cleared(make_config):
+    run = go(make_config())
+    (run / "checkpoints/.step-00000009.tmp").mkdir()
+    (run / ".data.tmp").mkdir()
+    (run / "data/.epoch-x").write_text("")
+    go(make_config(training={"max_steps": 10}))
+    left = [file.name for name in ("", "checkpoints", "data") for file in (run / name).glob(".*")]
+    assert left == [".lock"]
+
+
+def test_a_tokenizer_older_than_the_text_is_told(make_config, corpus, tmp_path, caplog):
+    files = {"source": str(tmp_path / "t.en"), "target": str(tmp_path / "t.de")}
+    for side, language in (("source", "en"), ("target", "de")):
+        Path(files[side]).write_bytes((corpus / f"train.{language}").read_bytes())
+    tokenize(make_config(data={"train": files}))
+    os.utime(files["source"])
+    tokenize(make_config(data={"train": files}))
+    assert "learnt before" not in caplog.text  # a touched file is the same text
+    Path(files["source"]).write_bytes(Path(files["source"]).read_bytes().replace(b"cat", b"cow"))
+    go(make_config(data={"train": files}))
+    assert "learnt before data.train changed" in caplog.text
+    caplog.clear()
+    go(make_config(data={"train": files}, training={"max_steps": 10}))
+    assert "learnt before" not in caplog.text  # the checkpoints need this one

@@ -1,0 +1,143 @@
+"""One optimizer step: accumulation, R-Drop, the loss scale, workers, weight decay."""
+
+import threading
+
+import pytest
+import torch
+
+from mtrain.config.schema import ModelConfig
+from mtrain.model.layers import Dropout
+from mtrain.model.transformer import Transformer
+from mtrain.training import step
+from mtrain.training.step import Learner, make_optimizer
+from tests.support.training import Poisoned, batches_of
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_four_accumulations_are_one_batch(parts, workers):
+    config, model, data, tokenizer = parts
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    changes = []
+    for split in ([[0, 1, 2, 3, 4, 5, 6, 7]], [[6], [0, 1, 2], [7, 3], [4, 5]]):  # of unequal token counts
+        model.load_state_dict(before)
+        batches = batches_of(split, data, tokenizer)
+        tokens = sum(batch.target_tokens for batch in batches)
+        learner = Learner(model, config.training, workers)
+        learner.optimizer = torch.optim.SGD(model.parameters(), fused=True)
+        sums = learner.step(batches, tokens, 1.0)
+        changes.append(
+            {name: p.detach() - before[name] for name, p in model.named_parameters()} | {"loss": sums.values}
+        )
+    assert changes[0].keys() == changes[1].keys()
+    for name, change in changes[0].items():
+        torch.testing.assert_close(change, changes[1][name], rtol=1e-10, atol=1e-12)
+        assert change.abs().max() > 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_r_drop_without_dropout_is_the_ordinary_step_and_with_it_costs_more(parts, workers):
+    config, model, data, tokenizer = parts
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def step(rate, split, **keys):
+        model.load_state_dict(start)
+        for module in model.modules():
+            if isinstance(module, Dropout):
+                module.rate = rate
+        batches = batches_of(split, data, tokenizer)
+        learner = Learner(model, config.training.model_copy(update=keys), workers)
+        learner.optimizer = torch.optim.SGD(model.parameters(), fused=True)
+        torch.manual_seed(3)
+        values = learner.step(batches, sum(batch.target_tokens for batch in batches), 1.0).values
+        return values, [p.detach().clone() for p in model.parameters()]
+
+    whole, cut = [[0, 1, 2, 3, 4, 5, 6, 7]], [[6], [0, 1, 2], [7, 3], [4, 5]]  # of unequal token counts
+    ordinary = step(0.0, whole)
+    for split in (whole, cut):
+        torch.testing.assert_close(step(0.0, split, r_drop=5.0), ordinary, rtol=1e-9, atol=1e-12)
+        (loss, nll, *_), _ = step(0.3, split, r_drop=1e-9)
+        (with_alpha, same_nll, *_), _ = step(0.3, split, r_drop=5.0)
+        assert same_nll == nll  # the same dropout
+        assert with_alpha > loss > ordinary[0][0]
+
+
+def test_every_key_of_the_step_reaches_it(parts):
+    config, model, data, tokenizer = parts
+    model = model.float()
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def step(**keys):
+        model.load_state_dict(start)
+        recipe = config.training.model_copy(update=keys)
+        batches = batches_of([[0, 1, 2, 3]], data, tokenizer)
+        learner = Learner(model, recipe)
+        learner.optimizer = torch.optim.SGD(model.parameters(), fused=True)
+        sums = learner.step(batches, batches[0].target_tokens, 0.5)
+        moved = sum(float((p.detach() - start[name]).square().sum()) for name, p in model.named_parameters())
+        return sums.values[0], sums.values[1], sums.values[2], moved**0.5
+
+    loss, nll, norm, moved = step(label_smoothing=0.0)
+    assert loss == nll and moved == pytest.approx(0.5 * float(norm), rel=1e-3)
+    smoothed, same_nll, *_ = step(label_smoothing=0.2)
+    assert smoothed > loss and same_nll == nll
+    *_, norm, moved = step(clip_norm=0.01)
+    assert norm > 0.01 and moved == pytest.approx(0.5 * 0.01, rel=1e-3)
+    rough, *_ = step(precision="bf16", label_smoothing=0.0)
+    assert rough != loss and rough == pytest.approx(float(loss), rel=0.1)
+    betas = make_optimizer(model, config.training.model_copy(update={"betas": (0.8, 0.9)})).defaults["betas"]
+    assert betas == (0.8, 0.9)
+
+
+def test_fp16_scales_the_loss_down_when_it_overflows_and_up_again(parts, monkeypatch):
+    config, model, data, tokenizer = parts
+    recipe = config.training.model_copy(update={"precision": "fp16"})
+    batch = batches_of([[0, 1, 2]], data, tokenizer)
+    model = Poisoned(model.float())
+    learner, plain = Learner(model, recipe), Learner(model, config.training)
+    monkeypatch.setattr(step.LossScale, "GROWTH", 2)
+    factors, norms = [], []
+    for poison in (True, False, False, False):
+        model.poison = poison
+        norms.append(float(learner.step(batch, batch[0].target_tokens, 0.0).values[2]))
+        factors.append(learner.scale.state()[0])
+    assert factors == [32768, 32768, 65536, 65536]
+    expected = plain.step(batch, batch[0].target_tokens, 0.0).values
+    assert norms[1] == pytest.approx(float(expected[2]), rel=0.02)  # unscaled before it is clipped
+    assert plain.scale.state() == []  # else a run that goes on in fp16 would start from a scale of 1
+    other = Learner(model, recipe)
+    other.scale.restore(learner.scale.state())
+    assert other.scale.state() == learner.scale.state() == [65536, 1]
+
+
+def test_the_update_keeps_to_the_cores_of_one_worker(parts, monkeypatch):
+    """All cores would wait for each other at every parameter, and for long where another program has one."""
+    config, model, data, tokenizer = parts
+    learner, threads = Learner(model, config.training, workers=2), []
+    real = learner.optimizer.step
+    monkeypatch.setattr(
+        learner.optimizer, "step", lambda: (threads.append(threading.current_thread().name), real())
+    )
+    learner.step(batches_of([[0, 1], [2, 3]], data, tokenizer), 9, 0.1)
+    assert len(threads) == 1 and threads[0].startswith("mtrain_")
+
+
+def test_what_goes_wrong_in_a_worker_is_told(parts, monkeypatch):
+    config, model, data, tokenizer = parts
+    learner = Learner(model, config.training, workers=2)
+    batches = batches_of([[0, 1], [2, 3]], data, tokenizer)
+    monkeypatch.setattr(step, "translation_loss", lambda *_: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError):
+        learner.step(batches, 9, 0.1)
+
+
+@pytest.mark.parametrize("tie", ["none", "decoder", "all"])
+def test_weight_decay_is_of_matrices_and_embeddings_and_spares_biases_and_norms(make_config, tie):
+    words = {"source_vocab_size": 9, "target_vocab_size": 9, "max_positions": 8, "output_bias": True}
+    model = Transformer(ModelConfig(**words, d_model=8, ffn_dim=12, positions="learned", tie_embeddings=tie))
+    groups = make_optimizer(model, make_config(training={"weight_decay": 0.1}).training).param_groups
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+    decayed, spared = ({id(p) for p in group["params"]} for group in groups)
+    assert len(decayed) + len(spared) == len(list(model.parameters())) and not decayed & spared
+    for name, parameter in model.named_parameters():
+        small = "norm" in name or name.endswith("bias")
+        assert id(parameter) in (spared if small else decayed), name
