@@ -1,4 +1,4 @@
-"""Training end to end: it learns, it stops when told, it goes on exactly where it stopped."""
+"""Whole training runs: they learn, stop at their limits, and resume exactly."""
 
 import json
 import re
@@ -7,17 +7,15 @@ import pytest
 import torch
 
 from mtrain import Translator
-from mtrain.decoding.decode import Decoder
 from mtrain.errors import DataError, ModelError
-from mtrain.training import loop, validate
 from mtrain.training.loop import make_trainer
 from mtrain.training.validate import Scores
-from tests.support.training import PAIRS, go, last_checkpoint, losses, read_metrics, same_weights
+from tests.support.training import PAIRS, go, last_checkpoint, losses, read_metrics, same_weights, with_bleu
 
 # ------------------------------------------------------------------------------------------------ learning
 
 
-def test_eight_pairs_are_learnt_by_heart_and_decoded_exactly(run_dir):
+def test_a_small_corpus_is_learned_and_decoded_exactly(run_dir):
     sources, targets = zip(*PAIRS, strict=True)
     for beam_size in (1, 5):
         translator = Translator.load(run_dir, "cpu", [f"decoding.beam_size={beam_size}"])
@@ -53,10 +51,10 @@ def test_validation_pairs_can_be_held_out_of_training(make_config):
     assert json.loads((run / "data/summary.json").read_text())["kept"] == [6]
 
 
-# --------------------------------------------------------------------------------- precision and micro-batches
+# ------------------------------------------------------------------------------ precision and micro-batches
 
 
-def test_training_with_r_drop_goes_on_exactly_where_it_stopped(make_config):
+def test_training_with_r_drop_resumes_exactly(make_config):
     keys = {"model": {"dropout": 0.3, "attention_dropout": 0.1, "word_dropout": 0.1}}
     recipe = {"r_drop": 5.0, "batch_tokens": 128, "micro_batch_tokens": 128}
     whole = go(make_config("whole", **keys, training=recipe))
@@ -65,7 +63,7 @@ def test_training_with_r_drop_goes_on_exactly_where_it_stopped(make_config):
     assert losses(resumed) == losses(whole) and same_weights(whole, resumed)
 
 
-def test_a_recipe_gives_the_same_run_however_a_step_is_cut_into_micro_batches(make_config):
+def test_the_size_of_micro_batches_does_not_change_a_run(make_config):
     whole = go(make_config("whole", model={"dropout": 0.0}, training={"batch_tokens": 256}))
     cut = go(
         make_config("cut", model={"dropout": 0.0}, training={"batch_tokens": 256, "micro_batch_tokens": 64})
@@ -82,15 +80,15 @@ def test_training_and_translating_in_bf16(make_config, run_dir):
     assert [t.text for t in translator.translate([pair[0] for pair in PAIRS])] == [pair[1] for pair in PAIRS]
 
 
-def test_the_start_says_what_was_chosen(make_config, caplog, monkeypatch):
-    monkeypatch.setattr(loop, "workers_for", lambda _: 2)
+def test_the_arithmetic_is_logged_at_startup(make_config, caplog, set_threads):
+    set_threads(2)
     with caplog.at_level("INFO", logger="mtrain"):
         go(make_config())
-    said = r"device: cpu \(.+, \d+ threads\), fp32, torch .+, 2 side by side, micro-batches of 64 tokens$"
-    assert re.search(said, caplog.text, re.MULTILINE)
+    expected = r"device: cpu \(.+, \d+ threads\), fp32, torch .+, 2 side by side, micro-batches of 64 tokens$"
+    assert re.search(expected, caplog.text, re.MULTILINE)
 
 
-def test_a_run_in_fp16_learns_and_goes_on(make_config):
+def test_a_run_in_fp16_learns_and_resumes(make_config):
     keys = {"precision": "fp16", "max_steps": 6, "batch_tokens": 128}
     run = go(make_config(training=keys))
     state = json.loads((last_checkpoint(run) / "state.json").read_text())
@@ -100,7 +98,7 @@ def test_a_run_in_fp16_learns_and_goes_on(make_config):
 
 
 @pytest.mark.slow
-def test_compiled_or_not_the_steps_are_the_same(make_config):
+def test_compiled_steps_equal_eager_steps(make_config):
     with_dropout = go(make_config("dropout", training={"compile": "on"}))
     assert losses(with_dropout)[-1][3] < losses(with_dropout)[0][3]
     model = {"dropout": 0.0}
@@ -127,16 +125,13 @@ def test_each_limit_ends_training(make_config, caplog):
 
 
 @pytest.mark.parametrize(("metric", "best"), [("bleu", 6), ("chrf", 4), ("nll", 2)])
-def test_the_best_checkpoint_is_kept_and_published(make_config, monkeypatch, metric, best):
-    told = iter(
-        [
-            Scores(1.0, 3, 10, 20),
-            Scores(2.0, 7, 10, 40),
-            Scores(float("nan"), 9, 30, 30),
-            Scores(3.0, 20, 20, 35),
-        ]
+def test_the_best_checkpoint_is_kept_and_published(make_config, scripted_scores, metric, best):
+    scripted_scores(
+        Scores(1.0, 3, 10, 20),
+        Scores(2.0, 7, 10, 40),
+        Scores(float("nan"), 9, 30, 30),
+        Scores(3.0, 20, 20, 35),
     )
-    monkeypatch.setattr(loop.Validator, "__call__", lambda *_: next(told))
     recipe = {"best_metric": metric, "max_steps": 8, "validate_every": 2, "keep_checkpoints": 1}
     run = go(make_config(training=recipe))
     index = json.loads((run / "checkpoints/index.json").read_text())
@@ -147,15 +142,14 @@ def test_the_best_checkpoint_is_kept_and_published(make_config, monkeypatch, met
     assert (run / "model/model.safetensors").read_bytes() == best_weights.read_bytes()
 
 
-def test_the_newest_checkpoints_are_kept_whatever_they_were_written_for(make_config, monkeypatch):
-    told = iter([Scores(1.0, 3, bleu, 20) for bleu in range(9)])  # each validation is the best so far
-    monkeypatch.setattr(loop.Validator, "__call__", lambda *_: next(told))
+def test_the_newest_checkpoints_are_kept_whatever_caused_them(make_config, scripted_scores):
+    scripted_scores(*map(with_bleu, range(9)))  # each validation is the best so far
     run = go(make_config(training={"validate_every": 1, "checkpoint_every": 3, "keep_checkpoints": 2}))
     kept = sorted(folder.name for folder in (run / "checkpoints").glob("step-*"))
     assert kept == [f"step-{step:08d}" for step in (3, 6, 7, 8)]
 
 
-def test_a_finished_run_says_so_and_goes_on_when_the_limit_is_raised(make_config, caplog):
+def test_a_finished_run_resumes_only_when_its_limit_is_raised(make_config, caplog):
     caplog.set_level("INFO", "mtrain")
     run = go(make_config())
     before = last_checkpoint(run)
@@ -166,13 +160,13 @@ def test_a_finished_run_says_so_and_goes_on_when_the_limit_is_raised(make_config
     assert "training.max_steps: 10, was 8" in caplog.text and last_checkpoint(run).name == "step-00000010"
 
 
-def test_metrics_have_the_promised_fields_and_no_step_twice(make_config):
+def test_metrics_have_the_documented_fields_and_each_step_once(make_config):
     run = go(make_config())
     lines = read_metrics(run)
     training = [line for line in lines if "loss" in line]
     assert [line["step"] for line in training] == [2, 4, 6, 8]
-    promised = {"step", "epoch", "loss", "nll", "learning_rate", "grad_norm", "target_tokens"}
-    assert promised | {"target_tokens_per_second", "seconds", "time"} <= training[0].keys()
+    documented = {"step", "epoch", "loss", "nll", "learning_rate", "grad_norm", "target_tokens"}
+    assert documented | {"target_tokens_per_second", "seconds", "time"} <= training[0].keys()
     assert [line["learning_rate"] for line in training] == pytest.approx([0.0025, 0.005, 0.005, 0.005])
     validation = [line for line in lines if "validation" in line]
     assert [line["step"] for line in validation] == [4, 8]
@@ -184,7 +178,7 @@ def test_metrics_have_the_promised_fields_and_no_step_twice(make_config):
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 @pytest.mark.parametrize("stop", [{"max_steps": 3}, {"max_steps": 7}, {"max_epochs": 1}, {"max_epochs": 2}])
-def test_resumed_equals_uninterrupted_where_segmentation_is_sampled(make_config, kind, stop):
+def test_resumed_equals_uninterrupted_with_subword_sampling(make_config, kind, stop):
     sections = {"data": {"subword_sampling": 0.2}, "tokenizer": {"type": kind}, "model": {"dropout": 0.1}}
     recipe = {"log_every": 1, "validate_every": 100}
     whole = go(make_config("whole", **sections, training={**recipe, "max_steps": 14}))
@@ -197,8 +191,8 @@ def test_resumed_equals_uninterrupted_where_segmentation_is_sampled(make_config,
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
-def test_max_epochs_ends_with_its_last_epoch_where_epochs_differ_in_length(make_config, schedule):
-    """The planned steps are those of the first epoch times the number, and so an estimate."""
+def test_max_epochs_ends_with_the_last_epoch_when_epochs_differ_in_length(make_config, schedule):
+    """The planned number of steps assumes epochs as long as the first, so it is an estimate."""
     recipe = {"max_steps": None, "max_epochs": 5, "schedule": schedule, "log_every": 1, "validate_every": 99}
     run = go(make_config(data={"subword_sampling": 0.1}, training=recipe))
     epochs = [epoch for _, epoch, *_ in losses(run)]
@@ -209,14 +203,14 @@ def test_max_epochs_ends_with_its_last_epoch_where_epochs_differ_in_length(make_
     assert min(rates) >= 0 and rates[4:] == sorted(rates[4:], reverse=True)
 
 
-def test_a_batch_comes_from_the_segmentation_of_its_epoch(make_config):
+def test_a_batch_uses_the_segmentation_of_its_epoch(make_config):
     feed = make_trainer(make_config(data={"subword_sampling": 0.2}), device="cpu", quiet=True).feed
     steps = [taken for taken, _ in zip(feed.steps(0, 0), range(3 * len(feed.plan(0).steps)), strict=False)]
     assert {1, 2, 3} <= {taken.epoch for taken in steps}
     ahead = feed.steps(0, 0)
     for taken in steps:
         again = next(ahead)
-        feed.plan(taken.epoch)  # the one after it
+        feed.plan(taken.epoch)  # plans the next epoch
         assert again.position == taken.position
         assert all(torch.equal(a.labels, b.labels) for a, b in zip(again.batches, taken.batches, strict=True))
         for batch in taken.batches:
@@ -225,21 +219,24 @@ def test_a_batch_comes_from_the_segmentation_of_its_epoch(make_config):
             assert batch.source[batch.source_keep].tolist() == source.flatten().to_pylist()
 
 
-def test_validation_searches_as_the_recipe_says_whatever_decoding_does(make_config, monkeypatch):
-    searched = []
-    monkeypatch.setattr(
-        validate, "Decoder", lambda config, *rest, **alone: searched.append(config) or Decoder(config, *rest)
-    )
+def test_validation_decodes_alike_whatever_the_decoding_section_says(make_config):
+    recipe = {"validation_beam_size": 3, "max_steps": 4}
     decoding = {"beam_size": 4, "samples": 4, "mbr": "chrf"}
-    go(make_config(decoding=decoding, training={"validation_beam_size": 3, "max_steps": 4}))
-    assert [(c.beam_size, c.samples, c.mbr) for c in searched] == [(3, None, None)]
+    plain, other = (
+        make_config("plain", training=recipe),
+        make_config("other", decoding=decoding, training=recipe),
+    )
+    used = make_trainer(other, device="cpu", quiet=True).validator.decoding
+    assert (used.beam_size, used.samples, used.mbr) == (3, None, None)
+    scores = [[line.get("validation") for line in read_metrics(go(config))] for config in (plain, other)]
+    assert scores[0] == scores[1] and scores[0][-1]
 
 
-def test_going_back_to_an_older_checkpoint_sets_the_newer_ones_aside(make_config, monkeypatch):
+def test_resuming_from_an_older_checkpoint_renames_the_newer_ones(make_config, monkeypatch):
     run = go(make_config(training={"max_steps": 12}))
     first, model = losses(run), (run / "model/manifest.json").read_bytes()
     older = run / "checkpoints/step-00000004"
-    go(make_config(training={"max_steps": 4}), resume=str(older))  # nothing to do, so nothing is changed
+    go(make_config(training={"max_steps": 4}), resume=str(older))  # already finished, so nothing changes
     assert last_checkpoint(run).is_dir() and not list((run / "checkpoints").glob("superseded-*"))
     assert losses(run) == first and (run / "model/manifest.json").read_bytes() == model
     monkeypatch.chdir(older.parent)
@@ -247,7 +244,7 @@ def test_going_back_to_an_older_checkpoint_sets_the_newer_ones_aside(make_config
     assert losses(run) == first and last_checkpoint(run).name == "step-00000012"
     names = {folder.name for folder in (run / "checkpoints").iterdir() if folder.is_dir()}
     assert names >= {"superseded-step-00000008", "superseded-step-00000012", "step-00000008", "step-00000012"}
-    go(make_config(training={"max_steps": 8}), resume=older.name)  # what was set aside before stays
+    go(make_config(training={"max_steps": 8}), resume=older.name)  # what was renamed before stays
     assert {f"superseded-step-{step}" for step in ("00000012", "00000008-2", "00000012-2")} <= {
         folder.name for folder in older.parent.iterdir()
     }
@@ -255,7 +252,7 @@ def test_going_back_to_an_older_checkpoint_sets_the_newer_ones_aside(make_config
         go(make_config("another"), resume=str(older))
 
 
-def test_the_best_checkpoint_may_be_gone_after_going_back(make_config, caplog):
+def test_the_best_checkpoint_may_be_missing(make_config, caplog):
     run = go(make_config(training={"max_steps": 8, "keep_checkpoints": 3}))
     best = f"step-{json.loads((run / 'checkpoints/step-00000008/state.json').read_text())['best_step']:08d}"
     assert best != "step-00000008"

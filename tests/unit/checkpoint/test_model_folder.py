@@ -8,7 +8,7 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.training import go
 
 
-def test_the_model_folder_is_all_one_needs_and_is_saved_alike_each_time(run_dir, tmp_path):
+def test_a_model_folder_is_self_contained_and_reproducible(run_dir, tmp_path):
     contents = (run_dir / "model/config.yaml").read_text()
     best = json.loads((run_dir / "checkpoints/index.json").read_text())["best"]
     weights = run_dir / "checkpoints" / best / "model.safetensors"
@@ -25,7 +25,7 @@ def test_the_model_folder_is_all_one_needs_and_is_saved_alike_each_time(run_dir,
     assert Translator.load(tmp_path / "copy", "cpu").translate(["It rains."])[0].text == "Es regnet."
 
 
-def test_a_model_folder_from_before_there_were_kinds_of_dropout_loads(run_dir, tmp_path):
+def test_a_model_folder_without_the_later_dropout_keys_loads(run_dir, tmp_path):
     contents = (run_dir / "model/config.yaml").read_text()
     older = [line for line in contents.splitlines() if "_dropout:" not in line]
     assert len(older) == len(contents.splitlines()) - 3
@@ -34,7 +34,7 @@ def test_a_model_folder_from_before_there_were_kinds_of_dropout_loads(run_dir, t
     assert load_model(copy).config == load_model(run_dir / "model").config
 
 
-def test_a_model_folder_that_a_crash_left_behind_is_made_anew(make_config):
+def test_a_stale_model_folder_is_published_again(make_config):
     run = go(make_config())
     good = (run / "model/model.safetensors").read_bytes()
     (run / "model/model.safetensors").write_bytes(b"stale")

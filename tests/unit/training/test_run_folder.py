@@ -1,4 +1,4 @@
-"""Run folders: whose files they hold, what a crash left there, and when their tokenizer is learned again."""
+"""Run folders: foreign files, leftovers of a crash, settings that must not change, and their tokenizer."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from mtrain.training.run_folder import tokenize
 from tests.support.training import go
 
 
-def test_what_may_not_change_is_named(make_config):
+def test_settings_that_must_not_change_are_named(make_config):
     go(make_config())
     with pytest.raises(UsageError, match=r"model\.dropout was 0\.1 .* is 0\.2 now"):
         go(make_config(model={"dropout": 0.2}))
@@ -26,7 +26,7 @@ def test_what_may_not_change_is_named(make_config):
     go(make_config(decoding={"beam_size": 2}, training={"patience": 3, "log_every": 1}))
 
 
-def test_missing_corpora_show_before_any_work(make_config, tmp_path):
+def test_missing_corpora_are_reported_before_any_work(make_config, tmp_path):
     with pytest.raises(DataError, match=r"nowhere\.en: no such file"):
         go(make_config(data={"test": {"t": {"source": "nowhere.en", "target": "nowhere.de"}}}))
     assert not (tmp_path / "run").exists()
@@ -39,14 +39,14 @@ def test_a_tokenizer_can_be_taken_from_another_model(make_config, run_dir):
         go(make_config("other", tokenizer={"path": str(run_dir / "checkpoints")}))
 
 
-def test_a_tokenizer_learnt_with_other_settings_is_not_used(make_config):
+def test_a_tokenizer_learned_with_other_settings_is_not_used(make_config):
     config = make_config()
     tokenize(config)
     with pytest.raises(UsageError, match="other tokenizer settings"):
         go(make_config(tokenizer={"vocab_size": 331}))
     settings = Path(config.run_dir) / "tokenizer" / "config.yaml"
     known = yaml.safe_load(settings.read_text())
-    del known["symbols"]  # as an mtrain wrote that did not know the key yet
+    del known["symbols"]  # as written before the key existed
     settings.write_text(yaml.safe_dump(known))
     tokenize(config)
     tokenize(make_config(tokenizer={"vocab_size": 331}), force=True)
@@ -58,7 +58,7 @@ def test_a_tokenizer_learnt_with_other_settings_is_not_used(make_config):
 @pytest.mark.parametrize(
     "name", ["data/train.en", "config.yaml", "model/readme", "metrics.jsonl", "origin.json"]
 )
-def test_a_folder_with_files_of_somebody_else_is_no_run_folder(make_config, tmp_path, name):
+def test_a_folder_with_foreign_files_is_not_a_run_folder(make_config, tmp_path, name):
     file = tmp_path / "mine" / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("precious")
@@ -69,14 +69,14 @@ def test_a_folder_with_files_of_somebody_else_is_no_run_folder(make_config, tmp_
     assert file.read_text() == "precious"
 
 
-def test_a_model_folder_is_no_run_folder(make_config, run_dir, tmp_path):
+def test_a_model_folder_is_not_a_run_folder(make_config, run_dir, tmp_path):
     shutil.copytree(run_dir / "model", tmp_path / "model")
     with pytest.raises(UsageError, match="is no run folder of mtrain"):
         go(make_config("model"))
     assert Translator.load(tmp_path / "model", "cpu").translate(["It rains."])[0].text == "Es regnet."
 
 
-def test_what_a_crash_left_in_a_run_is_cleared(make_config):
+def test_leftovers_of_a_crash_are_removed(make_config):
     run = go(make_config())
     (run / "checkpoints/.step-00000009.tmp").mkdir()
     (run / ".data.tmp").mkdir()
@@ -86,7 +86,7 @@ def test_what_a_crash_left_in_a_run_is_cleared(make_config):
     assert left == [".lock"]
 
 
-def test_a_tokenizer_older_than_the_text_is_told(make_config, corpus, tmp_path, caplog):
+def test_a_tokenizer_older_than_the_text_is_logged(make_config, corpus, tmp_path, caplog):
     files = {"source": str(tmp_path / "t.en"), "target": str(tmp_path / "t.de")}
     for side, language in (("source", "en"), ("target", "de")):
         Path(files[side]).write_bytes((corpus / f"train.{language}").read_bytes())

@@ -14,7 +14,7 @@ from tests.support.training import Poisoned, batches_of
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_four_accumulations_are_one_batch(parts, workers):
+def test_accumulated_micro_batches_equal_one_batch(parts, workers):
     config, model, data, tokenizer = parts
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     changes = []
@@ -35,7 +35,7 @@ def test_four_accumulations_are_one_batch(parts, workers):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_r_drop_without_dropout_is_the_ordinary_step_and_with_it_costs_more(parts, workers):
+def test_r_drop_changes_the_loss_only_with_dropout(parts, workers):
     config, model, data, tokenizer = parts
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
 
@@ -61,7 +61,7 @@ def test_r_drop_without_dropout_is_the_ordinary_step_and_with_it_costs_more(part
         assert with_alpha > loss > ordinary[0][0]
 
 
-def test_every_key_of_the_step_reaches_it(parts):
+def test_each_setting_of_the_step_has_an_effect(parts):
     config, model, data, tokenizer = parts
     model = model.float()
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -88,7 +88,7 @@ def test_every_key_of_the_step_reaches_it(parts):
     assert betas == (0.8, 0.9)
 
 
-def test_fp16_scales_the_loss_down_when_it_overflows_and_up_again(parts, monkeypatch):
+def test_fp16_halves_the_loss_scale_on_overflow_and_doubles_it_later(parts, monkeypatch):
     config, model, data, tokenizer = parts
     recipe = config.training.model_copy(update={"precision": "fp16"})
     batch = batches_of([[0, 1, 2]], data, tokenizer)
@@ -103,14 +103,14 @@ def test_fp16_scales_the_loss_down_when_it_overflows_and_up_again(parts, monkeyp
     assert factors == [32768, 32768, 65536, 65536]
     expected = plain.step(batch, batch[0].target_tokens, 0.0).values
     assert norms[1] == pytest.approx(float(expected[2]), rel=0.02)  # unscaled before it is clipped
-    assert plain.scale.state() == []  # else a run that goes on in fp16 would start from a scale of 1
+    assert plain.scale.state() == []  # else a run resumed in fp16 would start with a scale of 1
     other = Learner(model, recipe)
     other.scale.restore(learner.scale.state())
     assert other.scale.state() == learner.scale.state() == [65536, 1]
 
 
-def test_the_update_keeps_to_the_cores_of_one_worker(parts, monkeypatch):
-    """All cores would wait for each other at every parameter, and for long where another program has one."""
+def test_the_optimizer_runs_in_the_thread_of_one_worker(parts, monkeypatch):
+    """With all cores, threads would wait for each other at every parameter."""
     config, model, data, tokenizer = parts
     learner, threads = Learner(model, config.training, workers=2), []
     real = learner.optimizer.step
@@ -121,17 +121,21 @@ def test_the_update_keeps_to_the_cores_of_one_worker(parts, monkeypatch):
     assert len(threads) == 1 and threads[0].startswith("mtrain_")
 
 
-def test_what_goes_wrong_in_a_worker_is_told(parts, monkeypatch):
+def test_an_error_in_a_worker_is_raised(parts, on_training_forward):
     config, model, data, tokenizer = parts
     learner = Learner(model, config.training, workers=2)
     batches = batches_of([[0, 1], [2, 3]], data, tokenizer)
-    monkeypatch.setattr(step, "translation_loss", lambda *_: (_ for _ in ()).throw(MemoryError))
+
+    def fail(*_):
+        raise MemoryError
+
+    on_training_forward(fail)
     with pytest.raises(MemoryError):
         learner.step(batches, 9, 0.1)
 
 
 @pytest.mark.parametrize("tie", ["none", "decoder", "all"])
-def test_weight_decay_is_of_matrices_and_embeddings_and_spares_biases_and_norms(make_config, tie):
+def test_weight_decay_applies_to_matrices_and_embeddings_only(make_config, tie):
     words = {"source_vocab_size": 9, "target_vocab_size": 9, "max_positions": 8, "output_bias": True}
     model = Transformer(ModelConfig(**words, d_model=8, ffn_dim=12, positions="learned", tie_embeddings=tie))
     groups = make_optimizer(model, make_config(training={"weight_decay": 0.1}).training).param_groups
