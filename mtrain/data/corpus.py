@@ -1,8 +1,8 @@
-"""Every source of parallel text, read strictly into aligned pairs.
+"""Readers of parallel text: every kind of corpus as a stream of aligned pairs.
 
-Lines end at LF alone (a CR before it is stripped); anything else that Unicode calls a line separator is data.
-Text is strict UTF-8 without NUL. Two files with different line counts are an error: no pair ever shifts.
-What cannot be read comes, in its place, as the DataError that says why, with `file:line`.
+Lines end at LF only (a CR before it is stripped); other Unicode line separators are part of the text. Text
+is strict UTF-8 without NUL. Two files with different line counts are an error, because their lines would be
+misaligned. A line that cannot be read is yielded as a DataError with `file:line` and the reason.
 """
 
 import glob
@@ -32,21 +32,24 @@ from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
 
 _Table = ParquetCorpus | HubCorpus
+Digests = dict[Path, bytes]  # SHA-256 of files
+_BUFFER = 2**18  # bytes
 _COMPRESSION = {".gz": "gzip", ".zst": "zstd"}
 
 
-def read_corpus(corpus: Corpus) -> Iterator[Pair | DataError]:
-    """Yield the pairs of a corpus in order, a DataError for each that cannot be read.
+def read_corpus(corpus: Corpus, digests: Digests | None = None) -> Iterator[Pair | DataError]:
+    """Yield the pairs of a corpus in order, and a DataError for each pair that cannot be read.
 
-    Raises DataError if the corpus is missing, unreadable, or its two sides differ in length.
+    `digests` receives the SHA-256 of each text file that has been read to its end. Raises DataError if the
+    corpus is missing or unreadable, or if its sides differ in length.
     """
     if isinstance(corpus, TextCorpus):
-        yield from _read_sides(Path(corpus.source), Path(corpus.target))
+        yield from _read_sides(Path(corpus.source), Path(corpus.target), digests)
     elif isinstance(corpus, ToyCorpus):
         yield from toy_pairs(corpus.toy)
     else:
         place = _place(corpus)
-        items = _load_table(corpus) if isinstance(corpus, _Table) else read_lines(Path(place))
+        items = _load_table(corpus) if isinstance(corpus, _Table) else read_lines(Path(place), digests)
         for number, item in enumerate(items, start=1):
             try:
                 yield _pair_of(item, corpus, f"{place}:{number}")
@@ -55,20 +58,26 @@ def read_corpus(corpus: Corpus) -> Iterator[Pair | DataError]:
 
 
 def read_pairs(corpus: Corpus, bad_lines: str) -> Iterator[Pair | None]:
-    """As `read_corpus`, but a bad pair is an error, or None where `bad_lines` is "skip"."""
+    """Like `read_corpus`, but an unreadable pair raises, or is None if `bad_lines` is "skip"."""
     for pair in read_corpus(corpus):
-        if isinstance(pair, DataError) and bad_lines != "skip":
-            raise DataError(f"{pair}; mend it, or set data.bad_lines: skip to drop such pairs")
+        if isinstance(pair, DataError):
+            refuse_unless_skipped(pair, bad_lines)
         yield None if isinstance(pair, DataError) else pair
 
 
+def refuse_unless_skipped(error: DataError, bad_lines: str) -> None:
+    """Raise the error of an unreadable pair, unless `bad_lines` is "skip"."""
+    if bad_lines != "skip":
+        raise DataError(f"{error}; fix it, or set data.bad_lines: skip to drop such pairs")
+
+
 def good_pairs(corpora: Iterable[Corpus], bad_lines: str) -> Iterator[Pair]:
-    """The pairs of several corpora, each once; bad ones are left out or raise, as `bad_lines` says."""
+    """The readable pairs of several corpora; `bad_lines` says whether unreadable ones raise or are skipped."""
     return (pair for corpus in corpora for pair in read_pairs(corpus, bad_lines) if pair is not None)
 
 
 def files_of(corpus: Corpus) -> list[Path]:
-    """The local files of a corpus, all of which exist. Raises DataError naming the first that does not."""
+    """The local files of a corpus. Raises DataError for the first that does not exist."""
     if isinstance(corpus, HubCorpus):
         return sorted(path for path in Path(corpus.hub).rglob("*") if path.is_file())
     if isinstance(corpus, ToyCorpus):
@@ -82,27 +91,30 @@ def files_of(corpus: Corpus) -> list[Path]:
     return [Path(name) for name in names]
 
 
-def content_hash(corpus: Corpus) -> str:
-    """SHA-256 of what the corpus holds: a changed byte is noticed, a touched file is not."""
+def content_hash(corpus: Corpus, digests: Digests | None = None) -> str:
+    """SHA-256 of the contents of a corpus, without modification times. Files in `digests` are not read."""
     digest, files = hashlib.sha256(), files_of(corpus)
     if isinstance(corpus, HubCorpus) and not files:
         digest.update(_load_table(corpus)._fingerprint.encode())
     elif isinstance(corpus, ToyCorpus):
         digest.update(json.dumps(toy_pairs(corpus.toy)).encode())
     for file in files:
+        if digests and file in digests:
+            digest.update(digests[file])
+            continue
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
 
 
 def _place(corpus: Corpus) -> str:
-    """The file, pattern or data set that a corpus of one place names."""
+    """The file, pattern or data set that a corpus names, unless it has two files."""
     keys = ("tsv", "jsonl", "parquet", "hub")
     return str(next(getattr(corpus, key) for key in keys if hasattr(corpus, key)))
 
 
 def place_of(corpus: Corpus, number: int) -> str:
-    """Where pair `number`, from 1, of a corpus is, for a message: `file:line`."""
+    """The location of a pair, as `file:line`. `number` counts from 1."""
     if isinstance(corpus, TextCorpus):
         return f"{corpus.source}:{number}"
     return f"toy {corpus.toy}:{number}" if isinstance(corpus, ToyCorpus) else f"{_place(corpus)}:{number}"
@@ -111,18 +123,37 @@ def place_of(corpus: Corpus, number: int) -> str:
 # -------------------------------------------------------------------------------------------------- lines
 
 
-def read_lines(path: Path) -> Iterator[str | DataError]:
-    """Yield the lines of a plain, `.gz` or `.zst` file without their ends, a DataError for each that is not
-    clean text. Raises DataError if the file cannot be read, also midway."""
+class _HashingReader(io.RawIOBase):
+    """Hashes the bytes of an unbuffered file while they are read."""
+
+    def __init__(self, file: io.FileIO):
+        self._file, self.hash = file, hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer) or 0
+        self.hash.update(memoryview(buffer)[:count])
+        return count
+
+
+def read_lines(path: Path, digests: Digests | None = None) -> Iterator[str | DataError]:
+    """Yield the lines of a plain, `.gz` or `.zst` file without line ends, and a DataError for each line that
+    is not clean text. `digests` receives the SHA-256 of the file when it has been read to its end.
+
+    Raises DataError if the file cannot be read.
+    """
     try:
-        with path.open("rb") as stream:  # not by its name, which of a pipe pyarrow does not read
-            if path.suffix not in _COMPRESSION:
-                yield from decode_lines(stream, str(path))
-                return
-            if path.is_file() and not path.stat().st_size:
-                raise ValueError(f"empty, so not a {path.suffix} file")
-            with pa.input_stream(stream, compression=_COMPRESSION[path.suffix]) as plain:
-                yield from decode_lines(cast(IO[bytes], io.BufferedReader(plain)), str(path))
+        with path.open("rb", buffering=0) as file:
+            hashing = _HashingReader(file)
+            # Not opened by pyarrow, which cannot read a pipe by its name.
+            stream = io.BufferedReader(hashing, _BUFFER)
+            yield from _decompressed_lines(path, stream)
+            if digests is not None:
+                while stream.read(_BUFFER):  # bytes after the end of the compressed data
+                    pass
+                digests[path] = hashing.hash.digest()
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
@@ -130,8 +161,18 @@ def read_lines(path: Path) -> Iterator[str | DataError]:
         raise DataError(f"{path}: cannot read: {reason}") from None
 
 
+def _decompressed_lines(path: Path, stream: IO[bytes]) -> Iterator[str | DataError]:
+    if path.suffix not in _COMPRESSION:
+        yield from decode_lines(stream, str(path))
+        return
+    if path.is_file() and not path.stat().st_size:
+        raise ValueError(f"empty, so not a {path.suffix} file")
+    with pa.input_stream(stream, compression=_COMPRESSION[path.suffix]) as plain:
+        yield from decode_lines(cast(IO[bytes], io.BufferedReader(plain)), str(path))
+
+
 def read_text(path: Path) -> list[str]:
-    """All lines of a file. Raises DataError at the first that is not clean text."""
+    """All lines of a file. Raises DataError for the first line that is not clean text."""
     return list(clean(read_lines(path)))
 
 
@@ -139,7 +180,7 @@ T = TypeVar("T", str, Pair)
 
 
 def clean(items: Iterable[T | DataError]) -> Iterator[T]:
-    """Pass lines or pairs on. Raises the DataError of the first that cannot be read."""
+    """Yield the items. Raises the first DataError among them."""
     for item in items:
         if isinstance(item, DataError):
             raise item
@@ -147,14 +188,14 @@ def clean(items: Iterable[T | DataError]) -> Iterator[T]:
 
 
 def decode_lines(stream: IO[bytes], name: str) -> Iterator[str | DataError]:
-    """As `read_lines`, from an open byte stream that error messages call `name`."""
+    """Like `read_lines`, for an open byte stream; error messages call it `name`."""
     for number, line in enumerate(stream, start=1):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         line = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
         try:
             text = line.decode("utf-8")
-            yield DataError(f"{name}:{number}: holds a NUL character") if "\0" in text else text
+            yield DataError(f"{name}:{number}: contains a NUL character") if "\0" in text else text
         except UnicodeDecodeError as error:
             yield DataError(f"{name}:{number}: not valid UTF-8 (byte {error.start + 1} of the line)")
 
@@ -162,18 +203,18 @@ def decode_lines(stream: IO[bytes], name: str) -> Iterator[str | DataError]:
 # -------------------------------------------------------------------------------------------------- pairs
 
 
-def _read_sides(source: Path, target: Path) -> Iterator[Pair | DataError]:
-    for one, other in zip_longest(read_lines(source), read_lines(target)):
+def _read_sides(source: Path, target: Path, digests: Digests | None) -> Iterator[Pair | DataError]:
+    for one, other in zip_longest(read_lines(source, digests), read_lines(target, digests)):
         if one is None or other is None:
             counts = [f"{side} has {sum(1 for _ in read_lines(side))} lines" for side in (source, target)]
-            raise DataError(f"{' but '.join(counts)}; pairs would shift")
+            raise DataError(f"{' but '.join(counts)}; the pairs would be misaligned")
         yield (
             one if isinstance(one, DataError) else other if isinstance(other, DataError) else Pair(one, other)
         )
 
 
 def _pair_of(item: Any, corpus: TsvCorpus | FieldsCorpus, where: str) -> Pair:
-    """The pair in a line of TSV or JSONL, or in a record of a table. Raises DataError if there is none."""
+    """The pair in a line of TSV or JSONL, or in a row of a table. Raises DataError if it has none."""
     if isinstance(item, DataError):
         raise item
     if isinstance(corpus, TsvCorpus):
@@ -198,9 +239,9 @@ def _text_of(record: Any, field: str, where: str) -> str:
             raise DataError(f"{where}: no field '{field}'; fields here: {known}")
         value = value[key]
     if not isinstance(value, str):
-        raise DataError(f"{where}: field '{field}' is no string")
+        raise DataError(f"{where}: field '{field}' is not a string")
     if "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
-        raise DataError(f"{where}: field '{field}' holds a NUL or half a surrogate pair")
+        raise DataError(f"{where}: field '{field}' contains a NUL or an unpaired surrogate")
     return value
 
 
@@ -209,12 +250,12 @@ def _load_table(corpus: _Table) -> Any:
     import datasets
 
     files = [str(file) for file in files_of(corpus)]
-    datasets.utils.logging.set_verbosity(logging.CRITICAL)  # what goes wrong is told below, in one line
+    datasets.utils.logging.set_verbosity(logging.CRITICAL)  # errors are reported below, in one line
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
     try:
         if isinstance(corpus, ParquetCorpus):
             return datasets.load_dataset("parquet", data_files=files, split="train")
         return datasets.load_dataset(corpus.hub, corpus.config, split=corpus.split, revision=corpus.revision)
-    except Exception as error:  # the library raises dozens of kinds, of its own and of its dependencies
+    except Exception as error:  # the library and its dependencies raise dozens of types
         reason = " ".join(str(error.__cause__ or error).split())[:300]
-        raise DataError(f"{_place(corpus)}: cannot load the data set: {reason}") from error
+        raise DataError(f"{_place(corpus)}: cannot load the dataset: {reason}") from error
