@@ -1,38 +1,35 @@
-"""What is wrong with the data, before it is trained on: counts, duplicates, leakage, suspicious pairs.
+"""Looks for problems in the data before training: counts, duplicates, leaks, suspicious pairs.
 
-One pass over all corpora, in memory that grows by 32 bytes a training pair. It needs no tokenizer; with one,
-a sample of the training pairs is read once more and segmented as well.
+A `DataCheck` sees every training pair once; its memory grows by 8 bytes a pair. It needs no tokenizer. With
+one, `segment` measures how a sample of the training pairs is segmented.
 """
 
 import re
 import unicodedata
 from array import array
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 
 from mtrain.config.corpora import Corpus, Holdout
 from mtrain.config.schema import DataConfig
 from mtrain.data import Pair
-from mtrain.data.corpus import place_of, read_corpus
+from mtrain.data.corpus import Digests, place_of, read_corpus
 from mtrain.errors import DataError
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 KINDS = ("a copied source", "an extreme length ratio", "another script")
 LENGTH_BINS = (1, 6, 11, 21, 31, 51, 101)  # words; each bin ends where the next begins
-RATIO_BINS = (0.0, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # target over source characters
-EXTREME_RATIO = 4.0  # of characters, where the longer side has `_LONG` or more
+RATIO_BINS = (0.0, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # target characters / source characters
+EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
 _LONG = 20
-_PLACES = 5  # told of each kind of suspicious pair
-_SAMPLE = 20_000  # pairs that are segmented, spread over the training pairs
+_PLACES = 5  # locations listed for each kind of suspicious pair
+_SCRIPT_PAIRS = 1000  # the scripts of the corpus are those of its first pairs
 _WORDS = re.compile(r"\w+")
-
-Placed = Iterator[tuple[Pair, Corpus, int]]  # and which of a corpus it is, from 1
 
 
 @dataclass
@@ -41,27 +38,27 @@ class Counts:
 
     usable: int = 0
     empty: int = 0  # a side is blank
-    bad: int = 0  # cannot be read
+    bad: int = 0  # unreadable
 
 
 @dataclass
 class Leak:
-    """How many pairs of a validation or test set are in training."""
+    """How many pairs of a validation or test set are also in the training corpus."""
 
-    pairs: int = 0  # both sides alike
-    sources: int = 0
-    normalised: int = 0  # sources, but for case, spaces and punctuation
+    pairs: int = 0  # same source and target
+    sources: int = 0  # same source
+    normalized: int = 0  # same source, ignoring case, spaces and punctuation
 
 
 @dataclass
-class Suspects:
-    """Training pairs of one kind."""
+class Suspicious:
+    """Training pairs of one suspicious kind."""
 
     count: int = 0
-    places: list[str] = field(default_factory=list)  # file:line of the first
+    places: list[str] = field(default_factory=list)  # file:line of the first ones
 
     def add(self, place: str) -> None:
-        """Count one."""
+        """Count a pair."""
         self.count += 1
         if len(self.places) < _PLACES:
             self.places.append(place)
@@ -69,144 +66,165 @@ class Suspects:
 
 @dataclass
 class Segmentation:
-    """How the tokenizer takes a sample of the training pairs."""
+    """How the tokenizer segments a sample of the training pairs."""
 
     pairs: int
     too_long: int
-    tokens_per_word: list[float]  # of source and target
-    unknown: list[float]  # of both, share of tokens that are <unk> or bytes
+    tokens_per_word: list[float]  # source, target
+    unknown: list[float]  # source, target: share of tokens that are <unk> or bytes
 
 
 @dataclass
 class Findings:
-    """All that was found."""
+    """The result of a check."""
 
     sets: dict[str, Counts]  # train, and the others by name
     duplicates: int  # training pairs that repeat an earlier one
     leaks: dict[str, Leak]
     lengths: tuple[list[int], list[int]]  # training pairs by words of source and target, in LENGTH_BINS
     ratios: list[int]  # in RATIO_BINS
-    scripts: tuple[str, str]  # that the sides are written in
-    suspects: dict[str, Suspects]
+    scripts: tuple[str, str]  # of source and target
+    suspicious: dict[str, Suspicious]
     segmentation: Segmentation | None = None
 
 
-def check_data(data: DataConfig, tokenizer: Tokenizer | None = None) -> Findings:
-    """Read every corpus of a config. Raises DataError if one is missing or its sides differ in length; single
-    lines that are not clean text are counted."""
-    held_out = {} if isinstance(data.validation, Holdout) else {"validation": data.validation}
-    others = {**held_out, **{name: [corpus] for name, corpus in data.test.items()}}
-    sets = {name: Counts() for name in ("train", *others)}
-    watched = {name: _Watched(_usable(corpora, sets[name])) for name, corpora in others.items()}
-    train = _usable(data.train, sets["train"])
-    first = list(islice(train, 1000))
-    scan = _Scan((_main_script(p.source for p, *_ in first), _main_script(p.target for p, *_ in first)))
-    for pair, corpus, number in chain(first, train):
+class DataCheck:
+    """Collects the findings about a config's data while its training pairs are read."""
+
+    def __init__(self, data: DataConfig, digests: Digests | None = None):
+        """Read the validation and test sets. Raises DataError if one is missing or its sides differ in
+        length; unreadable lines are counted. `digests` is as in `read_corpus`."""
+        validation = {} if isinstance(data.validation, Holdout) else {"validation": data.validation}
+        others = {**validation, **{name: [corpus] for name, corpus in data.test.items()}}
+        self._sets = {name: Counts() for name in ("train", *others)}
+        self._held_out = {
+            name: _HeldOutSet(_usable(corpora, self._sets[name], digests)) for name, corpora in others.items()
+        }
+        self._first: list[tuple[Pair, Corpus, int]] = []  # until the scripts are known
+        self._scripts: tuple[str, str] | None = None
+        self._hashes = array("q")
+        self._lengths = ([0] * len(LENGTH_BINS), [0] * len(LENGTH_BINS))
+        self._ratios = [0] * len(RATIO_BINS)
+        self._suspicious = {kind: Suspicious() for kind in KINDS}
+
+    def add(self, item: Pair | DataError, corpus: Corpus, number: int) -> None:
+        """Take in what was read as pair `number` (from 1) of a training corpus."""
+        if not _count(item, self._sets["train"]):
+            return
+        assert isinstance(item, Pair)
+        if self._scripts is None:
+            self._first.append((item, corpus, number))
+            if len(self._first) == _SCRIPT_PAIRS:
+                self._add_first()
+        else:
+            self._add(item, corpus, number)
+
+    def findings(self) -> Findings:
+        """What was found in the pairs so far."""
+        scripts = self._scripts or self._add_first()
+        return Findings(
+            sets=self._sets,
+            duplicates=len(self._hashes) - len(np.unique(np.array(self._hashes))),
+            leaks={name: held_out.leak() for name, held_out in self._held_out.items()},
+            lengths=self._lengths,
+            ratios=self._ratios,
+            scripts=scripts,
+            suspicious=self._suspicious,
+        )
+
+    def _add_first(self) -> tuple[str, str]:
+        pairs = [pair for pair, *_ in self._first]
+        self._scripts = scripts = _main_script(p.source for p in pairs), _main_script(p.target for p in pairs)
+        for item in self._first:
+            self._add(*item)
+        self._first = []
+        return scripts
+
+    def _add(self, pair: Pair, corpus: Corpus, number: int) -> None:
         keys = _keys(pair)
-        if kind := scan.add(pair, keys[0]):
-            scan.suspects[kind].add(place_of(corpus, number))
-        for each in watched.values():
-            each.compare(keys)
-    found = Findings(
-        sets=sets,
-        duplicates=scan.duplicates(),
-        leaks={name: each.leak() for name, each in watched.items()},
-        lengths=(scan.histogram(scan.words[0], LENGTH_BINS), scan.histogram(scan.words[1], LENGTH_BINS)),
-        ratios=scan.histogram(scan.ratios, RATIO_BINS),
-        scripts=scan.scripts,
-        suspects=scan.suspects,
-    )
-    if tokenizer is not None and first:
-        step = -(-sets["train"].usable // _SAMPLE)
-        sample = [pair for pair, *_ in islice(_usable(data.train, Counts()), 0, None, step)]
-        found.segmentation = _segment(sample, tokenizer, data.max_length)
-    return found
+        self._hashes.append(keys[0])
+        for held_out in self._held_out.values():
+            held_out.compare(keys)
+        for counts, text in zip(self._lengths, pair, strict=True):
+            counts[_bin(text.count(" ") + 1, LENGTH_BINS)] += 1
+        self._ratios[_bin(len(pair.target) / len(pair.source), RATIO_BINS)] += 1
+        if kind := self._kind(pair):
+            self._suspicious[kind].add(place_of(corpus, number))
 
-
-def _usable(corpora: Iterable[Corpus], counts: Counts) -> Placed:
-    """The pairs that can be used; the others are counted."""
-    for corpus in corpora:
-        for number, pair in enumerate(read_corpus(corpus), start=1):
-            if isinstance(pair, DataError):
-                counts.bad += 1
-            elif not (pair.source.strip() and pair.target.strip()):
-                counts.empty += 1
-            else:
-                counts.usable += 1
-                yield pair, corpus, number
-
-
-def _normalised(text: str) -> str:
-    """A text's words, without case, spaces and punctuation."""
-    return " ".join(_WORDS.findall(text.casefold()))
-
-
-def _keys(pair: Pair) -> tuple[int, int, int]:
-    """What makes a pair the same as another: all of it, its source, its source's words, if it has any."""
-    return hash(pair), hash(pair.source), hash(_normalised(pair.source) or pair.source)
-
-
-class _Watched:
-    """A set whose pairs are looked for in training."""
-
-    def __init__(self, pairs: Placed):
-        keys = [_keys(pair) for pair, *_ in pairs]
-        self.own: list[tuple[int, ...]] = list(zip(*keys, strict=True)) or [(), (), ()]
-        self.wanted = [frozenset(each) for each in self.own]
-        self.found: list[set[int]] = [set(), set(), set()]
-
-    def compare(self, keys: tuple[int, int, int]) -> None:
-        """Note which of its pairs a training pair is."""
-        for key, wanted, found in zip(keys, self.wanted, self.found, strict=True):
-            if key in wanted:
-                found.add(key)
-
-    def leak(self) -> Leak:
-        """What was found, counted in its own pairs."""
-        both = zip(self.own, self.found, strict=True)
-        return Leak(*(sum(key in found for key in own) for own, found in both))
-
-
-class _Scan:
-    """Figures of the training pairs, as they come."""
-
-    def __init__(self, scripts: tuple[str, str]):
-        self.scripts = scripts
-        self.hashes = array("q")
-        self.words, self.ratios = (array("l"), array("l")), array("d")
-        self.suspects = {kind: Suspects() for kind in KINDS}
-
-    def add(self, pair: Pair, key: int) -> str | None:
-        """Take a pair in; returns which of KINDS it is suspected of."""
-        self.hashes.append(key)
-        for words, text in zip(self.words, pair, strict=True):
-            words.append(text.count(" ") + 1)
+    def _kind(self, pair: Pair) -> str | None:
+        """The kind of suspicious pair that this is, if any."""
+        assert self._scripts is not None
         source, target = len(pair.source), len(pair.target)
-        self.ratios.append(target / source)
         if pair.source == pair.target and _script(pair.source):
             return KINDS[0]
         if max(source, target) >= _LONG and not 1 / EXTREME_RATIO < target / source < EXTREME_RATIO:
             return KINDS[1]
-        if any(_script(text) not in (script, "") for text, script in zip(pair, self.scripts, strict=True)):
+        if any(_script(text) not in (script, "") for text, script in zip(pair, self._scripts, strict=True)):
             return KINDS[2]
         return None
 
-    def duplicates(self) -> int:
-        """Pairs that repeat an earlier one."""
-        return len(self.hashes) - len(np.unique(np.array(self.hashes)))
 
-    def histogram(self, values: Any, bins: tuple[float, ...]) -> list[int]:
-        """How many values there are from each bin's start to the next one's."""
-        return np.histogram(np.array(values), [*bins, np.inf])[0].tolist()  # type: ignore[no-any-return]
+def _count(item: Pair | DataError, counts: Counts) -> bool:
+    """Count a pair; return whether it is usable."""
+    if isinstance(item, DataError):
+        counts.bad += 1
+        return False
+    if not (item.source.strip() and item.target.strip()):
+        counts.empty += 1
+        return False
+    counts.usable += 1
+    return True
+
+
+def _usable(corpora: Iterable[Corpus], counts: Counts, digests: Digests | None) -> Iterator[Pair]:
+    for corpus in corpora:
+        for item in read_corpus(corpus, digests):
+            if _count(item, counts) and isinstance(item, Pair):
+                yield item
+
+
+def _bin(value: float, bins: Sequence[float]) -> int:
+    return bisect_right(bins, value) - 1
+
+
+def _normalized(text: str) -> str:
+    """The words of a text, without case, spaces and punctuation."""
+    return " ".join(_WORDS.findall(text.casefold()))
+
+
+def _keys(pair: Pair) -> tuple[int, int, int]:
+    """Hashes of the pair, of its source, and of its normalized source (if it has any words)."""
+    return hash(pair), hash(pair.source), hash(_normalized(pair.source) or pair.source)
+
+
+class _HeldOutSet:
+    """A validation or test set, and which of its pairs occur in training."""
+
+    def __init__(self, pairs: Iterable[Pair]):
+        keys = [_keys(pair) for pair in pairs]
+        self._columns: list[tuple[int, ...]] = list(zip(*keys, strict=True)) or [(), (), ()]
+        self._wanted = [frozenset(column) for column in self._columns]
+        self._found: list[set[int]] = [set(), set(), set()]
+
+    def compare(self, keys: tuple[int, int, int]) -> None:
+        """Note which pairs equal a training pair."""
+        for key, wanted, found in zip(keys, self._wanted, self._found, strict=True):
+            if key in wanted:
+                found.add(key)
+
+    def leak(self) -> Leak:
+        """The number of pairs found in training."""
+        both = zip(self._columns, self._found, strict=True)
+        return Leak(*(sum(key in found for key in column) for column, found in both))
 
 
 _FIRST_WORD = re.compile("[A-Z]+")
-_SAME = dict.fromkeys(("HIRAGANA", "KATAKANA"), "CJK")  # of one language's writing
+_SAME = dict.fromkeys(("HIRAGANA", "KATAKANA"), "CJK")  # both write Japanese
 
 
 @cache
 def _script_of(character: str) -> str:
-    """The script of a letter, by its Unicode name; nothing for what is no letter."""
+    """The script of a letter, from its Unicode name; empty for other characters."""
     if not character.isalpha():
         return ""
     name = _FIRST_WORD.match(unicodedata.name(character, ""))
@@ -214,8 +232,8 @@ def _script_of(character: str) -> str:
 
 
 def _script(text: str) -> str:
-    """The script of most letters of a text; nothing if it has none."""
-    if max(text, default="") < "\u0250":  # the fast way for most of the world's corpora
+    """The script of most letters of a text; empty if it has no letters."""
+    if max(text, default="") < "\u0250":  # fast path for Latin text
         return "LATIN" if any(map(str.isalpha, text)) else ""
     letters = Counter(map(_script_of, text))
     del letters[""]
@@ -229,13 +247,14 @@ def _main_script(texts: Iterable[str]) -> str:
     return max(scripts, key=scripts.__getitem__, default="")
 
 
-def _segment(sample: list[Pair], tokenizer: Tokenizer, max_length: int) -> Segmentation:
-    texts = [[pair.source for pair in sample], [pair.target for pair in sample]]
+def segment(pairs: Sequence[Pair], tokenizer: Tokenizer, max_length: int) -> Segmentation:
+    """Segment a sample of the training pairs."""
+    texts = [[pair.source for pair in pairs], [pair.target for pair in pairs]]
     sides = tokenizer.encode_source(texts[0]), tokenizer.encode_target(texts[1])
     longer = [max(map(len, ids)) + 1 for ids in zip(*sides, strict=True)]
-    found = Segmentation(len(sample), sum(length > max_length for length in longer), [], [])
+    found = Segmentation(len(pairs), sum(length > max_length for length in longer), [], [])
     for rows, side, vocabulary in zip(sides, texts, (tokenizer.source, tokenizer.target), strict=True):
-        tokens, strange = sum(map(len, rows)), vocabulary.strange()
+        tokens, unlearned = sum(map(len, rows)), vocabulary.unlearned()
         found.tokens_per_word.append(tokens / max(1, sum(len(text.split()) for text in side)))
-        found.unknown.append(sum(i in strange for ids in rows for i in ids) / max(1, tokens))
+        found.unknown.append(sum(i in unlearned for ids in rows for i in ids) / max(1, tokens))
     return found

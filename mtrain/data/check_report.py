@@ -1,65 +1,67 @@
-"""The findings about the data, for people to read."""
+"""The findings of a data check as text: warnings and a report."""
 
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from mtrain.config.schema import DataConfig
-from mtrain.data.check import LENGTH_BINS, RATIO_BINS, Findings, check_data
+from mtrain.data.check import LENGTH_BINS, RATIO_BINS, Findings
+from mtrain.data.scan import RawData, check_data
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-_MANY = 0.01  # share from which on what is wrong with single pairs matters for all
-_REPEATED = 0.1
+_MANY = 0.01  # share of suspicious pairs or tokens that causes a warning
+_REPEATED = 0.1  # share of repeated pairs that causes a warning
 _BAR = 40  # characters of the longest bar
 
 
-def log_warnings(data: DataConfig, tokenizer: Tokenizer) -> None:
-    """Look at the data, and log what a user should look at before training."""
-    findings = check_data(data, tokenizer)
-    warnings = warnings_of(findings)
+def log_warnings(data: DataConfig, tokenizer: Tokenizer, raw: RawData) -> None:
+    """Check the data, and log what a user should look at before training."""
+    findings = check_data(data, tokenizer, raw)
+    warnings = warnings_of(findings, data.bad_lines)
     for warning in warnings:
         log.warning("data: %s", warning)
     log.info("data: checked %s pairs, %d warning(s)", f"{findings.sets['train'].usable:,}", len(warnings))
 
 
-def warnings_of(findings: Findings) -> list[str]:
-    """What a user should look at before training, the worst first."""
-    return [*_leaks(findings), *_shares(findings)]
+def warnings_of(findings: Findings, bad_lines: str = "error") -> list[str]:
+    """What a user should look at before training, the most serious first. `bad_lines` is the config key."""
+    return [*_leaks(findings), *_shares(findings, bad_lines)]
 
 
 def _leaks(findings: Findings) -> Iterator[str]:
     for name, leak in findings.leaks.items():
         total = findings.sets[name].usable
-        if leak.sources or leak.normalised:
-            alike = max(leak.sources, leak.normalised)
-            effect = ": its scores will be too good" if alike > _MANY * total else ""
+        if leak.sources or leak.normalized:
+            similar = max(leak.sources, leak.normalized)
+            effect = "; its scores will be too high" if similar > _MANY * total else ""
             yield (
-                f"LEAK: {alike:,} of the {total:,} sources of {name} are in training ({leak.sources:,} "
-                f"letter by letter, {leak.pairs:,} with their target){effect}"
+                f"LEAK: {similar:,} of the {total:,} sources of {name} are in the training corpus "
+                f"({leak.sources:,} exactly, {leak.pairs:,} with the same target){effect}"
             )
 
 
-def _shares(findings: Findings) -> Iterator[str]:
+def _shares(findings: Findings, bad_lines: str) -> Iterator[str]:
     usable = findings.sets["train"].usable
     if not usable:
-        yield "no training pair can be used"
+        yield "no training pair is usable"
         return
     if bad := findings.sets["train"].bad:
-        yield f"{bad:,} training pairs cannot be read; data.bad_lines: skip drops them"
-    for kind, suspects in findings.suspects.items():
-        if suspects.count > _MANY * usable:
-            yield f"{suspects.count:,} training pairs ({suspects.count / usable:.1%}) have {kind}"
+        remedy = "they are skipped" if bad_lines == "skip" else "data.bad_lines: skip drops them"
+        yield f"{bad:,} training pairs cannot be read; {remedy}"
+    for kind, suspicious in findings.suspicious.items():
+        if suspicious.count > _MANY * usable:
+            yield f"{suspicious.count:,} training pairs ({suspicious.count / usable:.1%}) have {kind}"
     if findings.duplicates > _REPEATED * usable:
         yield f"{findings.duplicates:,} training pairs ({findings.duplicates / usable:.1%}) repeat another"
     unknown = max(findings.segmentation.unknown) if findings.segmentation else 0
     if unknown > _MANY:
-        yield f"{unknown:.1%} of the tokens of one side are unknown or single bytes"
+        yield f"{unknown:.1%} of the tokens of one side are unknown or bytes"
 
 
-def report_of(findings: Findings) -> str:
-    """Everything, with histograms, and the verdict at the end."""
+def report_of(findings: Findings, bad_lines: str = "error") -> str:
+    """The full report, with histograms; the warnings come last."""
     lines = [
         f"{name}: {counts.usable:,} pairs (empty: {counts.empty:,}, unreadable: {counts.bad:,})"
         for name, counts in findings.sets.items()
@@ -73,20 +75,20 @@ def report_of(findings: Findings) -> str:
     ratios = [f"{start:g} to {end:g}" for start, end in pairwise(RATIO_BINS)]
     ratios.append(f"{RATIO_BINS[-1]:g} or more")
     lines += ["", "characters, target / source", *_histogram(ratios, findings.ratios), ""]
-    for kind, suspects in findings.suspects.items():
-        where = f": {', '.join(suspects.places)}" if suspects.places else ""
-        more = ", ..." if suspects.count > len(suspects.places) else ""
-        lines.append(f"pairs with {kind}: {suspects.count:,}{where}{more}")
-    if (cut := findings.segmentation) is not None:
-        per_word, unknown = cut.tokens_per_word, cut.unknown
+    for kind, suspicious in findings.suspicious.items():
+        where = f": {', '.join(suspicious.places)}" if suspicious.places else ""
+        more = ", ..." if suspicious.count > len(suspicious.places) else ""
+        lines.append(f"pairs with {kind}: {suspicious.count:,}{where}{more}")
+    if (segmentation := findings.segmentation) is not None:
+        per_word, unknown = segmentation.tokens_per_word, segmentation.unknown
         lines += [
-            f"of {cut.pairs:,} pairs longer than data.max_length: {cut.too_long:,}",
-            f"tokens a word: {per_word[0]:.2f} source, {per_word[1]:.2f} target",
-            f"unknown or single bytes: {unknown[0]:.2%} of source tokens, {unknown[1]:.2%} of target tokens",
+            f"longer than data.max_length: {segmentation.too_long:,} of {segmentation.pairs:,} pairs",
+            f"tokens per word: {per_word[0]:.2f} source, {per_word[1]:.2f} target",
+            f"unknown or byte tokens: {unknown[0]:.2%} source, {unknown[1]:.2%} target",
         ]
-    warnings = warnings_of(findings)
+    warnings = warnings_of(findings, bad_lines)
     lines += ["", *(f"warning: {warning}" for warning in warnings)]
-    lines.append(f"verdict: {f'{len(warnings)} warning(s)' if warnings else 'good to train on'}")
+    lines.append(f"result: {len(warnings)} warning(s)" if warnings else "result: no warnings")
     return "\n".join(lines)
 
 

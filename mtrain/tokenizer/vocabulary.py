@@ -86,12 +86,12 @@ class Vocabulary:
         return ids[:1] if ids and self.ids is not None and _TAG.fullmatch(self.pieces[ids[0]]) else []
 
     def scores(self) -> list[float]:
-        """What each piece scores in SentencePiece's model; 0 if it was not learnt."""
+        """The score of each piece in SentencePiece's model; 0 if it was not learned."""
         scores: list[float] = self.processor.get_score(self.processor.piece_to_id(self.pieces))
         return scores
 
-    def strange(self) -> set[int]:
-        """Ids that spell what no piece was learnt for: the unknown, and bytes."""
+    def unlearned(self) -> set[int]:
+        """The ids of <unk> and of byte pieces, which stand for text that no piece was learned for."""
         known = self.processor.piece_to_id(self.pieces)
         return {self.special.unk} | {i for i, own in enumerate(known) if self.processor.is_byte(own)}
 

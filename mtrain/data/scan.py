@@ -1,0 +1,178 @@
+"""The first reading of the raw text: one pass for everything that is needed before the text is encoded.
+
+A first run reads the raw text twice: once here, and once to encode it. This pass hashes the files, counts and
+checks the pairs, draws the held-out pairs, and keeps a sample of the text for the tokenizer.
+"""
+
+import hashlib
+import heapq
+import random
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+
+from mtrain.config.schema import DataConfig, Holdout
+from mtrain.data import Pair
+from mtrain.data.check import DataCheck, Findings, segment
+from mtrain.data.corpus import Digests, content_hash, read_corpus, refuse_unless_skipped
+from mtrain.errors import DataError, StorageError
+from mtrain.tokenizer.learn import SAMPLED_SENTENCES
+from mtrain.tokenizer.tokenizer import Tokenizer
+
+_IN_MEMORY = 2**26  # bytes of the sample, on each side; a larger sample goes to a temporary file
+_CANDIDATES = 10_000  # held-out candidates in memory beyond those needed
+_SEGMENTED = 20_000  # pairs that a check segments
+
+
+@dataclass
+class Scan:
+    """The result of one pass over the training corpora."""
+
+    pairs: int  # readable pairs
+    text: "TextSample"
+    held_out: list[Pair]  # empty unless validation is a holdout
+    findings: Findings | None  # None without a check
+    digests: Digests  # of the files that were read
+
+
+class RawData:
+    """The raw corpora of a config. `scan` and `content_hashes` read them when they are first used."""
+
+    def __init__(
+        self,
+        data: DataConfig,
+        seed: int,
+        folder: Path | None = None,
+        check: bool = False,
+        strict: bool = True,
+    ):
+        """With `check`, the scan also checks the data. If `strict`, it raises for an unreadable pair, unless
+        `data.bad_lines` is skip. `folder` is for temporary files."""
+        self.data, self.seed = data, seed
+        self._folder, self._check = folder, check
+        self._bad_lines = data.bad_lines if strict else "skip"
+
+    @cached_property
+    def scan(self) -> Scan:
+        """One pass over the training corpora. Raises DataError if one is missing, misaligned or, if strict,
+        has an unreadable pair; StorageError if the temporary files cannot be written."""
+        data, digests = self.data, Digests()
+        check = DataCheck(data, digests) if self._check else None
+        text = TextSample(SAMPLED_SENTENCES, self.seed, self._folder)
+        count = data.validation.holdout if isinstance(data.validation, Holdout) else 0
+        holdout, pairs = HoldoutDraw(count, self.seed), 0
+        try:
+            for corpus in data.train:
+                for number, item in enumerate(read_corpus(corpus, digests), start=1):
+                    if check is not None:
+                        check.add(item, corpus, number)
+                    if isinstance(item, DataError):
+                        refuse_unless_skipped(item, self._bad_lines)
+                        continue
+                    pairs += 1
+                    text.add(item)
+                    holdout.add(item)
+        except OSError as error:
+            raise StorageError(f"cannot write temporary files: {error.strerror or error}") from error
+        return Scan(pairs, text, holdout.pairs(), check.findings() if check else None, digests)
+
+    @cached_property
+    def content_hashes(self) -> list[str]:
+        """The content hash of each training corpus, then of each validation corpus. Files that `scan` has
+        read are not read again."""
+        validation = [] if isinstance(self.data.validation, Holdout) else self.data.validation
+        digests = self.scan.digests if "scan" in self.__dict__ else None
+        return [content_hash(corpus, digests) for corpus in (*self.data.train, *validation)]
+
+    @property
+    def training_hashes(self) -> list[str]:
+        """The content hash of each training corpus."""
+        return self.content_hashes[: len(self.data.train)]
+
+
+def check_data(data: DataConfig, tokenizer: Tokenizer | None = None, raw: RawData | None = None) -> Findings:
+    """Check every corpus of a config, and the tokenizer on a sample of the training pairs.
+
+    `raw` must have been made with `check`. Raises DataError if a corpus is missing or its sides differ in
+    length; unreadable lines are counted, if `raw` is not strict.
+    """
+    scan = (raw or RawData(data, seed=0, check=True, strict=False)).scan
+    findings = scan.findings
+    assert findings is not None, "made with check"
+    usable = (pair for pair in scan.text.pairs() if pair.source.strip() and pair.target.strip())
+    if tokenizer is not None and (count := min(findings.sets["train"].usable, len(scan.text))):
+        sample = list(islice(usable, 0, None, -(-count // _SEGMENTED)))
+        findings.segmentation = segment(sample, tokenizer, data.max_length)
+    return findings
+
+
+class TextSample:
+    """A uniform sample of at most `limit` pairs, in the order of the corpus: all pairs if there are no more.
+
+    Each pair draws a number in [0, 1) and is kept if that is below `rate`; when the sample is full, `rate` is
+    halved. The text is in files, so that memory grows by 8 bytes a pair and not beyond `limit`.
+    """
+
+    def __init__(self, limit: int, seed: int, folder: Path | None = None):
+        self._limit, self._rate, self._random = limit, 1.0, random.Random(seed)
+        self._draws = array("d")  # of the pairs in the files, some of which are no longer in the sample
+        self._size = 0
+        self._files = [SpooledTemporaryFile(_IN_MEMORY, dir=folder) for _ in Pair._fields]
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, pair: Pair) -> None:
+        """Consider the next pair."""
+        draw = self._random.random()
+        if draw >= self._rate:
+            return
+        for file, text in zip(self._files, pair, strict=True):
+            # Text has no NUL, but a field of JSON may have a line break.
+            file.write(text.replace("\n", "\0").encode() + b"\n")
+        self._draws.append(draw)
+        self._size += 1
+        while self._size > self._limit:
+            self._rate /= 2
+            self._size = sum(draw < self._rate for draw in self._draws)
+
+    def side(self, index: int) -> Iterator[str]:
+        """The source (0) or target (1) texts of the sample."""
+        file = self._files[index]
+        file.seek(0)
+        for draw, line in zip(self._draws, file, strict=True):
+            if draw < self._rate:
+                yield line[:-1].decode().replace("\0", "\n")
+
+    def pairs(self) -> Iterator[Pair]:
+        """The pairs of the sample."""
+        return map(Pair, self.side(0), self.side(1))
+
+
+class HoldoutDraw:
+    """Draws `count` pairs of different sources; each source is equally likely.
+
+    They are the pairs with the smallest hash of seed and source. If the corpus grows, no pair that was trained
+    on becomes held out; if it shrinks, only the missing held-out pairs are replaced.
+    """
+
+    def __init__(self, count: int, seed: int):
+        self._count, self._seed, self._seen = count, seed, 0
+        self._drawn: dict[bytes, tuple[int, Pair]] = {}  # position and pair, by hash
+
+    def add(self, pair: Pair) -> None:
+        """Consider the next pair of the corpus."""
+        if self._count and pair.source.strip() and pair.target.strip():
+            digest = hashlib.blake2b(f"{self._seed} {pair.source}".encode(), digest_size=16).digest()
+            self._drawn.setdefault(digest, (self._seen, pair))
+            self._seen += 1
+            if len(self._drawn) > 2 * self._count + _CANDIDATES:
+                self._drawn = dict(heapq.nsmallest(self._count, self._drawn.items()))
+
+    def pairs(self) -> list[Pair]:
+        """The drawn pairs, in the order of the corpus."""
+        return [pair for _, pair in sorted(dict(heapq.nsmallest(self._count, self._drawn.items())).values())]
