@@ -27,20 +27,25 @@ def check(
     from dataclasses import asdict
 
     from mtrain.config.load import load_config
-    from mtrain.data.check import check_data
     from mtrain.data.check_report import report_of, warnings_of
     from mtrain.data.encode import check_corpora
+    from mtrain.data.scan import RawData, check_data
     from mtrain.training.init_from import resolved
     from mtrain.training.run_folder import existing_tokenizer
 
-    loaded, _ = resolved(load_config(config, overrides(set_, run_dir=run_dir)))
+    loaded = load_config(config, overrides(set_, run_dir=run_dir))
     check_corpora(loaded.data)
-    findings = check_data(loaded.data, existing_tokenizer(loaded))
+    raw = RawData(loaded.data, loaded.seed, check=True, strict=False)
+    loaded, _ = resolved(loaded, raw)
+    findings, bad_lines = check_data(loaded.data, existing_tokenizer(loaded), raw), loaded.data.bad_lines
     with open_stdout() as out:
         if json_:
-            print(json.dumps({**asdict(findings), "warnings": warnings_of(findings)}, indent=1), file=out)
+            print(
+                json.dumps({**asdict(findings), "warnings": warnings_of(findings, bad_lines)}, indent=1),
+                file=out,
+            )
         else:
-            print(terminal.escape_control_characters(report_of(findings)), file=out)
+            print(terminal.escape_control_characters(report_of(findings, bad_lines)), file=out)
 
 
 def tokenize(

@@ -49,7 +49,7 @@ def _shares(findings: Findings, bad_lines: str) -> Iterator[str]:
         return
     if bad := findings.sets["train"].bad:
         remedy = "they are skipped" if bad_lines == "skip" else "data.bad_lines: skip drops them"
-        yield f"{bad:,} training pairs cannot be read; {remedy}"
+        yield f"{bad:,} training pair(s) cannot be read; {remedy}"
     for kind, suspicious in findings.suspicious.items():
         if suspicious.count > _MANY * usable:
             yield f"{suspicious.count:,} training pairs ({suspicious.count / usable:.1%}) have {kind}"

@@ -72,7 +72,7 @@ def refuse_unless_skipped(error: DataError, bad_lines: str) -> None:
 
 
 def good_pairs(corpora: Iterable[Corpus], bad_lines: str) -> Iterator[Pair]:
-    """The readable pairs of several corpora; `bad_lines` says whether unreadable ones raise or are skipped."""
+    """The readable pairs of several corpora; unreadable ones raise, or are skipped if `bad_lines` is skip."""
     return (pair for corpus in corpora for pair in read_pairs(corpus, bad_lines) if pair is not None)
 
 
@@ -148,11 +148,10 @@ def read_lines(path: Path, digests: Digests | None = None) -> Iterator[str | Dat
         with path.open("rb", buffering=0) as file:
             hashing = _HashingReader(file)
             # Not opened by pyarrow, which cannot read a pipe by its name.
-            stream = io.BufferedReader(hashing, _BUFFER)
-            yield from _decompressed_lines(path, stream)
+            yield from _decompressed_lines(path, io.BufferedReader(hashing, _BUFFER))
             if digests is not None:
-                while stream.read(_BUFFER):  # bytes after the end of the compressed data
-                    pass
+                while rest := file.read(_BUFFER):  # what follows the compressed data
+                    hashing.hash.update(rest)
                 digests[path] = hashing.hash.digest()
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None

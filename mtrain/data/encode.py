@@ -64,9 +64,9 @@ class EncodedCorpus:
         return table.column("source").combine_chunks(), table.column("target").combine_chunks()
 
     def epoch(self, number: int) -> "EncodedCorpus":
-        """The corpus that epoch `number` (from 0) trains on: this one or, with subword sampling, its rows with
-        other segmentations, which depend on the number and the seed only. Raises StorageError if they cannot
-        be written."""
+        """The corpus of epoch `number` (from 0): this one or, with subword sampling, its rows with other
+        segmentations, which depend on the number and the seed only. Raises StorageError if they cannot be
+        written."""
         if self._resegment is None:
             return self
         try:

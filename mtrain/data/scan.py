@@ -121,7 +121,7 @@ class TextSample:
         self._limit, self._rate, self._random = limit, 1.0, random.Random(seed)
         self._draws = array("d")  # of the pairs in the files, some of which are no longer in the sample
         self._size = 0
-        self._files = [SpooledTemporaryFile(_IN_MEMORY, dir=folder) for _ in Pair._fields]
+        self._files = [SpooledTemporaryFile(_IN_MEMORY, dir=folder and str(folder)) for _ in Pair._fields]  # noqa: SIM115
 
     def __len__(self) -> int:
         return self._size
@@ -156,8 +156,8 @@ class TextSample:
 class HoldoutDraw:
     """Draws `count` pairs of different sources; each source is equally likely.
 
-    They are the pairs with the smallest hash of seed and source. If the corpus grows, no pair that was trained
-    on becomes held out; if it shrinks, only the missing held-out pairs are replaced.
+    They are the pairs with the smallest hash of seed and source. So if the corpus grows, no pair that it had
+    before becomes held out; if it shrinks, only the missing held-out pairs are replaced.
     """
 
     def __init__(self, count: int, seed: int):

@@ -19,7 +19,7 @@ from mtrain.config.load import validate
 from mtrain.config.presets import PRESETS, auto_size
 from mtrain.config.schema import Architecture, Config, Part, TokenizerConfig
 from mtrain.config.yaml_io import read_yaml_file
-from mtrain.data.corpus import good_pairs
+from mtrain.data.scan import RawData
 from mtrain.errors import ModelError, UsageError
 from mtrain.storage.atomic import write_atomically
 
@@ -34,7 +34,7 @@ _PARTS: dict[Part, tuple[str, ...]] = {
 Taken = dict[str, dict[str, Any]]  # values by section and key
 
 
-def resolved(config: Config) -> tuple[Config, LoadedModel | None]:
+def resolved(config: Config, raw: RawData | None = None) -> tuple[Config, LoadedModel | None]:
     """The config with all that it leaves to another model, or to `preset: auto`, filled in; and the model
     that training starts from, if there is one.
 
@@ -55,9 +55,9 @@ def resolved(config: Config) -> tuple[Config, LoadedModel | None]:
         return _filled(config, taken), None  # whether it agrees, `open_run` tells
     if init_from is None:
         if path is None:
-            return _with_sizes(config), None
+            return _with_sizes(config, raw), None
         taken = {"tokenizer": {**_settings(Path(path)), "path": path}}
-        return _with_sizes(_agreeing(config, taken, f"tokenizer.path: {path}")), None
+        return _with_sizes(_agreeing(config, taken, f"tokenizer.path: {path}"), raw), None
     start = load_model(Path(init_from))
     own = start.config.model_dump(mode="json")
     taken = {section: own[section] for section in sections} | {"data": {"max_length": own["max_length"]}}
@@ -75,15 +75,15 @@ def _settings(model: Path) -> dict[str, Any]:
         raise ModelError(f"tokenizer.path: {file} does not say how the tokenizer was made: {error}") from None
 
 
-def _with_sizes(config: Config) -> Config:
+def _with_sizes(config: Config, raw: RawData | None) -> Config:
     """The config with the sizes that `model.preset: auto` stands for."""
     if config.model.preset != "auto":
         return config
-    pairs = sum(1 for _ in good_pairs(config.data.train, "skip"))  # `check` is to count the bad ones
+    pairs = (raw or RawData(config.data, config.seed, strict=False)).scan.pairs
     _, preset, vocab_size = auto_size(pairs)
     filled = _filled(config, {"model": PRESETS[preset], "tokenizer": {"vocab_size": vocab_size}})
     chosen = (preset, filled.tokenizer.vocab_size, f"{pairs:,}")
-    log.info("model.preset: auto: %s, %d pieces, for %s pairs", *chosen)
+    log.info("model.preset: auto: %s, vocabulary size %d, for %s pairs", *chosen)
     return filled
 
 

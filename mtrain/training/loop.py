@@ -20,6 +20,7 @@ from mtrain.config.schema import Config
 from mtrain.data.check_report import log_warnings
 from mtrain.data.encode import PreparedData, check_corpora, prepare_data
 from mtrain.data.loader import Feed, Step
+from mtrain.data.scan import RawData
 from mtrain.device import (
     compiles,
     describe_arithmetic,
@@ -37,7 +38,13 @@ from mtrain.training.average import Average
 from mtrain.training.init_from import freeze, note_origin, resolved
 from mtrain.training.micro_batch import fit_micro_batch, memory_of
 from mtrain.training.progress import Progress
-from mtrain.training.run_folder import claimed, open_run, prepare_tokenizer
+from mtrain.training.run_folder import (
+    adopt_vocab_size,
+    claimed,
+    open_run,
+    prepare_tokenizer,
+    vocab_size_is_automatic,
+)
 from mtrain.training.schedule import learning_rate
 from mtrain.training.signals import StopSignal
 from mtrain.training.step import Learner, StepSums
@@ -85,19 +92,23 @@ def make_trainer(
     place = resolve_device(device)
     keep_freed_memory()
     keep_few_kernels()
-    config, start = resolved(config)
+    is_encoded, any_size = (Path(config.run_dir) / "data").exists(), vocab_size_is_automatic(config)
+    raw = RawData(config.data, config.seed, Path(config.run_dir), check=not is_encoded)
+    config, start = resolved(config, raw)
     require_exports(config)
     checkpoint = open_run(config, resume)
-    tokenizer = prepare_tokenizer(config)
+    tokenizer = prepare_tokenizer(config, raw, any_size=any_size)
+    if any_size:
+        config = adopt_vocab_size(config)
     if start and start.tokenizer.fingerprint() != tokenizer.fingerprint():
         reason = f"its tokenizer is not that of {config.training.init_from}"
         raise UsageError(f"{config.run_dir}: {reason}; `mtrain tokenize CONFIG --force` renews it")
     if checkpoint is None:
         note_origin(Path(config.run_dir), start, config.training.init_from)
     expected = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
-    if not (Path(config.run_dir) / "data").exists():  # before the first time that it is encoded
-        log_warnings(config.data, tokenizer)
-    data = prepare_data(config.data, tokenizer, Path(config.run_dir) / "data", config.seed, expected)
+    if not is_encoded:
+        log_warnings(config.data, tokenizer, raw)
+    data = prepare_data(config.data, tokenizer, Path(config.run_dir) / "data", config.seed, expected, raw)
     if checkpoint and checkpoint.state.tokenizer_fingerprint != tokenizer.fingerprint():
         log.warning(
             "tokenizer: not the one of the checkpoints; what they learnt of its pieces may be of others"

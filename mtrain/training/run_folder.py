@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from mtrain.checkpoint.model_folder import copy_tokenizer, tokenizer_folder
 from mtrain.config.load import validate
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
-from mtrain.data.corpus import content_hash, good_pairs
+from mtrain.data.scan import RawData
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.storage.atomic import lock, recover, write_atomically, write_folder, write_text
 from mtrain.tokenizer.learn import train_tokenizer
@@ -65,11 +65,15 @@ def open_run(config: Config, resume: str) -> Checkpoint | None:
 
 def tokenize(config: Config, force: bool = False) -> Tokenizer:
     """Make the run folder and its tokenizer without training. Raises what `prepare_tokenizer` raises."""
+    raw, any_size = RawData(config.data, config.seed, Path(config.run_dir)), vocab_size_is_automatic(config)
     with claimed(Path(config.run_dir)):
-        config, _ = resolved(config)
+        config, _ = resolved(config, raw)
         if not checkpoint_folders(Path(config.run_dir)):
             _write_config(config)
-        return prepare_tokenizer(config, force)
+        tokenizer = prepare_tokenizer(config, raw, force, any_size)
+        if any_size:
+            adopt_vocab_size(config)
+        return tokenizer
 
 
 @contextmanager
@@ -150,24 +154,48 @@ def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any
         yield path, old, new
 
 
-def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
-    """The run's tokenizer: learnt from the training text, or taken from `tokenizer.path`, if there is none.
+def vocab_size_is_automatic(config: Config) -> bool:
+    """Whether `model.preset: auto` chooses the vocabulary size of an unresolved config."""
+    return config.model.preset == "auto" and "vocab_size" not in config.tokenizer.model_fields_set
 
-    Raises UsageError if one learnt with other settings is there, or `force` would orphan checkpoints;
-    ModelError if checkpoints are there and it is not.
+
+def adopt_vocab_size(config: Config) -> Config:
+    """The config with the vocabulary size that was learned, which `RUN/config.yaml` then states too. It is
+    smaller than the automatic choice if the text is too small for that."""
+    settings = Path(config.run_dir) / "tokenizer/config.yaml"
+    recipe = validate(TokenizerConfig, read_yaml_file(settings), str(settings))
+    if recipe == config.tokenizer:
+        return config
+    config = config.model_copy(update={"tokenizer": recipe})
+    _write_config(config)
+    return config
+
+
+def prepare_tokenizer(
+    config: Config, raw: RawData | None = None, force: bool = False, any_size: bool = False
+) -> Tokenizer:
+    """The tokenizer of the run. If it has none, learn it from the training text or copy `tokenizer.path`.
+
+    With `any_size`, `vocab_size` is an upper limit, and the largest possible size below it is learned. Raises
+    UsageError if the existing tokenizer was learned with other settings, or if checkpoints need the one that
+    `force` would replace; ModelError if checkpoints need a tokenizer that is missing.
     """
-    run_dir, recipe, data = Path(config.run_dir), config.tokenizer, config.data
+    raw = raw or RawData(config.data, config.seed, Path(config.run_dir))
+    run_dir, recipe = Path(config.run_dir), config.tokenizer
     folder = run_dir / "tokenizer"
     settings, learnt_from = folder / "config.yaml", folder / "learnt-from.json"
     trained = bool(checkpoint_folders(run_dir))
 
     def contents() -> str:
-        return json.dumps([content_hash(corpus) for corpus in data.train]) + "\n"
+        return json.dumps(raw.training_hashes) + "\n"
 
     if force and trained:
         raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")
     if settings.exists() and not force:
-        if validate(TokenizerConfig, read_yaml_file(settings), str(settings)) != recipe:
+        learned = validate(TokenizerConfig, read_yaml_file(settings), str(settings))
+        if any_size and learned.vocab_size <= recipe.vocab_size:
+            recipe = recipe.model_copy(update={"vocab_size": learned.vocab_size})
+        if learned != recipe:
             raise UsageError(
                 f"{folder}: was learnt with other tokenizer settings; set them back, or replace it by "
                 "`mtrain tokenize CONFIG --force`"
@@ -179,16 +207,17 @@ def prepare_tokenizer(config: Config, force: bool = False) -> Tokenizer:
         reason = "is gone, and the checkpoints need it"
         raise ModelError(f"{folder}: {reason}; restore it, or start another run with --run-dir")
 
-    def side(index: int) -> Callable[[], Iterator[str]]:
-        return lambda: (pair[index] for pair in good_pairs(data.train, data.bad_lines))
-
     def fill(temporary: Path) -> None:
+        learned = recipe
         if recipe.path is None:
-            train_tokenizer(recipe, side(0), side(1), temporary, config.seed)
+            text = raw.scan.text
+            sides = (lambda: text.side(0)), (lambda: text.side(1))
+            size = train_tokenizer(recipe, *sides, temporary, config.seed, any_size)
+            learned = recipe.model_copy(update={"vocab_size": size})
             write_text(temporary / learnt_from.name, contents())
         else:
             copy_tokenizer(tokenizer_folder(Path(recipe.path)), temporary)
-        write_text(temporary / settings.name, to_yaml(recipe))
+        write_text(temporary / settings.name, to_yaml(learned))
 
     write_folder(folder, fill)
     return Tokenizer(folder)

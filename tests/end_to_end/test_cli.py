@@ -185,7 +185,7 @@ def test_an_interrupted_preparation_says_so(mtrain, config_file, monkeypatch):
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr("mtrain.training.run_folder.good_pairs", interrupted)
+    monkeypatch.setattr("mtrain.data.scan.read_corpus", interrupted)
     assert mtrain("fit", config_file, "--quiet") == (130, "", "stopped by SIGINT\n")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.tokenizers import ODD, RULES, TYPES, normalised, roundtrip, texts
+from tests.support.tokenizers import ODD, RULES, TYPES, normalized, roundtrip, texts
 
 
 @pytest.mark.parametrize("normalization", RULES)
@@ -12,7 +12,7 @@ def test_roundtrip_is_normalisation(tried, trained, kind, normalization):
 
     @tried(25, text=texts)
     def check(text):
-        assert roundtrip(tokenizer, text).strip(" ") == normalised(tokenizer, text)
+        assert roundtrip(tokenizer, text).strip(" ") == normalized(tokenizer, text)
 
     for text in [*ODD, "\n \r"]:
-        assert roundtrip(tokenizer, text).strip(" ") == normalised(tokenizer, text), ascii(text)
+        assert roundtrip(tokenizer, text).strip(" ") == normalized(tokenizer, text), ascii(text)

@@ -42,7 +42,7 @@ def roundtrip(tokenizer: Tokenizer, text: str) -> str:
     return tokenizer.decode(tokenizer.encode_target([text]))[0]
 
 
-def normalised(tokenizer: Tokenizer, text: str) -> str:
+def normalized(tokenizer: Tokenizer, text: str) -> str:
     return tokenizer.target.processor.normalize(text).replace(SPACE, " ").translate(BREAKS).strip(" ")
 
 

@@ -1,4 +1,4 @@
-"""What `mtrain check` says of data that has something wrong with it."""
+"""The data check: what it counts, what it warns about, and how `mtrain check` prints it."""
 
 import json
 import logging
@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from mtrain.config.load import Config
-from mtrain.data.check import Counts, Leak, check_data
+from mtrain.data.check import Counts, Leak
 from mtrain.data.check_report import report_of, warnings_of
+from mtrain.data.scan import check_data
 from mtrain.training.loop import make_trainer
 from mtrain.training.run_folder import prepare_tokenizer
 
@@ -32,32 +33,43 @@ def corpora(make_config, tmp_path):
     return write
 
 
-def test_clean_data_is_good_to_train_on(corpora):
+def test_clean_data_has_no_warnings(corpora):
     found = check_data(corpora(GOOD).data)
     assert found.sets == {"train": Counts(200), "validation": Counts(1), "news": Counts(1)}
     assert found.duplicates == 0 and found.leaks == {"validation": Leak(), "news": Leak()}
     assert found.scripts == ("LATIN", "LATIN") and warnings_of(found) == []
     assert found.lengths == ([0, 200, 0, 0, 0, 0, 0], [0, 200, 0, 0, 0, 0, 0])
-    assert report_of(found).endswith("verdict: good to train on")
+    assert report_of(found).endswith("result: no warnings")
 
 
-def test_what_cannot_be_used_is_counted(corpora):
+def test_unusable_pairs_are_counted(corpora):
     found = check_data(corpora([*GOOD, ("", "leer"), ("a", "  "), ("caf\udce9", "x")]).data)
     assert found.sets["train"] == Counts(200, empty=2, bad=1)
-    assert ["cannot be read" in warning for warning in warnings_of(found)] == [True]
+    assert warnings_of(found) == ["1 training pair(s) cannot be read; data.bad_lines: skip drops them"]
     nothing = check_data(corpora([("", "")]).data)
-    assert warnings_of(nothing) == ["no training pair can be used"]
+    assert warnings_of(nothing) == ["no training pair is usable"]
 
 
-def test_bad_lines_are_counted_where_sizes_follow_from_the_corpus(mtrain, raw_config, tmp_path):
+def test_bad_lines_are_counted_with_automatic_sizes(mtrain, raw_config, tmp_path):
     bad = tmp_path / "bad.en"
     bad.write_bytes(b"caf\xe9\n" + b"A cat sleeps.\n" * 30)
     data = {**raw_config["data"], "train": {"source": str(bad), "target": str(bad)}}
     raw = {**raw_config, "run_dir": str(tmp_path / "r"), "data": data, "model": {"preset": "auto"}}
     (tmp_path / "auto.yaml").write_text(yaml.dump(raw))
     code, out, err = mtrain("check", tmp_path / "auto.yaml")
-    assert code == 0 and err == "model.preset: auto: tiny, 330 pieces, for 30 pairs\n"
-    assert "1 training pairs cannot be read; data.bad_lines: skip drops them" in out
+    assert code == 0 and err == "model.preset: auto: tiny, vocabulary size 330, for 30 pairs\n"
+    assert "1 training pair(s) cannot be read; data.bad_lines: skip drops them" in out
+
+
+def test_skipping_bad_lines_is_not_advised_where_it_is_set(mtrain, raw_config, tmp_path):
+    """The pairs are counted all the same."""
+    bad = tmp_path / "bad.en"
+    bad.write_bytes(b"caf\xe9\n" + b"A cat sleeps.\n" * 30)
+    data = {**raw_config["data"], "train": {"source": str(bad), "target": str(bad)}, "bad_lines": "skip"}
+    (tmp_path / "c.yaml").write_text(yaml.dump({**raw_config, "run_dir": str(tmp_path / "r"), "data": data}))
+    code, out, _ = mtrain("check", tmp_path / "c.yaml")
+    assert code == 0 and "1 training pair(s) cannot be read; they are skipped" in out
+    assert "data.bad_lines" not in out
 
 
 def test_punctuation_alone_is_no_leak(corpora):
@@ -71,19 +83,20 @@ def test_repeated_pairs(corpora):
     assert warnings_of(found) == ["30 training pairs (13.0%) repeat another"]
 
 
-def test_leaks_are_a_warning_that_cannot_be_missed(corpora):
+def test_leaks_are_the_first_warnings(corpora):
     validation = [GOOD[3], (GOOD[4][0], "Etwas anderes."), ("the 5 CATS sleep, on mats", "x"), ("New", "Neu")]
     found = check_data(corpora(GOOD, validation, test=[("C", "D"), GOOD[7], GOOD[7]]).data)
     assert found.leaks == {"validation": Leak(1, 2, 3), "news": Leak(2, 2, 2)}
     first, second = warnings_of(found)
-    assert first.startswith(
-        "LEAK: 3 of the 4 sources of validation are in training (2 letter by letter, 1 with"
+    assert first == (
+        "LEAK: 3 of the 4 sources of validation are in the training corpus (2 exactly, 1 with the same "
+        "target); its scores will be too high"
     )
     assert second.startswith("LEAK: 2 of the 3 sources of news")
-    assert "verdict: 2 warning(s)" in report_of(found)
+    assert "result: 2 warning(s)" in report_of(found)
 
 
-def test_suspicious_pairs_are_told_with_their_places(corpora, tmp_path):
+def test_suspicious_pairs_are_listed_with_their_locations(corpora, tmp_path):
     odd = [
         ("Copied as it was.", "Copied as it was."),
         ("A sentence that is long.", "Kurz"),
@@ -93,7 +106,7 @@ def test_suspicious_pairs_are_told_with_their_places(corpora, tmp_path):
         ("Yes", "Jawohl, mein Herr"),  # short ones differ in length by nature
     ]
     found = check_data(corpora(GOOD + odd).data)
-    places = {kind: suspects.places for kind, suspects in found.suspects.items()}
+    places = {kind: suspicious.places for kind, suspicious in found.suspicious.items()}
     line = f"{tmp_path}/train.source:"
     assert places == {
         "a copied source": [f"{line}201"],
@@ -101,20 +114,21 @@ def test_suspicious_pairs_are_told_with_their_places(corpora, tmp_path):
         "another script": [f"{line}204"],
     }
     many = check_data(corpora(GOOD + odd[:1] * 20).data)
-    assert many.suspects["a copied source"].count == 20 and len(many.suspects["a copied source"].places) == 5
+    assert many.suspicious["a copied source"].count == 20
+    assert len(many.suspicious["a copied source"].places) == 5
     assert "20 training pairs (9.1%) have a copied source" in warnings_of(many)
     assert f"{line}205, ..." in report_of(many)
 
 
-def test_other_scripts_are_judged_by_what_most_lines_are(corpora):
+def test_another_script_is_one_that_most_lines_do_not_have(corpora):
     russian = [(f"Кошка номер {n} спит на коврике.", f"猫{n}号はマットの上で寝ている。") for n in range(100)]
     found = check_data(corpora(russian).data)
-    assert found.scripts == ("CYRILLIC", "CJK") and found.suspects["another script"].count == 0
+    assert found.scripts == ("CYRILLIC", "CJK") and found.suspicious["another script"].count == 0
     found = check_data(corpora([*russian, ("Latin here.", "猫")]).data)
-    assert found.suspects["another script"].count == 1
+    assert found.suspicious["another script"].count == 1
 
 
-def test_a_tokenizer_is_tried_on_a_sample(corpora):
+def test_a_sample_is_segmented_with_the_tokenizer(corpora):
     config = corpora(GOOD)
     tokenizer = prepare_tokenizer(config)
     found = check_data(config.data, tokenizer).segmentation
@@ -124,11 +138,11 @@ def test_a_tokenizer_is_tried_on_a_sample(corpora):
     found = check_data(strange.data, tokenizer)
     assert found.segmentation is not None and found.segmentation.too_long == 50
     assert found.segmentation.unknown[0] > 0.5
-    assert any("unknown or single bytes" in warning for warning in warnings_of(found))
-    assert "tokens a word" in report_of(found)
+    assert any("unknown or bytes" in warning for warning in warnings_of(found))
+    assert "tokens per word" in report_of(found)
 
 
-def test_fit_warns_before_it_first_encodes_the_corpus(corpora, caplog):
+def test_fit_checks_the_data_before_it_first_encodes_it(corpora, caplog):
     config = corpora(GOOD, validation=GOOD[:2])
     for expected in (1, 0):
         caplog.clear()
@@ -142,7 +156,7 @@ def test_the_command_prints_a_report_or_json(mtrain, config_file):
     code, out, _ = mtrain("check", config_file)
     assert code == 0 and "train: 8 pairs (empty: 0, unreadable: 0)" in out
     assert "words, source" in out and "#####" in out
-    assert "warning: LEAK: 8 of the 8 sources of validation are in training" in out  # as these tests have it
+    assert "warning: LEAK: 8 of the 8 sources of validation are in the training corpus" in out
     code, out, _ = mtrain("check", config_file, "--json")
     found = json.loads(out)
     assert code == 0 and found["sets"]["train"] == {"usable": 8, "empty": 0, "bad": 0}
@@ -151,7 +165,7 @@ def test_the_command_prints_a_report_or_json(mtrain, config_file):
     assert code == 3 and err.startswith("error: nowhere.en: no such file") and err.count("\n") == 1
 
 
-def test_what_is_left_to_another_model_is_that_models(mtrain, raw_config, run_dir, tmp_path):
+def test_a_run_that_starts_from_a_model_is_checked_with_its_tokenizer(mtrain, raw_config, run_dir, tmp_path):
     raw = {**raw_config, "run_dir": str(tmp_path / "tuned"), "model": {}, "tokenizer": {}}
     raw["training"] = {**raw["training"], "init_from": str(run_dir)}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")
@@ -159,5 +173,5 @@ def test_what_is_left_to_another_model_is_that_models(mtrain, raw_config, run_di
     found = json.loads(out)
     assert (
         code == 0 and min(found["segmentation"]["tokens_per_word"]) >= 1
-    )  # of its pieces: this run has none
+    )  # with the tokenizer of that model: this run has none
     assert not (tmp_path / "tuned").exists()

@@ -1,10 +1,12 @@
 """Encoded corpora: made once, remade when what they came from changes, with every dropped pair counted."""
 
 import json
+import logging
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 
 from mtrain.data import Pair, encode
 from mtrain.data.encode import prepare_data
+from mtrain.data.scan import HoldoutDraw
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.encoding import TOY, config, dropped, learn, rows, rows_of, text_of, write
@@ -26,17 +29,19 @@ EOS = 3
 
 
 @pytest.fixture
-def encodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that were encoded into, one for each time that it was done."""
-    done: list[Path] = []
-    original = encode._encode_all
+def encodings() -> Iterator[list[str]]:
+    """A message for each time that the corpus is encoded."""
+    done: list[str] = []
 
-    def counting(data, tokenizer, folder, *rest):
-        done.append(folder)
-        return original(data, tokenizer, folder, *rest)
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "encoding the corpus into" in record.getMessage():
+                done.append(record.getMessage())
 
-    monkeypatch.setattr(encode, "_encode_all", counting)
-    return done
+    handler, logger = Collect(), logging.getLogger("mtrain.data.encode")
+    logger.addHandler(handler)
+    yield done
+    logger.removeHandler(handler)
 
 
 # ------------------------------------------------------------------------------------------- what is encoded
@@ -94,7 +99,7 @@ def test_weights_are_those_of_each_corpus(tmp_path: Path, tokenizer: Tokenizer):
 # --------------------------------------------------------------------------------------------------- reuse
 
 
-def test_nothing_changed_nothing_encoded(tmp_path: Path, tokenizer: Tokenizer, encodings: list[Path]):
+def test_nothing_changed_nothing_encoded(tmp_path: Path, tokenizer: Tokenizer, encodings: list[str]):
     data = config(tmp_path)
     first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     stamp = (tmp_path / "data" / "train.arrow").stat().st_mtime_ns
@@ -106,7 +111,7 @@ def test_nothing_changed_nothing_encoded(tmp_path: Path, tokenizer: Tokenizer, e
     assert second.validation == first.validation
 
 
-def test_a_touched_file_is_the_same_data(tmp_path: Path, tokenizer: Tokenizer, encodings: list[Path]):
+def test_a_touched_file_is_the_same_data(tmp_path: Path, tokenizer: Tokenizer, encodings: list[str]):
     data = config(tmp_path)
     first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     for name in ("train.tsv", "validation.tsv"):
@@ -116,9 +121,7 @@ def test_a_touched_file_is_the_same_data(tmp_path: Path, tokenizer: Tokenizer, e
     assert second.fingerprint == first.fingerprint
 
 
-def test_new_weights_take_effect_without_encoding(
-    tmp_path: Path, tokenizer: Tokenizer, encodings: list[Path]
-):
+def test_new_weights_take_effect_without_encoding(tmp_path: Path, tokenizer: Tokenizer, encodings: list[str]):
     train = write(tmp_path / "train.tsv", TOY)
     first = prepare_data(config(tmp_path, train), tokenizer, tmp_path / "data", seed=1)
     heavier = config(tmp_path, {**train, "weight": 3.0})
@@ -130,7 +133,7 @@ def test_new_weights_take_effect_without_encoding(
 @pytest.mark.parametrize("name", ["train.tsv", "validation.tsv"])
 @pytest.mark.parametrize("same_time", [False, True], ids=["new time", "new size, old time"])
 def test_one_changed_byte_is_other_data(
-    tmp_path: Path, tokenizer: Tokenizer, encodings: list[Path], name: str, same_time: bool
+    tmp_path: Path, tokenizer: Tokenizer, encodings: list[str], name: str, same_time: bool
 ):
     data = config(tmp_path)
     first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
@@ -146,7 +149,7 @@ def test_one_changed_byte_is_other_data(
     assert second.fingerprint != first.fingerprint
 
 
-def test_refused_data_leaves_the_old(tmp_path: Path, tokenizer: Tokenizer, encodings: list[Path]):
+def test_refused_data_leaves_the_old(tmp_path: Path, tokenizer: Tokenizer, encodings: list[str]):
     data = config(tmp_path)
     file = tmp_path / "train.tsv"
     content = file.read_bytes()
@@ -233,22 +236,20 @@ def test_a_damaged_encoding_is_remade(tmp_path: Path, tokenizer: Tokenizer, dama
     assert prepared.validation == TOY[:3]
 
 
-def test_an_interrupted_encoding_is_not_taken_for_a_whole_one(tmp_path: Path, tokenizer, monkeypatch):
+def test_an_interrupted_encoding_is_not_taken_for_a_complete_one(tmp_path: Path, tokenizer, monkeypatch):
+    class Interrupted(Tokenizer):
+        calls = 0
+
+        def encode_source(self, texts: list[str]) -> list[list[int]]:
+            self.calls += 1
+            if self.calls == 3:
+                raise KeyboardInterrupt
+            return super().encode_source(texts)
+
     data = config(tmp_path)
-    original = encode._encode_block
     monkeypatch.setattr(encode, "BLOCK", 50)
-    calls = []
-
-    def stops(*arguments):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return original(*arguments)
-
-    monkeypatch.setattr(encode, "_encode_block", stops)
     with pytest.raises(KeyboardInterrupt):
-        prepare_data(data, tokenizer, tmp_path / "data", seed=1)
-    monkeypatch.setattr(encode, "_encode_block", original)
+        prepare_data(data, Interrupted(tokenizer.files[0].parent), tmp_path / "data", seed=1)
     assert len(prepare_data(data, tokenizer, tmp_path / "data", seed=1).train) == len(TOY)
 
 
@@ -319,11 +320,18 @@ def test_holdout_is_drawn_by_seed(tmp_path: Path, tokenizer: Tokenizer):
     assert drawn[0] != drawn[2]
 
 
+def draw(pairs: list[Pair], count: int, seed: int) -> list[Pair]:
+    holdout = HoldoutDraw(count, seed)
+    for pair in pairs:
+        holdout.add(pair)
+    return holdout.pairs()
+
+
 def test_every_pair_is_as_likely_to_be_held_out():
     pairs = [Pair(str(i), str(i)) for i in range(40)]
     counts = dict.fromkeys(pairs, 0)
     for seed in range(400):
-        for pair in encode._draw_holdout(pairs, 10, seed):
+        for pair in draw(pairs, 10, seed):
             counts[pair] += 1
     assert min(counts.values()) > 60  # 100 expected, deviation below 9
     assert max(counts.values()) < 140
@@ -331,11 +339,11 @@ def test_every_pair_is_as_likely_to_be_held_out():
 
 def test_a_corpus_that_is_edited_keeps_its_draw():
     pairs = [Pair(str(i), str(i)) for i in range(1000)]
-    drawn = encode._draw_holdout(pairs, 100, 1)
-    grown = encode._draw_holdout([Pair("first", "1"), *pairs, Pair("last", "2")], 100, 1)
+    drawn = draw(pairs, 100, 1)
+    grown = draw([Pair("first", "1"), *pairs, Pair("last", "2")], 100, 1)
     assert len(grown) == 100 and set(grown) - {Pair("first", "1"), Pair("last", "2")} <= set(drawn)
     gone, kept = drawn[0], drawn[1:]
-    mended = encode._draw_holdout([pair for pair in pairs if pair != gone], 100, 1)
+    mended = draw([pair for pair in pairs if pair != gone], 100, 1)
     assert set(kept) < set(mended) and len(mended) == 100
 
 
@@ -344,7 +352,7 @@ def test_what_occurs_often_is_held_out_once():
         [Pair("Yes.", "Ja.")] * 50 + [Pair("Yes.", "Doch.")] * 50 + [Pair(str(i), str(i)) for i in range(9)]
     )
     for seed in range(20):
-        drawn = [pair.source for pair in encode._draw_holdout(pairs, 5, seed)]
+        drawn = [pair.source for pair in draw(pairs, 5, seed)]
         assert len(drawn) == len(set(drawn)) == 5
 
 
@@ -473,7 +481,7 @@ def test_only_training_pairs_are_sampled_and_only_if_asked_for(tmp_path: Path, s
     assert sampled.validation == prepared.validation
 
 
-def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokenizer: Tokenizer):
+def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokenizer: Tokenizer, monkeypatch):
     data = config(tmp_path, subword_sampling=0.3)
     prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     before = sorted((tmp_path / "data").iterdir())
@@ -483,7 +491,7 @@ def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokeni
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    prepared.train._resegment = full
+    monkeypatch.setattr(pa, "OSFile", full)
     with pytest.raises(StorageError, match="No space left"):
         prepared.train.epoch(1)
     assert sorted((tmp_path / "data").iterdir()) == before

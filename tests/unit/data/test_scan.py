@@ -1,0 +1,189 @@
+"""The first reading of the raw text: how often files are read, what is sampled, and what is hashed."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mtrain.config.schema import ToyCorpus
+from mtrain.data import Pair
+from mtrain.data.corpus import content_hash, read_corpus
+from mtrain.data.scan import RawData, TextSample, check_data
+from mtrain.errors import DataError, StorageError
+from tests.support.corpora import corpus
+from tests.support.encoding import TOY, config, write
+
+# Counts how often `mtrain` opens files of a folder, by name.
+COUNT_OPENINGS = """if True:
+    import json, os, sys
+    from collections import Counter
+    folder, command = sys.argv[1], sys.argv[2:]
+    opened = Counter()
+
+    def note(event, arguments):
+        if event == "open" and os.path.dirname(str(arguments[0])) == folder:
+            opened[os.path.basename(arguments[0])] += 1
+
+    sys.addaudithook(note)
+    from mtrain.cli import main
+    sys.argv[1:] = command
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, end.code
+    print(json.dumps(opened), file=sys.stderr)"""
+
+
+def openings(folder: Path, *command: str) -> dict[str, int]:
+    """How often a command opens each file of a folder."""
+    arguments = [sys.executable, "-c", COUNT_OPENINGS, str(folder), *command]
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stderr.splitlines()[-1])
+
+
+@pytest.fixture
+def first_run(raw_config, tmp_path: Path) -> tuple[Path, Path]:
+    """A config for which `fit` does everything that reads raw text, and the folder of its corpora."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    train = [write(folder / "one.tsv", TOY), write(folder / "two.tsv", TOY[:50])]
+    raw = {
+        **raw_config,
+        "run_dir": str(tmp_path / "run"),
+        "data": {
+            **{"source_lang": "en", "target_lang": "fr", "train": train, "max_length": 64},
+            **{"validation": {"holdout": 8}, "test": {"news": write(folder / "test.tsv", TOY[:4])}},
+        },
+        "tokenizer": {"joint": False},
+        "model": {"preset": "auto", "tie_embeddings": "decoder"},
+        "training": {**raw_config["training"], "max_steps": 1},
+    }
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    return file, folder
+
+
+def test_a_first_fit_reads_the_raw_text_twice(first_run):
+    """It chooses the model's size by the number of pairs, learns two vocabularies, checks the data, draws
+    held-out pairs, hashes the files, and encodes them."""
+    file, folder = first_run
+    fit = ("fit", str(file), "--device", "cpu")
+    assert openings(folder, *fit) == {"one.tsv": 2, "two.tsv": 2, "test.tsv": 1}
+    # A resumed run only hashes them.
+    assert openings(folder, *fit, "--set", "training.max_steps=2") == {"one.tsv": 1, "two.tsv": 1}
+
+
+def test_fit_after_tokenize_reads_the_raw_text_at_most_three_times(first_run):
+    file, folder = first_run
+    assert openings(folder, "tokenize", str(file)) == {"one.tsv": 1, "two.tsv": 1}
+    second = openings(folder, "fit", str(file), "--device", "cpu")
+    assert max(second.values()) <= 3
+
+
+def test_check_reads_the_raw_text_once(first_run):
+    file, folder = first_run
+    assert openings(folder, "check", str(file)) == {"one.tsv": 1, "two.tsv": 1, "test.tsv": 1}
+
+
+# -------------------------------------------------------------------------------------------------- hashes
+
+
+def compress_twice(text: bytes) -> bytes:
+    """Two members, as `cat one.gz two.gz` makes them."""
+    return gzip.compress(text) + gzip.compress(b"c\td")
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, compress_twice])
+def test_hashes_made_while_reading_are_those_of_the_files(tmp_path: Path, compress):
+    file = tmp_path / ("t.tsv" if compress is bytes else "t.tsv.gz")
+    file.write_bytes(compress(b"\xef\xbb\xbfa\tb\r\n" * 100_000 + b"no newline\tat the end"))
+    data = config(tmp_path, {"tsv": str(file)})
+    raw = RawData(data, seed=1, check=True)
+    assert raw.scan.digests.keys() == {file, tmp_path / "validation.tsv"}
+    assert raw.content_hashes == [content_hash(each) for each in (*data.train, *data.validation)]
+    assert raw.training_hashes == raw.content_hashes[:1]
+    unread = RawData(data, seed=1)
+    assert unread.content_hashes == raw.content_hashes
+
+
+def test_a_file_that_was_not_read_to_its_end_has_no_hash(tmp_path: Path):
+    digests: dict[Path, bytes] = {}
+    items = read_corpus(corpus(**write(tmp_path / "t.tsv", TOY)), digests)
+    next(items)
+    items.close()
+    assert digests == {}
+
+
+def test_the_bundled_corpus_needs_no_file(tmp_path: Path):
+    data = config(tmp_path, {"toy": "test"}, {"toy": "validation"})
+    raw = RawData(data, seed=1)
+    assert raw.scan.pairs == 300 and raw.scan.digests == {}
+    assert raw.content_hashes == [content_hash(ToyCorpus(toy=split)) for split in ("test", "validation")]
+
+
+# ------------------------------------------------------------------------------------------ unreadable pairs
+
+
+def test_an_unreadable_pair_ends_a_strict_scan_unless_skipped(tmp_path: Path):
+    (tmp_path / "t.tsv").write_bytes(b"a\tb\ncaf\xe9\tbad\nc\td\n")
+    train = {"tsv": str(tmp_path / "t.tsv")}
+    with pytest.raises(DataError, match=r"t\.tsv:2: not valid UTF-8 .*; fix it, or set data\.bad_lines"):
+        RawData(config(tmp_path, train), seed=1).scan  # noqa: B018
+    for data, strict in ((config(tmp_path, train), False), (config(tmp_path, train, bad_lines="skip"), True)):
+        scan = RawData(data, seed=1, strict=strict).scan
+        assert scan.pairs == 2 and list(scan.text.pairs()) == [("a", "b"), ("c", "d")]
+
+
+# -------------------------------------------------------------------------------------------------- samples
+
+
+def sample(pairs: list[Pair], limit: int, seed: int = 1) -> TextSample:
+    text = TextSample(limit, seed)
+    for pair in pairs:
+        text.add(pair)
+    return text
+
+
+def test_a_sample_of_few_pairs_is_all_of_them():
+    pairs = [*TOY, Pair("", "empty"), Pair("line\nbreak", "\r\u2028"), TOY[0]]
+    text = sample(pairs, len(pairs))
+    assert list(text.pairs()) == pairs and len(text) == len(pairs)
+    for side in (0, 1):
+        for _ in range(2):  # SentencePiece may ask again
+            assert list(text.side(side)) == [pair[side] for pair in pairs]
+
+
+def test_a_sample_of_many_pairs_is_uniform_and_in_order():
+    pairs = [Pair(str(i), str(-i)) for i in range(1000)]
+    counts = [0] * len(pairs)
+    for seed in range(200):
+        text = sample(pairs, 100, seed)
+        numbers = [int(source) for source in text.side(0)]
+        assert 0 < len(numbers) == len(text) <= 100
+        assert numbers == sorted(set(numbers))
+        assert list(text.side(1)) == [str(-i) for i in numbers]
+        for i in numbers:
+            counts[i] += 1
+    first, second = sum(counts[:500]), sum(counts[500:])
+    assert abs(first - second) < 0.1 * (first + second)
+    assert list(sample(pairs, 100).pairs()) == list(sample(pairs, 100).pairs())
+
+
+def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TextSample, "add", full)
+    with pytest.raises(StorageError, match="No space left"):
+        RawData(config(tmp_path), seed=1).scan  # noqa: B018
+
+
+def test_a_check_segments_at_most_20000_pairs(tmp_path: Path, tokenizer):
+    data = config(tmp_path, write(tmp_path / "t.tsv", [*TOY * 100, ("", "empty")]))
+    found = check_data(data, tokenizer).segmentation
+    assert found is not None and 10_000 < found.pairs <= 20_000
