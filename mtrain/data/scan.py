@@ -15,7 +15,8 @@ from itertools import islice
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 
-from mtrain.config.schema import DataConfig, Holdout
+from mtrain.config.corpora import Holdout
+from mtrain.config.schema import DataConfig
 from mtrain.data import Pair
 from mtrain.data.check import DataCheck, Findings, segment
 from mtrain.data.corpus import Digests, content_hash, read_corpus, refuse_unless_skipped
@@ -121,7 +122,8 @@ class TextSample:
         self._limit, self._rate, self._random = limit, 1.0, random.Random(seed)
         self._draws = array("d")  # of the pairs in the files, some of which are no longer in the sample
         self._size = 0
-        self._files = [SpooledTemporaryFile(_IN_MEMORY, dir=folder and str(folder)) for _ in Pair._fields]  # noqa: SIM115
+        place = None if folder is None else str(folder)
+        self._files = [SpooledTemporaryFile(_IN_MEMORY, dir=place) for _ in Pair._fields]  # noqa: SIM115
 
     def __len__(self) -> int:
         return self._size

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mtrain.config.schema import ToyCorpus
+from mtrain.config.corpora import ToyCorpus
 from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, read_corpus
 from mtrain.data.scan import RawData, TextSample, check_data
