@@ -135,9 +135,7 @@ def commands() -> str:
         table(("option", "meaning"), [*common, ("`-h`, `--help`", "Show the help of the command.")]),
     ]
     for name, function in found.items():
-        arguments = [
-            f"[{p.name}]" if p.optional else p.name for p in parameters_of(function) if p.is_argument
-        ]
+        arguments = [argument_of(p) for p in parameters_of(function) if p.is_argument]
         usage = " ".join(["mtrain", name, "[OPTIONS]", *arguments])
         rows = [row for row in options[name] if row not in common]
         parts += [f"## mtrain {name}", *paragraphs(function), f"```text\n{usage}\n```"]
@@ -189,6 +187,12 @@ def parameters_of(function: Callable[..., None]) -> list[Parameter]:
         argument = isinstance(info, ArgumentInfo)
         found.append(Parameter(shown, info.help or "", argument, optional, repeatable, parameter.default))
     return found
+
+
+def argument_of(parameter: Parameter) -> str:
+    """An argument as a usage line has it."""
+    name = f"[{parameter.name}]" if parameter.optional else parameter.name
+    return f"{name}..." if parameter.repeatable else name
 
 
 def value_of(kind: Any) -> str:
