@@ -170,9 +170,8 @@ def parameters_of(function: Callable[..., None]) -> list[Parameter]:
     found = []
     for name, parameter in inspect.signature(function).parameters.items():
         kind, info = get_args(hints[name])
-        kinds = [part for part in get_args(kind) or [kind] if part is not NoneType]
-        if get_origin(kind) is Literal:
-            kinds = [kind]
+        kinds = [kind] if get_origin(kind) in (Literal, list) else get_args(kind) or [kind]
+        kinds = [part for part in kinds if part is not NoneType]
         repeatable = get_origin(kinds[0]) is list
         if repeatable:
             kinds = list(get_args(kinds[0]))
