@@ -20,7 +20,7 @@ fit() { # CONFIG [SEED [START [STEPS]]]: as it is, or with another seed, another
     [ $# -lt 2 ] || seed=(--run-dir "runs/multi30k-$1-$2" --set "seed=$2")
     [ $# -lt 3 ] || seed+=(--set "training.init_from=runs/multi30k-$3")
     [ $# -lt 4 ] || seed+=(--set "training.max_steps=$4")
-    mtrain fit "configs/multi30k-$1.yaml" "${seed[@]}"
+    mtrain fit "configs/multi30k/$1.yaml" "${seed[@]}"
 }
 
 say() { # OUTPUT INPUT OPTIONS MODEL...: what the models together say of each line

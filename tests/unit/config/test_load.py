@@ -22,8 +22,9 @@ def test_every_config_of_the_project_loads(path: Path):
     assert validate(Config, parse_yaml(to_yaml(config)), "resolved") == config
 
 
-def test_there_are_configs():
-    assert {"multi30k-en-de", "toy-en-fr"} <= {path.stem for path in CONFIGS}
+def test_configs_of_all_folders_are_loaded():
+    names = {str(path.relative_to(ROOT / "configs").with_suffix("")) for path in CONFIGS}
+    assert {"multi30k-en-de", "toy-en-fr", "multi30k/en-de-teacher"} <= names
 
 
 @pytest.mark.parametrize("text", ["", "5", "[1, 2]", "just words"])
