@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mtrain.errors import ModelError, StorageError
-from mtrain.storage.atomic import read_json, verify_folder, write_atomically, write_folder, write_text
+from mtrain.storage.atomic import write_atomically, write_folder, write_text
+from mtrain.storage.manifest import read_json, verify_folder
 
 log = logging.getLogger(__name__)
 

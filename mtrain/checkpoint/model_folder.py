@@ -23,7 +23,8 @@ from mtrain.config.schema import Config, ModelFolderConfig
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
-from mtrain.storage.atomic import MANIFEST, read_json, verify_folder, write_folder, write_text
+from mtrain.storage.atomic import write_folder, write_text
+from mtrain.storage.manifest import MANIFEST, read_json, verify_folder
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config, vocabulary_files
 
 log = logging.getLogger(__name__)

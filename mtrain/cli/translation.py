@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -201,8 +201,8 @@ def _write_resumable(
     continue_: bool,
 ) -> None:
     """Write the translations of `lines` to a file which --continue can resume after an interruption."""
-    from mtrain.storage.atomic import sha256
-    from mtrain.storage.resumable import PartialFile
+    from mtrain.storage.manifest import sha256
+    from mtrain.storage.resumable import ResumableOutput
 
     job = {
         "model": translator.fingerprint,
@@ -211,13 +211,17 @@ def _write_resumable(
         "form": list(form),
         "lines_each": form.lines_each,
     }
-    file = PartialFile(path.resolve(), job, continue_)
-    if continue_ and file.noted is None and path.exists():
+    file = ResumableOutput(path.resolve(), job, continue_)
+    if continue_ and not file.interrupted and path.exists():
         _require_complete(path, sum(1 for _ in lines) * form.lines_each)
         return
     with file:
-        for answer in _translations(translator, file.remaining(lines), prefix, form, file.start):
-            file.answer(answer)
+        remaining = iter(lines)
+        file.skip(remaining)
+        inputs, remaining = tee(remaining)
+        answers = _translations(translator, remaining, prefix, form, first=file.lines_done)
+        for line, answer in zip(inputs, answers, strict=True):
+            file.write(line, answer)
 
 
 def _require_complete(path: Path, count: int) -> None:

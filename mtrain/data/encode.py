@@ -24,7 +24,8 @@ from mtrain.data import Pair
 from mtrain.data.corpus import files_of, good_pairs, read_pairs
 from mtrain.data.scan import RawData
 from mtrain.errors import DataError, ModelError, StorageError
-from mtrain.storage.atomic import verify_folder, write_folder
+from mtrain.storage.atomic import write_folder
+from mtrain.storage.manifest import verify_folder
 from mtrain.tokenizer.sampling import make_resegment
 from mtrain.tokenizer.tokenizer import Tokenizer
 

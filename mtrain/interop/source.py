@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mtrain.checkpoint.checkpoint import load_tensors
 from mtrain.errors import ModelError
-from mtrain.storage.atomic import read_json
+from mtrain.storage.manifest import read_json
 
 _FILES = ["config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "target_vocab.json"]
 _FILES += ["source.spm", "target.spm"]

@@ -1,175 +1,206 @@
-"""A file that is written a line for each line read, takes its name when it is complete, and until then can be
-gone on with after an interruption."""
+"""An output file with one answer per input line that can be resumed after an interruption."""
 
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, NamedTuple, Self
 
 from mtrain.errors import StorageError, UsageError
-from mtrain.storage.atomic import lock, write_atomically
+from mtrain.storage.atomic import write_atomically
+from mtrain.storage.locks import try_lock
 
 log = logging.getLogger(__name__)
 
+SAVE_EVERY = 5.0  # seconds of work that a killed process loses at most
 
-class PartialFile:
-    """Writes FILE.part, and beside it FILE.part.json: how many lines of which input it answers, and for what
-    job. The two are brought up to date whenever all that was read has been answered.
 
-    As a context manager, it renames FILE.part to FILE at the end, and leaves it where it is if that was not
-    reached; what cannot be written raises StorageError.
+class Answered(NamedTuple):
+    """How much of the input is answered."""
+
+    lines: int = 0
+    sha256: str = hashlib.sha256().hexdigest()  # of these input lines
+    bytes: int = 0  # of FILE.part
+
+
+class ResumableOutput:
+    """Writes answers to FILE.part, and to FILE.part.json how many input lines they cover and for which job.
+
+    Used as a context manager:
+
+        with ResumableOutput(path, job, resume) as output:
+            output.skip(lines)
+            for line in lines:
+                output.write(line, answer(line))
+
+    On success, FILE.part is renamed to FILE. After an error or an interruption, FILE.part is kept if it has
+    any answers. Raises StorageError if a file cannot be written.
     """
 
-    def __init__(self, path: Path, job: dict[str, Any], go_on: bool):
-        """`job` is what must be the same to go on. Raises UsageError if it is another one, or another process
-        writes the file."""
-        self.path, self.job = path, json.loads(json.dumps(job))
+    def __init__(self, path: Path, job: dict[str, Any], resume: bool, save_every: float = SAVE_EVERY):
+        """`job` holds everything that determines the answers: resuming requires an equal one."""
+        self.path, self.job, self.resume = path, json.loads(json.dumps(job)), resume
         self.part = path.with_name(f"{path.name}.part")
         self.note = path.with_name(f"{path.name}.part.json")
-        self.seen, self.read, self.answered = hashlib.sha256(), 0, 0
-        self.claimed = self._claimed() if self.part.exists() else None
-        try:
-            earlier = self._noted()
-            self.noted = earlier if go_on else None
-            if self.noted and self.noted["job"] != self.job:
-                how = "another model or other settings"
-                raise UsageError(f"{self.part}: was written with {how}; leave out --continue to start again")
-        except UsageError:
-            if self.claimed:
-                self.claimed.close()
-            raise
-        if earlier and not go_on:
-            log.warning("%s is replaced; --continue would have gone on with it", self.part)
-        self.start: int = self.noted["lines"] if self.noted else 0  # lines that are answered already
-        self.saved = self.start  # lines that the note counts
+        self._digest = hashlib.sha256()  # of the input lines seen so far
+        self._done = self._saved = Answered()  # written; recorded in FILE.part.json
+        self._save_every, self._saved_at = save_every, time.monotonic()
 
-    def _claimed(self) -> IO[bytes]:
-        """FILE.part, opened for this process alone; made if it is not there."""
-        refused = UsageError(f"{self.path}: another process writes it; wait, or give another -o")
+    @property
+    def lines_done(self) -> int:
+        """Input lines that are answered, those before the interruption included."""
+        return self._done.lines
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether there is a FILE.part that may be resumed."""
+        return self.part.exists()
+
+    def __enter__(self) -> Self:
+        """Raises UsageError if another process writes the file or another job was interrupted."""
+        lock_file = self.part.with_name(f".{self.part.name}.lock")
         try:
-            stream = self.part.open("r+b" if self.part.exists() else "xb")
-        except FileExistsError:
-            raise refused from None
+            lock = try_lock(lock_file)
         except OSError as error:
-            raise StorageError(f"{self.path}: cannot write: {error.strerror}") from None
-        if lock(stream) and self._is_in_place(stream):
-            return stream
-        stream.close()
-        raise refused
-
-    def _is_in_place(self, stream: IO[bytes]) -> bool:
-        """Whether an open file is FILE.part still: who had it before may have given it its name meanwhile."""
+            raise self._cannot_write(error) from None
+        if lock is None:
+            raise UsageError(
+                f"{self.path}: another process is writing this file; wait, or give another output"
+            )
+        self._lock, self._lock_file = lock, lock_file
         try:
-            return os.path.samestat(os.fstat(stream.fileno()), self.part.stat())
-        except FileNotFoundError:
-            return False
+            self._open()
+        except BaseException:
+            self._unlock()
+            raise
+        return self
 
-    def _noted(self) -> dict[str, Any] | None:
-        """What the note says, if there is one. Raises UsageError if a file is in the way that is not ours."""
+    def _open(self) -> None:
+        note = self._read_note()
+        if note and self.resume:
+            if note["job"] != self.job:
+                raise UsageError(
+                    f"{self.part}: was written with another model or other settings; "
+                    "leave out --continue to start over"
+                )
+            self._done = self._saved = Answered(note["lines"], note["sha256"], note["bytes"])
+        elif note:
+            log.warning("%s is replaced; --continue would have resumed it", self.part)
+        try:
+            self._stream = self.part.open("r+b" if self.part.exists() else "xb")
+        except OSError as error:
+            raise self._cannot_write(error) from None
+        try:
+            self._stream.truncate(self._done.bytes)  # what was written after the note is answered again
+            self._stream.seek(self._done.bytes)
+            if not self.lines_done:
+                self._save()  # from now on, FILE.part is known to be mtrain's
+        except (OSError, StorageError) as error:
+            self._stream.close()
+            if not self.lines_done:
+                self._remove()
+            raise error if isinstance(error, StorageError) else self._cannot_write(error) from None
+
+    def _read_note(self) -> dict[str, Any] | None:
+        """The contents of FILE.part.json, if any. Raises UsageError if the files are not mtrain's."""
         if not self.note.exists() and not self.part.exists():
             return None
         try:
-            noted: dict[str, Any] = json.loads(self.note.read_text(encoding="utf-8"))
-            if {"job", "lines", "sha256", "bytes"} <= noted.keys():
+            note: dict[str, Any] = json.loads(self.note.read_text(encoding="utf-8"))
+            if {"job", "lines", "sha256", "bytes"} <= note.keys():
                 if not self.part.exists():
-                    return None  # left of a job that came to its end
-                if self.part.stat().st_size >= noted["bytes"]:
-                    return noted
+                    return None  # left by a job that has finished
+                if self.part.stat().st_size >= note["bytes"]:
+                    return note
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             pass
         file = self.part if self.part.exists() else self.note
-        raise UsageError(f"{file}: is in the way; it is damaged or not mtrain's; move it elsewhere")
+        raise UsageError(f"{file}: is damaged or was not written by mtrain; move it elsewhere")
 
-    def __enter__(self) -> Self:
-        try:
-            self.stream = self.claimed or self._claimed()
-            # What was written after the note is answered again.
-            kept = self.noted["bytes"] if self.noted else 0
-            self.stream.truncate(kept)
-            self.stream.seek(kept)
-            if not self.noted:
-                self._save()  # so that FILE.part is known for ours from the start
-        except (OSError, StorageError) as error:
-            if not self.noted:
-                self._remove()
-            if isinstance(error, StorageError):
-                raise
-            raise StorageError(f"{self.path}: cannot write: {error.strerror}") from None
-        return self
+    def skip(self, lines: Iterator[str]) -> None:
+        """Consume the input lines that are already answered. Raises UsageError if they have changed."""
+        for line in islice(lines, self.lines_done):
+            self._digest.update(_encode(line))
+        if self.lines_done:
+            if self._digest.hexdigest() != self._done.sha256:
+                raise UsageError(f"{self.part}: the input has changed; leave out --continue to start over")
+            log.info("resuming after %d lines", self.lines_done)
 
-    def remaining(self, lines: Iterable[str]) -> Iterator[str]:
-        """The lines that are not answered yet; all are remembered in the note.
-
-        Raises UsageError if those that are answered have changed.
-        """
-        iterator = iter(lines)
-        if self.noted:
-            for line in islice(iterator, self.start):
-                self._count(line)
-            if self.seen.hexdigest() != self.noted["sha256"]:
-                raise UsageError(f"{self.part}: its input was another; leave out --continue to start again")
-            self.answered = self.read
-            log.info("going on after %d lines", self.read)
-        for line in iterator:
-            self._count(line)
-            yield line
-
-    def _count(self, line: str) -> None:
-        self.seen.update(line.encode("utf-8", "surrogatepass") + b"\n")
-        self.read += 1
-
-    def answer(self, text: str) -> None:
-        """Write what answers the next line; it ends in a line break."""
-        self.stream.write(text.encode("utf-8"))
-        self.answered += 1
-        if self.answered == self.read:
+    def write(self, line: str, answer: str) -> None:
+        """Write the answer to the next input line; it ends in a line break."""
+        contents = answer.encode("utf-8")
+        self._stream.write(contents)
+        self._digest.update(_encode(line))
+        lines, size = self._done.lines + 1, self._done.bytes + len(contents)
+        # A single assignment, so that an interruption at any point leaves consistent numbers to save.
+        self._done = Answered(lines, self._digest.hexdigest(), size)
+        if time.monotonic() - self._saved_at >= self._save_every:
             self._save()
 
     def _save(self) -> None:
-        self.stream.flush()
-        os.fsync(self.stream.fileno())
-        state = {
-            "lines": self.read,
-            "bytes": self.stream.tell(),
-            "sha256": self.seen.hexdigest(),
-            "job": self.job,
-        }
-        write_atomically(self.note, json.dumps(state))
-        self.saved = self.read
+        """Flush the answers to disk, then record how many there are."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        write_atomically(self.note, json.dumps({**self._done._asdict(), "job": self.job}))
+        self._saved, self._saved_at = self._done, time.monotonic()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        try:
+            if error is None:
+                self._finish()
+            else:
+                self._keep_answers(error)
+        except OSError as failure:
+            raise self._cannot_write(failure) from None
+        finally:
+            with suppress(OSError):
+                self._stream.close()
+            self._unlock()
+        if isinstance(error, OSError):
+            raise self._cannot_write(error) from None
+
+    def _finish(self) -> None:
+        """Rename FILE.part to FILE; if that fails, --continue tries again."""
+        try:
+            self._save()
+            self._stream.close()  # open files cannot be renamed on Windows
+            if self.path.is_file():
+                self.part.chmod(self.path.stat().st_mode)
+            self.part.replace(self.path)
+            self.note.unlink(missing_ok=True)
+        except (OSError, StorageError) as error:
+            self._keep_answers(error)
+            raise
+
+    def _keep_answers(self, error: BaseException) -> None:
+        """Keep FILE.part for --continue, or remove it if it has no answers."""
+        if self._saved != self._done:
+            with suppress(OSError, StorageError, ValueError):  # then what was saved before remains
+                self._save()
+        if not self._saved.lines:
+            self._remove()
+        elif not isinstance(error, UsageError):  # which says that --continue cannot be used
+            message = "%s holds the answers to %d lines; use --continue to resume"
+            log.warning(message, self.part, self._saved.lines)
 
     def _remove(self) -> None:
         for file in (self.part, self.note):
             with suppress(OSError):
                 file.unlink()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        try:
-            self._leave(kind is None, error)
-        finally:
-            with suppress(OSError):
-                self.stream.close()  # last, for the lock goes with it
+    def _unlock(self) -> None:
+        with suppress(OSError):
+            self._lock_file.unlink()
+        self._lock.release()
 
-    def _leave(self, complete: bool, error: BaseException | None) -> None:
-        try:
-            if complete:
-                self.stream.flush()
-                if self.path.is_file():
-                    self.part.chmod(self.path.stat().st_mode)
-                self.part.replace(self.path)
-                self.note.unlink(missing_ok=True)
-                return
-        except OSError as failure:
-            error = failure
-        if isinstance(error, UsageError) and self.saved:  # which says that it can not be gone on with
-            return
-        if self.saved or complete:
-            log.warning("%s answers %d lines; --continue goes on from there", self.part, self.saved)
-        else:
-            self._remove()
-        if isinstance(error, OSError):
-            raise StorageError(f"{self.path}: cannot write: {error.strerror}") from None
+    def _cannot_write(self, error: OSError) -> StorageError:
+        return StorageError(f"{self.path}: cannot write: {error.strerror}")
+
+
+def _encode(line: str) -> bytes:
+    return line.encode("utf-8", "surrogatepass") + b"\n"

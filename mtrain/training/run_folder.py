@@ -18,7 +18,8 @@ from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
 from mtrain.data.scan import RawData
 from mtrain.errors import ModelError, StorageError, UsageError
-from mtrain.storage.atomic import lock, recover, write_atomically, write_folder, write_text
+from mtrain.storage.atomic import recover, write_atomically, write_folder, write_text
+from mtrain.storage.locks import try_lock
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.init_from import resolved
@@ -93,20 +94,23 @@ def claimed(run_dir: Path) -> Iterator[None]:
                 f"{run_dir}: is no run folder of mtrain but has {foreign[0]}, which a run would overwrite; "
                 "give another --run-dir"
             )
-        stream = (run_dir / ".lock").open("a+b", buffering=0)
+        lock = try_lock(run_dir / ".lock")
     except OSError as error:
-        raise StorageError(f"{run_dir}: cannot make the run folder: {error.strerror}") from None
-    with stream:
-        if not lock(stream):
-            stream.seek(0)
-            holder = stream.read().decode(errors="replace").strip() or "another process"
-            raise UsageError(f"{run_dir}: {holder} works here; wait, or give another --run-dir")
-        with suppress(OSError):  # a full disk, say: locked it is
-            stream.truncate(0)
-            stream.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        raise StorageError(f"{run_dir}: cannot create the run folder: {error.strerror}") from None
+    owner = run_dir / ".lock-owner"
+    if lock is None:
+        name = "another process"
+        with suppress(OSError):
+            name = owner.read_text(encoding="utf-8", errors="replace").strip() or name
+        raise UsageError(f"{run_dir}: in use by {name}; wait, or give another --run-dir")
+    try:
+        with suppress(OSError):  # the folder is locked even if a full disk does not take the name
+            owner.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
         if ours:
             _clear(run_dir)
         yield
+    finally:
+        lock.release()
 
 
 def _clear(run_dir: Path) -> None:

@@ -88,11 +88,11 @@ def test_continue_resumes_an_interrupted_output(mtrain, run_dir, corpus, tmp_pat
     monkeypatch.setattr(Decoder, "__call__", interrupted)
     job = ["translate", run_dir, "-i", corpus / "train.en", "-o", tmp_path / "out", "--device", "cpu"]
     code, _, err = mtrain(*job)
-    assert code == 130 and "out.part answers 5 lines; --continue goes on from there" in err
+    assert code == 130 and "out.part holds the answers to 5 lines; use --continue to resume" in err
     code, _, err = mtrain(*job, "--beam-size", 2, "--continue")
     assert code == 2 and "another model or other settings" in one_line(err)
     code, _, err = mtrain(*job, "--continue")
-    assert code == 0 and "going on after 5 lines" in err
+    assert code == 0 and "resuming after 5 lines" in err
     assert (tmp_path / "out").read_text() == EXPECTED
     code, _, err = mtrain(*job, "--continue")
     assert code == 0 and "warning: " in err and "out is already complete" in err and len(calls) == 4

@@ -17,7 +17,7 @@ from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.schema import TrainingConfig
 from mtrain.config.yaml_io import MAX_BYTES
 from mtrain.errors import ModelError
-from mtrain.storage.atomic import LARGEST_JSON, write_manifest
+from mtrain.storage.manifest import LARGEST_JSON, write_manifest
 from mtrain.training.step import make_optimizer
 from tests.support.training import go, last_checkpoint
 

@@ -17,7 +17,7 @@ from mtrain.config.load import load_config, validate
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import Interrupted, ModelError
-from mtrain.storage.atomic import write_manifest
+from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.training import init_from as origin
 from mtrain.training import loop

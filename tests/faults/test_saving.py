@@ -246,7 +246,7 @@ def test_04_a_file_in_the_place_of_the_run_folder_ends_fit_before_it_starts(mtra
     (tmp_path / "file").write_text("precious")
     for place in (tmp_path / "file", tmp_path / "file" / "run"):
         code, out, err = mtrain("fit", config_file, "--run-dir", place, "--device", "cpu")
-        assert (code, out) == (6, "") and "cannot make the run folder" in one_line(err)
+        assert (code, out) == (6, "") and "cannot create the run folder" in one_line(err)
     assert (tmp_path / "file").read_text() == "precious"
 
 
@@ -271,29 +271,18 @@ def test_07_a_second_fit_in_a_run_folder_names_the_first(make_config, config_fil
     assert {file: file.stat().st_mtime_ns for file in run.rglob("*")} == before
     holder.kill()
     holder.wait()
-    go(config)  # who died holds nothing
+    go(config)  # the lock of a dead process is released
 
 
-def test_07_a_file_system_without_locks_is_told_of(tmp_path, monkeypatch, caplog):
-    import fcntl
-
-    def no_locks(*_):
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    with claimed(tmp_path):
-        assert "cannot be locked" in caplog.text
-
-
-def test_07_a_full_disk_does_not_keep_one_from_the_lock(tmp_path):
-    (tmp_path / ".lock").symlink_to("/dev/full")
+def test_07_a_full_disk_does_not_prevent_locking(tmp_path):
+    (tmp_path / ".lock-owner").symlink_to("/dev/full")
     with claimed(tmp_path):
         pass
 
 
-def test_07_the_lock_is_free_again_afterwards(tmp_path):
+def test_07_the_lock_is_released_at_the_end(tmp_path):
     with claimed(tmp_path):
-        refused = pytest.raises(UsageError, match="works here; wait, or give another --run-dir")
+        refused = pytest.raises(UsageError, match=r"in use by process .*; wait, or give another --run-dir")
         with refused, claimed(tmp_path):
             pass
     with claimed(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mtrain.checkpoint.checkpoint import CHECKPOINT_FILES, checkpoint_folders
 from mtrain.errors import ModelError
-from mtrain.storage.atomic import MANIFEST, verify_folder, write_manifest
+from mtrain.storage.manifest import MANIFEST, verify_folder, write_manifest
 from tests.support.faults.runs import Outcome
 
 # What a text, or the header of a file of tensors, may hold in the place of a number or a word.

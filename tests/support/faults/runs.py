@@ -9,7 +9,7 @@ import pytest
 from mtrain.checkpoint.checkpoint import CHECKPOINT_FILES, checkpoint_folders
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
-from mtrain.storage.atomic import verify_folder
+from mtrain.storage.manifest import verify_folder
 from mtrain.training import loop
 from tests.support.faults.processes import Counters
 from tests.support.training import losses

@@ -1,11 +1,18 @@
 """Model folders: what they contain, and how they are published."""
 
 import json
+import shutil
+
+import pytest
 
 from mtrain import Translator
 from mtrain.checkpoint.model_folder import load_model, save_model_folder
+from mtrain.errors import ModelError
+from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.tokenizer import Tokenizer
-from tests.support.training import go
+from mtrain.training import loop
+from mtrain.training.validate import Scores
+from tests.support.training import PAIRS, go
 
 
 def test_a_model_folder_is_self_contained_and_reproducible(run_dir, tmp_path):
@@ -44,3 +51,49 @@ def test_a_stale_model_folder_is_published_again(make_config):
     go(make_config(decoding={"beam_size": 2, "max_length_ratio": 1.4}))
     assert load_model(run).config.decoding.beam_size == 2
     assert load_model(run).config.decoding.max_length_ratio == 1.4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("eos_id: 3", "eos_id: 2", "special ids are not those of the model"),
+        ("target_vocab_size: 330", "target_vocab_size: 331", "the model expects others"),
+        ("d_model: 64", "d_model: 32", "the model has"),
+        ("encoder_layers: 2", "encoder_layers: 3", "tensors missing"),
+        ("norm: pre", "norm: before", "model.norm"),
+    ],
+)
+def test_a_model_folder_whose_parts_disagree_is_refused(run_dir, tmp_path, old, new, message):
+    folder = shutil.copytree(run_dir / "model", tmp_path / "model")
+    config = (folder / "config.yaml").read_text()
+    assert old in config
+    (folder / "config.yaml").write_text(config.replace(old, new))
+    write_manifest(folder)
+    with pytest.raises(ModelError, match=message):
+        load_model(folder)
+
+
+def test_a_run_without_its_model_folder_offers_its_best_checkpoint(run_dir, tmp_path):
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    shutil.rmtree(run / "model")
+    for index in (None, '{"best": 5}', '{"best": "step-00000099"}', '{"best": "../.."}', "[]", "{"):
+        if index is not None:
+            (run / "checkpoints/index.json").write_text(index)
+        assert Translator.load(run, "cpu").translate([PAIRS[0][0]])[0].text == PAIRS[0][1]
+    for folder in (run / "checkpoints").glob("step-*"):
+        shutil.rmtree(folder)
+    with pytest.raises(ModelError, match="no checkpoint yet"):
+        load_model(run)
+
+
+def test_a_damaged_best_checkpoint_is_never_published(make_config, monkeypatch, caplog):
+    told = iter([Scores(1.0, 3, 40, 20)] + [Scores(1.0, 3, 10, 20)] * 9)
+    monkeypatch.setattr(loop.Validator, "__call__", lambda *_: next(told))
+    run = go(make_config())
+    weights = run / "checkpoints/step-00000004/model.safetensors"
+    good = (run / "model/model.safetensors").read_bytes()
+    assert good == weights.read_bytes()
+    weights.write_bytes(good[:-100] + bytes(100))
+    go(make_config(training={"max_steps": 10}, decoding={"beam_size": 3}))
+    assert "model/ stays as it is" in caplog.text
+    assert (run / "model/model.safetensors").read_bytes() == good

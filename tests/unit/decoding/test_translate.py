@@ -340,7 +340,7 @@ def test_an_ensemble_needs_one_vocabulary(run_dir: Path, tmp_path: Path, transla
 
 
 def test_an_ensemble_needs_one_direction(run_dir: Path, tmp_path: Path) -> None:
-    from mtrain.storage.atomic import write_manifest
+    from mtrain.storage.manifest import write_manifest
 
     other = shutil.copytree(run_dir / "model", tmp_path / "other")
     text = (other / "config.yaml").read_text()

@@ -10,7 +10,7 @@ import yaml
 from mtrain import Translator
 from mtrain.errors import DataError, ModelError, UsageError
 from mtrain.training.run_folder import tokenize
-from tests.support.training import go
+from tests.support.training import go, last_checkpoint, losses
 
 
 def test_settings_that_must_not_change_are_named(make_config):
@@ -100,3 +100,33 @@ def test_a_tokenizer_older_than_the_text_is_logged(make_config, corpus, tmp_path
     caplog.clear()
     go(make_config(data={"train": files}, training={"max_steps": 10}))
     assert "learnt before" not in caplog.text  # the checkpoints need this one
+
+
+def test_damaged_data_is_encoded_again(make_config, caplog):
+    run = go(make_config())
+    for name, damage in (("summary.json", b"{"), ("train.arrow", None), ("validation.jsonl", b"")):
+        file = run / "data" / name
+        contents = bytearray(file.read_bytes())
+        contents[len(contents) // 2] ^= 1
+        file.write_bytes(contents if damage is None else damage)
+        step = int(last_checkpoint(run).name[5:]) + 2
+        go(make_config(training={"max_steps": step}))
+        assert int(last_checkpoint(run).name[5:]) == step
+    assert "encoded again" in caplog.text
+
+
+def test_damaged_lines_of_the_metrics_are_dropped(make_config):
+    run = go(make_config())
+    with (run / "metrics.jsonl").open("ab") as stream:
+        stream.write(b'\xff\n{"step": 9, "loss"')
+    go(make_config(training={"max_steps": 12}))
+    assert [step for step, *_ in losses(run)] == [2, 4, 6, 8, 10, 12]
+
+
+def test_files_that_mtrain_did_not_write_stay_in_the_run_folder(make_config, tmp_path):
+    for name in (".mine.tmp", ".project.tmp/notes", "log.txt"):
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_text("precious")
+    go(make_config())
+    go(make_config(training={"max_steps": 10}))
+    assert all((tmp_path / "run" / name).exists() for name in (".mine.tmp", ".project.tmp/notes", "log.txt"))

@@ -1,0 +1,77 @@
+"""The manifest of a folder: the size and the SHA-256 of each of its files."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mtrain.errors import ModelError
+
+MANIFEST = "manifest.json"
+LARGEST_JSON = 4 * 2**20  # bytes; the JSON files that describe a folder are far smaller
+
+
+def sha256(file: Path) -> str:
+    """Hexadecimal SHA-256 of a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def read_json(file: Path) -> Any:
+    """Parse a small JSON file. Raises OSError or ValueError if the file is not one."""
+    if not file.is_file() or file.stat().st_size > LARGEST_JSON:  # reading from a pipe would block
+        raise ValueError("not a small regular file")
+    try:
+        return json.loads(file.read_bytes())
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def write_manifest(folder: Path) -> None:
+    """List the size and the SHA-256 of every file in a folder."""
+    files = [file for file in folder.rglob("*") if file.is_file() and file != folder / MANIFEST]
+    entries = {file.relative_to(folder).as_posix(): _entry(file) for file in files}
+    (folder / MANIFEST).write_bytes(_serialize(entries))
+
+
+def verify_folder(folder: Path, required: Sequence[str]) -> None:
+    """Compare every file of a folder with the manifest, which must list the `required` ones.
+
+    Raises ModelError naming the first difference.
+    """
+    entries = _read_manifest(folder)
+    if absent := set(required) - entries.keys():
+        raise ModelError(f"{folder / MANIFEST}: does not list {', '.join(sorted(absent))}")
+    for name, entry in entries.items():
+        file = folder / name
+        try:
+            inside = file.resolve() == folder.resolve() / name and not Path(name).is_absolute()
+        except (OSError, RuntimeError, ValueError):  # a symlink loop or an invalid name
+            inside = False
+        if not inside:
+            raise ModelError(f"{folder / MANIFEST}: {name} is a link or lies outside the folder")
+        if not file.is_file():
+            raise ModelError(f"{file}: missing")
+        if _entry(file) != entry:
+            raise ModelError(f"{file}: damaged (its contents do not match {MANIFEST})")
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    if not (folder / MANIFEST).exists():
+        raise ModelError(f"{folder}: no {MANIFEST}; not a complete checkpoint or model folder")
+    try:
+        entries = dict(read_json(folder / MANIFEST))
+        if _serialize(entries) != (folder / MANIFEST).read_bytes():
+            raise ValueError("damaged, although it still parses to the same entries")
+    except (OSError, ValueError, TypeError):
+        raise ModelError(f"{folder / MANIFEST}: damaged") from None
+    return entries
+
+
+def _serialize(entries: dict[str, Any]) -> bytes:
+    return (json.dumps(entries, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _entry(file: Path) -> dict[str, int | str]:
+    return {"size": file.stat().st_size, "sha256": sha256(file)}

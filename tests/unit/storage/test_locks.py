@@ -1,0 +1,45 @@
+"""Locks exclude other holders, and a file system without locks causes a warning only."""
+
+import fcntl
+import subprocess
+import sys
+
+from mtrain.storage.locks import try_lock
+
+
+def test_a_lock_has_one_holder(tmp_path):
+    file = tmp_path / "lock"
+    lock = try_lock(file)
+    assert lock is not None and try_lock(file) is None
+    lock.release()
+    again = try_lock(file)
+    assert again is not None
+    again.release()
+
+
+def test_another_process_is_excluded_until_the_holder_dies(tmp_path):
+    code = f"""if True:
+        from pathlib import Path
+        from mtrain.storage.locks import try_lock
+        lock = try_lock(Path({str(tmp_path / "lock")!r}))
+        print("held", flush=True)
+        input()
+    """
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+    assert try_lock(tmp_path / "lock") is None
+    holder.kill()
+    holder.wait()
+    lock = try_lock(tmp_path / "lock")
+    assert lock is not None
+    lock.release()
+
+
+def test_a_file_system_without_locks_causes_a_warning(tmp_path, monkeypatch, caplog):
+    def no_locks(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    lock = try_lock(tmp_path / "lock")
+    assert lock is not None and "cannot be locked; make sure that only one process" in caplog.text
+    lock.release()
