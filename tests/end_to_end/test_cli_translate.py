@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from mtrain import Translator
 from tests.support.cli import one_line
 from tests.support.training import PAIRS
 
@@ -248,3 +249,49 @@ def test_options_without_effect_are_errors(mtrain, tmp_path, monkeypatch, option
 def test_sampling_options_work_with_samples_from_set(mtrain, run_dir):
     job = ["translate", run_dir, "It rains.", "--set", "decoding.samples=2", "--top-k", 1, "--seed", 3]
     assert mtrain(*job, "--n-best", 2, "--device", "cpu")[1] == "Es regnet.\n" * 2
+
+
+@pytest.mark.parametrize(
+    "redirection",
+    [
+        "2>/dev/full",
+        "2>&-",
+        *(pytest.param(r, marks=pytest.mark.slow) for r in ("<&-", "2>&1 >/dev/null | head -0")),
+    ],
+)
+def test_an_unwritable_log_does_not_stop_a_command(run_dir, tmp_path, redirection):
+    long = "x " * 90  # is warned about
+    command = (
+        f"{sys.executable} -m mtrain translate {run_dir} --device cpu 'It rains.' '{long}' -o {tmp_path}/out"
+    )
+    subprocess.run(f"{command} {redirection}", shell=True, executable="/bin/bash", check=True)
+    lines = (tmp_path / "out").read_text().split("\n")
+    assert lines[0] == "Es regnet." and len(lines) == 3
+
+
+def test_an_output_file_keeps_its_link_and_its_permissions(mtrain, run_dir, tmp_path):
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "target").chmod(0o600)
+    (tmp_path / "out").symlink_to("target")
+    (tmp_path / ".target.tmp").write_text("precious")
+    command = ["translate", run_dir, "--device", "cpu", "It rains.", "-o"]
+    assert mtrain(*command, tmp_path / "out")[0] == 0
+    assert (tmp_path / "out").is_symlink() and (tmp_path / "target").read_text() == "Es regnet.\n"
+    assert (tmp_path / "target").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / ".target.tmp").read_text() == "precious"
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE, text=True) as reader:
+        assert mtrain(*command, tmp_path / "pipe")[0] == 0
+        assert reader.communicate(timeout=60)[0] == "Es regnet.\n"
+    for place in (tmp_path, tmp_path / "nowhere" / "out", tmp_path / "target" / "out"):
+        code, _, err = mtrain(*command, place)
+        assert code == 6 and "cannot write" in err and err.count("\n") == 1
+
+
+def test_the_python_interface_accepts_any_iterable_of_strings(run_dir):
+    translator = Translator.load(run_dir, "cpu")
+    assert translator.translate([]) == []
+    assert [t.text for t in translator.translate(iter(("It rains.", "")))] == ["Es regnet.", ""]
+    assert translator.translate("It rains.")[0].text == "Es regnet."
+    with pytest.raises(TypeError, match="texts must be strings"):
+        translator.translate([1])
