@@ -1,5 +1,6 @@
 """`mtrain demo`."""
 
+import logging
 import shlex
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -15,6 +16,8 @@ from mtrain.errors import MtrainError
 
 if TYPE_CHECKING:
     from mtrain.decoding.translate import Translator
+
+log = logging.getLogger(__name__)
 
 CONFIG = "toy-en-fr.yaml"  # packaged beside this file; the same as configs/toy-en-fr.yaml
 SENTENCES = ("I like oranges.", "I don't like pineapples and oranges.", "Does she eat red apples?")
@@ -49,13 +52,22 @@ def demo(
             print(f"{sentence}  ->  {translation}", file=out)
         bleu = _evaluate(run, translator)
         print(f"BLEU on the test set: {bleu:.2f}", file=out)
-    if translations[0] != EXPECTED or bleu < EXPECTED_BLEU:
-        reason = f'expected "{EXPECTED}" and a BLEU of at least {EXPECTED_BLEU:.0f}'
-        if not set_:
-            raise MtrainError(f"the demo model is worse than expected: {reason}; please report this")
-        terminal.log.warning("with --set the model is worse than by default: %s", reason)
+    check_outcome(translations[0], bleu, bool(set_))
     folder = shlex.quote(config.run_dir)
     terminal.suggest(f"next: mtrain translate {folder} 'Do they like pears?', or mtrain evaluate {folder}")
+
+
+def check_outcome(translation: str, bleu: float, settings_changed: bool) -> None:
+    """Compare the first translation and BLEU with what the default settings reach.
+
+    If they are worse, raises MtrainError, or warns if the settings were changed.
+    """
+    if translation == EXPECTED and bleu >= EXPECTED_BLEU:
+        return
+    reason = f'expected "{EXPECTED}" and a BLEU of at least {EXPECTED_BLEU:.0f}'
+    if not settings_changed:
+        raise MtrainError(f"the demo model is worse than it should be: {reason}; please report this")
+    log.warning("with --set the demo model is worse than by default: %s", reason)
 
 
 def _evaluate(run: Path, translator: "Translator") -> float:

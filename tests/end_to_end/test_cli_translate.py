@@ -99,6 +99,13 @@ def test_continue_resumes_an_interrupted_output(mtrain, run_dir, corpus, tmp_pat
     assert code == 0 and "warning: " in err and "out is already complete" in err and len(calls) == 4
 
 
+def test_an_unreadable_stdin_is_a_data_error(run_dir):
+    command = [sys.executable, "-m", "mtrain", "translate", str(run_dir), "--device", "cpu"]
+    with Path(os.devnull).open("w") as write_only:
+        done = subprocess.run(command, stdin=write_only, capture_output=True, text=True)
+    assert done.returncode == 3 and "<stdin>: cannot read: Bad file descriptor" in one_line(done.stderr)
+
+
 def test_continue_needs_an_output_that_was_interrupted(mtrain, run_dir, corpus, tmp_path):
     job = ["translate", run_dir, "-i", corpus / "train.en", "-o", tmp_path / "out", "--device", "cpu"]
     for contents in ("", "something else\n"):

@@ -2,6 +2,8 @@
 
 import pytest
 
+from mtrain.cli.demo import check_outcome
+from mtrain.errors import MtrainError
 from tests.support.cli import one_line
 from tests.support.paths import ROOT
 
@@ -26,12 +28,27 @@ def test_demo_trains_translates_and_evaluates(mtrain, tmp_path, monkeypatch):
     assert code == 0 and "finished after 2 steps" in err
     assert out.startswith("I like oranges.  ->  ") and out.count("  ->  ") == 3
     assert "BLEU on the test set: " in out.splitlines()[-1]
-    assert 'warning: with --set the model is worse than by default: expected "J\'aime les oranges."' in err
+    assert (
+        'warning: with --set the demo model is worse than by default: expected "J\'aime les oranges."' in err
+    )
     assert "mtrain evaluate 'my run'" in err.splitlines()[-1]
     again = mtrain("demo", "--run-dir", "my run", "--device", "cpu", *FEW_STEPS, "--quiet")
     assert again[:2] == (0, out)  # the finished run is used again
     code, _, err = mtrain("demo", "--run-dir", "my run", "--device", "tpu", "--quiet")
     assert code == 2 and "--device tpu" in one_line(err)
+
+
+@pytest.mark.parametrize(
+    ("translation", "bleu"), [("J'aime les oranges.", 96.9), ("Je mange des oranges.", 99.0)]
+)
+def test_a_bad_demo_model_is_a_failure_unless_settings_were_changed(translation, bleu, caplog):
+    check_outcome("J'aime les oranges.", 97.0, settings_changed=False)
+    assert not caplog.text
+    check_outcome(translation, bleu, settings_changed=True)
+    assert "worse than by default" in caplog.text
+    with pytest.raises(MtrainError, match="worse than it should be") as error:
+        check_outcome(translation, bleu, settings_changed=False)
+    assert error.value.exit_code == 1
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The scores of the Multi30k literature, on lowercased and tokenized text."""
+"""scripts/score_moses.py: BLEU on lowercased and tokenized text."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def test_case_quotes_and_spacing_do_not_count_and_words_do(tmp_path):
     reference = "Ein Mann sagt: „Das ist mein Hund“, und lacht.\n" * 2
     same = run(tmp_path, reference.lower().replace("„", '"').replace("“", '"'), reference)
     assert "tok:none" in same.stdout and "= 100.00 " in same.stdout
-    assert "hyp_len = 28 " in same.stdout  # fourteen words and marks a line
+    assert "hyp_len = 28 " in same.stdout  # fourteen tokens per line
     other = run(tmp_path, reference.replace("Hund", "Hase"), reference)
     assert "= 100.00 " not in other.stdout
 
