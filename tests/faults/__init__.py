@@ -1,30 +1,30 @@
-"""What goes wrong while people train, one test or more for each, found by its number: `pytest -k test_05`.
+"""Faults that happen while people train and translate; `pytest -k test_05` runs the tests of fault 5.
 
- 1  killed during a save: the old checkpoint or the new one, never a mixture
- 2  disk full: the old checkpoint stays, saving is tried again, and what room is missing is told
- 3  one write fails: tried again
- 4  a run folder that cannot be written: an error before the first step
- 5  a checkpoint truncated, emptied or with a flipped bit: noticed; the one before it serves
- 6  a crash with one checkpoint kept: a valid one at every instant
- 7  two `fit`s in one run folder: the second is refused
- 8  killed in the middle of an epoch, dropout and accumulation on: goes on bit for bit
- 9  generators or optimizer missing from a checkpoint: refused by name; else the one before it serves
-10  corpus or tokenizer changed under a run: refused, or encoded again where nothing was trained
-11  another number of threads: told; every pair still once an epoch
-12  SIGTERM and SIGINT: saved at the end of the step; a second one acts at once
+ 1  killed during a save: the old or the new checkpoint remains, never a mixture
+ 2  disk full: the old checkpoint remains, saving is retried, and the error says how much space is missing
+ 3  one write fails: it is retried
+ 4  run folder not writable: an error before the first step
+ 5  checkpoint truncated, emptied or with a flipped bit: detected; the one before it is used
+ 6  crash with a single checkpoint kept: a valid checkpoint exists at every instant
+ 7  a second `fit` in the same run folder: refused
+ 8  killed in the middle of an epoch, with dropout and accumulation: resumes bit for bit
+ 9  random state or optimizer missing from a checkpoint: an error if named, else the one before it is used
+10  corpus or tokenizer changed under a run: an error, or encoded again if nothing was trained
+11  another number of threads: logged; every pair still once per epoch
+12  SIGTERM and SIGINT: saved at the end of the step; a second signal acts at once
 15  NaN or infinity: the step is skipped and counted; three in a row end training
-16  out of memory: the pass is halved, the gradient is the same
+16  out of memory: the micro-batch is halved, the gradient is the same
 17  one side has a line more than the other: an error with both counts
-18  line ends, marks and separators of every kind: never a shifted pair
-19  bytes that are no UTF-8, NUL: an error with file:line, or the pair is dropped and counted
+18  line ends, byte order marks and separators of every kind: pairs never shift
+19  invalid UTF-8, NUL bytes: an error with file:line, or the pair is dropped and counted
 20  a line of ten megabytes: dropped in training, one line in translation
-21  empty and blank lines: empty translations, as many lines as came in
-22  whoever read the output has gone; the output is full
-23  a key of the config that does not exist or is out of range
-24  no text, nothing left of it, too little for the vocabulary
-25  a model folder that is crafted: nothing is executed, nothing allocated
-26  tensors that are missing, too many or not finite: named
-27  a CUDA device that is not there
-28  control characters on their way to a terminal: escaped
-29  byte pieces that spell a line break: a space
+21  empty and blank lines: empty translations, as many lines as in the input
+22  the reader of the output has gone, or the output device is full
+23  a config key that does not exist or is out of range
+24  empty corpus, all pairs filtered, vocabulary larger than the corpus allows
+25  crafted model folder: nothing is executed, no memory is allocated for it
+26  missing, additional or non-finite tensors: named
+27  a CUDA device that does not exist
+28  control characters printed to a terminal: escaped
+29  byte pieces that decode to a line break: replaced by a space
 """

@@ -1,4 +1,4 @@
-"""Faults of what is loaded: folders that are crafted, tensors that do not fit."""
+"""Faults of loaded files: crafted folders and tensors that do not fit."""
 
 import json
 import os
@@ -27,8 +27,8 @@ def folder(run_dir, tmp_path) -> Path:
     return Path(shutil.copytree(run_dir / "model", tmp_path / "model"))
 
 
-def rewritten(folder: Path, change) -> None:
-    """Change the tensors of a model folder, and make its manifest right again."""
+def change_tensors(folder: Path, change) -> None:
+    """Change the tensors of a model folder and rewrite its manifest to match."""
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
@@ -38,8 +38,8 @@ def rewritten(folder: Path, change) -> None:
 SIZES = {"d_model": 16384, "ffn_dim": 65536, "encoder_layers": 256, "max_positions": 1000000000}
 
 
-def test_25_sizes_that_disagree_with_the_weights_take_no_memory(folder, tmp_path):
-    """The process may take no more than it has taken for importing and loading what is right."""
+def test_25_sizes_that_disagree_with_the_weights_allocate_no_memory(folder, tmp_path):
+    """Loading a crafted folder may not use more memory than importing mtrain and loading a valid one."""
     config = (folder / "config.yaml").read_text()
     for key, value in SIZES.items():
         crafted = Path(shutil.copytree(folder, tmp_path / key))
@@ -63,10 +63,15 @@ def test_25_sizes_that_disagree_with_the_weights_take_no_memory(folder, tmp_path
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    *told, grown = done.stdout.strip().split("\n")
+    *lines, grown = done.stdout.strip().split("\n")
     assert int(grown) < 100_000  # KiB
-    found = [re.search("the model has|tensors missing|loaded", line)[0] for line in told]
-    assert found == ["the model has", "the model has", "tensors missing", "loaded"]  # no weights of positions
+    found = [re.search("the model has|tensors missing|loaded", line)[0] for line in lines]
+    assert found == [
+        "the model has",
+        "the model has",
+        "tensors missing",
+        "loaded",
+    ]  # sinusoids are not stored
 
 
 @pytest.mark.parametrize(
@@ -83,21 +88,21 @@ def test_25_sizes_that_disagree_with_the_weights_take_no_memory(folder, tmp_path
         (lambda t: t.update({"encoder_norm.bias": torch.ones(64).long()}), "or integers"),
     ],
 )
-def test_26_tensors_that_are_not_right_are_named(folder, change, message):
-    rewritten(folder, change)
+def test_26_tensors_that_do_not_fit_are_named(folder, change, message):
+    change_tensors(folder, change)
     with pytest.raises(ModelError, match=message):
         load_model(folder)
 
 
-def test_26_weights_in_fewer_bits_are_widened(folder):
-    rewritten(folder, lambda tensors: tensors.update({n: t.half() for n, t in tensors.items()}))
+def test_26_half_precision_weights_are_converted_to_fp32(folder):
+    change_tensors(folder, lambda tensors: tensors.update({n: t.half() for n, t in tensors.items()}))
     model = load_model(folder).model
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert all(parameter.requires_grad and not parameter.is_meta for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("contents", [b"", b"\x00" * 7, b"\xff" * 64, (2**60).to_bytes(8, "little") + b"{}"])
-def test_25_a_header_that_lies_is_an_error(folder, contents):
+def test_25_a_damaged_safetensors_header_is_an_error(folder, contents):
     (folder / "model.safetensors").write_bytes(contents)
     write_manifest(folder)
     with pytest.raises(ModelError, match="cannot read"):
@@ -105,7 +110,7 @@ def test_25_a_header_that_lies_is_an_error(folder, contents):
 
 
 class Pickled:
-    """Makes a file when it is read back."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, file: Path):
         self.file = file
@@ -125,7 +130,7 @@ def test_25_a_pickle_is_never_read(folder, tmp_path, zipped):
     assert not (tmp_path / "executed").exists()
 
 
-def test_25_a_tag_in_a_config_is_never_obeyed(folder, tmp_path):
+def test_25_a_yaml_tag_in_a_config_is_never_executed(folder, tmp_path):
     config = (folder / "config.yaml").read_text()
     tag = f"source_lang: !!python/object/apply:os.mkdir [{tmp_path}/executed]"
     (folder / "config.yaml").write_text(config.replace("source_lang: en", tag))
@@ -154,22 +159,22 @@ def test_25_a_file_outside_the_folder_is_refused(folder, name):
 
 @pytest.mark.parametrize("target", ["../stray", "pipe"])
 @pytest.mark.parametrize("name", ["tokenizer/joint.model", "config.yaml", "manifest.json"])
-def test_25_a_link_or_a_pipe_that_no_manifest_lists_is_refused(folder, name, target):
+def test_25_a_link_or_a_pipe_that_the_manifest_does_not_list_is_refused(folder, name, target):
     (folder / name).rename(folder.parent / "stray")
     if target == "pipe":
-        os.mkfifo(folder / name)  # to read from it would take for ever
+        os.mkfifo(folder / name)  # reading from it would block forever
     else:
         (folder / name).symlink_to(folder.parent / "stray")
     if name != "manifest.json":
         entries = json.loads((folder / "manifest.json").read_text())
         del entries[name]
         (folder / "manifest.json").write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
-    if (name, target) != ("manifest.json", "../stray"):  # a link to a manifest that is right does no harm
+    if (name, target) != ("manifest.json", "../stray"):  # a link to a valid manifest is harmless
         with pytest.raises(ModelError, match=r"does not list|damaged"):
             load_model(folder)
 
 
-def test_25_a_huge_file_of_json_is_refused_unread(run_dir, tmp_path):
+def test_25_a_huge_json_file_is_refused_without_reading_it(run_dir, tmp_path):
     folder = Path(shutil.copytree(run_dir, tmp_path / "run")) / "checkpoints/step-00000200"
     state = (folder / "state.json").read_text()
     open_checkpoint(folder)
@@ -207,7 +212,7 @@ def test_26_an_optimizer_that_does_not_fit_is_refused(run_dir, tmp_path, change,
         load_checkpoint(open_checkpoint(folder), model, optimizer)
 
 
-def test_26_generators_of_another_kind_are_refused(run_dir, tmp_path):
+def test_26_a_random_state_of_another_generator_is_refused(run_dir, tmp_path):
     folder = Path(shutil.copytree(run_dir, tmp_path / "run")) / "checkpoints/step-00000200"
     state = json.loads((folder / "state.json").read_text())
     state["rng"]["cpu"] += "00"
@@ -218,7 +223,7 @@ def test_26_generators_of_another_kind_are_refused(run_dir, tmp_path):
         load_checkpoint(open_checkpoint(folder), model, make_optimizer(model, TrainingConfig(max_steps=1)))
 
 
-def test_26_an_average_that_does_not_fit_is_refused(make_config):
+def test_26_averaged_weights_that_do_not_fit_are_refused(make_config):
     run = go(make_config(training={"ema_decay": 0.9}))
     folder = last_checkpoint(run)
     save_file({"other": torch.ones(3)}, folder / "average.safetensors")
@@ -228,12 +233,12 @@ def test_26_an_average_that_does_not_fit_is_refused(make_config):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "file"])
-def test_25_an_average_that_no_manifest_lists_is_not_read(run_dir, tmp_path, kind):
+def test_25_averaged_weights_that_the_manifest_does_not_list_are_not_read(run_dir, tmp_path, kind):
     run = Path(shutil.copytree(run_dir, tmp_path / "run"))
     shutil.rmtree(run / "model")
     for checkpoint in (run / "checkpoints").glob("step-*"):
         if kind == "pipe":
-            os.mkfifo(checkpoint / "average.safetensors")  # to read from it would take for ever
+            os.mkfifo(checkpoint / "average.safetensors")  # reading from it would block forever
         else:
             shutil.copy(checkpoint / "model.safetensors", checkpoint / "average.safetensors")
         with pytest.raises(ModelError, match=r"does not list average\.safetensors"):
@@ -243,7 +248,7 @@ def test_25_an_average_that_no_manifest_lists_is_not_read(run_dir, tmp_path, kin
 
 
 @pytest.mark.parametrize("target", ["pipe", "/dev/zero", "loop"])
-def test_25_a_run_whose_config_is_no_file_is_refused(run_dir, tmp_path, target):
+def test_25_a_run_whose_config_is_not_a_regular_file_is_refused(run_dir, tmp_path, target):
     run = Path(shutil.copytree(run_dir, tmp_path / "run"))
     shutil.rmtree(run / "model")
     (run / "config.yaml").unlink()
@@ -255,7 +260,7 @@ def test_25_a_run_whose_config_is_no_file_is_refused(run_dir, tmp_path, target):
         load_model(run)
 
 
-def test_25_a_config_that_is_huge_is_refused_unread(folder):
+def test_25_a_huge_config_is_refused_without_reading_it(folder):
     with (folder / "config.yaml").open("ab") as stream:
         stream.write(b"\n# " + b"x" * MAX_BYTES)
     write_manifest(folder)

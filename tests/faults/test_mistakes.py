@@ -1,4 +1,4 @@
-"""Faults of what was asked for: keys, corpora and devices that cannot be."""
+"""Faults of the request: impossible config values, corpora and devices."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.support.encoding import config
 from tests.support.tokenizers import TYPES, train
 
 
-def test_23_a_misspelt_key_names_the_nearest(mtrain, config_file):
+def test_23_a_misspelled_key_names_the_nearest(mtrain, config_file):
     code, _, err = mtrain("fit", changed(config_file, "model", drop_out=0.1))
     assert code == 2 and "unknown key 'drop_out'; did you mean 'dropout'?" in one_line(err)
 
@@ -34,12 +34,12 @@ def test_23_a_misspelt_key_names_the_nearest(mtrain, config_file):
         ),
     ],
 )
-def test_24_nothing_left_says_how_many_and_why(
+def test_24_a_corpus_without_usable_pairs_reports_why_they_were_dropped(
     tmp_path: Path, tokenizer, lines: bytes, keys: dict, counts: list[str]
 ):
     (tmp_path / "t.tsv").write_bytes(lines)
     data = config(tmp_path, {"tsv": str(tmp_path / "t.tsv")}, **keys)
-    for _ in range(2):  # and again, rather than an empty corpus that passes for encoded
+    for _ in range(2):  # the second time, too: an empty corpus must not count as encoded
         with pytest.raises(DataError) as caught:
             prepare_data(data, tokenizer, tmp_path / "data", seed=1)
         assert all(count in str(caught.value) for count in counts)
@@ -59,7 +59,7 @@ def test_24_too_large_a_vocabulary_names_the_largest(tmp_path: Path, kind: str, 
 
 @no_gpu
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:7"])
-def test_27_asking_for_a_gpu_that_is_not_there_is_an_error(name):
+def test_27_a_missing_gpu_is_an_error(name):
     assert resolve_device("auto") == torch.device("cpu")
     with pytest.raises(UsageError, match=f"--device {name}: this machine has no CUDA device"):
         resolve_device(name)
@@ -76,7 +76,7 @@ def test_27_asking_for_a_gpu_that_is_not_there_is_an_error(name):
         ("trainig.max_steps=9", "unknown key 'trainig'; did you mean 'training'?"),
     ],
 )
-def test_23_what_a_key_may_be_is_told(mtrain, config_file, tmp_path, assignment, message):
+def test_23_the_valid_values_of_a_key_are_reported(mtrain, config_file, tmp_path, assignment, message):
     code, out, err = mtrain("fit", config_file, "--set", assignment, "--device", "cpu")
     assert (code, out) == (2, "") and message in one_line(err) and not (tmp_path / "run").exists()
 
@@ -91,7 +91,9 @@ def test_23_what_a_key_may_be_is_told(mtrain, config_file, tmp_path, assignment,
         (None, ["tokenizer.vocab_size=9"], 2, "the smallest possible is"),
     ],
 )
-def test_24_too_little_text_is_told(mtrain, config_file, tmp_path, contents, settings, code, message):
+def test_24_too_little_text_is_one_error_message(
+    mtrain, config_file, tmp_path, contents, settings, code, message
+):
     if contents is not None:
         for language in ("en", "de"):
             (tmp_path / f"t.{language}").write_bytes(contents)
@@ -99,19 +101,19 @@ def test_24_too_little_text_is_told(mtrain, config_file, tmp_path, contents, set
         config_file = changed(config_file, "data", train=files)
     settings = [part for assignment in settings for part in ("--set", assignment)]
     stderr = os.dup(2)
-    with (tmp_path / "told").open("w") as told:  # by the C++ library, past Python
-        os.dup2(told.fileno(), 2)
+    with (tmp_path / "stderr").open("w") as captured:  # messages that the C++ library prints
+        os.dup2(captured.fileno(), 2)
         try:
             given, out, err = mtrain("fit", config_file, *settings, "--device", "cpu", "--quiet")
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
     assert (given, out) == (code, "") and message in err and err.count("error: ") == 1
-    assert (tmp_path / "told").read_text() == ""
+    assert (tmp_path / "stderr").read_text() == ""
 
 
 @no_gpu
-def test_27_a_command_that_needs_a_gpu_says_so(mtrain, config_file, run_dir, tmp_path):
+def test_27_a_missing_gpu_is_a_usage_error_of_the_commands(mtrain, config_file, run_dir, tmp_path):
     for command in (["fit", config_file], ["translate", run_dir, "It rains."]):
         code, out, err = mtrain(*command, "--device", "cuda")
         assert (code, out) == (2, "") and "this machine has no CUDA device" in one_line(err)

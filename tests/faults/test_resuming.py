@@ -1,4 +1,4 @@
-"""Faults between two runs of `fit`: damage, kills, other data, other hardware, signals."""
+"""Faults between two runs of `fit`: damage, kills, changed data, other hardware, signals."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from tests.support.training import go, last_checkpoint, losses, same_weights, wi
 
 
 @pytest.mark.parametrize("every", [499, pytest.param(1, marks=pytest.mark.slow)])
-def test_05_a_byte_flipped_or_a_file_cut_anywhere_is_noticed(make_config, every):
+def test_05_a_byte_flipped_or_a_file_cut_anywhere_is_detected(make_config, every):
     folder = last_checkpoint(go(make_config(training={"max_steps": 2, "ema_decay": 0.9})))
     for file in sorted(folder.iterdir()):
         whole = file.read_bytes()
@@ -42,8 +42,8 @@ def test_05_a_byte_flipped_or_a_file_cut_anywhere_is_noticed(make_config, every)
     open_checkpoint(folder)
 
 
-def test_05_a_byte_of_the_manifest_that_changes_nothing_is_noticed(make_config):
-    """A space that becomes a line break leaves the same JSON."""
+def test_05_a_changed_byte_of_the_manifest_is_detected_if_it_means_the_same(make_config):
+    """A line break in the place of a space leaves the same JSON."""
     folder = last_checkpoint(go(make_config(training={"max_steps": 2})))
     manifest = (folder / "manifest.json").read_bytes()
     (folder / "manifest.json").write_bytes(manifest.replace(b" ", b"\n", 1))
@@ -51,7 +51,7 @@ def test_05_a_byte_of_the_manifest_that_changes_nothing_is_noticed(make_config):
         open_checkpoint(folder)
 
 
-def test_05_a_damaged_checkpoint_is_noticed_and_the_one_before_it_serves(make_config, caplog):
+def test_05_a_damaged_checkpoint_is_detected_and_the_one_before_it_is_used(make_config, caplog):
     run = go(make_config(training={"max_steps": 12}))
     damaged = last_checkpoint(run) / "model.safetensors"
     contents = bytearray(damaged.read_bytes())
@@ -76,7 +76,7 @@ def test_05_a_damaged_checkpoint_is_noticed_and_the_one_before_it_serves(make_co
     ],
 )
 def test_08_resumed_equals_uninterrupted_bit_for_bit(make_config, set_threads, at, workers, extra):
-    """Dropout and accumulation on; the interruption falls inside an epoch, for 3 and 5 between log lines."""
+    """With dropout and accumulation, interrupted inside an epoch; at steps 3 and 5 between two log lines."""
     set_threads(workers)
     recipe = {
         **extra,
@@ -98,9 +98,9 @@ def test_08_resumed_equals_uninterrupted_bit_for_bit(make_config, set_threads, a
     assert published[0] == published[1]
 
 
-def test_08_killed_at_any_step_a_run_takes_the_same_steps(make_config, monkeypatch):
+def test_08_a_run_killed_at_any_step_takes_the_same_steps(make_config, monkeypatch):
     """`scripts/torture.sh` sends the real signal."""
-    taken: dict[int, tuple] = {}  # the rows of each step, in their micro-batches, and the position after it
+    taken: dict[int, tuple] = {}  # the rows of each step, by micro-batch, and the position after it
     real, kills = loop.Trainer.train_on, iter((2, 5, 6, 11, 12, 15))
     dies = 0
 
@@ -128,8 +128,8 @@ def test_08_killed_at_any_step_a_run_takes_the_same_steps(make_config, monkeypat
     assert sum(state.next_batch > 0 for state in saved) > 1  # in the middle of an epoch
 
 
-def without(folder: Path, part: str) -> None:
-    """Take a part away from a checkpoint; of its state, as someone would who knows the manifest."""
+def remove_part(folder: Path, part: str) -> None:
+    """Remove a part of a checkpoint; if it is a part of the state, rewrite the manifest to match."""
     if part.endswith(".safetensors"):
         (folder / part).unlink()
         return
@@ -150,19 +150,19 @@ def without(folder: Path, part: str) -> None:
         ("cpu", "the state of the random generator is missing"),
     ],
 )
-def test_09_a_checkpoint_that_lacks_a_part_is_refused_by_name_and_passed_over(
+def test_09_an_incomplete_checkpoint_is_an_error_if_named_and_skipped_otherwise(
     make_config, caplog, part, message
 ):
     run = go(make_config())
     newest, later = last_checkpoint(run), {"max_steps": 10}
-    without(newest, part)
+    remove_part(newest, part)
     with pytest.raises(ModelError, match=message):
         go(make_config(training=later), resume=str(newest))
     go(make_config(training=later))
     assert "trying the one before it" in caplog.text
     assert [step for step, *_ in losses(run)] == [2, 4, 6, 8, 10]
     for folder in checkpoint_folders(run):
-        without(folder, part)
+        remove_part(folder, part)
     with pytest.raises(ModelError, match="no checkpoint is valid"):
         go(make_config(training={"max_steps": 14}))
 
@@ -180,13 +180,15 @@ def test_10_a_corpus_that_changed_under_a_run_is_an_error(make_config, tmp_path,
     assert "another corpus than before" in caplog.text
     assert last_checkpoint(Path(config.run_dir)).name == "step-00000010"
     caplog.clear()
-    go(make_config(data={"train": files}, training={"max_steps": 12}))  # which is its corpus now
+    go(
+        make_config(data={"train": files}, training={"max_steps": 12})
+    )  # the changed corpus is the run's corpus now
     assert "another corpus" not in caplog.text
 
 
 @pytest.mark.parametrize("trained", [True, False])
 def test_10_a_tokenizer_that_changed_under_a_run(make_config, tmp_path, trained, caplog):
-    """An error where something was trained with it; else the corpus is encoded again."""
+    """An error if something was trained with it; otherwise the corpus is encoded again."""
     config = make_config()
 
     def encoded():
@@ -208,7 +210,7 @@ def test_10_a_tokenizer_that_changed_under_a_run(make_config, tmp_path, trained,
         go(config)
 
 
-def test_10_a_lost_tokenizer_is_not_learnt_anew_under_checkpoints(make_config):
+def test_10_a_lost_tokenizer_is_not_learned_again_under_checkpoints(make_config):
     run = go(make_config())
     shutil.rmtree(run / "tokenizer")
     with pytest.raises(ModelError, match="tokenizer: is gone, and the checkpoints need it"):
@@ -220,10 +222,14 @@ def test_10_a_lost_tokenizer_is_not_learnt_anew_under_checkpoints(make_config):
     [
         (True, {}, 12),
         (False, {"max_length_ratio": 1.4}, 12),
-        (False, {"length_penalty": 0.5, "beam_size": 3, "batch_tokens": 99}, 8),  # greedy search needs none
+        (
+            False,
+            {"length_penalty": 0.5, "beam_size": 3, "batch_tokens": 99},
+            8,
+        ),  # without effect on greedy search
     ],
 )
-def test_10_a_best_score_of_another_validation_does_not_count(
+def test_10_the_best_score_of_another_validation_is_discarded(
     make_config, corpus, tmp_path, scripted_scores, caplog, pairs, decoding, best
 ):
     scripted_scores(*map(with_bleu, (10, 40, 20)))
@@ -272,7 +278,7 @@ def test_10_a_corpus_that_changed_before_anything_was_trained_is_encoded_again(m
     assert encoded[0] == encoded[1] != encoded[2]
 
 
-def test_11_another_number_of_threads_is_told_and_every_pair_still_comes_once(
+def test_11_another_number_of_threads_is_logged_and_every_pair_still_comes_once(
     make_config, monkeypatch, set_threads, caplog
 ):
     rows, real = {}, loop.Trainer.train_on
@@ -338,7 +344,7 @@ def test_12_a_second_signal_acts_at_once(make_config, monkeypatch):
     def end(*_):
         raise Ended
 
-    before = signal.signal(signal.SIGTERM, end)  # stands for the default, which ends the process
+    before = signal.signal(signal.SIGTERM, end)  # replaces the default, which ends the process
     real = loop.Learner.step
 
     def step(self, *arguments):
@@ -355,7 +361,7 @@ def test_12_a_second_signal_acts_at_once(make_config, monkeypatch):
     assert not checkpoint_folders(Path(make_config().run_dir))
 
 
-def test_12_sigterm_saves_and_the_next_run_goes_on(config_file, tmp_path, make_config):
+def test_12_sigterm_saves_and_the_next_run_resumes(config_file, tmp_path, make_config):
     command = [sys.executable, "-m", "mtrain", "fit", str(config_file), "--device", "cpu"]
     command += ["--set", "training.max_steps=100000", "--set", "training.patience=null"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -81,13 +81,13 @@ def test_01_killed_at_any_operation_of_a_save_leaves_the_old_or_the_new(killed_s
     assert newest == expected.keys()
 
 
-def test_06_with_one_checkpoint_kept_a_valid_one_is_there_at_every_instant(killed_saves):
+def test_06_with_one_checkpoint_kept_a_valid_one_exists_at_every_instant(killed_saves):
     gone = 0
     for run, expected in killed_saves(keep=1):
         folders = checkpoint_folders(run)
         assert folders and all(contents_of(folder) == expected[folder.name] for folder in folders)
         gone += folders[0].name != "step-00000002"
-    assert gone  # the old one is pruned in the end
+    assert gone  # the old checkpoint is removed in the end
 
 
 @pytest.fixture
@@ -168,14 +168,14 @@ def test_02_best_weights_whose_copy_failed_are_published_with_the_next_checkpoin
     assert '"best": "step-00000008"' in (run / "checkpoints/index.json").read_text()
     weights = [folder / "model.safetensors" for folder in (run / "model", run / "checkpoints/step-00000008")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-    assert len(copies) == 4 and len(saved) == 3  # what was saved was not saved again
+    assert len(copies) == 4 and len(saved) == 3  # the checkpoint itself was saved only once
 
 
-def test_06_a_kill_while_a_checkpoint_was_replaced_by_itself(make_config, caplog):
+def test_06_a_kill_while_a_checkpoint_is_replaced_is_repaired(make_config, caplog):
     other = go(make_config("other"))
     config = make_config(training={"keep_checkpoints": 1}, tokenizer={"path": str(other)})
     run = go(config)
-    shutil.rmtree(other)  # a run that has begun does not need it
+    shutil.rmtree(other)  # no longer needed once the run has started
     [*_, newest] = checkpoint_folders(run)
     for folder in checkpoint_folders(run)[:-1]:
         shutil.rmtree(folder)
@@ -194,7 +194,7 @@ def test_03_one_failed_write_is_repeated_in_a_new_folder(make_config, failing, c
     assert [step for step, *_ in losses(run)] == [2, 4, 6, 8]
 
 
-def test_03_metrics_that_cannot_be_written_come_with_the_next_line(tmp_path, caplog):
+def test_03_metrics_that_cannot_be_written_are_written_with_the_next_line(tmp_path, caplog):
     progress = Progress(tmp_path, checkpoint.TrainState(), 10, "fp32", quiet=True)
     progress.state.window = {"loss": 1.0, "nll": 1.0, "tokens": 1.0, "seconds": 1.0, "norm": 1.0}
     (tmp_path / "metrics.jsonl").mkdir()
@@ -206,7 +206,7 @@ def test_03_metrics_that_cannot_be_written_come_with_the_next_line(tmp_path, cap
     assert [record["learning_rate"] for record in read_metrics(tmp_path)] == [0.1, 0.2]
 
 
-def test_03_what_a_full_disk_took_of_the_metrics_is_not_there_twice(tmp_path):
+def test_03_a_line_of_metrics_half_written_on_a_full_disk_is_written_once(tmp_path):
     code = """
 import resource, sys
 from pathlib import Path
@@ -223,7 +223,7 @@ for rate, room in ((0.1, 10**6), (0.2, None), (0.3, 10**6)):
     assert [record["learning_rate"] for record in read_metrics(tmp_path)] == [0.1, 0.2, 0.3]
 
 
-def test_03_a_last_line_of_the_metrics_without_its_end_is_cut(tmp_path):
+def test_03_an_incomplete_last_line_of_metrics_is_removed(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
     Progress(tmp_path, checkpoint.TrainState(step=2), 10, "fp32", quiet=True).begin()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
@@ -242,7 +242,9 @@ def test_the_speed_of_steps_excludes_the_time_of_saving(make_config, monkeypatch
     assert lines[-1]["seconds"] > 3600 and min(x.get("target_tokens_per_second", 9) for x in lines) > 1
 
 
-def test_04_a_file_in_the_place_of_the_run_folder_ends_fit_before_it_starts(mtrain, config_file, tmp_path):
+def test_04_a_file_in_the_place_of_the_run_folder_is_an_error_before_the_first_step(
+    mtrain, config_file, tmp_path
+):
     (tmp_path / "file").write_text("precious")
     for place in (tmp_path / "file", tmp_path / "file" / "run"):
         code, out, err = mtrain("fit", config_file, "--run-dir", place, "--device", "cpu")

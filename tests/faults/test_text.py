@@ -1,4 +1,4 @@
-"""Faults of text: lines that do not match, bytes that are no text, lines without an end or a reader."""
+"""Faults of text: unequal line counts, invalid bytes, huge lines, unusual line ends."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ def test_17_unequal_counts_name_both(tmp_path: Path, sources: int, targets: int)
     assert f"{shorter} has {min(sources, targets)}" in message
 
 
-def test_17_unequal_counts_are_an_error_even_where_bad_lines_are_skipped(tmp_path: Path):
+def test_17_unequal_counts_are_an_error_even_if_bad_lines_are_skipped(tmp_path: Path):
     with pytest.raises(DataError, match="3 lines"):
         list(read_pairs(text_pair(tmp_path, b"a\n\xff\nb\n", b"a\nb\n"), "skip"))
 
@@ -71,7 +71,10 @@ def test_18_only_lf_ends_a_line(tmp_path: Path, end: str, final: bool, mark: byt
         (b"a\r\r\n", ["a\r"]),
         (b"a\n\nb", ["a", "", "b"]),
         (b"\xef\xbb\xbf", [""]),
-        (b"\xef\xbb\xbf\xef\xbb\xbfa\n\xef\xbb\xbfb", ["\ufeffa", "\ufeffb"]),  # one mark, of the file
+        (
+            b"\xef\xbb\xbf\xef\xbb\xbfa\n\xef\xbb\xbfb",
+            ["\ufeffa", "\ufeffb"],
+        ),  # one mark, at the start of the file
     ],
 )
 def test_18_line_ends(tmp_path: Path, content: bytes, lines: list[str]):
@@ -79,7 +82,7 @@ def test_18_line_ends(tmp_path: Path, content: bytes, lines: list[str]):
     assert read_text(tmp_path / "a") == lines
 
 
-def test_18_a_final_newline_on_one_side_alone_is_no_difference(tmp_path: Path):
+def test_18_a_final_newline_on_one_side_only_makes_no_difference(tmp_path: Path):
     assert list(read_corpus(text_pair(tmp_path, b"a\nb", b"c\nd\n"))) == [("a", "c"), ("b", "d")]
 
 
@@ -113,8 +116,10 @@ def test_20_a_line_of_ten_megabytes_is_dropped(tmp_path: Path, tokenizer: Tokeni
 
 
 @pytest.mark.parametrize("size", [1_000_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
-def test_20_megabytes_in_one_line_are_one_line(translator: Translator, monkeypatch, size: int) -> None:
-    """What is decoded is left out: only the cutting is of interest."""
+def test_20_a_line_of_megabytes_is_translated_into_one_line(
+    translator: Translator, monkeypatch, size: int
+) -> None:
+    """Decoding is replaced: only the splitting of the line is tested."""
     sizes = []
 
     def count(parts, n_best, alignments, *_):
@@ -129,7 +134,7 @@ def test_20_megabytes_in_one_line_are_one_line(translator: Translator, monkeypat
         assert found.text.startswith("Es regnet. Es regnet.") and max(sizes) <= 64
 
 
-def test_22_a_reader_that_leaves_is_no_failure_and_a_full_disk_is(run_dir, tmp_path):
+def test_22_a_closed_pipe_is_not_an_error_and_a_full_device_is(run_dir, tmp_path):
     many = tmp_path / "many"
     many.write_text("It rains.\n" * 7000)
     command = f"{sys.executable} -m mtrain translate {run_dir} --device cpu --beam-size 1 -i {many}"
@@ -146,7 +151,7 @@ def test_28_control_characters_never_reach_the_terminal(mtrain):
 
 
 @pytest.mark.parametrize("piece", ["<0x0A>", "<0x0D>", "<0x00>"])
-def test_29_byte_pieces_never_break_a_line(trained, piece: str):
+def test_29_byte_pieces_never_make_a_line_break(trained, piece: str):
     tokenizer = trained(type="unigram")
     word = tokenizer.encode_target(["orange"])[0]
     byte = tokenizer.target.pieces.index(piece)
@@ -154,7 +159,7 @@ def test_29_byte_pieces_never_break_a_line(trained, piece: str):
     assert tokenizer.decode([[*word, byte, *word]]) == ["orange  orange"]
 
 
-def test_19_a_bad_line_ends_fit_with_its_place_or_its_pair_is_dropped(mtrain, config_file, tmp_path):
+def test_19_fit_names_a_bad_line_or_drops_its_pair(mtrain, config_file, tmp_path):
     for language in ("en", "de"):
         lines = [pair[language == "de"].encode() for pair in PAIRS]
         (tmp_path / f"t.{language}").write_bytes(b"\n".join([*lines[:3], b"caf\xe9", *lines[3:]]) + b"\n")
@@ -166,7 +171,7 @@ def test_19_a_bad_line_ends_fit_with_its_place_or_its_pair_is_dropped(mtrain, co
     assert code == 0 and "8 training pairs (dropped: 1 bad)" in err
 
 
-def test_21_blank_lines_are_answered_by_empty_ones(mtrain, run_dir, stdin):
+def test_21_blank_lines_have_empty_translations(mtrain, run_dir, stdin):
     stdin(b"\n   \n\t\nIt rains.\n\xc2\xa0\n\r\n")
     code, out, _ = mtrain("translate", run_dir, "--device", "cpu")
     assert (code, out) == (0, "\n\n\nEs regnet.\n\n\n")
@@ -174,7 +179,7 @@ def test_21_blank_lines_are_answered_by_empty_ones(mtrain, run_dir, stdin):
     assert mtrain("translate", run_dir, "--device", "cpu")[:2] == (0, "")
 
 
-def test_29_a_translation_is_one_line_whatever_the_model_says(mtrain, run_dir, monkeypatch):
+def test_29_a_translation_is_always_one_line(mtrain, run_dir, monkeypatch):
     pieces = Tokenizer(run_dir / "tokenizer").target
     ids = [pieces.pieces.index(piece) for piece in ("▁", "<0x0A>", "<0x0D>", "<0x00>", "▁")]
     monkeypatch.setattr(decode, "search", lambda *_: [[Hypothesis(ids, -1.0, -1.0, True)]])
@@ -188,5 +193,5 @@ def test_28_control_characters_of_the_data_are_escaped(mtrain, config_file, tmp_
     corpus = {"jsonl": str(tmp_path / "t.jsonl"), "source_field": "en", "target_field": "de"}
     for command in ("fit", "check"):
         code, out, err = mtrain(command, changed(config_file, "data", train=corpus), "--device", "cpu")
-        told = out + err
-        assert escape not in told and ("fields here: a" in told or (command == "check" and code == 0))
+        printed = out + err
+        assert escape not in printed and ("fields here: a" in printed or (command == "check" and code == 0))

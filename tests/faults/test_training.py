@@ -101,7 +101,7 @@ def test_16_a_micro_batch_that_does_not_fit_in_memory_is_halved(
     )
     assert text.count("out of memory") == 2
     learner.step(batches, tokens, 1.0)
-    assert caplog.text.count("out of memory") == 2  # known by now
+    assert caplog.text.count("out of memory") == 2  # the limit is known by now
 
 
 def test_16_micro_batches_that_do_not_fit_are_found_before_the_first_step(

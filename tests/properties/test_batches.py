@@ -1,11 +1,11 @@
-"""Batches: every pair once, within the budget, as many on every rank."""
+"""Batches: every pair once, within the budget, and the same number on every rank."""
 
 from tests.support.batches import budgets, lengths, plan_all, rows_of_steps, worlds
 
 DRAWN = {"pairs": lengths, "batch_tokens": budgets, "micro_batch_tokens": budgets, "world": worlds}
 
 
-def test_every_row_once_at_any_world_size(tried):
+def test_every_row_comes_once_at_any_world_size(tried):
     @tried(60, **DRAWN)
     def check(pairs, batch_tokens, micro_batch_tokens, world):
         plans, _, _ = plan_all(pairs, batch_tokens, micro_batch_tokens, world)

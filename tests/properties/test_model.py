@@ -1,4 +1,4 @@
-"""The model's logits: of a sentence alone, and of nothing that comes later."""
+"""Logits do not depend on padding, other sentences, later tokens or the cache."""
 
 import random
 
@@ -12,7 +12,7 @@ kinds, seeds = st.sampled_from(KINDS), st.integers(0, 2**30)
 pairs = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 9)), min_size=1, max_size=5)
 
 
-def test_padding_order_neighbours_and_garbage_change_nothing(tried):
+def test_padding_order_neighbors_and_garbage_change_nothing(tried):
     @tried(30, kind=kinds, precision=PRECISIONS, lengths=pairs, padding=st.integers(0, 6), seed=seeds)
     def check(kind, precision, lengths, padding, seed):
         dtype, tolerance = precision
@@ -21,7 +21,7 @@ def test_padding_order_neighbours_and_garbage_change_nothing(tried):
         drawn = [(ids(s), ids(t)) for s, t in lengths]
         alone = [logits(model, s[None], keep(len(s)), t[None])[0] for s, t in drawn]
         order = random.Random(seed).sample(range(len(drawn)), len(drawn))
-        source = ids(len(order), max(s for s, _ in lengths) + padding)  # garbage that pairs overwrite
+        source = ids(len(order), max(s for s, _ in lengths) + padding)  # garbage, partly overwritten
         target = ids(len(order), max(t for _, t in lengths) + padding)
         for row, i in enumerate(order):
             source[row, : lengths[i][0]], target[row, : lengths[i][1]] = drawn[i]
@@ -33,7 +33,7 @@ def test_padding_order_neighbours_and_garbage_change_nothing(tried):
             )
 
 
-def test_a_later_target_token_leaves_earlier_logits_alone(tried):
+def test_a_later_target_token_does_not_change_earlier_logits(tried):
     @tried(40, kind=kinds, length=st.integers(1, 9), share=st.floats(0, 0.99), seed=seeds)
     def check(kind, length, share, seed):
         model, position = build(**kind), int(share * length)
@@ -43,10 +43,10 @@ def test_a_later_target_token_leaves_earlier_logits_alone(tried):
         edited[:, position] = (edited[:, position] - 4 + 11) % 26 + 4
         before, after = (logits(model, source, keep(5, 2), tokens) for tokens in (target, edited))
         assert torch.equal(after[:, :position], before[:, :position])
-        assert (after[:, position:] != before[:, position:]).any(-1).all()  # and all from there on do change
+        assert (after[:, position:] != before[:, position:]).any(-1).all()  # all later ones change
 
 
-def test_cached_decoding_equals_full(tried):
+def test_cached_decoding_equals_full_decoding(tried):
     @tried(
         25,
         kind=kinds,

@@ -1,4 +1,4 @@
-"""Search: greedy is a beam of one, the widest beam is brute force, scores are those of the full model."""
+"""Search: greedy equals a beam of one, the widest beam equals brute force, scores equal the full model's."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ seeds, penalties = st.integers(0, 2**30), st.sampled_from([0.0, 0.6, 1.0, 2.0, -
 positions = st.sampled_from(["sinusoidal", "learned", "rotary"])
 
 
-def test_greedy_takes_the_likeliest_token_and_equals_a_beam_of_one(tried):
+def test_greedy_takes_the_most_likely_token_and_equals_a_beam_of_one(tried):
     lengths = st.lists(st.integers(1, 13), min_size=1, max_size=5)
 
     @tried(8, length_penalty=penalties, lengths=lengths, positions=positions, seed=seeds)
@@ -49,8 +49,8 @@ def test_greedy_takes_the_likeliest_token_and_equals_a_beam_of_one(tried):
             assert_same(same, ours)
 
 
-def test_the_widest_beam_is_brute_force(tried):
-    """Five words; limits of 1 to 4 tokens."""
+def test_the_widest_beam_equals_brute_force(tried):
+    """With a vocabulary of five and at most four tokens."""
     lengths = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 
     @tried(
@@ -66,7 +66,7 @@ def test_the_widest_beam_is_brute_force(tried):
             )
 
 
-def test_reported_scores_are_those_of_the_full_model(tried):
+def test_reported_scores_equal_those_of_the_full_model(tried):
     precisions = st.sampled_from([(torch.float64, 1e-10), (torch.float32, 1e-4)])
     lengths = st.lists(st.integers(1, 14), min_size=1, max_size=4)
 

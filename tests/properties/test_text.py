@@ -1,4 +1,4 @@
-"""Text to ids and back is SentencePiece's own normalisation, of any Unicode."""
+"""Encoding and decoding any Unicode text gives SentencePiece's normalization of it."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.support.tokenizers import ODD, RULES, TYPES, normalized, roundtrip, t
 
 @pytest.mark.parametrize("normalization", RULES)
 @pytest.mark.parametrize("kind", TYPES)
-def test_roundtrip_is_normalisation(tried, trained, kind, normalization):
+def test_encoding_and_decoding_normalizes(tried, trained, kind, normalization):
     tokenizer = trained(type=kind, normalization=normalization)
 
     @tried(25, text=texts)

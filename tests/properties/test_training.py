@@ -1,4 +1,5 @@
-"""Training: the same seed gives the same run, however often it is interrupted; saving what was loaded too."""
+"""Training: the same seed gives the same run, with or without interruptions; saving what was loaded changes
+nothing."""
 
 import shutil
 
@@ -10,7 +11,7 @@ from tests.support.training import go, last_checkpoint, losses, same_weights
 STEPS = 12
 
 
-def test_same_seed_same_run_resumed_at_any_steps_or_not(tried, make_config, tmp_path):
+def test_the_same_seed_gives_the_same_run_if_resumed_at_any_steps(tried, make_config, tmp_path):
     recipe = {"batch_tokens": 128, "micro_batch_tokens": 64, "ema_decay": 0.9, "log_every": 1}
     recipe |= {"checkpoint_every": 5, "validate_every": STEPS}
     keys = {"model": {"dropout": 0.3}, "data": {"subword_sampling": 0.2}}

@@ -1,4 +1,4 @@
-"""Translation: a line for each line, whatever the bytes; how lines are batched changes nothing."""
+"""Translation: one output line per input line for any bytes; batching changes nothing."""
 
 import io
 import random
@@ -20,8 +20,8 @@ SEARCHES = [{"beam_size": 1}, {"beam_size": 4}, {"samples": 2, "seed": 7}]
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "samples"])
-def test_neither_batches_nor_order_nor_threads_change_a_translation(tried, run_dir, search, workers):
-    """In fp64, text for text."""
+def test_translations_do_not_depend_on_batches_order_or_threads(tried, run_dir, search, workers):
+    """In fp64 the texts are identical."""
     double = Translator.load(run_dir, "cpu").with_settings(**search, workers=workers)
     for model in double.decoder.originals:
         model.double()
@@ -40,12 +40,12 @@ def test_neither_batches_nor_order_nor_threads_change_a_translation(tried, run_d
         expected = texts(double.with_settings(workers=1).translate(lines))
         assert texts(double.with_settings(batch_tokens=batch_tokens).translate(lines)) == expected
         assert texts(double.stream(iter(lines), window=window)) == expected
-        if "samples" not in search:  # whose numbers go by the line's place
+        if "samples" not in search:  # their random numbers depend on the position of the line
             order = random.Random(seed).sample(range(len(lines)), len(lines))
             assert texts(double.translate([lines[i] for i in order])) == [expected[i] for i in order]
 
 
-def test_any_bytes_give_as_many_lines_as_there_are_or_a_data_error(tried, run_dir):
+def test_any_bytes_give_one_line_per_line_or_a_data_error(tried, run_dir):
     some = st.binary(max_size=12) | st.text(max_size=9).map(
         lambda text: text.encode("utf-8", "surrogatepass")
     )

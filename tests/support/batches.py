@@ -1,4 +1,4 @@
-"""Plans of batches for all ranks."""
+"""Batch plans for any number of ranks."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ worlds = st.integers(1, 5)
 def plan_all(
     pairs, batch_tokens: int, micro_batch_tokens: int, world: int = 1, seed=1, epoch=1, weights=None
 ):
-    """The plans of every rank, which must have the same shape, and the lengths."""
+    """The plans of all ranks, and the source and target lengths."""
     source, target = np.array(pairs, np.int32).T
     budget = min(batch_tokens, micro_batch_tokens)
     plans = [

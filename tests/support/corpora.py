@@ -1,4 +1,4 @@
-"""Corpora of every kind, and text that is hard to read."""
+"""Corpora of every kind, and lines that are hard to read."""
 
 from pathlib import Path
 
@@ -10,26 +10,31 @@ from mtrain.data.corpus import read_pairs
 
 
 def corpus(**spec) -> Corpus:
+    """A validated corpus section of a config."""
     return TypeAdapter(Corpus).validate_python(
         {k: str(v) if isinstance(v, Path) else v for k, v in spec.items()}
     )
 
 
 def read(**spec) -> list[Pair]:
+    """The pairs of a corpus."""
     return list(read_pairs(corpus(**spec), "error"))
 
 
 def write(path: Path, lines: list[str], end: str = "\n", final: bool = True) -> Path:
+    """Write a text file with the given line ends, and with or without the last one."""
     path.write_bytes((end.join(lines) + (end if final else "")).encode())
     return path
 
 
 def text_pair(folder: Path, sources: bytes, targets: bytes) -> Corpus:
+    """A corpus of two text files with the given contents."""
     (folder / "s.en").write_bytes(sources)
     (folder / "s.fr").write_bytes(targets)
     return corpus(source=folder / "s.en", target=folder / "s.fr")
 
 
+# Lines with characters that other programs take for line ends, all of which are data.
 DATA = [
     "plain",
     "a\rb",
@@ -45,4 +50,5 @@ DATA = [
     "\ufeffz",
     "end",
 ]
+# Lines that are not valid text: invalid UTF-8 and NUL.
 BAD_BYTES = [b"caf\xe9", b"a\0b", b"\xed\xa0\x80", b"\xc0\x80", b"\xff\xfea\0", b"\xe2\x82"]

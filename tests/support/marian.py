@@ -1,4 +1,4 @@
-"""MarianMT models with random weights and real SentencePiece vocabularies, for the tests."""
+"""MarianMT models with random weights and trained SentencePiece vocabularies."""
 
 import io
 import itertools
@@ -23,7 +23,7 @@ transformers_logging.set_verbosity_error()
 
 PAIRS = toy_pairs("train")[:1000]
 TAGS = [">>fra<<", ">>deu<<"]
-MAX_LENGTH = 40  # of translations, with what they start with
+MAX_LENGTH = 40  # of translations, including the start token
 
 
 def sentences(tagged: bool = True) -> list[str]:
@@ -42,7 +42,7 @@ AWKWARD = [
 
 @cache
 def spm(side: int, size: int = 100) -> bytes:
-    """A SentencePiece model of the toy corpus, with the special pieces that OPUS-MT's have."""
+    """A SentencePiece model of one side of the toy corpus, with the same special pieces as OPUS-MT."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([pair[side] for pair in PAIRS]),
@@ -55,14 +55,13 @@ def spm(side: int, size: int = 100) -> bytes:
 
 
 def pieces(side: int) -> list[str]:
-    """What it has learnt."""
+    """The learned vocabulary of that model, without special pieces."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=spm(side))
     return [processor.id_to_piece(i) for i in range(3, len(processor))]
 
 
 def write_own_tokenizer(folder: Path) -> int:
-    """The files of a MarianTokenizer whose ids are those of a SentencePiece model that mtrain has learnt;
-    returns the vocabulary's size."""
+    """Write a MarianTokenizer with the ids of a model that mtrain learned; returns the vocabulary size."""
     config = TokenizerConfig(vocab_size=420, symbols=["<bt>", "@@"])
     train_tokenizer(config, *[lambda side=side: (pair[side] for pair in PAIRS) for side in (0, 1)], folder, 1)
     words = Tokenizer(folder).source.pieces
@@ -75,7 +74,7 @@ def write_own_tokenizer(folder: Path) -> int:
 
 
 def write_tokenizer(folder: Path, separate: bool = False) -> tuple[int, int]:
-    """The files of a MarianTokenizer; returns the vocabularies' sizes."""
+    """Write the files of a MarianTokenizer; returns the sizes of both vocabularies."""
     folder.mkdir(parents=True, exist_ok=True)
     sides = [pieces(0), pieces(1)] if separate else [[*pieces(0), *pieces(1), *TAGS]]
     sizes = []
@@ -91,8 +90,8 @@ def write_tokenizer(folder: Path, separate: bool = False) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def randomise(model: MarianMTModel, seed: int) -> None:
-    """Weights of such a size that logits differ widely, biases everywhere, and an EOS that grows likelier."""
+def randomize(model: MarianMTModel, seed: int) -> None:
+    """Draw weights that give widely different logits and an EOS that becomes more likely with the length."""
     torch.manual_seed(seed)
     config = model.config
     for name, parameter in model.named_parameters():
@@ -108,9 +107,9 @@ def randomise(model: MarianMTModel, seed: int) -> None:
     if not config.tie_word_embeddings:
         words.normal_(0, 0.8 * words.size(1) ** -0.5)
     source = torch.randint(2, sizes[0] - 1, (64, 8))
-    said = torch.randint(2, sizes[1] - 1, (64, 32))
-    said[:, 0] = config.decoder_start_token_id
-    hidden = model.model(source, decoder_input_ids=said).last_hidden_state
+    target = torch.randint(2, sizes[1] - 1, (64, 32))
+    target[:, 0] = config.decoder_start_token_id
+    hidden = model.model(source, decoder_input_ids=target).last_hidden_state
     mean = hidden.mean(0)
     later = mean[24:].mean(0) - mean[:6].mean(0)
     words[config.eos_token_id] = later / later.norm()
@@ -127,9 +126,11 @@ def make(
     seed: int = 0,
     **config: Any,
 ) -> MarianMTModel:
-    """A MarianMTModel saved in `folder` with its tokenizer, of OPUS-MT's kind or of mtrain's `own`: of the
-    first seed, from `seed` on, whose translations of 50 sentences, most of them, differ from each other and
-    end before the limit."""
+    """Save a MarianMTModel in `folder` with a tokenizer like OPUS-MT's, or with mtrain's `own`.
+
+    It takes the first random seed from `seed` on with which most of 50 translations are different and end
+    before the limit.
+    """
     if own:
         source_size = target_size = write_own_tokenizer(folder)
         special = {"pad_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 3}
@@ -150,15 +151,15 @@ def make(
     model = MarianMTModel(shape).eval()
     model.generation_config.update(max_length=MAX_LENGTH, **{"forced_eos_token_id": None, **generation})
     numbers = itertools.count(seed)
-    randomise(model, next(numbers))
+    randomize(model, next(numbers))
     while min(liveliness(translations(model, folder, num_beams=1))) < 38:
-        randomise(model, next(numbers))
+        randomize(model, next(numbers))
     model.save_pretrained(folder)
     return model
 
 
 def batch(folder: Path, texts: list[str]) -> Any:
-    """The texts as a MarianTokenizer gives them, padded together."""
+    """The padded batch that a MarianTokenizer makes of texts."""
     return MarianTokenizer.from_pretrained(folder)(texts, return_tensors="pt", padding=True)
 
 
@@ -168,12 +169,12 @@ def texts_for(folder: Path) -> list[str]:
 
 
 def translations(model: MarianMTModel, folder: Path, **settings: Any) -> list[list[int]]:
-    """What `generate` says of `texts_for(folder)`, all in one batch: the ids before EOS."""
+    """The translations of `texts_for(folder)` by `generate` in one batch, as ids before EOS."""
     rows = model.generate(**batch(folder, texts_for(folder)), **settings).tolist()
     eos = model.config.eos_token_id
     return [row[1 : row.index(eos, 1) if eos in row[1:] else None] for row in rows]
 
 
 def liveliness(rows: list[list[int]]) -> tuple[int, int]:
-    """How many translations differ, and how many ended by themselves."""
+    """The number of different translations, and of those that end before the limit."""
     return len({tuple(row) for row in rows}), sum(len(row) < MAX_LENGTH - 2 for row in rows)

@@ -1,4 +1,4 @@
-"""Small models with peaked distributions, and searches to compare with."""
+"""Small models with peaked distributions, and reference implementations of search."""
 
 import itertools
 
@@ -15,13 +15,13 @@ USUAL, BOS_IS_PAD = {}, {"pad_id": 4, "bos_id": 4, "eos_id": 0}
 
 
 def options(**changes: object) -> DecodingConfig:
-    """Unchecked, because a beam as wide as V**L is beyond what a user may ask for."""
+    """A decoding config without validation, which would refuse a beam as wide as V**L."""
     defaults = {"max_length_ratio": 0.5, "max_length_offset": 1}
     return DecodingConfig().model_copy(update={**defaults, **changes})
 
 
 def build(seed: int, vocab: int = 5, dtype: torch.dtype = torch.float64, **changes: object) -> Transformer:
-    """A model whose distributions are peaked and depend on source and prefix."""
+    """A model with peaked distributions that depend on source and prefix."""
     sizes = {"d_model": 8, "heads": 2, "ffn_dim": 8, "encoder_layers": 1, "decoder_layers": 1}
     words = {"source_vocab_size": vocab, "target_vocab_size": vocab, "max_positions": 32}
     torch.manual_seed(seed)
@@ -32,7 +32,7 @@ def build(seed: int, vocab: int = 5, dtype: torch.dtype = torch.float64, **chang
 
 
 def sentences(model: Transformer, lengths: list[int]) -> tuple[Tensor, Tensor]:
-    """Random sources that end in EOS, padded, and where they are kept."""
+    """Random padded source ids (B, S) that end in EOS, and their mask."""
     ids = model.config
     words = [token for token in range(ids.source_vocab_size) if token != ids.eos_id]
     source = torch.tensor(words)[torch.randint(len(words), (len(lengths), max(lengths)))]
@@ -43,7 +43,7 @@ def sentences(model: Transformer, lengths: list[int]) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def forced(model: Transformer, source: Tensor, keep: Tensor, targets: list[tuple[int, ...]]) -> list[float]:
-    """Log-probabilities of whole targets of one sentence, by the model without a cache."""
+    """Log-probabilities of complete targets of one sentence, from the model without a cache."""
     ids, longest = model.config, max(map(len, targets))
     filled = torch.tensor([[ids.bos_id, *target, *[0] * (longest - len(target))] for target in targets])
     rows = source[keep][None].expand(len(targets), -1)

@@ -20,6 +20,7 @@ SPACE = "\u2581"  # how SentencePiece writes a space
 
 
 def train(folder: Path, source=SOURCE, target=TARGET, seed: int = 1, **keys) -> Tokenizer:
+    """Train a tokenizer, by default on the toy corpus."""
     config = validate(TokenizerConfig, {"vocab_size": 400, **keys}, "tokenizer")
     train_tokenizer(config, lambda: source, lambda: target, folder, seed)
     return Tokenizer(folder)
@@ -27,7 +28,7 @@ def train(folder: Path, source=SOURCE, target=TARGET, seed: int = 1, **keys) -> 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory):
-    """A tokenizer with the given keys, trained once."""
+    """Train a tokenizer with the given keys, once per test file."""
     made: dict[str, Tokenizer] = {}
 
     def trained(**keys) -> Tokenizer:
@@ -39,13 +40,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
 
 
 def roundtrip(tokenizer: Tokenizer, text: str) -> str:
+    """A text encoded and decoded."""
     return tokenizer.decode(tokenizer.encode_target([text]))[0]
 
 
 def normalized(tokenizer: Tokenizer, text: str) -> str:
+    """SentencePiece's normalization of a text, on one line."""
     return tokenizer.target.processor.normalize(text).replace(SPACE, " ").translate(BREAKS).strip(" ")
 
 
+# Texts with unusual characters.
 ODD = [
     "", " ", SPACE, f"a{SPACE}b", "a  b", " a ", "<s> </s> <pad> <unk> <0x0A>", "日本語", "😀👩‍👩‍👧", "ﬁ Ⅳ ①",
     "e\u0301", "\u00a0a\u3000b", "\u200b", "a\u2028b\u2029c\x85d", "a\tb\x0bc\x0cd", "a\nb", "a\r\nb", "a\0b",

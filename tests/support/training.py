@@ -1,4 +1,4 @@
-"""A small corpus, a model trained until it knows every pair, and helpers that train and compare runs."""
+"""A small corpus, a model that has memorized it, and functions that train and compare runs."""
 
 import copy
 import json
@@ -44,7 +44,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def raw_config(corpus: Path) -> dict[str, Any]:
-    """The raw config of a small run on that corpus; it lacks `run_dir`."""
+    """The config of a small run on that corpus as a dictionary, without `run_dir`."""
     files = {"source": str(corpus / "train.en"), "target": str(corpus / "train.de")}
     return {
         "data": {
@@ -66,7 +66,7 @@ def raw_config(corpus: Path) -> dict[str, Any]:
             "validate_every": 4,
             "checkpoint_every": 4,
             "log_every": 2,
-            "precision": "fp32",  # what is best differs between machines
+            "precision": "fp32",  # `auto` differs between machines
         },
         "decoding": {"precision": "fp32"},
     }
@@ -74,7 +74,7 @@ def raw_config(corpus: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def make_config(raw_config: dict[str, Any], tmp_path: Path) -> Callable[..., Config]:
-    """Build that config with sections merged over it: `make_config(training={"max_steps": 4})`."""
+    """Make that config with changed sections: `make_config(training={"max_steps": 4})`."""
 
     def make(run: str = "run", **sections: dict[str, Any]) -> Config:
         return validate(Config, merged(raw_config, str(tmp_path / run), **sections), "test")
@@ -84,7 +84,7 @@ def make_config(raw_config: dict[str, Any], tmp_path: Path) -> Callable[..., Con
 
 @pytest.fixture
 def config_file(raw_config: dict[str, Any], tmp_path: Path) -> Path:
-    """The same as a YAML file, with the run in `run/` beside it."""
+    """That config as a YAML file; its run folder is `run/` beside it."""
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(merged(raw_config, str(tmp_path / "run"))))
     return file
@@ -92,7 +92,7 @@ def config_file(raw_config: dict[str, Any], tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def run_dir(raw_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run that has learnt the eight pairs by heart."""
+    """A finished run whose model has memorized the eight pairs."""
     folder = tmp_path_factory.mktemp("runs") / "by-heart"
     recipe = {"max_steps": 200, "batch_tokens": 512, "validate_every": 100, "checkpoint_every": 100}
     model = {"d_model": 64, "dropout": 0.0, "encoder_layers": 2, "decoder_layers": 2}
@@ -102,7 +102,7 @@ def run_dir(raw_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 
 
 def merged(raw: dict[str, Any], run: str, **sections: dict[str, Any]) -> dict[str, Any]:
-    """`raw` with a run folder and with sections merged over it."""
+    """A copy of `raw` with a run folder and changed sections."""
     raw = copy.deepcopy(raw)
     raw["run_dir"] = run
     for name, values in sections.items():
@@ -111,10 +111,12 @@ def merged(raw: dict[str, Any], run: str, **sections: dict[str, Any]) -> dict[st
 
 
 def read_metrics(run: Path) -> list[dict]:
+    """The lines of metrics.jsonl."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def losses(run: Path) -> list[tuple]:
+    """Step, epoch, loss, nll and gradient norm of each logged step."""
     return [
         (line["step"], line["epoch"], line["loss"], line["nll"], line["grad_norm"])
         for line in read_metrics(run)
@@ -123,22 +125,25 @@ def losses(run: Path) -> list[tuple]:
 
 
 def last_checkpoint(run: Path) -> Path:
+    """The folder of the newest checkpoint."""
     return run / "checkpoints" / json.loads((run / "checkpoints/index.json").read_text())["last"]
 
 
 def same_weights(one: Path, other: Path) -> bool:
+    """Whether weights and optimizer of two runs are equal in every byte."""
     names = ("model.safetensors", "optimizer.safetensors")
     folders = last_checkpoint(one), last_checkpoint(other)
     return all((folders[0] / name).read_bytes() == (folders[1] / name).read_bytes() for name in names)
 
 
 def go(config: Config, resume: str = "auto") -> Path:
+    """Train on the CPU and return the run folder."""
     fit(config, resume, device="cpu", quiet=True)
     return Path(config.run_dir)
 
 
 class Poisoned(nn.Module):
-    """A model whose hidden states turn NaN on demand."""
+    """A model whose hidden states are NaN if `poison` is set."""
 
     def __init__(self, model):
         super().__init__()
@@ -154,7 +159,7 @@ class Poisoned(nn.Module):
 
 @pytest.fixture
 def parts(make_config, run_dir):
-    """A config without dropout and clipping, its model in fp64, and its data."""
+    """A config without dropout and clipping, a model in fp64, its data, and its tokenizer."""
     config = make_config(model={"dropout": 0.0}, training={"clip_norm": 0.0})
     loaded = load_model(run_dir)
     data = prepare_data(config.data, loaded.tokenizer, Path(config.run_dir) / "data", config.seed)
@@ -162,11 +167,13 @@ def parts(make_config, run_dir):
 
 
 def batches_of(rows_of_each, data, tokenizer):
+    """A batch for each list of rows of the training data."""
     special = tokenizer.special
     return [collate(*data.train.fetch(rows), special.pad, special.bos, rows) for rows in rows_of_each]
 
 
 def weights(model) -> dict[str, torch.Tensor]:
+    """Copies of the parameters of a model."""
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 

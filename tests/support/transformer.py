@@ -1,4 +1,4 @@
-"""Small Transformers, and their weights in PyTorch's layers."""
+"""Small Transformers, and copies of their weights in PyTorch's layers."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A translator of the model that knows every pair."""
+"""A translator with the model of the small corpus."""
 
 from pathlib import Path
 

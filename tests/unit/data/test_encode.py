@@ -21,7 +21,8 @@ from mtrain.data.encode import prepare_data
 from mtrain.data.scan import HoldoutDraw
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
-from tests.support.encoding import TOY, config, dropped, learn, rows, rows_of, text_of, write
+from tests.support import tokenizers
+from tests.support.encoding import TOY, config, dropped, rows, rows_of, text_of, write
 
 pytestmark = pytest.mark.usefixtures("logs")
 
@@ -196,7 +197,7 @@ def test_whatever_the_data_depends_on_counts(tmp_path: Path, tokenizer: Tokenize
         keys = {"validation": write(tmp_path / "other.tsv", TOY[:4])}
     if change == "more":
         train = [train, write(tmp_path / "more.tsv", TOY[:4])]
-    other = learn(tmp_path / "tokenizer", 401) if change == "tokenizer" else tokenizer
+    other = tokenizers.train(tmp_path / "tokenizer", vocab_size=401) if change == "tokenizer" else tokenizer
     second = prepare_data(
         config(tmp_path, train, **keys), other, tmp_path / "data", 2 if change == "seed" else 1
     )
@@ -395,7 +396,7 @@ def test_the_summary_is_json_for_people(tmp_path: Path, tokenizer: Tokenizer):
 
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
 def sampler(request, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return learn(tmp_path_factory.mktemp(request.param), type=request.param)
+    return tokenizers.train(tmp_path_factory.mktemp(request.param), type=request.param)
 
 
 def test_every_epoch_has_segmentations_of_its_own(tmp_path: Path, sampler: Tokenizer, monkeypatch):
