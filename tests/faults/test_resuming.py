@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
+from mtrain.config import presets
 from mtrain.config.load import load_config, validate
+from mtrain.config.presets import AutoSize
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import Interrupted, ModelError
 from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.learn import train_tokenizer
-from mtrain.training import init_from as origin
 from mtrain.training import loop
 from mtrain.training.loop import fit, make_trainer
 from tests.support.faults.damage import damaged_copies
@@ -174,7 +175,7 @@ def test_10_a_corpus_that_changed_under_a_run_is_an_error(make_config, tmp_path,
     go(make_config(data={"train": files}))
     Path(files["source"]).write_bytes(Path(files["source"]).read_bytes().replace(b"cat", b"cow"))
     config = make_config(data={"train": files}, training={"max_steps": 10})
-    with pytest.raises(ModelError, match=r"changed under the checkpoints.* --allow-data-change"):
+    with pytest.raises(ModelError, match=r"changed since the checkpoints .* --allow-data-change"):
         go(config)
     fit(config, device="cpu", quiet=True, allow_data_change=True)
     assert "another corpus than before" in caplog.text
@@ -248,7 +249,8 @@ def test_10_the_best_score_of_another_validation_is_discarded(
 def test_10_with_preset_auto_a_run_keeps_its_sizes_when_the_corpus_grows(
     make_config, corpus, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(origin, "TABLE", [(9, "tiny", 330), (99, "small", 340)])
+    sizes = AutoSize(9, "tiny", 330), AutoSize(99, "small", 340)
+    monkeypatch.setattr(presets, "AUTO_SIZES", sizes)
     files = {side: str(tmp_path / f"t.{side}") for side in ("source", "target")}
     for language, file in zip(("en", "de"), files.values(), strict=True):
         Path(file).write_bytes((corpus / f"train.{language}").read_bytes())
