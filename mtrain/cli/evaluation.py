@@ -110,13 +110,12 @@ def _score_hypotheses(
 ) -> Iterator[Scores]:
     """The scores of given translations. MODEL only says which language they are in."""
     from mtrain.checkpoint.model_folder import load_model
-    from mtrain.evaluation.evaluate import test_set_from_files
-    from mtrain.evaluation.metrics import make_metrics, score
+    from mtrain.evaluation.evaluate import score_file
+    from mtrain.evaluation.metrics import make_metrics
 
-    test = test_set_from_files(None, references, hypotheses)
-    language = "und" if model is None else load_model(model).config.target_lang
+    language = None if model is None else load_model(model).config.target_lang
     metrics = make_metrics(names, language, lowercase, bleu_tokenize)
-    yield test.name, len(test.references[0]), score(test.hypotheses or [], test.references, metrics)
+    yield hypotheses.name, *score_file(hypotheses, references, metrics)
 
 
 def _score_model(
@@ -130,13 +129,13 @@ def _score_model(
     bleu_tokenize: str | None,
 ) -> Iterator[Scores]:
     """The scores of a model on one test set of files, or on the test sets of its run."""
-    from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set, test_set_from_files
+    from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set, read_test_set
     from mtrain.evaluation.metrics import make_metrics
 
     of_data = [assignment for assignment in settings if assignment.startswith("data.")]
     if references and of_data:
         raise UsageError(f"--set {of_data[0]} has no effect with --reference; leave it out")
-    given = [test_set_from_files(source, references, None)] if references else None
+    given = [read_test_set(source, references)] if source is not None else None
     of_decoding = [assignment for assignment in settings if not assignment.startswith("data.")]
     translator = load_translator(model, device, of_decoding)
     metrics = make_metrics(names, translator.target_lang, lowercase, bleu_tokenize)

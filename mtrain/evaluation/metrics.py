@@ -1,4 +1,4 @@
-"""Scores of translations, by sacreBLEU's own functions, each with the signature that makes it comparable."""
+"""BLEU, chrF and TER, computed by sacreBLEU, each with the signature that makes scores comparable."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,30 +12,28 @@ from mtrain.errors import DataError, UsageError
 
 
 class Score(NamedTuple):
-    """One metric of one test set."""
+    """The score of one metric on one test set."""
 
     metric: str
-    score: float  # percent; higher is better, but for ter
+    score: float  # in percent; higher is better, except for TER
     signature: str
-    detail: str  # as sacreBLEU prints it
+    detail: str  # as sacreBLEU formats it
 
 
 def make_metrics(
-    names: Sequence[str],
-    target_lang: str,
-    lowercase: bool = False,
-    tokenize: str | None = None,
-    sentences: bool = False,
+    names: Sequence[str], target_lang: str | None = None, lowercase: bool = False, tokenize: str | None = None
 ) -> dict[str, Any]:
-    """sacreBLEU metrics by name, of whole test sets or of single `sentences`.
+    """sacreBLEU's corpus metrics by name: `bleu`, `chrf` and `ter`.
 
-    Raises UsageError for an unknown name or a tokenizer that is not installed.
+    BLEU uses the tokenizer `tokenize`; by default the one for the target language, or 13a, which is also
+    sacreBLEU's default. Raises UsageError for an unknown metric or tokenizer, and for a tokenizer that is not
+    installed.
     """
-    tokenizer = tokenize or bleu_tokenizer(target_lang)
+    tokenizer = tokenize or bleu_tokenizer(target_lang or "")
     makers: dict[str, Callable[[], Any]] = {
-        "bleu": lambda: BLEU(lowercase=lowercase, tokenize=tokenizer, effective_order=sentences),
+        "bleu": lambda: BLEU(lowercase=lowercase, tokenize=tokenizer),
         "chrf": lambda: CHRF(lowercase=lowercase),
-        "ter": TER,  # ignores case by itself, as on sacreBLEU's command line
+        "ter": TER,  # always ignores case, as on sacreBLEU's command line
     }
     if not names or not set(names) <= makers.keys():
         raise UsageError(f"--metrics {','.join(names)}: choose from {', '.join(makers)}")
@@ -45,22 +43,24 @@ def make_metrics(
         return {name: makers[name]() for name in names}
     except (ImportError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise UsageError(f"BLEU's tokenizer {tokenizer} is not installed: {reason}") from None
+        raise UsageError(f"the BLEU tokenizer {tokenizer} is not installed: {reason}") from None
 
 
 def score(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], metrics: dict[str, Any]
 ) -> list[Score]:
-    """Score detokenized hypotheses against one or more lists of references, all of one length.
+    """Score detokenized hypotheses against one or more lists of references.
 
-    Raises DataError if the counts differ or there is nothing to score.
+    Raises DataError if there are no hypotheses or the numbers of lines differ.
     """
     if not hypotheses:
         raise DataError("nothing to score: there are no translations")
     count = len(hypotheses)
     for number, reference in enumerate(references, start=1):
         if len(reference) != count:
-            raise DataError(f"reference {number} has {len(reference)} lines, not {count} as the translations")
+            raise DataError(
+                f"reference {number} has {len(reference)} lines but there are {count} translations"
+            )
     scores = []
     for name, metric in metrics.items():
         result = metric.corpus_score(hypotheses, references)

@@ -17,13 +17,12 @@ import torch
 from mtrain import Translator
 from mtrain.config.load import override
 from mtrain.decoding.alignment import align
-from mtrain.decoding.mbr import rank
+from mtrain.decoding.mbr import rank, sentence_metric
 from mtrain.decoding.score import score_pairs
 from mtrain.decoding.split import split_line, windows
 from mtrain.decoding.translation import Translation, join
 from mtrain.decoding.workers import Helpers
 from mtrain.errors import ModelError, UsageError
-from mtrain.evaluation.metrics import make_metrics
 from mtrain.model.transformer import Transformer
 from tests.support.training import PAIRS
 
@@ -361,7 +360,7 @@ def test_an_ensemble_needs_one_direction(run_dir: Path, tmp_path: Path) -> None:
 def test_the_text_most_like_the_others_is_chosen() -> None:
     texts = ["Die Katze schläft.", "Ein Hund bellt laut.", "Eine Katze schläft.", "Die Katze schläft nicht."]
     for name in ("chrf", "bleu"):
-        metric = make_metrics([name], "de", sentences=True)[name]
+        metric = sentence_metric(name, "de")
         means = [
             sum(getattr(sacrebleu, f"sentence_{name}")(text, [other]).score for other in texts)
             for text in texts
@@ -369,7 +368,7 @@ def test_the_text_most_like_the_others_is_chosen() -> None:
         assert rank(texts, metric) == sorted(range(4), key=lambda i: -means[i])
         assert rank(texts, metric)[-1] == 1
     votes = [texts[1]] * 5 + texts
-    assert votes[rank(votes, make_metrics(["chrf"], "de", sentences=True)["chrf"])[0]] == texts[1]
+    assert votes[rank(votes, sentence_metric("chrf", "de"))[0]] == texts[1]
     assert rank(["a", "a"], None) == [0, 1]
 
 
@@ -379,7 +378,7 @@ def test_mbr_chooses_among_what_was_found(translator: Translator, utility: str) 
     plain = translator.with_settings(samples=8, temperature=2.0)
     drawn = plain.translate(lines, n_best=8)
     chosen = plain.with_settings(mbr=utility).translate(lines, n_best=8)
-    metric = make_metrics([utility], "de", sentences=True)[utility]
+    metric = sentence_metric(utility, "de")
     for before, after in zip(drawn, chosen, strict=True):
         texts = [t.text for t in before.n_best]
         assert after.text == texts[rank(texts, metric)[0]]

@@ -1,0 +1,85 @@
+"""Scores and signatures are those of sacreBLEU."""
+
+import subprocess
+import sys
+
+import pytest
+import sacrebleu
+
+from mtrain.config.languages import bleu_tokenizer
+from mtrain.errors import DataError, UsageError
+from mtrain.evaluation.metrics import make_metrics, score
+
+HYPOTHESES = ["Der Hund rennt.", "Eine Katze", "Zwei Frauen reden heute ."]
+REFERENCES = ["Der Hund rennt im Park.", "Eine Katze schläft.", "zwei Frauen reden ."]
+OTHERS = ["Ein Hund rennt im Park.", "Die Katze schläft.", "Zwei Damen reden heute ."]
+
+
+def test_scores_and_signatures_equal_those_of_sacrebleu():
+    metrics = make_metrics(["bleu", "chrf", "ter"], "de")
+    results = {result.metric: result for result in score(HYPOTHESES, [REFERENCES, OTHERS], metrics)}
+    theirs = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf, "ter": sacrebleu.corpus_ter}
+    for name, corpus_score in theirs.items():
+        assert results[name].score == corpus_score(HYPOTHESES, [REFERENCES, OTHERS]).score
+    assert "nrefs:2|case:mixed|eff:no|tok:13a" in results["bleu"].signature
+    assert results["bleu"].signature in results["bleu"].detail
+
+
+LANGUAGES = {
+    "de": "13a",
+    "zh": "zh",
+    "zh-TW": "zh",
+    "ZH_cn": "zh",
+    "ja": "ja-mecab",
+    "ko": "ko-mecab",
+    "zhx": "13a",
+}
+
+
+@pytest.mark.parametrize(("language", "tokenizer"), LANGUAGES.items())
+def test_the_target_language_selects_the_tokenizer(language, tokenizer):
+    assert bleu_tokenizer(language) == tokenizer
+
+
+def test_without_a_language_the_tokenizer_is_the_default_of_sacrebleu():
+    [result] = score(HYPOTHESES, [REFERENCES], make_metrics(["bleu"]))
+    assert result.score == sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score
+    assert "tok:13a" in result.signature
+
+
+def test_chinese_is_split_into_characters():
+    zh = make_metrics(["bleu"], "zh")
+    assert score(["我喜欢吃橙子。"], [["我喜欢吃橙子。"]], zh)[0].score == pytest.approx(100)
+    assert "tok:zh" in score(["我喜欢橙子。"], [["我喜欢吃橙子。"]], zh)[0].signature
+
+
+def test_lowercasing_and_the_tokenizer_are_in_the_signature():
+    hypotheses, references = ["der hund rennt im park."], [["Der Hund rennt im Park."]]
+    [cased] = score(hypotheses, references, make_metrics(["bleu"], "de"))
+    [lowercased] = score(
+        hypotheses, references, make_metrics(["bleu"], "de", lowercase=True, tokenize="char")
+    )
+    assert cased.score < lowercased.score == pytest.approx(100)
+    assert "case:lc" in lowercased.signature and "tok:char" in lowercased.signature
+
+
+def test_unknown_metrics_and_tokenizers_are_answered_with_the_choices():
+    with pytest.raises(UsageError, match="--metrics bleu,rouge: choose from bleu, chrf, ter"):
+        make_metrics(["bleu", "rouge"], "de")
+    with pytest.raises(UsageError, match=r"--bleu-tokenize moses: choose from .*13a"):
+        make_metrics(["bleu"], "de", tokenize="moses")
+
+
+def test_a_tokenizer_that_is_not_installed_is_named():
+    if subprocess.run([sys.executable, "-c", "import MeCab"], capture_output=True).returncode == 0:
+        pytest.skip("MeCab is installed here")
+    with pytest.raises(UsageError, match="the BLEU tokenizer ja-mecab is not installed"):
+        make_metrics(["bleu"], "ja")
+
+
+def test_different_numbers_of_lines_are_errors():
+    metrics = make_metrics(["bleu"], "de")
+    with pytest.raises(DataError, match="reference 2 has 2 lines but there are 3 translations"):
+        score(HYPOTHESES, [REFERENCES, OTHERS[:2]], metrics)
+    with pytest.raises(DataError, match="nothing to score: there are no translations"):
+        score([], [[]], metrics)
