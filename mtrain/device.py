@@ -1,4 +1,4 @@
-"""Which device, which arithmetic, and how the C library hands out memory."""
+"""Devices, numeric precision, threads, and memory settings of the process."""
 
 import ctypes
 import os
@@ -8,13 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 from mtrain.errors import UsageError
+from mtrain.kernels.undocumented import undocumented
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`, which becomes PyTorch's present one. Raises
-    UsageError if it is not there."""
+    """The device called `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
+
+    Raises UsageError if this machine does not have it.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -26,46 +30,70 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = f"{torch.cuda.device_count() or 'no'} CUDA device(s)"
         raise UsageError(f"--device {name}: this machine has {found}; give --device cpu or auto")
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # where libraries put what they are not told a place for
     return device
 
 
+def make_current(device: torch.device) -> None:
+    """Make a GPU the current device of the process, which libraries use where none is specified."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
 def describe_arithmetic(device: torch.device, precision: str, compiled: bool, workers: int) -> str:
-    """All of a machine that decides the last bits of a step, in words: sums differ with the number of threads
-    that share them, and with the instructions."""
+    """A description of everything about the machine that affects the last bits of a training step.
+
+    Sums differ in the last bits with the number of threads and with the instructions that compute them.
+    """
     place = f"cpu ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"
     if device.type == "cuda":
         place = f"cuda ({torch.cuda.get_device_name(device)})"
-    how = f"{precision}{', compiled' if compiled else ''}"
-    return f"{place}, {how}, torch {torch.__version__}, {workers} side by side"
+    mode = f"{precision}{', compiled' if compiled else ''}"
+    return f"{place}, {mode}, torch {torch.__version__}, {workers} worker{'s' if workers > 1 else ''}"
 
 
 def resolve_precision(device: torch.device, setting: str) -> str:
-    """`fp32`, `bf16` or `fp16`. `auto` is what the device multiplies fastest in: bf16 on GPUs from Ampere on
-    and on CPUs with instructions for it, fp16 on older GPUs with tensor cores, fp32 elsewhere."""
+    """`fp32`, `bf16` or `fp16`; `auto` means the type of the fastest matrix products.
+
+    That is bf16 on GPUs since Ampere and on CPUs with instructions for it, fp16 on older GPUs with tensor
+    cores, and fp32 elsewhere.
+    """
     if setting != "auto":
         return setting
     if device.type == "cuda":
-        generation = torch.cuda.get_device_capability(device)
-        return "bf16" if generation >= (8, 0) else "fp16" if generation >= (7, 0) else "fp32"
-    has_bf16 = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return "bf16" if any(getattr(torch.cpu, name, bool)() for name in has_bf16) else "fp32"
+        capability = torch.cuda.get_device_capability(device)
+        return "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
+    return "bf16" if cpu_has_bf16() else "fp32"
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the CPU has instructions for products in bf16. False if PyTorch does not say."""
+    if hasattr(torch.cpu, "get_capabilities"):  # in newer versions
+        capabilities = torch.cpu.get_capabilities()
+        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_tile"))
+    queries = (
+        undocumented(f"cpu.{name}") for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    )
+    return any(query() for query in queries if query is not None)
 
 
 def compiles(device: torch.device, setting: str) -> bool:
-    """Whether `training.compile` means torch.compile. `auto`: on a GPU that it can compile for, to launch
-    fewer kernels (not timed); not on a CPU, where it needs a C++ compiler and a minute, and a step of the
-    tiny model, in bf16 and on one thread, then took 1.6 times as long."""
-    if setting == "auto" and device.type == "cuda":  # Triton is for the generations from Volta on
+    """Whether the setting `training.compile` means torch.compile on this device.
+
+    `auto` compiles on GPUs that Triton supports (from Volta on), to launch fewer kernels; the gain was not
+    measured. It does not compile on a CPU: that requires a C++ compiler and takes a minute, and steps of the
+    tiny model in bf16 on one thread then took 1.6 times as long.
+    """
+    if setting == "auto" and device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (7, 0) and find_spec("triton") is not None
     return setting == "on"
 
 
 def workers_for(device: torch.device) -> int:
-    """Threads that train side by side on a device, or batches that are decoded so. On a CPU as many as use
-    most cores, but at most four: threads share Python's lock, and each process that decodes holds the model
-    (two were timed here). On a GPU one."""
+    """The number of threads that train in parallel on a device, or of batches that are decoded in parallel.
+
+    On a CPU it is the number, at most four, that leaves the fewest cores idle: threads share Python's lock,
+    and each decoding process holds a copy of the model. (Two were measured.) On a GPU it is one.
+    """
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1:
         return 1
@@ -73,7 +101,7 @@ def workers_for(device: torch.device) -> int:
 
 
 def thread_pool(workers: int) -> ThreadPoolExecutor | None:
-    """Threads whose operations each use the cores that fall to them; None for one, which needs no pool."""
+    """A pool of threads that divide the cores evenly; None for one worker, which needs no pool."""
     if workers == 1:
         return None
     threads = max(1, torch.get_num_threads() // workers)
@@ -81,17 +109,35 @@ def thread_pool(workers: int) -> ThreadPoolExecutor | None:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Mixed precision for a forward pass: weights stay fp32, matrix products run in `precision`."""
+    """Mixed precision for a forward pass: weights stay in fp32, matrix products are in `precision`."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
 
 
-def fetched(values: torch.Tensor) -> Callable[[], list[float]]:
-    """Start to copy a vector to the host. What is returned gives it, and waits for that copy alone: an
-    ordinary copy, asked for later, would wait for all that the device has been given meanwhile."""
+def step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
+    """`optimizer.step()` if the scalar `skip` is 0; if it is 1, parameters and moments do not change.
+
+    A fused optimizer reads `skip` on its device, so nothing waits for its value. PyTorch documents this for
+    its GradScaler only. With any other optimizer the host waits for `skip` and decides.
+    """
+    if getattr(optimizer, "_step_supports_amp_scaling", False):  # the attribute that GradScaler reads, too
+        optimizer.found_inf = skip  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.found_inf  # type: ignore[attr-defined]
+    elif not bool(skip):
+        optimizer.step()
+
+
+def fetched(values: Tensor) -> Callable[[], list[float]]:
+    """Start copying a vector to the host; returns a function that waits for the copy and returns the values.
+
+    An ordinary copy, requested later, would wait for all work that the device was given in the meantime.
+    """
     if values.device.type != "cuda":
-        now: list[float] = values.tolist()
-        return lambda: now
+        current: list[float] = values.tolist()
+        return lambda: current
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -106,15 +152,21 @@ def fetched(values: torch.Tensor) -> Callable[[], list[float]]:
 
 
 def keep_few_kernels() -> None:
-    """Let oneDNN keep the kernels of its last 64 shapes, where it would keep 1,024 or more: a step's batches
-    have ever other shapes, and each kernel holds memory. To be called before the first matrix product."""
+    """Limit oneDNN's cache of compiled kernels to 64 shapes, unless the environment sets a limit.
+
+    The default is 1,024 or more. The shapes of training batches vary, and each cached kernel takes memory.
+    Call this before the first matrix product.
+    """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, "64")
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse large blocks. By default it returns each to the kernel and maps it afresh, and a
-    training step on a CPU then spends much of its time on page faults. Elsewhere this does nothing."""
+    """Make glibc reuse large blocks of memory, in the whole process. Has no effect with other C libraries.
+
+    By default glibc returns each large block to the kernel and maps a new one for the next, and a training
+    step on a CPU spends much of its time on page faults.
+    """
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):  # musl has none
         mallopt, m_trim_threshold, m_mmap_max = ctypes.CDLL(None).mallopt, -1, -4
         mallopt(m_mmap_max, 0)

@@ -1,11 +1,13 @@
-"""The error family: each kind of failure has one exit code, so that scripts can tell them apart.
+"""The exceptions of mtrain. Each class has its exit code, so that scripts can tell failures apart.
 
 A message is one line: what is wrong; what was given; what to do.
 """
 
+import re
+
 
 class MtrainError(Exception):
-    """A failure that mtrain explains to the user in one line, without a traceback."""
+    """A failure that is reported to the user in one line, without a traceback."""
 
     exit_code = 1
 
@@ -22,7 +24,7 @@ class DataError(MtrainError, exit_code=3):
 
 
 class ModelError(MtrainError, exit_code=4):
-    """A checkpoint or model folder is missing, damaged, or does not fit."""
+    """A checkpoint or model folder is missing, damaged or incompatible."""
 
 
 class DivergedError(MtrainError, exit_code=5):
@@ -30,20 +32,28 @@ class DivergedError(MtrainError, exit_code=5):
 
 
 class StorageError(MtrainError, exit_code=6):
-    """Reading or writing failed for a reason outside mtrain: disk full, no permission."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of Python's or PyTorch's says that memory is used up."""
-    kind = type(error).__name__
-    # Words of PyTorch's for a CPU, of CUDA's, of cuBLAS's.
-    said = ("can't allocate", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return kind == "MemoryError" or "OutOfMemory" in kind or any(words in str(error) for words in said)
+    """Reading or writing failed for an external reason: disk full, no permission."""
 
 
 class Interrupted(MtrainError, exit_code=130):
-    """Stopped by a signal, after the state was saved. The exit code is the shell's 128 + signal."""
+    """Stopped by a signal after the state was saved. The exit code is the shell's: 128 + signal number."""
 
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)
         self.exit_code = 128 + signal_number
+
+
+# From PyTorch on a CPU, the C++ library, the operating system, CUDA, cuBLAS, and oneDNN. oneDNN's "could not
+# create a primitive descriptor" is not among them: it means that an operation is unsupported.
+_OUT_OF_MEMORY = re.compile(
+    "can't allocate|bad_alloc|Cannot allocate memory|out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+    "|could not (create|execute) a primitive(?! descriptor)|could not create a memory"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python, PyTorch or a library means that memory is exhausted."""
+    if isinstance(error, MtrainError):
+        return False
+    by_class = isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__
+    return by_class or _OUT_OF_MEMORY.search(str(error)) is not None

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, load_tensors, verify_checkpoint
 from mtrain.config.schema import TrainingConfig
@@ -31,7 +31,8 @@ class Average:
         if self.decay is not None:
             decay = min(self.decay, (1 + step) / (10 + step))
             now = [p.detach() for p in self.model.parameters()]
-            torch._foreach_lerp_(list(self.weights.values()), now, 1 - decay)
+            update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+            update(list(self.weights.values()), now, None)
         else:
             self.weights = {}  # of an earlier step
 

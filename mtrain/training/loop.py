@@ -26,6 +26,7 @@ from mtrain.device import (
     describe_arithmetic,
     keep_few_kernels,
     keep_freed_memory,
+    make_current,
     resolve_device,
     workers_for,
 )
@@ -90,6 +91,7 @@ def make_trainer(
     """Enter the run folder, make or load its tokenizer and data, and set up a trainer. As `fit` otherwise,
     but nothing keeps other processes out of the folder."""
     place = resolve_device(device)
+    make_current(place)
     keep_freed_memory()
     keep_few_kernels()
     is_encoded, any_size = (Path(config.run_dir) / "data").exists(), vocab_size_is_automatic(config)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mtrain.config.schema import TrainingConfig
 from mtrain.data.batch import Batch
-from mtrain.device import autocast, compiles, resolve_precision, thread_pool
+from mtrain.device import autocast, compiles, resolve_precision, step_unless, thread_pool
 from mtrain.errors import is_out_of_memory
 from mtrain.model.layers import Dropout
 from mtrain.model.loss import LossSums, translation_loss
@@ -102,8 +102,7 @@ class Learner:
         bad = (~(norm.isfinite() & sums[0].isfinite())).float()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.found_inf = bad  # type: ignore[attr-defined]  # the fused kernel then changes nothing
-        self.optimizer.step()
+        step_unless(self.optimizer, bad)
         self.scale.update(bad)
         self.optimizer.zero_grad(set_to_none=True)
         return StepSums(torch.stack([*sums, norm, bad]), tokens)
@@ -150,8 +149,8 @@ class Learner:
     def _merge(self, replicas: Sequence[Transformer]) -> None:
         for replica in replicas:
             mine, others = _gradients(self.model), _gradients(replica)
-            assert len(mine) == len(others), "every pass reaches the same parameters"
-            torch._foreach_add_(mine, others)
+            for gradient, other in zip(mine, others, strict=True):
+                gradient += other
             replica.zero_grad(set_to_none=True)
 
     def _passes(
@@ -180,8 +179,7 @@ class Learner:
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         # The optimizer makes its moments, and changes nothing.
-        self.optimizer.found_inf = torch.ones((), device=self.device)  # type: ignore[attr-defined]
-        self.optimizer.step()
+        step_unless(self.optimizer, torch.ones((), device=self.device))
         with self.generators_restored():
             self._accumulate_in_memory([batch] * len(self.replicas), batch.target_tokens)
         self.optimizer.zero_grad(set_to_none=True)

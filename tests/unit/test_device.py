@@ -1,5 +1,6 @@
-"""Where the model runs, and in which arithmetic."""
+"""Devices, precision, threads and memory settings."""
 
+import math
 import os
 
 import pytest
@@ -8,24 +9,27 @@ import torch
 from mtrain.device import (
     autocast,
     compiles,
+    cpu_has_bf16,
     describe_arithmetic,
     fetched,
     keep_few_kernels,
     keep_freed_memory,
     resolve_device,
     resolve_precision,
+    step_unless,
     workers_for,
 )
 from mtrain.errors import UsageError
+from mtrain.kernels.undocumented import documented_only
 
 
-def test_the_cpu_is_always_there():
+def test_the_cpu_is_always_available():
     assert resolve_device("cpu") == torch.device("cpu")
     assert " threads), fp32, compiled, torch " in describe_arithmetic(torch.device("cpu"), "fp32", True, 1)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_what_is_fetched_are_the_values_of_then(device):
+def test_fetched_values_are_those_at_the_time_of_the_call(device):
     values = torch.arange(3.0, device=device)
     read = fetched(values)
     values += 1
@@ -33,7 +37,7 @@ def test_what_is_fetched_are_the_values_of_then(device):
 
 
 @pytest.mark.gpu
-def test_auto_takes_the_gpu_that_is_there():
+def test_auto_selects_an_available_gpu():
     assert resolve_device("auto").type == "cuda"
     with pytest.raises(UsageError, match="CUDA device"):
         resolve_device("cuda:99")
@@ -48,7 +52,7 @@ def test_unknown_devices_are_errors(name):
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
-def test_precision_is_that_of_matrix_products(precision, dtype):
+def test_autocast_sets_the_precision_of_matrix_products(precision, dtype):
     a = torch.ones(2, 2)
     with autocast(torch.device("cpu"), precision):
         assert (a @ a).dtype == dtype
@@ -57,26 +61,56 @@ def test_precision_is_that_of_matrix_products(precision, dtype):
 @pytest.mark.parametrize(
     ("generation", "precision"), [((6, 1), "fp32"), ((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
 )
-def test_auto_is_the_fastest_precision_of_a_gpu(monkeypatch, generation, precision):
+def test_auto_selects_the_fastest_precision_of_a_gpu(monkeypatch, generation, precision):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: generation)
     device = torch.device("cuda")
     assert resolve_precision(device, "auto") == precision
     assert resolve_precision(device, "fp32") == "fp32"
 
 
-@pytest.mark.parametrize("has_bf16", [True, False])
-def test_auto_on_a_cpu_is_bf16_if_it_has_instructions_for_it(monkeypatch, has_bf16):
-    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-        monkeypatch.setattr(torch.cpu, name, lambda: has_bf16, raising=False)
+@pytest.mark.parametrize("feature", ["avx512_bf16", "amx_tile"])
+@pytest.mark.parametrize("present", [True, False])
+def test_auto_on_a_cpu_is_bf16_if_it_has_the_instructions(monkeypatch, feature, present):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {feature: present}, raising=False)
     cpu = torch.device("cpu")
-    assert resolve_precision(cpu, "auto") == ("bf16" if has_bf16 else "fp32")
+    assert resolve_precision(cpu, "auto") == ("bf16" if present else "fp32")
     assert resolve_precision(cpu, "fp32") == "fp32" and resolve_precision(cpu, "bf16") == "bf16"
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_older_versions_of_pytorch_answer_undocumented_questions(monkeypatch, present):
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: present, raising=False)
+    assert cpu_has_bf16() == present
+    with documented_only():
+        assert not cpu_has_bf16()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_skipped_step_changes_neither_parameters_nor_moments(fused):
+    """Without the fused kernel, the host decides."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1, fused=fused)
+    parameter.grad = torch.ones(3)
+    step_unless(optimizer, torch.tensor(0.0))
+    after = parameter.detach().clone()
+    state = {key: value.clone() for key, value in optimizer.state[parameter].items()}
+    assert (after < 1).all() and state["step"] == 1
+    parameter.grad = torch.tensor([1.0, math.nan, math.inf])
+    step_unless(optimizer, torch.tensor(1.0))
+    assert torch.equal(parameter, after)
+    for key, value in optimizer.state[parameter].items():
+        assert torch.equal(value, state[key])
+    parameter.grad = torch.ones(3)
+    optimizer.step()  # which the skipped one does not affect
+    assert (parameter < after).all()
 
 
 @pytest.mark.parametrize(
     ("threads", "workers"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 4), (6, 3), (7, 3), (8, 4), (64, 4)]
 )
-def test_workers_use_the_cores(monkeypatch, threads, workers):
+def test_workers_divide_the_cores(monkeypatch, threads, workers):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert workers_for(torch.device("cpu")) == workers and workers_for(torch.device("cuda")) == 1
 
@@ -85,21 +119,21 @@ def test_workers_use_the_cores(monkeypatch, threads, workers):
     ("generation", "triton", "compiled"),
     [((9, 0), True, True), ((9, 0), False, False), ((6, 1), True, False)],
 )
-def test_auto_compiles_on_gpus_that_triton_is_for(monkeypatch, generation, triton, compiled):
+def test_auto_compiles_on_gpus_that_triton_supports(monkeypatch, generation, triton, compiled):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: generation)
     monkeypatch.setattr("mtrain.device.find_spec", lambda name: name if triton else None)
     assert [compiles(torch.device(kind), "auto") for kind in ("cpu", "cuda")] == [False, compiled]
     assert compiles(torch.device("cpu"), "on") and not compiles(torch.device("cuda"), "off")
 
 
-def test_few_kernels_are_kept_unless_the_user_says_how_many(monkeypatch):
+def test_the_kernel_cache_is_limited_unless_the_user_sets_a_limit(monkeypatch):
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
     keep_few_kernels()
     assert (os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("7", "64")
 
 
-def test_keeping_freed_memory_leaves_arithmetic_alone():
+def test_keeping_freed_memory_does_not_affect_results():
     keep_freed_memory()
     big = torch.ones(4_000, 4_000)
     assert float(big.sum()) == 16_000_000
