@@ -77,8 +77,6 @@ def test_every_page_is_linked_from_the_readme():
 
 @pages
 def test_files_that_are_named_exist(page):
-    if page.name in ("architecture.md", "multi30k.md"):
-        pytest.xfail("files of the new layout are not all there yet")
     for name in code(page):
         file = name.rstrip("/")
         if re.fullmatch(r"(configs|docs|scripts|tests|mtrain)/[\w./-]*", name):
@@ -86,8 +84,7 @@ def test_files_that_are_named_exist(page):
         elif re.fullmatch(r"[a-z_]+(/[a-z_]*)+(\.py)?", name) and page.name == "architecture.md":
             assert (ROOT / "mtrain" / file).exists(), name
         elif re.fullmatch(r"multi30k-[a-z-]+|(en|de|fr)-(en|de|fr)-[a-z-]+", name):
-            found = list((ROOT / "configs").glob(f"**/{name}.yaml"))
-            assert found or list((ROOT / "configs").glob(f"multi30k-{name}.yaml")), name
+            assert list((ROOT / "configs").glob(f"**/{name}.yaml")), name
 
 
 def test_every_package_is_in_the_architecture():
