@@ -31,6 +31,7 @@ class TrainState:
     step: int = 0  # optimizer steps done
     epoch: int = 0
     next_batch: int = 0  # steps of this epoch done
+    batch_order: int = 0  # version of the order of batches; see mtrain.data.batching
     target_tokens_seen: int = 0
     seconds: float = 0.0  # of training and validation
     best_step: int | None = None
@@ -159,6 +160,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     file = folder / "state.json"
     try:
         values = read_json(file)
+        values.setdefault("batch_order", 0)  # checkpoints of earlier versions lack it
         if differing := {item.name for item in fields(TrainState)} ^ values.keys():
             names = ", ".join(sorted(differing))
             raise ModelError(

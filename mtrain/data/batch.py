@@ -1,4 +1,4 @@
-"""The tensors of one forward pass."""
+"""The tensors of one micro-batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ class Batch:
 
     source: Tensor  # (B, S) int64, each row ends in EOS
     source_keep: Tensor  # (B, S) bool, True where there is a token
-    target_in: Tensor  # (B, T) int64, BOS and the target but for its last token
+    target_in: Tensor  # (B, T) int64, BOS and the target without its last token
     labels: Tensor  # (B, T) int64, the target with EOS; padding is IGNORE
     target_tokens: int  # labels that are not padding
-    rows: list[int]  # where the pairs lie in the corpus
+    rows: list[int]  # of the pairs in the encoded corpus
 
     @property
     def positions(self) -> int:
-        """Of both sides, padding included."""
+        """Tokens of both sides, including padding."""
         return self.source.numel() + self.labels.numel()
 
     def cut(self, most: float) -> list[Self]:
-        """Parts of it with at most so many positions, or of a single pair, by halving."""
+        """Halve the batch until each part has at most `most` positions or a single pair."""
         middle = len(self.rows) // 2
         if self.positions <= most or not middle:
             return [self]
@@ -43,11 +43,11 @@ class Batch:
         return type(self)(*tensors, tokens, self.rows[part])  # type: ignore[call-arg, arg-type]
 
     def to(self, device: torch.device) -> Self:
-        """The same batch on a device. To copy a pinned one to a GPU does not block the host."""
+        """The same batch on a device. Copying a pinned batch to a GPU does not block the host."""
         return self._with(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> Self:
-        """The same batch in memory that a GPU can read by itself."""
+        """The same batch in pinned memory."""
         return self._with(Tensor.pin_memory)
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -56,7 +56,7 @@ class Batch:
 
 
 def pad(rows: pa.ListArray, fill: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Lists of ids as a matrix filled up on the right, and where its ids are. Both (rows, longest)."""
+    """Lists of ids as a matrix padded on the right, and a mask that is true at ids. Both (rows, longest)."""
     lengths = rows.value_lengths().to_numpy()
     keep = np.arange(lengths.max(initial=0)) < lengths[:, None]
     matrix = np.full(keep.shape, fill, np.int64)
@@ -65,11 +65,11 @@ def pad(rows: pa.ListArray, fill: int) -> tuple[npt.NDArray[np.int64], npt.NDArr
 
 
 def collate(source: pa.ListArray, target: pa.ListArray, pad_id: int, bos_id: int, rows: list[int]) -> Batch:
-    """Pad encoded pairs, each side of which ends in EOS, into a Batch."""
+    """Pad encoded pairs into a Batch. Each side ends in EOS."""
     source_ids, source_keep = pad(source, pad_id)
     labels, target_keep = pad(target, IGNORE)
     target_in = np.full_like(labels, bos_id)
-    # Masked by position, never by id: BOS or a real token may share its id with padding.
+    # Masked by position, not by id: BOS or a real token may have the padding id.
     target_in[:, 1:] = np.where(target_keep[:, 1:], labels[:, :-1], pad_id)
     tensors = map(torch.from_numpy, (source_ids, source_keep, target_in, labels))
     return Batch(*tensors, int(target_keep.sum()), rows)  # type: ignore[call-arg, arg-type]

@@ -1,8 +1,8 @@
-"""Which pairs train together: a pure function of lengths, budget, seed, epoch and rank.
+"""Plans the batches of an epoch: a pure function of lengths, budget, seed, epoch and rank.
 
-An optimizer step takes pairs of like length, so that little of it is padding. Its pairs do not depend on the
-hardware: each step is split into equal micro-batches that fit the memory of the devices, so a recipe gives
-the same gradients on one device or eight.
+The pairs of an optimizer step have similar lengths, so that little of it is padding. Which pairs they are
+does not depend on the hardware: each step is split into equal micro-batches that fit the memory of the
+devices, so a recipe gives the same gradients on one device or eight.
 """
 
 from itertools import pairwise
@@ -11,22 +11,37 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+# Version of the order of the pairs. Checkpoints record it: within an epoch, a run can only resume in the same
+# order. 0: by target length, then source length (checkpoints that record none). 1: see `_by_length`.
+BATCH_ORDER = 1
+
 Rows = npt.NDArray[np.int64]
 
 
 class BatchPlan(NamedTuple):
-    """One epoch. `steps[i][j]` are the rows of this rank's micro-batch j in optimizer step i; every rank
-    has the same number of steps and micro-batches. `step_tokens[i]` are its target tokens over
-    all ranks, without padding."""
+    """One epoch. `steps[i][j]` are the rows of this rank's micro-batch j in optimizer step i; every rank has
+    the same number of steps and micro-batches. The other fields count the tokens of all ranks."""
 
     steps: list[list[Rows]]
-    step_tokens: list[int]
-    padded_tokens: int
+    step_tokens: list[int]  # target tokens of each step, without padding
+    tokens: tuple[int, int] = (0, 0)  # source and target tokens of the epoch, without padding
+    padded_tokens: tuple[int, int] = (0, 0)  # with padding
 
     @property
-    def padding(self) -> float:
-        """Share of padding among target positions, over all ranks."""
-        return 1 - sum(self.step_tokens) / self.padded_tokens if self.padded_tokens else 0.0
+    def padding(self) -> "Padding":
+        """The share of padding on each side, and on both."""
+        both = zip(
+            (*self.tokens, sum(self.tokens)), (*self.padded_tokens, sum(self.padded_tokens)), strict=True
+        )
+        return Padding(*(1 - tokens / padded if padded else 0.0 for tokens, padded in both))
+
+
+class Padding(NamedTuple):
+    """Shares of padding among the tokens of an epoch."""
+
+    source: float
+    target: float
+    both: float
 
 
 def plan_batches(
@@ -45,46 +60,64 @@ def plan_batches(
     padded tokens on either side and micro-batches of at most `micro_batch_tokens`, in an order shuffled by
     (seed, epoch). In each step, every rank has the same number of micro-batches, a multiple of `workers`.
 
-    A row longer than `micro_batch_tokens` is the caller's error. O(rows log rows).
+    No row may be longer than `micro_batch_tokens`. O(rows log rows).
     """
     generator = np.random.default_rng([seed, epoch])
     rows = np.arange(len(source_lengths))
     if weights is not None:
         rows = np.repeat(rows, np.floor(weights + generator.random(len(rows))).astype(np.int64))
-    generator.shuffle(rows)  # so that pairs of equal lengths meet others in each epoch
-    rows = rows[np.lexsort((source_lengths[rows], target_lengths[rows]))]
-    targets = target_lengths[rows].astype(np.int64)
-    longer = np.maximum(source_lengths[rows], targets)
+    generator.shuffle(rows)  # so that rows of equal lengths are grouped differently in each epoch
+    rows = rows[_by_length(source_lengths[rows], target_lengths[rows])]
+    sides = source_lengths[rows].astype(np.int64), target_lengths[rows].astype(np.int64)
+    longer = np.maximum(*sides)
     assert longer.max(initial=0) <= micro_batch_tokens, (
         "the config limits sentences to the size of a micro-batch"
     )
 
     edges = cut_by_budget(longer, batch_tokens)
-    steps, step_tokens, padded_tokens = [], [], 0
+    steps, step_tokens, padded_tokens = [], [], [0, 0]
     for step in generator.permutation(len(edges) - 1):
         start, stop = edges[step], edges[step + 1]
         runs = _split(longer[start:stop], micro_batch_tokens, world * workers)
         micro_batches = [slice(start + first, start + end) for first, end in runs]
         steps.append([rows[part] for part in micro_batches[rank::world]])
-        step_tokens.append(int(targets[start:stop].sum()))
-        padded_tokens += sum(len(rows[part]) * int(targets[part].max(initial=0)) for part in micro_batches)
-    return BatchPlan(steps, step_tokens, padded_tokens)
+        step_tokens.append(int(sides[1][start:stop].sum()))
+        for i, lengths in enumerate(sides):
+            padded_tokens[i] += sum(
+                len(lengths[part]) * int(lengths[part].max(initial=0)) for part in micro_batches
+            )
+    tokens = int(sides[0].sum()), int(sides[1].sum())
+    return BatchPlan(steps, step_tokens, tokens, (padded_tokens[0], padded_tokens[1]))
+
+
+def _by_length(source_lengths: npt.NDArray[np.integer], target_lengths: npt.NDArray[np.integer]) -> Rows:
+    """Sort so that neighbors have similar lengths on both sides. Rows of equal lengths keep their order.
+
+    Rows are sorted by the longer side, then by the difference between the sides, alternately ascending and
+    descending, so that it changes little from one length to the next. On Multi30k (steps of 4,096 tokens, one
+    micro-batch each), 3.3% of the tokens are padding. It is 4.4% if the difference always ascends, and 7.1%
+    if rows are sorted by target length, then source length, with 2.5% fewer target tokens per second.
+    """
+    longer = np.maximum(source_lengths, target_lengths).astype(np.int64)
+    difference = source_lengths.astype(np.int64) - target_lengths
+    return np.lexsort((np.where(longer % 2, -difference, difference), longer))
 
 
 def cut_by_budget(lengths: Rows, budget: int) -> list[int]:
-    """Boundaries of the longest runs of at most `budget` padded tokens; `lengths` are of the longer sides."""
+    """Boundaries of consecutive runs, each as long as `budget` padded tokens allow. `lengths` are those of
+    the longer sides."""
     edges = [0]
     while edges[-1] < len(lengths):
         start = edges[-1]
         longest = np.maximum.accumulate(lengths[start : start + max(1, budget // int(lengths[start]))])
-        padded = longest * np.arange(1, len(longest) + 1)  # ascends, since `longest` does
+        padded = longest * np.arange(1, len(longest) + 1)  # ascending, because `longest` is
         edges.append(start + max(1, int(np.searchsorted(padded, budget, side="right"))))
     return edges
 
 
 def _split(lengths: Rows, budget: int, multiple: int) -> list[tuple[int, int]]:
-    """Cut a step into a multiple of `multiple` runs of nearly equal size, none over the budget."""
-    needed = -(-int(lengths.sum()) // budget)  # with no padding at all
+    """Split a step into nearly equal runs within the budget; their number is a multiple of `multiple`."""
+    needed = -(-int(lengths.sum()) // budget)  # if there were no padding
     parts = -(-needed // multiple) * multiple
     while True:
         runs = list(pairwise(np.linspace(0, len(lengths), parts + 1).round().astype(int).tolist()))

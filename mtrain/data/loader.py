@@ -1,4 +1,4 @@
-"""The steps of a run, one after another: planned an epoch at a time, their batches made a few steps ahead."""
+"""Loads the training batches: epochs are planned one at a time, batches are made a few steps ahead."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -14,21 +14,21 @@ from mtrain.data.encode import EncodedCorpus
 from mtrain.errors import DataError
 from mtrain.tokenizer.vocabulary import SpecialIds
 
-AHEAD = 3  # steps
+AHEAD = 3  # steps whose batches are made in advance
 
 
 class Step(NamedTuple):
-    """One optimizer step to come."""
+    """The input of one optimizer step."""
 
     epoch: int  # from 1
     tokens: int  # target tokens of all batches
     batches: list[Batch]  # the micro-batches
-    position: tuple[int, int]  # epoch from 0 and index of the step after this one: where to go on
+    position: tuple[int, int]  # epoch (from 0) and index of the next step, to resume from
 
 
-class Feed:
-    """Training batches of a corpus, for `device`. A step has a multiple of `workers` micro-batches, or
-    fewer."""
+class Loader:
+    """The training batches of a corpus, for `device`. The number of micro-batches in a step is a multiple of
+    `workers`, unless the step has too few pairs."""
 
     def __init__(
         self,
@@ -44,20 +44,20 @@ class Feed:
         self._opened: dict[int, tuple[EncodedCorpus, BatchPlan]] = {}
 
     def plan(self, epoch: int) -> BatchPlan:
-        """The plan of an epoch, from 0. Raises DataError if it has no pair."""
+        """The plan of an epoch (from 0). Raises DataError if no pair is in it."""
         return self._open(epoch)[1]
 
     def steps(self, epoch: int, index: int) -> Iterator[Step]:
-        """The steps from step `index` of `epoch` (both from 0) on, without end."""
+        """Yield the steps from step `index` of `epoch` (both from 0) on, endlessly."""
         pending: deque[Future[Step]] = deque()
-        with ThreadPoolExecutor(1, "feed") as pool:
+        with ThreadPoolExecutor(1, "loader") as pool:
             while True:
                 corpus, plan = self._open(epoch)
                 for i in range(index, len(plan.steps)):
                     pending.append(pool.submit(self._make, corpus, plan, epoch, i))
                     if len(pending) > AHEAD:
                         yield pending.popleft().result()
-                while pending:  # before the next epoch is segmented: this one may have been the last
+                while pending:  # before the next epoch is prepared: this one may be the last
                     yield pending.popleft().result()
                 epoch, index = epoch + 1, 0
 
@@ -67,14 +67,15 @@ class Feed:
         return Step(epoch + 1, plan.step_tokens[index], batches, after)
 
     def batch(self, rows: Rows, corpus: EncodedCorpus) -> Batch:
-        """The tensors of some pairs of an epoch's corpus, from where they can be copied to the device without
-        waiting. They are not on it yet: what they need there is to come and go with the micro-batch."""
+        """The tensors of some rows of an epoch's corpus, pinned if the device is a GPU. They are moved to the
+        device later, so that it holds one micro-batch at a time."""
         indices: list[int] = rows.tolist()
         batch = collate(*corpus.fetch(indices), self.special.pad, self.special.bos, indices)
         return batch.pinned() if self.device.type == "cuda" else batch
 
     def largest(self, epoch: int) -> list[Batch]:
-        """The batches of an epoch that need most memory: of most positions, of most pairs of them."""
+        """The batches of an epoch that need the most memory: the one with the most padded tokens, and the one
+        with the largest attention matrices."""
         corpus, plan = self._open(epoch)
         micro_batches = [rows for step in plan.steps for rows in step if len(rows)]
         sizes = [
@@ -86,13 +87,13 @@ class Feed:
         return [self.batch(micro_batches[i], corpus) for i in dict.fromkeys((linear, square))]
 
     def _open(self, epoch: int) -> tuple[EncodedCorpus, BatchPlan]:
-        """The corpus and the plan of an epoch; those of the one last asked for are kept."""
+        """The corpus and the plan of an epoch. Those of the latest epoch are kept."""
         if epoch not in self._opened:
             corpus, recipe = self.corpus.epoch(epoch), self.config.training
             lengths = (corpus.source_lengths, corpus.target_lengths)
             sizes = (recipe.batch_tokens, self.micro_batch_tokens, self.config.seed, epoch)
             plan = plan_batches(*lengths, *sizes, weights=corpus.weights, workers=self.workers)
             if not plan.steps:
-                raise DataError(f"epoch {epoch + 1} has no pair to train on; raise the weights of data.train")
+                raise DataError(f"epoch {epoch + 1} has no training pairs; raise the weights of data.train")
             self._opened = {epoch: (corpus, plan)}
         return self._opened[epoch]

@@ -17,9 +17,10 @@ from mtrain.checkpoint.checkpoint import (
 )
 from mtrain.checkpoint.model_folder import LoadedModel, publish_best
 from mtrain.config.schema import Config
+from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.check_report import log_warnings
 from mtrain.data.encode import PreparedData, check_corpora, prepare_data
-from mtrain.data.loader import Feed, Step
+from mtrain.data.loader import Loader, Step
 from mtrain.data.scan import RawData
 from mtrain.device import (
     compiles,
@@ -119,6 +120,11 @@ def make_trainer(
     if checkpoint and checkpoint.state.data_fingerprint != data.fingerprint:
         log.warning("data: another corpus than before; epoch %d starts again", checkpoint.state.epoch + 1)
         checkpoint.state.data_fingerprint, checkpoint.state.next_batch = data.fingerprint, 0
+    if checkpoint and checkpoint.state.batch_order != BATCH_ORDER:
+        if checkpoint.state.next_batch:
+            message = "data: this version of mtrain orders batches differently; restarting epoch %d"
+            log.warning(message, checkpoint.state.epoch + 1)
+        checkpoint.state.batch_order, checkpoint.state.next_batch = BATCH_ORDER, 0
     return Trainer(config, tokenizer, data, place, checkpoint, quiet, start)
 
 
@@ -149,7 +155,9 @@ class Trainer:
         self.learner = Learner(self.model, self.recipe, workers)
         self.average = Average(self.model, self.recipe)
         self.state = TrainState(
-            data_fingerprint=data.fingerprint, tokenizer_fingerprint=tokenizer.fingerprint()
+            batch_order=BATCH_ORDER,
+            data_fingerprint=data.fingerprint,
+            tokenizer_fingerprint=tokenizer.fingerprint(),
         )
         if checkpoint is not None:
             self.state = checkpoint.state
@@ -157,10 +165,10 @@ class Trainer:
             self.average.load(checkpoint.folder)
             self.learner.scale.restore(self.state.loss_scale)
             log.info("going on from %s", checkpoint.folder)
-        self.feed = Feed(
+        self.loader = Loader(
             data.train, config, tokenizer.special, device, self._micro_batch_tokens(data), workers
         )
-        self.validator = Validator(data.validation, config, tokenizer, device, self.feed.micro_batch_tokens)
+        self.validator = Validator(data.validation, config, tokenizer, device, self.loader.micro_batch_tokens)
         self._note_arithmetic()
         self.saved_step, self.failed_saves = -1, 0
         self.saved_best = self.state.best_step, self.state.best_score
@@ -172,7 +180,7 @@ class Trainer:
         learner, compiled = self.learner, compiles(self.device, self.recipe.compile)
         machine = describe_arithmetic(self.device, learner.precision, compiled, len(learner.replicas))
         cut = "" if learner.most == math.inf else f", cut to {learner.most:g} positions"
-        return f"{machine}, micro-batches of {self.feed.micro_batch_tokens} tokens{cut}"
+        return f"{machine}, micro-batches of {self.loader.micro_batch_tokens} tokens{cut}"
 
     def _note_arithmetic(self) -> None:
         """Tell whether the last bits of a step come out as before an interruption."""
@@ -206,7 +214,7 @@ class Trainer:
         if self.checkpoint is not None:
             set_newer_aside(self.checkpoint)
         self._announce()
-        for batch in self.feed.largest(state.epoch):  # what memory cannot hold shows now, not hours later
+        for batch in self.loader.largest(state.epoch):  # what memory cannot hold shows now, not hours later
             self.learner.rehearse(batch)
         self.progress.begin()
         with self.progress.bar:
@@ -238,7 +246,7 @@ class Trainer:
 
     def steps(self) -> Iterator[Step]:
         """The steps to come, without end."""
-        return self.feed.steps(self.state.epoch, self.state.next_batch)
+        return self.loader.steps(self.state.epoch, self.state.next_batch)
 
     def train_on(self, step: Step) -> StepSums:
         """Take one optimizer step; the state then says where to go on."""
@@ -259,7 +267,7 @@ class Trainer:
         """Steps that max_steps and max_epochs allow; None if only the clock ends training."""
         limits = [] if self.recipe.max_steps is None else [self.recipe.max_steps]
         if self.recipe.max_epochs is not None:
-            limits.append(self.recipe.max_epochs * len(self.feed.plan(0).steps))
+            limits.append(self.recipe.max_epochs * len(self.loader.plan(0).steps))
         return min(limits, default=None)
 
     def _micro_batch_tokens(self, data: PreparedData) -> int:
@@ -286,12 +294,15 @@ class Trainer:
     def _announce(self) -> None:
         parameters = sum(p.numel() for p in self.model.parameters())
         frozen = sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
-        plan = self.feed.plan(self.state.epoch)
+        plan = self.loader.plan(self.state.epoch)
         log.info("device: %s", self._arithmetic())
         sizes = (parameters / 1e6, frozen / 1e6, self.tokenizer.target_vocab_size)
         log.info("model: %.2f million parameters (%.2f frozen), %d pieces", *sizes)
         log.info("exports: %s", exports_of(self.model.config))
-        log.info("epoch: %d steps, %.1f%% padding", len(plan.steps), 100 * plan.padding)
+        padding = (100 * share for share in plan.padding)
+        log.info(
+            "epoch: %d steps; padding: %.1f%% source, %.1f%% target, %.1f%% both", len(plan.steps), *padding
+        )
         if self.total_steps is not None:
             log.info("planned: %d steps, %.1f epochs", self.total_steps, self.total_steps / len(plan.steps))
 

@@ -204,17 +204,19 @@ def test_max_epochs_ends_with_the_last_epoch_when_epochs_differ_in_length(make_c
 
 
 def test_a_batch_uses_the_segmentation_of_its_epoch(make_config):
-    feed = make_trainer(make_config(data={"subword_sampling": 0.2}), device="cpu", quiet=True).feed
-    steps = [taken for taken, _ in zip(feed.steps(0, 0), range(3 * len(feed.plan(0).steps)), strict=False)]
+    loader = make_trainer(make_config(data={"subword_sampling": 0.2}), device="cpu", quiet=True).loader
+    steps = [
+        taken for taken, _ in zip(loader.steps(0, 0), range(3 * len(loader.plan(0).steps)), strict=False)
+    ]
     assert {1, 2, 3} <= {taken.epoch for taken in steps}
-    ahead = feed.steps(0, 0)
+    ahead = loader.steps(0, 0)
     for taken in steps:
         again = next(ahead)
-        feed.plan(taken.epoch)  # plans the next epoch
+        loader.plan(taken.epoch)  # plans the next epoch
         assert again.position == taken.position
         assert all(torch.equal(a.labels, b.labels) for a, b in zip(again.batches, taken.batches, strict=True))
         for batch in taken.batches:
-            source, target = feed.corpus.epoch(taken.epoch - 1).fetch(batch.rows)
+            source, target = loader.corpus.epoch(taken.epoch - 1).fetch(batch.rows)
             assert batch.target_tokens == len(target.flatten())
             assert batch.source[batch.source_keep].tolist() == source.flatten().to_pylist()
 

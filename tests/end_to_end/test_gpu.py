@@ -62,7 +62,7 @@ def test_a_step_never_waits_for_the_device(parts, precision):
 
 def test_batches_wait_in_memory_that_a_gpu_can_read(make_config):
     trainer = make_trainer(make_config(), device="cuda", quiet=True)
-    batch = trainer.feed.largest(0)[0]
+    batch = trainer.loader.largest(0)[0]
     assert batch.source.is_pinned() and batch.cut(0)[-1].labels.is_pinned()
 
 

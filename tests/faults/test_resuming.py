@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,33 @@ def test_08_a_run_killed_at_any_step_takes_the_same_steps(make_config, monkeypat
     assert sum(state.next_batch > 0 for state in saved) > 1  # in the middle of an epoch
 
 
+def test_08_a_checkpoint_with_the_earlier_order_of_batches_restarts_its_epoch(
+    make_config, monkeypatch, caplog
+):
+    """Or some pairs would be trained on twice in the epoch, and others never."""
+    recipe = {"batch_tokens": 64, "max_steps": 1}
+    folder = last_checkpoint(go(make_config(training=recipe)))
+    state = json.loads((folder / "state.json").read_text())
+    assert state["next_batch"] == 1
+    del state["batch_order"]  # as an earlier version wrote it
+    (folder / "state.json").write_text(json.dumps(state))
+    write_manifest(folder)
+    epochs, real = Counter(), loop.Trainer.train_on
+
+    def train_on(self, step):
+        epochs.update((step.epoch, row) for batch in step.batches for row in batch.rows)
+        return real(self, step)
+
+    monkeypatch.setattr(loop.Trainer, "train_on", train_on)
+    run = go(make_config(training={"batch_tokens": 64, "max_steps": None, "max_epochs": 2}))
+    assert epochs == Counter((epoch, row) for epoch in (1, 2) for row in range(8))
+    assert "orders batches differently; restarting epoch 1" in caplog.text
+    caplog.clear()
+    go(make_config(training={"batch_tokens": 64, "max_steps": None, "max_epochs": 3}))
+    assert "orders batches" not in caplog.text
+    assert open_checkpoint(last_checkpoint(run)).state.batch_order > 0
+
+
 def remove_part(folder: Path, part: str) -> None:
     """Remove a part of a checkpoint; if it is a part of the state, rewrite the manifest to match."""
     if part.endswith(".safetensors"):
@@ -193,7 +221,7 @@ def test_10_a_tokenizer_that_changed_under_a_run(make_config, tmp_path, trained,
     config = make_config()
 
     def encoded():
-        corpus = make_trainer(config, device="cpu", quiet=True).feed.corpus
+        corpus = make_trainer(config, device="cpu", quiet=True).loader.corpus
         return corpus.fetch(list(range(8)))[0].to_pylist()
 
     first = encoded()
@@ -276,7 +304,7 @@ def test_10_a_corpus_that_changed_before_anything_was_trained_is_encoded_again(m
     for contents in (text, text, text.replace(b"cat", b"cow")):
         Path(files["source"]).write_bytes(contents)
         trainer = make_trainer(make_config(data={"train": files}), device="cpu", quiet=True)
-        encoded.append(trainer.feed.corpus.fetch([0])[0].to_pylist())
+        encoded.append(trainer.loader.corpus.fetch([0])[0].to_pylist())
     assert encoded[0] == encoded[1] != encoded[2]
 
 

@@ -66,20 +66,20 @@ def test_a_pass_holds_what_another_segmentation_may_grow_to(make_config, monkeyp
     recipe = {"batch_tokens": 512, "max_steps": 12}
     fit(make_config(data=keys, training=recipe), device="cpu", quiet=True)
     trainer = make_trainer(make_config("two", data=keys, training=recipe), device="cpu", quiet=True)
-    assert trainer.feed.micro_batch_tokens == 64
+    assert trainer.loader.micro_batch_tokens == 64
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(make_config, workers, monkeypatch):
     monkeypatch.setattr(loop, "workers_for", lambda _: workers)
     trainer = make_trainer(make_config(model={"dropout": 0.3}), device="cpu", quiet=True)
-    batch = trainer.feed.largest(0)[0]
-    planned = [rows for step in trainer.feed.plan(0).steps for rows in step if len(rows)]
-    sizes = [trainer.feed.batch(rows, trainer.feed.corpus) for rows in planned]
+    batch = trainer.loader.largest(0)[0]
+    planned = [rows for step in trainer.loader.plan(0).steps for rows in step if len(rows)]
+    sizes = [trainer.loader.batch(rows, trainer.loader.corpus) for rows in planned]
     positions = [each.source.numel() + each.labels.numel() for each in sizes]
     assert batch.source.numel() + batch.labels.numel() == max(positions)
     squares = [each.labels.size(0) * max(each.source.size(1), each.labels.size(1)) ** 2 for each in sizes]
-    last = trainer.feed.largest(0)[-1]
+    last = trainer.loader.largest(0)[-1]
     assert last.labels.size(0) * max(last.source.size(1), last.labels.size(1)) ** 2 == max(squares)
     before = torch.get_rng_state()
     weights = [parameter.clone() for parameter in trainer.model.parameters()]
@@ -102,21 +102,21 @@ def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(make_config, 
 
 def test_the_largest_of_very_long_passes_is_found(make_config, monkeypatch):
     """2^31 is less than the square of 50,000 tokens."""
-    feed = make_trainer(make_config(), device="cpu", quiet=True).feed
+    loader = make_trainer(make_config(), device="cpu", quiet=True).loader
     lengths = np.array([300] * 400 + [50_000], dtype=np.int32)
     passes = [np.arange(200), np.arange(200, 400), np.array([400])]
     opened = SimpleNamespace(source_lengths=lengths, target_lengths=lengths), SimpleNamespace(steps=[passes])
-    monkeypatch.setattr(feed, "_open", lambda _: opened)
-    monkeypatch.setattr(feed, "batch", lambda rows, _: rows.tolist())
-    assert feed.largest(0) == [list(range(200)), [400]]
+    monkeypatch.setattr(loader, "_open", lambda _: opened)
+    monkeypatch.setattr(loader, "batch", lambda rows, _: rows.tolist())
+    assert loader.largest(0) == [list(range(200)), [400]]
 
 
 def test_auto_passes_follow_the_memory_and_given_ones_are_kept(make_config, monkeypatch):
     monkeypatch.setattr(loop, "memory_of", lambda _: 2_000_000)
     auto = make_trainer(make_config("auto", training={"batch_tokens": 512}), device="cpu", quiet=True)
-    assert auto.feed.micro_batch_tokens < 512
+    assert auto.loader.micro_batch_tokens < 512
     keys = {"batch_tokens": 512, "micro_batch_tokens": 256}
     assert (
-        make_trainer(make_config("own", training=keys), device="cpu", quiet=True).feed.micro_batch_tokens
+        make_trainer(make_config("own", training=keys), device="cpu", quiet=True).loader.micro_batch_tokens
         == 256
     )
