@@ -1,10 +1,15 @@
 """`model.preset: auto` takes the sizes from the number of training pairs, unless the config gives them."""
 
+import logging
+from pathlib import Path
+
 import pytest
 import yaml
 
 from mtrain.config.presets import PRESETS
-from mtrain.errors import DataError
+from mtrain.config.schema import Config
+from mtrain.errors import DataError, UsageError
+from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.init_from import resolved
 from mtrain.training.loop import fit
 from mtrain.training.run_folder import tokenize
@@ -37,3 +42,49 @@ def test_a_config_with_sizes_is_not_changed_and_a_missing_corpus_is_named(make_c
     missing = {"source": "nowhere.en", "target": "nowhere.de"}
     with pytest.raises(DataError, match=r"nowhere\.en"):
         resolved(make_config(model={"preset": "auto"}, data={"train": missing}))
+
+
+@pytest.fixture
+def toy_config(make_config):
+    """A config of the bundled corpus with `model.preset: auto`, and tokenizer keys to choose."""
+
+    def make(run: str = "run", **tokenizer) -> Config:
+        data = {"train": {"toy": "train"}, "validation": {"toy": "validation"}, "test": {}, "max_length": 64}
+        raw = make_config(run, data=data).model_dump(mode="json", exclude_unset=True)
+        tied = "all" if tokenizer.get("joint", True) else "decoder"
+        raw |= {"model": {"preset": "auto", "tie_embeddings": tied}, "tokenizer": tokenizer}
+        return Config.model_validate(raw)
+
+    return make
+
+
+def size_in(file: Path) -> int:
+    config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return config.get("tokenizer", config)["vocab_size"]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_corpus_too_small_for_the_automatic_vocabulary_gets_the_largest_possible(
+    toy_config, tmp_path, caplog, kind, joint
+):
+    config, run = toy_config(type=kind, joint=joint), tmp_path / "run"
+    with caplog.at_level(logging.INFO, "mtrain"):
+        tokenizer = tokenize(config)
+    sizes = {tokenizer.source_vocab_size, tokenizer.target_vocab_size}
+    assert max(sizes) < 4_000 and (len(sizes) == 1) == joint
+    assert all(f"using {size}, the largest possible" in caplog.text for size in sizes)
+    # The run states the size that was learned, of the larger side.
+    assert size_in(run / "config.yaml") == size_in(run / "tokenizer/config.yaml") == max(sizes)
+    with pytest.raises(UsageError, match=r"vocab_size is too large for this text.* given 4000; the largest"):
+        tokenize(toy_config("given", type=kind, joint=joint, vocab_size=4_000))
+
+
+def test_a_run_with_a_reduced_vocabulary_resumes(toy_config, tmp_path):
+    config, run = toy_config(), tmp_path / "run"
+    size = tokenize(config).source_vocab_size
+    for steps in (1, 2):  # a first run that finds the tokenizer, and one that resumes
+        keys = config.training.model_copy(update={"max_steps": steps})
+        fit(config.model_copy(update={"training": keys}), device="cpu", quiet=True)
+        assert size_in(run / "config.yaml") == size_in(run / "model/config.yaml") == size
+        assert Tokenizer(run / "model/tokenizer").source_vocab_size == size
