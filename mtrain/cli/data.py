@@ -71,4 +71,7 @@ def tokenize(
     tokenizer = make_tokenizer(loaded, force)
     with open_stdout() as out:
         out.writelines(f"{file}\n" for file in tokenizer.files)
-    terminal.suggest(f"tokenizer saved; next: mtrain fit {shlex.quote(str(config))}")
+    same_run = [] if run_dir is None else ["--run-dir", run_dir]
+    same_keys = [word for assignment in set_ or [] for word in ("--set", assignment)]
+    fit = shlex.join(["mtrain", "fit", str(config), *same_run, *same_keys])
+    terminal.suggest(f"tokenizer saved; next: {fit}")

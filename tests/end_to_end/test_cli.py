@@ -100,7 +100,7 @@ def test_each_mistake_ends_in_one_clear_line(mtrain, run_dir, corpus, config_fil
     assert (given, out) == (code, "") and message in one_line(err)
 
 
-def test_a_bug_is_called_a_bug_and_debug_shows_where(mtrain, run_dir, monkeypatch):
+def test_a_bug_is_reported_as_such_and_debug_shows_the_traceback(mtrain, run_dir, monkeypatch):
     from mtrain.decoding.translate import Translator
 
     def broken(*_, **__):
@@ -113,10 +113,10 @@ def test_a_bug_is_called_a_bug_and_debug_shows_where(mtrain, run_dir, monkeypatc
     assert code == 1 and "Traceback" in err
 
 
-def test_tokenize_then_fit_then_again(mtrain, config_file, tmp_path):
+def test_tokenize_and_fit_say_what_to_do_next_and_repeat_no_work(mtrain, config_file, tmp_path):
     code, out, err = mtrain("tokenize", config_file, "--run-dir", tmp_path / "other")
     assert code == 0 and out == f"{tmp_path / 'other/tokenizer/joint.model'}\n"
-    assert f"tokenizer saved; next: mtrain fit {config_file}\n" in err
+    assert f"tokenizer saved; next: mtrain fit {config_file} --run-dir {tmp_path / 'other'}\n" in err
     made = (tmp_path / "other/tokenizer/joint.model").stat().st_mtime_ns
     code, out, err = mtrain("fit", config_file, "--run-dir", tmp_path / "other", "--device", "cpu")
     assert (code, out) == (0, "")
@@ -144,7 +144,7 @@ def test_a_trained_model_is_not_changed_by_set(mtrain, run_dir, key):
     assert code == 2 and "only decoding.* can be set" in one_line(err)
 
 
-def test_no_command_prints_the_help(mtrain):
+def test_the_help_is_printed_without_a_command(mtrain):
     assert mtrain() == mtrain("--help")
 
 
@@ -181,7 +181,7 @@ def test_help_whose_reader_is_gone_is_no_failure():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_interrupted_preparation_says_so(mtrain, config_file, monkeypatch):
+def test_an_interrupt_while_data_is_prepared_is_one_line(mtrain, config_file, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
         yield
