@@ -1,18 +1,19 @@
 """Faults of text: unequal line counts, invalid bytes, huge lines, unusual line ends."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from mtrain import Translator
 from mtrain.data.corpus import read_corpus, read_pairs, read_text
 from mtrain.data.encode import prepare_data
-from mtrain.decoding import decode
-from mtrain.decoding.hypothesis import Hypothesis
 from mtrain.errors import DataError
+from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.cli import changed, one_line
 from tests.support.corpora import BAD_BYTES, DATA, read, text_pair, write
@@ -179,12 +180,22 @@ def test_21_blank_lines_have_empty_translations(mtrain, run_dir, stdin):
     assert mtrain("translate", run_dir, "--device", "cpu")[:2] == (0, "")
 
 
-def test_29_a_translation_is_always_one_line(mtrain, run_dir, monkeypatch):
-    pieces = Tokenizer(run_dir / "tokenizer").target
-    ids = [pieces.pieces.index(piece) for piece in ("▁", "<0x0A>", "<0x0D>", "<0x00>", "▁")]
-    monkeypatch.setattr(decode, "search", lambda *_: [[Hypothesis(ids, -1.0, -1.0, True)]])
-    code, out, _ = mtrain("translate", run_dir, "It rains.", "--device", "cpu")
+def test_29_a_translation_is_always_one_line(mtrain, run_dir, tmp_path):
+    """The model says byte pieces in the place of words: their embeddings, which are tied, are exchanged."""
+    folder = Path(shutil.copytree(run_dir / "model", tmp_path / "model"))
+    target = Tokenizer(folder / "tokenizer").target
+    said = target.encode(["Es regnet."])[0]
+    tensors = load_file(folder / "model.safetensors")
+    for word, piece in zip(said, ("<0x0A>", "<0x0D>", "<0x00>"), strict=False):
+        both = [word, target.pieces.index(piece)]
+        for tensor in tensors.values():
+            if len(tensor) == len(target.pieces):
+                tensor[both] = tensor[both[::-1]]
+    save_file(tensors, folder / "model.safetensors")
+    write_manifest(folder)
+    code, out, _ = mtrain("translate", folder, "It rains.", "--device", "cpu")
     assert code == 0 and out.count("\n") == 1 and not set(out[:-1]) & set("\r\n\0")
+    assert out.strip() == target.decode([said])[0][len(target.decode([said[:3]])[0]) :].strip()
 
 
 @pytest.mark.parametrize("escape", ["\x1b[31m", "\x07", "\x9b2J", "\u202e"])

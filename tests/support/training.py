@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -217,3 +218,16 @@ def with_bleu(bleu: float) -> Scores:
 def set_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Let PyTorch report a number of threads; training uses a worker for each of up to four."""
     return lambda threads: monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+
+
+@pytest.fixture
+def set_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let the operating system report a size of the machine's memory in bytes."""
+    sysconf, page = os.sysconf, os.sysconf("SC_PAGE_SIZE")
+
+    def set_memory(size: int) -> None:
+        monkeypatch.setattr(
+            os, "sysconf", lambda name: size // page if name == "SC_PHYS_PAGES" else sysconf(name)
+        )
+
+    return set_memory

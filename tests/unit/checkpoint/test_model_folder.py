@@ -10,9 +10,7 @@ from mtrain.checkpoint.model_folder import load_model, save_model_folder
 from mtrain.errors import ModelError
 from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training import loop
-from mtrain.training.validate import Scores
-from tests.support.training import PAIRS, go
+from tests.support.training import PAIRS, go, with_bleu
 
 
 def test_a_model_folder_is_self_contained_and_reproducible(run_dir, tmp_path):
@@ -86,9 +84,8 @@ def test_a_run_without_its_model_folder_offers_its_best_checkpoint(run_dir, tmp_
         load_model(run)
 
 
-def test_a_damaged_best_checkpoint_is_never_published(make_config, monkeypatch, caplog):
-    told = iter([Scores(1.0, 3, 40, 20)] + [Scores(1.0, 3, 10, 20)] * 9)
-    monkeypatch.setattr(loop.Validator, "__call__", lambda *_: next(told))
+def test_a_damaged_best_checkpoint_is_never_published(make_config, scripted_scores, caplog):
+    scripted_scores(*map(with_bleu, (40, 10, 10)))
     run = go(make_config())
     weights = run / "checkpoints/step-00000004/model.safetensors"
     good = (run / "model/model.safetensors").read_bytes()

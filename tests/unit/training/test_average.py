@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.errors import UsageError
-from mtrain.training import loop
 from mtrain.training.loop import fit, make_trainer
 from mtrain.training.validate import Validator
 from tests.support.training import weights
@@ -56,7 +55,7 @@ def test_a_damaged_checkpoint_is_left_out_of_the_mean(make_config, caplog):
 
 
 @pytest.mark.parametrize("keys", [{"ema_decay": 0.8}, {"average_checkpoints": 2}])
-def test_the_average_is_validated_published_and_loaded_while_training_goes_on_from_its_own(
+def test_the_average_is_validated_and_published_and_training_continues_from_the_last_weights(
     make_config, keys, monkeypatch
 ):
     seen = []
@@ -66,7 +65,7 @@ def test_the_average_is_validated_published_and_loaded_while_training_goes_on_fr
         seen.append(weights(model))
         return validate(self, model)
 
-    monkeypatch.setattr(loop.Validator, "__call__", spy)
+    monkeypatch.setattr(Validator, "__call__", spy)
     config = make_config(training={**keys, "best_metric": "nll"})
     fit(config, device="cpu", quiet=True)
     run = Path(config.run_dir)

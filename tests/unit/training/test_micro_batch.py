@@ -4,13 +4,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 from mtrain.config.schema import ModelConfig, TrainingConfig
 from mtrain.data.batch import Batch
 from mtrain.model.transformer import Transformer
-from mtrain.training import loop
 from mtrain.training import micro_batch as memory
 from mtrain.training.loop import fit, make_trainer
 from mtrain.training.micro_batch import fit_micro_batch, kept_bytes, memory_of
@@ -60,8 +60,8 @@ def test_memory_is_that_of_the_machine_or_of_its_container(monkeypatch):
     assert memory_of(torch.device("cpu")) == 123456789
 
 
-def test_a_pass_holds_what_another_segmentation_may_grow_to(make_config, monkeypatch):
-    monkeypatch.setattr(loop, "memory_of", lambda _: 1)
+def test_a_pass_holds_what_another_segmentation_may_grow_to(make_config, set_memory):
+    set_memory(1)
     keys = {"subword_sampling": 0.1, "max_length": 64}
     recipe = {"batch_tokens": 512, "max_steps": 12}
     fit(make_config(data=keys, training=recipe), device="cpu", quiet=True)
@@ -70,8 +70,10 @@ def test_a_pass_holds_what_another_segmentation_may_grow_to(make_config, monkeyp
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(make_config, workers, monkeypatch):
-    monkeypatch.setattr(loop, "workers_for", lambda _: workers)
+def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(
+    make_config, workers, monkeypatch, set_threads
+):
+    set_threads(workers)
     trainer = make_trainer(make_config(model={"dropout": 0.3}), device="cpu", quiet=True)
     batch = trainer.loader.largest(0)[0]
     planned = [rows for step in trainer.loader.plan(0).steps for rows in step if len(rows)]
@@ -100,19 +102,27 @@ def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(make_config, 
         assert all(torch.equal(*pair) for pair in zip(weights, replica.parameters(), strict=True))
 
 
-def test_the_largest_of_very_long_passes_is_found(make_config, monkeypatch):
+def test_the_largest_micro_batches_are_found_for_very_long_sentences(make_config):
     """2^31 is less than the square of 50,000 tokens."""
-    loader = make_trainer(make_config(), device="cpu", quiet=True).loader
+    config = make_config(training={"batch_tokens": 60_000, "micro_batch_tokens": 60_000})
+    loader = make_trainer(config, device="cpu", quiet=True).loader
     lengths = np.array([300] * 400 + [50_000], dtype=np.int32)
-    passes = [np.arange(200), np.arange(200, 400), np.array([400])]
-    opened = SimpleNamespace(source_lengths=lengths, target_lengths=lengths), SimpleNamespace(steps=[passes])
-    monkeypatch.setattr(loader, "_open", lambda _: opened)
-    monkeypatch.setattr(loader, "batch", lambda rows, _: rows.tolist())
-    assert loader.largest(0) == [list(range(200)), [400]]
+
+    def fetch(rows):
+        side = pa.array([np.zeros(lengths[row], np.int32) for row in rows], pa.list_(pa.int32()))
+        return side, side
+
+    corpus = SimpleNamespace(
+        source_lengths=lengths, target_lengths=lengths, fetch=fetch, weights=np.ones(401)
+    )
+    corpus.epoch = lambda _: corpus
+    loader.corpus = corpus
+    many, long = (batch.rows for batch in loader.largest(0))
+    assert len(many) == 200 and long == [400]
 
 
-def test_auto_passes_follow_the_memory_and_given_ones_are_kept(make_config, monkeypatch):
-    monkeypatch.setattr(loop, "memory_of", lambda _: 2_000_000)
+def test_auto_passes_follow_the_memory_and_given_ones_are_kept(make_config, set_memory):
+    set_memory(2_000_000)
     auto = make_trainer(make_config("auto", training={"batch_tokens": 512}), device="cpu", quiet=True)
     assert auto.loader.micro_batch_tokens < 512
     keys = {"batch_tokens": 512, "micro_batch_tokens": 256}
