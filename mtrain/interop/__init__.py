@@ -1,1 +1,1 @@
-"""Other programs' models: in from Hugging Face's Marian, out to it and to CTranslate2."""
+"""Import of Hugging Face MarianMT models, and export to Hugging Face and CTranslate2."""

@@ -1,4 +1,4 @@
-"""CTranslate2 (github.com/OpenNMT/CTranslate2), out: through its own model specification."""
+"""Export to CTranslate2 (github.com/OpenNMT/CTranslate2) through its model specification."""
 
 import math
 import shutil
@@ -8,23 +8,23 @@ from typing import Any
 from torch import Tensor, nn
 
 from mtrain.checkpoint.model_folder import LoadedModel
-from mtrain.interop.formats import needed
-from mtrain.interop.generation import limit_of
+from mtrain.interop.formats import import_optional
+from mtrain.interop.generation_config import max_output_length
 from mtrain.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
-_LEAST_POSITIONS = 1024  # that sinusoids are written for: it computes none of this kind itself
+_MIN_POSITIONS = 1024  # for sinusoidal encodings of mtrain's kind, which CTranslate2 cannot compute
 
 
 def write_ctranslate2(loaded: LoadedModel, folder: Path, quantization: str | None) -> None:
-    """Write a model into an empty folder that `ctranslate2.Translator` loads, with the SentencePiece models.
+    """Write a model and its SentencePiece models into an empty folder, as `ctranslate2.Translator` loads it.
 
-    Sources are given without EOS, which is added. Forbidden tokens get a bias of minus infinity.
+    CTranslate2 adds EOS to the source. Forbidden tokens get a bias of minus infinity.
     """
-    converter = needed("ctranslate2.converters")
+    converter = import_optional("ctranslate2.converters")
 
     class Converter(converter.Converter):  # type: ignore[misc, name-defined]
-        """Its base class validates, quantizes and saves what this one makes."""
+        """The base class validates, quantizes and saves the specification."""
 
         def _load(self) -> Any:
             return _spec(loaded)
@@ -35,8 +35,8 @@ def write_ctranslate2(loaded: LoadedModel, folder: Path, quantization: str | Non
 
 
 def _spec(loaded: LoadedModel) -> Any:
-    """The model as CTranslate2 describes one."""
-    specs = needed("ctranslate2.specs")
+    """The CTranslate2 specification of a model, with its weights."""
+    specs = import_optional("ctranslate2.specs")
     model, tokenizer, config = loaded.model, loaded.tokenizer, loaded.model.config
     shape: dict[str, Any] = {
         "num_heads": config.heads,
@@ -60,7 +60,7 @@ def _spec(loaded: LoadedModel) -> Any:
             side.position_encodings.encodings = _positions(loaded, target=side is decoder)
     encoder.embeddings[0].weight = _copy(model.source_embedding.weight)
     decoder.embeddings.weight = _copy((model.target_embedding or model.source_embedding).weight)
-    _linear(decoder.projection, *barred_projection(model, loaded.config.decoding.forbidden_ids))
+    _linear(decoder.projection, *masked_projection(model, loaded.config.decoding.forbidden_ids))
 
     spec = specs.TransformerSpec(encoder, decoder)
     spec.register_source_vocabulary(tokenizer.source.pieces)
@@ -72,8 +72,8 @@ def _spec(loaded: LoadedModel) -> Any:
     return spec
 
 
-def barred_projection(model: Transformer, forbidden_ids: list[int]) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of the logits, with minus infinity in the bias of what must not be said."""
+def masked_projection(model: Transformer, forbidden_ids: list[int]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of the output projection, with a bias of minus infinity for forbidden tokens."""
     weight, bias = model.projection()
     if forbidden_ids:
         bias = weight.new_zeros(len(weight)) if bias is None else bias.detach().clone()
@@ -82,9 +82,9 @@ def barred_projection(model: Transformer, forbidden_ids: list[int]) -> tuple[Ten
 
 
 def _positions(loaded: LoadedModel, target: bool) -> Tensor:
-    """The table for as many positions as mtrain itself may come to."""
+    """The positional encodings of as many positions as mtrain may use."""
     model, longest = loaded.model, loaded.config.max_length
-    length = max(longest, limit_of(loaded.config.decoding, longest), _LEAST_POSITIONS)
+    length = max(longest, max_output_length(loaded.config.decoding, longest), _MIN_POSITIONS)
     if model.config.positions == "learned":
         length = model.config.max_positions
     table = model.positions(0, length, target)
@@ -131,5 +131,5 @@ def _norm(spec: Any, norm: nn.Module) -> None:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Quantization happens in place."""
+    """A copy, because CTranslate2 quantizes in place."""
     return tensor.detach().clone()

@@ -1,4 +1,4 @@
-"""Writing a model for another program, and asking that program whether it is the same."""
+"""`mtrain export`: writing a model in another format, and verifying it with the program that reads it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.schema import Format
 from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import write_ctranslate2
-from mtrain.interop.formats import obstacle
+from mtrain.interop.formats import unsupported_reason
 from mtrain.interop.marian import write_marian
 from mtrain.interop.verify import open_ctranslate2, open_marian, verify
 from mtrain.storage.atomic import require_new_folder, write_folder
@@ -21,18 +21,16 @@ def export_model(
     texts: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> list[str]:
-    """Write a model or run folder as `out`, and compare both by the `texts`, or some of its own if there are
-    none: a summary of it, in lines. `overrides` are `decoding.key=value`.
+    """Write a model or run folder to `out`, compare both models on `texts`, and return a summary.
 
-    Raises UsageError if `out` is there already or a package is missing; ModelError if the format cannot hold
-    the model, or if what was written does not say the same, of which nothing is left then.
+    Without `texts`, they are compared on generated sentences. `overrides` are `decoding.key=value`. Raises
+    UsageError if `out` exists or a package is missing, and ModelError if the format does not support the
+    model or the exported model gives other results. In that case, `out` is not created.
     """
     require_new_folder(out)
     loaded = load_model(model, overrides)
-    if reason := obstacle(loaded.model.config, format):
-        raise ModelError(
-            f"{model}: cannot be written as {format}: {reason}; --format ctranslate2 can hold it"
-        )
+    if reason := unsupported_reason(loaded.model.config, format):
+        raise ModelError(f"{model}: {format} does not support this model: {reason}; use --format ctranslate2")
     lines: list[str] = []
 
     def fill(temporary: Path) -> None:

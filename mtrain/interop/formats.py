@@ -1,4 +1,4 @@
-"""Which architectures the formats of `mtrain export` can hold."""
+"""The architectures that each format of `mtrain export` supports."""
 
 import importlib
 from types import ModuleType
@@ -8,9 +8,9 @@ from mtrain.config.schema import Architecture, Config, Format
 from mtrain.errors import UsageError
 
 
-def obstacle(model: Architecture, format: Format) -> str | None:
-    """What keeps a model of this architecture from being exported; None if nothing does."""
-    if format == "ctranslate2":  # knows every norm, activation and kind of positions that mtrain does
+def unsupported_reason(model: Architecture, format: Format) -> str | None:
+    """Why a format does not support an architecture; None if it does."""
+    if format == "ctranslate2":  # supports every option of Architecture
         return None
     if model.norm != "post":
         return "model.norm must be post"
@@ -20,22 +20,22 @@ def obstacle(model: Architecture, format: Format) -> str | None:
 
 
 def require_exports(config: Config) -> None:
-    """Raise UsageError if the model that is to be trained will not allow the exports that are required."""
+    """Raise UsageError if the architecture rules out a format in `export.require`."""
     for format in config.export.require:
-        if reason := obstacle(config.model, format):
-            raise UsageError(f"export.require: no {format} export of this model: {reason}")
+        if reason := unsupported_reason(config.model, format):
+            raise UsageError(f"export.require: {format} does not support this model: {reason}")
 
 
-def exports_of(model: Architecture) -> str:
-    """Which exports a model allows, in words."""
-    reasons = {format: obstacle(model, format) for format in get_args(Format)}
+def describe_exports(model: Architecture) -> str:
+    """Which formats support an architecture, for the log."""
+    reasons = {format: unsupported_reason(model, format) for format in get_args(Format)}
     return ", ".join(f"{name}: {f'no ({reason})' if reason else 'yes'}" for name, reason in reasons.items())
 
 
-def needed(module: str) -> ModuleType:
-    """A module of a package that not everybody has. Raises UsageError saying how to get it."""
+def import_optional(module: str) -> ModuleType:
+    """Import a module of an optional dependency. Raises UsageError that says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise UsageError(f"{package} is needed for this: pip install 'mtrain[interop]' ({error})") from None
+        raise UsageError(f"{package} is not installed: pip install 'mtrain[interop]' ({error})") from None

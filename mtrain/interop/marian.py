@@ -1,4 +1,4 @@
-"""Hugging Face's MarianMTModel, in and out (Junczys-Dowmunt et al., "Marian", ACL 2018)."""
+"""Import and export of Hugging Face's MarianMTModel (Junczys-Dowmunt et al., "Marian", ACL 2018)."""
 
 import json
 import logging
@@ -14,16 +14,21 @@ from mtrain.config.load import override, validate
 from mtrain.config.schema import ModelConfig, ModelFolderConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.errors import ModelError, UsageError
-from mtrain.interop.generation import decoding_from, generation_from, limit_of, not_kept
-from mtrain.interop.source import read_object, read_weights, source_folder
-from mtrain.interop.tensors import from_marian, to_marian
+from mtrain.interop.generation_config import (
+    decoding_from_generation,
+    generation_from_decoding,
+    max_output_length,
+    not_exportable,
+)
+from mtrain.interop.huggingface import read_object, read_weights, source_folder
+from mtrain.interop.marian_tensors import from_marian, to_marian
 from mtrain.storage.atomic import require_new_folder, write_folder, write_text
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 
-_SAME = {
+_EQUIVALENT = {  # keys of config.json and ModelConfig
     "d_model": "d_model",
     "encoder_layers": "encoder_layers",
     "decoder_layers": "decoder_layers",
@@ -37,8 +42,8 @@ _SAME = {
 }
 _DEFAULTS = {"dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0}
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
-# What mtrain's Transformer does. The first may be otherwise in a MarianMTModel; the others only in a config
-# of another program's making.
+# The only values that mtrain supports. MarianMTModel itself has an option for the first one; the others
+# differ only in configs that other programs wrote.
 _FIXED = {
     "scale_embedding": True,
     "normalize_before": False,
@@ -51,10 +56,10 @@ _FIXED = {
 
 
 def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None:
-    """Make a model folder of a MarianMTModel: a folder, or a name on the Hugging Face hub.
+    """Create a model folder from a MarianMTModel in a folder or on the Hugging Face Hub.
 
-    `overrides` set `decoding.*`, `source_lang` and `target_lang`. Raises ModelError naming what is missing,
-    damaged or has no like in mtrain; UsageError if `out` is there already.
+    `overrides` set `decoding.*`, `source_lang` and `target_lang`. Raises ModelError that names what is
+    missing, damaged or unsupported, and UsageError if `out` exists.
     """
     require_new_folder(out)
     folder = source_folder(source)
@@ -80,7 +85,7 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
         }
         settled = validate(ModelFolderConfig, raw, source, ModelError)
         if (highest := max(settled.decoding.forbidden_ids, default=0)) >= model.target_vocab_size:
-            raise ModelError(f"generation settings: bad_words_ids: {highest} is no token of this model")
+            raise ModelError(f"generation settings: bad_words_ids: {highest} is not a token id of this model")
         raw = settled.model_dump(mode="json")
         for assignment in overrides:
             if not assignment.startswith(("decoding.", "source_lang=", "target_lang=")):
@@ -90,7 +95,7 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
             raw = override(raw, assignment)
         if "und" in (raw["source_lang"], raw["target_lang"]):
             log.warning(
-                "%s: does not name its languages; give --set source_lang=.. and target_lang=..", folder
+                "%s: unknown languages; set them by --set source_lang=.. --set target_lang=..", folder
             )
         write_text(temporary / "config.yaml", to_yaml(validate(ModelFolderConfig, raw, "--set")))
         save_file(tensors, temporary / "model.safetensors")
@@ -99,17 +104,17 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
 
 
 def _mappings(separate: bool) -> dict[str, str]:
-    """The file that gives the pieces of each side their ids."""
+    """The file that maps the tokens of each side to ids."""
     return {"source": "vocab.json", "target": "target_vocab.json" if separate else "vocab.json"}
 
 
 def _take_tokenizer(folder: Path, into: Path, config: dict[str, Any], separate: bool) -> Tokenizer:
-    """Copy the vocabularies; without the mapping of pieces to ids, where that is SentencePiece's own."""
+    """Copy the vocabularies, and the mapping of tokens to ids if SentencePiece models have another one."""
     into.mkdir()
     mappings = _mappings(separate)
     for name in ("source.spm", "target.spm", *mappings.values()):
         if not (folder / name).is_file():
-            raise ModelError(f"{folder}: has no {name}")
+            raise ModelError(f"{folder}: missing file {name}")
     own = separate or (folder / "source.spm").read_bytes() == (folder / "target.spm").read_bytes()
     for side, mapping in mappings.items():
         shutil.copyfile(folder / f"{side}.spm", into / f"{side}.model")
@@ -127,17 +132,17 @@ def _take_tokenizer(folder: Path, into: Path, config: dict[str, Any], separate: 
 
 
 def _is_own(model: Path, ids: dict[str, int] | None, config: dict[str, Any]) -> bool:
-    """Whether a mapping says nothing that the SentencePiece model does not."""
+    """Whether a mapping equals the one in the SentencePiece model."""
     try:
         vocabulary = Vocabulary(model)
-    except ModelError:  # it lacks a special piece
+    except ModelError:  # a special token is missing
         return False
     starts = config.get("decoder_start_token_id") == vocabulary.special.bos
     return starts and ids == {piece: i for i, piece in enumerate(vocabulary.pieces)}
 
 
 def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
-    """The architecture of a Marian config, which the vocabularies must fit."""
+    """The architecture of a Marian config. Raises ModelError if it is unsupported."""
 
     def given(key: str) -> Any:
         value = config.get(key)
@@ -148,24 +153,22 @@ def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
     for key, ours in _FIXED.items():
         value = config.get(key, key != "scale_embedding" and ours)
         if value is not ours:
-            raise ModelError(f"config.json: {key} is {value!r}; mtrain has only {ours}")
+            raise ModelError(f"config.json: unsupported: {key}: {value!r}; must be {ours}")
     for key in ("attention_heads", "ffn_dim"):
         sides = given(f"encoder_{key}"), given(f"decoder_{key}")
         if sides[0] != sides[1]:
-            raise ModelError(
-                f"config.json: {key} of encoder and decoder are {sides}; mtrain has one for both"
-            )
+            raise ModelError(f"config.json: unsupported: {key} of encoder and decoder differ: {sides}")
     activation = given("activation_function")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
-        raise ModelError(f"config.json: activation_function is {activation!r}; mtrain has {known}")
+        raise ModelError(f"config.json: unsupported: activation_function: {activation!r}; known: {known}")
     special = tokenizer.special
     for key, wanted in {"eos_token_id": special.eos, "decoder_start_token_id": special.bos}.items():
         if given(key) != wanted:
             raise ModelError(f"config.json: {key} is {config[key]!r}, but the vocabulary's is {wanted}")
     shared = config.get("share_encoder_decoder_embeddings", True)
     tied = config.get("tie_word_embeddings", True)
-    raw: dict[str, Any] = {ours: given(theirs) for theirs, ours in _SAME.items()}
+    raw: dict[str, Any] = {ours: given(theirs) for theirs, ours in _EQUIVALENT.items()}
     raw |= special.options() | {
         "target_vocab_size": config.get("decoder_vocab_size") or raw["source_vocab_size"],
         "activation": _ACTIVATIONS[activation],
@@ -178,29 +181,34 @@ def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
     sizes = model.source_vocab_size, model.target_vocab_size
     pieces = len(tokenizer.source), len(tokenizer.target)
     if sizes != pieces or (shared and sizes[0] != sizes[1]):
-        raise ModelError(f"config.json: vocabularies of {sizes}; the vocabulary files have {pieces} pieces")
+        raise ModelError(
+            f"config.json: vocabulary sizes are {sizes}, but those of the vocabulary files are {pieces}"
+        )
     return model
 
 
 def _decoding(folder: Path, config: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """The raw `decoding` section, of generation_config.json or, as models from before it, of config.json."""
+    """The raw `decoding` section, from generation_config.json or, for older models, from config.json."""
     generation = read_object(folder / "generation_config.json", optional=True)
     if not generation:
         generation = {"forced_eos_token_id": model.eos_id, **config}
     starts = generation.get("decoder_start_token_id")
     if starts not in (None, model.bos_id):
         raise ModelError(f"generation settings: decoder_start_token_id is {starts!r}; config.json differs")
-    return decoding_from(generation, model.eos_id, model.max_positions)
+    return decoding_from_generation(generation, model.eos_id, model.max_positions)
 
 
 def write_marian(loaded: LoadedModel, folder: Path) -> None:
-    """Write a post-norm model with sinusoidal positions into an empty folder, as transformers reads it."""
+    """Write a post-norm model with sinusoidal positions into an empty folder, as transformers loads it."""
     model, tokenizer, config = loaded.model.config, loaded.tokenizer, loaded.config
     tie, separate = model.tie_embeddings, not tokenizer.joint
-    limit = limit_of(config.decoding, config.max_length)
-    if changed := not_kept(config.decoding):
-        log.warning("generation_config.json cannot hold decoding.%s", ", decoding.".join(changed))
-    described = {theirs: getattr(model, ours) for theirs, ours in _SAME.items()} | {
+    limit = max_output_length(config.decoding, config.max_length)
+    if changed := not_exportable(config.decoding):
+        log.warning(
+            "not exported, since generation_config.json does not support it: %s",
+            ", ".join(f"decoding.{key}" for key in changed),
+        )
+    described = {theirs: getattr(model, ours) for theirs, ours in _EQUIVALENT.items()} | {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
         "is_encoder_decoder": True,
@@ -228,7 +236,7 @@ def write_marian(loaded: LoadedModel, folder: Path) -> None:
     tensors = to_marian(model, loaded.model.state_dict())
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", described)
-    _write_json(folder / "generation_config.json", generation_from(config.decoding, model, limit))
+    _write_json(folder / "generation_config.json", generation_from_decoding(config.decoding, model, limit))
     _write_json(folder / "tokenizer_config.json", names)
     for side, mapping in _mappings(separate).items():
         vocabulary: Vocabulary = getattr(tokenizer, side)

@@ -1,4 +1,4 @@
-"""Whether an exported model says what mtrain says, by the program that it was exported to."""
+"""Comparing an exported model, run by the program that it is for, with the original."""
 
 import random
 import re
@@ -13,42 +13,47 @@ from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.schema import DecodingConfig
 from mtrain.decoding.search import search
 from mtrain.errors import ModelError
-from mtrain.interop.ctranslate2 import barred_projection
-from mtrain.interop.formats import needed
-from mtrain.interop.generation import kept, limit_of
+from mtrain.interop.ctranslate2 import masked_projection
+from mtrain.interop.formats import import_optional
+from mtrain.interop.generation_config import exportable, max_output_length
 from mtrain.tokenizer.tokenizer import LINE_BREAKERS, Tokenizer
 
-TOLERANCE = 1e-3  # nats; what fp32 rounds differently is a hundredth of it
-_SENTENCES = 16  # where none are given
-# Means something in a text to a MarianTokenizer, whatever its vocabulary.
+TOLERANCE = 1e-3  # nats; rounding in fp32 causes about a hundredth of it
+_SENTENCES = 16  # generated if none are given
+# A MarianTokenizer treats these parts of a text specially, whatever its vocabulary.
 _SPECIAL = re.compile("^>>|</s>|<unk>|<pad>")
 
 
 class Exported(NamedTuple):
     """An exported model, loaded by the program that it is for. Ids are mtrain's, without BOS and EOS."""
 
-    decoding: DecodingConfig  # how `translate` searches
-    translate: Callable[[list[int], int], list[int]]  # of source ids and the most tokens, EOS counted
-    log_probs: Callable[[list[int], list[int]], list[float]]  # of target ids and EOS, by source ids
-    encode: Callable[[str], list[int]] | None = None  # where it has a tokenizer
+    decoding: DecodingConfig  # the settings that `translate` uses
+    translate: Callable[[list[int], int], list[int]]  # from source ids and a length limit that includes EOS
+    log_probs: Callable[[list[int], list[int]], list[float]]  # from source and target ids; EOS is appended
+    encode: Callable[[str], list[int]] | None = None  # if the program has a tokenizer
     decode: Callable[[list[int]], str] | None = None
 
 
 def open_ctranslate2(folder: Path, loaded: LoadedModel, quantization: str | None) -> Exported:
-    """What `write_ctranslate2` wrote. Its beam search stops by another rule, so it is compared by greedy."""
-    ctranslate2, tokenizer = needed("ctranslate2"), loaded.tokenizer
+    """Load the output of `write_ctranslate2`, for greedy search: its beam search ends by another rule."""
+    ctranslate2, tokenizer = import_optional("ctranslate2"), loaded.tokenizer
     arithmetic = "int8_float32" if quantization and "int8" in quantization else "float32"
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type=arithmetic)
     source, target = tokenizer.source.pieces, tokenizer.target.pieces
-    ids = {piece: i for i, piece in enumerate(target)}
+    target_ids = {piece: i for i, piece in enumerate(target)}
 
     def translate(row: list[int], limit: int) -> list[int]:
-        options = {"beam_size": 1, "max_decoding_length": limit, "max_input_length": 0}
-        [found] = translator.translate_batch([[source[i] for i in row]], **options)
-        return [ids[piece] for piece in found.hypotheses[0]]
+        [found] = translator.translate_batch(
+            [[source[i] for i in row]],
+            beam_size=1,
+            max_input_length=0,
+            min_decoding_length=0,  # 1 by default, which rules out empty translations
+            max_decoding_length=limit,
+        )
+        return [target_ids[piece] for piece in found.hypotheses[0]]
 
-    def log_probs(row: list[int], said: list[int]) -> list[float]:
-        pieces = [source[i] for i in row], [target[i] for i in said]
+    def log_probs(row: list[int], output: list[int]) -> list[float]:
+        pieces = [source[i] for i in row], [target[i] for i in output]
         [scored] = translator.score_batch([pieces[0]], [pieces[1]], max_input_length=0)
         return list(scored.log_probs)
 
@@ -57,8 +62,8 @@ def open_ctranslate2(folder: Path, loaded: LoadedModel, quantization: str | None
 
 
 def open_marian(folder: Path, loaded: LoadedModel) -> Exported:
-    """What `write_marian` wrote."""
-    transformers, ids = needed("transformers"), loaded.model.config
+    """Load the output of `write_marian`."""
+    transformers, ids = import_optional("transformers"), loaded.model.config
     transformers.utils.logging.disable_progress_bar()
     model = transformers.MarianMTModel.from_pretrained(folder).eval()
     tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
@@ -66,111 +71,125 @@ def open_marian(folder: Path, loaded: LoadedModel) -> Exported:
 
     def translate(row: list[int], limit: int) -> list[int]:
         model.generation_config.max_length = limit + 1
-        said: list[int] = model.generate(torch.tensor([[*row, ids.eos_id]]))[0].tolist()[1:]
-        return said[: said.index(ids.eos_id)] if ids.eos_id in said else said
+        output: list[int] = model.generate(torch.tensor([[*row, ids.eos_id]]))[0].tolist()[1:]
+        return output[: output.index(ids.eos_id)] if ids.eos_id in output else output
 
     @torch.inference_mode()
-    def log_probs(row: list[int], said: list[int]) -> list[float]:
-        target = torch.tensor([[ids.bos_id, *said]])
+    def log_probs(row: list[int], output: list[int]) -> list[float]:
+        target = torch.tensor([[ids.bos_id, *output]])
         logits = model(torch.tensor([[*row, ids.eos_id]]), decoder_input_ids=target).logits[0]
         logits[:, forbidden] = -torch.inf
-        return _of(logits, [*said, ids.eos_id])
+        return _of_tokens(logits, [*output, ids.eos_id])
 
     return Exported(
-        kept(loaded.config.decoding),
+        exportable(loaded.config.decoding),
         translate,
         log_probs,
         lambda text: tokenizer(text).input_ids[:-1],
-        lambda said: tokenizer.decode(said, skip_special_tokens=True),
+        lambda output: tokenizer.decode(output, skip_special_tokens=True),
     )
 
 
-def _of(logits: torch.Tensor, said: list[int]) -> list[float]:
-    """Log-probabilities of the tokens that were said, by logits (T, V)."""
-    return logits.log_softmax(dim=-1)[torch.arange(len(said)), said].tolist()
+def _of_tokens(logits: torch.Tensor, tokens: list[int]) -> list[float]:
+    """The log-probabilities of T tokens, from logits (T, V)."""
+    return logits.log_softmax(dim=-1)[torch.arange(len(tokens)), tokens].tolist()
 
 
 @torch.inference_mode()
-def _log_probs(loaded: LoadedModel, row: list[int], said: list[int]) -> list[float]:
-    """As `Exported.log_probs`, by mtrain; what is forbidden has no probability."""
+def _log_probs(loaded: LoadedModel, row: list[int], output: list[int]) -> list[float]:
+    """As `Exported.log_probs`, by mtrain. Forbidden tokens have a probability of zero."""
     ids = loaded.model.config
     source = torch.tensor([[*row, ids.eos_id]])
     hidden = loaded.model(
-        source, torch.ones_like(source, dtype=torch.bool), torch.tensor([[ids.bos_id, *said]])
+        source, torch.ones_like(source, dtype=torch.bool), torch.tensor([[ids.bos_id, *output]])
     )
-    logits = F.linear(hidden[0], *barred_projection(loaded.model, loaded.config.decoding.forbidden_ids))
-    return _of(logits, [*said, ids.eos_id])
+    logits = F.linear(hidden[0], *masked_projection(loaded.model, loaded.config.decoding.forbidden_ids))
+    return _of_tokens(logits, [*output, ids.eos_id])
 
 
 def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact: bool) -> list[str]:
-    """Translate and score the same texts, or some made of the vocabulary's pieces, by both: a summary, and
-    the texts whose translations differ. Where `exact`, raises ModelError if they do for no reason."""
+    """Translate and score texts by both models, or generated texts if there are none.
+
+    Returns a summary, and three lines for each text whose translations differ. If `exact`, raises ModelError
+    if translations differ other than by ties, or log-probabilities by more than `TOLERANCE`.
+    """
     encoded = zip(texts, loaded.tokenizer.encode_source(list(texts)), strict=True)
     given = [(text, ids) for text, ids in encoded if ids]
     if not given:
-        samples = sample_texts(loaded.tokenizer)
-        given = list(zip(samples, loaded.tokenizer.encode_source(samples), strict=True))
+        generated = sample_texts(loaded.tokenizer)
+        given = list(zip(generated, loaded.tokenizer.encode_source(generated), strict=True))
     largest, lines = 0.0, []
     for text, ids in given:
         row = ids[: loaded.config.max_length - 1]
         if exported.encode is not None and row == ids and not _SPECIAL.search(text):
-            _same_ids(text, ids, exported.encode(text))
-        source = torch.tensor([[*row, loaded.model.config.eos_id]])
-        keep = torch.ones_like(source, dtype=torch.bool)
-        [[best, *_]] = search([loaded.model], source, keep, exported.decoding)
-        limit = limit_of(exported.decoding, len(row) + 1)
-        if loaded.model.config.positions == "learned":
-            limit = min(limit, loaded.model.config.max_positions)
-        ours = best.ids[: limit - 1]  # beyond, programs differ in whether EOS counts
-        theirs = exported.translate(row, limit)[: limit - 1]
+            _require_same_ids(text, ids, exported.encode(text))
+        ours, theirs = _translate_by_both(loaded, exported, row)
         pairs = zip(_log_probs(loaded, row, ours), exported.log_probs(row, ours), strict=True)
         largest = max([largest, *(abs(a - b) for a, b in pairs)])
-        said = loaded.tokenizer.decode([ours, theirs])
         if exported.decode is not None:
-            _same_text(loaded, ours, exported.decode)
+            _require_same_text(loaded, ours, exported.decode)
         if ours != theirs:
-            lines += [f"source: {text}", f"mtrain: {said[0]}", f"export: {said[1]}"]
+            decoded = loaded.tokenizer.decode([ours, theirs])
+            lines += [f"source: {text}", f"mtrain: {decoded[0]}", f"export: {decoded[1]}"]
             if exact and not _is_tie(loaded, exported.decoding, row, ours, theirs):
-                raise ModelError(f"the export is not exact: {'; '.join(lines[-3:])}")
+                raise ModelError(f"the exported model differs: {'; '.join(lines[-3:])}")
     if exact and not largest <= TOLERANCE:
-        raise ModelError(f"the export is not exact: log-probabilities differ by up to {largest:.2g} nats")
-    same = len(given) - len(lines) // 3
-    search_by = f"beam {exported.decoding.beam_size}" if exported.decoding.beam_size > 1 else "greedy"
-    summary = f"{len(given)} sentences: {same} translations identical ({search_by})"
+        raise ModelError(f"the exported model differs: log-probabilities differ by up to {largest:.2g} nats")
+    same, beams = len(given) - len(lines) // 3, exported.decoding.beam_size
+    search_method = f"beam {beams}" if beams > 1 else "greedy"
+    summary = f"{len(given)} sentences: {same} translations identical ({search_method})"
     return [f"{summary}; log-probabilities of tokens differ by up to {largest:.2g} nats", *lines]
 
 
+def _translate_by_both(
+    loaded: LoadedModel, exported: Exported, row: list[int]
+) -> tuple[list[int], list[int]]:
+    """The translations of source ids by mtrain and by the exported model."""
+    source = torch.tensor([[*row, loaded.model.config.eos_id]])
+    [[best, *_]] = search(
+        [loaded.model], source, torch.ones_like(source, dtype=torch.bool), exported.decoding
+    )
+    limit = max_output_length(exported.decoding, len(row) + 1)
+    if loaded.model.config.positions == "learned":
+        limit = min(limit, loaded.model.config.max_positions)
+    # At the limit itself, programs differ in whether EOS counts.
+    return best.ids[: limit - 1], exported.translate(row, limit)[: limit - 1]
+
+
 def sample_texts(tokenizer: Tokenizer) -> list[str]:
-    """Texts of pieces drawn at random, always the same, half of them with a tag if there are any."""
+    """Texts of random vocabulary entries, the same in each call, half of them with a tag if there is one."""
     vocabulary, generator = tokenizer.source, random.Random(1)
-    learnt = [i for i, score in enumerate(vocabulary.scores()) if score]
+    learned = [i for i, score in enumerate(vocabulary.scores()) if score]
     tags = [[i] for i in range(len(vocabulary)) if vocabulary.tag([i])] or [[]]
-    rows = [[*tags[0][: n % 2], *generator.choices(learnt, k=n + 2)] for n in range(_SENTENCES) if learnt]
+    rows = [[*tags[0][: n % 2], *generator.choices(learned, k=n + 2)] for n in range(_SENTENCES) if learned]
     return vocabulary.decode(rows)
 
 
-def _same_ids(text: str, ours: list[int], theirs: list[int]) -> None:
+def _require_same_ids(text: str, ours: list[int], theirs: list[int]) -> None:
     if ours != theirs:
-        raise ModelError(f"the export is not exact: the ids of {text!r} are {ours}, exported {theirs}")
+        raise ModelError(f"the exported tokenizer differs: the ids of {text!r} are {ours}, exported {theirs}")
 
 
-def _same_text(loaded: LoadedModel, said: list[int], decode: Callable[[list[int]], str]) -> None:
-    ids = [i for i in said if i != loaded.model.config.unk_id]  # which others leave out
+def _require_same_text(loaded: LoadedModel, output: list[int], decode: Callable[[list[int]], str]) -> None:
+    ids = [i for i in output if i != loaded.model.config.unk_id]  # other programs leave it out
     [ours], theirs = loaded.tokenizer.decode([ids]), decode(ids).translate(LINE_BREAKERS)
     if ours.strip() != theirs.strip():
-        raise ModelError(f"the export is not exact: {ids} is {ours!r}, exported {theirs!r}")
+        raise ModelError(
+            f"the exported tokenizer differs: the text of {ids} is {ours!r}, exported {theirs!r}"
+        )
 
 
 def _is_tie(
     loaded: LoadedModel, decoding: DecodingConfig, row: list[int], ours: list[int], theirs: list[int]
 ) -> bool:
-    """Whether two translations that differ are as good as each other, to within what rounding may do: by the
-    token where they part for greedy search, by their scores for beam search."""
+    """Whether two different translations are equally good up to rounding.
+
+    Greedy search compares the first tokens that differ, beam search the scores.
+    """
     a, b = _log_probs(loaded, row, ours), _log_probs(loaded, row, theirs)
     if decoding.beam_size == 1:
-        parting = next(
-            i for i, pair in enumerate(zip([*ours, -1], [*theirs, -1], strict=False)) if len({*pair}) > 1
-        )
-        return abs(a[parting] - b[parting]) <= TOLERANCE
+        pairs = zip([*ours, -1], [*theirs, -1], strict=False)
+        first = next(i for i, pair in enumerate(pairs) if pair[0] != pair[1])
+        return abs(a[first] - b[first]) <= TOLERANCE
     scores = [sum(each) / float(len(each) ** decoding.length_penalty) for each in (a, b)]
     return abs(scores[0] - scores[1]) <= TOLERANCE

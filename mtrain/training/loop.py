@@ -33,7 +33,7 @@ from mtrain.device import (
 )
 from mtrain.errors import Interrupted, StorageError, UsageError
 from mtrain.evaluation.metrics import make_metrics
-from mtrain.interop.formats import exports_of, require_exports
+from mtrain.interop.formats import describe_exports, require_exports
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.average import Average
@@ -298,7 +298,7 @@ class Trainer:
         log.info("device: %s", self._arithmetic())
         sizes = (parameters / 1e6, frozen / 1e6, self.tokenizer.target_vocab_size)
         log.info("model: %.2f million parameters (%.2f frozen), %d pieces", *sizes)
-        log.info("exports: %s", exports_of(self.model.config))
+        log.info("exports: %s", describe_exports(self.model.config))
         padding = (100 * share for share in plan.padding)
         log.info(
             "epoch: %d steps; padding: %.1f%% source, %.1f%% target, %.1f%% both", len(plan.steps), *padding

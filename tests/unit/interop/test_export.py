@@ -23,6 +23,7 @@ from mtrain.interop.export import export_model
 from mtrain.interop.marian import import_marian
 from mtrain.model.transformer import Transformer
 from mtrain.storage.atomic import write_folder, write_text
+from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from tests.support.cli import changed, one_line
@@ -92,6 +93,18 @@ def test_ctranslate2_takes_every_kind_of_architecture(tokenizers, tmp_path, join
     assert summary.startswith("13 sentences: 13 translations identical (greedy)") and not differing
     after = load_file(model / "model.safetensors")
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_empty_translations_are_exported(tokenizers, tmp_path):
+    """CTranslate2 itself generates at least one token unless told otherwise."""
+    model = random_model(tmp_path / "model", tokenizers[True], output_bias=True)
+    tensors = load_file(model / "model.safetensors")
+    tensors["output_bias"][Tokenizer(tokenizers[True]).special.eos] = 1e3
+    save_file(tensors, model / "model.safetensors")
+    write_manifest(model)
+    assert [best.text for best in Translator.load(model, "cpu").translate(SOURCES)] == [""] * len(SOURCES)
+    [summary] = export_model(model, tmp_path / "out", "ctranslate2", texts=SOURCES)
+    assert summary.startswith("8 sentences: 8 translations identical (greedy)")
 
 
 def test_the_command_knows_every_format():
@@ -182,14 +195,14 @@ def test_an_export_that_says_something_else_is_an_error_and_is_not_left(run_dir,
         return exported._replace(**{what: changes[what]})
 
     monkeypatch.setattr(export, "open_ctranslate2", wrong)
-    with pytest.raises(ModelError, match="the export is not exact"):
+    with pytest.raises(ModelError, match="the exported model differs"):
         export_model(run_dir, tmp_path / "out", "ctranslate2")
     assert not any(tmp_path.iterdir())
 
 
 def test_what_cannot_be_written_is_named(mtrain, tokenizers, run_dir, tmp_path, monkeypatch):
     for shape, message in (
-        ({"norm": "pre"}, "model.norm must be post; --format ctranslate2 can hold it"),
+        ({"norm": "pre"}, "model.norm must be post; use --format ctranslate2"),
         ({"norm": "post", "positions": "rotary"}, "model.positions must be sinusoidal"),
         ({"norm": "post", "activation": "swiglu"}, "model.activation must not be swiglu"),
     ):
@@ -220,7 +233,10 @@ def test_settings_that_generate_lacks_are_told(tokenizers, tmp_path, caplog):
     decoding = DecodingConfig(precision="fp32", coverage_penalty=0.2, beam_size=2)
     model = random_model(tmp_path / "model", tokenizers[True], decoding, norm="post")
     export_model(model, tmp_path / "out", "marian", texts=SOURCES[:2])
-    assert "cannot hold decoding.coverage_penalty, decoding.max_length_ratio" in caplog.text
+    assert (
+        "generation_config.json does not support it: decoding.coverage_penalty, decoding.max_length_ratio"
+        in caplog.text
+    )
 
 
 # ------------------------------------------------------------------------------------------------ preflight
@@ -236,7 +252,7 @@ def test_fit_refuses_before_it_begins_what_could_not_be_exported(mtrain, config_
     code, _, err = mtrain("fit", config)
     assert (
         code == 2
-        and "export.require: no marian export of this model: model.norm must be post" in one_line(err)
+        and "export.require: marian does not support this model: model.norm must be post" in one_line(err)
     )
     assert not (tmp_path / "run").exists()
     code, _, err = mtrain("fit", config, "--set", "model.norm=post", "--set", "training.max_steps=1")
@@ -249,9 +265,9 @@ def test_an_unknown_export_is_a_usage_error(mtrain, config_file):
 
 
 def test_a_missing_package_is_named():
-    from mtrain.interop.formats import needed
+    from mtrain.interop.formats import import_optional
 
     with pytest.raises(
-        UsageError, match=r"no_such_package is needed for this: pip install 'mtrain\[interop\]'"
+        UsageError, match=r"no_such_package is not installed: pip install 'mtrain\[interop\]'"
     ):
-        needed("no_such_package.part")
+        import_optional("no_such_package.part")

@@ -1,4 +1,4 @@
-"""Reading what others have written: folders of models, here or on the hub, and files not trusted."""
+"""Reading model folders of Hugging Face, from disk or from the Hub. Their files are not trusted."""
 
 import zipfile
 from pathlib import Path
@@ -13,11 +13,11 @@ from mtrain.storage.manifest import read_json
 
 _FILES = ["config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "target_vocab.json"]
 _FILES += ["source.spm", "target.spm"]
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that there is
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
 
 
 def source_folder(source: str) -> Path:
-    """The folder of that name, or that the Hugging Face hub has under it. Raises ModelError."""
+    """A local folder, or a downloaded copy of a model on the Hugging Face Hub. Raises ModelError."""
     if source and Path(source).exists():
         if not Path(source).is_dir():
             raise ModelError(f"{source}: not a folder")
@@ -28,16 +28,16 @@ def source_folder(source: str) -> Path:
         folder = Path(snapshot_download(source, allow_patterns=[*_FILES, WEIGHTS[0]]))
         if not (folder / WEIGHTS[0]).exists():
             folder = Path(snapshot_download(source, allow_patterns=[*_FILES, WEIGHTS[1]]))
-    except Exception as error:  # of its own, of the network library below it, of names that it does not allow
+    except Exception as error:  # huggingface_hub raises errors of its own and of its network library
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelError(
-            f"{source}: no such folder here, nor to be had from the Hugging Face hub: {reason}"
+            f"{source}: no such folder, and not available from the Hugging Face Hub: {reason}"
         ) from None
     return folder
 
 
 def read_object(file: Path, optional: bool = False) -> dict[str, Any]:
-    """The JSON object of a file; an empty one if it is `optional` and missing. Raises ModelError."""
+    """The JSON object in a file; empty if the file is `optional` and missing. Raises ModelError."""
     if not file.exists():
         if optional:
             return {}
@@ -52,27 +52,32 @@ def read_object(file: Path, optional: bool = False) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
-    """The file of a folder's weights and its tensors, all of real numbers that the file does hold; no code in
-    it is run. Raises ModelError."""
+    """The weights file of a folder, and its tensors. No code in the file is executed.
+
+    Raises ModelError if there is no such file, if it is damaged, or if a value is not a dense tensor of
+    floating-point numbers that are all stored in the file.
+    """
     file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if file is None:
-        raise ModelError(f"{folder}: has neither {' nor '.join(WEIGHTS)}")
+        raise ModelError(f"{folder}: contains neither {' nor '.join(WEIGHTS)}")
     tensors = load_tensors(file) if file.suffix == ".safetensors" else _unpickled(file)
     for name, tensor in tensors.items():
         plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
         if not plain or not tensor.is_floating_point():
-            raise ModelError(f"{file}: {name} is not a tensor of real numbers")
+            raise ModelError(f"{file}: {name} is not a dense tensor of floating-point numbers")
         if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
-            raise ModelError(f"{file}: {name} holds fewer numbers than its shape says")
+            raise ModelError(f"{file}: {name} has fewer numbers than its shape requires")
     return file, tensors
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
     try:
-        mapped = zipfile.is_zipfile(file)  # what PyTorch wrote before version 1.6 is none
+        mapped = zipfile.is_zipfile(file)  # files of PyTorch before version 1.6 are not
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # whatever bytes may raise
-        raise ModelError(f"{file}: damaged, or holds more than weights ({type(error).__name__})") from None
+    except Exception as error:  # damaged files raise errors of many types
+        raise ModelError(
+            f"{file}: damaged, or contains other objects than weights ({type(error).__name__})"
+        ) from None
     if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
-        raise ModelError(f"{file}: expected tensors by name")
+        raise ModelError(f"{file}: expected a mapping of names to tensors")
     return tensors

@@ -1,4 +1,4 @@
-"""The tensors of Hugging Face's MarianMTModel and those of a Transformer, both ways by one table of names."""
+"""Conversion between the tensors of MarianMTModel and of a Transformer, both ways by one table of names."""
 
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,16 @@ from mtrain.model.transformer import Transformer, sinusoidal_positions
 _ATTENTION = {"query_key_value": ("q_proj", "k_proj", "v_proj"), "output": ("out_proj",)}
 _PARTS = ("weight", "bias")
 _POSITIONS = tuple(f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))
-BIAS = "final_logits_bias"  # (1, V); ours is (V)
+BIAS = "final_logits_bias"  # (1, V); mtrain's is (V)
 SHARED, ENCODER, DECODER = (
     f"model.{name}.weight" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
 )
 OUTPUT = "lm_head.weight"
-EMBEDDINGS = (SHARED, ENCODER, DECODER, OUTPUT)  # of which a file holds each that is not tied, or all
+EMBEDDINGS = (SHARED, ENCODER, DECODER, OUTPUT)  # a file has all of them, or only those that are not tied
 
 
 def _layer(decoder: bool) -> dict[str, tuple[str, ...]]:
-    """Modules of a layer, and theirs, which one of ours may hold one above the other."""
+    """The modules of a layer, each with the modules of Marian whose rows it stacks."""
     attentions = {"self_attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if decoder else {})
     modules: dict[str, tuple[str, ...]] = {
         "feed_forward.inner": ("fc1",),
@@ -37,8 +37,7 @@ def _layer(decoder: bool) -> dict[str, tuple[str, ...]]:
 
 
 def marian_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The tensors of a Transformer by name, and their names in a MarianMTModel: of one tensor, or of several
-    whose rows follow each other in ours."""
+    """The tensors of a Transformer, each with the tensors of MarianMTModel whose rows it stacks, by name."""
     shared = config.tie_embeddings == "all"
     names: dict[str, tuple[str, ...]] = {"source_embedding.weight": (SHARED if shared else ENCODER,)}
     if not shared:
@@ -58,7 +57,7 @@ def marian_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 
 def to_marian(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a Transformer as those of a MarianMTModel."""
+    """The tensors of a MarianMTModel, from those of a Transformer."""
     theirs = {}
     for ours, names in marian_names(config).items():
         for name, part in zip(names, tensors[ours].chunk(len(names)), strict=True):
@@ -69,8 +68,11 @@ def to_marian(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tens
 def from_marian(
     theirs: dict[str, Tensor], config: dict[str, Any], model: ModelConfig, file: Path
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """The tensors of a Transformer, in fp32, of those that a file has for a Marian config, and the config of
-    it: without an output bias if that is zero or missing. Raises ModelError naming what does not fit."""
+    """The tensors of a Transformer, in fp32, from those of a MarianMTModel with a Marian `config`.
+
+    Also returns the model config, without an output bias if that is zero or missing. Raises ModelError that
+    names a tensor that is missing, unexpected, not finite or of another shape.
+    """
     theirs = dict(theirs)
     for name in _POSITIONS:
         _check_positions(theirs.pop(name, None), model, f"{file}: {name}")
@@ -84,24 +86,26 @@ def from_marian(
     wanted = marian_names(model)
     known = {name for names in wanted.values() for name in names} | set(EMBEDDINGS)
     if extra := sorted(theirs.keys() - known):
-        raise ModelError(f"{file}: tensors not expected: {', '.join(extra[:5])}")
+        raise ModelError(f"{file}: unexpected tensors: {', '.join(extra[:5])}")
     for ours_name, names in wanted.items():
         for name in names:
             rows, *rest = own[ours_name].shape
             shape = [1, rows] if name == BIAS else [rows // len(names), *rest]
             if name not in theirs:
-                raise ModelError(f"{file}: has no {name}")
+                raise ModelError(f"{file}: missing tensor {name}")
             if list(theirs[name].shape) != shape:
-                raise ModelError(f"{file}: {name} is {list(theirs[name].shape)}; config.json says {shape}")
+                raise ModelError(
+                    f"{file}: {name} has the shape {list(theirs[name].shape)}; config.json requires {shape}"
+                )
             if not theirs[name].isfinite().all():
-                raise ModelError(f"{file}: {name} holds NaN or infinity")
+                raise ModelError(f"{file}: {name} contains NaN or infinity")
         joined = torch.cat([theirs[name] for name in names])
         ours[ours_name] = joined.float().reshape(own[ours_name].shape)
     return ours, model
 
 
 def _tie(theirs: dict[str, Tensor], config: dict[str, Any], file: Path) -> None:
-    """Give each embedding the tensor that config.json says it has, under whichever name that is kept."""
+    """Add the tensors of tied embeddings, which may be stored under only one of their names."""
     shared, encoder, decoder, output = EMBEDDINGS
     groups = [[encoder], [decoder]]
     if config.get("share_encoder_decoder_embeddings", True):
@@ -114,17 +118,15 @@ def _tie(theirs: dict[str, Tensor], config: dict[str, Any], file: Path) -> None:
             if theirs[name].shape != theirs[found[0]].shape or not torch.equal(
                 theirs[name], theirs[found[0]]
             ):
-                raise ModelError(f"{file}: {found[0]} and {name} differ; config.json says that they are tied")
+                raise ModelError(f"{file}: {found[0]} and {name} differ, but config.json ties them")
         theirs.update({name: theirs[found[0]] for name in group if found})
 
 
 def _check_positions(table: Tensor | None, model: ModelConfig, name: str) -> None:
-    """Old files hold the sinusoids; others would be a table that was learnt."""
+    """Check the positional encodings, which old files contain, for being sinusoidal and not learned."""
     if table is None:
         return
     length = len(table) if table.dim() == 2 and table.size(1) == model.d_model else 0
-    # In fp16 they are off by up to 2 ** -12.
+    # fp16 rounds them by up to 2 ** -12.
     if not length or (table.float() - sinusoidal_positions(length, model.d_model)).abs().max() > 1e-3:
-        raise ModelError(
-            f"{name} holds no sinusoidal positions, which are all that Marian's can be in mtrain"
-        )
+        raise ModelError(f"{name}: unsupported: positional encodings that are not sinusoidal")
