@@ -61,8 +61,8 @@ def evaluate(
 ) -> None:
     """Compute BLEU, chrF and TER with sacreBLEU.
 
-    MODEL translates the test sets of its run, or --source. With --hypotheses, existing translations are
-    scored.
+    Translates the test sets of MODEL's run, or --source, and scores the result. With --hypotheses, scores
+    existing translations instead.
     """
     terminal.start_logging(quiet, debug)
     search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}

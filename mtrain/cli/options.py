@@ -31,12 +31,11 @@ BeamSize = Annotated[
     int | None, Option(min=1, max=128, metavar="N", help="Number of beams; 1 is greedy search.")
 ]
 LengthPenalty = Annotated[
-    float | None,
-    Option(metavar="ALPHA", help="Exponent of the length by which log-probabilities are divided."),
+    float | None, Option(metavar="ALPHA", help="Scores are log-probabilities divided by length ** ALPHA.")
 ]
 BatchTokens = Annotated[
     int | None,
-    Option(min=1, metavar="N", help="Size of a batch in padded source tokens, times beams or samples."),
+    Option(min=1, metavar="N", help="Maximum batch size in padded source tokens times beams or samples."),
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 Set = Annotated[

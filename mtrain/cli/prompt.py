@@ -33,19 +33,19 @@ class Prompt:
             "n": self._set_n_best,
             "beam": self._set_beam_size,
             "attention": self._show_attention,
-            "help": lambda _: _say(HELP),
+            "help": lambda _: _print_to_stderr(HELP),
         }
 
     def run(self) -> None:
         """Read and answer lines until Ctrl-D or `:quit`."""
-        _say(HELP)
+        _print_to_stderr(HELP)
         for line in _typed_lines():
             if line.strip() in (":quit", ":q"):
                 return
             try:
                 self._answer(line)
             except MtrainError as error:  # concerns this line only
-                _say(escape_control_characters(f"error: {error}"))
+                _print_to_stderr(escape_control_characters(f"error: {error}"))
 
     def _answer(self, line: str) -> None:
         require_unicode(line)
@@ -65,8 +65,10 @@ class Prompt:
                 escape_control_characters(translation.text) if sys.stdout.isatty() else translation.text,
                 flush=True,
             )
-            _say(f"    score {translation.score:.3f}, log-probability {translation.log_prob:.2f} nats")
-        _say(f"    {milliseconds:.0f} ms")
+            _print_to_stderr(
+                f"    score {translation.score:.3f}, log-probability {translation.log_prob:.2f} nats"
+            )
+        _print_to_stderr(f"    {milliseconds:.0f} ms")
         self.last = (line, best.text)
 
     def _set_n_best(self, argument: str) -> None:
@@ -83,12 +85,12 @@ class Prompt:
         searched = {"samples": None, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         self.translator = self.translator.with_settings(beam_size=size, **searched)
         self.n_best = min(self.n_best, size)
-        _say(f"    {size} beams")
+        _print_to_stderr(f"    {size} beams")
 
     def _show_attention(self, _: str) -> None:
         if self.last is None:
             raise UsageError(":attention: translate a sentence first")
-        _say(draw_attention(*attention(self.translator, *self.last)))
+        _print_to_stderr(draw_attention(*attention(self.translator, *self.last)))
 
 
 def draw_attention(source: list[str], target: list[str], weights: npt.NDArray[np.floating]) -> str:
@@ -108,7 +110,7 @@ def _number(command: str, argument: str) -> int:
     return int(argument)
 
 
-def _say(text: str) -> None:
+def _print_to_stderr(text: str) -> None:
     print(text, file=sys.stderr)
 
 
@@ -120,5 +122,5 @@ def _typed_lines() -> Iterator[str]:
         try:
             yield input("> " if sys.stdout.isatty() else "")  # a redirected stdout gets results only
         except EOFError:
-            _say("")
+            _print_to_stderr("")
             return

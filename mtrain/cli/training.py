@@ -16,8 +16,8 @@ def fit(
         str,
         Option(
             metavar="auto|never|CHECKPOINT",
-            help="auto: resume from the newest valid checkpoint, if any; never: fail if there is one; or the "
-            "folder of a checkpoint in the run folder.",
+            help="auto resumes from the newest valid checkpoint, if any; never fails if there is one; "
+            "CHECKPOINT is the folder of the one to resume from.",
         ),
     ] = "auto",
     allow_data_change: Annotated[
@@ -30,8 +30,7 @@ def fit(
 ) -> None:
     """Train a model on the corpora of CONFIG.
 
-    The same command resumes an interrupted run. The best model is saved as the folder model in the run
-    folder.
+    The same command resumes an interrupted run. The best model is saved in the run folder, in model/.
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config

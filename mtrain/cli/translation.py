@@ -81,7 +81,9 @@ def translate(
     prefix: Annotated[
         Path | None, Option(metavar="FILE", help="File with a prefix for each translation, one per line.")
     ] = None,
-    sample: Annotated[bool, Option("--sample", help="Sample translations instead of searching.")] = False,
+    sample: Annotated[
+        bool, Option("--sample", help="Sample translations instead of using beam search.")
+    ] = False,
     temperature: Annotated[
         float | None,
         Option(metavar="T", help="Sampling temperature; values below 1 sharpen the distribution."),
@@ -144,12 +146,12 @@ def translate(
 
 
 def _check_search(sampled: bool, beam_size: int | None, sampling: dict[str, Any]) -> None:
-    """Raise UsageError for options of sampling without it, and for those of beam search with it."""
+    """Raise UsageError for sampling options without sampling, and for a beam size with sampling."""
     given = [name for name, value in sampling.items() if value is not None]
     if given and not sampled:
         raise UsageError(f"--{given[0].replace('_', '-')} has no effect without --sample; add --sample")
     if sampled and beam_size is not None:
-        raise UsageError("--beam-size has no effect on sampling; leave it out, or search without --sample")
+        raise UsageError("--beam-size has no effect on sampling; leave out one of them")
 
 
 def _check_input(text: Sequence[str] | None, input_file: Path | None, prefix: Path | None) -> None:
@@ -174,7 +176,7 @@ def _check_continue(output_file: Path | None, prefix: Path | None) -> None:
 def load_translator(
     model: Path, device: str, settings: Sequence[str], ensemble: Sequence[str] | None = None
 ) -> "Translator":
-    """Load a model into a process that does nothing but translate, and set the allocator for that."""
+    """Load a model, and set the allocator of this process for decoding (see `keep_freed_memory`)."""
     from mtrain.decoding.translate import Translator
     from mtrain.device import keep_freed_memory
 
@@ -185,7 +187,7 @@ def load_translator(
 def _translations(
     translator: "Translator", lines: Iterable[str], prefix: Path | None, form: Format, first: int = 0
 ) -> Iterator[str]:
-    """The output for `lines`, of which the first has the number `first`."""
+    """Yield the output for `lines`; `first` is the number of the first one."""
     prefixes = None if prefix is None else islice(terminal.read_lines(prefix), first, None)
     scored = form.scores or form.json
     for best in translator.stream(lines, form.n_best, form.alignments, prefixes, first, scored=scored):
