@@ -74,6 +74,8 @@ def tokenizer_folder(model: Path) -> Path:
     for folder in (model / "model" / "tokenizer", model / "tokenizer"):
         if folder.is_dir():
             return folder
+    if not model.exists():
+        raise ModelError(f"{model}: no such model or run folder")
     raise ModelError(f"{model}: not a model folder: it has no tokenizer/")
 
 

@@ -1,4 +1,4 @@
-"""The pieces of a side and their ids: SentencePiece's own, or those of a Marian model's `vocab.json`."""
+"""The vocabulary of one side: pieces with the ids of SentencePiece, or of a Marian model's `vocab.json`."""
 
 import json
 import re
@@ -10,12 +10,12 @@ from sentencepiece import SentencePieceProcessor
 
 from mtrain.errors import ModelError
 
-SPACE = "\u2581"  # how SentencePiece writes a space
-_TAG = re.compile(">>.*?<<", re.DOTALL)  # of the target language, as Marian's multilingual models want it
+SPACE = "\u2581"  # how SentencePiece represents a space
+_TAG = re.compile(">>.*?<<", re.DOTALL)  # the target language, for multilingual Marian models
 
 
 class SpecialIds(NamedTuple):
-    """Ids that a trained vocabulary gives to its special pieces."""
+    """Ids of the special tokens; the defaults are those of vocabularies learned here."""
 
     pad: int = 0
     unk: int = 1
@@ -23,18 +23,18 @@ class SpecialIds(NamedTuple):
     eos: int = 3
 
     def options(self) -> dict[str, Any]:
-        """`pad_id` and so on, as SentencePiece and ModelConfig name them."""
+        """The ids as `pad_id` etc., the names that SentencePiece and ModelConfig use."""
         return {f"{name}_id": value for name, value in self._asdict().items()}
 
 
 class Vocabulary:
-    """Text to ids and back by a SentencePiece model. `pieces` lists the piece of each id.
+    """Encodes and decodes text with a SentencePiece model. `pieces` lists the piece of each id.
 
-    With a `mapping` of pieces to ids, a piece that it lacks is unknown, and a text may begin with a tag.
+    With a `mapping` of pieces to ids, a piece that is not in it is unknown, and a text may begin with a tag.
     """
 
     def __init__(self, file: Path, mapping: Path | None = None):
-        """Load a `.model` and the JSON file of a mapping. Raises ModelError if one is not that."""
+        """Load a `.model` file and the JSON file of a mapping. Raises ModelError if one is malformed."""
         self.processor = _load(file)
         self.ids: dict[str, int] | None = None
         if mapping is None:
@@ -62,27 +62,27 @@ class Vocabulary:
             return cast(list[list[int]], self.processor.encode(texts, num_threads=-1))
         tags = [match[0] if (match := _TAG.match(text)) else "" for text in texts]
         rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
-        # What SentencePiece knows no piece for comes as it is written, and may yet have an id.
+        # Text without a piece in SentencePiece is returned as it is, and may have an id in the mapping.
         rows = self.processor.encode(rest, out_type=str, num_threads=-1)
         tagged = ([tag, *row] if tag else row for tag, row in zip(tags, rows, strict=True))
-        ids, unknown, silent = self.ids, self.special.unk, {"<pad>", "</s>"}  # no text may say these
-        return [[unknown if p in silent else ids.get(p, unknown) for p in row] for row in tagged]
+        ids, unknown, reserved = self.ids, self.special.unk, {"<pad>", "</s>"}  # never input text
+        return [[unknown if p in reserved else ids.get(p, unknown) for p in row] for row in tagged]
 
     def decode(self, rows: list[list[int]]) -> list[str]:
-        """Text of each row of ids; special ids vanish."""
+        """The text of each row of ids, without special tokens."""
         if not rows:
             return []
         if self.ids is None:
             return cast(list[str], self.processor.decode(rows))
-        silent = {self.special.pad, self.special.eos}
-        spelt = ([self.pieces[i] for i in row if i not in silent] for row in rows)
-        # Row by row: before its 0.2.3, SentencePiece took pieces for ids where the first row is empty.
-        texts = (self.processor.decode(pieces) if pieces else "" for pieces in spelt)
-        # A piece that only the mapping knows is written as it is.
+        special = {self.special.pad, self.special.eos}
+        pieces = ([self.pieces[i] for i in row if i not in special] for row in rows)
+        # One row at a time: before 0.2.3, SentencePiece mistook pieces for ids if the first row was empty.
+        texts = (self.processor.decode(row) if row else "" for row in pieces)
+        # Pieces that are only in the mapping are left as they are.
         return [text.replace(SPACE, " ").strip(" ") for text in texts]
 
     def tag(self, ids: list[int]) -> list[int]:
-        """The tag that a row of ids begins with, if it does."""
+        """The tag at the start of a row of ids, if any."""
         return ids[:1] if ids and self.ids is not None and _TAG.fullmatch(self.pieces[ids[0]]) else []
 
     def scores(self) -> list[float]:
@@ -97,8 +97,8 @@ class Vocabulary:
 
 
 def _load(file: Path) -> SentencePieceProcessor:
-    with suppress(RuntimeError, ValueError):  # ValueError if not even its message is text
-        if contents := _read(file, "tokenizer"):  # of no bytes it makes a model of no pieces
+    with suppress(RuntimeError, ValueError):  # ValueError if its error message is not valid UTF-8
+        if contents := _read(file, "tokenizer"):  # it accepts an empty file, as a model without pieces
             return SentencePieceProcessor(model_proto=contents)
     raise ModelError(f"{file}: not a SentencePiece model")
 
@@ -106,7 +106,7 @@ def _load(file: Path) -> SentencePieceProcessor:
 def _read(file: Path, kind: str) -> bytes:
     try:
         if file.exists() and not file.is_file():
-            raise ModelError(f"{file}: the {kind} is not a file")  # of a pipe, reading would not end
+            raise ModelError(f"{file}: the {kind} is not a file")  # reading a pipe might never end
         return file.read_bytes()
     except OSError as error:
         raise ModelError(f"{file}: cannot read the {kind}: {error.strerror}") from None
@@ -118,13 +118,15 @@ def _read_mapping(file: Path) -> dict[str, int]:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{file}: not JSON: {error}") from None
     if not isinstance(ids, dict) or not ids:
-        raise ModelError(f"{file}: expected an object of pieces and their ids")
-    limit = 2 * len(ids)  # some ids may have no piece, but not most of them
+        raise ModelError(f"{file}: expected an object that maps pieces to ids")
+    limit = 2 * len(ids)  # some ids may be unused, but not most
     for piece, i in ids.items():
         if type(i) is not int or not 0 <= i < limit:
-            raise ModelError(f"{file}: the id of {piece!r} is {i!r}; expected a number from 0, below {limit}")
+            raise ModelError(
+                f"{file}: the id of {piece!r} is {i!r}; expected an integer from 0 to {limit - 1}"
+            )
         if not piece.isascii() and any("\ud800" <= c <= "\udfff" for c in piece):
-            raise ModelError(f"{file}: {piece!r} is not Unicode text")
+            raise ModelError(f"{file}: {piece!r} is not valid Unicode")
     if len(set(ids.values())) < len(ids):
         raise ModelError(f"{file}: two pieces have the same id")
     return cast(dict[str, int], ids)

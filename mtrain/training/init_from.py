@@ -68,7 +68,10 @@ def resolved(config: Config, raw: RawData | None = None) -> tuple[Config, Loaded
 
 def _settings(model: Path) -> dict[str, Any]:
     """How the tokenizer of a model or run folder was made."""
-    file = tokenizer_folder(model).parent / "config.yaml"
+    try:
+        file = tokenizer_folder(model).parent / "config.yaml"
+    except ModelError as error:
+        raise ModelError(f"tokenizer.path: {error}") from None
     try:
         return validate(TokenizerConfig, read_yaml_file(file)["tokenizer"], str(file)).model_dump(mode="json")
     except (UsageError, TypeError, KeyError) as error:  # of the folder, not of the user

@@ -267,5 +267,5 @@ def test_the_best_checkpoint_may_be_missing(make_config, caplog):
 
 def test_an_epoch_without_pairs_is_an_error_and_no_hang(make_config, raw_config):
     files = {**raw_config["data"]["train"], "weight": 0.001}
-    with pytest.raises(DataError, match="no pair to train on"):
+    with pytest.raises(DataError, match="no training pairs"):
         go(make_config(data={"train": files}))

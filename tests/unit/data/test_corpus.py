@@ -1,4 +1,4 @@
-"""Corpora: every kind of them, line by line, and never a shifted pair."""
+"""Corpus readers: every kind of corpus, line by line, and never misaligned."""
 
 import gzip
 import json
@@ -114,7 +114,7 @@ def test_parquet_pattern_and_dotted_fields(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("split", "expected"), [("train", PAIRS), ("validation", PAIRS[:2])])
-def test_hub_data_set_in_a_local_folder(tmp_path: Path, split: str, expected: list[Pair]):
+def test_hub_dataset_in_a_local_folder(tmp_path: Path, split: str, expected: list[Pair]):
     for name, pairs in (("train", PAIRS), ("validation", PAIRS[:2])):
         write_parquet(tmp_path / "set" / "data" / f"{name}-00000-of-00001.parquet", pairs, nested=True)
     fields = {"source_field": "translation.en", "target_field": "translation.fr"}
@@ -160,7 +160,7 @@ def test_any_text_comes_through_jsonl(tmp_path_factory, pairs: list[tuple[str, s
     assert read(jsonl=file, **FIELDS) == [(s + "\n", t) for s, t in pairs]
 
 
-# --------------------------------------------------------------------------------------------- not parallel
+# ----------------------------------------------------------------------------------------------- not parallel
 
 
 # -------------------------------------------------------------------------------------------------- bad lines
@@ -195,7 +195,7 @@ def test_bad_records_name_file_and_line_or_are_skipped(tmp_path: Path, kind: str
     assert list(read_pairs(spec, "skip")) == [("a", "b"), None, ("a", "b")]
 
 
-def test_missing_dotted_field_names_those_of_its_parent(tmp_path: Path):
+def test_a_missing_dotted_field_lists_the_fields_of_its_parent(tmp_path: Path):
     file = write(tmp_path / "a.jsonl", ['{"translation": {"en": "a", "de": "b"}}'])
     with pytest.raises(DataError, match=r"'translation\.fr'; fields here: en, de"):
         read(jsonl=file, source_field="translation.en", target_field="translation.fr")
@@ -291,7 +291,7 @@ def test_a_file_that_is_not_parquet(tmp_path: Path):
 # ----------------------------------------------------------------------------------------------- fingerprints
 
 
-def test_content_hash_is_of_the_content(tmp_path: Path):
+def test_content_hash_depends_on_the_content_only(tmp_path: Path):
     one = content_hash(text_pair(tmp_path, b"a\n", b"b\n"))
     (tmp_path / "moved").mkdir()
     assert content_hash(text_pair(tmp_path / "moved", b"a\n", b"b\n")) == one
@@ -300,7 +300,7 @@ def test_content_hash_is_of_the_content(tmp_path: Path):
     assert content_hash(corpus(toy="train")) != content_hash(corpus(toy="test"))
 
 
-def test_content_hash_of_a_data_set(tmp_path: Path):
+def test_content_hash_of_a_dataset(tmp_path: Path):
     file = tmp_path / "set" / "data" / "train-00000-of-00001.parquet"
     spec = corpus(hub=tmp_path / "set", **FIELDS)
     write_parquet(file, PAIRS)

@@ -1,4 +1,4 @@
-"""Encoded corpora: made once, remade when what they came from changes, with every dropped pair counted."""
+"""Encoded corpora: encoded once, again when an input changes, with every dropped pair counted."""
 
 import json
 import logging
@@ -45,7 +45,7 @@ def encodings() -> Iterator[list[str]]:
     logger.removeHandler(handler)
 
 
-# ------------------------------------------------------------------------------------------- what is encoded
+# --------------------------------------------------------------------------------------------------- encoding
 
 
 def test_ids_are_those_of_the_text(tmp_path: Path, tokenizer: Tokenizer):
@@ -67,7 +67,9 @@ def test_rows_come_in_the_order_asked_for(tmp_path: Path, tokenizer: Tokenizer):
     assert [len(column) for column in prepared.train.fetch([])] == [0, 0]  # a rank without a pass
 
 
-def test_blocks_do_not_show(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+def test_the_block_size_does_not_matter(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(encode, "BLOCK", 7)
     prepared = prepare_data(config(tmp_path), tokenizer, tmp_path / "data", seed=1)
     assert text_of(prepared, tokenizer) == TOY
@@ -97,10 +99,10 @@ def test_weights_are_those_of_each_corpus(tmp_path: Path, tokenizer: Tokenizer):
     assert text_of(prepared, tokenizer) == TOY[:9]
 
 
-# --------------------------------------------------------------------------------------------------- reuse
+# ------------------------------------------------------------------------------------------------------ reuse
 
 
-def test_nothing_changed_nothing_encoded(tmp_path: Path, tokenizer: Tokenizer, encodings: list[str]):
+def test_unchanged_data_is_reused(tmp_path: Path, tokenizer: Tokenizer, encodings: list[str]):
     data = config(tmp_path)
     first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     stamp = (tmp_path / "data" / "train.arrow").stat().st_mtime_ns
@@ -112,7 +114,7 @@ def test_nothing_changed_nothing_encoded(tmp_path: Path, tokenizer: Tokenizer, e
     assert second.validation == first.validation
 
 
-def test_a_touched_file_is_the_same_data(tmp_path: Path, tokenizer: Tokenizer, encodings: list[str]):
+def test_modification_times_do_not_matter(tmp_path: Path, tokenizer: Tokenizer, encodings: list[str]):
     data = config(tmp_path)
     first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     for name in ("train.tsv", "validation.tsv"):
@@ -133,7 +135,7 @@ def test_new_weights_take_effect_without_encoding(tmp_path: Path, tokenizer: Tok
 
 @pytest.mark.parametrize("name", ["train.tsv", "validation.tsv"])
 @pytest.mark.parametrize("same_time", [False, True], ids=["new time", "new size, old time"])
-def test_one_changed_byte_is_other_data(
+def test_one_changed_byte_changes_the_data(
     tmp_path: Path, tokenizer: Tokenizer, encodings: list[str], name: str, same_time: bool
 ):
     data = config(tmp_path)
@@ -150,7 +152,7 @@ def test_one_changed_byte_is_other_data(
     assert second.fingerprint != first.fingerprint
 
 
-def test_refused_data_leaves_the_old(tmp_path: Path, tokenizer: Tokenizer, encodings: list[str]):
+def test_refused_data_leaves_the_encoded_data(tmp_path: Path, tokenizer: Tokenizer, encodings: list[str]):
     data = config(tmp_path)
     file = tmp_path / "train.tsv"
     content = file.read_bytes()
@@ -164,7 +166,7 @@ def test_refused_data_leaves_the_old(tmp_path: Path, tokenizer: Tokenizer, encod
     assert rows(again) == rows(first)
 
 
-def test_another_fingerprint_is_refused(tmp_path: Path, tokenizer: Tokenizer):
+def test_data_with_another_fingerprint_is_refused(tmp_path: Path, tokenizer: Tokenizer):
     data = config(tmp_path)
     with pytest.raises(ModelError):  # the encoded data is gone, the corpus is another
         prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected="0" * 64)
@@ -173,7 +175,7 @@ def test_another_fingerprint_is_refused(tmp_path: Path, tokenizer: Tokenizer):
         prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected="0" * 64)
 
 
-def test_lost_encodings_are_remade_the_same(tmp_path: Path, tokenizer: Tokenizer):
+def test_lost_data_is_encoded_the_same_again(tmp_path: Path, tokenizer: Tokenizer):
     data = config(tmp_path, validation={"holdout": 10})
     first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     before = rows(first)
@@ -185,7 +187,7 @@ def test_lost_encodings_are_remade_the_same(tmp_path: Path, tokenizer: Tokenizer
 @pytest.mark.parametrize(
     "change", ["max_length", "bad_lines", "sampling", "seed", "tokenizer", "validation", "more"]
 )
-def test_whatever_the_data_depends_on_counts(tmp_path: Path, tokenizer: Tokenizer, encodings, change: str):
+def test_every_input_changes_the_fingerprint(tmp_path: Path, tokenizer: Tokenizer, encodings, change: str):
     train = write(tmp_path / "train.tsv", TOY)
     first = prepare_data(config(tmp_path, train), tokenizer, tmp_path / "data", seed=1)
     keys: dict = {
@@ -205,7 +207,7 @@ def test_whatever_the_data_depends_on_counts(tmp_path: Path, tokenizer: Tokenize
     assert second.fingerprint != first.fingerprint
 
 
-def test_a_changed_local_data_set_is_other_data(tmp_path: Path, tokenizer: Tokenizer, monkeypatch):
+def test_a_changed_local_dataset_is_encoded_again(tmp_path: Path, tokenizer: Tokenizer, monkeypatch):
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -223,8 +225,8 @@ def test_a_changed_local_data_set_is_other_data(tmp_path: Path, tokenizer: Token
 
 @pytest.mark.parametrize("damage", ["summary.json", "train.arrow", "validation.jsonl"])
 @pytest.mark.parametrize("how", ["cut", "gone", "empty"])
-def test_a_damaged_encoding_is_remade(tmp_path: Path, tokenizer: Tokenizer, damage: str, how: str):
-    """As a full disk, a kill or a copy that stopped leave it."""
+def test_damaged_data_is_encoded_again(tmp_path: Path, tokenizer: Tokenizer, damage: str, how: str):
+    """As after a full disk, a kill or an interrupted copy."""
     data = config(tmp_path)
     before = rows(prepare_data(data, tokenizer, tmp_path / "data", seed=1))
     file = tmp_path / "data" / damage
@@ -254,7 +256,7 @@ def test_an_interrupted_encoding_is_not_taken_for_a_complete_one(tmp_path: Path,
     assert len(prepare_data(data, tokenizer, tmp_path / "data", seed=1).train) == len(TOY)
 
 
-# --------------------------------------------------------------------------------------------------- drops
+# ------------------------------------------------------------------------------------------------------ drops
 
 
 def test_dropped_pairs_are_counted_by_reason(tmp_path: Path, tokenizer: Tokenizer, caplog):
@@ -299,10 +301,10 @@ def test_no_validation_pairs_is_an_error(tmp_path: Path, tokenizer: Tokenizer):
         prepare_data(data, tokenizer, tmp_path / "data", seed=1)
 
 
-# ------------------------------------------------------------------------------------------------- held out
+# --------------------------------------------------------------------------------------------------- held out
 
 
-def test_holdout_takes_so_many_out_of_training(tmp_path: Path, tokenizer: Tokenizer, caplog):
+def test_held_out_pairs_are_not_in_training(tmp_path: Path, tokenizer: Tokenizer, caplog):
     prepared = prepare_data(
         config(tmp_path, validation={"holdout": 25}), tokenizer, tmp_path / "data", seed=1
     )
@@ -338,7 +340,7 @@ def test_every_pair_is_as_likely_to_be_held_out():
     assert max(counts.values()) < 140
 
 
-def test_a_corpus_that_is_edited_keeps_its_draw():
+def test_an_edited_corpus_keeps_its_held_out_pairs():
     pairs = [Pair(str(i), str(i)) for i in range(1000)]
     drawn = draw(pairs, 100, 1)
     grown = draw([Pair("first", "1"), *pairs, Pair("last", "2")], 100, 1)
@@ -348,7 +350,7 @@ def test_a_corpus_that_is_edited_keeps_its_draw():
     assert set(kept) < set(mended) and len(mended) == 100
 
 
-def test_what_occurs_often_is_held_out_once():
+def test_a_repeated_source_is_held_out_once():
     pairs = (
         [Pair("Yes.", "Ja.")] * 50 + [Pair("Yes.", "Doch.")] * 50 + [Pair(str(i), str(i)) for i in range(9)]
     )
@@ -357,7 +359,7 @@ def test_what_occurs_often_is_held_out_once():
         assert len(drawn) == len(set(drawn)) == 5
 
 
-def test_held_out_sources_are_not_in_training(tmp_path: Path, tokenizer: Tokenizer, caplog):
+def test_sources_of_held_out_pairs_are_not_in_training(tmp_path: Path, tokenizer: Tokenizer, caplog):
     twins = [(source, target + " !") for source, target in TOY]  # the same sources, translated otherwise
     pairs = [*TOY, *twins, *TOY]
     random.Random(0).shuffle(pairs)
@@ -371,7 +373,7 @@ def test_held_out_sources_are_not_in_training(tmp_path: Path, tokenizer: Tokeniz
     assert dropped(caplog) == {"held out": 3 * len(held)}
 
 
-def test_holdout_is_never_blank(tmp_path: Path, tokenizer: Tokenizer):
+def test_blank_pairs_are_not_held_out(tmp_path: Path, tokenizer: Tokenizer):
     train = write(tmp_path / "t.tsv", [*[("", "blank")] * 100, *TOY[:20], *[("blank", " ")] * 100])
     prepared = prepare_data(config(tmp_path, train, {"holdout": 10}), tokenizer, tmp_path / "data", seed=1)
     assert len(prepared.validation) == 10
@@ -384,14 +386,14 @@ def test_holding_out_everything_is_an_error(tmp_path: Path, tokenizer: Tokenizer
         prepare_data(config(tmp_path, validation={"holdout": count}), tokenizer, tmp_path / "data", seed=1)
 
 
-def test_the_summary_is_json_for_people(tmp_path: Path, tokenizer: Tokenizer):
+def test_the_summary_is_json(tmp_path: Path, tokenizer: Tokenizer):
     prepared = prepare_data(config(tmp_path), tokenizer, tmp_path / "data", seed=1)
     summary = json.loads((tmp_path / "data" / "summary.json").read_text())
     assert summary["fingerprint"] == prepared.fingerprint
     assert np.sum(summary["kept"]) == len(TOY)
 
 
-# ------------------------------------------------------------------------------------- sampled segmentations
+# ------------------------------------------------------------------------------------------- subword sampling
 
 
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
@@ -399,7 +401,7 @@ def sampler(request, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return tokenizers.train(tmp_path_factory.mktemp(request.param), type=request.param)
 
 
-def test_every_epoch_has_segmentations_of_its_own(tmp_path: Path, sampler: Tokenizer, monkeypatch):
+def test_every_epoch_has_other_segmentations(tmp_path: Path, sampler: Tokenizer, monkeypatch):
     monkeypatch.setattr(encode, "BLOCK", 70)
     prepared = prepare_data(config(tmp_path, subword_sampling=0.3), sampler, tmp_path / "data", seed=1)
     plain = rows(prepared)
@@ -417,7 +419,9 @@ def test_every_epoch_has_segmentations_of_its_own(tmp_path: Path, sampler: Token
     assert rows_of(epochs[0]) != rows_of(epochs[1]) != rows_of(epochs[2]) != rows_of(epochs[0])
 
 
-def test_two_blocks_of_the_same_text_differ(tmp_path: Path, sampler: Tokenizer, monkeypatch):
+def test_two_blocks_of_the_same_text_are_segmented_differently(
+    tmp_path: Path, sampler: Tokenizer, monkeypatch
+):
     monkeypatch.setattr(encode, "BLOCK", 150)
     train = write(tmp_path / "t.tsv", TOY[:150] * 2)
     data = config(tmp_path, train, subword_sampling=0.3)
@@ -425,8 +429,8 @@ def test_two_blocks_of_the_same_text_differ(tmp_path: Path, sampler: Tokenizer, 
     assert sampled[:150] != sampled[150:]
 
 
-def test_an_epoch_is_rebuilt_alone_and_anywhere(tmp_path: Path, sampler: Tokenizer):
-    """By another process on one core too, that samples nothing else before."""
+def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: Tokenizer):
+    """Also in another process, on one core, that has sampled nothing before."""
     data = config(tmp_path, subword_sampling=0.3)
     prepared = prepare_data(data, sampler, tmp_path / "data", seed=1)
     held = prepared.train.epoch(3)
@@ -457,7 +461,7 @@ def test_another_seed_gives_other_epochs(tmp_path: Path, sampler: Tokenizer):
     assert rows(one, 0) != rows(two, 0)
 
 
-def test_what_gets_too_long_stays_as_it_was(tmp_path: Path, sampler: Tokenizer, caplog):
+def test_pairs_that_would_get_too_long_keep_their_segmentation(tmp_path: Path, sampler: Tokenizer, caplog):
     limit = 20
     plain = prepare_data(config(tmp_path, max_length=limit), sampler, tmp_path / "plain", seed=1)
     counts = dropped(caplog)
@@ -474,7 +478,7 @@ def test_what_gets_too_long_stays_as_it_was(tmp_path: Path, sampler: Tokenizer, 
     assert near and sum(sampled[i] == rows(plain)[i] for i in near) > len(near) / 2
 
 
-def test_only_training_pairs_are_sampled_and_only_if_asked_for(tmp_path: Path, sampler: Tokenizer):
+def test_only_training_pairs_are_sampled_and_only_if_configured(tmp_path: Path, sampler: Tokenizer):
     prepared = prepare_data(config(tmp_path), sampler, tmp_path / "plain", seed=1)
     assert prepared.train.epoch(4) is prepared.train
     sampled = prepare_data(config(tmp_path, subword_sampling=0.3), sampler, tmp_path / "data", seed=1)

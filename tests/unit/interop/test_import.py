@@ -296,8 +296,8 @@ def test_files_missing_or_damaged_are_named(source, name, how):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "expected an object of pieces"),
-        ("{}", "expected an object of pieces"),
+        ("[]", "expected an object that maps pieces"),
+        ("{}", "expected an object that maps pieces"),
         ("[" * 100_000, "not JSON"),
         ('{"a": 1.5}', "the id of 'a' is 1.5"),
         ('{"a": true}', "the id of 'a' is True"),

@@ -69,7 +69,7 @@ def test_too_small_a_vocabulary_names_the_smallest(tmp_path: Path, kind: str, by
         train(tmp_path, vocab_size=smallest - 1, **keys)
 
 
-def test_the_side_at_fault_is_named(tmp_path: Path):
+def test_errors_name_the_side(tmp_path: Path):
     with pytest.raises(UsageError, match="target side"):
         train(tmp_path, target=["a b"] * 10, joint=False, vocab_size=360)
 
@@ -93,7 +93,7 @@ def test_character_coverage_leaves_rare_characters_out(tmp_path: Path):
 
 
 def largest_size(folder: Path, kind: str, joint: bool, target: list[str] = TARGET) -> int:
-    """The largest size, as the error for a size that is too large states it."""
+    """The largest possible size, from the message for a size that is too large."""
     with pytest.raises(UsageError, match="largest possible") as caught:
         train(folder, target=target, type=kind, joint=joint, vocab_size=50_000)
     return int(str(caught.value).split("largest possible is ")[1])

@@ -1,4 +1,4 @@
-"""Sampled segmentations: the same text always, by the distributions of the papers."""
+"""Subword sampling: segmentations of the same text, with the distributions of the papers."""
 
 import math
 import random
@@ -24,7 +24,7 @@ KINDS = ["unigram", "bpe"]
 
 
 @cache
-def learnt(kind: str, byte_fallback: bool = True, size: int = 420) -> Tokenizer:
+def learned(kind: str, byte_fallback: bool = True, size: int = 420) -> Tokenizer:
     config = TokenizerConfig(type=kind, vocab_size=size, byte_fallback=byte_fallback, symbols=SYMBOLS)
     with TemporaryDirectory() as folder:
         train_tokenizer(config, lambda: TEXT, lambda: TEXT, Path(folder), 1)
@@ -47,15 +47,15 @@ def pieces(tokenizer: Tokenizer, row: list[int]) -> tuple[str, ...]:
     byte_fallback=st.booleans(),
 )
 def test_every_segmentation_spells_the_same_text(texts, strength, kind, byte_fallback):
-    tokenizer = learnt(kind, byte_fallback, 420 if byte_fallback else 160)
+    tokenizer = learned(kind, byte_fallback, 420 if byte_fallback else 160)
     for old, new in zip(tokenizer.encode_target(texts), sampled(tokenizer, texts, strength), strict=True):
         assert "".join(pieces(tokenizer, old)) == "".join(pieces(tokenizer, new))
         assert tokenizer.decode([new]) == tokenizer.decode([old])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_symbols_and_specials_stay_whole(kind):
-    tokenizer = learnt(kind)
+def test_symbols_and_special_tokens_are_not_segmented(kind):
+    tokenizer = learned(kind)
     texts = [f"{symbol} {text}{symbol}" for symbol in SYMBOLS for text in TEXT[:200]]
     rows = sampled(tokenizer, texts, 0.05 if kind == "unigram" else 0.9)
     for text, row in zip(texts, rows, strict=True):
@@ -65,16 +65,16 @@ def test_symbols_and_specials_stay_whole(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_a_function_of_the_generator(kind):
-    tokenizer = learnt(kind)
+def test_it_depends_on_the_generator_only(kind):
+    tokenizer = learned(kind)
     first = sampled(tokenizer, TEXT, 0.3)
     assert sampled(tokenizer, TEXT, 0.3) == first != sampled(tokenizer, TEXT, 0.3, seed=2)
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0])
 def test_unigram_draws_from_all_segmentations_by_their_probability(alpha):
-    """Against all cuts of a word, enumerated (Kudo 2018, section 3.2)."""
-    tokenizer = learnt("unigram")
+    """Compared with all segmentations of a word, enumerated (Kudo 2018, section 3.2)."""
+    tokenizer = learned("unigram")
     model, word = tokenizer.target.processor, "\u2581veulent"
     weights = {}
     for cuts in range(2 ** (len(word) - 1)):
@@ -92,7 +92,7 @@ def test_unigram_draws_from_all_segmentations_by_their_probability(alpha):
 
 
 def test_bpe_without_dropout_is_bpe_and_without_merges_is_characters():
-    tokenizer = learnt("bpe")
+    tokenizer = learned("bpe")
     plain = tokenizer.encode_target(TEXT)
     assert sampled(tokenizer, TEXT, 1e-12) == plain
     for row, new in zip(plain, sampled(tokenizer, TEXT, 1.0), strict=True):
@@ -100,8 +100,8 @@ def test_bpe_without_dropout_is_bpe_and_without_merges_is_characters():
 
 
 def test_bpe_drops_each_merge_with_the_probability():
-    """Of a word of one merge; that of a longer word is drawn again at every step."""
-    tokenizer = learnt("bpe")
+    """In a word with one merge; in a longer word each merge is drawn again at every step."""
+    tokenizer = learned("bpe")
     word = next(w for w in ("\u2581a", "\u2581d", "\u2581l") if w in tokenizer.target.pieces)
     counts = Counter(len(row) for row in sampled(tokenizer, [word[1]] * 10_000, 0.3))
     assert counts[2] / 10_000 == pytest.approx(0.3, abs=0.02) and counts.keys() == {1, 2}

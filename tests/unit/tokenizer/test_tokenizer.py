@@ -18,13 +18,13 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
     return [tokenizer.target.pieces[i] for i in tokenizer.encode_target([text])[0]]
 
 
-# ---------------------------------------------------------------------------------------- text to ids, back
+# ----------------------------------------------------------------------------------------- encoding, decoding
 
 
 @pytest.mark.parametrize("kind", TYPES)
 @settings(deadline=None, max_examples=60)
 @given(text=texts)
-def test_with_bytes_nothing_is_unknown_nor_special(trained, kind: str, text: str):
+def test_with_byte_fallback_no_token_is_unknown_or_special(trained, kind: str, text: str):
     tokenizer = trained(type=kind)
     assert not set(tokenizer.encode_source([text])[0]) & set(tokenizer.special)
 
@@ -43,13 +43,13 @@ def test_normalization_rules(trained, normalization: str, text: str, expected: s
     assert roundtrip(trained(normalization=normalization), text) == expected
 
 
-def test_nfkc_is_unicodes_own(trained):
+def test_nfkc_equals_unicode_nfkc(trained):
     text = "e\u0301 ½ ㎏ Å"
     assert roundtrip(trained(normalization="nfkc"), text) == unicodedata.normalize("NFKC", text)
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_without_bytes_the_unknown_is_unk(trained, kind: str):
+def test_without_byte_fallback_unknown_characters_are_unk(trained, kind: str):
     tokenizer = trained(type=kind, byte_fallback=False, vocab_size=200)
     assert tokenizer.special.unk in tokenizer.encode_target(["I like 日本."])[0]
     assert tokenizer.special.unk not in tokenizer.encode_target(["I like oranges."])[0]
@@ -58,7 +58,7 @@ def test_without_bytes_the_unknown_is_unk(trained, kind: str):
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("byte_fallback", [True, False])
-def test_symbols_are_one_piece_and_survive(trained, kind: str, byte_fallback: bool):
+def test_symbols_are_one_piece_and_round_trip(trained, kind: str, byte_fallback: bool):
     symbols = ["<bt>", "<a,b>", "@@", "ünï"]
     size = 360 if byte_fallback else 200
     tokenizer = trained(type=kind, symbols=symbols, byte_fallback=byte_fallback, vocab_size=size)
@@ -71,7 +71,7 @@ def test_symbols_are_one_piece_and_survive(trained, kind: str, byte_fallback: bo
 
 @pytest.mark.parametrize("symbol", ["<s>", "</s>", "<unk>", "<pad>", "<0x41>"])
 def test_a_symbol_cannot_be_a_special_piece(tmp_path: Path, symbol: str):
-    """Or the text of a sentence could end it."""
+    """Otherwise the text of a sentence could contain EOS."""
     with pytest.raises(UsageError, match="symbol"):
         train(tmp_path, symbols=[symbol])
 
@@ -84,7 +84,7 @@ def test_any_ids_decode_to_one_line_each(trained, rows: list[list[int]]):
     assert not any(set(line) & set("\n\r\0") for line in lines)
 
 
-def test_special_ids_vanish(trained):
+def test_special_tokens_are_not_decoded(trained):
     tokenizer = trained(type="unigram")
     ids = tokenizer.encode_target(["J'aime les oranges."])[0]
     pad, _, bos, eos = tokenizer.special
@@ -92,7 +92,7 @@ def test_special_ids_vanish(trained):
     assert tokenizer.decode([[], [eos]]) == ["", ""]
 
 
-def test_nothing_in_nothing_out(trained):
+def test_no_texts_give_no_rows(trained):
     tokenizer = trained(type="unigram")
     assert tokenizer.encode_source([]) == tokenizer.encode_target([]) == tokenizer.decode([]) == []
     assert tokenizer.encode_source(["", " ", "\u200b"]) == [[], [], []]
@@ -111,7 +111,7 @@ def test_long_texts_keep_their_order(trained):
     assert encoded == [tokenizer.encode_target([text])[0] for text in TARGET]
 
 
-# ------------------------------------------------------------------------------------------------- loading
+# ---------------------------------------------------------------------------------------------------- loading
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model", bytes(range(256)) * 40, None])
@@ -154,7 +154,7 @@ def test_a_vocabulary_without_special_pieces_is_a_model_error(tmp_path: Path):
         Tokenizer(tmp_path)
 
 
-# ----------------------------------------------------------------------------------------- the model's part
+# ----------------------------------------------------------------------------------------------- model config
 
 
 def test_model_config_takes_sizes_and_ids(trained):

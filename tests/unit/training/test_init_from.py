@@ -15,6 +15,7 @@ from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.errors import ModelError, UsageError
+from mtrain.training.init_from import resolved
 from mtrain.training.loop import make_trainer
 from mtrain.training.run_folder import tokenize
 from tests.support.training import (
@@ -247,3 +248,13 @@ def test_a_new_domain_is_mixed_with_the_old_corpus_by_weights(tuned, tmp_path):
     assert len(set.union(*drawn)) > 300 and all(
         epoch[row] == 1 for epoch in epochs for row in epoch if row > 39
     )
+
+
+def test_a_tokenizer_path_without_a_tokenizer_says_so(make_config, tmp_path):
+    for path, reason in (
+        (tmp_path / "nowhere", "no such model or run folder"),
+        (tmp_path, "not a model folder"),
+    ):
+        config = make_config(tokenizer={"path": str(path)})
+        with pytest.raises(ModelError, match=f"tokenizer.path: {path}: {reason}"):
+            resolved(config)

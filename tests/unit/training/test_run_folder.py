@@ -112,7 +112,7 @@ def test_damaged_data_is_encoded_again(make_config, caplog):
         step = int(last_checkpoint(run).name[5:]) + 2
         go(make_config(training={"max_steps": step}))
         assert int(last_checkpoint(run).name[5:]) == step
-    assert "encoded again" in caplog.text
+    assert "encoding the corpus again" in caplog.text
 
 
 def test_damaged_lines_of_the_metrics_are_dropped(make_config):
