@@ -1,9 +1,9 @@
 """Subword regularization: samples new segmentations of encoded sentences.
 
 `unigram` samples from all segmentations of a word (Kudo, "Subword Regularization", ACL 2018, section 3), and
-`bpe` skips merges at random (Provilkov et al., "BPE-Dropout", ACL 2020, algorithm 1). SentencePiece does
-both, but its version 0.2.3 ignores the seed, so an epoch could not be reproduced on resume. No piece spans two
-words, so words are sampled independently, from the ids alone.
+`bpe` skips merges at random (Provilkov et al., "BPE-Dropout", ACL 2020, algorithm 1). SentencePiece 0.2.3
+ignores the seed when it samples, so an epoch could not be reproduced on resume. No piece spans two words, so
+words are sampled independently, from the ids alone.
 """
 
 import math
