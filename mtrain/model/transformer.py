@@ -11,7 +11,7 @@ from mtrain.config.schema import ModelConfig
 from mtrain.kernels.linear import LowPrecisionLinear, linear
 from mtrain.model.attention import AttentionWeights, MultiHeadAttention
 from mtrain.model.cache import KeyValueCache, LayerCache
-from mtrain.model.layers import Dropout, FeedForward, Linear, Residual
+from mtrain.model.layers import Dropout, FeedForward, Linear, Residual, reduce_call_overhead
 
 
 class EncoderLayer(nn.Module):
@@ -259,10 +259,8 @@ class Transformer(nn.Module):
         None: all products use the parameters themselves. For `stays_low` see `LowPrecisionLinear`.
         """
         model = copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
+        reduce_call_overhead(model)
         for module in model.modules():
-            # Python looks here before it calls nn.Module.__getattr__, which takes a tenth of a short step.
-            parameters, children = module.named_parameters(recurse=False), module.named_children()
-            vars(module).update({**dict(parameters), **dict(children)})
             if isinstance(module, Linear) and dtype is not None:
                 module.low_precision = LowPrecisionLinear(module.weight, module.bias, dtype, stays_low)
         if dtype is not None:

@@ -1,4 +1,4 @@
-"""Multi-head attention, its rotary positions and its cache, against plain loops and PyTorch's own module."""
+"""Multi-head attention, rotary embeddings and the cache, against plain loops and nn.MultiheadAttention."""
 
 import math
 
@@ -10,6 +10,7 @@ from mtrain.kernels.attention import attention_weights
 from mtrain.model.attention import MultiHeadAttention, attend, causal_mask, rotate
 from mtrain.model.cache import KeyValueCache, LayerCache
 from mtrain.model.layers import Dropout
+from tests.support.transformer import torch_attention
 
 torch.set_num_threads(1)
 DOUBLE = {"rtol": 0, "atol": 1e-12}
@@ -31,8 +32,8 @@ def keep(lengths: list[int], longest: int) -> Tensor:
 def reference(
     layer: MultiHeadAttention, x: Tensor, memory: Tensor, allowed: Tensor
 ) -> tuple[Tensor, list[list[list[list[float]]]]]:
-    """Attention by loops, one number at a time: output and weights[sentence][head][query][key]. `allowed`
-    (B, T, S) says which key each query may see."""
+    """Attention by loops over numbers: output and weights[sentence][head][query][key]. `allowed` (B, T, S) is
+    True where a query may attend."""
     width, heads = x.size(-1), layer.heads
     size = width // heads
     w, b = layer.query_key_value.weight, layer.query_key_value.bias
@@ -64,7 +65,7 @@ def reference(
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @torch.no_grad()
-def test_self_attention_is_the_formula(heads: int, causal: bool, masked: bool) -> None:
+def test_self_attention_equals_the_formula(heads: int, causal: bool, masked: bool) -> None:
     layer, x, kept = attention(12, heads), random(3, 5, 12), keep([5, 2, 3], 5)
     out = layer(x, keep=kept[:, None, None] if masked else None, causal=causal)
     allowed = torch.tensor(
@@ -79,7 +80,7 @@ def test_self_attention_is_the_formula(heads: int, causal: bool, masked: bool) -
 @pytest.mark.parametrize("heads", [1, 2, 6])
 @pytest.mark.parametrize("masked", [False, True])
 @torch.no_grad()
-def test_cross_attention_is_the_formula(heads: int, masked: bool) -> None:
+def test_cross_attention_equals_the_formula(heads: int, masked: bool) -> None:
     layer, x, memory = attention(12, heads), random(3, 4, 12), random(3, 6, 12, seed=1)
     kept = keep([6, 1, 4], 6) if masked else torch.ones(3, 6, dtype=torch.bool)
     mask = kept[:, None, None] if masked else None
@@ -92,31 +93,25 @@ def test_cross_attention_is_the_formula(heads: int, masked: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["self", "causal", "cross"])
+@pytest.mark.parametrize("with_weights", [False, True])
 @torch.no_grad()
-def test_equals_torch_multihead_attention(kind: str) -> None:
+def test_output_and_weights_equal_torch(kind: str, with_weights: bool) -> None:
     layer = attention(16, 4)
-    theirs = nn.MultiheadAttention(16, 4, batch_first=True, dtype=torch.float64).eval()
-    theirs.in_proj_weight.copy_(layer.query_key_value.weight)
-    theirs.in_proj_bias.copy_(layer.query_key_value.bias)
-    theirs.out_proj.load_state_dict(layer.output.state_dict())
-    x, kept = random(3, 5, 16), keep([5, 1, 4], 5)
+    x, source_keep = random(3, 5, 16), keep([5, 1, 4], 5)
     memory = random(3, 5, 16, seed=1) if kind == "cross" else x
-    mask = kept[:, None, None]
-    if kind == "cross":
-        weights: list[Tensor] = []
-        out = layer(x, layer.project_memory(memory), mask, attention_weights=weights)
-    else:
-        out = layer(x, keep=mask, causal=kind == "causal")
-    hidden = ~causal_mask(5) if kind == "causal" else None
-    expected, expected_weights = theirs(
-        x, memory, memory, key_padding_mask=~kept, attn_mask=hidden, average_attn_weights=False
+    weights: list[Tensor] | None = [] if with_weights else None
+    projected = layer.project_memory(memory) if kind == "cross" else None
+    out = layer(x, projected, source_keep[:, None, None], kind == "causal", weights)
+    mask = ~causal_mask(5) if kind == "causal" else None
+    expected, expected_weights = torch_attention(layer)(
+        x, memory, memory, key_padding_mask=~source_keep, attn_mask=mask, average_attn_weights=False
     )
     torch.testing.assert_close(out, expected, **DOUBLE)
-    if kind == "cross":
-        torch.testing.assert_close(weights[0], expected_weights, **DOUBLE)
+    if weights is not None:
+        torch.testing.assert_close(weights, [expected_weights], **DOUBLE)
 
 
-def test_causal_mask_is_true_where_one_may_look() -> None:
+def test_causal_mask_is_true_up_to_the_diagonal() -> None:
     assert causal_mask(3).tolist() == [[True, False, False], [True, True, False], [True, True, True]]
 
 
@@ -125,7 +120,7 @@ def test_causal_mask_is_true_where_one_may_look() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_dropout_is_of_the_weights_from_its_own_generator(causal: bool, masked: bool) -> None:
+def test_dropout_applies_to_the_weights_and_has_its_own_generator(causal: bool, masked: bool) -> None:
     q, k, v = random(3, 2, 5, 4), random(3, 2, 5, 4, seed=1), random(3, 2, 5, 4, seed=2)
     kept = keep([5, 2, 3], 5)[:, None, None] if masked else torch.ones(3, 1, 1, 5, dtype=torch.bool)
     allowed = kept & causal_mask(5) if causal else kept
@@ -135,20 +130,20 @@ def test_dropout_is_of_the_weights_from_its_own_generator(causal: bool, masked: 
     Dropout.seed(dropout, 3)
     state = torch.get_rng_state()
     torch.testing.assert_close(attend(q, k, v, dropout, kept if masked else None, causal), expected, **DOUBLE)
-    assert torch.equal(torch.get_rng_state(), state)  # PyTorch's own generator had no part in it
-    assert (attend(q, k, v, dropout, allowed) - expected).abs().max() > 1e-3  # and the next draw is another
+    assert torch.equal(torch.get_rng_state(), state)  # PyTorch's default generator was not used
+    assert (attend(q, k, v, dropout, allowed) - expected).abs().max() > 1e-3  # the next mask differs
     fused = attend(q, k, v, dropout.eval(), allowed)
     torch.testing.assert_close(fused, attention_weights(q, k, allowed) @ v, **DOUBLE)
 
 
-def test_the_mean_over_dropouts_is_attention_without() -> None:
+def test_the_mean_over_dropout_masks_is_attention_without_dropout() -> None:
     layer, x = MultiHeadAttention(12, 3, dropout=0.3).double(), random(1, 4, 12)
     with torch.no_grad():
         mean = layer(x.expand(20_000, -1, -1), causal=True).mean(0, keepdim=True)
         torch.testing.assert_close(mean, layer.eval()(x, causal=True), rtol=0, atol=0.02)
 
 
-def test_dropout_under_bf16_autocast_is_that_of_fp32() -> None:
+def test_dropout_under_bf16_autocast_draws_the_same_masks_as_in_fp32() -> None:
     layer, x, memory = MultiHeadAttention(12, 3, dropout=0.3), random(4, 5, 12).float(), random(4, 6, 12)
 
     def both(mixed: bool) -> tuple[Tensor, ...]:
@@ -166,7 +161,7 @@ def test_dropout_under_bf16_autocast_is_that_of_fp32() -> None:
 
 
 def check_layer(heads: int, size: int) -> tuple[MultiHeadAttention, nn.Linear]:
-    """Each head has its own q, k, v on its own slice of x, drawn head by head; then the output is drawn."""
+    """Each head has separate q, k, v weights for its slice of x, drawn head by head."""
     torch.manual_seed(0)
     drawn = [[nn.Linear(size, size) for _ in "qkv"] for _ in range(heads)]
     output = nn.Linear(heads * size, heads * size)
@@ -219,7 +214,7 @@ def test_published_check_values_two_heads() -> None:
 
 @pytest.mark.parametrize("length", [1, 6, 8, 9, 10, 11, 15, 16, 27])  # more than 8: the fused kernel
 @pytest.mark.parametrize("kind", ["causal", "padding", "both", "none"])
-def test_values_and_gradients_are_those_of_the_formula(length: int, kind: str) -> None:
+def test_every_kernel_gives_the_values_and_gradients_of_the_formula(length: int, kind: str) -> None:
     shape = (2, 3, length, 4)
     inputs = [random(*shape, seed=seed).requires_grad_() for seed in range(3)]
     mask = keep([length, max(1, length - 2)], length)[:, None, None] if kind in ("padding", "both") else None
@@ -233,7 +228,7 @@ def test_values_and_gradients_are_those_of_the_formula(length: int, kind: str) -
     torch.testing.assert_close(*gradients, **DOUBLE)
 
 
-def test_weights_are_kept_for_few_keys_alone() -> None:
+def test_weights_are_stored_for_few_keys_only() -> None:
     def kept(keys: int) -> int:
         inputs = [random(2, 3, keys, 4, seed=seed).requires_grad_() for seed in range(3)]
         sizes: list[int] = []
@@ -241,33 +236,18 @@ def test_weights_are_kept_for_few_keys_alone() -> None:
             attend(*inputs, Dropout(0.0), None)
         return max(sizes) // inputs[0].numel()
 
-    assert [kept(keys) for keys in (1, 8, 9, 64)] == [1, 2, 1, 1]  # 2: as many as in queries and keys
-
-
-def test_a_row_that_may_look_nowhere_spoils_no_other() -> None:
-    inputs = [random(2, 3, 6, 4, seed=seed).requires_grad_() for seed in range(3)]
-    mask = keep([6, 4], 6)[:, None, None]
-    mask[0] = False
-    second = [x[1:].detach().requires_grad_() for x in inputs]
-    gradients = torch.autograd.grad(attend(*inputs, Dropout(0.0), mask)[1].sum(), inputs)
-    expected = torch.autograd.grad(attend(*second, Dropout(0.0), mask[1:]).sum(), second)
-    for found, wanted in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(found, torch.cat([torch.zeros_like(wanted), wanted]), **DOUBLE)
-
-
-def test_gradients_taken_within_autocast_are_not_rounded() -> None:
-    inputs = [random(2, 3, 7, 4, seed=seed).float().requires_grad_() for seed in range(3)]
-    cotangent = random(2, 3, 7, 4, seed=3).float()
-    exact = torch.autograd.grad(attend(*inputs, Dropout(0.0), None), inputs, cotangent)
-    with torch.autocast("cpu", torch.bfloat16):
-        within = torch.autograd.grad(attend(*inputs, Dropout(0.0), None), inputs, cotangent)
-    torch.testing.assert_close(within, exact, rtol=0, atol=0)
+    assert [kept(keys) for keys in (1, 8, 9, 64)] == [
+        1,
+        2,
+        1,
+        1,
+    ]  # 2: as many numbers as queries and keys have
 
 
 # ------------------------------------------------------------------------------------------------ rotary
 
 
-def test_rotary_turns_each_pair_by_position_times_rate() -> None:
+def test_rotary_rotates_each_pair_by_position_times_frequency() -> None:
     x, size = random(7, 6), 6
     for position, row in enumerate(x):
         for i in range(size // 2):
@@ -277,13 +257,13 @@ def test_rotary_turns_each_pair_by_position_times_rate() -> None:
 
 
 @pytest.mark.parametrize("distance", [-40, -1, 0, 3, 500])
-def test_rotary_scores_depend_on_the_distance_alone(distance: int) -> None:
+def test_rotary_scores_depend_only_on_the_distance(distance: int) -> None:
     q, k = random(1, 8), random(1, 8, seed=1)
     at = [torch.tensor([p]) for p in (40, 41, 97, 5000)]
     scores = [float(rotate(q, p) @ rotate(k, p + distance).T) for p in at]
     assert scores == pytest.approx([scores[0]] * 4, abs=1e-10)
     if distance:
-        assert scores[0] != pytest.approx(float(q @ k.T), abs=1e-3)  # and they do depend on it
+        assert scores[0] != pytest.approx(float(q @ k.T), abs=1e-3)  # which does matter
 
 
 def test_rotary_keeps_norms_and_continues_from_an_offset() -> None:
@@ -294,7 +274,7 @@ def test_rotary_keeps_norms_and_continues_from_an_offset() -> None:
 
 
 @torch.no_grad()
-def test_rotary_attention_knows_order_but_not_absolute_position() -> None:
+def test_rotary_attention_depends_on_order_but_not_on_absolute_position() -> None:
     layer, x = attention(8, 2, rotary=True), random(1, 4, 8)
     swapped = layer(x[:, [1, 0, 2, 3]])[:, [1, 0, 2, 3]]
     assert (layer(x) - swapped).abs().max() > 1e-3
@@ -325,7 +305,7 @@ def test_weights_sum_to_one_are_zero_at_padding_and_explain_the_output() -> None
 
 @pytest.mark.parametrize("beams", [1, 2, 5])
 @torch.no_grad()
-def test_beams_as_further_queries_equal_copies_of_the_memory(beams: int) -> None:
+def test_beams_that_share_a_memory_equal_copies_of_it(beams: int) -> None:
     layer, x, memory = attention(12, 3), random(3 * beams, 2, 12), random(3, 6, 12, seed=1)
     kept = keep([6, 2, 3], 6)
     shared, copied = [], []

@@ -39,7 +39,7 @@ def test_sinusoids_at_position_zero() -> None:
 
 
 @pytest.mark.parametrize("width", [2, 6, 64])
-def test_sinusoids_are_the_formula_in_both_layouts(width: int) -> None:
+def test_sinusoids_equal_the_formula_in_both_layouts(width: int) -> None:
     halves, pairs = sinusoidal_positions(90, width), sinusoidal_positions(90, width, interleaved=True)
     for p, i in itertools.product((0, 1, 5, 89), range(width // 2)):
         angle = p / 10000 ** (2 * i / width)
@@ -74,9 +74,6 @@ def test_embeddings_are_scaled_by_the_root_of_the_width() -> None:
     torch.testing.assert_close(seen[0], model.source_embedding(source) * 4, **DOUBLE)
 
 
-# ------------------------------------------------------------------------------------------- invariances
-
-
 # -------------------------------------------------------------------------------------- cached decoding
 
 
@@ -109,7 +106,7 @@ def test_cached_decoding_equals_full_decoding_after_reordering_and_dropping_sent
 
 @pytest.mark.parametrize("beams", [1, 3])
 @torch.no_grad()
-def test_a_cache_grows_with_what_is_decoded(monkeypatch, beams: int) -> None:
+def test_a_cache_grows_with_the_decoded_length(monkeypatch, beams: int) -> None:
     monkeypatch.setattr("mtrain.model.cache.INITIAL_POSITIONS", 1)
     model, source, kept, target = build(), ids(2, 5), keep(5, 2), ids(2 * beams, 30)
     expected = logits(model, source, kept, target)
@@ -131,7 +128,7 @@ def test_cached_decoding_returns_the_same_cross_attention_weights(beams: int) ->
 
 
 @torch.no_grad()
-def test_a_lowered_model_shares_its_parameters_and_rounds_large_products_alone(monkeypatch) -> None:
+def test_a_low_precision_copy_shares_the_parameters_and_rounds_only_large_products(monkeypatch) -> None:
     model, source, kept, target = build(dtype=torch.float32), ids(3, 5), keep(5, 2, 4), ids(3, 6)
     low = model.for_decoding(torch.bfloat16)
     assert all(a is b for a, b in zip(model.parameters(), low.parameters(), strict=True))
@@ -267,7 +264,7 @@ def test_output_bias_adds_to_the_logits() -> None:
 
 
 @pytest.mark.parametrize(("norm", "final_norms"), [("pre", 2), ("post", 0)])
-def test_final_norms_belong_to_pre_norm_alone(norm: str, final_norms: int) -> None:
+def test_only_pre_norm_models_have_final_norms(norm: str, final_norms: int) -> None:
     model = build(norm=norm)
     norms = sum(isinstance(module, nn.LayerNorm) for module in model.modules())
     assert norms == 2 * 2 + 2 * 3 + final_norms  # two in an encoder layer, three in a decoder layer
@@ -279,11 +276,11 @@ def test_bos_may_equal_pad() -> None:
     out = logits(model, source, keep(4, 4), target)
     torch.testing.assert_close(out[0, :2], out[1, :2], **DOUBLE)
     other = logits(model, source[:1], keep(4), torch.tensor([[6, 8]]))
-    assert (out[0, 1] - other[0, 1]).abs().max() > 1e-3  # the second token does look at BOS
+    assert (out[0, 1] - other[0, 1]).abs().max() > 1e-3  # the second token attends to BOS
 
 
 @every_kind
-def test_initial_logits_are_neither_flat_nor_wild(kind: dict[str, str]) -> None:
+def test_initial_logits_have_a_standard_deviation_near_one(kind: dict[str, str]) -> None:
     torch.manual_seed(0)
     words = {"source_vocab_size": 600, "target_vocab_size": 600, "max_positions": 64}
     model = Transformer(ModelConfig(d_model=64, dropout=0.0, **words, **kind)).eval()
@@ -305,7 +302,7 @@ def test_forward_hooks_fire_in_training() -> None:
     assert len(layers) == 4 and (weighted | layers) - fired == sliced
 
 
-def test_dropout_is_on_in_training_alone() -> None:
+def test_dropout_is_active_only_in_training() -> None:
     model, source, target = build(dropout=0.5), ids(1, 4), ids(1, 4)
     assert torch.equal(logits(model, source, keep(4), target), logits(model, source, keep(4), target))
     model.train()
@@ -313,7 +310,7 @@ def test_dropout_is_on_in_training_alone() -> None:
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_embeddings_are_dropped_too(side: str) -> None:
+def test_dropout_applies_to_embeddings(side: str) -> None:
     model, seen = build(dropout=0.5, d_model=64).train(), []
     getattr(model, side)[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     logits(model, ids(8, 20), keep(*[20] * 8), ids(8, 20))
@@ -321,7 +318,7 @@ def test_embeddings_are_dropped_too(side: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dropout", "attention_dropout", "activation_dropout", "word_dropout"])
-def test_every_dropout_is_off_in_eval_and_draws_from_the_generator_it_is_seeded_with(kind: str) -> None:
+def test_every_dropout_is_off_in_eval_and_reproducible_from_a_seed(kind: str) -> None:
     model, plain = build(**{"dropout": 0.0, kind: 0.4}), build(dropout=0.0)
     source, target = ids(2, 6), ids(2, 5)
     expected = logits(plain, source, keep(6, 4), target)
@@ -335,14 +332,14 @@ def test_every_dropout_is_off_in_eval_and_draws_from_the_generator_it_is_seeded_
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_word_dropout_takes_a_word_from_all_of_its_places_but_leaves_the_position(side: str) -> None:
+def test_word_dropout_drops_all_occurrences_of_a_word_but_not_positions(side: str) -> None:
     model, seen = build(dropout=0.0, word_dropout=0.25).train(), []
     getattr(model, side)[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     words = ids(400, 30)
     logits(model, words, keep(*[30] * 400), words)
     without_positions = seen[0] - sinusoidal_positions(30, 16)
     factors = without_positions / (model.source_embedding(words) * 4)
-    assert (factors - factors[..., :1]).abs().max() < 1e-5  # of whole vectors
+    assert (factors - factors[..., :1]).abs().max() < 1e-5  # whole vectors are dropped
     dropped = factors[..., 0].abs() < 1e-5
     torch.testing.assert_close(
         factors[~dropped], torch.full_like(factors[~dropped], 4 / 3), rtol=1e-5, atol=0
@@ -355,7 +352,7 @@ def test_word_dropout_takes_a_word_from_all_of_its_places_but_leaves_the_positio
     assert dropped.double().mean().item() == pytest.approx(0.25, abs=0.02)
 
 
-def test_initial_weights_are_xavier_uniform_each_projection_by_itself() -> None:
+def test_each_projection_is_initialized_xavier_uniform() -> None:
     model = Transformer(ModelConfig(source_vocab_size=9, target_vocab_size=9, max_positions=9))
     attention = model.decoder[0].cross_attention
     for weight in [*attention.query_key_value.weight.chunk(3), attention.output.weight]:
