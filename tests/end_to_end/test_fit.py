@@ -84,7 +84,7 @@ def test_the_arithmetic_is_logged_at_startup(make_config, caplog, set_threads):
     set_threads(2)
     with caplog.at_level("INFO", logger="mtrain"):
         go(make_config())
-    expected = r"device: cpu \(.+, \d+ threads\), fp32, torch .+, 2 side by side, micro-batches of 64 tokens$"
+    expected = r"device: cpu \(.+, \d+ threads\), fp32, torch .+, 2 workers, micro-batches of 64 tokens$"
     assert re.search(expected, caplog.text, re.MULTILINE)
 
 

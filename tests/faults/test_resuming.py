@@ -322,8 +322,7 @@ def test_11_another_number_of_threads_is_logged_and_every_pair_still_comes_once(
     set_threads(2)
     go(make_config(training={"max_steps": 12}))
     sizes = "micro-batches of 64 tokens"
-    told = f" 2 side by side, {sizes}; before: .* 1 side by side, {sizes}: goes on, not bit for bit"
-    assert re.search(told, caplog.text)
+    assert re.search(f" 2 workers, {sizes}; before: .* 1 worker, {sizes}", caplog.text)
     epochs = [epoch for epoch, _ in rows.values()]
     assert epochs.count(epochs[0]) > 3  # the threads changed within the first epoch
     for epoch in sorted(set(epochs))[:-1]:
