@@ -305,7 +305,7 @@ def test_files_missing_or_damaged_are_named(source, name, how):
         ('{"a": -1}', "the id of 'a' is -1"),
         ('{"a": 999999999999}', "the id of 'a' is 999999999999"),
         ('{"a": 1, "b": 1}', "two pieces have the same id"),
-        ('{"\\ud800": 1}', "not Unicode"),
+        ('{"\\ud800": 1}', "not valid Unicode"),
         ('{"</s>": 0, "<unk>": 1}', "has no <pad>"),
         ('{"</s>": 0, "<unk>": 1, "<pad>": 2}', "the vocabulary's is 2"),
     ],
