@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -11,6 +13,7 @@ from sentencepiece import SentencePieceProcessor
 from mtrain.errors import ModelError
 
 SPACE = "\u2581"  # how SentencePiece represents a space
+_NORMAL, _USER_DEFINED = 1, 4  # types of pieces in a SentencePiece model
 _TAG = re.compile(">>.*?<<", re.DOTALL)  # the target language, for multilingual Marian models
 
 
@@ -82,8 +85,23 @@ class Vocabulary:
         return [text.replace(SPACE, " ").strip(" ") for text in texts]
 
     def tag(self, ids: list[int]) -> list[int]:
-        """The tag at the start of a row of ids, if any."""
-        return ids[:1] if ids and self.ids is not None and _TAG.fullmatch(self.pieces[ids[0]]) else []
+        """The tag that a row of ids begins with, or []: a piece like `>>de<<` of a Marian model, otherwise
+        any of `tokenizer.symbols` before all other words."""
+        if self.ids is not None:
+            return ids[:1] if ids and _TAG.fullmatch(self.pieces[ids[0]]) else []
+        end = 0
+        for number, i in enumerate(ids, start=1):
+            if i in self.symbols:
+                end = number
+            elif self.pieces[i] != SPACE:
+                break
+        return ids[:end]
+
+    @cached_property
+    def symbols(self) -> frozenset[int]:
+        """Ids of the pieces that were given, not learned: `tokenizer.symbols`."""
+        types = _piece_types(self.processor.serialized_model_proto())
+        return frozenset(i for i, type_ in enumerate(types) if type_ == _USER_DEFINED)
 
     def scores(self) -> list[float]:
         """The score of each piece in SentencePiece's model; 0 if it was not learned."""
@@ -94,6 +112,42 @@ class Vocabulary:
         """The ids of <unk> and of byte pieces, which stand for text that no piece was learned for."""
         known = self.processor.piece_to_id(self.pieces)
         return {self.special.unk} | {i for i, own in enumerate(known) if self.processor.is_byte(own)}
+
+
+def _piece_types(model: bytes) -> list[int]:
+    """The type of each piece of a SentencePiece model, which its Python interface does not tell.
+
+    The model is a protocol buffer whose fields 1 are the pieces, and their fields 3 the types. Both it and
+    the pieces consist of keys (8 * field + wire type), each followed by a value.
+    """
+    return [
+        next((type_ for field, type_ in _fields(piece) if field == 3 and isinstance(type_, int)), _NORMAL)
+        for field, piece in _fields(model)
+        if field == 1 and isinstance(piece, bytes)
+    ]
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a protocol buffer, numbers of fixed size as bytes."""
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = message[position]
+            position, value, shift = position + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+
+    while position < len(message):
+        key = varint()
+        if key & 7 == 0:
+            yield key >> 3, varint()
+            continue
+        size = {1: 8, 5: 4}.get(key & 7) or varint()
+        yield key >> 3, message[position : position + size]
+        position += size
 
 
 def _load(file: Path) -> SentencePieceProcessor:

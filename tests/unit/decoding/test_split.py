@@ -1,0 +1,82 @@
+"""Windows of lines, and the parts of lines that are too long."""
+
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from mtrain import Translator
+from mtrain.config.schema import TokenizerConfig
+from mtrain.decoding.split import parts_of, split_line, windows
+from mtrain.decoding.translation import Translation, join
+from mtrain.tokenizer.learn import train_tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
+from tests.support.training import PAIRS
+
+SOURCES = [source for source, _ in PAIRS]
+
+
+def test_windows_are_bounded_by_lines_and_by_characters() -> None:
+    assert [len(texts) for texts, _ in windows(["a"] * 10, None, 4)] == [4, 4, 2]
+    stream = (text for text in ["a"] * 9000)
+    assert [len(texts) for texts, _ in windows(stream, None, 4096)] == [256, 512, 1024, 2048, 4096, 1064]
+    assert [len(texts) for texts, _ in windows(["a" * 400_000] * 7, None, 4096)] == [3, 3, 1]
+    assert list(windows([], None, 4)) == []
+
+
+@pytest.mark.parametrize("longest", [9, 20, 63])
+def test_parts_are_sentences_and_lose_nothing(translator: Translator, longest: int) -> None:
+    tokenizer = translator.tokenizer
+    text = [*SOURCES, "katze" * 30 + '!"', "Mr. Smith of the U. S. sleeps.", "Is it no... yes?", "It rains"]
+    parts = split_line("  ".join(text), tokenizer, longest)
+    assert all(0 < len(part) <= longest for part in parts)
+    sentences = tokenizer.encode_source(text)
+    assert list(chain(*parts)) == list(chain(*sentences))
+    whole = [ids for ids in sentences if len(ids) <= longest]
+    assert [part for part in parts if part in whole] == whole
+    cut = [part for part in parts if part not in whole]
+    assert all(tokenizer.word_starts(part)[0] for part in cut)
+    if longest == 63:
+        assert len(cut) == 3 and max(map(len, cut)) == longest  # of one word of some 90 tokens
+    [one, two] = split_line("猫が寝る。雨が降る！", tokenizer, longest=63)
+    assert [one, two] == tokenizer.encode_source(["猫が寝る。", "雨が降る！"])
+
+
+@pytest.fixture(scope="module", params=["unigram", "bpe"])
+def tagging(request, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer with symbols for two target languages and a placeholder."""
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    config = TokenizerConfig(type=request.param, vocab_size=330, symbols=["<2de>", "<2fr>", "<polite>"])
+    lines = [side for pair in PAIRS for side in pair]
+    train_tokenizer(config, lambda: lines, lambda: lines, folder, seed=1)
+    return Tokenizer(folder)
+
+
+@pytest.mark.parametrize("tag", ["<2de>", "<2fr> <polite>", "<2fr><polite>"])
+def test_a_tag_begins_each_part_of_a_line(tagging: Tokenizer, tag: str) -> None:
+    parts = split_line(f"{tag} It rains. The sun shines. A cat sleeps.", tagging, longest=30)
+    expected = [f"{tag} It rains.", f"{tag} The sun shines.", f"{tag} A cat sleeps."]
+    assert [tagging.source.decode([ids])[0] for ids in parts] == expected
+    assert parts == tagging.encode_source(expected)
+
+
+@pytest.mark.parametrize("line", ["It rains <2de>. The sun shines.", "< 2de> It rains. The sun shines."])
+def test_a_symbol_elsewhere_is_no_tag(tagging: Tokenizer, line: str) -> None:
+    _, second = split_line(line, tagging, longest=30)
+    assert tagging.source.decode([second]) == ["The sun shines."]
+
+
+def test_alignments_of_parts_count_the_words_of_a_tag_once(tagging: Tokenizer) -> None:
+    line = "<2fr> <polite> It rains. The sun shines."
+    [ids] = tagging.encode_source([line])
+    [first, second] = parts_of([line], [], tagging, len(ids), 0)
+    assert (first.key, second.key) == ((0, 0), (0, 1))
+    words = [sum(tagging.word_starts(part.source[:-1])) for part in (first, second)]
+    assert words == [4, 5]
+    tag = sum(tagging.word_starts(tagging.source.tag(first.source)))
+    parts = [
+        Translation("Il pleut.", -1, -1, 3, True, ((2, 0), (3, 1))),
+        Translation("Le soleil brille.", -1, -1, 4, True, ((2, 0), (3, 1), (0, 2))),
+    ]
+    joined = join(parts, words, tag, " ", length_penalty=1.0)
+    assert joined.alignment == ((2, 0), (3, 1), (4, 2), (5, 3), (0, 4))
