@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -104,8 +105,17 @@ def thread_pool(workers: int) -> ThreadPoolExecutor | None:
     """A pool of threads that divide the cores evenly; None for one worker, which needs no pool."""
     if workers == 1:
         return None
-    threads = max(1, torch.get_num_threads() // workers)
-    return ThreadPoolExecutor(workers, "mtrain", torch.set_num_threads, (threads,))
+    threads = torch.get_num_threads()
+    return ThreadPoolExecutor(workers, "mtrain", _use_threads, (max(1, threads // workers), threads))
+
+
+def _use_threads(count: int, default: int) -> None:
+    """Let operations of this thread use `count` threads. PyTorch makes that the default of threads that are
+    started later, too, so the default is restored, by a thread that ends at once."""
+    torch.set_num_threads(count)
+    restoring = threading.Thread(target=torch.set_num_threads, args=(default,))
+    restoring.start()
+    restoring.join()
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

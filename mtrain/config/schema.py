@@ -318,6 +318,9 @@ class DecodingConfig(Section):
     mbr: Literal["chrf", "bleu"] | None = Field(
         None, description="metric of minimum Bayes risk decoding among the hypotheses; null: off"
     )
+    alignment_layer: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="decoder layer, from 0, whose attention gives word alignments; null: the last"
+    )
     batch_tokens: PositiveInt = Field(8192, description="padded source tokens times hypotheses per batch")
     precision: Precision = Field(
         "auto", description="precision of matrix products; auto: the fastest; on a CPU, large products only"

@@ -1,4 +1,4 @@
-"""Word alignments out of attention. Letters in shapes: see `mtrain.model`."""
+"""Word alignments from cross-attention, and which layer's to use. Symbols in shapes: see `mtrain.model`."""
 
 from collections.abc import Sequence
 
@@ -6,19 +6,77 @@ import numpy as np
 import numpy.typing as npt
 
 Alignment = tuple[tuple[int, int], ...]  # (source word, target word), both from 0
+Floats = npt.NDArray[np.float64] | npt.NDArray[np.float32]
+
+_ITERATIONS = 5  # of expectation maximization
 
 
-def align(
-    attention: npt.NDArray[np.floating], source_starts: Sequence[bool], target_starts: Sequence[bool]
-) -> Alignment:
-    """The source word that each target word looks at most, its pieces taken together.
+def align(attention: Floats, source_starts: Sequence[bool], target_starts: Sequence[bool]) -> Alignment:
+    """The source word that each target word attends to most, the attention of its tokens added up.
 
-    `attention` (T, S) is from target to source pieces, of which the further ones, such as EOS, do not count.
-    `source_starts` and `target_starts` say which pieces begin a word; the first of each does.
+    `attention` (T, S) is from target to source tokens; those after the last word, such as EOS, are ignored.
+    `source_starts` and `target_starts` say which tokens begin a word; the first token always does.
     """
     if not source_starts or not target_starts:
         return ()
-    source, target = np.cumsum(source_starts) - 1, np.cumsum(target_starts) - 1  # which word a piece is of
+    source, target = np.cumsum(source_starts) - 1, np.cumsum(target_starts) - 1  # the word of each token
     words = np.zeros((target[-1] + 1, source[-1] + 1))
     np.add.at(words, (target[:, None], source[None]), attention[: len(target), : len(source)])
     return tuple((int(best), word) for word, best in enumerate(words.argmax(axis=1)))
+
+
+def best_layer(
+    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: Sequence[Sequence[Floats]]
+) -> int:
+    """The layer whose attention agrees best with a statistical alignment of the same sentence pairs.
+
+    `sources` and `targets` are token ids without EOS; `attention[layer][pair]` (T, S or more) is from target
+    to source tokens. The alignment is that of IBM model 1 (Brown et al., "The Mathematics of Statistical
+    Machine Translation", 1993), estimated on the pairs; no reference alignments are needed. The agreement of
+    a layer is the mean probability under that model of the source token that a target token attends to most.
+    """
+    posteriors = _ibm_model_1(sources, targets)
+    agreements = []
+    for layer in attention:
+        total, count = 0.0, 0
+        for posterior, weights in zip(posteriors, layer, strict=True):
+            rows, columns = posterior.shape
+            if rows and columns:
+                attended = weights[:rows, :columns].argmax(axis=1)
+                total, count = total + posterior[np.arange(rows), attended].sum(), count + rows
+        agreements.append(total / max(count, 1))
+    return int(np.argmax(agreements))
+
+
+def _ibm_model_1(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Floats]:
+    """Posterior probabilities (T, S), for each pair, that a target token is aligned to a source token; rows
+    sum to less than 1, as the rest is the probability that a token is aligned to none."""
+    null = -1  # a source token in each sentence
+    links = [
+        (t, s, pair, row)
+        for pair, (source, target) in enumerate(zip(sources, targets, strict=True))
+        for row, t in enumerate(target)
+        for s in (null, *source)
+    ]
+    if not links:
+        return [np.zeros((len(target), len(source))) for source, target in zip(sources, targets, strict=True)]
+    columns = np.array(links)
+    _, entry = np.unique(
+        columns[:, :2], axis=0, return_inverse=True
+    )  # of the table of (target, source) pairs
+    _, source_token = np.unique(columns[:, 1], return_inverse=True)
+    _, position = np.unique(columns[:, 2:], axis=0, return_inverse=True)  # target token of a pair
+    entry, position = entry.reshape(-1), position.reshape(-1)
+    table = np.ones(entry.max() + 1)  # p(target token | source token)
+    for _ in range(_ITERATIONS):
+        posterior = table[entry] / np.bincount(position, table[entry])[position]
+        totals = np.bincount(source_token, posterior)[source_token]
+        table = np.bincount(entry, posterior / totals)
+    posterior = table[entry] / np.bincount(position, table[entry])[position]
+    found: list[Floats] = []
+    start = 0
+    for source, target in zip(sources, targets, strict=True):
+        end = start + len(target) * (len(source) + 1)
+        found.append(posterior[start:end].reshape(len(target), len(source) + 1)[:, 1:])
+        start = end
+    return found

@@ -1,4 +1,4 @@
-"""What a model says of translations that are given. Letters in shapes: see `mtrain.model`."""
+"""Probabilities and attention of given translations. Symbols in shapes: see `mtrain.model`."""
 
 import math
 from collections.abc import Sequence
@@ -9,41 +9,61 @@ from torch import Tensor
 from mtrain.model.attention import AttentionWeights
 from mtrain.model.transformer import Transformer
 
-_ROWS = 1024  # positions whose logits over the whole vocabulary are held at a time
+_ROWS = 1024  # positions whose logits over the whole vocabulary are in memory at the same time
 
 
 @torch.inference_mode()
-def force(
+def forced_log_probs(
+    models: Sequence[Transformer], source: Tensor, source_keep: Tensor, targets: Tensor
+) -> Tensor:
+    """Log-probability (N, T), nats, of each token of targets (N, T): K targets for each of B sources (B, S).
+
+    Targets end with EOS. Values at their padding are meaningless. An ensemble averages probabilities.
+    """
+    log_probs = []
+    for model in models:
+        hidden = model.decode(_shifted(model, targets), model.encode(source, source_keep), source_keep)
+        log_probs.append(_log_probs(model, hidden, targets))
+    return torch.stack(log_probs).logsumexp(dim=0) - math.log(len(models))
+
+
+@torch.inference_mode()
+def cross_attention(
     models: Sequence[Transformer],
     source: Tensor,
     source_keep: Tensor,
     targets: Tensor,
-    attention: list[Tensor] | None = None,
+    layer: int | None = None,
 ) -> Tensor:
-    """Log-probability (N, T), nats, of each token of targets (N, T), K for each of B sources (B, S).
-
-    What pads the targets has values too, of no meaning. An ensemble averages probabilities. If `attention` is
-    a list, where each model looks, (N, T, S), is appended to it: the mean over the heads of the last layer.
-    """
-    log_probs = []
+    """The cross-attention weights (N, T, S) with which a decoder layer (None: the last) predicts the tokens
+    of targets (N, T), averaged over its heads, and over the models of an ensemble."""
+    of_models = []
     for model in models:
-        starts = targets.new_full((len(targets), 1), model.config.bos_id)
-        inputs = torch.cat([starts, targets[:, :-1]], dim=1)
-        weights = None if attention is None else AttentionWeights()
-        hidden = model.decode(inputs, model.encode(source, source_keep), source_keep, weights)
-        log_probs.append(_log_probs(model, hidden, targets))
-        if attention is not None and weights is not None:
-            attention.append(weights.cross[-1].mean(dim=1))
-    return torch.stack(log_probs).logsumexp(dim=0) - math.log(len(models))
+        layers = layer_attention(model, source, source_keep, targets)
+        of_models.append(layers[-1 if layer is None else min(layer, len(layers) - 1)])
+    return torch.stack(of_models).mean(dim=0)
+
+
+@torch.inference_mode()
+def layer_attention(model: Transformer, source: Tensor, source_keep: Tensor, targets: Tensor) -> list[Tensor]:
+    """The cross-attention weights (N, T, S) of each decoder layer, averaged over its heads."""
+    weights = AttentionWeights()
+    model.decode(_shifted(model, targets), model.encode(source, source_keep), source_keep, weights)
+    return [of_layer.mean(dim=1) for of_layer in weights.cross]
+
+
+def _shifted(model: Transformer, targets: Tensor) -> Tensor:
+    """The inputs of the decoder: BOS, then all tokens but the last."""
+    return torch.cat([targets.new_full((len(targets), 1), model.config.bos_id), targets[:, :-1]], dim=1)
 
 
 def _log_probs(model: Transformer, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Of targets (N, T) by hidden states (N, T, E), in fp32 or better."""
-    parts = []
+    """Log-probabilities of targets (N, T) given hidden states (N, T, E), in fp32 or fp64."""
+    chunks = []
     states, ids = hidden.flatten(0, 1), targets.flatten()
     for start in range(0, len(ids), _ROWS):
         rows = slice(start, start + _ROWS)
         logits = model.project(states[rows])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        parts.append(logits.log_softmax(dim=-1).gather(1, ids[rows, None]))
-    return torch.cat(parts).view(targets.shape)
+        chunks.append(logits.log_softmax(dim=-1).gather(1, ids[rows, None]))
+    return torch.cat(chunks).view(targets.shape)

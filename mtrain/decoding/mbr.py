@@ -1,4 +1,4 @@
-"""Minimum Bayes risk: of several translations the one that is most like the others.
+"""Minimum Bayes risk decoding: of several translations, the one most similar to the others.
 
 Kumar and Byrne, "Minimum Bayes-Risk Decoding for Statistical Machine Translation" (NAACL 2004); with samples:
 Eikema and Aziz, "Is MAP Decoding All You Need?" (COLING 2020).
@@ -6,29 +6,41 @@ Eikema and Aziz, "Is MAP Decoding All You Need?" (COLING 2020).
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from mtrain.config.languages import bleu_tokenizer
+from mtrain.errors import UsageError
 
 
+@cache
 def sentence_metric(name: str, target_lang: str) -> Any:
-    """The sacreBLEU metric, `bleu` or `chrf`, that compares single sentences."""
+    """sacreBLEU's sentence-level `bleu` or `chrf`. Raises UsageError if BLEU's tokenizer for the language is
+    not installed."""
     if name == "chrf":
         return CHRF()
-    return BLEU(tokenize=bleu_tokenizer(target_lang), effective_order=True)
+    tokenizer = bleu_tokenizer(target_lang)
+    try:
+        return BLEU(tokenize=tokenizer, effective_order=True)
+    except (ImportError, RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"decoding.mbr: BLEU's tokenizer {tokenizer} is not installed: {reason}") from None
 
 
 def rank(texts: Sequence[str], metric: Any) -> list[int]:
-    """Indices of the texts, best first, by their mean score (of sacreBLEU's `metric`, for sentences) with
-    each of the texts as the reference; equal texts are scored once, and vote as often as they occur."""
-    votes = Counter(texts)
-    if len(votes) == 1:
+    """Indices of the texts, best first, by their mean score with each of the texts as the reference.
+
+    `metric` is a sentence-level metric of sacreBLEU. Equal texts are scored once and counted as often as they
+    occur.
+    """
+    counts = Counter(texts)
+    if len(counts) == 1:
         return list(range(len(texts)))
-    gain = {
-        text: sum(count * metric.sentence_score(text, [other]).score for other, count in votes.items())
-        for text in votes
+    utility = {
+        text: sum(count * metric.sentence_score(text, [other]).score for other, count in counts.items())
+        for text in counts
     }
-    return sorted(range(len(texts)), key=lambda i: -gain[texts[i]])
+    return sorted(range(len(texts)), key=lambda i: -utility[texts[i]])

@@ -1,5 +1,6 @@
-"""Drawing tokens at random: temperature, top-k, top-p. Letters in shapes: see `mtrain.model`."""
+"""Sampling: temperature, top-k, top-p. Symbols in shapes: see `mtrain.model`."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,30 +10,60 @@ from torch import Tensor
 from mtrain.config.schema import DecodingConfig
 
 
-def uniform_numbers(seed: int, keys: Sequence[tuple[int, ...]], samples: int, steps: int) -> Tensor:
-    """(B, samples, steps) fp64 numbers in [0, 1), a stream of its own for each sample of each sentence: what
-    one draws depends on its key and the seed alone, not on its batch."""
+def noise_keys(seed: int, keys: Sequence[tuple[int, ...]], samples: int, steps: int) -> Tensor:
+    """(B, samples, steps) random int32 numbers, one for each token to be drawn.
+
+    Each sample of each sentence has its own stream of random numbers, which depends only on the seed and on
+    the sentence's key, not on the batch.
+    """
     streams = [
-        [np.random.default_rng([seed, *key, sample]).random(steps) for sample in range(samples)]
+        [
+            np.random.default_rng([seed, *key, sample]).integers(-(2**31), 2**31, steps, dtype=np.int32)
+            for sample in range(samples)
+        ]
         for key in keys
     ]
     return torch.from_numpy(np.array(streams))
 
 
-def draw(logits: Tensor, uniform: Tensor, config: DecodingConfig) -> Tensor:
-    """One token (N) for each row of logits (N, V), by its number `uniform` (N) in [0, 1).
+def draw(logits: Tensor, keys: Tensor, config: DecodingConfig) -> Tensor:
+    """Draw one token (N) from each row of logits (N, V), with the random numbers of `noise_keys` (N).
 
-    Of the distribution at `temperature` are left its `top_k` likeliest tokens (Fan et al., "Hierarchical
-    Neural Story Generation", 2018, section 5.3), and of these the likeliest that together reach `top_p`
-    (Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020, section 3.1).
+    The distribution at `temperature` is restricted to its `top_k` most probable tokens (Fan et al.,
+    "Hierarchical Neural Story Generation", 2018, section 5.3), then to the most probable tokens that together
+    reach the probability `top_p` (Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020,
+    section 3.1).
+
+    Tokens are drawn by the Gumbel-max trick, with noise that depends only on the key and the token. The same
+    key therefore draws the same token unless rounding decides between two nearly equal sums, while inverting
+    the cumulative distribution would let the rounding of any logit move the draws of all tokens after it.
     """
-    count = min(config.top_k or logits.size(1), logits.size(1))
-    values, ids = logits.topk(count) if config.top_k else logits.sort(descending=True)
-    probabilities = (values.double() / config.temperature).softmax(dim=-1)
+    logits = logits / config.temperature
+    if config.top_k:
+        kept = logits.topk(min(config.top_k, logits.size(1)))
+        logits = torch.full_like(logits, -math.inf).scatter(1, kept.indices, kept.values)
     if config.top_p < 1:
+        values, tokens = logits.sort(descending=True)
+        probabilities = values.double().softmax(dim=-1)
         before = probabilities.cumsum(dim=-1) - probabilities
-        probabilities = probabilities.masked_fill(before >= config.top_p, 0)
-    reached = probabilities.cumsum(dim=-1)
-    wanted = uniform[:, None] * reached[:, -1:]
-    picked = torch.searchsorted(reached, wanted, right=True).clamp(max=count - 1)
-    return ids.gather(1, picked).squeeze(1)
+        values = values.masked_fill(before >= config.top_p, -math.inf)
+        logits = torch.empty_like(logits).scatter(1, tokens, values)
+    return (logits + gumbel_noise(keys, logits.size(1))).argmax(dim=-1)
+
+
+def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
+    """(N, V) fp32 numbers of the standard Gumbel distribution, as hashes of the int32 keys (N) and tokens."""
+    tokens = torch.arange(vocab_size, dtype=torch.int32, device=keys.device)
+    bits = _hash(keys[:, None] ^ _hash(tokens + 1)).bitwise_and_(2**31 - 1)
+    uniform = (bits.float() + 0.5) * 2.0**-31  # precise near 0, where the noise is largest
+    return -torch.log(-torch.log1p(-uniform))
+
+
+def _hash(x: Tensor) -> Tensor:
+    """A hash of int32 numbers, `lowbias32` of Chris Wellons' "hash-prospector" (2018): a bijection in which
+    each bit of the input flips each bit of the output with a probability near 1/2."""
+    x = x ^ (x >> 16).bitwise_and_(2**16 - 1)  # the mask makes it a logical shift
+    x = x * 0x7FEB352D
+    x = x ^ (x >> 15).bitwise_and_(2**17 - 1)
+    x = x * (0x846CA68B - 2**32)
+    return x ^ (x >> 16).bitwise_and_(2**16 - 1)

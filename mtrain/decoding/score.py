@@ -1,6 +1,5 @@
-"""What a model says of translations that are given: how likely they are, and where it looks."""
+"""Scores of given translations, and the attention with which a model predicts them."""
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -8,32 +7,31 @@ from itertools import tee
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from mtrain.decoding.decode import in_batches, padded
-from mtrain.decoding.forced import force
+from mtrain.decoding.forced import cross_attention, forced_log_probs
 from mtrain.decoding.split import WINDOW, windows
 from mtrain.decoding.translate import Translator
+from mtrain.decoding.translation import json_line
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A given translation as the model sees it. All NaN and no tokens if a side is over the model's limit."""
+    """The score of a given translation. If a side exceeds the model's maximum length: NaN, and no tokens."""
 
     log_prob: float  # nats, EOS included
-    tokens: list[str]  # pieces, the last of which is EOS
+    tokens: list[str]  # the last is EOS
     token_log_probs: list[float]
 
     def line(self) -> str:
-        """Log-probability, number of tokens, and the tokens' log-probabilities, between tabs."""
+        """Log-probability, number of tokens, and the tokens' log-probabilities, separated by tabs."""
         steps = " ".join(f"{value:.4f}" for value in self.token_log_probs)
         return f"{self.log_prob:.6f}\t{len(self.tokens)}\t{steps}\n"
 
     def as_json(self) -> str:
-        """The same with the tokens themselves, as one line of JSON; null stands for NaN."""
-        log_prob = None if math.isnan(self.log_prob) else self.log_prob
-        return json.dumps({**asdict(self), "log_prob": log_prob}, ensure_ascii=False) + "\n"
+        """The same and the tokens as one line of JSON, with null for NaN."""
+        return json_line(asdict(self))
 
 
 TOO_LONG = Scored(math.nan, [], [])
@@ -58,30 +56,32 @@ def _score(translator: Translator, sources: list[str], targets: list[str]) -> li
     lengths = [max(len(source[i]), len(target[i])) for i in fitting]
     for batch in in_batches(lengths, translator.decoding.batch_tokens):
         rows = [fitting[i] for i in batch]
-        log_probs = _force(translator, [source[i] for i in rows], [target[i] for i in rows]).double().cpu()
-        for row, values in zip(rows, log_probs.tolist(), strict=True):
+        source_ids, source_keep = _padded(translator, [source[i] for i in rows])
+        target_ids, _ = _padded(translator, [target[i] for i in rows])
+        log_probs = forced_log_probs(translator.models, source_ids, source_keep, target_ids)
+        for row, values in zip(rows, log_probs.double().tolist(), strict=True):
             steps = values[: len(target[row])]
             results[row] = Scored(sum(steps), [pieces[i] for i in target[row]], steps)
     return results
 
 
-def _force(
-    translator: Translator, source: list[list[int]], target: list[list[int]], seen: list[Tensor] | None = None
-) -> Tensor:
-    ids, device = translator.tokenizer.special, translator.device
-    rows, keep = padded(source, ids.pad, device)
-    return force(translator.decoder.models, rows, keep, padded(target, ids.pad, device)[0], seen)
+def _padded(translator: Translator, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+    return padded(rows, translator.tokenizer.special.pad, translator.device)
 
 
 def attention(
     translator: Translator, source: str, target: str
 ) -> tuple[list[str], list[str], npt.NDArray[np.float32]]:
-    """The pieces of a source and of its translation, EOS included, and where the last layer looks when it
-    says each of these: (T, S), rows that sum to 1. Both are segmented here, and cut at the model's limit."""
+    """The tokens of a source and of its translation, EOS included, and the cross-attention weights (T, S) of
+    the layer that alignments are taken from, averaged over heads and models. Both texts are cut at the
+    model's maximum length."""
     tokenizer, eos = translator.tokenizer, translator.tokenizer.special.eos
-    rows = [*tokenizer.encode_source([source])[0][: translator.max_length - 1], eos]
-    said = [*tokenizer.encode_target([target])[0][: translator.max_length - 1], eos]
-    seen: list[Tensor] = []
-    _force(translator, [rows], [said], seen)
-    matrix = torch.stack(seen).mean(dim=0)[0].float().cpu().numpy()
-    return [tokenizer.source.pieces[i] for i in rows], [tokenizer.target.pieces[i] for i in said], matrix
+    source_ids = [*tokenizer.encode_source([source])[0][: translator.max_length - 1], eos]
+    target_ids = [*tokenizer.encode_target([target])[0][: translator.max_length - 1], eos]
+    rows, keep = _padded(translator, [source_ids])
+    targets, _ = _padded(translator, [target_ids])
+    layer = translator.decoding.alignment_layer
+    matrix = cross_attention(translator.models, rows, keep, targets, layer)[0].float().cpu().numpy()
+    sides = (tokenizer.source, source_ids), (tokenizer.target, target_ids)
+    source_tokens, target_tokens = ([side.pieces[i] for i in ids] for side, ids in sides)
+    return source_tokens, target_tokens, matrix

@@ -1,4 +1,4 @@
-"""Translations of a batch: greedy, sampled, or by beam search. Letters in shapes: see `mtrain.model`."""
+"""Greedy search, sampling and beam search for a batch of sentences. Symbols in shapes: see `mtrain.model`."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,13 +6,16 @@ import torch
 from torch import Tensor
 
 from mtrain.config.schema import DecodingConfig
-from mtrain.decoding.beam import beam_search
+from mtrain.decoding.beam import Hypothesis, beam_search
 from mtrain.decoding.constraints import Constraints
-from mtrain.decoding.hypothesis import Hypothesis
-from mtrain.decoding.predictor import Predictor, keep_going
-from mtrain.decoding.sample import draw, uniform_numbers
+from mtrain.decoding.predictor import MIN_ROWS, Predictor, remaining_sentences
+from mtrain.decoding.sample import draw, noise_keys
 from mtrain.errors import UsageError
 from mtrain.model.transformer import Transformer
+
+# Chooses the next token of each row: (logits (N, V), tokens so far (B', R, t), indices (B') of the sentences)
+# to (tokens (N), their log-probabilities (N)).
+Choice = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @torch.inference_mode()
@@ -26,112 +29,146 @@ def search(
     scored: bool = True,
 ) -> list[list[Hypothesis]]:
     """The best hypotheses of each of B sentences, best first: up to `beam_size`, or `samples` if sampled.
-    If they are not to be `scored`, which saves greedy search some work, their scores are -inf where all is
-    barred, NaN or inf where the model is broken, and mean nothing else.
+
+    `source` (B, S) ids that end with EOS; `source_keep` (B, S) True at tokens. The models, an ensemble if
+    there are several, are in eval mode. `prefixes` are ids that the translations begin with; `keys` identify
+    the sentences for the random numbers of sampling.
+
+    Without `scored`, greedy search omits the normalizers, and log-probabilities are only good for detecting
+    failures: -inf if all tokens were forbidden, NaN or inf if the model's outputs are not finite.
 
     Raises UsageError if a prefix is too long for the model.
-
-    `source` (B, S) ids that end in EOS; `source_keep` (B, S) True at tokens. The models, an ensemble if they
-    are several, are in eval mode. `prefixes` are ids that the translations begin with; `keys` tell the
-    sentences' random numbers apart.
     """
-    ids = models[0].config
+    if missing := _missing_sentences(source, config):
+        rows = [*range(len(source)), *[0] * missing]
+        repeated = None if prefixes is None else [prefixes[row] for row in rows]
+        keys = [keys[row] for row in rows] if keys else ()
+        found = search(models, source[rows], source_keep[rows], config, repeated, keys, scored)
+        return found[: len(source)]
     lengths = source_keep.sum(1).double()
-    limits = (lengths * config.max_length_ratio + config.max_length_offset).long()  # (B,)
-    longest = min((m.config.max_positions for m in models if m.config.positions == "learned"), default=None)
-    if prefixes is not None and any(prefixes):  # what is given must fit, and leave room
-        given = torch.tensor([len(prefix) for prefix in prefixes], device=limits.device)
-        if longest is not None and int(given.max()) >= longest:
-            raise UsageError(f"a prefix of {int(given.max())} tokens; the model has positions for {longest}")
-        limits = limits.maximum(torch.where(given > 0, given + config.max_length_offset, 0))
-    if longest is not None:
-        limits = limits.clamp(max=longest)
-    constraints = Constraints(config, lengths, limits, ids, prefixes)
-    steps = int(limits.max())
-    if config.samples is None and (config.beam_size > 1 or config.coverage_penalty):
+    max_lengths = _max_lengths(models, lengths, config, prefixes)
+    constraints = Constraints(config, lengths, max_lengths, models[0].config, prefixes)
+    steps, sampled = int(max_lengths.max()), config.samples is not None
+    if not sampled and (config.beam_size > 1 or config.coverage_penalty):
         predictor = Predictor(models, source, source_keep, config.beam_size, steps)
-        return beam_search(predictor, source_keep, limits, config, constraints)
-    rows = config.samples or 1
-    predictor = Predictor(models, source, source_keep, rows, steps)
-    if config.samples is None:
-        plain = not scored and not config.force_eos
-
-        def choose(logits: Tensor, before: Tensor, sentences: Tensor) -> tuple[Tensor, Tensor]:
-            if plain:
-                constraints.bar_(logits, before, sentences)
-                return predictor.best(logits)
-            totals = constraints.normalizer_(logits, before, sentences)
-            scores, _, tokens = predictor.candidates(logits, totals, logits.new_zeros(len(logits), 1), 1)
-            return tokens[:, 0], scores[:, 0]
+        return beam_search(predictor, source_keep, max_lengths, config, constraints)
+    predictor = Predictor(models, source, source_keep, config.samples or 1, steps)
+    if config.samples is not None:
+        noise = noise_keys(config.seed, keys, config.samples, steps).to(source.device)
+        choose = _sampler(constraints, noise, config)
+    elif scored or config.force_eos:
+        choose = _greedy(predictor, constraints)
     else:
-        numbers = uniform_numbers(config.seed, keys, rows, steps).to(source.device)
-
-        def choose(logits: Tensor, before: Tensor, sentences: Tensor) -> tuple[Tensor, Tensor]:
-            totals = constraints.normalizer_(logits, before, sentences)
-            drawn = draw(logits, numbers[sentences, :, before.size(2)].flatten(), config)[:, None]
-            return drawn.squeeze(1), (logits.gather(1, drawn) - totals).squeeze(1)
-
-    found = _follow(predictor, limits, rows, choose)
-    return _hypotheses(*found, limits, config.length_penalty, ids.eos_id)
+        choose = _greedy_unscored(predictor, constraints)
+    tokens, log_probs = _generate(predictor, max_lengths, config.samples or 1, choose)
+    return _hypotheses(tokens, log_probs, max_lengths, config.length_penalty, predictor.ids.eos_id)
 
 
-def _follow(
-    predictor: Predictor,
-    limits: Tensor,
-    rows: int,
-    choose: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
-) -> tuple[Tensor, Tensor]:
-    """Let `choose` pick tokens, with their log-probabilities, (N) both, by logits (N, V), the tokens before
-    (B', R, t) and the sentences (B') that they are of, until EOS or `limits` (B) tokens in all of the `rows`
-    (R) of each sentence: tokens (B, R, T), log-probabilities (B, R).
-    """
-    ids, sentences, steps = predictor.ids, len(limits), int(limits.max())
-    found = limits.new_full((sentences, rows, steps), ids.pad_id)
-    gains: Tensor | None = None
-    going = torch.arange(sentences, device=limits.device)
-    # Of those going, so that a step need not pick them from the others:
-    tokens, left, sums = found.clone(), limits, torch.empty(0)
-    alive = torch.ones(sentences, rows, dtype=torch.bool, device=limits.device)
-    all_alive = True  # False, too, where to know it would be to wait for the device once more
-    last = limits.new_full((sentences * rows,), ids.bos_id)
+def _missing_sentences(source: Tensor, config: DecodingConfig) -> int:
+    """The number of sentences that a batch lacks to have `MIN_ROWS` rows on a CPU."""
+    if source.device.type != "cpu":
+        return 0
+    return max(0, -(-MIN_ROWS // config.hypotheses) - len(source))
+
+
+def _max_lengths(
+    models: Sequence[Transformer],
+    lengths: Tensor,
+    config: DecodingConfig,
+    prefixes: Sequence[Sequence[int]] | None,
+) -> Tensor:
+    """Maximum lengths (B) of the translations of sources with lengths (B), EOS counted on both sides."""
+    max_lengths = (lengths * config.max_length_ratio + config.max_length_offset).long()
+    learned = [model.config.max_positions for model in models if model.config.positions == "learned"]
+    if prefixes is not None and any(prefixes):  # a prefix must fit, with room after it
+        given = torch.tensor([len(prefix) for prefix in prefixes], device=lengths.device)
+        if learned and int(given.max()) >= min(learned):
+            raise UsageError(
+                f"a prefix has {int(given.max())} tokens, but the model has only {min(learned)} positions"
+            )
+        max_lengths = max_lengths.maximum(torch.where(given > 0, given + config.max_length_offset, 0))
+    return max_lengths.clamp(max=min(learned)) if learned else max_lengths
+
+
+def _sampler(constraints: Constraints, noise: Tensor, config: DecodingConfig) -> Choice:
+    """Draws tokens with the random numbers `noise` (B, R, steps)."""
+
+    def choose(logits: Tensor, before: Tensor, sentences: Tensor) -> tuple[Tensor, Tensor]:
+        log_normalizers = constraints.apply_(logits, before, sentences)
+        drawn = draw(logits, noise[sentences, :, before.size(2)].flatten(), config)[:, None]
+        return drawn.squeeze(1), (logits.gather(1, drawn) - log_normalizers).squeeze(1)
+
+    return choose
+
+
+def _greedy(predictor: Predictor, constraints: Constraints) -> Choice:
+    """Chooses the most probable tokens."""
+
+    def choose(logits: Tensor, before: Tensor, sentences: Tensor) -> tuple[Tensor, Tensor]:
+        log_normalizers = constraints.apply_(logits, before, sentences)
+        live = logits.new_zeros(len(logits), 1)
+        log_probs, _, tokens = predictor.topk(logits, log_normalizers, live, 1)
+        return tokens[:, 0], log_probs[:, 0]
+
+    return choose
+
+
+def _greedy_unscored(predictor: Predictor, constraints: Constraints) -> Choice:
+    """Chooses the most probable tokens, with logits in place of log-probabilities."""
+
+    def choose(logits: Tensor, before: Tensor, sentences: Tensor) -> tuple[Tensor, Tensor]:
+        constraints.mask_(logits, before, sentences)
+        return predictor.argmax(logits)
+
+    return choose
+
+
+def _generate(predictor: Predictor, max_lengths: Tensor, rows: int, choose: Choice) -> tuple[Tensor, Tensor]:
+    """Generate tokens by `choose` until every one of the `rows` (R) of each sentence has reached EOS or its
+    maximum length (B). Returns tokens (B, R, T) and the sums of their log-probabilities (B, R)."""
+    ids, sentences, steps = predictor.ids, len(max_lengths), int(max_lengths.max())
+    all_tokens = max_lengths.new_full((sentences, rows, steps), ids.pad_id)
+    all_log_probs: Tensor | None = None
+    active = torch.arange(sentences, device=max_lengths.device)  # sentences that are still in the batch
+    # Of the active sentences:
+    tokens, limits, log_probs = all_tokens.clone(), max_lengths, torch.empty(0)
+    unfinished = torch.ones(sentences, rows, dtype=torch.bool, device=max_lengths.device)
+    last = max_lengths.new_full((sentences * rows,), ids.bos_id)
     for step in range(steps):
-        logits = predictor.next(last)
-        if gains is None:
-            gains, sums = logits.new_zeros(2, sentences, rows)
-        last, gained = choose(logits, tokens[:, :, :step], going)
-        chosen, gained = last.view(-1, rows), gained.view(-1, rows)
-        if not all_alive:
-            chosen, gained = chosen.masked_fill(~alive, ids.pad_id), gained.masked_fill(~alive, 0)
-        sums += gained
+        logits = predictor.step(last)
+        if all_log_probs is None:
+            all_log_probs, log_probs = logits.new_zeros(2, sentences, rows)
+        last, gained = choose(logits, tokens[:, :, :step], active)
+        chosen = last.view(-1, rows).masked_fill(~unfinished, ids.pad_id)
+        log_probs += gained.view(-1, rows).masked_fill(~unfinished, 0)
         tokens.select(2, step).copy_(chosen)
-        alive &= (chosen != ids.eos_id) & (step + 1 < left)[:, None]
-        some_alive = alive.any(dim=1)
-        count = int(some_alive.sum())
-        all_alive = rows == 1 and count == len(alive)
-        stay = keep_going(some_alive, count)
-        if stay is None:
+        unfinished &= (chosen != ids.eos_id) & (step + 1 < limits)[:, None]
+        remaining = remaining_sentences(unfinished.any(dim=1), rows)
+        if remaining is None:
             continue
-        found[going], gains[going] = tokens, sums
-        if not len(stay):
+        all_tokens[active], all_log_probs[active] = tokens, log_probs
+        if not len(remaining):
             break
-        going, tokens, left, sums, alive = (x[stay] for x in (going, tokens, left, sums, alive))
-        all_alive, last = rows == 1, last.view(-1, rows)[stay].flatten()
-        predictor.reorder(torch.arange(rows, device=limits.device).expand(len(stay), -1), stay)
-    assert gains is not None
-    return found, gains
+        active, tokens, limits, log_probs, unfinished = (
+            x[remaining] for x in (active, tokens, limits, log_probs, unfinished)
+        )
+        last = last.view(-1, rows)[remaining].flatten()
+        predictor.reorder(None, remaining)
+    assert all_log_probs is not None
+    return all_tokens, all_log_probs
 
 
 def _hypotheses(
-    tokens: Tensor, log_probs: Tensor, limits: Tensor, length_penalty: float, eos_id: int
+    tokens: Tensor, log_probs: Tensor, max_lengths: Tensor, length_penalty: float, eos_id: int
 ) -> list[list[Hypothesis]]:
     """The hypotheses of each sentence, best first, of tokens (B, R, T) with log-probabilities (B, R)."""
     found = []
-    for rows, limit, totals in zip(tokens.tolist(), limits.tolist(), log_probs.tolist(), strict=True):
-        of_sentence = []
-        for row, log_prob in zip(rows, totals, strict=True):
+    for rows, limit, sums in zip(tokens.tolist(), max_lengths.tolist(), log_probs.tolist(), strict=True):
+        hypotheses = []
+        for row, log_prob in zip(rows, sums, strict=True):
             finished = eos_id in row[:limit]
             length = row.index(eos_id) + 1 if finished else limit
             score = log_prob / length**length_penalty
-            of_sentence.append(Hypothesis(row[: length - finished], log_prob, score, finished))
-        found.append(sorted(of_sentence, key=lambda hypothesis: -hypothesis.score))
+            hypotheses.append(Hypothesis(row[: length - finished], log_prob, score, finished))
+        found.append(sorted(hypotheses, key=lambda hypothesis: -hypothesis.score))
     return found

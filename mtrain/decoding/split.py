@@ -1,4 +1,4 @@
-"""What is translated at a time: a line, or parts of a line that is longer than the model's limit."""
+"""Windows of lines, and the parts of lines that are longer than the model's limit."""
 
 import logging
 import re
@@ -10,24 +10,24 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# What ends a sentence, with closing quotes or brackets, if no lower-case letter follows and no short word
-# came before, as in "Mr. Smith"; in Chinese and Japanese no space follows.
+# The end of a sentence, with closing quotes or brackets, unless a lower-case letter follows, or a word of two
+# letters precedes, as in "Mr. Smith". In Chinese and Japanese no space follows.
 _SENTENCE_END = re.compile(
     r"""(?:(?<!\b[A-Z][a-z])(?<!\b[A-Z])\.|[!?…])["'”’»)\]]*\s+(?=[^a-z\s])|[。！？]+"""
 )
-_BLOCK = 10_000  # characters of a line that are segmented at a time: memory does not grow with the line
+_BLOCK = 10_000  # characters of a line that are segmented at a time, to bound memory
 WINDOW = 4096  # lines that are read, sorted by length and translated before the next are read
-FIRST_WINDOW = 256  # lines of a stream; windows double from there on, so that answers begin early
-WINDOW_CHARACTERS = 1_000_000  # a window of long lines has fewer of them
+FIRST_WINDOW = 256  # lines of a stream; later windows double in size, so that the first answers come early
+WINDOW_CHARACTERS = 1_000_000  # of a window: fewer lines if they are long
 
 
 def windows(
     lines: Iterable[str], prefixes: Iterable[str] | None, most: int
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Lines, and the prefixes of their translations if there are any, up to `most` lines at a time, or as
-    many as hold `WINDOW_CHARACTERS`. Raises UsageError if there are not as many prefixes as lines."""
+    """Lines and the prefixes of their translations, if any: at most `most` lines at a time, or fewer if they
+    have `WINDOW_CHARACTERS`. Raises UsageError if there are more or fewer prefixes than lines."""
     texts: list[str] = []
-    begins: list[str] = []
+    beginnings: list[str] = []
     size, rest = 0, None if prefixes is None else iter(prefixes)
     wanted = most if isinstance(lines, list) else min(FIRST_WINDOW, most)
     for text in lines:
@@ -35,19 +35,19 @@ def windows(
             raise TypeError("texts must be strings")
         texts.append(text)
         if rest is not None:
-            begin = next(rest, None)
-            if begin is None:
-                raise UsageError("fewer prefixes than lines; give one for each line, or an empty one")
-            begins.append(begin)
-            size += len(begins[-1])
+            beginning = next(rest, None)
+            if beginning is None:
+                raise UsageError("fewer prefixes than lines; give one for each line (it may be empty)")
+            beginnings.append(beginning)
+            size += len(beginning)
         size += len(text)
         if len(texts) >= wanted or size >= WINDOW_CHARACTERS:
-            yield texts, begins
-            texts, begins, size, wanted = [], [], 0, min(2 * wanted, most)
+            yield texts, beginnings
+            texts, beginnings, size, wanted = [], [], 0, min(2 * wanted, most)
     if rest is not None and next(rest, None) is not None:
-        raise UsageError("more prefixes than lines; give one for each line, or an empty one")
+        raise UsageError("more prefixes than lines; give one for each line (it may be empty)")
     if texts:
-        yield texts, begins
+        yield texts, beginnings
 
 
 class Part(NamedTuple):
@@ -55,36 +55,36 @@ class Part(NamedTuple):
 
     line: int  # in its window
     source: list[int]  # ids, the last of which is EOS
-    prefix: list[int]  # ids that its translation begins with
-    key: tuple[int, int]  # number of the line in the whole input, and of the part in the line
+    prefix: list[int]  # ids that its translation beginnings with
+    key: tuple[int, int]  # numbers of the line in the whole input and of the part in the line, for sampling
 
 
 def parts_of(
     texts: Sequence[str], prefixes: Sequence[str], tokenizer: Tokenizer, longest: int, first: int
 ) -> list[Part]:
-    """The parts of a window of lines, none of an empty line; at most `longest` tokens each, EOS counted.
+    """The parts of a window of lines, none for an empty line; at most `longest` tokens each, EOS counted.
 
-    The prefix of a line's translation is that of its first part. `first` is the number of the first line.
+    A line's prefix belongs to its first part. `first` is the number of the first line in the whole input.
     """
     encoded = tokenizer.encode_source([text if len(text) <= _BLOCK else "" for text in texts])
     starts = tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
     parts, split = [], 0
     for line, (text, ids) in enumerate(zip(texts, encoded, strict=True)):
         fits = len(ids) < longest and len(text) <= _BLOCK
-        pieces = [ids] if fits else split_line(text, tokenizer, longest - 1)
-        split += len(pieces) > 1
-        for number, piece in enumerate(filter(None, pieces)):
+        of_line = [ids] if fits else split_line(text, tokenizer, longest - 1)
+        split += len(of_line) > 1
+        for number, part in enumerate(filter(None, of_line)):
             prefix = starts[line] if number == 0 else []
-            parts.append(Part(line, [*piece, tokenizer.special.eos], prefix, (first + line, number)))
+            parts.append(Part(line, [*part, tokenizer.special.eos], prefix, (first + line, number)))
     if split:
-        log.warning("%d line(s), longer than the model's %d tokens, were translated in parts", split, longest)
+        log.warning("%d line(s) exceed the model's %d tokens and were translated in parts", split, longest)
     return parts
 
 
 def split_line(text: str, tokenizer: Tokenizer, longest: int) -> list[list[int]]:
-    """Source ids of a text in parts of at most `longest` tokens each: its sentences, since most models know
-    nothing else; a sentence that does not fit is cut between words, a word that does not fit anywhere. Each
-    begins with the tag of the target language that the text begins with, if it does."""
+    """Source ids of a text in parts of at most `longest` tokens: its sentences, as most models are trained on
+    sentences. A sentence that is too long is cut between words, a word that is too long anywhere. The
+    symbols that the text begins with, such as the tag of a target language, begin each part."""
     encoded = tokenizer.encode_source(list(_sentences(text)))
     tag = tokenizer.source.tag(encoded[0])
     encoded[0] = encoded[0][len(tag) :]
@@ -93,7 +93,7 @@ def split_line(text: str, tokenizer: Tokenizer, longest: int) -> list[list[int]]
 
 
 def _sentences(text: str) -> Iterator[str]:
-    """The sentences of a text, those beyond `_BLOCK` characters cut, after a space if there is one."""
+    """The sentences of a text; those of more than `_BLOCK` characters are cut, after a space if possible."""
     start = 0
     for end in [*(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]:
         while end - start > _BLOCK:
@@ -106,7 +106,7 @@ def _sentences(text: str) -> Iterator[str]:
 
 
 def _cut(ids: list[int], tokenizer: Tokenizer, longest: int) -> Iterator[list[int]]:
-    """Runs of at most `longest` ids, each ending where a word does if one does at all."""
+    """Runs of at most `longest` ids, cut between words where possible."""
     starts, start = tokenizer.word_starts(ids), 0
     while len(ids) - start > longest:
         ends = range(start + longest, start, -1)

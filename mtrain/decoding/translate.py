@@ -1,37 +1,58 @@
-"""Lines to translations in the same order: segment, batch by length, search, detokenize.
+"""From lines to translations in the same order: segment, split, batch by length, search, detokenize.
 
-The one path by which `fit` validates, `translate` translates and `evaluate` scores.
+Validation in `fit`, `translate` and `evaluate` all use this module.
 """
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Self
 
+import torch
+
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.languages import base_language
 from mtrain.config.load import validate
 from mtrain.config.schema import DecodingConfig
-from mtrain.decoding.decode import Decoder
+from mtrain.decoding.decode import Models
+from mtrain.decoding.mbr import sentence_metric
 from mtrain.decoding.split import WINDOW, Part, parts_of, windows
 from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best
-from mtrain.device import keep_freed_memory, resolve_device
+from mtrain.decoding.workers import Workers
+from mtrain.device import resolve_device, resolve_precision, workers_for
 from mtrain.errors import ModelError, UsageError
+from mtrain.model.transformer import Transformer
+from mtrain.tokenizer.tokenizer import Tokenizer
 
-_WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my")  # languages that put none between sentences
+_WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my")  # languages without spaces between sentences
 
 
 class Translator:
-    """Lines to translations by a `Decoder`: in windows, so that memory is bounded, and long lines in parts.
+    """Translates lines in bounded memory. Lines that are too long for the model are translated in parts.
 
-    Threads may share it: what changes while it translates is guarded.
+    It may be shared by threads. It is a context manager: leaving it closes it (see `close`).
     """
 
-    def __init__(self, decoder: Decoder, max_length: int, fingerprint: str = ""):
-        self.decoder, self.max_length, self.fingerprint = decoder, max_length, fingerprint
-        self.tokenizer, self.decoding = decoder.tokenizer, decoder.config
-        self.target_lang, self.device = decoder.target_lang, decoder.device
+    def __init__(
+        self,
+        models: Sequence[Transformer],
+        tokenizer: Tokenizer,
+        decoding: DecodingConfig,
+        target_lang: str,
+        device: torch.device,
+        max_length: int,
+        fingerprint: str = "",
+        processes: bool = True,
+    ):
+        """`max_length` is the limit of a part in tokens. Without `processes` there are no worker processes,
+        whatever `decoding.workers` says."""
+        self.tokenizer, self.decoding, self.target_lang = tokenizer, decoding, target_lang
+        self.device, self.max_length, self.fingerprint = device, max_length, fingerprint
+        self._originals, self._processes = Models(models, tokenizer, target_lang, device), processes
+        self._workers: Workers | None = None
+        self._use(decoding)
 
     @classmethod
     def load(
@@ -40,37 +61,96 @@ class Translator:
         device: str = "auto",
         overrides: Sequence[str] = (),
         ensemble: Sequence[str | Path] = (),
+        workers: int | None = None,
     ) -> Self:
-        """Load a model or run folder, and those of an ensemble. `overrides` are `decoding.key=value`.
+        """Load a model folder or run folder, and those of an ensemble. `overrides` are `decoding.key=value`.
 
-        Raises ModelError if a folder is missing or damaged or the vocabularies differ, UsageError for a
-        device that is not there or a wrong key.
+        Loading changes no settings of the process: neither the allocator, nor the number of threads, the
+        environment or the current CUDA device.
+
+        On a CPU with several cores, translating more than a few seconds' worth of text starts worker
+        processes, each with its own copy of the models: as many as `workers` (default: the config's
+        `decoding.workers`), less one. They end with this process, after a minute without work, and when the
+        translator is closed or garbage collected. `workers=1` switches them off.
+
+        Raises ModelError if a folder is missing or damaged or the vocabularies of an ensemble differ,
+        UsageError for an unavailable device or an invalid override.
         """
         place = resolve_device(device)
-        keep_freed_memory()
+        if workers is not None:
+            overrides = (*overrides, f"decoding.workers={workers}")
         first, *others = [load_model(Path(folder), tuple(overrides)) for folder in (path, *ensemble)]
         for folder, other in zip(ensemble, others, strict=True):
             if other.tokenizer.fingerprint() != first.tokenizer.fingerprint():
-                raise ModelError(f"{folder}: its vocabulary is not that of {path}, as an ensemble needs")
+                raise ModelError(
+                    f"{folder}: its vocabulary differs from that of {path}; an ensemble shares one"
+                )
             ours, theirs = (
                 tuple(map(base_language, (one.config.source_lang, one.config.target_lang)))
                 for one in (first, other)
             )
-            if ours != theirs and "und" not in (*ours, *theirs):  # of a model imported without languages
-                pair = f"translates {'-'.join(theirs)}, and {path} {'-'.join(ours)}"
-                raise ModelError(f"{folder}: {pair}; an ensemble needs the same languages")
+            if ours != theirs and "und" not in (*ours, *theirs):  # imported without languages
+                found = f"translates {'-'.join(theirs)}, but {path} {'-'.join(ours)}"
+                raise ModelError(f"{folder}: {found}; the models of an ensemble need the same languages")
         loaded = [first, *others]
-        models = [one.model.to(place) for one in loaded]
-        longest = min(one.config.max_length for one in loaded)
-        config, prints = first.config, "+".join(one.fingerprint for one in loaded)
-        decoder = Decoder(config.decoding, models, first.tokenizer, config.target_lang, place)
-        return cls(decoder, longest, prints)
+        return cls(
+            [one.model.to(place) for one in loaded],
+            first.tokenizer,
+            first.config.decoding,
+            first.config.target_lang,
+            place,
+            min(one.config.max_length for one in loaded),
+            "+".join(one.fingerprint for one in loaded),
+        )
+
+    def _use(self, decoding: DecodingConfig) -> None:
+        """Decode with these settings; copies of weights, threads and processes are kept if they fit."""
+        originals = self._originals
+        if decoding.mbr is not None:
+            sentence_metric(decoding.mbr, self.target_lang)  # an error now, if it is not installed
+        precision = resolve_precision(self.device, decoding.precision)
+        count = workers_for(self.device) if decoding.workers == "auto" else decoding.workers
+        workers = self._workers
+        if workers is None or (precision, count) != (workers.precision, workers.count):
+            self._workers = Workers(originals, precision, count, self._processes)
+        self.decoding = decoding
 
     def with_settings(self, **decoding: object) -> Self:
-        """The same models with other keys of `decoding`. Raises UsageError for a wrong key or value."""
-        raw = {**self.decoding.model_dump(mode="json"), **decoding}
-        config = validate(DecodingConfig, raw, "decoding")
-        return type(self)(self.decoder.with_config(config), self.max_length, self.fingerprint)
+        """A translator with the same models and other `decoding` settings.
+
+        It shares the models and, unless `precision` or `workers` change, the worker processes. They are freed
+        when the last translator that uses them is closed or garbage collected. Raises UsageError for an
+        unknown setting or an invalid value.
+        """
+        self.workers  # noqa: B018  # an error if this one is closed
+        config = validate(DecodingConfig, {**self.decoding.model_dump(mode="json"), **decoding}, "decoding")
+        other = copy.copy(self)
+        other._use(config)
+        return other
+
+    def close(self) -> None:
+        """Free the models and end the worker processes, unless other translators made by `with_settings`
+        still use them. A closed translator raises ValueError when it is used."""
+        self._workers = None
+        self._originals = self._originals._replace(models=())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def workers(self) -> Workers:
+        """What decodes: threads and processes. Raises ValueError if the translator is closed."""
+        if self._workers is None:
+            raise ValueError("this Translator is closed")
+        return self._workers
+
+    @property
+    def models(self) -> Sequence[Transformer]:
+        """The models, one or those of an ensemble, prepared for decoding."""
+        return self.workers.models.models
 
     def translate(
         self,
@@ -82,10 +162,18 @@ class Translator:
     ) -> list[Translation]:
         """The best translation of each text, in order; an empty text gives an empty translation.
 
-        `n_best` asks for as many alternatives in `Translation.n_best`, up to as many as are decoded;
-        `alignments` for `Translation.alignment`. `prefixes` are what the translations are to begin with.
-        If they need not be `scored`, greedy search is faster, and scores and log-probabilities are NaN.
-        Raises UsageError if more are asked for than are decoded, or the prefixes are not as many.
+        `n_best` asks for that many alternatives in `Translation.n_best`, at most as many as are decoded;
+        `alignments` for `Translation.alignment`. Each translation begins with its prefix in `prefixes`.
+        Without `scored`, greedy search is faster, and scores and log-probabilities are NaN.
+
+        On a CPU a translation depends neither on the other texts nor on `decoding.batch_tokens`, in fp32 and
+        in bf16 (in parts of more than about 190 tokens scores may differ in the last digits). It can depend
+        on the number of threads, and on a GPU on its batch, because sums are computed in another order: of
+        two hypotheses with nearly equal scores, either may win. Samples are drawn by random numbers that
+        depend only on `decoding.seed` and on the numbers of the text and of the sample.
+
+        Raises UsageError if `n_best` exceeds what is decoded, or if there are more or fewer prefixes than
+        texts.
         """
         return list(self.stream(texts, n_best, alignments, prefixes, scored=scored))
 
@@ -99,19 +187,24 @@ class Translator:
         window: int = WINDOW,
         scored: bool = True,
     ) -> Iterator[Translation]:
-        """As `translate`, for any number of lines in bounded memory: `window` of them at most at a time.
-        `first` is the number of the first line, which tells the random numbers of samples apart."""
+        """As `translate`, for any number of lines in bounded memory: at most `window` of them at a time.
+
+        `first` is the number of the first line in the whole input, for the random numbers of sampling: the
+        rest of an input is sampled as if it had been translated together with the lines before it.
+        """
         lines = [lines] if isinstance(lines, str) else lines
+        workers = self.workers
         if n_best < 1:
-            raise UsageError(f"{n_best} translations of each line: ask for 1 or more")
+            raise UsageError(f"{n_best} translations of each line were requested; ask for 1 or more")
         if n_best > self.decoding.hypotheses:
             found = f"only {self.decoding.hypotheses} are decoded"
             advice = "raise decoding.beam_size or decoding.samples"
-            raise UsageError(f"{n_best} translations of each line: {found}; {advice}")
-        for texts, begins in windows(lines, prefixes, window):
-            parts = parts_of(texts, begins, self.tokenizer, self.max_length, first)
-            translated = zip(parts, self.decoder(parts, n_best, alignments, scored), strict=True)
-            by_line = {line: list(group) for line, group in groupby(translated, lambda pair: pair[0].line)}
+            raise UsageError(f"{n_best} translations of each line were requested, but {found}; {advice}")
+        for texts, beginnings in windows(lines, prefixes, window):
+            parts = parts_of(texts, beginnings, self.tokenizer, self.max_length, first)
+            translations = workers.decode(self.decoding, parts, n_best, alignments, scored)
+            pairs = zip(parts, translations, strict=True)
+            by_line = {line: list(group) for line, group in groupby(pairs, lambda pair: pair[0].line)}
             for line in range(len(texts)):
                 if line in by_line:
                     yield self._joined(by_line[line], n_best)
@@ -120,15 +213,18 @@ class Translator:
             first += len(texts)
 
     def _joined(self, parts: list[tuple[Part, list[Translation]]], n_best: int) -> Translation:
-        """The translation of a line out of those of its parts; its k-th best is of each part's k-th."""
+        """The translation of a line from those of its parts; its k-th best joins the k-th best of each."""
         if len(parts) == 1:
             return with_n_best(parts[0][1], n_best)
-        words = [sum(self.tokenizer.word_starts(part.source[:-1])) for part, _ in parts]
-        tag = len(self.tokenizer.source.tag(parts[0][0].source))  # each part begins with it
+        tokenizer = self.tokenizer
+        words = [sum(tokenizer.word_starts(part.source[:-1])) for part, _ in parts]
+        tag = sum(
+            tokenizer.word_starts(tokenizer.source.tag(parts[0][0].source))
+        )  # words that all begin with
         space = "" if base_language(self.target_lang) in _WITHOUT_SPACES else " "
         penalty, count = self.decoding.length_penalty, max(len(found) for _, found in parts)
-        ways = [
+        joined = [
             join([found[min(k, len(found) - 1)] for _, found in parts], words, tag, space, penalty)
             for k in range(count)
         ]
-        return with_n_best(ways, n_best)
+        return with_n_best(joined, n_best)

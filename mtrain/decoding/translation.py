@@ -1,6 +1,7 @@
 """What a translator returns."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -10,42 +11,42 @@ from mtrain.decoding.alignment import Alignment
 
 @dataclass(frozen=True)
 class Translation:
-    """One translation of a line. Of a line that was translated in parts, the numbers are of all parts. Score
-    and log-probability are NaN if the translations were not to be scored, but for empty lines."""
+    """One translation of a line. If the line was translated in parts, the numbers are those of all parts."""
 
     text: str
-    score: float  # log-probability / length ** length_penalty, and the coverage penalty; 0 for an empty line
-    log_prob: float  # nats
+    # log_prob / tokens ** length_penalty, plus the coverage penalty; 0 for an empty line, NaN if not computed
+    score: float
+    log_prob: float  # nats; NaN if it was not computed
     tokens: int  # EOS counted
-    finished: bool  # ended by the model, not cut at the maximum length
-    alignment: Alignment | None = None  # if asked for
-    n_best: tuple["Translation", ...] = ()  # the best so many, this one first, if more than one was asked for
+    finished: bool  # ended with EOS, not cut at the maximum length
+    alignment: Alignment | None = None  # if requested
+    n_best: tuple["Translation", ...] = ()  # the n best, this one first, if more than one was requested
 
     def answer(self, n_best: int = 1, scores: bool = False, alignments: bool = False) -> str:
-        """A line, or `n_best` of them, blank where fewer were found: the text, and after tabs its score and
-        its alignment (as Pharaoh's `i-j`) if they are wanted."""
+        """`n_best` lines, blank where fewer translations were found: the text and, separated by tabs, its
+        score and its alignment (in Pharaoh format, `i-j`) if requested."""
         lines = [one._line(scores, alignments) for one in self.n_best or (self,)]
         return "".join(f"{line}\n" for line in lines + [""] * (n_best - len(lines)))
 
     def _line(self, scores: bool, alignments: bool) -> str:
         if not scores and not alignments:
             return self.text
-        fields = [self.text.replace("\t", " ")]
+        columns = [self.text.replace("\t", " ")]
         if scores:
-            fields.append(f"{self.score:.6f}")
+            columns.append(f"{self.score:.6f}")
         if alignments:
-            fields.append(" ".join(f"{i}-{j}" for i, j in self.alignment or ()))
-        return "\t".join(fields)
+            columns.append(" ".join(f"{i}-{j}" for i, j in self.alignment or ()))
+        return "\t".join(columns)
 
     def as_json(self) -> str:
-        """All that is known, as one line of JSON."""
-        known = self._known()
+        """One line of JSON with all fields; numbers that were not computed are null."""
+        known = self._as_dict()
         if self.n_best:
-            known["n_best"] = [one._known() for one in self.n_best]
-        return json.dumps(known, ensure_ascii=False) + "\n"
+            known["n_best"] = [one._as_dict() for one in self.n_best]
+        return json_line(known)
 
-    def _known(self) -> dict[str, Any]:
-        """Its own fields; the alignment only if it was asked for."""
+    def _as_dict(self) -> dict[str, Any]:
+        """The fields by name, without `n_best`; the alignment only if it was requested."""
         known = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "n_best"}
         if self.alignment is None:
             del known["alignment"]
@@ -55,16 +56,32 @@ class Translation:
 EMPTY = Translation("", 0.0, 0.0, 0, True)
 
 
+def json_line(value: object) -> str:
+    """A value as one line of JSON, with null for numbers that are not finite, which JSON cannot express."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def join(
     parts: Sequence[Translation], source_words: Sequence[int], tag: int, space: str, length_penalty: float
 ) -> Translation:
-    """The translation of a line from those of its parts, which have so many source words each, the first
-    `tag` of which are the same, and the line's first."""
+    """The translation of a line from the translations of its parts.
+
+    `source_words` are the numbers of words of the parts, the first `tag` of which are the language tag that
+    all parts of the line begin with.
+    """
     alignment: list[tuple[int, int]] = []
     source, target = tag, 0
     for part, words in zip(parts, source_words, strict=True):
         if target and part.text and not space:
-            target -= 1  # its first word goes on with the last one so far
+            target -= 1  # its first word continues the last word so far
         links = part.alignment or ()
         alignment += [(i if i < tag else source + i - tag, target + j) for i, j in links]
         source, target = source + words - tag, target + len(part.text.split())
@@ -81,6 +98,6 @@ def join(
     )
 
 
-def with_n_best(ways: Sequence[Translation], n_best: int) -> Translation:
-    """The first of the translations of a line, which carries them all if more than one was asked for."""
-    return replace(ways[0], n_best=tuple(ways[:n_best])) if n_best > 1 else ways[0]
+def with_n_best(translations: Sequence[Translation], n_best: int) -> Translation:
+    """The best of the translations of a line, with all of them in `n_best` if more than one was requested."""
+    return replace(translations[0], n_best=tuple(translations[:n_best])) if n_best > 1 else translations[0]

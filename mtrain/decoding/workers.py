@@ -1,129 +1,190 @@
-"""Other processes that decode beside this one.
+"""Decoding on several cores: by threads of this process and, on a CPU, by worker processes beside it.
 
-Threads of one process share Python's lock: on a CPU, where a step is many short operations, two threads
-decode little faster than one, and two processes almost twice as fast.
+Threads of one process share Python's global interpreter lock. On a CPU a step of decoding consists of many
+short operations, so that two threads are hardly faster than one, and two processes almost twice as fast.
 """
 
-import atexit
 import logging
+import math
 import os
+import queue
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, Future
-from typing import Any, Protocol, Self
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
-import loky
 import torch
 
 from mtrain.config.schema import DecodingConfig
-from mtrain.device import keep_freed_memory
+from mtrain.decoding.decode import Models, decode_batch, for_decoding, in_batches
+from mtrain.decoding.split import Part
+from mtrain.decoding.translation import Translation
+from mtrain.decoding.worker_process import WorkerEndedError, WorkerProcess
+from mtrain.device import thread_pool
 
 log = logging.getLogger(__name__)
 
-# Seconds of decoding after which helpers are worth what it takes to start them, which is about as long.
-WORTH_HELP = 3.0
-_IDLE = 60  # seconds without work after which they end
+_MIN_BATCH = 256  # tokens
+SHORT = 16  # tokens that the shortest line counts as: each row needs memory for its logits, however short
+# Seconds of decoding after which worker processes are started. To start them takes about as long.
+START_AFTER = 3.0
 
 
-class Decoder(Protocol):
-    """What helpers need of a decoder. `parts()` are what it is made of, as its class takes them."""
+class Workers:
+    """Decodes batches on `count` threads and in up to `count - 1` worker processes, which hold copies of the
+    models and are started once this process has decoded for some seconds.
 
-    config: DecodingConfig
+    While the processes are starting or busy, and if they fail, this process decodes by itself. They end when
+    the object is garbage collected, when this process ends, and after a minute without work. After a fork the
+    child decodes without processes.
+    """
 
-    def parts(self) -> tuple[Any, ...]: ...
-    def batch(self, *batch: Any) -> Any: ...
-    def with_config(self, config: DecodingConfig) -> Self: ...
+    def __init__(self, models: Models, precision: str, count: int, processes: bool):
+        self.originals, self.precision, self.count = models, precision, count
+        self.models = for_decoding(models, precision)
+        self.start_after = START_AFTER
+        self.sent = 0  # batches that worker processes have decoded
+        self._start_up(processes and models.device.type == "cpu")
 
+    def _start_up(self, processes: bool) -> None:
+        self._pid, self._forked = os.getpid(), False
+        self._threads = max(1, torch.get_num_threads() // self.count)  # of each worker
+        self._pool: ThreadPoolExecutor | None = thread_pool(self.count)
+        self._wanted = self.count - 1 if processes else 0  # number of worker processes
+        self._seconds = 0.0  # of decoding in this process
+        self._decoding = threading.Lock()  # held by the thread that decodes in this process
+        self._lock = threading.Lock()  # of the list of processes
+        self._processes: list[WorkerProcess] = []
+        self._free: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()  # those that wait for a batch
+        self._end = weakref.finalize(self, _kill, self._pid, self._processes)
 
-class Helpers:
-    """`count` processes with copies of a decoder and its weights, started once it has had much to do. Until
-    the first is ready, while all are busy, and if they fail, this process does the work."""
+    def decode(
+        self, config: DecodingConfig, parts: Sequence[Part], n_best: int, alignments: bool, scored: bool
+    ) -> list[list[Translation]]:
+        """As `decode_batch`, for any number of parts: batches of similar length."""
+        if os.getpid() != self._pid:  # the threads and processes are the parent's
+            self._end.detach()
+            self._start_up(processes=False)
+            self._forked = True
+            # Threads of the libraries are gone, too; one that they have not served before can still decode.
+            self._pool = self._pool or ThreadPoolExecutor(1)
+        results: list[list[Translation]] = [[]] * len(parts)
+        batches = self.batches(config, [max(len(part.source), len(part.prefix)) for part in parts])
 
-    def __init__(self, count: int):
-        self.count, self.spent = count, 0.0  # seconds that one thread here has decoded
-        self.sent = 0  # batches that helpers have now
-        self.decoding = threading.Lock()  # held while it does
-        self.starting = threading.Lock()
-        self.executor: loky.ProcessPoolExecutor | None = None
-        self.ready: Future[Any] | None = None
+        def decode_rows(rows: list[int]) -> list[list[Translation]]:
+            return self._decode_one(config, [parts[row] for row in rows], n_best, alignments, scored)
 
-    def decode(self, decoder: Decoder, *batch: Any) -> Any:
-        """Decode a batch (see `Decoder.batch`) here, or in a helper if this process decodes one already."""
-        if not self.decoding.acquire(blocking=False):
-            if self._take(decoder):
+        alone = len(batches) == 1 and not self._forked  # with all threads of this process
+        mapped = map if self._pool is None or alone else self._pool.map
+        for rows, translations in zip(batches, mapped(decode_rows, batches), strict=True):
+            for row, found in zip(rows, translations, strict=True):
+                results[row] = found
+        return results
+
+    def batches(self, config: DecodingConfig, lengths: Sequence[int]) -> list[list[int]]:
+        """Indices of parts with these lengths in batches: of at most `batch_tokens` (of all hypotheses), and
+        such that all workers get equally many."""
+        lengths = [max(SHORT, length) for length in lengths]
+        most, total = max(1, config.batch_tokens // config.hypotheses), sum(lengths)
+        rounds = math.ceil(total / (most * self.count))
+        even = math.ceil(total / (max(rounds, 1) * self.count)) + max(lengths, default=0)
+        return list(in_batches(lengths, min(most, max(_MIN_BATCH, even))))
+
+    def _decode_one(
+        self, config: DecodingConfig, parts: list[Part], n_best: int, alignments: bool, scored: bool
+    ) -> list[list[Translation]]:
+        """Decode a batch here, or in a worker process if another thread is decoding here."""
+        task = (config, parts, n_best, alignments, scored)
+        if not self._decoding.acquire(blocking=False):
+            process = self._free_process()
+            if process is not None:
                 try:
-                    return self._send(decoder, *batch)
-                except BrokenExecutor as error:
-                    self._do_without(error)
-                finally:
-                    with self.starting:
-                        self.sent -= 1
-            return decoder.batch(*batch)
+                    return self._send(process, *task)
+                except WorkerEndedError:
+                    self._remove(process)
+            return decode_batch(self.models, *task)
         start = time.perf_counter()
         try:
-            return decoder.batch(*batch)
+            return decode_batch(self.models, *task)
         finally:
-            self.spent += time.perf_counter() - start
-            self.decoding.release()
+            self._seconds += time.perf_counter() - start
+            self._decoding.release()
 
-    def _take(self, decoder: Decoder) -> bool:
-        """Whether one of them can have a batch, which then counts as sent; starts them when it is time."""
-        with self.starting:
-            if self.executor is None and self.count and self.spent >= WORTH_HELP:
+    def _send(self, process: WorkerProcess, *task: Any) -> list[list[Translation]]:
+        self.sent += 1
+        try:
+            found = process.decode(*task)
+        except WorkerEndedError:
+            raise
+        except Exception:  # of the decoding itself
+            self._free.put(process)
+            raise
+        self._free.put(process)
+        return found
+
+    def _free_process(self) -> WorkerProcess | None:
+        """A worker process that waits for a batch, if there is one. Starts the processes when it is time."""
+        if self._seconds >= self.start_after:
+            self._start_missing()
+        try:
+            return self._free.get_nowait()
+        except queue.Empty:
+            return None
+
+    def start(self) -> int:
+        """Start the worker processes now, and wait until they are ready. Returns how many are running."""
+        for thread in self._start_missing():
+            thread.join()
+        return len(self._processes)
+
+    def pids(self) -> list[int]:
+        """The process ids of the worker processes."""
+        return [process.process.pid for process in self._processes]
+
+    def _start_missing(self) -> list[threading.Thread]:
+        """Start the worker processes that are not running, without waiting until they are ready."""
+        starting = []
+        with self._lock:
+            while len(self._processes) < self._wanted:
                 try:
-                    self._start(decoder)
-                except Exception as error:  # no semaphores, say, or no children allowed
-                    self._do_without(error)
-            free = self.sent < self.count and self.ready is not None and self.ready.done()
-            self.sent += free
-        return free
+                    process = WorkerProcess(self._threads)
+                except OSError as error:  # too many processes, for example
+                    self._give_up(str(error))
+                    break
+                self._processes.append(process)
+                # The thread must not hold a reference to this object, which may be dropped meanwhile.
+                arguments = (process, self.originals, self.precision, self._free)
+                starting.append(threading.Thread(target=_prepare, args=arguments, daemon=True))
+                starting[-1].start()
+        return starting
 
-    def _start(self, decoder: Decoder) -> None:
-        threads = torch.get_num_threads()
-        # A helper that grows is no leak: it keeps freed memory.
-        env = {"OMP_NUM_THREADS": str(threads), "LOKY_MAX_MEMORY_LEAK_SIZE": str(10**15)}
-        parts = (threads, os.getpid(), type(decoder), decoder.config, *decoder.parts())
-        self.executor = loky.ProcessPoolExecutor(
-            self.count, timeout=_IDLE, initializer=_become_helper, initargs=parts, env=env
-        )
-        atexit.register(self.executor.shutdown, wait=False, kill_workers=True)
-        self.ready = self.executor.submit(_decode, decoder.config)
+    def _remove(self, process: WorkerProcess) -> None:
+        """Remove a worker process that has ended. Another is started in its place unless it failed."""
+        code = process.kill(patience=5)
+        with self._lock:
+            self._processes.remove(process)
+            if code != 0:
+                self._give_up(f"exit code {code}")
 
-    def _do_without(self, error: Exception) -> None:
-        log.warning("a helper process failed (%s); decoding goes on without", error)
-        self.count = 0
-
-    def _send(self, decoder: Decoder, *batch: Any) -> Any:
-        assert self.executor is not None
-        return self.executor.submit(_decode, decoder.config, *batch).result()
+    def _give_up(self, reason: str) -> None:
+        log.warning("a worker process failed (%s); decoding continues without worker processes", reason)
+        self._wanted = 0
 
 
-_decoder: Decoder  # of a helper
-
-
-def _become_helper(
-    threads: int, parent: int, make: Callable[..., Decoder], config: DecodingConfig, *parts: Any
+def _prepare(
+    process: WorkerProcess, models: Models, precision: str, free: "queue.SimpleQueue[WorkerProcess]"
 ) -> None:
-    """Become a helper of the process `parent`."""
-    global _decoder
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or who reads the parent's output would wait for ours
-    torch.set_num_threads(threads)
-    keep_freed_memory()
-    _decoder = make(config, *parts)
+    """Make a process ready for tasks. If it fails, its first task will notice."""
+    with suppress(WorkerEndedError):
+        process.prepare(models, precision)
+    free.put(process)
 
 
-def _end_with(parent: int) -> None:
-    """End when the parent has been killed."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
-
-
-def _decode(config: DecodingConfig, *batch: Any) -> Any:
-    """Decode a batch as `config` says; without one, only be ready."""
-    global _decoder
-    if config != _decoder.config:
-        _decoder = _decoder.with_config(config)
-    return _decoder.batch(*batch) if batch else None
+def _kill(pid: int, processes: list[WorkerProcess]) -> None:
+    """End the worker processes, unless this is a fork of the process that started them."""
+    if os.getpid() == pid:
+        for process in processes:
+            process.kill()

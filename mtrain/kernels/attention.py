@@ -36,10 +36,15 @@ def fused_attention(
     causal: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, on a CPU with keys padded to whole registers."""
+    """`torch.nn.functional.scaled_dot_product_attention`, on a CPU with keys padded to whole registers.
+
+    In inference this makes the result for a sentence independent of the padding in its batch: a CPU adds
+    fewer numbers than a register holds in another order.
+    """
     partial = keys.size(2) % REGISTER
     masked = causal or keep is not None  # otherwise there is no mask that hides the padding
-    if queries.device.type == "cpu" and partial >= _MIN_KEYS_TO_PAD and masked:
+    worthwhile = partial >= _MIN_KEYS_TO_PAD or (partial and not torch.is_grad_enabled())
+    if queries.device.type == "cpu" and worthwhile and masked:
         missing = REGISTER - partial
         keys, values = (F.pad(x, (0, 0, 0, missing)) for x in (keys, values))
         keep = None if keep is None else F.pad(keep, (0, missing))

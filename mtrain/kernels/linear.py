@@ -1,4 +1,4 @@
-"""Linear maps with low-precision copies of their weights, for inference."""
+"""Linear maps for inference, with copies of their weights that are faster to multiply by."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -9,67 +9,71 @@ from torch import Tensor
 
 from mtrain.kernels.undocumented import undocumented
 
-# With fewer multiplications than this a product in bf16, including the casts around it, takes a CPU longer
-# than one in fp32,
-MIN_MULTIPLICATIONS = 2_000_000
-# unless the weight has at least this many elements: reading half of the bytes then saves more.
+# Weights with fewer elements are multiplied by as they are: what surrounds a product by a copy takes a CPU
+# longer than the copy saves. The choice does not depend on the number of rows, so that the result for a row
+# does not depend on the others.
 MIN_WEIGHT_ELEMENTS = 200_000
 
 
-class LowPrecisionLinear:
-    """x W^T + b, computed in `dtype` by copies of a weight (out, in) and a bias (out).
+class PackedLinear:
+    """x W^T + b, computed by copies of a weight (out, in) and a bias (out) in `dtype`, None: their own type.
 
     The copies are made by the first call and do not follow later changes of the originals. `stays_low` says
-    whether results stay in `dtype`, which also saves time in the operations that follow, and all products are
-    computed in it, however small. By default this is so on a GPU. On a CPU `linear` casts results back to the
-    type of the input.
+    whether results stay in `dtype`, which also saves time in the operations that follow, or are cast back to
+    the type of the input by `linear`.
+
+    On a CPU the result for a row does not depend on the other rows, as long as there are at least four.
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, stays_low: bool | None = None
+        self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None, stays_low: bool = False
     ):
         self.weight, self.bias, self.dtype = weight.detach(), None if bias is None else bias.detach(), dtype
-        self.stays_low = weight.is_cuda if stays_low is None else stays_low
-        always = self.stays_low or weight.numel() >= MIN_WEIGHT_ELEMENTS
-        self.min_input_elements = 0 if always else MIN_MULTIPLICATIONS / len(weight)
-        self._slices: dict[tuple[int, int | None], LowPrecisionLinear] = {}
+        self.stays_low = stays_low
+        self._slices: dict[tuple[int, int | None], PackedLinear] = {}
 
-    def slice(self, start: int, end: int | None) -> "LowPrecisionLinear":
+    def slice(self, start: int, end: int | None) -> "PackedLinear":
         """The same map for the output features from `start` to `end` only."""
         if (start, end) not in self._slices:
             bias = None if self.bias is None else self.bias[start:end]
-            part = LowPrecisionLinear(self.weight[start:end], bias, self.dtype, self.stays_low)
+            part = PackedLinear(self.weight[start:end], bias, self.dtype, self.stays_low)
             self._slices[start, end] = part
         return self._slices[start, end]
-
-    def is_worthwhile(self, x: Tensor) -> bool:
-        """Whether the product with x (.., in) is large enough to take less time in low precision."""
-        return x.numel() >= self.min_input_elements
 
     @cached_property
     def _product(self) -> Callable[[Tensor], Tensor]:
         # Two threads may both compute this; they compute the same.
-        bias = None if self.bias is None else self.bias.to(self.dtype)
-        return packed_linear(self.weight.to(self.dtype), bias)
+        dtype = self.dtype or self.weight.dtype
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return packed_linear(self.weight.to(dtype), bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x W^T + b (.., out) in `dtype`."""
         return self._product(x)
 
 
-def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, low_precision: LowPrecisionLinear | None
-) -> Tensor:
-    """x W^T + b, by `low_precision` where that is given and worthwhile."""
-    if low_precision is None or not low_precision.is_worthwhile(x):
+def pack(
+    weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None, stays_low: bool | None = None
+) -> PackedLinear | None:
+    """A PackedLinear if that takes less time than the original: for large weights, and for all if results
+    stay in low precision, which is the default on a GPU."""
+    if stays_low is None:
+        stays_low = weight.is_cuda
+    worthwhile = dtype is not None if stays_low or weight.is_cuda else weight.numel() >= MIN_WEIGHT_ELEMENTS
+    return PackedLinear(weight, bias, dtype, stays_low) if worthwhile else None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: PackedLinear | None) -> Tensor:
+    """x W^T + b, by `packed` if it is given."""
+    if packed is None:
         return F.linear(x, weight, bias)
-    return low_precision(x) if low_precision.stays_low else low_precision(x).to(x.dtype)
+    return packed(x) if packed.stays_low else packed(x).to(x.dtype)
 
 
 def packed_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """The function of x (.., in) that computes x W^T + b in the type of the weight.
 
-    For a weight in bf16 on a CPU, oneDNN would reorder the weight for each product, which takes half of the
+    On a CPU, oneDNN and MKL would reorder a weight in bf16 or fp32 for each product, which takes half of the
     time of one with few rows. The weight is therefore reordered once, by the operations that torch.compile
     uses. Where PyTorch lacks them or they fail, this is `torch.nn.functional.linear`.
     """
@@ -84,7 +88,7 @@ def packed_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Ten
             return out
 
         try:
-            if is_supported():
+            if weight.dtype == torch.float32 or is_supported():
                 packed = reorder(weight)
                 product(weight.new_zeros(1, weight.size(1)))
                 return lambda x: _with_padded_rows(product, x, weight.dtype)

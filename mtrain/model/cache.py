@@ -23,14 +23,15 @@ class LayerCache:
         past_keys (B*H, D, slots), past_values (B*H, slots, D): of the target tokens so far
         memory_keys (B*H, D, S), memory_values (B*H, S, D): of the encoder output
 
-    On a CPU there are at least REGISTER keys of each; the masks of `KeyValueCache` hide the surplus.
+    On a CPU the numbers of keys are multiples of REGISTER; the masks of `KeyValueCache` hide the surplus.
+    This is faster for few keys, and makes sums over keys independent of the other sentences.
     """
 
     def __init__(self, memory_keys: Tensor, memory_values: Tensor, beams: int, max_length: int):
         """From keys and values of the encoder output, each (B, H, S, D)."""
         sentences, heads, self.source_length, width = memory_keys.shape
-        self.min_keys = REGISTER if memory_keys.device.type == "cpu" else 0
-        shape = (2, sentences, heads, max(self.source_length, self.min_keys), width)
+        self.multiple = REGISTER if memory_keys.device.type == "cpu" else 1
+        shape = (2, sentences, heads, _rounded_up(self.source_length, self.multiple), width)
         self._memory = memory_keys.new_zeros(shape)
         self._memory[0, :, :, : self.source_length] = memory_keys
         self._memory[1, :, :, : self.source_length] = memory_values
@@ -44,10 +45,9 @@ class LayerCache:
         several times as fast as pieces.
         """
         self.slots, row = past.size(1), math.prod(past.shape[2:])
-        storage = past.new_empty(2, max(capacity, self.min_keys), row + _GAP)
+        storage = past.new_zeros(2, _rounded_up(capacity, self.multiple), row + _GAP)
         self._past = storage[..., :row].view(2, -1, *past.shape[2:])
         self._past[:, : self.slots] = past
-        self._past[:, self.slots : self.min_keys] = 0
         by_head = self._past.permute(0, 2, 3, 1, 4).flatten(1, 2)  # (2, B*H, capacity, D)
         self._all_past_keys, self._all_past_values = by_head[0].transpose(1, 2), by_head[1]
         memory = self._memory.flatten(1, 2)
@@ -66,7 +66,7 @@ class LayerCache:
         self._past[0, start:end] = keys.permute(2, 0, 1, 3)
         self._past[1, start:end] = values.permute(2, 0, 1, 3)
         self.slots = end
-        used = max(end, self.min_keys)
+        used = _rounded_up(end, self.multiple)
         return self._all_past_keys[:, :, :used], self._all_past_values[:, :used]
 
     def select(self, sentences: Tensor | None, slots: Tensor | None) -> None:
@@ -79,7 +79,7 @@ class LayerCache:
             past = past[:, slots.t(), rows]
         elif sentences is not None:
             past = past[:, :, sentences]
-        self._allocate(past, self._past.size(1))
+        self._allocate(past, max(past.size(1), self._past.size(1)))
 
 
 class KeyValueCache:
@@ -95,9 +95,8 @@ class KeyValueCache:
         self.layers, self.beams, self.length = layers, beams, 0  # positions decoded so far
         first = layers[0]
         self._like, self.heads = first.memory_keys, first.memory_keys.size(0) // first.sentences
-        self.min_keys = first.min_keys
-        if source_keep.size(1) < self.min_keys:
-            source_keep = F.pad(source_keep, (0, self.min_keys - source_keep.size(1)))
+        self.multiple = first.multiple
+        source_keep = F.pad(source_keep, (0, -source_keep.size(1) % self.multiple))
         self.source_keep_bias: Tensor | None = None
         if not source_keep.all():
             self.source_keep_bias = self._for_heads(self._bias(source_keep[:, None]))
@@ -109,48 +108,49 @@ class KeyValueCache:
         nothing is hidden."""
         self.length += 1
         slots = self.layers[0].slots + self.beams
-        surplus = max(0, self.min_keys - slots)
+        surplus = -slots % self.multiple
         if self.beams == 1:
             if not surplus:
                 return None
-            return self._bias(torch.arange(self.min_keys, device=self._like.device) < slots)[None, None]
+            return self._bias(torch.arange(slots + surplus, device=self._like.device) < slots)[None, None]
         own = self._own_slot.expand(len(self.past_keep_bias), -1, -1)
         self.past_keep_bias = torch.cat([self.past_keep_bias, own], dim=-1)
         return self._for_heads(F.pad(self.past_keep_bias, (0, surplus), value=-math.inf))
 
-    def reorder(self, parents: Tensor, sentences: Tensor | None = None) -> None:
-        """Make beam k of sentence b continue its beam parents[b, k]; parents (B, K).
+    def reorder(self, parents: Tensor | None, sentences: Tensor | None = None) -> None:
+        """Make beam k of sentence b continue its beam parents[b, k]; parents (B, K), None: each itself.
 
         If `sentences` (B') are given, only these are decoded further, and `parents` has their rows only.
         """
         if sentences is not None:
             if self.source_keep_bias is not None:
-                bias = self.source_keep_bias
-                by_sentence = bias.view(-1, self.heads, *bias.shape[1:])
+                shape = (-1, self.heads, *self.source_keep_bias.shape[1:])
+                by_sentence = self.source_keep_bias.view(shape)
                 self.source_keep_bias = by_sentence[sentences].flatten(0, 1)
             self.past_keep_bias = self.past_keep_bias[sentences]
         slots = None
-        if self.beams > 1:
+        if self.beams > 1 and parents is not None:
             index = parents[:, :, None].expand(-1, -1, self.past_keep_bias.size(2))
             self.past_keep_bias = self.past_keep_bias.gather(1, index)
-            if sentences is not None or self.length % COMPACT_EVERY == 0:
+            if self.length % COMPACT_EVERY == 0:
                 slots = self._compact()
         if sentences is not None or slots is not None:
             for layer in self.layers:
                 layer.select(sentences, slots)
 
-    def _compact(self) -> Tensor | None:
-        """Drop the slots that are no beam's past from past_keep_bias; returns those that are left, in order.
+    def _compact(self) -> Tensor:
+        """Drop slots that are no beam's past from past_keep_bias; returns those that are left, (B, n).
 
-        They are (B, n), n being the most that a sentence needs; others fill it up. None: all are needed.
+        First come those that a sentence needs, in order, then as many others as another sentence needs. n is
+        a multiple of REGISTER: the places of later slots in registers do not depend on other sentences.
         """
-        used = (self.past_keep_bias == 0).any(dim=1)  # (B, slots)
-        count = int(used.sum(dim=1).max())
-        if count == used.size(1):
-            return None
+        bias = F.pad(self.past_keep_bias, (0, -self.past_keep_bias.size(2) % self.multiple), value=-math.inf)
+        used = (bias == 0).any(dim=1)  # (B, slots)
+        count = _rounded_up(int(used.sum(dim=1).max()), self.multiple)
         slots = used.byte().sort(dim=1, descending=True, stable=True).indices[:, :count]
-        self.past_keep_bias = self.past_keep_bias.gather(2, slots[:, None].expand(-1, self.beams, -1))
-        return slots
+        last = self.past_keep_bias.size(2) - 1
+        self.past_keep_bias = bias.gather(2, slots[:, None].expand(-1, self.beams, -1))
+        return slots.clamp(max=last)
 
     def _bias(self, keep: Tensor) -> Tensor:
         """0 where a mask is True, -inf elsewhere."""
@@ -159,3 +159,7 @@ class KeyValueCache:
     def _for_heads(self, bias: Tensor) -> Tensor:
         """(B, .., ..) as (B*H, .., ..)."""
         return bias[:, None].expand(-1, self.heads, -1, -1).flatten(0, 1)
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return number + -number % multiple

@@ -12,22 +12,22 @@ from torch import Tensor, nn
 
 from mtrain.config.schema import ModelConfig
 from mtrain.kernels.dropout import dropout
-from mtrain.kernels.linear import LowPrecisionLinear, linear
+from mtrain.kernels.linear import PackedLinear, linear
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` that may have low-precision copies of its weights, for decoding."""
+    """`nn.Linear` that may have packed copies of its weights, for decoding."""
 
-    low_precision: LowPrecisionLinear | None = None
+    packed: PackedLinear | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, self.low_precision)
+        return linear(x, self.weight, self.bias, self.packed)
 
     def slice(self, x: Tensor, start: int, end: int | None = None) -> Tensor:
         """The output features from `start` to `end` only."""
-        if self.low_precision is None:
+        if self.packed is None:
             return F.linear(x, self.weight[start:end], self.bias[start:end])
-        part = self.low_precision.slice(start, end)
+        part = self.packed.slice(start, end)
         return linear(x, part.weight, part.bias, part)
 
 
@@ -109,8 +109,8 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config.dropout if rate is None else rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner, outer = self.inner.low_precision, self.outer.low_precision
-        if inner is None or outer is None or not inner.is_worthwhile(x):
+        inner, outer = self.inner.packed, self.outer.packed
+        if inner is None or outer is None:
             return self.outer(self._activate(self.inner(x)))  # type: ignore[no-any-return]
         return outer(self._activate(inner(x))).to(x.dtype)  # the activations stay in low precision
 

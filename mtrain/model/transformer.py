@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.config.schema import ModelConfig
-from mtrain.kernels.linear import LowPrecisionLinear, linear
+from mtrain.kernels.linear import PackedLinear, linear, pack
 from mtrain.model.attention import AttentionWeights, MultiHeadAttention
 from mtrain.model.cache import KeyValueCache, LayerCache
 from mtrain.model.layers import Dropout, FeedForward, Linear, Residual, reduce_call_overhead
@@ -103,7 +103,7 @@ class Transformer(nn.Module):
     """
 
     _sinusoids: Tensor  # (length, E)
-    low_precision_projection: LowPrecisionLinear | None = None
+    packed_projection: PackedLinear | None = None
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -239,12 +239,12 @@ class Transformer(nn.Module):
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits (.., V) of hidden states (.., E)."""
-        return linear(hidden, *self.projection(), self.low_precision_projection)
+        return linear(hidden, *self.projection(), self.packed_projection)
 
-    def projects_in_low_precision(self, hidden: Tensor) -> bool:
-        """Whether `project` rounds the logits of these hidden states to low precision."""
-        low_precision = self.low_precision_projection
-        return low_precision is not None and low_precision.is_worthwhile(hidden)
+    def projects_in_low_precision(self) -> bool:
+        """Whether `project` rounds logits to low precision."""
+        packed = self.packed_projection
+        return packed is not None and packed.dtype is not None
 
     def project_tokens(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """Logits (..) of tokens (..) for hidden states that broadcast to (.., E), never in low precision."""
@@ -255,16 +255,15 @@ class Transformer(nn.Module):
     def for_decoding(self, dtype: torch.dtype | None, stays_low: bool | None = None) -> Self:
         """A copy for inference that shares the parameters and has less overhead per call.
 
-        Large matrix products use low-precision copies of the weights in `dtype`, made by the first call;
-        None: all products use the parameters themselves. For `stays_low` see `LowPrecisionLinear`.
+        Products with large weights use packed copies of them in `dtype` (None: their own type), made by the
+        first call. For `stays_low` see `pack`.
         """
         model = copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
         reduce_call_overhead(model)
         for module in model.modules():
-            if isinstance(module, Linear) and dtype is not None:
-                module.low_precision = LowPrecisionLinear(module.weight, module.bias, dtype, stays_low)
-        if dtype is not None:
-            model.low_precision_projection = LowPrecisionLinear(*self.projection(), dtype, stays_low)
+            if isinstance(module, Linear):
+                module.packed = pack(module.weight, module.bias, dtype, stays_low)
+        model.packed_projection = pack(*self.projection(), dtype, stays_low)
         return model
 
     def forward(self, source: Tensor, source_keep: Tensor, target_in: Tensor) -> Tensor:

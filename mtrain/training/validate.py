@@ -11,7 +11,7 @@ import torch
 from mtrain.config.schema import Config
 from mtrain.data import Pair
 from mtrain.data.batch import Batch, collate
-from mtrain.decoding.decode import Decoder, in_batches
+from mtrain.decoding.decode import in_batches
 from mtrain.decoding.translate import Translator
 from mtrain.device import autocast, resolve_precision
 from mtrain.evaluation.metrics import make_metrics, score
@@ -79,8 +79,15 @@ class Validator:
         model.eval()
         nll = self._nll(model)
         data = self.config.data
-        decoder = Decoder(self.decoding, [model], self.tokenizer, data.target_lang, self.device, alone=True)
-        translator = Translator(decoder, data.max_length)
+        translator = Translator(
+            [model],
+            self.tokenizer,
+            self.decoding,
+            data.target_lang,
+            self.device,
+            data.max_length,
+            processes=False,  # the weights change
+        )
         hypotheses = [translation.text for translation in translator.translate(self.sources, scored=False)]
         bleu, chrf = score(hypotheses, [self.references], self.metrics)
         model.train(training)

@@ -5,8 +5,8 @@ from typing import Any
 from benchmark.job import DecodingJob, answer_with
 from benchmark.meter import time_decoding
 from mtrain import Translator
-from mtrain.decoding.decode import SHORT
 from mtrain.decoding.split import Part
+from mtrain.decoding.workers import SHORT
 
 
 def decode(job: DecodingJob) -> dict[str, Any]:
@@ -20,13 +20,14 @@ def decode(job: DecodingJob) -> dict[str, Any]:
         if (batch, beams) not in settings:  # a budget that gives batches of this size on average
             tokens = sum(max(SHORT, len(ids) + 1) for ids in job.sentences) / len(job.sentences)
             budget = max(1, round(batch * beams * tokens)) if batch > 1 else 10**6
-            settings[batch, beams] = loaded.with_settings(beam_size=beams, batch_tokens=budget).decoder
+            settings[batch, beams] = loaded.with_settings(beam_size=beams, batch_tokens=budget)
         parts = [Part(row, [*ids, eos], [], (row, 0)) for row, ids in enumerate(sentences)]
-        return [best.tokens for [best] in settings[batch, beams](parts, 1, False, scored=False)]
+        chosen = settings[batch, beams]
+        found = chosen.workers.decode(chosen.decoding, parts, 1, alignments=False, scored=False)
+        return [best.tokens for [best] in found]
 
-    helpers = loaded.decoder.helpers
-    while helpers.count and len(job.sentences) > 128 and not (helpers.ready and helpers.ready.done()):
-        translate(job.sentences, 64, 1)  # the other tools have started their threads by now, too
+    if len(job.sentences) > 128:
+        loaded.workers.start()  # the other tools have started their threads by now, too
     return time_decoding(job, translate)
 
 

@@ -75,10 +75,10 @@ def test_prefixes_ensembles_and_samples(mtrain, run_dir, tmp_path):
 
 
 def test_continue_resumes_an_interrupted_output(mtrain, run_dir, corpus, tmp_path, monkeypatch):
-    from mtrain.decoding.decode import Decoder
+    from mtrain.decoding.workers import Workers
 
     monkeypatch.setattr("mtrain.decoding.split.WINDOW_CHARACTERS", 60)
-    real, calls = Decoder.__call__, []
+    real, calls = Workers.decode, []
 
     def interrupted(self, *arguments):
         calls.append(1)
@@ -86,7 +86,7 @@ def test_continue_resumes_an_interrupted_output(mtrain, run_dir, corpus, tmp_pat
             raise KeyboardInterrupt
         return real(self, *arguments)
 
-    monkeypatch.setattr(Decoder, "__call__", interrupted)
+    monkeypatch.setattr(Workers, "decode", interrupted)
     job = ["translate", run_dir, "-i", corpus / "train.en", "-o", tmp_path / "out", "--device", "cpu"]
     code, _, err = mtrain(*job)
     assert code == 130 and "out.part holds the answers to 5 lines; use --continue to resume" in err

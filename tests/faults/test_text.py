@@ -123,13 +123,13 @@ def test_20_a_line_of_megabytes_is_translated_into_one_line(
     """Decoding is replaced: only the splitting of the line is tested."""
     sizes = []
 
-    def count(parts, n_best, alignments, *_):
+    def count(_config, parts, *_):
         sizes.extend(len(part.source) for part in parts)
         return [[short] for _ in parts]
 
     [short] = translator.translate(["It rains."])
     fast = translator.with_settings()
-    monkeypatch.setattr(fast, "decoder", count)
+    monkeypatch.setattr(fast.workers, "decode", count)
     for text in ("It rains. " * (size // 10), "x" * size):
         [found] = fast.translate([text])
         assert found.text.startswith("Es regnet. Es regnet.") and max(sizes) <= 64

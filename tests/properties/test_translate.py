@@ -23,7 +23,7 @@ SEARCHES = [{"beam_size": 1}, {"beam_size": 4}, {"samples": 2, "seed": 7}]
 def test_translations_do_not_depend_on_batches_order_or_threads(tried, run_dir, search, workers):
     """In fp64 the texts are identical."""
     double = Translator.load(run_dir, "cpu").with_settings(**search, workers=workers)
-    for model in double.decoder.originals:
+    for model in double.models:
         model.double()
 
     @tried(

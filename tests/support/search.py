@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mtrain.config.schema import DecodingConfig, ModelConfig
-from mtrain.decoding.hypothesis import Hypothesis
+from mtrain.decoding.beam import Hypothesis
 from mtrain.model.transformer import Transformer
 
 EOS = 3

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mtrain.config.schema import DecodingConfig
-from mtrain.decoding.hypothesis import Hypothesis
+from mtrain.decoding.beam import Hypothesis
 from mtrain.decoding.search import search
 from mtrain.errors import UsageError
 from mtrain.model.attention import AttentionWeights
@@ -194,7 +194,9 @@ def test_forbidden_and_forced_tokens_are_as_in_generate(renormalize, forbidden, 
 def test_a_forbidden_token_that_there_is_not_and_all_of_them() -> None:
     model = build(2)
     source, keep = sentences(model, [2])
-    with pytest.raises(UsageError, match=r"forbidden_ids: 5 is no token; the ids of this model are 0 to 4"):
+    with pytest.raises(
+        UsageError, match=r"forbidden_ids: no token has the id 5; the ids of this model are 0 to 4"
+    ):
         search([model], source, keep, options(forbidden_ids=[5]))
     for renormalize in (False, True):
         barred = options(forbidden_ids=[0, 1, 2, 3, 4], beam_size=2, renormalize=renormalize)

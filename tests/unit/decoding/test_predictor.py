@@ -25,7 +25,7 @@ def test_a_forced_end_is_certain_however_the_logits_are_rounded(monkeypatch, bea
     config = DecodingConfig(
         beam_size=beam_size, max_length_ratio=0.0, max_length_offset=6, force_eos=True, length_penalty=0.0
     )
-    monkeypatch.setattr("mtrain.kernels.linear.MIN_MULTIPLICATIONS", 0)
+    monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
     source, kept = torch.randint(4, 50, (5, 4)), torch.ones(5, 4, dtype=torch.bool)
     for sentence in search([model.for_decoding(torch.bfloat16)], source, kept, config):
         best = sentence[0]
@@ -41,24 +41,24 @@ def test_candidates_of_a_rounded_projection_are_those_of_full_precision(monkeypa
     ).eval()
     model.source_embedding.weight.data *= 8  # logits as large as a trained model's, where few bits are coarse
     model.output_bias.data.normal_()
-    monkeypatch.setattr("mtrain.kernels.linear.MIN_MULTIPLICATIONS", 0)
+    monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
     low = model.for_decoding(torch.bfloat16)
     for layer in low.modules():
-        layer.low_precision = None  # only the projection shall round
+        layer.packed = None  # only the projection shall round
     beams, live = 3, -torch.rand(6, 3).sort(dim=1).values
     last = torch.randint(4, 2000, (6 * beams,))
     exact, rough = predictor_of(model, beams), predictor_of(low, beams)
-    logits, coarse = exact.next(last), rough.next(last)
+    logits, coarse = exact.step(last), rough.step(last)
     assert (logits - coarse).abs().max() > 0.05
     totals, coarse_totals = logsumexp(logits), logsumexp(coarse)
     logits[:, 7] = coarse[:, 7] = -torch.inf  # barred
-    best, values = rough.best(coarse)
-    assert (best == exact.best(logits)[0]).float().mean() > 0.9
+    best, values = rough.argmax(coarse)
+    assert (best == exact.argmax(logits)[0]).float().mean() > 0.9
     there = best[:, None]
     torch.testing.assert_close(values, logits.gather(1, there)[:, 0], rtol=0, atol=1e-4)
     assert (coarse.gather(1, there)[:, 0] - values).abs().max() > 0.02  # the rounding that was undone
-    scores, parents, tokens = exact.candidates(logits, totals, live, 6)
-    found, their_parents, their_tokens = rough.candidates(coarse, coarse_totals, live, 6)
+    scores, parents, tokens = exact.topk(logits, totals, live, 6)
+    found, their_parents, their_tokens = rough.topk(coarse, coarse_totals, live, 6)
     torch.testing.assert_close(found[:, :4], scores[:, :4], rtol=0, atol=2e-3)
     assert (their_tokens[:, :4] == tokens[:, :4]).float().mean() > 0.9
     assert (their_parents[:, :4] == parents[:, :4]).float().mean() > 0.9
@@ -77,9 +77,9 @@ def test_the_best_of_two_that_few_bits_cannot_tell_apart(monkeypatch, biases: tu
     model = Transformer(ModelConfig(**sizes, **vocabulary)).eval()
     model.source_embedding.weight.data[11] = model.source_embedding.weight.data[10]
     model.output_bias.data[10:12] = torch.tensor(biases)
-    monkeypatch.setattr("mtrain.kernels.linear.MIN_MULTIPLICATIONS", 0)
+    monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
     predictor = predictor_of(model.for_decoding(torch.bfloat16), 1)
-    tokens, _ = predictor.best(predictor.next(torch.full((6,), 2)))
+    tokens, _ = predictor.argmax(predictor.step(torch.full((6,), 2)))
     assert tokens.tolist() == [10 + (biases[1] > biases[0])] * 6
 
 
@@ -90,7 +90,7 @@ def test_logits_too_large_for_few_bits_are_not_taken_for_finite(monkeypatch, sco
     vocabulary = {"source_vocab_size": 50, "target_vocab_size": 50, "max_positions": 9}
     model = Transformer(ModelConfig(**sizes, **vocabulary)).eval()
     model.output_weight.data *= 60_000
-    monkeypatch.setattr("mtrain.kernels.linear.MIN_MULTIPLICATIONS", 0)
+    monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
     source, kept = torch.randint(4, 50, (2, 4)), torch.ones(2, 4, dtype=torch.bool)
     config = DecodingConfig(beam_size=1, max_length_ratio=0.0, max_length_offset=6)
     for [best] in search([model.for_decoding(torch.float16)], source, kept, config, scored=scored):

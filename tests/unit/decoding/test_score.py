@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mtrain import Translator
-from mtrain.decoding.forced import force
+from mtrain.decoding.forced import forced_log_probs
 from mtrain.decoding.score import attention, score_pairs
 from tests.support.search import EOS, build, forced, sentences
 from tests.support.training import PAIRS
@@ -24,14 +24,14 @@ def test_forced_log_probabilities_are_those_of_the_full_model() -> None:
     source, keep = sentences(models[0], [3, 8, 5])
     targets = torch.tensor([[4, 5, EOS], [6, EOS, 0], [8, 8, 8]])
     for model in models:
-        ours = force([model], source, keep, targets)
+        ours = forced_log_probs([model], source, keep, targets)
         for row, length in enumerate([3, 2, 3]):
             ids = tuple(targets[row, :length].tolist())
             assert float(ours[row, :length].sum()) == pytest.approx(
                 forced(model, source[row], keep[row], [ids])[0]
             )
-    both = force(models, source, keep, targets).exp()
-    single = [force([model], source, keep, targets).exp() for model in models]
+    both = forced_log_probs(models, source, keep, targets).exp()
+    single = [forced_log_probs([model], source, keep, targets).exp() for model in models]
     torch.testing.assert_close(both, (single[0] + single[1]) / 2)
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mtrain.decoding.hypothesis import Hypothesis
+from mtrain.decoding.beam import Hypothesis
 from mtrain.decoding.search import search
 from tests.support.search import EOS, assert_same, build, forced, options, sentences
 
@@ -72,9 +72,10 @@ class Scripted:
         rows = [(name, ()) for name in memory.tolist() for _ in range(beams)]
         cache = SimpleNamespace(rows=rows, source_keep=source_keep)
 
-        def reorder(parents: Tensor, sentences: Tensor | None = None) -> None:
+        def reorder(parents: Tensor | None, sentences: Tensor | None = None) -> None:
             stay = range(len(cache.rows) // beams) if sentences is None else sentences.tolist()
-            kept = zip(stay, parents.tolist(), strict=True)
+            rows = [range(beams)] * len(stay) if parents is None else parents.tolist()
+            kept = zip(stay, rows, strict=True)
             cache.rows = [cache.rows[sentence * beams + beam] for sentence, row in kept for beam in row]
 
         cache.reorder = reorder
@@ -90,7 +91,7 @@ class Scripted:
     def project(self, hidden: Tensor) -> Tensor:
         return hidden
 
-    def projects_in_low_precision(self, hidden: Tensor) -> bool:
+    def projects_in_low_precision(self) -> bool:
         return False
 
 
@@ -314,7 +315,7 @@ def test_eos_never_starves_the_beam(beams: int) -> None:
     )
     assert len(model.fed) > 1
     for step in model.fed[1:]:
-        assert len(set(step)) == len(step) == beams
+        assert len(set(step)) == beams  # of one sentence, which may be in the batch several times
         assert all(EOS not in prefix for _, prefix in step)
     assert len(found[0]) == beams
     assert found[0][0].ids == []  # and the empty translation, most likely here, wins

@@ -8,7 +8,7 @@ import torch
 from transformers import MarianMTModel, MarianTokenizer
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model
-from mtrain.decoding.forced import force
+from mtrain.decoding.forced import forced_log_probs
 from mtrain.decoding.search import search
 from mtrain.interop.export import export_model
 from mtrain.interop.marian import import_marian
@@ -98,7 +98,7 @@ def test_logits_and_loss_are_the_same(pair, dtype, tolerance) -> None:
         assert len({len(row) for row in said}) > 5 and (~keep).any()
         assert (logits - expected).abs().max() < tolerance
         loss = theirs(**given, labels=target[:, 1:].contiguous()).loss
-        steps = force([ours], given["input_ids"], keep, target[:, 1:])
+        steps = forced_log_probs([ours], given["input_ids"], keep, target[:, 1:])
         assert -steps.mean() == pytest.approx(float(loss), abs=tolerance)
     theirs.float(), ours.float()
 

@@ -1,4 +1,4 @@
-"""Low-precision linear maps against torch.nn.functional.linear, with and without oneDNN's weight layout."""
+"""Packed linear maps against torch.nn.functional.linear, with and without oneDNN's weight layout."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtrain.kernels.linear import LowPrecisionLinear, linear, padded_rows
+from mtrain.kernels.linear import PackedLinear, linear, pack, padded_rows
 from mtrain.kernels.undocumented import documented_only
 from mtrain.model.layers import Linear
 
@@ -35,7 +35,7 @@ def test_low_precision_approximates_the_original(
 ) -> None:
     torch.manual_seed(1)
     x, weight, offset = torch.randn(*shape, 24), torch.randn(20, 24), torch.randn(20) if bias else None
-    low = LowPrecisionLinear(weight, offset, dtype)
+    low = PackedLinear(weight, offset, dtype)
     assert low(x).shape == (*shape, 20) and low(x).dtype == dtype
     assert_close_in_bf16(low(x), F.linear(x, weight, offset))
     transposed = torch.randn(24, 7).t()  # not contiguous
@@ -49,9 +49,9 @@ def test_low_precision_approximates_the_original(
 def test_packed_weights_give_the_same_as_plain_ones(rows: int) -> None:
     torch.manual_seed(1)
     x, weight, bias = torch.randn(rows, 64), torch.randn(48, 64), torch.randn(48)
-    packed = LowPrecisionLinear(weight, bias, torch.bfloat16)(x)
+    packed = PackedLinear(weight, bias, torch.bfloat16)(x)
     with documented_only():
-        plain = LowPrecisionLinear(weight, bias, torch.bfloat16)(x)
+        plain = PackedLinear(weight, bias, torch.bfloat16)(x)
     torch.testing.assert_close(packed, plain, rtol=0.01, atol=0.02)  # sums in another order
 
 
@@ -59,44 +59,50 @@ def test_packed_weights_give_the_same_as_plain_ones(rows: int) -> None:
 def test_the_result_has_the_type_of_the_input_unless_it_stays_low() -> None:
     torch.manual_seed(1)
     x, weight = torch.randn(3, 24), torch.randn(20, 24)
-    casts = LowPrecisionLinear(weight, None, torch.bfloat16)
-    stays = LowPrecisionLinear(weight, None, torch.bfloat16, stays_low=True)
-    casts.min_input_elements = 0
+    casts = PackedLinear(weight, None, torch.bfloat16)
+    stays = PackedLinear(weight, None, torch.bfloat16, stays_low=True)
     assert linear(x, weight, None, casts).dtype == torch.float32
     assert linear(x, weight, None, stays).dtype == torch.bfloat16  # even for so small a product
     assert torch.equal(linear(x, weight, None, None), F.linear(x, weight))
 
 
 @torch.inference_mode()
-def test_slices_of_a_layer_are_parts_of_its_output(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtrain.kernels.linear.MIN_MULTIPLICATIONS", 0)
+def test_slices_of_a_layer_are_parts_of_its_output(layout: str) -> None:
     torch.manual_seed(1)
     layer, x = Linear(24, 20), torch.randn(9, 24)
-    for low_precision in (None, LowPrecisionLinear(layer.weight, layer.bias, torch.bfloat16)):
-        layer.low_precision = low_precision
+    for packed in (None, PackedLinear(layer.weight, layer.bias, torch.bfloat16)):
+        layer.packed = packed
         assert layer(x).dtype == layer.slice(x, 4).dtype == torch.float32
         torch.testing.assert_close(layer.slice(x, 4, 9), layer(x)[:, 4:9], rtol=0.01, atol=0.02)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @torch.inference_mode()
-def test_small_products_are_computed_in_full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtrain.kernels.linear.MIN_MULTIPLICATIONS", 5 * 100)  # 5 outputs, 100 input elements
+def test_a_row_of_the_result_does_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
     torch.manual_seed(2)
-    layer, x = Linear(24, 20), torch.randn(9, 24)
-    torch.nn.init.normal_(layer.bias)
-    expected = F.linear(x, layer.weight[4:9], layer.bias[4:9])
-    layer.low_precision = LowPrecisionLinear(layer.weight, layer.bias, torch.bfloat16)
-    assert not torch.equal(layer.slice(x, 4, 9), expected)  # 216 input elements
-    torch.testing.assert_close(layer.slice(x[:2], 4, 9), expected[:2])  # 48
+    x, packed = torch.randn(70, 96), PackedLinear(torch.randn(800, 96), torch.randn(800), dtype)
+    together = packed(x)
+    for rows in (4, 5, 16, 23, 64):
+        assert torch.equal(packed(x[:rows]), together[:rows])
 
 
-def test_large_products_are_worthwhile() -> None:
-    small, large = (LowPrecisionLinear(torch.empty(n, n), None, torch.bfloat16) for n in (100, 2000))
-    assert not small.is_worthwhile(torch.empty(3, 100)) and small.is_worthwhile(torch.empty(300, 100))
-    assert large.is_worthwhile(torch.empty(1, 2000))
-    for width, worthwhile in ((50, False), (150, True)):  # few multiplications, but many weights to read
-        low = LowPrecisionLinear(torch.empty(2000, width), None, torch.bfloat16)
-        assert low.is_worthwhile(torch.empty(1, width)) is worthwhile
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64])
+@torch.inference_mode()
+def test_packing_keeps_full_precision(layout: str, dtype: torch.dtype | None) -> None:
+    torch.manual_seed(2)
+    type_ = dtype or torch.float64
+    x, weight, bias = (torch.randn(*shape, dtype=type_) for shape in ((9, 24), (20, 24), (20,)))
+    torch.testing.assert_close(PackedLinear(weight, bias, dtype)(x), F.linear(x, weight, bias))
+
+
+def test_large_weights_are_packed_and_all_that_stay_in_low_precision() -> None:
+    small, large = torch.empty(100, 100), torch.empty(2000, 150)
+    for dtype in (None, torch.bfloat16):
+        assert pack(small, None, dtype) is None
+        packed = pack(large, None, dtype)
+        assert packed is not None and packed.dtype == dtype and not packed.stays_low
+    packed = pack(small, None, torch.bfloat16, stays_low=True)
+    assert packed is not None and packed.stays_low
 
 
 def test_padding_leaves_few_different_numbers_of_rows() -> None:

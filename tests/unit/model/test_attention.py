@@ -336,6 +336,21 @@ def test_append_returns_all_so_far_and_keeps_earlier_positions() -> None:
     assert torch.equal(values.view(3, 2, -1, 4)[:, :, :3], torch.cat([first[1], then[1]], dim=2))
 
 
+def test_slots_that_no_beam_needs_are_dropped() -> None:
+    """All four beams always continue the first one, so that each position leaves one slot in use."""
+    layer = LayerCache(torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 3, 4), 4, max_length=40)
+    cache = KeyValueCache([layer], keep([1, 3], 3), beams=4)
+    for position in range(40):
+        cache.extend()
+        layer.append(torch.full((2, 1, 4, 4), float(position)), torch.zeros(2, 1, 4, 4))
+        cache.reorder(torch.zeros(2, 4, dtype=torch.long))
+    assert layer.slots == cache.past_keep_bias.size(2) == 48  # 40 in use, filled up to whole registers
+    bias = cache.extend()
+    keys, _ = layer.append(torch.full((2, 1, 4, 4), 40.0), torch.zeros(2, 1, 4, 4))
+    assert bias is not None
+    assert keys[1, 0, bias[1, 2] == 0].tolist() == list(range(41))
+
+
 @pytest.mark.parametrize("sentences", [None, [1, 2], [0], [2, 0], [2]])
 def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[int] | None) -> None:
     """Three sentences of two beams; sentence s stores 10 s + 2 t + k for its beam k at position t."""
@@ -357,7 +372,7 @@ def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[in
     assert bias is not None and cache.length == 3 and cache.source_keep_bias is not None
     past = {0: [[1, 3], [0, 2]], 1: [[0, 3], [1, 2]], 2: [[1, 3], [1, 2]]}  # of beams 0 and 1
     for layer in layers:
-        assert layer.slots == (3 if sentences == [2] else 4)  # slot 0 of sentence 2 is nobody's past any more
+        assert layer.slots == 4
         assert layer.memory_keys[1::2, 3, 2].tolist() == left
         assert layer.memory_values[1::2, 2, 3].tolist() == [-s for s in left]
         new = torch.tensor([70.0, 71.0])[:, None].expand(len(left), 2, 2, 4)

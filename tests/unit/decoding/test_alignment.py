@@ -1,0 +1,140 @@
+"""Word alignments from attention, and the choice of the layer that they are taken from."""
+
+import numpy as np
+import pytest
+import torch
+
+from mtrain import Translator
+from mtrain.config.schema import ModelConfig
+from mtrain.decoding.alignment import align, best_layer
+from mtrain.decoding.decode import choose_alignment_layer
+from mtrain.decoding.translation import Translation, join
+from mtrain.model.transformer import Transformer
+from mtrain.tokenizer.tokenizer import Tokenizer
+from tests.support.training import PAIRS
+
+SOURCES = [source for source, _ in PAIRS]
+
+
+def test_each_target_word_goes_to_the_word_it_attends_to_most() -> None:
+    attention = torch.tensor(
+        [[0.3, 0.3, 0.4, 0.0], [0.1, 0.1, 0.8, 0.0], [0.5, 0.1, 0.3, 0.1], [0.0, 0.0, 0.0, 1.0]]
+    ).numpy()
+    # Source words: tokens 0 and 1, token 2; the fourth is EOS. Target words: token 0, tokens 1 and 2; EOS.
+    assert align(attention, [True, False, True], [True, True, False]) == ((0, 0), (1, 1))
+    assert align(attention[:, [2, 0, 1, 3]], [True, True, False], [True, False, True]) == ((0, 0), (1, 1))
+    assert align(attention, [], [True]) == align(attention, [True], []) == ()
+
+
+def test_alignments_name_words_of_both_sides(translator: Translator) -> None:
+    for source, found in zip(SOURCES, translator.translate(SOURCES, alignments=True), strict=True):
+        assert found.alignment is not None
+        assert [j for _, j in found.alignment] == list(range(len(found.text.split())))
+        assert all(0 <= i < len(source.split()) for i, _ in found.alignment)
+    assert translator.translate(["It rains."])[0].alignment is None
+    found = translator.translate(["It rains."], n_best=3, alignments=True)[0]
+    assert all(len(t.alignment or ()) == len(t.text.split()) for t in found.n_best)
+
+
+def test_words_are_separated_by_spaces(translator: Translator) -> None:
+    tokenizer = translator.tokenizer
+    space, letter = (tokenizer.target.pieces.index(piece) for piece in ("▁", "a"))
+    word = next(i for i, piece in enumerate(tokenizer.target.pieces) if len(piece) > 1 and piece[0] == "▁")
+    for ids in (
+        [word, word],
+        [word, space, letter],
+        [word, space, word],
+        [space, word],
+        [word, space, space],
+    ):
+        starts = tokenizer.word_starts(ids, target=True)
+        text = "".join(tokenizer.target.pieces[i] for i in ids).replace("▁", " ")
+        assert starts[0] and sum(starts) == len(text.split()), ids
+    assert tokenizer.word_starts([word, space, letter], target=True) == [True, True, False]
+
+
+def test_parts_joined_without_a_space_share_a_word() -> None:
+    parts = [
+        Translation("一二 三", -1, -1, 4, True, ((0, 0), (1, 1))),
+        Translation("四", -1, -1, 2, True, ((0, 0),)),
+    ]
+    joined = join(parts, [2, 1], tag=0, space="", length_penalty=1.0)
+    assert joined.text.split() == ["一二", "三四"] and joined.alignment == ((0, 0), (1, 1), (2, 1))
+    assert join(parts, [2, 1], tag=0, space=" ", length_penalty=1.0).alignment == ((0, 0), (1, 1), (2, 2))
+
+
+# --------------------------------------------------------------------------------------------- which layer
+
+
+def reordered_pairs(count: int = 200) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    """Sources, targets that translate them word by word in reverse or in order, and the true alignments."""
+    draw = np.random.default_rng(0)
+    sources = [draw.integers(0, 30, draw.integers(2, 9)).tolist() for _ in range(count)]
+    orders = [list(range(len(source)))[:: draw.choice([1, -1])] for source in sources]
+    targets = [[100 + source[i] for i in order] for source, order in zip(sources, orders, strict=True)]
+    return sources, targets, orders
+
+
+@pytest.mark.parametrize("right", [0, 1, 2])
+def test_the_layer_that_follows_the_translations_of_words_is_chosen(right: int) -> None:
+    sources, targets, orders = reordered_pairs()
+    draw = np.random.default_rng(1)
+    layers = [
+        [draw.random((len(target), len(source))) for source, target in zip(sources, targets, strict=True)],
+        [np.eye(len(target), len(source)) for source, target in zip(sources, targets, strict=True)],
+    ]
+    layers.insert(right, [np.eye(len(order))[order] + 0.5 for order in orders])
+    assert best_layer(sources, targets, layers) == right
+
+
+def test_attention_to_eos_is_no_agreement() -> None:
+    sources, targets, orders = reordered_pairs()
+    useful = [np.pad(np.eye(len(order))[order], ((0, 1), (0, 1))) for order in orders]
+    useless = [
+        np.pad(np.zeros((len(order), len(order))), ((0, 1), (0, 1)), constant_values=1) for order in orders
+    ]
+    assert best_layer(sources, targets, [useless, useful]) == 1
+
+
+def positional_model(vocab_size: int, right: int, layers: int = 3) -> Transformer:
+    """A model in which only decoder layer `right` attends to the source position of the token to predict.
+
+    Without embeddings and sublayer outputs, hidden states are positions. Equal projections of queries and
+    keys make positions attend to themselves, opposite ones avoid it, zeros spread attention evenly.
+    """
+    sizes = {"d_model": 32, "ffn_dim": 8, "heads": 1, "encoder_layers": 1, "decoder_layers": layers}
+    words = {"source_vocab_size": vocab_size, "target_vocab_size": vocab_size, "max_positions": 256}
+    model = Transformer(ModelConfig(**sizes, **words)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.zero_()
+        for number, layer in enumerate(model.decoder):
+            projection = layer.cross_attention.query_key_value.weight
+            sign = 3 if number == right else -3 if number % 2 else 0
+            projection[:32], projection[32:64] = torch.eye(32), sign * torch.eye(32)
+    return model
+
+
+@pytest.mark.parametrize("right", [0, 1, 2])
+def test_the_layer_of_a_model_is_chosen_by_its_attention(run_dir, right: int) -> None:
+    tokenizer = Tokenizer(run_dir / "model" / "tokenizer")
+    model = positional_model(len(tokenizer.source), right)
+    letters = [np.random.default_rng(n).choice(list("abdefghiklmnorstu"), 5) for n in range(60)]
+    lines = [" ".join(line) for line in letters]
+    pairs = [(line, line) for line in lines]  # translations are copies, in the same order
+    assert choose_alignment_layer(model, tokenizer, pairs, torch.device("cpu")) == right
+    assert choose_alignment_layer(model.train(), tokenizer, pairs, torch.device("cpu")) == right
+    assert model.training
+    for nothing in ([], [("", ""), ("a", "")], [("a " * 200, "a")]):
+        assert choose_alignment_layer(model, tokenizer, nothing, torch.device("cpu")) is None
+
+
+def test_alignments_are_taken_from_the_layer_of_the_config(run_dir) -> None:
+    last = Translator.load(run_dir, "cpu")
+    [first, second] = (last.with_settings(alignment_layer=layer) for layer in (0, 1))
+    aligned = [
+        [found.alignment for found in each.translate(SOURCES, alignments=True)]
+        for each in (last, first, second, last.with_settings(alignment_layer=9))
+    ]
+    assert aligned[0] == aligned[2] == aligned[3] != aligned[1]
