@@ -19,6 +19,7 @@ class Section(BaseModel):
             if key not in cls.model_fields:
                 close = difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.5)
                 hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(cls.model_fields)}"
-                problem = {"key": str(key), "hint": hint}
-                raise PydanticCustomError("unknown_key", "unknown key '{key}'; {hint}", problem)
+                shown = " ".join(str(key).split())
+                problem = {"key": str(key), "message": f"unknown key '{shown}'; {hint}"}
+                raise PydanticCustomError("unknown_key", "{message}", problem)
         return values
