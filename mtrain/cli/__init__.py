@@ -17,10 +17,11 @@ _EXIT_CODE = 128 + signal.SIGINT
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command that `arguments` (by default, those of the process) ask for, and exit with its code."""
-    handled = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # nohup and `&` in scripts ignore it
-    if handled:
-        signal.signal(signal.SIGINT, _interrupt)
+    handled = False
     try:
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is for `&` in shell scripts
+            signal.signal(signal.SIGINT, _interrupt)
+            handled = True
         from mtrain.cli.app import run
 
         code = run(sys.argv[1:] if arguments is None else arguments)
