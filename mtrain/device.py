@@ -4,7 +4,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
@@ -138,6 +138,16 @@ def step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
             del optimizer.found_inf  # type: ignore[attr-defined]
     elif not bool(skip):
         optimizer.step()
+
+
+def multiply_all(tensors: Sequence[Tensor], factor: Tensor) -> None:
+    """Multiply tensors in place: by few kernels where PyTorch has an operation for it."""
+    foreach = undocumented("_foreach_mul_")
+    if foreach is not None and tensors:
+        foreach(tensors, factor)
+    else:
+        for tensor in tensors:
+            tensor *= factor
 
 
 def fetched(values: Tensor) -> Callable[[], list[float]]:

@@ -72,7 +72,8 @@ class MultiHeadAttention(nn.Module):
         those before it. If `attention_weights` is a list, the weights, of that shape, are appended to it.
         """
         if memory is None:
-            queries, keys, values = self._split_heads(self.query_key_value(x), 3, len(x))  # (N, H, T, D)
+            projected = self._split_heads(self.query_key_value(x), 3, len(x))
+            queries, keys, values = projected.unbind()  # (N, H, T, D)
             if self.rotary:
                 positions = torch.arange(x.size(1), device=x.device)
                 queries, keys = rotate(queries, positions), rotate(keys, positions)
@@ -90,11 +91,13 @@ class MultiHeadAttention(nn.Module):
 
         Appends keys and values of x to the cache. For `past_keep_bias` see `KeyValueCache.extend`.
         """
-        queries, *added = self._split_heads(self.query_key_value.forward(x), 3, cache.sentences)
+        projected = self._split_heads(self.query_key_value.forward(x), 3, cache.sentences)
+        queries, keys_values = projected[0], projected[1:]  # (B, H, K, D), (2, B, H, K, D)
         if self.rotary:
             positions = torch.arange(position, position + 1, device=x.device)
-            queries, added[0] = rotate(queries, positions), rotate(added[0], positions)
-        keys, values = cache.append(*added)
+            queries = rotate(queries, positions)
+            keys_values = torch.stack([rotate(keys_values[0], positions), keys_values[1]])
+        keys, values = cache.append(keys_values)
         heads, _ = kernels.cached_attention(queries.flatten(0, 1), keys, values, past_keep_bias)
         return self._merge_heads(heads, queries)
 
@@ -120,17 +123,17 @@ class MultiHeadAttention(nn.Module):
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, each (B, H, S, D), of the encoder output (B, S, E)."""
         projected = self.query_key_value.slice(memory, memory.size(-1))
-        keys, values = self._split_heads(projected, 2, len(memory))
+        keys, values = self._split_heads(projected, 2, len(memory)).unbind()
         return keys, values
 
     def _project_queries(self, x: Tensor, sentences: int) -> Tensor:
         """Queries (B, H, K*T, D) of x (N, T, E), or (N, E) for one position."""
         return self._split_heads(self.query_key_value.slice(x, 0, x.size(-1)), 1, sentences)[0]
 
-    def _split_heads(self, x: Tensor, parts: int, sentences: int) -> tuple[Tensor, ...]:
-        """The parts of x (.., parts * E), each (B, H, K*T, D)."""
+    def _split_heads(self, x: Tensor, parts: int, sentences: int) -> Tensor:
+        """The parts of x (.., parts * E) by heads, (parts, B, H, K*T, D)."""
         width = x.size(-1) // (parts * self.heads)
-        return x.view(sentences, -1, parts, self.heads, width).permute(2, 0, 3, 1, 4).unbind()
+        return x.view(sentences, -1, parts, self.heads, width).permute(2, 0, 3, 1, 4)
 
     def _merge_heads(self, heads: Tensor, queries: Tensor) -> Tensor:
         """The output (N, E) of heads (B*H, K, D) for queries (B, H, K, D)."""

@@ -58,13 +58,12 @@ class LayerCache:
         """The number of sentences, B."""
         return self._past.size(2)
 
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store keys and values (B, H, K, D) of the next position; returns past_keys and past_values."""
-        start, end = self.slots, self.slots + keys.size(2)
+    def append(self, keys_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store keys and values (2, B, H, K, D) of the next position; returns past_keys and past_values."""
+        start, end = self.slots, self.slots + keys_values.size(3)
         if end > self._past.size(1):
             self._allocate(self._past[:, :start], 2 * end)
-        self._past[0, start:end] = keys.permute(2, 0, 1, 3)
-        self._past[1, start:end] = values.permute(2, 0, 1, 3)
+        self._past[:, start:end] = keys_values.permute(0, 3, 1, 2, 4)
         self.slots = end
         used = _rounded_up(end, self.multiple)
         return self._all_past_keys[:, :, :used], self._all_past_values[:, :used]

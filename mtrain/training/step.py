@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mtrain.config.schema import TrainingConfig
 from mtrain.data.batch import Batch
-from mtrain.device import autocast, compiles, resolve_precision, step_unless, thread_pool
+from mtrain.device import autocast, compiles, multiply_all, resolve_precision, step_unless, thread_pool
 from mtrain.errors import is_out_of_memory
 from mtrain.model.layers import Dropout
 from mtrain.model.loss import LossSums, translation_loss
@@ -97,7 +97,7 @@ class Learner:
 
     def _update(self, sums: Tensor, tokens: int, rate: float) -> StepSums:
         if self.scale.enabled:
-            torch._foreach_mul_(_gradients(self.model), 1 / self.scale.factor)
+            multiply_all(_gradients(self.model), 1 / self.scale.factor)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm or float("inf"))
         bad = (~(norm.isfinite() & sums[0].isfinite())).float()
         for group in self.optimizer.param_groups:

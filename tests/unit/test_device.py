@@ -2,6 +2,7 @@
 
 import math
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from mtrain.device import (
     fetched,
     keep_few_kernels,
     keep_freed_memory,
+    multiply_all,
     resolve_device,
     resolve_precision,
     step_unless,
@@ -105,6 +107,15 @@ def test_a_skipped_step_changes_neither_parameters_nor_moments(fused):
     parameter.grad = torch.ones(3)
     optimizer.step()  # which the skipped one does not affect
     assert (parameter < after).all()
+
+
+@pytest.mark.parametrize("context", [nullcontext, documented_only])
+def test_tensors_are_multiplied_in_place(context):
+    tensors = [torch.ones(3), torch.full((2, 2), 2.0)]
+    with context():
+        multiply_all(tensors, torch.tensor(0.5))
+        multiply_all([], torch.tensor(0.5))
+    assert tensors[0].tolist() == [0.5] * 3 and tensors[1].tolist() == [[1.0, 1.0]] * 2
 
 
 @pytest.mark.parametrize(

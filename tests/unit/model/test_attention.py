@@ -329,8 +329,8 @@ def test_cached_self_attention_equals_causal(rotary: bool) -> None:
 def test_append_returns_all_so_far_and_keeps_earlier_positions() -> None:
     cache = LayerCache(*torch.zeros(2, 3, 2, 3, 4), beams=1, max_length=5)
     first, then = torch.randn(2, 3, 2, 2, 4), torch.randn(2, 3, 2, 1, 4)
-    cache.append(*first)
-    keys, values = cache.append(*then)
+    cache.append(first)
+    keys, values = cache.append(then)
     keys = keys.transpose(1, 2).unflatten(0, (3, 2))
     assert torch.equal(keys[:, :, :3], torch.cat([first[0], then[0]], dim=2))
     assert torch.equal(values.view(3, 2, -1, 4)[:, :, :3], torch.cat([first[1], then[1]], dim=2))
@@ -342,11 +342,11 @@ def test_slots_that_no_beam_needs_are_dropped() -> None:
     cache = KeyValueCache([layer], keep([1, 3], 3), beams=4)
     for position in range(40):
         cache.extend()
-        layer.append(torch.full((2, 1, 4, 4), float(position)), torch.zeros(2, 1, 4, 4))
+        layer.append(torch.full((2, 2, 1, 4, 4), float(position)))
         cache.reorder(torch.zeros(2, 4, dtype=torch.long))
     assert layer.slots == cache.past_keep_bias.size(2) == 48  # 40 in use, filled up to whole registers
     bias = cache.extend()
-    keys, _ = layer.append(torch.full((2, 1, 4, 4), 40.0), torch.zeros(2, 1, 4, 4))
+    keys, _ = layer.append(torch.full((2, 2, 1, 4, 4), 40.0))
     assert bias is not None
     assert keys[1, 0, bias[1, 2] == 0].tolist() == list(range(41))
 
@@ -362,7 +362,7 @@ def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[in
         assert cache.extend() is not None
         for layer in layers:
             keys = 10 * numbers + 2 * t + torch.arange(2.0)[:, None]
-            layer.append(keys.expand(3, 2, 2, 4), -keys.expand(3, 2, 2, 4))
+            layer.append(torch.stack([keys, -keys]).expand(2, 3, 2, 2, 4))
         if t == 0:
             cache.reorder(torch.tensor([[0, 1], [1, 0], [1, 1]]))
     left = sentences if sentences is not None else [0, 1, 2]
@@ -376,7 +376,7 @@ def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[in
         assert layer.memory_keys[1::2, 3, 2].tolist() == left
         assert layer.memory_values[1::2, 2, 3].tolist() == [-s for s in left]
         new = torch.tensor([70.0, 71.0])[:, None].expand(len(left), 2, 2, 4)
-        keys, values = layer.append(new, -new)
+        keys, values = layer.append(torch.stack([new, -new]))
         keys = keys.transpose(1, 2)
         assert torch.equal(keys, -values)
         for row, sentence in enumerate(left):
