@@ -30,7 +30,7 @@ SECTIONS = {
     "TsvCorpus": "Corpus: a TSV file",
     "JsonlCorpus": "Corpus: a JSONL file",
     "ParquetCorpus": "Corpus: Parquet files",
-    "HubCorpus": "Corpus: a data set on the Hugging Face hub",
+    "HubCorpus": "Corpus: a dataset on the Hugging Face Hub",
     "ToyCorpus": "Corpus: the bundled toy corpus",
     "Holdout": "`data.validation`: held-out pairs",
     "TokenizerConfig": "`tokenizer`",

@@ -175,7 +175,7 @@ class TrainingConfig(Section):
         4096, description="padded tokens per optimizer step, of the longer side; the effective batch size"
     )
     micro_batch_tokens: MicroBatchTokens = Field(
-        "auto", description="padded tokens that one device processes at once; auto: as many as fit in memory"
+        "auto", description="padded tokens per forward and backward pass; auto: as many as fit in memory"
     )
     learning_rate: PositiveFloat = Field(
         0.001, le=10, description="peak learning rate, reached at the end of warm-up"
@@ -221,8 +221,8 @@ class TrainingConfig(Section):
     )
     keep_checkpoints: PositiveInt = Field(
         3,
-        description="number of newest checkpoints to keep, and of newest at multiples of checkpoint_every; "
-        "the best is always kept",
+        description="number of newest checkpoints to keep; as many newest ones at multiples of "
+        "checkpoint_every and the best one are also kept",
     )
     log_every: PositiveInt = Field(50, description="steps between lines of metrics.jsonl")
     best_metric: Literal["bleu", "chrf", "nll"] = Field(
@@ -270,8 +270,8 @@ class DecodingConfig(Section):
     )
     stop: Stop = Field(
         "default",
-        description="end of beam search; default: Hugging Face's rule; first_k: at beam_size finished ones; "
-        "exact: when no hypothesis can improve",
+        description="when beam search ends; default: Hugging Face's rule; first_k: once beam_size hypotheses "
+        "are finished; exact: once no hypothesis can improve",
     )
     max_length_ratio: float = Field(
         1.5,
@@ -312,18 +312,23 @@ class DecodingConfig(Section):
     )
     top_k: int = Field(0, ge=0, description="sample from this many most probable tokens only; 0: from all")
     top_p: float = Field(
-        1.0, gt=0, le=1, description="sample from the most probable tokens with this total probability only"
+        1.0,
+        gt=0,
+        le=1,
+        description="sample from the fewest most probable tokens with at least this total probability",
     )
     seed: int = Field(1, ge=0, lt=2**63, description="seed for sampling")
     mbr: Literal["chrf", "bleu"] | None = Field(
-        None, description="metric of minimum Bayes risk decoding among the hypotheses; null: off"
+        None,
+        description="metric of minimum Bayes risk decoding, which selects among the hypotheses; null: off",
     )
     alignment_layer: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="decoder layer, from 0, whose attention gives word alignments; null: the last"
+        None,
+        description="decoder layer, starting at 0, whose attention gives word alignments; null: the last",
     )
     batch_tokens: PositiveInt = Field(8192, description="padded source tokens times hypotheses per batch")
     precision: Precision = Field(
-        "auto", description="precision of matrix products; auto: the fastest; on a CPU, large products only"
+        "auto", description="precision of matrix products; on a CPU, of large ones only; auto: the fastest"
     )
     workers: Workers = Field(
         "auto",
