@@ -35,15 +35,15 @@ def resolve_device(name: str) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
-    """Make a GPU the current device of the process, which libraries use where none is specified."""
+    """Make a GPU the current device of the process, which libraries use by default."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 
 def describe_arithmetic(device: torch.device, precision: str, compiled: bool, workers: int) -> str:
-    """A description of everything about the machine that affects the last bits of a training step.
+    """Describe everything about the machine that affects the last bits of the results of a training step.
 
-    Sums differ in the last bits with the number of threads and with the instructions that compute them.
+    The last bits of a sum depend on the number of threads and on the CPU instructions or the GPU.
     """
     place = f"cpu ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"
     if device.type == "cuda":
@@ -53,10 +53,10 @@ def describe_arithmetic(device: torch.device, precision: str, compiled: bool, wo
 
 
 def resolve_precision(device: torch.device, setting: str) -> str:
-    """`fp32`, `bf16` or `fp16`; `auto` means the type of the fastest matrix products.
+    """The precision that a setting stands for: `fp32`, `bf16` or `fp16`.
 
-    That is bf16 on GPUs since Ampere and on CPUs with instructions for it, fp16 on older GPUs with tensor
-    cores, and fp32 elsewhere.
+    `auto` means the one with the fastest matrix products: bf16 on GPUs since Ampere and on CPUs with
+    instructions for it, fp16 on older GPUs with tensor cores, and fp32 elsewhere.
     """
     if setting != "auto":
         return setting
@@ -67,7 +67,7 @@ def resolve_precision(device: torch.device, setting: str) -> str:
 
 
 def cpu_has_bf16() -> bool:
-    """Whether the CPU has instructions for products in bf16. False if PyTorch does not say."""
+    """Whether the CPU has instructions for matrix products in bf16. False if PyTorch cannot tell."""
     if hasattr(torch.cpu, "get_capabilities"):  # in newer versions
         capabilities = torch.cpu.get_capabilities()
         return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_tile"))
@@ -78,11 +78,11 @@ def cpu_has_bf16() -> bool:
 
 
 def compiles(device: torch.device, setting: str) -> bool:
-    """Whether the setting `training.compile` means torch.compile on this device.
+    """Whether the setting `training.compile` enables torch.compile on this device.
 
-    `auto` compiles on GPUs that Triton supports (from Volta on), to launch fewer kernels; the gain was not
-    measured. It does not compile on a CPU: that requires a C++ compiler and takes a minute, and steps of the
-    tiny model in bf16 on one thread then took 1.6 times as long.
+    `auto` enables it on GPUs that Triton supports (Volta and later), to launch fewer kernels; the speedup has
+    not been measured. On a CPU, `auto` disables it: compilation requires a C++ compiler and takes a minute,
+    and a step of the tiny model (bf16, one thread) took 1.6 times as long as without it.
     """
     if setting == "auto" and device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (7, 0) and find_spec("triton") is not None
@@ -90,10 +90,11 @@ def compiles(device: torch.device, setting: str) -> bool:
 
 
 def workers_for(device: torch.device) -> int:
-    """The number of threads that train in parallel on a device, or of batches that are decoded in parallel.
+    """The number of parallel workers on a device: threads in training, processes in decoding.
 
-    On a CPU it is the number, at most four, that leaves the fewest cores idle: threads share Python's lock,
-    and each decoding process holds a copy of the model. (Two were measured.) On a GPU it is one.
+    On a CPU it is the number from 2 to 4 that leaves the fewest cores idle. (Only 2 was measured.) More
+    threads would compete for Python's global lock, and each decoding process holds a copy of the model. On
+    one thread or a GPU it is 1.
     """
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1:
@@ -127,8 +128,8 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 def step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
     """`optimizer.step()` if the scalar `skip` is 0; if it is 1, parameters and moments do not change.
 
-    A fused optimizer reads `skip` on its device, so nothing waits for its value. PyTorch documents this for
-    its GradScaler only. With any other optimizer the host waits for `skip` and decides.
+    A fused optimizer reads `skip` on its device, so the host does not wait for its value. PyTorch documents
+    this for its GradScaler only. With any other optimizer, the host waits for `skip`.
     """
     if getattr(optimizer, "_step_supports_amp_scaling", False):  # the attribute that GradScaler reads, too
         optimizer.found_inf = skip  # type: ignore[attr-defined]
@@ -153,7 +154,7 @@ def multiply_all(tensors: Sequence[Tensor], factor: Tensor) -> None:
 def fetched(values: Tensor) -> Callable[[], list[float]]:
     """Start copying a vector to the host; returns a function that waits for the copy and returns the values.
 
-    An ordinary copy, requested later, would wait for all work that the device was given in the meantime.
+    An ordinary copy at that time would also wait for all work queued on the device in the meantime.
     """
     if values.device.type != "cuda":
         current: list[float] = values.tolist()
@@ -174,8 +175,8 @@ def fetched(values: Tensor) -> Callable[[], list[float]]:
 def keep_few_kernels() -> None:
     """Limit oneDNN's cache of compiled kernels to 64 shapes, unless the environment sets a limit.
 
-    The default is 1,024 or more. The shapes of training batches vary, and each cached kernel takes memory.
-    Call this before the first matrix product.
+    The default limit is 1,024 or more. The shapes of training batches vary, and each cached kernel uses
+    memory. Call this before the first matrix product.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, "64")

@@ -36,15 +36,15 @@ class StorageError(MtrainError, exit_code=6):
 
 
 class Interrupted(MtrainError, exit_code=130):
-    """Stopped by a signal after the state was saved. The exit code is the shell's: 128 + signal number."""
+    """A signal stopped the command after it saved its state. The exit code is 128 + the signal number."""
 
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)
         self.exit_code = 128 + signal_number
 
 
-# From PyTorch on a CPU, the C++ library, the operating system, CUDA, cuBLAS, and oneDNN. oneDNN's "could not
-# create a primitive descriptor" is not among them: it means that an operation is unsupported.
+# Messages of PyTorch on a CPU, the C++ library, the operating system, CUDA, cuBLAS, and oneDNN. They exclude
+# oneDNN's "could not create a primitive descriptor", which means that an operation is unsupported.
 _OUT_OF_MEMORY = re.compile(
     "can't allocate|bad_alloc|Cannot allocate memory|out of memory|CUBLAS_STATUS_ALLOC_FAILED"
     "|could not (create|execute) a primitive(?! descriptor)|could not create a memory"
@@ -52,7 +52,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of Python, PyTorch or a library means that memory is exhausted."""
+    """Whether an exception of Python, PyTorch or another library means that memory is exhausted."""
     if isinstance(error, MtrainError):
         return False
     by_class = isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__

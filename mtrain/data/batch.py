@@ -22,7 +22,7 @@ class Batch:
     target_in: Tensor  # (B, T) int64, BOS and the target without its last token
     labels: Tensor  # (B, T) int64, the target with EOS; padding is IGNORE
     target_tokens: int  # labels that are not padding
-    rows: list[int]  # of the pairs in the encoded corpus
+    rows: list[int]  # row numbers of the pairs in the encoded corpus
 
     @property
     def positions(self) -> int:
@@ -30,7 +30,7 @@ class Batch:
         return self.source.numel() + self.labels.numel()
 
     def cut(self, most: float) -> list[Self]:
-        """Halve the batch until each part has at most `most` positions or a single pair."""
+        """Split the batch in half repeatedly, until each part has at most `most` positions or one pair."""
         middle = len(self.rows) // 2
         if self.positions <= most or not middle:
             return [self]
@@ -56,7 +56,7 @@ class Batch:
 
 
 def pad(rows: pa.ListArray, fill: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Lists of ids as a matrix padded on the right, and a mask that is true at ids. Both (rows, longest)."""
+    """Pad lists of ids on the right. Returns a matrix and a mask, True at ids, both (rows, longest)."""
     lengths = rows.value_lengths().to_numpy()
     keep = np.arange(lengths.max(initial=0)) < lengths[:, None]
     matrix = np.full(keep.shape, fill, np.int64)

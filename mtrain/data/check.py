@@ -1,7 +1,7 @@
 """Looks for problems in the data before training: counts, duplicates, leaks, suspicious pairs.
 
-A `DataCheck` sees every training pair once; its memory grows by 8 bytes a pair. It needs no tokenizer. With
-one, `segment` measures how a sample of the training pairs is segmented.
+A `DataCheck` sees every training pair once; its memory grows by 8 bytes per pair. It needs no tokenizer.
+If there is one, `segment` measures how it segments a sample of the training pairs.
 """
 
 import re
@@ -34,10 +34,10 @@ _WORDS = re.compile(r"\w+")
 
 @dataclass
 class Counts:
-    """The pairs of one set."""
+    """Numbers of pairs in one set."""
 
     usable: int = 0
-    empty: int = 0  # a side is blank
+    empty: int = 0  # the source or the target is blank
     bad: int = 0  # unreadable
 
 
@@ -78,7 +78,7 @@ class Segmentation:
 class Findings:
     """The result of a check."""
 
-    sets: dict[str, Counts]  # train, and the others by name
+    sets: dict[str, Counts]  # by name: train, validation, and the test sets
     duplicates: int  # training pairs that repeat an earlier one
     leaks: dict[str, Leak]
     lengths: tuple[list[int], list[int]]  # training pairs by words of source and target, in LENGTH_BINS
@@ -108,7 +108,7 @@ class DataCheck:
         self._suspicious = {kind: Suspicious() for kind in KINDS}
 
     def add(self, item: Pair | DataError, corpus: Corpus, number: int) -> None:
-        """Take in what was read as pair `number` (from 1) of a training corpus."""
+        """Add pair `number` (from 1) of a training corpus, or the error that reading it raised."""
         if not _count(item, self._sets["train"]):
             return
         assert isinstance(item, Pair)
@@ -120,7 +120,7 @@ class DataCheck:
             self._add(item, corpus, number)
 
     def findings(self) -> Findings:
-        """What was found in the pairs so far."""
+        """The findings about the pairs added so far."""
         scripts = self._scripts or self._add_first()
         return Findings(
             sets=self._sets,
@@ -165,7 +165,7 @@ class DataCheck:
 
 
 def _count(item: Pair | DataError, counts: Counts) -> bool:
-    """Count a pair; return whether it is usable."""
+    """Count a pair, and return whether it is usable."""
     if isinstance(item, DataError):
         counts.bad += 1
         return False
@@ -207,7 +207,7 @@ class _HeldOutSet:
         self._found: list[set[int]] = [set(), set(), set()]
 
     def compare(self, keys: tuple[int, int, int]) -> None:
-        """Note which pairs equal a training pair."""
+        """Record which pairs of the set have a key of this training pair."""
         for key, wanted, found in zip(keys, self._wanted, self._found, strict=True):
             if key in wanted:
                 found.add(key)
@@ -219,7 +219,7 @@ class _HeldOutSet:
 
 
 _FIRST_WORD = re.compile("[A-Z]+")
-_SAME = dict.fromkeys(("HIRAGANA", "KATAKANA"), "CJK")  # both write Japanese
+_SAME = dict.fromkeys(("HIRAGANA", "KATAKANA"), "CJK")  # Japanese mixes all three
 
 
 @cache

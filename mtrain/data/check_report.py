@@ -17,7 +17,7 @@ _BAR = 40  # characters of the longest bar
 
 
 def log_warnings(data: DataConfig, tokenizer: Tokenizer, raw: RawData) -> None:
-    """Check the data, and log what a user should look at before training."""
+    """Check the data, and log a warning for each problem found."""
     findings = check_data(data, tokenizer, raw)
     warnings = warnings_of(findings, data.bad_lines)
     for warning in warnings:
@@ -26,7 +26,7 @@ def log_warnings(data: DataConfig, tokenizer: Tokenizer, raw: RawData) -> None:
 
 
 def warnings_of(findings: Findings, bad_lines: str = "error") -> list[str]:
-    """What a user should look at before training, the most serious first. `bad_lines` is the config key."""
+    """The problems to look at before training, the most serious first. `bad_lines` is the config key."""
     return [*_leaks(findings), *_shares(findings, bad_lines)]
 
 

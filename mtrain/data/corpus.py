@@ -58,7 +58,7 @@ def read_corpus(corpus: Corpus, digests: Digests | None = None) -> Iterator[Pair
 
 
 def read_pairs(corpus: Corpus, bad_lines: str) -> Iterator[Pair | None]:
-    """Like `read_corpus`, but an unreadable pair raises, or is None if `bad_lines` is "skip"."""
+    """Like `read_corpus`, but an unreadable pair raises DataError, or is None if `bad_lines` is "skip"."""
     for pair in read_corpus(corpus):
         if isinstance(pair, DataError):
             refuse_unless_skipped(pair, bad_lines)
@@ -72,7 +72,7 @@ def refuse_unless_skipped(error: DataError, bad_lines: str) -> None:
 
 
 def good_pairs(corpora: Iterable[Corpus], bad_lines: str) -> Iterator[Pair]:
-    """The readable pairs of several corpora; unreadable ones raise, or are skipped if `bad_lines` is skip."""
+    """Pairs of several corpora. Unreadable pairs raise DataError or, if `bad_lines` is skip, are skipped."""
     return (pair for corpus in corpora for pair in read_pairs(corpus, bad_lines) if pair is not None)
 
 
@@ -108,7 +108,7 @@ def content_hash(corpus: Corpus, digests: Digests | None = None) -> str:
 
 
 def _place(corpus: Corpus) -> str:
-    """The file, pattern or data set that a corpus names, unless it has two files."""
+    """The file, pattern or dataset that a corpus names. Not for text corpora, which have two files."""
     keys = ("tsv", "jsonl", "parquet", "hub")
     return str(next(getattr(corpus, key) for key in keys if hasattr(corpus, key)))
 
@@ -140,14 +140,14 @@ class _HashingReader(io.RawIOBase):
 
 def read_lines(path: Path, digests: Digests | None = None) -> Iterator[str | DataError]:
     """Yield the lines of a plain, `.gz` or `.zst` file without line ends, and a DataError for each line that
-    is not clean text. `digests` receives the SHA-256 of the file when it has been read to its end.
+    is not valid text. `digests` receives the SHA-256 of the file when it has been read to its end.
 
     Raises DataError if the file cannot be read.
     """
     try:
         with path.open("rb", buffering=0) as file:
             hashing = _HashingReader(file)
-            # Not opened by pyarrow, which cannot read a pipe by its name.
+            # Not opened by pyarrow, which cannot open a named pipe.
             yield from _decompressed_lines(path, io.BufferedReader(hashing, _BUFFER))
             if digests is not None:
                 while rest := file.read(_BUFFER):  # what follows the compressed data
@@ -171,7 +171,7 @@ def _decompressed_lines(path: Path, stream: IO[bytes]) -> Iterator[str | DataErr
 
 
 def read_text(path: Path) -> list[str]:
-    """All lines of a file. Raises DataError for the first line that is not clean text."""
+    """All lines of a file. Raises DataError for the first line that is not valid text."""
     return list(clean(read_lines(path)))
 
 
@@ -187,7 +187,7 @@ def clean(items: Iterable[T | DataError]) -> Iterator[T]:
 
 
 def decode_lines(stream: IO[bytes], name: str) -> Iterator[str | DataError]:
-    """Like `read_lines`, for an open byte stream; error messages call it `name`."""
+    """Like `read_lines`, for an open byte stream. `name` identifies it in error messages."""
     for number, line in enumerate(stream, start=1):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
@@ -255,6 +255,6 @@ def _load_table(corpus: _Table) -> Any:
         if isinstance(corpus, ParquetCorpus):
             return datasets.load_dataset("parquet", data_files=files, split="train")
         return datasets.load_dataset(corpus.hub, corpus.config, split=corpus.split, revision=corpus.revision)
-    except Exception as error:  # the library and its dependencies raise dozens of types
+    except Exception as error:  # the library and its dependencies raise dozens of exception types
         reason = " ".join(str(error.__cause__ or error).split())[:300]
         raise DataError(f"{_place(corpus)}: cannot load the dataset: {reason}") from error

@@ -1,6 +1,6 @@
 """Encodes the training pairs once, into a memory-mapped Arrow file with a fingerprint of its inputs.
 
-With subword sampling, each epoch has a file with other segmentations, made from this one.
+With subword sampling, each epoch has a temporary file with new segmentations of the same rows.
 """
 
 import hashlib
@@ -31,14 +31,13 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2  # of the files below and of the holdout; another number makes runs encode again
+FORMAT = 2  # version of the encoded files and of the holdout; if it changes, runs encode again
 BLOCK = 10_000  # pairs that are segmented and written at a time
 _IDS = pa.list_(pa.int32())
 _COLUMNS = {"source": _IDS, "target": _IDS, "source_length": pa.int32(), "target_length": pa.int32()}
 _SCHEMA = pa.schema(list(_COLUMNS.items()))
-ResegmentBlock = Callable[
-    [pa.Table, int, int], pa.RecordBatch
-]  # arguments: a block, the epoch, the number of the block
+# Its arguments are a block, the epoch and the number of the block.
+ResegmentBlock = Callable[[pa.Table, int, int], pa.RecordBatch]
 
 
 class EncodedCorpus:
@@ -65,13 +64,13 @@ class EncodedCorpus:
         return table.column("source").combine_chunks(), table.column("target").combine_chunks()
 
     def epoch(self, number: int) -> "EncodedCorpus":
-        """The corpus of epoch `number` (from 0): this one or, with subword sampling, its rows with other
-        segmentations, which depend on the number and the seed only. Raises StorageError if they cannot be
+        """The corpus of epoch `number` (from 0): this one or, with subword sampling, its rows with new
+        segmentations, which depend only on the epoch and the seed. Raises StorageError if they cannot be
         written."""
         if self._resegment is None:
             return self
         try:
-            # The file is unlinked here; its space is freed when the corpus is garbage-collected.
+            # The file is unlinked at once; its space is freed when the corpus is garbage-collected.
             with NamedTemporaryFile(dir=self._folder, prefix=".epoch-") as file:
                 with pa.OSFile(file.name, "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
                     for block, start in enumerate(range(0, len(self), BLOCK)):
@@ -106,8 +105,9 @@ def prepare_data(
 ) -> PreparedData:
     """Encode the corpora into `folder`, or reuse its contents if none of their inputs has changed.
 
-    `expected` is the fingerprint of the data that a checkpoint was trained on; other data is a ModelError.
-    Raises DataError if a corpus is missing, malformed or misaligned, or if no pair is left to train on.
+    `expected` is the fingerprint of the data that a checkpoint was trained on. Raises ModelError if the data
+    differs from it, and DataError if a corpus is missing, malformed or misaligned, or if no training pair is
+    left.
     """
     raw = raw or RawData(data, seed, folder.parent)
     fingerprint = _fingerprint(data, tokenizer, raw)
@@ -145,7 +145,7 @@ def _fingerprint(data: DataConfig, tokenizer: Tokenizer, raw: RawData) -> str:
 def _load(
     folder: Path, data: DataConfig, tokenizer: Tokenizer, seed: int, fingerprint: str
 ) -> PreparedData | None:
-    """The encoded data of a folder; None if it is missing, damaged or made from other inputs."""
+    """The encoded data in a folder, or None if it is missing, damaged or made from different inputs."""
     if not folder.exists():
         return None
     try:
@@ -209,7 +209,7 @@ def _encode_block(
         if not (pair.source.strip() and pair.target.strip() and source and target):
             dropped["empty"] += 1  # also if normalization removes every character
         elif pair.source in held_out:
-            dropped["held out"] += 1  # also its duplicates: validation must not score training pairs
+            dropped["held out"] += 1  # and its duplicates: validation must not score training pairs
         elif max(len(source), len(target)) + 1 > max_length:
             dropped["too long"] += 1
         else:
@@ -223,8 +223,8 @@ def _as_batch(rows: list[tuple[list[int], list[int]]]) -> pa.RecordBatch:
 
 
 def _sampling(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ResegmentBlock | None:
-    """A function that samples new segmentations of a block, depending on (seed, epoch, block) only; None
-    without subword sampling.
+    """A function that samples new segmentations of a block, or None without subword sampling. The
+    segmentations depend only on (seed, epoch, block).
 
     A pair that would become too long keeps its segmentation, so every epoch has the same rows.
     """

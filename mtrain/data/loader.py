@@ -1,4 +1,4 @@
-"""Loads the training batches: epochs are planned one at a time, batches are made a few steps ahead."""
+"""Loads the training batches: plans one epoch at a time, and makes batches a few steps ahead."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -44,11 +44,11 @@ class Loader:
         self._opened: dict[int, tuple[EncodedCorpus, BatchPlan]] = {}
 
     def plan(self, epoch: int) -> BatchPlan:
-        """The plan of an epoch (from 0). Raises DataError if no pair is in it."""
+        """The plan of an epoch (from 0). Raises DataError if it has no pairs."""
         return self._open(epoch)[1]
 
     def steps(self, epoch: int, index: int) -> Iterator[Step]:
-        """Yield the steps from step `index` of `epoch` (both from 0) on, endlessly."""
+        """Yield steps without end, starting with step `index` of `epoch` (both from 0)."""
         pending: deque[Future[Step]] = deque()
         with ThreadPoolExecutor(1, "loader") as pool:
             while True:
@@ -57,7 +57,7 @@ class Loader:
                     pending.append(pool.submit(self._make, corpus, plan, epoch, i))
                     if len(pending) > AHEAD:
                         yield pending.popleft().result()
-                while pending:  # before the next epoch is prepared: this one may be the last
+                while pending:  # prepare the next epoch only if it is needed
                     yield pending.popleft().result()
                 epoch, index = epoch + 1, 0
 
@@ -87,7 +87,7 @@ class Loader:
         return [self.batch(micro_batches[i], corpus) for i in dict.fromkeys((linear, square))]
 
     def _open(self, epoch: int) -> tuple[EncodedCorpus, BatchPlan]:
-        """The corpus and the plan of an epoch. Those of the latest epoch are kept."""
+        """The corpus and the plan of an epoch. Those of the latest epoch are cached."""
         if epoch not in self._opened:
             corpus, recipe = self.corpus.epoch(epoch), self.config.training
             lengths = (corpus.source_lengths, corpus.target_lengths)

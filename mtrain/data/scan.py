@@ -1,6 +1,6 @@
-"""The first reading of the raw text: one pass for everything that is needed before the text is encoded.
+"""The first pass over the raw text, which collects everything that is needed before the text is encoded.
 
-A first run reads the raw text twice: once here, and once to encode it. This pass hashes the files, counts and
+A new run reads the raw text twice: once here, and once to encode it. This pass hashes the files, counts and
 checks the pairs, draws the held-out pairs, and keeps a sample of the text for the tokenizer.
 """
 
@@ -25,8 +25,8 @@ from mtrain.tokenizer.learn import SAMPLED_SENTENCES
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 _IN_MEMORY = 2**26  # bytes of the sample, on each side; a larger sample goes to a temporary file
-_CANDIDATES = 10_000  # held-out candidates in memory beyond those needed
-_SEGMENTED = 20_000  # pairs that a check segments
+_CANDIDATES = 10_000  # held-out candidates kept in memory in addition to twice the requested number
+_SEGMENTED = 20_000  # maximum number of pairs that a check segments
 
 
 @dataclass
@@ -103,7 +103,7 @@ def check_data(data: DataConfig, tokenizer: Tokenizer | None = None, raw: RawDat
     """
     scan = (raw or RawData(data, seed=0, check=True, strict=False)).scan
     findings = scan.findings
-    assert findings is not None, "made with check"
+    assert findings is not None, "`raw` must be made with check=True"
     usable = (pair for pair in scan.text.pairs() if pair.source.strip() and pair.target.strip())
     if tokenizer is not None and (count := min(findings.sets["train"].usable, len(scan.text))):
         sample = list(islice(usable, 0, None, -(-count // _SEGMENTED)))
@@ -112,15 +112,16 @@ def check_data(data: DataConfig, tokenizer: Tokenizer | None = None, raw: RawDat
 
 
 class TextSample:
-    """A uniform sample of at most `limit` pairs, in the order of the corpus: all pairs if there are no more.
+    """A uniform sample of at most `limit` pairs, in the order of the corpus. A corpus of up to `limit` pairs
+    is sampled completely.
 
     Each pair draws a number in [0, 1) and is kept if that is below `rate`; when the sample is full, `rate` is
-    halved. The text is in files, so that memory grows by 8 bytes a pair and not beyond `limit`.
+    halved. The text is stored in files; in memory, each pair that was ever in the sample takes 8 bytes.
     """
 
     def __init__(self, limit: int, seed: int, folder: Path | None = None):
         self._limit, self._rate, self._random = limit, 1.0, random.Random(seed)
-        self._draws = array("d")  # of the pairs in the files, some of which are no longer in the sample
+        self._draws = array("d")  # of the pairs in the files; those at or above `_rate` left the sample
         self._size = 0
         place = None if folder is None else str(folder)
         self._files = [SpooledTemporaryFile(_IN_MEMORY, dir=place) for _ in Pair._fields]  # noqa: SIM115
@@ -156,9 +157,9 @@ class TextSample:
 
 
 class HoldoutDraw:
-    """Draws `count` pairs of different sources; each source is equally likely.
+    """Draws `count` pairs with distinct sources; each source is equally likely.
 
-    They are the pairs with the smallest hash of seed and source. So if the corpus grows, no pair that it had
+    They are the pairs with the smallest hash of seed and source. If the corpus grows, no pair that was in it
     before becomes held out; if it shrinks, only the missing held-out pairs are replaced.
     """
 

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-REGISTER = (
-    16  # fp32 numbers in a vector register of a CPU; products with fewer keys take several times as long
-)
-# Keys in a last, partial register from which on it is filled with padding: with 15 keys attention takes up to
-# three times as long as with 16, but the padding has to be copied and differentiated.
+# fp32 numbers in a vector register of a CPU. Products with fewer keys take several times as long.
+REGISTER = 16
+# Minimum number of keys in the last, partial register for which padding fills it up. With 15 keys, attention
+# takes up to three times as long as with 16, but padding has to be copied and differentiated.
 _MIN_KEYS_TO_PAD = 11
 
 
@@ -69,8 +68,8 @@ class _EagerAttention(torch.autograd.Function):
         queries, keys, values = (x.flatten(0, 1) for x in (queries, keys, values))  # (B*H, .., D)
         scores = _scaled_product(queries, keys.transpose(1, 2), shape[-1] ** -0.5)  # (B*H, T, S)
         if keep is not None:
-            # The lowest finite number instead of -inf: a query without any key would otherwise give NaN. All
-            # other queries have weights of 0 at masked keys either way.
+            # The lowest finite number instead of -inf: -inf would give NaN for a query whose keys are all
+            # masked. All other queries have weights of 0 at masked keys either way.
             scores.view(*shape[:-1], keys.size(1)).masked_fill_(~keep, torch.finfo(scores.dtype).min)
         weights = scores.softmax(dim=-1)
         ctx.save_for_backward(queries, keys, values, weights)
@@ -98,8 +97,7 @@ def cached_attention(
     """Attention (B*H, T, D) and its weights (B*H, T, S) for the few queries of one decoding step.
 
     The arguments are laid out for batched products: queries (B*H, T, D), keys (B*H, D, S) and values
-    (B*H, S, D).
-    With so few queries the fused kernel takes longer to set up than these products take in total.
+    (B*H, S, D). With few queries, setting up the fused kernel takes longer than these products.
     """
     weights = _scaled_product(queries, keys, queries.size(-1) ** -0.5, keep_bias).softmax(dim=-1)
     return torch.bmm(weights, values), weights

@@ -26,20 +26,20 @@ def projected_cross_entropy(
     """The loss and the negative log-likelihood of labels (rows), both summed, in nats.
 
     The logits are hidden (rows, E) projected by weight (V, E) and bias (V). Rows with the label IGNORE do not
-    count. The result equals that of `F.cross_entropy(F.linear(hidden, weight, bias), labels,
+    contribute. The result equals that of `F.cross_entropy(F.linear(hidden, weight, bias), labels,
     label_smoothing=smoothing, reduction="sum")`, but only `max_logits` logits exist at a time, because their
     gradient is computed in the forward pass. Only the loss has a gradient; the negative log-likelihood is
     unsmoothed.
 
-    `r_drop` is alpha of R-Drop (Liang et al., "R-Drop: Regularized Dropout for Neural Networks", 2021). Each
-    two adjacent rows then belong to the same token in two forward passes, p and q, and
-    alpha * (KL(p || q) + KL(q || p)) / 2 is added to the loss of every such pair.
+    `r_drop` is alpha of R-Drop (Liang et al., "R-Drop: Regularized Dropout for Neural Networks", 2021). Rows
+    2i and 2i + 1 then belong to the same token in two forward passes, p and q, and
+    alpha * (KL(p || q) + KL(q || p)) / 2 is added to the loss of each such pair.
 
     Under autocast the projection and its gradient are computed in the type of autocast.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    # Decided here because gradients are always disabled inside of an autograd function.
+    # Decided here because gradients are always disabled inside an autograd function.
     trained = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
     with_grad = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))
     chunk = max_logits or _MAX_LOGITS.get(device, _MAX_LOGITS["cuda"])
@@ -116,9 +116,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 def _logsumexp(logits: Tensor, softmax: Tensor | None, label_logits: Tensor, label: Tensor) -> Tensor:
     """logsumexp of each row of logits (rows, V), as (rows, 1).
 
-    On a CPU it is derived from the softmax, if that exists, at the label: this saves four passes over the
-    logits. It is impossible where that probability underflows. On other devices the check would wait for the
-    device.
+    On a CPU it is derived from the softmax at the label, if there is a softmax, which saves four passes over
+    the logits. This is impossible if that probability underflows; on other devices, checking this would make
+    the host wait for the device.
     """
     accurate = label_logits.dtype
     if softmax is not None and logits.device.type == "cpu":
@@ -129,9 +129,9 @@ def _logsumexp(logits: Tensor, softmax: Tensor | None, label_logits: Tensor, lab
 
 
 def _symmetric_kl(logits: Tensor, softmax: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(p || q) + KL(q || p) of each two adjacent rows, (pairs, 1), and its gradient by the logits
-    (2 * pairs, V). The difference of the logits serves as log p - log q: they differ by a constant, which
-    cancels."""
+    """KL(p || q) + KL(q || p) of rows 2i and 2i + 1, (pairs, 1), and its gradient with respect to the
+    logits (2 * pairs, V). The difference of the logits replaces log p - log q: the two differ by a constant,
+    which cancels."""
     p, q = softmax[0::2], softmax[1::2]
     log_ratio = logits[0::2].to(softmax.dtype) - logits[1::2]
     by_p, by_q = p * log_ratio, q * log_ratio

@@ -80,8 +80,8 @@ def packed_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Ten
     is_supported = undocumented("ops.mkldnn._is_mkldnn_bf16_supported")
     reorder = undocumented("ops.mkldnn._reorder_linear_weight")
     linear_pointwise = undocumented("ops.mkldnn._linear_pointwise")
-    exist = is_supported and reorder and linear_pointwise
-    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and exist:
+    available = is_supported and reorder and linear_pointwise
+    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and available:
 
         def product(x: Tensor) -> Tensor:
             out: Tensor = linear_pointwise(x, packed, bias, "none", [], "")
@@ -92,26 +92,26 @@ def packed_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Ten
                 packed = reorder(weight)
                 product(weight.new_zeros(1, weight.size(1)))
                 return lambda x: _with_padded_rows(product, x, weight.dtype)
-        except (TypeError, RuntimeError):  # the operations take other arguments by now
+        except (TypeError, RuntimeError):  # this version of PyTorch has changed the arguments
             pass
     return lambda x: F.linear(x.to(weight.dtype), weight, bias)
 
 
 def _with_padded_rows(product: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype) -> Tensor:
-    """product(x) of x (.., in) converted to `dtype`, computed with `padded_rows` rows."""
+    """product(x) for x (.., in) converted to `dtype`, with rows padded to the number `padded_rows`."""
     rows = x.numel() // x.size(-1)
-    room = padded_rows(rows)
-    if room == rows:
+    total = padded_rows(rows)
+    if total == rows:
         return product(x.to(dtype))
-    padded = x.new_empty(room, x.size(-1), dtype=dtype)
+    padded = x.new_empty(total, x.size(-1), dtype=dtype)
     padded[:rows] = x.reshape(rows, -1)
     return product(padded)[:rows].view(*x.shape[:-1], -1)
 
 
 def padded_rows(rows: int) -> int:
-    """The number of rows rounded up, by at most an eighth, to one of few values.
+    """The number of rows rounded up, by at most an eighth, so that few different numbers occur.
 
-    oneDNN compiles a kernel for each number of rows, which takes as long as several products.
+    oneDNN compiles a kernel for each different number of rows, which takes as long as several products.
     """
     step: int = 1 << max(0, rows.bit_length() - 4)
     return -(-rows // step) * step

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MIN_ROWS = 4  # with fewer rows of logits, torch.topk takes less time than the extra calls of `beam_topk`
+MIN_ROWS = 4  # with fewer rows, torch.topk on whole rows is faster than the extra calls of `beam_topk`
 
 
 def logsumexp(logits: Tensor) -> Tensor:
@@ -57,8 +57,8 @@ def row_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 @cache
 def _group_size(vocab_size: int) -> int:
-    """The size of a group: near 160, the fastest in measurements, and if possible a divisor of the vocabulary
-    size, so that the logits need not be copied to pad them."""
+    """The size of a group: close to 160, the fastest size measured, and a divisor of the vocabulary size if
+    possible, so that the logits need no padding, which would copy them."""
     candidates = sorted(range(64, 257), key=lambda size: abs(size - 160))
     divisors = (size for size in candidates if vocab_size % size == 0)
     return next(divisors, min(160, vocab_size))

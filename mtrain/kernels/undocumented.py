@@ -1,6 +1,7 @@
 """Access to parts of PyTorch that its documentation does not describe.
 
-A later PyTorch may remove them. Every caller therefore has an equivalent that is documented, only slower.
+A later PyTorch may remove them. Every caller therefore has a slower alternative that uses only documented
+functions.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ def undocumented(name: str) -> Any:
 
 @contextmanager
 def documented_only() -> Iterator[None]:
-    """A context in which `undocumented` finds nothing, in any thread, as if PyTorch had removed all of it."""
+    """A context in which `undocumented` returns None, in all threads, as if PyTorch lacked all names."""
     global _enabled
     before, _enabled = _enabled, False
     try:

@@ -9,9 +9,10 @@ from mtrain.kernels import attention as kernels
 from mtrain.model.cache import LayerCache
 from mtrain.model.layers import Dropout, Linear
 
-# Most keys for which training on a CPU uses the eager kernel: compared with the fused kernel it takes up to a
-# third less time for 8 to 32 keys, as long for 128, a quarter more for 256. It stores the attention weights,
-# so at most twice as many keys as a head is wide: no more memory than queries and keys take.
+# Maximum number of keys for which training on a CPU uses the eager kernel. Compared with the fused kernel, it
+# takes up to a third less time for 8 to 32 keys, equally long for 128, and a quarter longer for 256. It also
+# stores the attention weights. They take no more memory than queries and keys, because `attend` limits the
+# number of keys to twice the head width, too.
 _MAX_EAGER_KEYS = 64
 
 
@@ -19,7 +20,7 @@ _MAX_EAGER_KEYS = 64
 class AttentionWeights:
     """Attention weights of each layer, which `Transformer.encode` and `Transformer.decode` append on request.
 
-    They are taken before dropout; each row sums to 1.
+    They are the weights before dropout, so each row sums to 1.
     """
 
     encoder: list[Tensor] = field(default_factory=list)  # encoder self-attention, each (B, H, S, S)
@@ -46,9 +47,9 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 class MultiHeadAttention(nn.Module):
     """Scaled dot-product attention in `heads` parallel heads (Vaswani et al. 2017, section 3.2).
 
-    One matrix projects queries, keys and values. Self-attention uses it as a whole, attention over the
-    encoder output in two slices. The K rows of a sentence are further queries of that sentence, so its
-    encoder output is never copied.
+    One matrix projects queries, keys and values. Self-attention uses it as a whole. Cross-attention uses two
+    slices: one for queries, one for keys and values. The K rows of a sentence become K times as many queries
+    of that sentence, so its encoder output is never copied.
     """
 
     def __init__(self, d_model: int, heads: int, rotary: bool = False, dropout: float = 0.0):
@@ -156,7 +157,7 @@ def attend(
     causal: bool = False,
     attention_weights: list[Tensor] | None = None,
 ) -> Tensor:
-    """softmax(Q K^T / sqrt(D)) V by the fastest kernel that serves the device and the shapes.
+    """softmax(Q K^T / sqrt(D)) V, computed by the fastest kernel for the device and the shapes.
 
     queries (B, H, T, D), keys and values (B, H, S, D); `keep` broadcasts to (B, H, T, S). `dropout` applies
     to the weights. If `attention_weights` is a list, the weights before dropout are appended to it.
@@ -167,7 +168,9 @@ def attend(
     trained = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
     few_keys = keys.size(2) <= min(_MAX_EAGER_KEYS, 2 * keys.size(3))
     eager = on_cpu and trained and few_keys and not explicit
-    if causal and (explicit or eager or keep is not None):  # the fused kernel takes a mask or `causal`
+    if causal and (
+        explicit or eager or keep is not None
+    ):  # the fused kernel takes a mask or `causal`, not both
         mask = causal_mask(queries.size(2), queries.device)
         keep, causal = mask if keep is None else keep & mask, False
     if on_cpu and dtype == torch.bfloat16:

@@ -8,17 +8,18 @@ from torch import Tensor
 
 from mtrain.kernels.attention import REGISTER
 
-INITIAL_POSITIONS = 64  # allocated at first: the length limit may be far above the length of any translation
-COMPACT_EVERY = 8  # positions after which keys and values that no beam needs any more are dropped
-# fp32 numbers between slots. Without this gap the strides would be powers of two, whose addresses compete for
-# the same lines of a CPU's cache.
+INITIAL_POSITIONS = 64  # allocated initially; the length limit may be far above the length of any translation
+COMPACT_EVERY = 8  # positions between removals of keys and values that no beam needs any more
+# fp32 numbers of padding between slots. Without it, strides could be large powers of two, so that addresses
+# would compete for the same sets of a CPU's cache.
 _GAP = 16
 
 
 class LayerCache:
     """Keys and values of one decoder layer, which the K beams of a sentence share.
 
-    Each slot of the past holds what one beam added at one position. Batched products read the tensors
+    Each slot of the past holds the key and the value that one beam added at one position. Batched products
+    read the tensors
 
         past_keys (B*H, D, slots), past_values (B*H, slots, D): of the target tokens so far
         memory_keys (B*H, D, S), memory_values (B*H, S, D): of the encoder output
@@ -42,7 +43,7 @@ class LayerCache:
         """Store `past` (2, slots, B, H, D) with room for `capacity` slots, and update the views.
 
         A slot of all sentences is contiguous, so the slots in use are one block of memory, which a CPU reads
-        several times as fast as pieces.
+        several times as fast as scattered pieces.
         """
         self.slots, row = past.size(1), math.prod(past.shape[2:])
         storage = past.new_zeros(2, _rounded_up(capacity, self.multiple), row + _GAP)
@@ -69,7 +70,7 @@ class LayerCache:
         return self._all_past_keys[:, :, :used], self._all_past_values[:, :used]
 
     def select(self, sentences: Tensor | None, slots: Tensor | None) -> None:
-        """Keep some of the sentences, (B'), and some slots of each of these, (B', slots). None: all."""
+        """Keep only `sentences` (B'), and of each of them only `slots` (B', slots). None keeps all."""
         past = self._past[:, : self.slots]
         if sentences is not None:
             self._memory = self._memory[:, sentences]
@@ -85,7 +86,7 @@ class KeyValueCache:
     """A LayerCache for each decoder layer, and the masks that the layers share, in additive form:
 
         source_keep_bias (B*H, 1, S): hides padding of the source; None if there is none
-        past_keep_bias (B, K, slots): hides from each beam the slots that are not its past
+        past_keep_bias (B, K, slots): hides from each beam the slots that are not part of its past
 
     Reordering beams changes past_keep_bias but moves no keys or values.
     """
@@ -103,7 +104,7 @@ class KeyValueCache:
         self.past_keep_bias = self._like.new_zeros(len(source_keep), beams, 0)  # unused if K is 1
 
     def extend(self) -> Tensor | None:
-        """Add one position. Returns the past_keep_bias of its attention, (B*H or 1, K, slots), or None if
+        """Add one position. Returns the past_keep_bias for attention at it, (B*H or 1, K, slots), or None if
         nothing is hidden."""
         self.length += 1
         slots = self.layers[0].slots + self.beams
@@ -119,7 +120,7 @@ class KeyValueCache:
     def reorder(self, parents: Tensor | None, sentences: Tensor | None = None) -> None:
         """Make beam k of sentence b continue its beam parents[b, k]; parents (B, K), None: each itself.
 
-        If `sentences` (B') are given, only these are decoded further, and `parents` has their rows only.
+        If `sentences` (B') is given, all other sentences are removed; `parents` then has rows for these only.
         """
         if sentences is not None:
             if self.source_keep_bias is not None:

@@ -1,4 +1,4 @@
-"""The parts of every layer: linear map, dropout, residual connection, feed-forward network.
+"""The components of every layer: linear map, dropout, residual connection, feed-forward network.
 
 Symbols in shapes: see `mtrain.model`.
 """
@@ -32,9 +32,9 @@ class Linear(nn.Linear):
 
 
 def reduce_call_overhead(model: nn.Module) -> None:
-    """Make the modules of a model faster to call, for inference: together, a quarter of a short step.
+    """Reduce the overhead of module calls in inference, which takes a quarter of a short decoding step.
 
-    Calls go directly to `forward`, so hooks no longer run. Parameters and submodules become plain attributes,
+    Calls go directly to `forward`, so hooks do not run. Parameters and submodules become plain attributes,
     which Python finds before it calls `nn.Module.__getattr__`; do not replace them afterwards.
     """
     for module in model.modules():
@@ -49,16 +49,16 @@ def _without_hooks(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 class Dropout(nn.Module):
-    """Dropout from a generator that training can seed separately for each of its threads."""
+    """Dropout with a generator that can be seeded separately for each training thread."""
 
     def __init__(self, rate: float):
         super().__init__()
         self.rate = rate
-        self.generator: torch.Generator | None = None  # of the CPU; None: PyTorch's default one
+        self.generator: torch.Generator | None = None  # on the CPU; None: PyTorch's default generator
 
     @staticmethod
     def seed(model: nn.Module, seed: int) -> None:
-        """Make all dropout of a model draw from one new generator that starts at `seed`."""
+        """Make all dropout modules of a model draw from one new generator with the given seed."""
         generator = torch.Generator().manual_seed(seed)
         for module in model.modules():
             if isinstance(module, Dropout):
@@ -66,7 +66,7 @@ class Dropout(nn.Module):
 
     @property
     def active(self) -> bool:
-        """Whether it drops anything now."""
+        """Whether dropout is applied: in training mode, if the rate is above 0."""
         return self.training and self.rate > 0
 
     def forward(self, x: Tensor) -> Tensor:

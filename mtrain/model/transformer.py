@@ -47,16 +47,16 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """x (N, T, E), memory (B, S, E), keep (B, 1, 1, S). Appends to `attention_weights` if given."""
         keys_values = self.cross_attention.project_memory(memory)
-        own, cross = (
+        self_weights, cross_weights = (
             (None, None)
             if attention_weights is None
             else (attention_weights.decoder, attention_weights.cross)
         )
         x = self.self_attention_residual(
-            x, lambda y: self.self_attention(y, causal=True, attention_weights=own)
+            x, lambda y: self.self_attention(y, causal=True, attention_weights=self_weights)
         )
         x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention(y, keys_values, keep, attention_weights=cross)
+            x, lambda y: self.cross_attention(y, keys_values, keep, attention_weights=cross_weights)
         )
         return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
 
@@ -69,7 +69,7 @@ class DecoderLayer(nn.Module):
         source_keep_bias: Tensor | None,
         cross_weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """The same for x (N, E) at one position, with a cache of those before it and of the memory."""
+        """`forward` for x (N, E) at one position, given a cache of earlier positions and of the memory."""
         x = self.self_attention_residual(
             x, lambda y: self.self_attention.step(y, cache, position, past_keep_bias)
         )
@@ -98,8 +98,8 @@ def sinusoidal_positions(length: int, width: int, interleaved: bool = False) -> 
 class Transformer(nn.Module):
     """The encoder-decoder Transformer.
 
-    Tied embeddings are one parameter with one name: `target_embedding` and `output_weight` are None where
-    they equal the table before them.
+    Tied embeddings are one parameter with one name: `target_embedding` is None if it is tied to
+    `source_embedding`, and `output_weight` is None if it is tied to the target embedding.
     """
 
     _sinusoids: Tensor  # (length, E)
@@ -124,7 +124,7 @@ class Transformer(nn.Module):
         self.dropout, self.word_dropout = Dropout(config.dropout), Dropout(config.word_dropout)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
-        pre = config.norm == "pre"  # then the sum of the last residual connection is not normalized yet
+        pre = config.norm == "pre"  # the output of the last layer is then not normalized yet
         self.encoder_norm: nn.Module = nn.LayerNorm(width) if pre else nn.Identity()
         self.decoder_norm: nn.Module = nn.LayerNorm(width) if pre else nn.Identity()
         self._initialize()
@@ -145,7 +145,7 @@ class Transformer(nn.Module):
             nn.init.normal_(self.output_weight, std=self.config.d_model**-0.5)
 
     def make_positions(self) -> None:
-        """Compute the table of sinusoidal positions, which is in no file. It grows when it is too short."""
+        """Compute the table of sinusoidal positions, which is not saved. It grows when it is too short."""
         if self.config.positions.startswith("sinusoidal"):
             self._sinusoids = self._sinusoidal_table(min(self.config.max_positions, 1024))
 
@@ -162,9 +162,11 @@ class Transformer(nn.Module):
             return learned.weight[start : start + length]
         table = self._sinusoids
         if start + length > len(table):
-            with torch.inference_mode(False):  # the table outlives the decoding that needs it
+            with torch.inference_mode(False):  # the table outlives the inference mode of the caller
                 table = self._sinusoidal_table(2 * (start + length)).to(table)
-            self._sinusoids = table  # another thread may store a shorter one, but this one is complete
+            self._sinusoids = (
+                table  # another thread may replace it with a shorter one; `table` is long enough
+            )
         return table[start : start + length]
 
     def _embed(self, ids: Tensor, table: nn.Embedding, positions: Tensor | float) -> Tensor:
@@ -210,10 +212,10 @@ class Transformer(nn.Module):
     def decode_next(
         self, last: Tensor, cache: KeyValueCache, cross_weights: list[Tensor] | None = None
     ) -> Tensor:
-        """Hidden states (N, E) for ids (N) of the next position, given a cache of those before it.
+        """Hidden states (N, E) for ids (N) of the next position, given a cache of earlier positions.
 
-        The model is in eval mode. If `cross_weights` is a list, the cross-attention weights (N, H, 1, S) of
-        each layer are appended to it.
+        The model must be in eval mode. If `cross_weights` is a list, the cross-attention weights (N, H, 1, S)
+        of each layer are appended to it.
         """
         position, past_keep_bias = cache.length, cache.extend()
         table = self.target_embedding or self.source_embedding

@@ -34,7 +34,8 @@ def train_tokenizer(
     reduce_size: bool = False,
 ) -> int:
     """Learn the vocabulary that `config` describes. Write `joint.model`, or `source.model` and
-    `target.model`, and a listing of the pieces beside each. Return the size, of the larger one if two.
+    `target.model`, and beside each a `.vocab` file that lists its pieces. Return the vocabulary size (of the
+    larger vocabulary if there are two).
 
     With `reduce_size`, a `vocab_size` that is too large for the text is replaced by the largest possible one.
     Raises DataError if there is no text, UsageError if `vocab_size` does not fit the text; the message
@@ -71,20 +72,20 @@ def _learn_largest(config: TokenizerConfig, sentences: Sentences, seed: int, sid
         try:
             return _learn(config, size, sentences, seed), size
         except RuntimeError as error:
-            # The limit that SentencePiece names is only an estimate: how much `unigram` prunes depends on the
-            # size. So it is tried, and lowered again if need be.
+            # The limit in the error message is an estimate, because how much `unigram` prunes depends on the
+            # size. It is tried, and lowered again if it is still too large.
             size = _largest_size(" ".join(str(error).split()), config.vocab_size, side)
 
 
 def _learn(config: TokenizerConfig, size: int, sentences: Sentences, seed: int) -> bytes:
-    """A serialized SentencePiece model. Raises RuntimeError if SentencePiece refuses, and any error of
-    `sentences`."""
+    """A serialized SentencePiece model. Raises RuntimeError if SentencePiece fails, and any exception
+    that `sentences` raises."""
     failures: list[BaseException] = []
 
-    def remembering() -> Iterator[str]:
+    def recording_failures() -> Iterator[str]:
         try:
             yield from sentences()
-        except BaseException as error:  # SentencePiece would replace it by a RuntimeError
+        except BaseException as error:  # SentencePiece would replace it with a RuntimeError
             failures.append(error)
             raise
 
@@ -92,7 +93,7 @@ def _learn(config: TokenizerConfig, size: int, sentences: Sentences, seed: int) 
     sentencepiece.set_random_generator_seed(seed % 2**32)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=remembering(),
+            sentence_iterator=recording_failures(),
             model_writer=model,
             model_type=config.type,
             vocab_size=size,
@@ -115,7 +116,7 @@ def _learn(config: TokenizerConfig, size: int, sentences: Sentences, seed: int) 
 
 
 def _largest_size(message: str, given: int, side: str) -> int:
-    """The limit named in a message of SentencePiece. Raises UsageError or DataError for other messages."""
+    """The limit in an error message of SentencePiece. Raises UsageError or DataError for other messages."""
     if large := re.search(r"Please set it to a value <= (\d+)", message):
         return int(large[1])
     if "sentences_.empty()" in message or "all_chars_count" in message:

@@ -1,9 +1,9 @@
 """Subword regularization: samples new segmentations of encoded sentences.
 
 `unigram` samples from all segmentations of a word (Kudo, "Subword Regularization", ACL 2018, section 3), and
-`bpe` skips merges at random (Provilkov et al., "BPE-Dropout", ACL 2020, algorithm 1). SentencePiece 0.2.3
-ignores the seed when it samples, so an epoch could not be reproduced on resume. No piece spans two words, so
-words are sampled independently, from the ids alone.
+`bpe` skips merges at random (Provilkov et al., "BPE-Dropout", ACL 2020, algorithm 1). SentencePiece's
+own sampling is not used: version 0.2.3 ignores the seed, so an epoch could not be reproduced on resume. No
+piece spans two words, so words are sampled independently, from the ids alone.
 """
 
 import math
@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 from mtrain.tokenizer.vocabulary import SPACE, Vocabulary
 
-CACHED_WORDS = 2**15  # lattices of about 4 KB
+CACHED_WORDS = 2**15  # each has a lattice of about 4 KB
 Node = tuple[list[float], list[int], list[int]]  # cumulative probabilities, ids and ends of pieces
 Resegment = Callable[[list[int], random.Random], list[int]]
 
@@ -39,7 +39,7 @@ def make_resegment(vocabulary: Vocabulary, strength: float) -> Resegment:
     def lattice(word: tuple[int, ...]) -> list[Node]:
         text = "".join(names[i] for i in word)
         nodes: list[Node] = [([], [], [])] * len(text)
-        weights = [-math.inf] * len(text) + [0.0]  # log of the sum over segmentations of the rest
+        weights = [-math.inf] * len(text) + [0.0]  # log of the sum over segmentations of text[i:]
         for start in reversed(range(len(text))):
             stops = range(start + 1, min(len(text), start + longest) + 1)
             ends = [stop for stop in stops if text[start:stop] in learned and weights[stop] > -math.inf]

@@ -42,10 +42,10 @@ class Tokenizer:
 
     def word_starts(self, ids: list[int], target: bool = False) -> list[bool]:
         """Whether each source (or target) token begins a word; the first one always does. Words are separated
-        by whitespace. A token of spaces alone, before another space or at the end, begins no word."""
+        by whitespace. A token of only spaces does not begin a word if a space or the end follows."""
         pieces = (self.target if target else self.source).pieces
         starts: list[bool] = []
-        last, filled = 0, True  # start of the current word, and whether it has more than spaces
+        last, filled = 0, True  # start of the current word; whether it has more than spaces
         for number, i in enumerate(ids):
             begins = number == 0 or (pieces[i].startswith(SPACE) and filled)
             letters = bool(pieces[i].strip(SPACE))
@@ -60,7 +60,7 @@ class Tokenizer:
         return [text.translate(LINE_BREAKERS) for text in self.target.decode(ids)]
 
     def fingerprint(self) -> str:
-        """SHA-256 over the vocabulary files."""
+        """SHA-256 of the vocabulary files."""
         digests = [hashlib.sha256(file.read_bytes()).digest() for file in self.files]
         return hashlib.sha256(b"".join(digests)).hexdigest()
 
@@ -78,8 +78,8 @@ def _one_or_two(folder: Path, both: str, source: str, target: str) -> list[Path]
 
 
 def _common(source: SpecialIds, target: SpecialIds, folder: Path) -> SpecialIds:
-    """The special ids of the model. Padding is masked, so any id that both vocabularies have will do; BOS is
-    the target's, since only the target has one."""
+    """The special ids of the model. Padding is masked, so its id may be any that both vocabularies have. BOS
+    is that of the target, because sources have none."""
     special = target._replace(pad=min(source.pad, target.pad))
     if (source.unk, source.eos) != (target.unk, target.eos):
         raise ModelError(f"{folder}: source and target vocabulary disagree on the special ids")

@@ -1,4 +1,4 @@
-"""The vocabulary of one side: pieces with the ids of SentencePiece, or of a Marian model's `vocab.json`."""
+"""The vocabulary of one side: pieces with the ids of SentencePiece or of a Marian model's `vocab.json`."""
 
 import json
 import re
@@ -33,7 +33,8 @@ class SpecialIds(NamedTuple):
 class Vocabulary:
     """Encodes and decodes text with a SentencePiece model. `pieces` lists the piece of each id.
 
-    With a `mapping` of pieces to ids, a piece that is not in it is unknown, and a text may begin with a tag.
+    With a `mapping` of pieces to ids, pieces that are not in it are unknown, and a text may begin with a tag
+    that names the target language, such as `>>deu<<`.
     """
 
     def __init__(self, file: Path, mapping: Path | None = None):
@@ -65,10 +66,10 @@ class Vocabulary:
             return cast(list[list[int]], self.processor.encode(texts, num_threads=-1))
         tags = [match[0] if (match := _TAG.match(text)) else "" for text in texts]
         rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
-        # Text without a piece in SentencePiece is returned as it is, and may have an id in the mapping.
+        # SentencePiece returns text that it has no piece for unchanged; it may have an id in the mapping.
         rows = self.processor.encode(rest, out_type=str, num_threads=-1)
         tagged = ([tag, *row] if tag else row for tag, row in zip(tags, rows, strict=True))
-        ids, unknown, reserved = self.ids, self.special.unk, {"<pad>", "</s>"}  # never input text
+        ids, unknown, reserved = self.ids, self.special.unk, {"<pad>", "</s>"}  # control tokens, never text
         return [[unknown if p in reserved else ids.get(p, unknown) for p in row] for row in tagged]
 
     def decode(self, rows: list[list[int]]) -> list[str]:
@@ -81,7 +82,7 @@ class Vocabulary:
         pieces = ([self.pieces[i] for i in row if i not in special] for row in rows)
         # One row at a time: before 0.2.3, SentencePiece mistook pieces for ids if the first row was empty.
         texts = (self.processor.decode(row) if row else "" for row in pieces)
-        # Pieces that are only in the mapping are left as they are.
+        # SentencePiece returns pieces that only the mapping has unchanged, including SPACE.
         return [text.replace(SPACE, " ").strip(" ") for text in texts]
 
     def tag(self, ids: list[int]) -> list[int]:
@@ -111,7 +112,7 @@ class Vocabulary:
     def unlearned(self) -> set[int]:
         """The ids of <unk> and of byte pieces, which stand for text that no piece was learned for."""
         known = self.processor.piece_to_id(self.pieces)
-        return {self.special.unk} | {i for i, own in enumerate(known) if self.processor.is_byte(own)}
+        return {self.special.unk} | {i for i, piece in enumerate(known) if self.processor.is_byte(piece)}
 
 
 def _piece_types(model: bytes) -> list[int]:
@@ -152,7 +153,8 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 def _load(file: Path) -> SentencePieceProcessor:
     with suppress(RuntimeError, ValueError):  # ValueError if its error message is not valid UTF-8
-        if contents := _read(file, "tokenizer"):  # it accepts an empty file, as a model without pieces
+        # SentencePiece would load an empty file as a model without pieces.
+        if contents := _read(file, "tokenizer"):
             return SentencePieceProcessor(model_proto=contents)
     raise ModelError(f"{file}: not a SentencePiece model")
 
