@@ -1,4 +1,4 @@
-"""Checkpoints, from which training goes on: safetensors and JSON, nothing is ever pickled."""
+"""Training checkpoints: weights and optimizer in safetensors, the rest in JSON. Nothing is pickled."""
 
 import json
 import logging
@@ -7,14 +7,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain, count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import TypeAdapter
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from mtrain.checkpoint.tensors import load_tensors, load_weights
 from mtrain.errors import ModelError, StorageError
 from mtrain.storage.atomic import write_atomically, write_folder, write_text
 from mtrain.storage.manifest import read_json, verify_folder
@@ -24,75 +24,60 @@ log = logging.getLogger(__name__)
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 
 
+INDEX = "index.json"  # in checkpoints/: which checkpoint is the best, which the last
+
+
 @dataclass
 class TrainState:
-    """Where training stands; with weights and optimizer, all that a continued run needs."""
+    """The progress of training: with weights and optimizer, all that is needed to resume."""
 
-    step: int = 0  # optimizer steps done
+    step: int = 0  # optimizer steps taken
     epoch: int = 0
-    next_batch: int = 0  # steps of this epoch done
+    next_batch: int = 0  # steps taken in this epoch
     batch_order: int = 0  # version of the order of batches; see mtrain.data.batching
     target_tokens_seen: int = 0
     seconds: float = 0.0  # of training and validation
     best_step: int | None = None
     best_score: float | None = None
     validations_without_improvement: int = 0
-    skipped_steps: int = 0  # for NaN or infinity
+    skipped_steps: int = 0  # because of NaN or infinity
     skipped_in_a_row: int = 0
-    arithmetic: str = ""  # with which a continued run is the same bit for bit
+    arithmetic: str = ""  # device, precision and versions, which decide the last bits of a step
     tokenizer_fingerprint: str = ""
-    validation_fingerprint: str = ""  # of what the best score was measured on and how
+    validation_fingerprint: str = ""  # of the validation pairs and the search behind the best score
     loss_scale: list[float] = field(default_factory=list)  # of fp16
     window: dict[str, float] = field(default_factory=dict)  # sums since the last line of metrics.jsonl
     data_fingerprint: str = ""
     rng: dict[str, str] = field(default_factory=dict)
+    validation_due: bool = False  # saved before the validation of this step
+    steps_in_first_epoch: int | None = None
 
 
-def load_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, by name. Raises ModelError if it cannot be read."""
-    try:
-        return load_file(file)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise ModelError(f"{file}: cannot read: {error}") from None
-
-
-def load_weights(model: nn.Module, file: Path) -> None:
-    """Put the tensors of a safetensors file into a model, in the place of its own if those are on the meta
-    device. Raises ModelError naming what does not fit, before memory is taken for any."""
-    own = model.state_dict()
-    try:
-        with safe_open(file, "pt") as stored:
-            shapes = {name: stored.get_slice(name).get_shape() for name in stored.keys()}  # noqa: SIM118
-            if shapes.keys() != own.keys():
-                missing, extra = (sorted(x) or "none" for x in (own.keys() - shapes, shapes.keys() - own))
-                raise ModelError(f"{file}: tensors missing: {missing}; not expected: {extra}")
-            for name, shape in shapes.items():
-                if shape != list(own[name].shape):
-                    raise ModelError(f"{file}: {name} is {shape}; the model has {list(own[name].shape)}")
-            tensors = {name: stored.get_tensor(name) for name in shapes}
-    except (OSError, SafetensorError, ValueError) as error:
-        raise ModelError(f"{file}: cannot read: {error}") from None
-    for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or not tensor.isfinite().all():
-            raise ModelError(f"{file}: {name} holds NaN, infinity or integers")
-        tensors[name] = tensor.to(own[name].dtype)
-    model.load_state_dict(tensors, assign=any(tensor.is_meta for tensor in own.values()))
+# What a validation changes.
+_OUTCOME = (
+    "step", "seconds", "best_step", "best_score", "validations_without_improvement", "validation_due",
+)  # fmt: skip
+_ADDED_KEYS = {
+    "batch_order",
+    "validation_due",
+    "steps_in_first_epoch",
+}  # checkpoints of earlier versions lack them
 
 
 def checkpoint_folders(run_dir: Path, every: int = 1) -> list[Path]:
-    """Checkpoints of a run at multiples of `every` steps, oldest first."""
+    """The checkpoints of a run at multiples of `every` steps, oldest first."""
     found = (run_dir / "checkpoints").glob("step-" + "[0-9]" * 8)
     return sorted(path for path in found if path.is_dir() and int(path.name[5:]) % every == 0)
 
 
 def best_weights(folder: Path) -> Path:
-    """The file of a checkpoint that is for use: the average of weights, if one was made."""
+    """The weights of a checkpoint to evaluate and publish: the averaged weights, if there are any."""
     average = folder / "average.safetensors"
     return average if average.exists() else folder / "model.safetensors"
 
 
 def verify_checkpoint(folder: Path) -> None:
-    """Compare a checkpoint with its manifest, which must list all that is read of it. Raises ModelError."""
+    """Compare a checkpoint with its manifest. Raises ModelError if a file is missing or damaged."""
     verify_folder(folder, [*CHECKPOINT_FILES, best_weights(folder).name])
 
 
@@ -105,21 +90,22 @@ def save_checkpoint(
     every: int,
     average: dict[str, Tensor],
 ) -> None:
-    """Write `checkpoints/step-NNNNNNNN`, then the index; prune all but the best, the newest `keep`, and the
-    newest `keep` at multiples of `every` steps, which interruptions thus never push out.
+    """Write `checkpoints/step-NNNNNNNN` and update the index, then prune older checkpoints.
 
-    `average` are the weights for use, empty where those are the model's own. Raises StorageError, which says
-    how much room is needed and free; the checkpoints that there were are still there then.
+    The best checkpoint, the newest `keep`, and the newest `keep` at multiples of `every` steps are kept, so
+    that frequent interruptions never remove the latter. `average` holds the averaged weights to evaluate and
+    publish; empty if those are the model's. Raises StorageError stating the space needed and free; the older
+    checkpoints are then still there.
     """
     device = next(model.parameters()).device
-    generators = {"cpu": torch.get_rng_state()}  # those that training draws from
+    generators = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         generators["cuda"] = torch.cuda.get_rng_state(device)
     state.rng = {name: values.numpy().tobytes().hex() for name, values in generators.items()}
     moments = {
         f"{key}.{name}": value
         for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()  # frozen ones have none
+        for key, value in optimizer.state.get(parameter, {}).items()  # frozen parameters have none
     }
 
     def fill(folder: Path) -> None:
@@ -129,22 +115,54 @@ def save_checkpoint(
             save_file(average, folder / "average.safetensors")
         write_text(folder / "state.json", json.dumps(asdict(state), indent=1, sort_keys=True) + "\n")
 
-    folder = run_dir / "checkpoints" / f"step-{state.step:08d}"
+    folder = run_dir / "checkpoints" / str(_name(state.step))
     try:
         write_folder(folder, fill)
     except StorageError as error:
         tensors = [*model.state_dict().values(), *moments.values(), *average.values()]
         needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 2**20
         free = shutil.disk_usage(run_dir).free / 2**20
-        raise StorageError(f"{error}; {needed:,.0f} MiB are needed, {free:,.0f} MiB are free") from error
-    best = None if state.best_step is None else f"step-{state.best_step:08d}"
-    write_atomically(folder.parent / "index.json", json.dumps({"best": best, "last": folder.name}) + "\n")
+        raise StorageError(f"{error}; {needed:,.0f} MiB needed, {free:,.0f} MiB free") from error
+    _write_index(run_dir, state, last=folder.name)
+    _prune(run_dir, state, keep, every)
+
+
+def _name(step: int | None) -> str | None:
+    return None if step is None else f"step-{step:08d}"
+
+
+def _write_index(run_dir: Path, state: TrainState, last: str, **validated: Any) -> None:
+    index = {"best": _name(state.best_step), "last": last, **validated}
+    write_atomically(run_dir / "checkpoints" / INDEX, json.dumps(index) + "\n")
+
+
+def _prune(run_dir: Path, state: TrainState, keep: int, every: int) -> None:
     newest = [*checkpoint_folders(run_dir)[-keep:], *checkpoint_folders(run_dir, every)[-keep:]]
-    spared = {best, *(path.name for path in newest)}
+    kept = {_name(state.best_step), *(path.name for path in newest)}
     for old in checkpoint_folders(run_dir):
-        if old.name not in spared:
-            with suppress(OSError):  # renamed first, so that no half of one is ever taken for a checkpoint
+        if old.name not in kept:
+            with suppress(OSError):  # renamed first, so that a half-deleted folder is never used
                 shutil.rmtree(old.rename(old.with_name(f".{old.name}.tmp")))
+
+
+def record_validation(run_dir: Path, state: TrainState) -> None:
+    """Add the outcome of a validation to the index, because the checkpoint of the step was saved before it.
+
+    Raises StorageError.
+    """
+    outcome = {key: getattr(state, key) for key in _OUTCOME}
+    _write_index(run_dir, state, last=str(_name(state.step)), validated=outcome)
+
+
+def restore_validation(run_dir: Path, state: TrainState) -> None:
+    """Take the outcome of the validation that followed a checkpoint from the index, if it was recorded there;
+    else the validation is still due."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        outcome = read_json(run_dir / "checkpoints" / INDEX)["validated"]
+        if state.validation_due and outcome["step"] == state.step:
+            restored = TypeAdapter(TrainState).validate_python({**asdict(state), **outcome})
+            for key in _OUTCOME:
+                setattr(state, key, getattr(restored, key))
 
 
 class Checkpoint(NamedTuple):
@@ -160,8 +178,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     file = folder / "state.json"
     try:
         values = read_json(file)
-        values.setdefault("batch_order", 0)  # checkpoints of earlier versions lack it
-        if differing := {item.name for item in fields(TrainState)} ^ values.keys():
+        known = {item.name for item in fields(TrainState)}
+        if differing := (known ^ values.keys()) - (_ADDED_KEYS - values.keys()):
             names = ", ".join(sorted(differing))
             raise ModelError(
                 f"{file}: missing or unknown: {names}; another version of mtrain may have written it"
@@ -174,15 +192,16 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Restore weights, optimizer and, as far as the device is of the same kind, generators, in place.
+    """Restore the weights, the optimizer and the random generators, in place.
 
-    Raises ModelError if anything is amiss.
+    The state of a CUDA generator is restored on CUDA devices only. Raises ModelError if anything is missing
+    or does not fit.
     """
     load_weights(model, checkpoint.folder / "model.safetensors")
     file = checkpoint.folder / "optimizer.safetensors"
     tensors, device = load_tensors(file), next(model.parameters()).device
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:  # frozen, without a state
+        if not parameter.requires_grad:  # frozen parameters have no moments
             continue
         shapes = {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
         for key, shape in shapes.items():
@@ -199,15 +218,15 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
                 torch.cuda.set_rng_state(generator, device)
     except (ValueError, RuntimeError) as error:
         raise ModelError(
-            f"{checkpoint.folder / 'state.json'}: not the state of a generator: {error}"
+            f"{checkpoint.folder / 'state.json'}: not the state of a random generator: {error}"
         ) from None
 
 
-def set_newer_aside(checkpoint: Checkpoint) -> None:
-    """Rename later checkpoints, damaged or no longer wanted, so that none is taken for the newest."""
+def supersede_newer(checkpoint: Checkpoint) -> None:
+    """Rename checkpoints newer than the one that training resumes from, so that none is resumed later."""
     for folder in checkpoint_folders(checkpoint.folder.parent.parent):
         if folder.name > checkpoint.folder.name:
             names = (f"superseded-{folder.name}{end}" for end in chain([""], map("-{}".format, count(2))))
-            aside = next(path for path in map(folder.with_name, names) if not path.exists())
-            log.warning("%s: set aside as %s", folder, aside.name)
-            folder.rename(aside)
+            free = next(path for path in map(folder.with_name, names) if not path.exists())
+            log.warning("%s: renamed to %s", folder, free.name)
+            folder.rename(free)

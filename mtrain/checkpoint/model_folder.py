@@ -1,4 +1,4 @@
-"""Model folders: the weights, the vocabulary and the settings that a translator needs, and nothing else."""
+"""Model folders: the weights, the tokenizer and the settings that translation needs, and nothing else."""
 
 import hashlib
 import logging
@@ -12,12 +12,13 @@ from typing import NamedTuple
 import torch
 
 from mtrain.checkpoint.checkpoint import (
+    INDEX,
     TrainState,
     best_weights,
     checkpoint_folders,
-    load_weights,
     verify_checkpoint,
 )
+from mtrain.checkpoint.tensors import load_weights
 from mtrain.config.load import override, validate
 from mtrain.config.schema import Config, ModelFolderConfig
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
@@ -31,12 +32,15 @@ log = logging.getLogger(__name__)
 
 
 def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: Tokenizer) -> None:
-    """Make `RUN/model` the best checkpoint's weights with all that a translator needs, if it is not so."""
+    """Write the weights of the best checkpoint to the model folder `RUN/model`, unless it is up to date.
+
+    Raises StorageError.
+    """
     if state.best_step is None:
         return
     best = run_dir / "checkpoints" / f"step-{state.best_step:08d}"
-    if not best.exists():  # it was pruned, and training went back to before that
-        log.warning("%s: is gone; model/ stays as it is", best)
+    if not best.exists():  # pruned before training was resumed from an older checkpoint
+        log.warning("%s: does not exist any more; model/ is not updated", best)
         return
     folder, contents = run_dir / "model", to_yaml(_folder_config(config, tokenizer))
     with suppress(OSError, ValueError, LookupError, TypeError):
@@ -47,13 +51,13 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
     try:
         verify_checkpoint(best)
     except ModelError as error:
-        log.warning("%s; model/ stays as it is", error)
+        log.warning("%s; model/ is not updated", error)
         return
     save_model_folder(folder, best_weights(best), contents, tokenizer)
 
 
 def save_model_folder(folder: Path, weights: Path, contents: str, tokenizer: Tokenizer) -> None:
-    """Write config.yaml with `contents`, a copy of `weights`, and tokenizer/."""
+    """Write a model folder: config.yaml with `contents`, a copy of the file `weights`, and tokenizer/."""
 
     def fill(temporary: Path) -> None:
         write_text(temporary / "config.yaml", contents)
@@ -64,19 +68,19 @@ def save_model_folder(folder: Path, weights: Path, contents: str, tokenizer: Tok
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the vocabularies and their listings, but not what a run notes beside them."""
+    """Copy the vocabularies, but not the files that only a run needs beside them."""
     notes = shutil.ignore_patterns("config.yaml", "learnt-from.json", MANIFEST)
     shutil.copytree(source, folder, ignore=notes, dirs_exist_ok=True)
 
 
 def tokenizer_folder(model: Path) -> Path:
-    """Where a model or run folder has its tokenizer. Raises ModelError if it has none."""
+    """The tokenizer folder of a model or run folder. Raises ModelError if there is none."""
     for folder in (model / "model" / "tokenizer", model / "tokenizer"):
         if folder.is_dir():
             return folder
     if not model.exists():
         raise ModelError(f"{model}: no such model or run folder")
-    raise ModelError(f"{model}: not a model folder: it has no tokenizer/")
+    raise ModelError(f"{model}: not a model folder: tokenizer/ is missing")
 
 
 class LoadedModel(NamedTuple):
@@ -89,16 +93,16 @@ class LoadedModel(NamedTuple):
 
 
 def load_model(path: Path, overrides: Sequence[str] = ()) -> LoadedModel:
-    """Load a model folder, or the best model of a run folder, onto the CPU, every file verified.
+    """Load a model folder, or the best model of a run folder, onto the CPU. Every file is verified.
 
-    Raises ModelError if it is missing, damaged, or its parts disagree.
+    Raises ModelError if a file is missing or damaged, or if the files do not fit together.
     """
     if not path.is_dir():
         raise ModelError(f"{path}: {'not a folder' if path.exists() else 'no such model or run folder'}")
     folder = path / "model" if (path / "checkpoints").is_dir() else path
     with suppress(ModelError):
         return _load(folder, overrides)
-    time.sleep(0.2)  # a run that goes on may have put a new model in the place of the one that was being read
+    time.sleep(0.2)  # a running `fit` may just have replaced the folder
     return _load(folder if folder.is_dir() else path, overrides)
 
 
@@ -114,7 +118,7 @@ def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
         names = ["config.yaml", "model.safetensors", *(f"tokenizer/{name}" for name in vocabularies)]
         verify_folder(folder, names)
     tokenizer, file = Tokenizer(path / "tokenizer"), path / "config.yaml"
-    if not file.is_file():  # a pipe would hang
+    if not file.is_file():  # reading from a pipe would block
         raise ModelError(f"{file}: no such file")
     try:
         raw = read_yaml_file(file)
@@ -122,21 +126,21 @@ def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
             config = _folder_config(validate(Config, raw, str(file)), tokenizer)
         else:
             config = validate(ModelFolderConfig, raw, str(file))
-    except UsageError as error:  # of the folder, not of the user
+    except UsageError as error:  # an error of the folder, not of the command line
         raise ModelError(str(error)) from None
     raw = config.model_dump(mode="json")
     for assignment in overrides:
         if not assignment.startswith("decoding."):
-            raise UsageError(f"--set {assignment}: of a trained model only decoding.* can be set")
+            raise UsageError(f"--set {assignment}: only decoding.* can be set for a trained model")
         raw = override(raw, assignment)
     config = validate(ModelFolderConfig, raw, "--set")
     network = config.model
     sizes = (tokenizer.source_vocab_size, tokenizer.target_vocab_size)
     if sizes != (network.source_vocab_size, network.target_vocab_size):
-        raise ModelError(f"{folder}: the tokenizer has {sizes} pieces; the model expects others")
+        raise ModelError(f"{folder}: the tokenizer has vocabulary sizes {sizes}; the model expects others")
     if (network.pad_id, network.unk_id, network.bos_id, network.eos_id) != tokenizer.special:
-        raise ModelError(f"{folder}: the tokenizer's special ids are not those of the model")
-    with torch.device("meta"):  # no memory is taken, and nothing drawn, before the weights are known to fit
+        raise ModelError(f"{folder}: the special ids of the tokenizer are not those of the model")
+    with torch.device("meta"):  # allocates nothing before the weights are known to fit
         model = Transformer(network)
     load_weights(model, best_weights(folder))
     model.make_positions()
@@ -145,13 +149,13 @@ def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
 
 
 def _best_checkpoint(run_dir: Path) -> Path:
-    """The best checkpoint of a run, or its newest if the best is not known."""
+    """The best checkpoint of a run, or the newest if the best is unknown."""
     folders = checkpoint_folders(run_dir)
     if not folders:
         raise ModelError(f"{run_dir}: this run has no checkpoint yet")
     best = None
     with suppress(OSError, ValueError, LookupError, TypeError):
-        best = read_json(run_dir / "checkpoints" / "index.json")["best"]
+        best = read_json(run_dir / "checkpoints" / INDEX)["best"]
     return next((folder for folder in folders if folder.name == best), folders[-1])
 
 

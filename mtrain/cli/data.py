@@ -31,7 +31,7 @@ def check(
     from mtrain.data.encode import check_corpora
     from mtrain.data.scan import RawData, check_data
     from mtrain.training.init_from import resolved
-    from mtrain.training.run_folder import existing_tokenizer
+    from mtrain.training.prepare_tokenizer import existing_tokenizer
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))
     check_corpora(loaded.data)
@@ -64,7 +64,7 @@ def tokenize(
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.data.encode import check_corpora
-    from mtrain.training.run_folder import tokenize as make_tokenizer
+    from mtrain.training.prepare_tokenizer import tokenize as make_tokenizer
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))
     check_corpora(loaded.data)

@@ -39,7 +39,7 @@ def demo(
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
-    from mtrain.training.loop import fit
+    from mtrain.training.fit import fit
 
     with as_file(files("mtrain.cli") / CONFIG) as file:
         config = load_config(file, overrides(set_, run_dir=run_dir))

@@ -36,7 +36,7 @@ def fit(
     from mtrain.config.load import load_config
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))
-    from mtrain.training.loop import fit as fit_model
+    from mtrain.training.fit import fit as fit_model
 
     fit_model(loaded, resume, device, quiet, allow_data_change)
     terminal.suggest(f"model saved; try: mtrain translate {shlex.quote(loaded.run_dir)} 'Hello.'")

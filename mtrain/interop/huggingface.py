@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtrain.checkpoint.checkpoint import load_tensors
+from mtrain.checkpoint.tensors import load_tensors
 from mtrain.errors import ModelError
 from mtrain.storage.manifest import read_json
 

@@ -1,4 +1,4 @@
-"""The weights that are validated and published, where they are an average of those that training makes."""
+"""Averages of the weights, which are validated and published in place of the trained weights."""
 
 import logging
 from collections.abc import Iterator
@@ -8,7 +8,8 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from mtrain.checkpoint.checkpoint import checkpoint_folders, load_tensors, verify_checkpoint
+from mtrain.checkpoint.checkpoint import checkpoint_folders, verify_checkpoint
+from mtrain.checkpoint.tensors import load_tensors
 from mtrain.config.schema import TrainingConfig
 from mtrain.errors import ModelError
 
@@ -16,62 +17,70 @@ log = logging.getLogger(__name__)
 
 
 class Average:
-    """An exponential moving average over steps (`ema_decay`; Polyak and Juditsky 1992), or the mean of the
-    newest checkpoints (`average_checkpoints`; Vaswani et al. 2017, section 6.1), or neither."""
+    """An exponential moving average over steps (`ema_decay`; Polyak and Juditsky 1992), the mean of the
+    newest checkpoints (`average_checkpoints`; Vaswani et al. 2017, section
+    6.1), or neither.
+
+    `weights` holds the averaged weights by name. It is empty if the trained weights are used as they are.
+    """
 
     def __init__(self, model: nn.Module, recipe: TrainingConfig):
         self.model, self.decay, self.count = model, recipe.ema_decay, recipe.average_checkpoints
-        self.every = recipe.checkpoint_every
+        self.checkpoint_every = recipe.checkpoint_every
         self.weights: dict[str, Tensor] = {}
+        self._verified: set[Path] = set()  # checkpoints; hashing them again each time would take long
         if self.decay is not None:
             self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     def update(self, step: int) -> None:
-        """Take in the weights after `step`. The decay rises to its value, so that the random start fades."""
+        """Update the moving average after `step`. Its decay increases to the configured value, so that the
+        random initial weights do not dominate at first."""
         if self.decay is not None:
             decay = min(self.decay, (1 + step) / (10 + step))
-            now = [p.detach() for p in self.model.parameters()]
+            current = [p.detach() for p in self.model.parameters()]
             update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-            update(list(self.weights.values()), now, None)
+            update(list(self.weights.values()), current, None)
         else:
-            self.weights = {}  # of an earlier step
+            self.weights = {}  # the mean of an earlier step
 
     def load(self, folder: Path) -> None:
-        """Go on from a checkpoint, in place. Raises ModelError if what it holds does not fit."""
-        if self.decay is not None:
-            tensors = load_tensors(file := folder / "average.safetensors")
-            if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in self.weights.items()}:
-                raise ModelError(f"{file}: its tensors are not those of the model")
-            for name, tensor in tensors.items():
-                self.weights[name].copy_(tensor)
+        """Restore the average from a checkpoint. Raises ModelError if its tensors do not fit the model."""
+        file = folder / "average.safetensors"
+        if self.decay is None and not (self.count > 1 and file.exists()):
+            return
+        tensors, parameters = load_tensors(file), dict(self.model.named_parameters())
+        if {n: t.shape for n, t in tensors.items()} != {n: p.shape for n, p in parameters.items()}:
+            raise ModelError(f"{file}: its tensors are not those of the model")
+        self.weights = {name: tensors[name].to(p.device, copy=True) for name, p in parameters.items()}
 
     @contextmanager
-    def applied(self, run_dir: Path) -> Iterator[None]:
-        """Lend the average to the model; what training goes on from is put back at the end."""
-        if self.count > 1:
-            self.weights = self._mean_of_checkpoints(run_dir)
-        own = {name: p.data for name, p in self.model.named_parameters()}
+    def applied(self) -> Iterator[None]:
+        """Give the model the averaged weights within the block, and its own weights back afterwards."""
+        trained = {name: p.data for name, p in self.model.named_parameters()}
         for name, parameter in self.model.named_parameters():
-            parameter.data = self.weights.get(name, own[name])
+            parameter.data = self.weights.get(name, trained[name])
         try:
             yield
         finally:
             for name, parameter in self.model.named_parameters():
-                parameter.data = own[name]
+                parameter.data = trained[name]
 
-    def _mean_of_checkpoints(self, run_dir: Path) -> dict[str, Tensor]:
-        """The mean of the present weights and the checkpoints before, as many as are wanted and there."""
+    def average_checkpoints(self, run_dir: Path) -> None:
+        """Average the current weights and up to `count` - 1 checkpoints before them, if so configured."""
+        if self.count == 1:
+            return
         mean = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        earlier = checkpoint_folders(run_dir, self.every)[1 - self.count :]
         number = 1
-        for folder in earlier:
+        for folder in checkpoint_folders(run_dir, self.checkpoint_every)[1 - self.count :]:
             try:
-                verify_checkpoint(folder)
+                if folder not in self._verified:
+                    verify_checkpoint(folder)
+                    self._verified.add(folder)
                 weights = load_tensors(folder / "model.safetensors")
             except ModelError as error:
-                log.warning("%s; the average does without it", error)
+                log.warning("%s; left out of the average", error)
                 continue
             number += 1
-            for name, tensor in weights.items():
-                mean[name].lerp_(tensor.to(mean[name].device), 1 / number)  # what is frozen stays as it is
-        return mean
+            for name, tensor in weights.items():  # frozen weights stay the same
+                mean[name].lerp_(tensor.to(mean[name].device), 1 / number)
+        self.weights = mean

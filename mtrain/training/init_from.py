@@ -1,8 +1,8 @@
-"""What a config leaves to another model: the tokenizer (`tokenizer.path`), or all (`training.init_from`); and
-to its corpus: the sizes (`model.preset: auto`).
+"""Settings that come from another model (`training.init_from`, `tokenizer.path`) or from the corpus size
+(`model.preset: auto`).
 
-One rule for models: keys that the config leaves out are that model's, and those that it gives must agree with
-it, but for dropouts, the search, and the longest sentence where no learned positions depend on it.
+Keys that the config does not give are taken from the other model. Keys that it gives must agree with that
+model, except for dropout rates, the decoding settings and, unless positions are learned, `data.max_length`.
 """
 
 import json
@@ -25,22 +25,22 @@ from mtrain.storage.atomic import write_atomically
 
 log = logging.getLogger(__name__)
 
-_FREE = re.compile(r"model\.\w*dropout|decoding\.\w+")
+_MAY_DIFFER = re.compile(r"model\.\w*dropout|decoding\.\w+")
 _PARTS: dict[Part, tuple[str, ...]] = {
     "encoder": ("encoder.", "encoder_norm."),
     "decoder": ("decoder.", "decoder_norm."),
     "embeddings": ("source_embedding.", "target_embedding.", "learned_"),
 }
-Taken = dict[str, dict[str, Any]]  # values by section and key
+Values = dict[str, dict[str, Any]]  # by section and key
 
 
 def resolved(config: Config, raw: RawData | None = None) -> tuple[Config, LoadedModel | None]:
-    """The config with all that it leaves to another model, or to `preset: auto`, filled in; and the model
-    that training starts from, if there is one.
+    """Fill in what the config takes from another model or from `preset: auto`. Also returns the model that
+    training is initialized with, if any.
 
-    A run with checkpoints takes what it took when it began: the other model need not exist any more, and the
-    corpus may have grown. Raises ModelError if that is missing or damaged, UsageError naming a key that does
-    not agree with it, DataError if corpora are to be counted and cannot be read.
+    A run with checkpoints keeps the settings that it began with, although the other model may be missing and
+    the corpus may have grown. Raises ModelError if a model is missing or damaged, UsageError naming a key
+    that does not agree with it, DataError if the corpora cannot be read to count their pairs.
     """
     init_from, path, auto = config.training.init_from, config.tokenizer.path, config.model.preset == "auto"
     if init_from is None and path is None and not auto:
@@ -52,7 +52,7 @@ def resolved(config: Config, raw: RawData | None = None) -> tuple[Config, Loaded
         taken = {section: began[section] for section in sections}
         if init_from is not None:
             taken["data"] = {"max_length": began["data"]["max_length"]}
-        return _filled(config, taken), None  # whether it agrees, `open_run` tells
+        return _filled(config, taken), None  # `open_run` compares it
     if init_from is None:
         if path is None:
             return _with_sizes(config, raw), None
@@ -67,19 +67,19 @@ def resolved(config: Config, raw: RawData | None = None) -> tuple[Config, Loaded
 
 
 def _settings(model: Path) -> dict[str, Any]:
-    """How the tokenizer of a model or run folder was made."""
+    """The tokenizer settings of a model or run folder."""
     try:
         file = tokenizer_folder(model).parent / "config.yaml"
     except ModelError as error:
         raise ModelError(f"tokenizer.path: {error}") from None
     try:
         return validate(TokenizerConfig, read_yaml_file(file)["tokenizer"], str(file)).model_dump(mode="json")
-    except (UsageError, TypeError, KeyError) as error:  # of the folder, not of the user
-        raise ModelError(f"tokenizer.path: {file} does not say how the tokenizer was made: {error}") from None
+    except (UsageError, TypeError, KeyError) as error:  # an error of the folder, not of the config
+        raise ModelError(f"tokenizer.path: {file} has no valid tokenizer settings: {error}") from None
 
 
 def _with_sizes(config: Config, raw: RawData | None) -> Config:
-    """The config with the sizes that `model.preset: auto` stands for."""
+    """The config with the sizes that `model.preset: auto` chooses."""
     if config.model.preset != "auto":
         return config
     pairs = (raw or RawData(config.data, config.seed, strict=False)).scan.pairs
@@ -90,7 +90,7 @@ def _with_sizes(config: Config, raw: RawData | None) -> Config:
     return filled
 
 
-def _filled(config: Config, taken: Taken) -> Config:
+def _filled(config: Config, taken: Values) -> Config:
     raw = config.model_dump(mode="json", exclude_unset=True)
     if config.model.preset == "auto" and "model" in taken:
         del raw["model"]["preset"]
@@ -98,27 +98,25 @@ def _filled(config: Config, taken: Taken) -> Config:
     return validate(Config, {**raw, **filled}, "the config")
 
 
-def _agreeing(config: Config, taken: Taken, origin: str) -> Config:
-    """`_filled`, if what the config gives agrees with what is taken."""
+def _agreeing(config: Config, taken: Values, origin: str) -> Config:
+    """`_filled`, after checking that the keys that the config gives agree with the `taken` values."""
     filled = _filled(config, taken)
     given = filled.model_dump(mode="json")
     for section, values in taken.items():
         for key, own in values.items():
             name = f"{section}.{key}"
-            free = _FREE.fullmatch(name) or (section == "data" and filled.model.positions != "learned")
+            free = _MAY_DIFFER.fullmatch(name) or (section == "data" and filled.model.positions != "learned")
             if (value := given[section][key]) != own and not free:
                 unit = " learned positions" if section == "data" else ""
-                raise UsageError(
-                    f"{name}: {value} was given, but {origin} has {own}{unit}; leave the key out"
-                )
+                raise UsageError(f"{name}: {value} was given, but {origin} has {own}{unit}; remove the key")
     return filled
 
 
 def note_origin(run_dir: Path, start: LoadedModel | None, path: str | None) -> None:
-    """Write down, in `origin.json`, which model a run begins with: its place and its manifest's SHA-256."""
+    """Record the path and the fingerprint of the model that initializes a run, in `origin.json`."""
     file = run_dir / "origin.json"
     if start is None:
-        file.unlink(missing_ok=True)  # of a run that never got to a checkpoint
+        file.unlink(missing_ok=True)  # of a run that ended before its first checkpoint
     else:
         write_atomically(
             file, json.dumps({"init_from": path, "fingerprint": start.fingerprint}, indent=1) + "\n"
@@ -126,7 +124,7 @@ def note_origin(run_dir: Path, start: LoadedModel | None, path: str | None) -> N
 
 
 def freeze(model: nn.Module, parts: list[Part]) -> None:
-    """Keep parts of a model from being trained. A tied output projection is the embeddings' own.
+    """Exclude parts of a model from training. A tied output projection belongs to the embeddings.
 
     Raises UsageError if nothing is left to train.
     """

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: the bar, plain lines where there is no terminal, and metrics.jsonl."""
+"""Progress of a run: the progress bar, log lines where there is no terminal, and metrics.jsonl."""
 
 import errno
 import json
@@ -23,17 +23,17 @@ from mtrain.training.validate import Scores
 
 log = logging.getLogger(__name__)
 
-# Steps in a row that are not finite; then training has diverged. With fp16 some find the loss scale.
+# Consecutive non-finite steps after which training has diverged. fp16 needs some to find the loss scale.
 NONFINITE_STEPS = {"fp32": 3, "bf16": 3, "fp16": 20}
 
-SPIKE_WINDOW = 64  # steps that say what loss is usual
-SPIKE = 1.0  # nats/token above that, at least, make a spike
+SPIKE_WINDOW = 64  # steps whose mean loss a new loss is compared with
+SPIKE = 1.0  # nats/token above the mean; smaller deviations are never a spike
 
 
 class Progress:
-    """Collects what steps measure, one step late, so that reading never makes the device wait.
+    """Collects the measurements of steps, one step late, so that reading them does not stall the device.
 
-    Sums since the last line lie in `state.window`, and so survive an interruption.
+    The sums since the last line are in `state.window`, so that a resumed run continues them.
     """
 
     def __init__(
@@ -41,31 +41,40 @@ class Progress:
     ):
         self.allowed = NONFINITE_STEPS[precision]
         self.file, self.state = run_dir / "metrics.jsonl", state
-        hidden = quiet or None  # None: where there is no terminal
+        hidden = quiet or None  # None: hidden unless stderr is a terminal
         self.bar = tqdm(total=total_steps, initial=state.step, unit="step", disable=hidden)
         self.pending: deque[tuple[Callable[[], list[float]], int, Sequence[int]]] = deque()
-        self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # loss of single steps, nats/token
-        self.unwritten: list[str] = []  # lines of metrics.jsonl that a full disk did not take
+        self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # losses of single steps, nats/token
+        self.unwritten: list[str] = []  # lines of metrics.jsonl that could not be written yet
         self.clock = time.perf_counter()
 
     def begin(self) -> None:
-        """Leave in `metrics.jsonl` what had happened by now, as no step is to be in it twice, and start the
-        clock."""
+        """Start the clock, and remove lines from metrics.jsonl that this run writes again."""
         if self.file.exists():
             lines = self.file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-            write_atomically(self.file, "".join(line for line in lines if _step_of(line) <= self.state.step))
+            write_atomically(self.file, "".join(filter(self._is_current, lines)))
         self.clock = time.perf_counter()
 
+    def _is_current(self, line: str) -> bool:
+        """Whether a line of metrics.jsonl is whole and describes the run up to its present state."""
+        try:
+            record = json.loads(line) if line.endswith("\n") else {}
+            step = float(record["step"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return False
+        repeated = self.state.validation_due and step == self.state.step and "validation" in record
+        return step <= self.state.step and not repeated
+
     def add(self, sums: StepSums, rows: Sequence[int] = ()) -> None:
-        """Note a step that was sent to the device, with the rows of the corpus that it learnt from, and read
-        the one before it."""
+        """Add a step that was sent to the device, with the corpus rows of its pairs, and read the previous
+        one."""
         self.pending.append((fetched(sums.values), sums.tokens, rows))
         self.read(keep=1)
         self.tick(stepping=True)
         self.bar.update()
 
     def read(self, keep: int = 0) -> None:
-        """Read what all but the newest `keep` steps measured. Raises DivergedError."""
+        """Read the measurements of all but the newest `keep` steps. Raises DivergedError."""
         while len(self.pending) > keep:
             values, tokens, rows = self.pending.popleft()
             loss, nll, norm, skipped = values()
@@ -78,27 +87,29 @@ class Progress:
                 self._watch_for_spikes(loss / tokens, state.step - len(self.pending), rows)
             else:
                 state.skipped_steps += 1
-                log.warning("step skipped: loss or gradient is not finite (%d so far)", state.skipped_steps)
+                log.warning(
+                    "step skipped: the loss or gradient is not finite (%d so far)", state.skipped_steps
+                )
             if state.skipped_in_a_row >= self.allowed:
                 raise DivergedError(
-                    f"diverged: {self.allowed} steps in a row had a loss or gradient that is not finite; "
+                    f"diverged: {self.allowed} steps in a row had a non-finite loss or gradient; "
                     "lower training.learning_rate or raise training.warmup_steps"
                 )
 
     def _watch_for_spikes(self, loss: float, step: int, rows: Sequence[int]) -> None:
-        """Warn of a step whose loss is far above that of the steps before it; bad pairs may be the cause."""
+        """Warn about a step whose loss is far above that of the steps before it, as bad pairs cause it."""
         if len(self.recent) == SPIKE_WINDOW:
             mean = fmean(self.recent)
             if loss > mean + max(SPIKE, 6 * pstdev(self.recent, mean)):
                 some = ", ".join(map(str, rows[:8])) + (", .." if len(rows) > 8 else "")
-                usual = f"{mean:.2f} before it"
+                usual = f"{mean:.2f} before"
                 log.warning(
                     "step %d: loss %.2f nats/token, %s; rows %s of data/train.arrow", step, loss, usual, some
                 )
         self.recent.append(loss)
 
     def log_step(self, epoch: int, rate: float) -> None:
-        """Write means since the last line: nats/token, target tokens/s; and the last gradient norm."""
+        """Write the means since the last line and the last gradient norm."""
         self.read()
         state, window = self.state, self.state.window
         loss, speed = window["loss"] / window["tokens"], window["tokens"] / window["seconds"]
@@ -119,7 +130,7 @@ class Progress:
             log.info("step %d, epoch %d: %s", state.step, epoch, line)
 
     def log_validation(self, scores: Scores, best: bool) -> None:
-        """Write validation scores."""
+        """Write the scores of a validation."""
         self.tick()
         self._write(validation=scores._asdict())
         log.info(
@@ -128,7 +139,7 @@ class Progress:
         )
 
     def tick(self, stepping: bool = False) -> None:
-        """Count the time since the last call for the run and, if it took a step, for the speed of steps."""
+        """Add the time since the last call to the run's and, after a step, to that of the logged steps."""
         now = time.perf_counter()
         self.state.seconds += now - self.clock
         if stepping:
@@ -137,24 +148,15 @@ class Progress:
 
     def _write(self, **record: Any) -> None:
         record = {"step": self.state.step, **record, "seconds": self.state.seconds, "time": time.time()}
-        # JSON lacks NaN and infinity: they become strings. No text in a record holds such a word.
+        # JSON has no NaN and infinity, so they become strings. No string of a record contains these words.
         self.unwritten.append(re.sub(r"NaN|-?Infinity", r'"\g<0>"', json.dumps(record)) + "\n")
         try:
             with self.file.open("ab", buffering=0) as stream:
                 end, lines = stream.tell(), "".join(self.unwritten).encode()
-                if stream.write(lines) != len(lines):  # what a full disk took is written again
+                if stream.write(lines) != len(lines):  # a full disk; the lines are written again
                     stream.truncate(end)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:  # no reason to lose the run; checkpoints decide that
-            log.warning("%s: cannot write: %s; tried again with the next line", self.file, error.strerror)
+        except OSError as error:  # a failing log does not end the run
+            log.warning("%s: cannot write: %s; trying again with the next line", self.file, error.strerror)
         else:
             self.unwritten.clear()
-
-
-def _step_of(line: str) -> float:
-    try:
-        if line.endswith("\n"):
-            return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    return float("inf")  # a line that a crash cut short

@@ -6,9 +6,12 @@ from mtrain.config.schema import TrainingConfig
 
 
 def learning_rate(step: int, config: TrainingConfig, total_steps: int | None) -> float:
-    """Rate of optimizer step `step`, counted from 1: a linear rise over `warmup_steps` to the peak, then
-    `inverse_sqrt` (Vaswani et al. 2017, section 5.3, scaled to the peak), `cosine` or `linear` decay to zero
-    at `total_steps`, or `constant`. `total_steps` may be None where the schedule needs none."""
+    """The learning rate of optimizer step `step`, counted from 1.
+
+    It increases linearly to the peak over `warmup_steps`. Then `inverse_sqrt` decays with the square root of
+    the step (Vaswani et al. 2017, section 5.3, scaled to the peak), `cosine` and `linear` decay to zero at
+    `total_steps`, and `constant` stays. `total_steps` is required by `cosine` and `linear` only.
+    """
     peak, warmup = config.learning_rate, config.warmup_steps
     if step < warmup:
         return peak * step / warmup

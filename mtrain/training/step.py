@@ -1,4 +1,4 @@
-"""One optimizer step: the loss of a batch in as many passes as it takes, clipped, applied if finite."""
+"""One optimizer step: accumulate gradients over micro-batches, clip them, update if they are finite."""
 
 import copy
 import logging
@@ -25,34 +25,38 @@ Result = TypeVar("Result")
 
 
 class StepSums(NamedTuple):
-    """What one optimizer step measured; tensors stay on the device until they are asked for."""
+    """Measurements of one optimizer step. They stay on the device until they are read."""
 
     values: Tensor  # (4,): summed loss and nll, gradient norm, 1 if the step was skipped
     tokens: int  # target tokens
 
 
 class LossScale:
-    """Keeps the gradients of fp16 within its range (Micikevicius et al., "Mixed Precision Training", 2018,
-    section 3.2): halved when one overflows, doubled after `GROWTH` clean steps. 1, and fixed, elsewhere."""
+    """Dynamic loss scaling for fp16 (Micikevicius et al., "Mixed Precision Training", 2018, section 3.2).
+
+    The factor is halved when a gradient overflows and doubled after `GROWTH` finite steps. In other
+    precisions it is 1. `torch.amp.GradScaler` skips a step only for non-finite gradients and only if enabled,
+    whereas here a non-finite loss or norm skips the step in every precision.
+    """
 
     GROWTH = 2000
 
     def __init__(self, device: torch.device, enabled: bool):
         self.enabled = enabled
         self.factor = torch.tensor(65536.0 if enabled else 1.0, device=device)
-        self.clean = torch.zeros((), device=device)  # steps since it changed
+        self.clean = torch.zeros((), device=device)  # finite steps since the factor changed
 
     def state(self) -> list[float]:
-        """What a checkpoint must hold, nothing if it is fixed; waits for the device."""
+        """The state to save in a checkpoint; empty if disabled. Waits for the device."""
         return [float(self.factor), float(self.clean)] if self.enabled else []
 
     def restore(self, state: list[float]) -> None:
-        """Undo `state`."""
+        """Restore what `state` returned."""
         if self.enabled and state:
             self.factor, self.clean = (self.factor.new_tensor(value) for value in state)
 
     def update(self, bad: Tensor) -> None:
-        """Take note of a step; `bad` is 1 if it was not finite, else 0."""
+        """Update the factor after a step; `bad` is 1 if the step was not finite, else 0."""
         if self.enabled:
             self.clean = (self.clean + 1) * (1 - bad)
             grow = (self.clean >= self.GROWTH).float()
@@ -61,10 +65,10 @@ class LossScale:
 
 
 class Learner:
-    """A model, its optimizer, and the threads that share a step's passes.
+    """A model, its optimizer, and the threads that share the micro-batches of a step.
 
-    The small operations of a small model use one core each far better than two cores together. So on a CPU
-    each of `workers` threads has a replica of the model: the same weights, gradients of its own.
+    The operations of a small model use several cores poorly. On a CPU, each of `workers` threads therefore
+    has a replica of the model, which shares the weights but accumulates gradients of its own.
     """
 
     def __init__(self, model: Transformer, config: TrainingConfig, workers: int = 1):
@@ -74,25 +78,24 @@ class Learner:
         self.precision = resolve_precision(self.device, config.precision)
         self.scale = LossScale(self.device, self.precision == "fp16")
         self.replicas = [model, *(_replica(model) for _ in range(workers - 1))]
-        if compiles(self.device, config.compile):  # of changing sizes: compiled once or twice, not for each
+        if compiles(self.device, config.compile):  # dynamic: shapes change with every batch
             for replica in self.replicas:
                 replica.compile(dynamic=True)
         self.pool = thread_pool(workers)
-        self.most = math.inf  # positions of a pass that memory holds, padding included
+        self.max_positions = math.inf  # of a micro-batch, padding included; lowered when out of memory
 
     def step(self, batches: Sequence[Batch], tokens: int, rate: float) -> StepSums:
-        """Learn from `batches`, whose `tokens` target tokens share the loss equally, at learning rate `rate`.
+        """Take an optimizer step on `batches`, which have `tokens` target tokens in all.
 
-        The gradient is that of the summed loss / `tokens`, however the pairs are split into batches. A step
-        whose loss or gradient is not finite leaves weights and optimizer as they were. Nothing waits for the
-        device.
+        The gradient is that of the summed loss / `tokens`, however the pairs are split into batches. If the
+        loss or the gradient is not finite, weights and optimizer do not change. Does not wait for the device.
         """
-        sums = self._accumulate_in_memory(list(batches), tokens)
-        return self.alone(lambda: self._update(sums, tokens, rate))
+        sums = self._accumulate(list(batches), tokens)
+        return self.on_one_worker(lambda: self._update(sums, tokens, rate))
 
-    def alone(self, work: Callable[[], Result]) -> Result:
-        """Do what has a small part for each parameter on the cores of one worker. All cores would wait for
-        each other at every part, and for long where another program has one of them."""
+    def on_one_worker(self, work: Callable[[], Result]) -> Result:
+        """Run `work`, which has a small operation for each parameter, with the cores of one worker. With all
+        cores, each operation would wait for the slowest core."""
         return work() if self.pool is None else self.pool.submit(work).result()
 
     def _update(self, sums: Tensor, tokens: int, rate: float) -> StepSums:
@@ -107,53 +110,55 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         return StepSums(torch.stack([*sums, norm, bad]), tokens)
 
-    def _accumulate_in_memory(self, batches: list[Batch], tokens: int) -> Tensor:
-        """As `_accumulate`, but where memory does not hold the passes, no pass is to be more than half as
-        large as the largest of them, from then on. Which of them was too much is not known."""
+    def _accumulate(self, batches: list[Batch], tokens: int) -> Tensor:
+        """Accumulate the gradients of all batches; returns the summed loss and nll (2,).
+
+        When out of memory, batches are split to at most half of the largest one's size, from then on.
+        """
         while True:
-            batches = [part for batch in batches for part in batch.cut(self.most)]
+            batches = [part for batch in batches for part in batch.cut(self.max_positions)]
             try:
-                return self._accumulate(batches, tokens)
+                if self.pool is None:
+                    return self._forward_backward(self.model, batches, tokens)
+                return self._accumulate_in_threads(batches, tokens)
             except (RuntimeError, MemoryError) as error:
-                several = [batch.positions for batch in batches if len(batch.rows) > 1]
-                if not is_out_of_memory(error) or not several:
+                divisible = [batch.positions for batch in batches if len(batch.rows) > 1]
+                if not is_out_of_memory(error) or not divisible:
                     raise
-                self.most = max(several) / 2
+                self.max_positions = max(divisible) / 2
                 pairs = sum(len(batch.rows) for batch in batches)
                 log.warning(
                     "out of memory in %d micro-batches of %d pairs; now at most %d positions each",
-                    *(len(batches), pairs, self.most),
+                    *(len(batches), pairs, self.max_positions),
                 )
             for replica in self.replicas:
-                replica.zero_grad(set_to_none=True)  # of the passes that did fit
+                replica.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _accumulate(self, batches: Sequence[Batch], tokens: int) -> Tensor:
-        """Sum the gradients of all passes into the model's; returns summed loss and nll (2,)."""
-        if self.pool is None:
-            return self._passes(self.model, batches, tokens)
-        busy = self.replicas[: len(batches)]
-        # Drawn here, so that the one generator whose state a checkpoint holds decides all dropout.
-        seeds = torch.randint(2**63 - 1, (len(busy),)).tolist()
-        shares = [batches[i :: len(busy)] for i in range(len(busy))]
+    def _accumulate_in_threads(self, batches: Sequence[Batch], tokens: int) -> Tensor:
+        assert self.pool is not None
+        replicas = self.replicas[: len(batches)]
+        # Drawn from the generator whose state is in checkpoints, so that resuming repeats the dropout.
+        seeds = torch.randint(2**63 - 1, (len(replicas),)).tolist()
+        shares = [batches[i :: len(replicas)] for i in range(len(replicas))]
         jobs = [
-            self.pool.submit(self._passes, replica, share, tokens, seed)
-            for replica, share, seed in zip(busy, shares, seeds, strict=True)
+            self.pool.submit(self._forward_backward, replica, share, tokens, seed)
+            for replica, share, seed in zip(replicas, shares, seeds, strict=True)
         ]
-        wait(jobs)  # also where one has failed: nothing may touch the gradients meanwhile
+        wait(jobs)  # all of them, even if one fails: the others still write gradients
         sums = torch.stack([job.result() for job in jobs]).sum(0)
-        self.alone(lambda: self._merge(busy[1:]))
+        self.on_one_worker(lambda: self._add_gradients(replicas[1:]))
         return sums
 
-    def _merge(self, replicas: Sequence[Transformer]) -> None:
+    def _add_gradients(self, replicas: Sequence[Transformer]) -> None:
+        """Add the gradients of the replicas to those of the model."""
         for replica in replicas:
-            mine, others = _gradients(self.model), _gradients(replica)
-            for gradient, other in zip(mine, others, strict=True):
+            for gradient, other in zip(_gradients(self.model), _gradients(replica), strict=True):
                 gradient += other
             replica.zero_grad(set_to_none=True)
 
-    def _passes(
+    def _forward_backward(
         self, model: Transformer, batches: Sequence[Batch], tokens: int, seed: int | None = None
     ) -> Tensor:
         if seed is not None:
@@ -166,26 +171,27 @@ class Learner:
         return total
 
     def loss(self, model: Transformer, batch: Batch) -> LossSums:
-        """Forward pass of a batch through the model or a replica."""
-        moved, passes = batch.to(self.device), 2 if self.config.r_drop else 1
+        """The loss of a batch under the model or a replica."""
+        moved, copies = batch.to(self.device), 2 if self.config.r_drop else 1
         inputs = (moved.source, moved.source_keep, moved.target_in)
         with autocast(self.device, self.precision):
-            hidden = model(*(part.repeat(passes, 1) for part in inputs))
+            hidden = model(*(part.repeat(copies, 1) for part in inputs))
             labels, options = moved.labels, (self.config.label_smoothing, self.config.r_drop)
             return translation_loss(hidden, *model.projection(), labels, moved.target_tokens, *options)
 
     def rehearse(self, batch: Batch) -> None:
-        """Take a batch through every worker at once, beside all that training holds, and forget it."""
+        """Allocate everything that training needs, run a batch in every worker at once, and discard the
+        gradients. Weights, optimizer and random generators do not change."""
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        # The optimizer makes its moments, and changes nothing.
+        # Allocates the moments without changing anything.
         step_unless(self.optimizer, torch.ones((), device=self.device))
         with self.generators_restored():
-            self._accumulate_in_memory([batch] * len(self.replicas), batch.target_tokens)
+            self._accumulate([batch] * len(self.replicas), batch.target_tokens)
         self.optimizer.zero_grad(set_to_none=True)
 
     def generators_restored(self) -> AbstractContextManager[None]:
-        """Within it, what is drawn from the generators of training is undone."""
+        """A context at whose end the random generators are back in their present state."""
         return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
 
 
@@ -194,7 +200,7 @@ def _gradients(model: Transformer) -> list[Tensor]:
 
 
 def _replica(model: Transformer) -> Transformer:
-    """A copy that shares the weights; only gradients and the generators of its dropout are its own."""
+    """A copy that shares the weights, but has separate gradients and dropout generators."""
     replica = copy.deepcopy(model)
     for copied, parameter in zip(replica.parameters(), model.parameters(), strict=True):
         copied.data = parameter.data
@@ -202,8 +208,8 @@ def _replica(model: Transformer) -> Transformer:
 
 
 def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019); weight decay for matrices alone, not for biases and norms.
-    Embeddings decay as in nanoGPT (fairseq decays all): tied, they are a matrix that multiplies too."""
+    """AdamW (Loshchilov and Hutter 2019). Weight decay applies to matrices, embeddings included, but not to
+    biases and norms, as in nanoGPT."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},

@@ -1,4 +1,4 @@
-"""Validation: the loss of the references, and the scores of really decoded, detokenized text."""
+"""Validation: the loss of the references, and the scores of decoded, detokenized text."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 
 
 class Scores(NamedTuple):
-    """Scores of the present weights."""
+    """Scores of a model on the validation set."""
 
     nll: float  # nats/token, unsmoothed
     perplexity: float  # e ** nll
@@ -30,7 +30,7 @@ class Scores(NamedTuple):
 
 
 class Validator:
-    """The validation set, encoded once; calling it scores a model."""
+    """The validation set, encoded once. Calling it scores a model."""
 
     def __init__(
         self,
@@ -45,23 +45,23 @@ class Validator:
         self.config, self.tokenizer, self.device = config, tokenizer, device
         self.metrics = make_metrics(("bleu", "chrf"), config.data.target_lang)
         beam_size = config.training.validation_beam_size
-        searched = {"beam_size": beam_size, "samples": None, "mbr": None}  # in each validation alike
+        searched = {"beam_size": beam_size, "samples": None, "mbr": None}  # the same in all validations
         self.decoding = config.decoding.model_copy(update=searched)
         self.batches = self._encode(micro_batch_tokens)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the pairs, the pieces and the search: scores compare only where it is equal."""
-        of_no_effect = {"batch_tokens", "workers", "precision", "seed", "temperature", "top_k", "top_p"}
-        if self.decoding.beam_size == 1:  # then there is nothing to choose from
-            of_no_effect |= {"length_penalty", "stop"}
-        search = self.decoding.model_dump(mode="json", exclude=of_no_effect)
-        if self.config.training.best_metric == "nll":  # which nothing is searched for
+        """SHA-256 of the pairs, the vocabulary and the search; scores are comparable only if it is equal."""
+        irrelevant = {"batch_tokens", "workers", "precision", "seed", "temperature", "top_k", "top_p"}
+        if self.decoding.beam_size == 1:
+            irrelevant |= {"length_penalty", "stop"}
+        search = self.decoding.model_dump(mode="json", exclude=irrelevant)
+        if self.config.training.best_metric == "nll":  # computed without a search
             search = {}
         value = [self.sources, self.references, self.tokenizer.fingerprint(), search]
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
     def _encode(self, micro_batch_tokens: int) -> list[Batch]:
-        """Batches for the loss; pairs over `data.max_length` are cut."""
+        """Batches for the loss; pairs longer than `data.max_length` are truncated."""
         special, longest = self.tokenizer.special, self.config.data.max_length - 1
         sides = (self.tokenizer.encode_source(self.sources), self.tokenizer.encode_target(self.references))
         source, target = (
@@ -74,9 +74,15 @@ class Validator:
         ]
 
     def __call__(self, model: Transformer) -> Scores:
-        """Score the model, which is left in the mode (training or not) that it came in."""
+        """Score the model, and leave it in the mode (training or evaluation) that it was in."""
         training = model.training
         model.eval()
+        try:
+            return self._score(model)
+        finally:
+            model.train(training)
+
+    def _score(self, model: Transformer) -> Scores:
         nll = self._nll(model)
         data = self.config.data
         translator = Translator(
@@ -90,7 +96,6 @@ class Validator:
         )
         hypotheses = [translation.text for translation in translator.translate(self.sources, scored=False)]
         bleu, chrf = score(hypotheses, [self.references], self.metrics)
-        model.train(training)
         return Scores(nll, math.exp(min(nll, 700.0)), bleu.score, chrf.score)
 
     @torch.no_grad()

@@ -6,7 +6,8 @@ from typing import Any
 from benchmark.job import TrainingJob, answer_with
 from benchmark.meter import Meter
 from mtrain.config.load import load_config
-from mtrain.training.loop import Trainer, make_trainer
+from mtrain.training.fit import make_trainer
+from mtrain.training.loop import Trainer
 
 
 def open_trainer(job: TrainingJob) -> Trainer:

@@ -22,7 +22,7 @@ from mtrain.device import resolve_device, resolve_precision
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.init_from import resolved
-from mtrain.training.run_folder import tokenize
+from mtrain.training.prepare_tokenizer import tokenize
 
 # Names of the other tools and the modules that measure them.
 PEERS = {"joeynmt": "joeynmt", "marian-hf": "marian_hf", "torch": "nn_transformer"}

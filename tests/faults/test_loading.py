@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mtrain.checkpoint.checkpoint import load_checkpoint, load_tensors, open_checkpoint
+from mtrain.checkpoint.checkpoint import load_checkpoint, open_checkpoint
 from mtrain.checkpoint.model_folder import load_model
+from mtrain.checkpoint.tensors import load_tensors
 from mtrain.config.schema import TrainingConfig
 from mtrain.config.yaml_io import MAX_BYTES
 from mtrain.errors import ModelError
@@ -180,7 +181,7 @@ def test_25_a_huge_json_file_is_refused_without_reading_it(run_dir, tmp_path):
     open_checkpoint(folder)
     (folder / "state.json").write_text(state + " " * LARGEST_JSON)
     write_manifest(folder)
-    with pytest.raises(ModelError, match=r"state\.json: .*not a small file"):
+    with pytest.raises(ModelError, match=r"state\.json: .*not a small regular file"):
         open_checkpoint(folder)
     (folder / "manifest.json").write_text("{}" + " " * LARGEST_JSON)
     with pytest.raises(ModelError, match=r"manifest\.json: damaged"):
@@ -219,7 +220,7 @@ def test_26_a_random_state_of_another_generator_is_refused(run_dir, tmp_path):
     (folder / "state.json").write_text(json.dumps(state))
     write_manifest(folder)
     model = load_model(run_dir).model
-    with pytest.raises(ModelError, match="not the state of a generator"):
+    with pytest.raises(ModelError, match="not the state of a random generator"):
         load_checkpoint(open_checkpoint(folder), model, make_optimizer(model, TrainingConfig(max_steps=1)))
 
 

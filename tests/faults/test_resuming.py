@@ -23,7 +23,7 @@ from mtrain.errors import Interrupted, ModelError
 from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.training import loop
-from mtrain.training.loop import fit, make_trainer
+from mtrain.training.fit import fit, make_trainer
 from tests.support.faults.damage import damaged_copies
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.faults.saves import Killed, fail_writes
@@ -62,7 +62,7 @@ def test_05_a_damaged_checkpoint_is_detected_and_the_one_before_it_is_used(make_
     with pytest.raises(ModelError, match=r"model\.safetensors: damaged"):
         go(make_config(training={"max_steps": 14}), resume=str(damaged.parent))
     go(make_config(training={"max_steps": 14}))
-    assert "trying the one before it" in caplog.text
+    assert "trying the previous checkpoint" in caplog.text
     assert last_checkpoint(run).name == "step-00000014"
     assert [step for step, *_ in losses(run)] == [2, 4, 6, 8, 10, 12, 14]
 
@@ -188,7 +188,7 @@ def test_09_an_incomplete_checkpoint_is_an_error_if_named_and_skipped_otherwise(
     with pytest.raises(ModelError, match=message):
         go(make_config(training=later), resume=str(newest))
     go(make_config(training=later))
-    assert "trying the one before it" in caplog.text
+    assert "trying the previous checkpoint" in caplog.text
     assert [step for step, *_ in losses(run)] == [2, 4, 6, 8, 10]
     for folder in checkpoint_folders(run):
         remove_part(folder, part)
@@ -206,7 +206,7 @@ def test_10_a_corpus_that_changed_under_a_run_is_an_error(make_config, tmp_path,
     with pytest.raises(ModelError, match=r"changed since the checkpoints .* --allow-data-change"):
         go(config)
     fit(config, device="cpu", quiet=True, allow_data_change=True)
-    assert "another corpus than before" in caplog.text
+    assert "the training data has changed" in caplog.text
     assert last_checkpoint(Path(config.run_dir)).name == "step-00000010"
     caplog.clear()
     go(
@@ -233,7 +233,7 @@ def test_10_a_tokenizer_that_changed_under_a_run(make_config, tmp_path, trained,
         with pytest.raises(ModelError, match="the corpus or the tokenizer changed"):
             go(config)
         fit(config, device="cpu", quiet=True, allow_data_change=True)
-        assert "tokenizer: not the one of the checkpoints" in caplog.text
+        assert "the tokenizer has changed" in caplog.text
     else:
         assert encoded() != first
         go(config)
@@ -242,7 +242,7 @@ def test_10_a_tokenizer_that_changed_under_a_run(make_config, tmp_path, trained,
 def test_10_a_lost_tokenizer_is_not_learned_again_under_checkpoints(make_config):
     run = go(make_config())
     shutil.rmtree(run / "tokenizer")
-    with pytest.raises(ModelError, match="tokenizer: is gone, and the checkpoints need it"):
+    with pytest.raises(ModelError, match="tokenizer: missing, but the checkpoints need it"):
         fit(make_config(training={"max_steps": 10}), device="cpu", quiet=True, allow_data_change=True)
 
 
@@ -270,7 +270,7 @@ def test_10_the_best_score_of_another_validation_is_discarded(
         Path(files["target"]).write_bytes(Path(files["target"]).read_bytes().replace(b"Katze", b"Maus"))
     config = make_config(data={"validation": files}, decoding=decoding, training={"max_steps": 12})
     fit(config, device="cpu", quiet=True, allow_data_change=pairs)
-    assert ("the best score starts anew" in caplog.text) == (best == 12)
+    assert ("the best score is discarded" in caplog.text) == (best == 12)
     assert json.loads((run / "checkpoints/index.json").read_text())["best"] == f"step-{best:08d}"
 
 

@@ -118,7 +118,7 @@ def test_16_micro_batches_that_do_not_fit_are_found_before_the_first_step(
     go(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 64, "max_steps": 10}))
     assert (
         "micro-batches of 64 tokens; before:" in caplog.text
-        and "micro-batches of 128 tokens, cut to " in caplog.text
+        and "micro-batches of 128 tokens, reduced to " in caplog.text
     )
     assert last_checkpoint(run).name == "step-00000010"
 

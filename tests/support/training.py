@@ -18,7 +18,7 @@ from mtrain.config.load import Config, validate
 from mtrain.data.batch import collate
 from mtrain.data.encode import prepare_data
 from mtrain.model.transformer import Transformer
-from mtrain.training.loop import fit
+from mtrain.training.fit import fit
 from mtrain.training.validate import Scores, Validator
 
 PAIRS = [

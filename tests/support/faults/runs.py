@@ -11,6 +11,7 @@ from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.storage.manifest import verify_folder
 from mtrain.training import loop
+from mtrain.training.fit import fit
 from tests.support.faults.processes import Counters
 from tests.support.training import losses
 
@@ -65,7 +66,7 @@ def train(run_dir: Path, steps: int = STEPS, counters: Counters | None = None) -
     with pytest.MonkeyPatch.context() as patch:
         if counters is not None:
             patch.setattr(loop.Trainer, "train_on", _counting(loop.Trainer.train_on, counters))
-        loop.fit(make_run_config(run_dir, steps), device="cpu", quiet=True)
+        fit(make_run_config(run_dir, steps), device="cpu", quiet=True)
 
 
 def _counting(train_on, counters: Counters):

@@ -10,8 +10,8 @@ from mtrain.config.load import Config
 from mtrain.data.check import Counts, Leak
 from mtrain.data.check_report import report_of, warnings_of
 from mtrain.data.scan import check_data
-from mtrain.training.loop import make_trainer
-from mtrain.training.run_folder import prepare_tokenizer
+from mtrain.training.fit import make_trainer
+from mtrain.training.prepare_tokenizer import prepare_tokenizer
 
 GOOD = [(f"The {n} cats sleep on mats.", f"Die {n} Katzen schlafen auf Matten.") for n in range(200)]
 

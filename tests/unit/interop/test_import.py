@@ -22,7 +22,7 @@ from mtrain.errors import ModelError, UsageError
 from mtrain.interop.marian import import_marian
 from mtrain.tokenizer.sampling import make_resegment
 from mtrain.tokenizer.vocabulary import Vocabulary
-from mtrain.training.loop import fit
+from mtrain.training.fit import fit
 from tests.support.cli import one_line
 from tests.support.marian import make, sentences, write_tokenizer
 

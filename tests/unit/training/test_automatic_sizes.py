@@ -10,9 +10,9 @@ from mtrain.config.presets import PRESETS
 from mtrain.config.schema import Config
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.training.fit import fit
 from mtrain.training.init_from import resolved
-from mtrain.training.loop import fit
-from mtrain.training.run_folder import tokenize
+from mtrain.training.prepare_tokenizer import tokenize
 
 
 @pytest.mark.parametrize(("pairs", "vocab_size"), [(1_999, 1_000), (2_000, 4_000)])

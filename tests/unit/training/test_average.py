@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.errors import UsageError
-from mtrain.training.loop import fit, make_trainer
+from mtrain.training.fit import fit, make_trainer
 from mtrain.training.validate import Validator
 from tests.support.training import weights
 
@@ -48,7 +48,7 @@ def test_a_damaged_checkpoint_is_left_out_of_the_mean(make_config, caplog):
     weights = folders[0] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
     fit(make_config(training={**keys, "max_steps": 12}), device="cpu", quiet=True)
-    assert "model.safetensors: damaged" in caplog.text and "the average does without it" in caplog.text
+    assert "model.safetensors: damaged" in caplog.text and "left out of the average" in caplog.text
     own = [load_file(folder / "model.safetensors") for folder in folders[1:]]
     for name, mean in load_file(folders[2] / "average.safetensors").items():
         torch.testing.assert_close(mean, sum(tensors[name] for tensors in own) / 2)

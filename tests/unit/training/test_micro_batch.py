@@ -12,7 +12,7 @@ from mtrain.config.schema import ModelConfig, TrainingConfig
 from mtrain.data.batch import Batch
 from mtrain.model.transformer import Transformer
 from mtrain.training import micro_batch as memory
-from mtrain.training.loop import fit, make_trainer
+from mtrain.training.fit import fit, make_trainer
 from mtrain.training.micro_batch import fit_micro_batch, kept_bytes, memory_of
 from mtrain.training.step import Learner
 

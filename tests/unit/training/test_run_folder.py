@@ -9,7 +9,7 @@ import yaml
 
 from mtrain import Translator
 from mtrain.errors import DataError, ModelError, UsageError
-from mtrain.training.run_folder import tokenize
+from mtrain.training.prepare_tokenizer import tokenize
 from tests.support.training import go, last_checkpoint, losses
 
 
@@ -35,7 +35,7 @@ def test_missing_corpora_are_reported_before_any_work(make_config, tmp_path):
 def test_a_tokenizer_can_be_taken_from_another_model(make_config, run_dir):
     run = go(make_config(tokenizer={"path": str(run_dir)}))
     assert (run / "tokenizer/joint.model").read_bytes() == (run_dir / "tokenizer/joint.model").read_bytes()
-    with pytest.raises(ModelError, match="no tokenizer/"):
+    with pytest.raises(ModelError, match="tokenizer/ is missing"):
         go(make_config("other", tokenizer={"path": str(run_dir / "checkpoints")}))
 
 
@@ -63,7 +63,7 @@ def test_a_folder_with_foreign_files_is_not_a_run_folder(make_config, tmp_path, 
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("precious")
     for start in (go, tokenize):
-        with pytest.raises(UsageError, match="is no run folder of mtrain"):
+        with pytest.raises(UsageError, match="is not a run folder"):
             start(make_config("mine"))
     assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [file]
     assert file.read_text() == "precious"
@@ -71,7 +71,7 @@ def test_a_folder_with_foreign_files_is_not_a_run_folder(make_config, tmp_path, 
 
 def test_a_model_folder_is_not_a_run_folder(make_config, run_dir, tmp_path):
     shutil.copytree(run_dir / "model", tmp_path / "model")
-    with pytest.raises(UsageError, match="is no run folder of mtrain"):
+    with pytest.raises(UsageError, match="is not a run folder"):
         go(make_config("model"))
     assert Translator.load(tmp_path / "model", "cpu").translate(["It rains."])[0].text == "Es regnet."
 
@@ -96,7 +96,7 @@ def test_a_tokenizer_older_than_the_text_is_logged(make_config, corpus, tmp_path
     assert "learnt before" not in caplog.text  # a touched file is the same text
     Path(files["source"]).write_bytes(Path(files["source"]).read_bytes().replace(b"cat", b"cow"))
     go(make_config(data={"train": files}))
-    assert "learnt before data.train changed" in caplog.text
+    assert "data.train changed since" in caplog.text
     caplog.clear()
     go(make_config(data={"train": files}, training={"max_steps": 10}))
     assert "learnt before" not in caplog.text  # the checkpoints need this one

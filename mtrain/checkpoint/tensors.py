@@ -1,0 +1,44 @@
+"""Tensors in safetensors files."""
+
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from mtrain.errors import ModelError
+
+
+def load_tensors(file: Path) -> dict[str, Tensor]:
+    """Load the tensors of a safetensors file, by name. Raises ModelError if it cannot be read."""
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ModelError(f"{file}: cannot read: {error}") from None
+
+
+def load_weights(model: nn.Module, file: Path) -> None:
+    """Load the weights of a model from a safetensors file. Parameters on the meta device are replaced.
+
+    Names and shapes are checked before any tensor is loaded. Raises ModelError naming what does not fit, or
+    tensors that hold NaN or infinity.
+    """
+    expected = model.state_dict()
+    try:
+        with safe_open(file, "pt") as stored:
+            shapes = {name: stored.get_slice(name).get_shape() for name in stored.keys()}  # noqa: SIM118
+            if shapes.keys() != expected.keys():
+                missing = sorted(expected.keys() - shapes) or "none"
+                extra = sorted(shapes.keys() - expected) or "none"
+                raise ModelError(f"{file}: tensors missing: {missing}; not expected: {extra}")
+            for name, shape in shapes.items():
+                if shape != list(expected[name].shape):
+                    raise ModelError(f"{file}: {name} is {shape}; the model has {list(expected[name].shape)}")
+            tensors = {name: stored.get_tensor(name) for name in shapes}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ModelError(f"{file}: cannot read: {error}") from None
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.isfinite().all():
+            raise ModelError(f"{file}: {name} holds NaN, infinity or integers")
+        tensors[name] = tensor.to(expected[name].dtype)
+    model.load_state_dict(tensors, assign=any(tensor.is_meta for tensor in expected.values()))

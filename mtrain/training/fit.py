@@ -1,0 +1,101 @@
+"""`mtrain fit`: prepare the run folder, the tokenizer and the data, then train."""
+
+import logging
+from pathlib import Path
+
+from mtrain.checkpoint.checkpoint import Checkpoint
+from mtrain.config.schema import Config
+from mtrain.data.batching import BATCH_ORDER
+from mtrain.data.check_report import log_warnings
+from mtrain.data.encode import PreparedData, check_corpora, prepare_data
+from mtrain.data.scan import RawData
+from mtrain.device import keep_few_kernels, keep_freed_memory, make_current, resolve_device
+from mtrain.errors import UsageError
+from mtrain.evaluation.metrics import make_metrics
+from mtrain.interop.formats import require_exports
+from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.training.init_from import note_origin, resolved
+from mtrain.training.loop import StopSignal, Trainer
+from mtrain.training.prepare_tokenizer import adopt_vocab_size, prepare_tokenizer, vocab_size_is_automatic
+from mtrain.training.run_folder import claimed, open_run
+
+log = logging.getLogger(__name__)
+
+
+def fit(
+    config: Config,
+    resume: str = "auto",
+    device: str = "auto",
+    quiet: bool = False,
+    allow_data_change: bool = False,
+) -> None:
+    """Train the model of a config and publish the best weights in `RUN/model`.
+
+    `resume`: `auto` resumes from the newest valid checkpoint, if there is one; `never` requires a new run
+    folder; a path resumes from that checkpoint. With `allow_data_change`, a run may resume with a changed
+    corpus, from the start of an epoch. Raises the errors of `mtrain.errors`; Interrupted after SIGINT or
+    SIGTERM, once the state is saved.
+    """
+    resolve_device(device)
+    if config.training.init_from is None:  # else the sizes are not known yet
+        require_exports(config)
+    check_corpora(config.data)
+    make_metrics(("bleu", "chrf"), config.data.target_lang)  # missing dependencies are reported at startup
+    with claimed(Path(config.run_dir)):
+        trainer = make_trainer(config, resume, device, quiet, allow_data_change)
+        with StopSignal() as stop:
+            trainer.run(stop)
+
+
+def make_trainer(
+    config: Config,
+    resume: str = "auto",
+    device: str = "auto",
+    quiet: bool = False,
+    allow_data_change: bool = False,
+) -> Trainer:
+    """Create or open the run folder, its tokenizer and its data, and set up a trainer.
+
+    Arguments and errors are those of `fit`. The run folder is not locked.
+    """
+    place = resolve_device(device)
+    make_current(place)
+    keep_freed_memory()
+    keep_few_kernels()
+    run_dir = Path(config.run_dir)
+    is_encoded, any_size = (run_dir / "data").exists(), vocab_size_is_automatic(config)
+    raw = RawData(config.data, config.seed, run_dir, check=not is_encoded)
+    config, start = resolved(config, raw)
+    require_exports(config)
+    checkpoint = open_run(config, resume)
+    tokenizer = prepare_tokenizer(config, raw, any_size=any_size)
+    if any_size:
+        config = adopt_vocab_size(config)
+    if start and start.tokenizer.fingerprint() != tokenizer.fingerprint():
+        reason = f"its tokenizer is not that of {config.training.init_from}"
+        raise UsageError(f"{run_dir}: {reason}; replace it with `mtrain tokenize CONFIG --force`")
+    if checkpoint is None:
+        note_origin(run_dir, start, config.training.init_from)
+    if not is_encoded:
+        log_warnings(config.data, tokenizer, raw)
+    expected = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
+    data = prepare_data(config.data, tokenizer, run_dir / "data", config.seed, expected, raw)
+    if checkpoint:
+        _adopt_data(checkpoint, tokenizer, data)
+    return Trainer(config, tokenizer, data, place, checkpoint, quiet, start)
+
+
+def _adopt_data(checkpoint: Checkpoint, tokenizer: Tokenizer, data: PreparedData) -> None:
+    """Let a checkpoint continue with data or an order of batches that it was not made with."""
+    state = checkpoint.state
+    if state.tokenizer_fingerprint != tokenizer.fingerprint():
+        log.warning("the tokenizer has changed; the model was trained with another vocabulary")
+        state.tokenizer_fingerprint = tokenizer.fingerprint()
+    if state.data_fingerprint != data.fingerprint:
+        log.warning("the training data has changed; epoch %d starts over", state.epoch + 1)
+        state.data_fingerprint, state.next_batch, state.steps_in_first_epoch = data.fingerprint, 0, None
+    if state.batch_order != BATCH_ORDER:
+        if state.next_batch:
+            message = "data: this version of mtrain orders batches differently; restarting epoch %d"
+            log.warning(message, state.epoch + 1)
+        state.batch_order, state.next_batch, state.steps_in_first_epoch = BATCH_ORDER, 0, None

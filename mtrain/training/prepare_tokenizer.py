@@ -1,0 +1,113 @@
+"""The tokenizer of a run: learned from the training text, or copied from another model."""
+
+import json
+import logging
+from pathlib import Path
+
+from mtrain.checkpoint.checkpoint import checkpoint_folders
+from mtrain.checkpoint.model_folder import copy_tokenizer, tokenizer_folder
+from mtrain.config.load import validate
+from mtrain.config.schema import Config, TokenizerConfig
+from mtrain.config.yaml_io import read_yaml_file, to_yaml
+from mtrain.data.scan import RawData
+from mtrain.errors import ModelError, UsageError
+from mtrain.storage.atomic import write_folder, write_text
+from mtrain.tokenizer.learn import train_tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.training.init_from import resolved
+from mtrain.training.run_folder import claimed, write_config
+
+log = logging.getLogger(__name__)
+
+
+def tokenize(config: Config, force: bool = False) -> Tokenizer:
+    """Create the run folder and its tokenizer, without training. Raises what `prepare_tokenizer` raises."""
+    raw, any_size = RawData(config.data, config.seed, Path(config.run_dir)), vocab_size_is_automatic(config)
+    with claimed(Path(config.run_dir)):
+        config, _ = resolved(config, raw)
+        if not checkpoint_folders(Path(config.run_dir)):
+            write_config(config)
+        tokenizer = prepare_tokenizer(config, raw, force, any_size)
+        if any_size:
+            adopt_vocab_size(config)
+        return tokenizer
+
+
+def vocab_size_is_automatic(config: Config) -> bool:
+    """Whether `model.preset: auto` chooses the vocabulary size of an unresolved config."""
+    return config.model.preset == "auto" and "vocab_size" not in config.tokenizer.model_fields_set
+
+
+def adopt_vocab_size(config: Config) -> Config:
+    """The config with the vocabulary size that was learned, which `RUN/config.yaml` then states too. It is
+    smaller than the automatic choice if the text is too small for that."""
+    settings = Path(config.run_dir) / "tokenizer/config.yaml"
+    recipe = validate(TokenizerConfig, read_yaml_file(settings), str(settings))
+    if recipe == config.tokenizer:
+        return config
+    config = config.model_copy(update={"tokenizer": recipe})
+    write_config(config)
+    return config
+
+
+def prepare_tokenizer(
+    config: Config, raw: RawData | None = None, force: bool = False, any_size: bool = False
+) -> Tokenizer:
+    """The tokenizer of the run. If it has none, learn it from the training text or copy `tokenizer.path`.
+
+    With `any_size`, `vocab_size` is an upper limit, and the largest possible size below it is learned. Raises
+    UsageError if the existing tokenizer was learned with other settings, or if checkpoints need the one that
+    `force` would replace; ModelError if checkpoints need a tokenizer that is missing.
+    """
+    raw = raw or RawData(config.data, config.seed, Path(config.run_dir))
+    run_dir, recipe = Path(config.run_dir), config.tokenizer
+    folder = run_dir / "tokenizer"
+    settings, learned_from = folder / "config.yaml", folder / "learnt-from.json"
+    trained = bool(checkpoint_folders(run_dir))
+
+    def contents() -> str:
+        return json.dumps(raw.training_hashes) + "\n"
+
+    if force and trained:
+        raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")
+    if settings.exists() and not force:
+        learned = validate(TokenizerConfig, read_yaml_file(settings), str(settings))
+        if any_size and learned.vocab_size <= recipe.vocab_size:
+            recipe = recipe.model_copy(update={"vocab_size": learned.vocab_size})
+        if learned != recipe:
+            raise UsageError(
+                f"{folder}: was learned with other tokenizer settings; restore them, or replace it with "
+                "`mtrain tokenize CONFIG --force`"
+            )
+        if not trained and learned_from.exists() and learned_from.read_text(encoding="utf-8") != contents():
+            log.warning(
+                "data.train changed since the tokenizer was learned; replace it by `mtrain tokenize --force`"
+            )
+        return Tokenizer(folder)
+    if trained:
+        raise ModelError(
+            f"{folder}: missing, but the checkpoints need it; restore it, or start another run with --run-dir"
+        )
+
+    def fill(temporary: Path) -> None:
+        learned = recipe
+        if recipe.path is None:
+            text = raw.scan.text
+            sides = (lambda: text.side(0)), (lambda: text.side(1))
+            size = train_tokenizer(recipe, *sides, temporary, config.seed, any_size)
+            learned = recipe.model_copy(update={"vocab_size": size})
+            write_text(temporary / learned_from.name, contents())
+        else:
+            copy_tokenizer(tokenizer_folder(Path(recipe.path)), temporary)
+        write_text(temporary / settings.name, to_yaml(learned))
+
+    write_folder(folder, fill)
+    return Tokenizer(folder)
+
+
+def existing_tokenizer(config: Config) -> Tokenizer | None:
+    """The tokenizer of the run or of `tokenizer.path`, if there is one already."""
+    folder = Path(config.run_dir) / "tokenizer"
+    if (folder / "config.yaml").exists():
+        return Tokenizer(folder)
+    return Tokenizer(tokenizer_folder(Path(config.tokenizer.path))) if config.tokenizer.path else None
