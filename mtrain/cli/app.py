@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # the reader of the help text is gone: no failure
+        if isinstance(stop.__context__, BrokenPipeError):  # the reader of the help text has exited
             return 0
         raise
     except Exception as error:

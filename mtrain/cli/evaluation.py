@@ -75,13 +75,13 @@ def evaluate(
     names = metrics.lower().split(",")
     if bleu_tokenize is not None and "bleu" not in names:
         raise UsageError(f"--bleu-tokenize has no effect on --metrics {metrics}; add bleu, or leave it out")
-    makes_metrics = (names, lowercase, bleu_tokenize)
+    metric_options = (names, lowercase, bleu_tokenize)
     if hypotheses is not None:
-        results = _score_hypotheses(model, hypotheses, reference or [], *makes_metrics)
+        results = _score_hypotheses(model, hypotheses, reference or [], *metric_options)
     else:
         assert model is not None
         settings = overrides(set_, "decoding.", **search)
-        results = _score_model(model, source, reference or [], settings, device, *makes_metrics)
+        results = _score_model(model, source, reference or [], settings, device, *metric_options)
     _print_scores(results, json_)
     if hypotheses is None:
         terminal.suggest(f"to translate a file: mtrain translate {shlex.quote(str(model))} -i FILE -o FILE")
@@ -108,7 +108,7 @@ def _score_hypotheses(
     lowercase: bool,
     bleu_tokenize: str | None,
 ) -> Iterator[Scores]:
-    """The scores of given translations. MODEL only says which language they are in."""
+    """The scores of existing translations. MODEL is used only for its target language."""
     from mtrain.checkpoint.model_folder import load_model
     from mtrain.evaluation.evaluate import score_file
     from mtrain.evaluation.metrics import make_metrics
@@ -128,18 +128,18 @@ def _score_model(
     lowercase: bool,
     bleu_tokenize: str | None,
 ) -> Iterator[Scores]:
-    """The scores of a model on one test set of files, or on the test sets of its run."""
+    """The scores of a model on the test set in the given files, or on the test sets of its run."""
     from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set, read_test_set
     from mtrain.evaluation.metrics import make_metrics
 
-    of_data = [assignment for assignment in settings if assignment.startswith("data.")]
-    if references and of_data:
-        raise UsageError(f"--set {of_data[0]} has no effect with --reference; leave it out")
+    data_settings = [assignment for assignment in settings if assignment.startswith("data.")]
+    if references and data_settings:
+        raise UsageError(f"--set {data_settings[0]} has no effect with --reference; leave it out")
     given = [read_test_set(source, references)] if source is not None else None
-    of_decoding = [assignment for assignment in settings if not assignment.startswith("data.")]
-    translator = load_translator(model, device, of_decoding)
+    decoding_settings = [assignment for assignment in settings if not assignment.startswith("data.")]
+    translator = load_translator(model, device, decoding_settings)
     metrics = make_metrics(names, translator.target_lang, lowercase, bleu_tokenize)
-    for test in given or configured_test_sets(model, of_data):
+    for test in given or configured_test_sets(model, data_settings):
         yield test.name, len(test.references[0]), evaluate_set(test, translator, metrics)
 
 

@@ -26,7 +26,7 @@ def import_(
 ) -> None:
     """Import a MarianMT model from Hugging Face.
 
-    Converts it to a model folder, to translate with or to fine-tune.
+    Converts it to a model folder, which you can translate with or fine-tune.
     """
     terminal.start_logging(quiet, debug)
     from mtrain.interop.marian import import_marian
@@ -59,7 +59,7 @@ def export(
 ) -> None:
     """Export MODEL for another program.
 
-    Verifies that both programs give the same translations and probabilities.
+    Verifies that mtrain and the other program give the same translations and probabilities.
     """
     terminal.start_logging(quiet, debug)
     if quantization is not None and format != "ctranslate2":

@@ -29,7 +29,7 @@ def is_stream(path: Path | None) -> bool:
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether what is written to a file is compressed."""
+    """Whether output to a path is compressed."""
     return path.suffix in _COMPRESSION and not is_stdout(path)
 
 
@@ -53,7 +53,7 @@ def require_writable(path: Path | None, inputs: Sequence[Path | None]) -> None:
 
 @contextmanager
 def open_stdout() -> Iterator[IO[str]]:
-    """stdout. It is not an error if its reader exits early, as `head` does."""
+    """Open stdout. It is not an error if its reader exits early, as `head` does."""
     try:
         yield sys.stdout
         sys.stdout.flush()
@@ -64,9 +64,9 @@ def open_stdout() -> Iterator[IO[str]]:
 
 @contextmanager
 def open_output(path: Path | None) -> Iterator[IO[str]]:
-    """stdout, a device or a pipe, or a file, which is replaced if the block succeeds.
+    """Open stdout, a device or a pipe, or a file, which is replaced if the block succeeds.
 
-    What goes to a path that ends in .gz or .zst is compressed. Raises StorageError if it cannot be written.
+    Output to a path that ends in .gz or .zst is compressed. Raises StorageError if writing fails.
     """
     if path is None or is_stdout(path):
         with open_stdout() as stream:
@@ -87,7 +87,7 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
 
 
 def write_lines(lines: Iterable[str], out: IO[str]) -> None:
-    """Write lines as they come, and flush them often."""
+    """Write lines as they arrive, and flush the output regularly."""
     flushed = time.monotonic()
     for line in lines:
         out.write(line)

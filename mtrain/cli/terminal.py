@@ -16,9 +16,9 @@ STARTED = time.monotonic()  # this module is loaded when the process starts
 
 
 def make_streams_usable() -> None:
-    """Replace closed standard streams, and write UTF-8 whatever the locale.
+    """Replace closed standard streams, and write UTF-8 regardless of the locale.
 
-    A closed stdout is replaced by a stream that cannot be written, so that losing results is an error.
+    A closed stdout is replaced with a read-only stream, so that losing results is an error.
     """
     for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -59,14 +59,14 @@ def escape_control_characters(text: str) -> str:
 
 
 def require_unicode(text: str) -> str:
-    """Return typed text. Raises DataError if it was not UTF-8, which Python decodes to lone surrogates."""
+    """Return `text`. Raises DataError if it was not UTF-8, which Python decodes to lone surrogates."""
     if any("\ud800" <= c <= "\udfff" for c in text):
         raise DataError(f"{text}: not valid UTF-8")
     return text
 
 
 def require_file(path: Path) -> None:
-    """Raise DataError if an input file, unless it is `-`, is missing or a folder."""
+    """Raise DataError if an input file is missing or a folder; `-`, stdin, is always accepted."""
     if str(path) != "-" and (path.is_dir() or not path.exists()):
         raise DataError(f"{path}: {'a folder, not a file' if path.is_dir() else 'no such file'}")
 

@@ -16,8 +16,8 @@ def fit(
         str,
         Option(
             metavar="auto|never|CHECKPOINT",
-            help="auto resumes from the newest valid checkpoint, if any; never fails if there is one; "
-            "CHECKPOINT is the folder of the one to resume from.",
+            help="auto: resume from the newest valid checkpoint, if any; never: exit with an error if there "
+            "is a checkpoint; CHECKPOINT: resume from this checkpoint folder.",
         ),
     ] = "auto",
     allow_data_change: Annotated[

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class Format(NamedTuple):
-    """How translations are printed."""
+    """The output format of translations."""
 
     n_best: int
     scores: bool
@@ -187,7 +187,7 @@ def load_translator(
 def _translations(
     translator: "Translator", lines: Iterable[str], prefix: Path | None, form: Format, first: int = 0
 ) -> Iterator[str]:
-    """Yield the output for `lines`; `first` is the number of the first one."""
+    """Yield the output for `lines`, the first of which has the number `first`."""
     prefixes = None if prefix is None else islice(terminal.read_lines(prefix), first, None)
     scored = form.scores or form.json
     for best in translator.stream(lines, form.n_best, form.alignments, prefixes, first, scored=scored):

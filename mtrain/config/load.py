@@ -21,7 +21,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a config, merge it over the config that it extends, apply `section.key=value` overrides, validate.
 
-    Raises UsageError naming the file, the line and the key at fault.
+    Raises UsageError that names the file, the line and the key of the problem.
     """
     files = _read_chain(Path(path))
     try:
@@ -43,8 +43,8 @@ def validate(
 ) -> SectionT:
     """Check a raw mapping against a section.
 
-    `origin`, where the values come from, begins the message: a text, or a function of the keys at fault.
-    Raises an `error` that names the key and the values that it accepts.
+    `origin` begins the error message and says where the values come from: a string, or a function of the
+    invalid keys. Raises an `error` that names the key and the values that it accepts.
     """
     try:
         return section.model_validate(raw)
@@ -54,7 +54,7 @@ def validate(
 
 
 def override(raw: Any, assignment: str) -> Any:
-    """A copy of `raw` with one `section.key=value` applied. The value is YAML; list items go by index.
+    """A copy of `raw` with one `section.key=value` applied. The value is YAML; list items have numeric keys.
 
     Raises UsageError if the assignment is malformed.
     """
@@ -105,12 +105,12 @@ def _read_chain(path: Path) -> list[_ConfigFile]:
     """A config, the config that it extends, and so on."""
     files: list[_ConfigFile] = []
     seen: list[Path] = []
-    where = ""  # of the key that named `path`
+    where = ""  # location of the key that names `path`
     while True:
         if path.resolve() in seen:
             if path.resolve() == seen[-1]:
                 raise UsageError(f"{where}{path}: a config cannot extend itself")
-            raise UsageError(f"{where}{path}: this config extends {files[-1].path} in turn")
+            raise UsageError(f"{where}{path}: circular extends: it extends {files[-1].path}")
         if where and not path.exists():
             raise UsageError(f"{where}{path}: no such config file")
         seen.append(path.resolve())
@@ -135,15 +135,13 @@ def _merged(base: Any, value: Any) -> Any:
 
 
 def _origin(keys: Keys, files: Sequence[_ConfigFile], overrides: Sequence[str] = ()) -> str:
-    """Where the value at `keys` comes from: FILE:LINE, or FILE if no single line is at fault, or --set."""
+    """Where the value at `keys` comes from: FILE:LINE, FILE if there is no single line, or --set."""
     names = [key for key in keys if isinstance(key, str)]
     changed = False  # whether an override replaces a part of the value
     for assignment in overrides:
         given = assignment.partition("=")[0].strip().split(".")
-        for name in (
-            [str(key) for key in keys],
-            names,
-        ):  # a list of one corpus may be written without the list
+        # `names` has no list indices: a single corpus may be written without a list.
+        for name in ([str(key) for key in keys], names):
             if given == name[: len(given)]:
                 return "--set"
             changed = changed or name == given[: len(name)]
@@ -157,7 +155,7 @@ def _origin(keys: Keys, files: Sequence[_ConfigFile], overrides: Sequence[str] =
             break
         path, line = entries[0][0], f":{entries[0][1].start_mark.line + 1}"
         below: list[tuple[Path, yaml.Node | None]] = [(path, node) for path, _, node in entries]
-        # Mappings are merged; any other value hides the files below it.
+        # Mappings are merged; any other value replaces those of the configs below it.
         layers = list(takewhile(lambda layer: isinstance(layer[1], yaml.MappingNode), below)) or below[:1]
     return str(path) if changed else f"{path}{line}"
 

@@ -1,4 +1,4 @@
-"""Validation errors in plain words: the key, the values that it accepts, and the value that was given."""
+"""Readable validation errors: the key, the values that it accepts, and the value that was given."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 Keys = tuple[int | str, ...]  # of nested sections and lists, outermost first
 _CUSTOM = ("unknown_key", "value_error", "assertion_error")  # their messages are mtrain's own
-_LONGEST = 60  # characters of a value that a message repeats
+_LONGEST = 60  # maximum number of characters of a value in a message
 
 
 def explain(error: ValidationError, section: type[BaseModel]) -> tuple[Keys, str]:
@@ -49,7 +49,7 @@ def _message(problem: ErrorDetails, field: dict[str, Any], schema: dict[str, Any
 
 
 def _shown(value: Any) -> str:
-    """A value as YAML has it, on one line and shortened."""
+    """A value in YAML syntax, on one line and truncated."""
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     if isinstance(value, list):
@@ -61,8 +61,8 @@ def _shown(value: Any) -> str:
 def _find(schema: dict[str, Any], location: Sequence[int | str]) -> tuple[Keys, dict[str, Any], str]:
     """Follow a location that pydantic reports through a JSON schema.
 
-    Returns the keys of the config among its parts (the others name alternative types), the schema of the last
-    key, and the first part of its description.
+    Returns the parts of the location that are config keys (the others name alternative types), the schema of
+    the last key, and its description up to the first semicolon.
     """
     keys: Keys = ()
     field, description = schema, ""

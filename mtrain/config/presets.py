@@ -1,4 +1,4 @@
-"""Model sizes by name, and the sizes that `model.preset: auto` picks by the size of the corpus."""
+"""Presets of model sizes, and the sizes that `model.preset: auto` selects by the size of the corpus."""
 
 import math
 from typing import NamedTuple

@@ -190,7 +190,7 @@ class TrainingConfig(Section):
         (0.9, 0.98), strict=False, description="AdamW's decay rates of the first and second moments"
     )
     weight_decay: float = Field(
-        0.0, ge=0, le=10, description="AdamW's decoupled weight decay, of matrices only"
+        0.0, ge=0, le=10, description="AdamW's decoupled weight decay, applied to matrices only"
     )
     clip_norm: float = Field(1.0, ge=0, le=1e9, description="maximum norm of the gradient; 0: no clipping")
     label_smoothing: Fraction = Field(0.1, description="probability mass spread evenly over the vocabulary")
@@ -211,13 +211,13 @@ class TrainingConfig(Section):
     )
     compile: Switch = Field("auto", description="use torch.compile; auto: on GPUs that Triton supports")
     validate_every: PositiveInt = Field(
-        500, description="steps between validations; there is one more at the end"
+        500, description="steps between validations; the last one is at the end of training"
     )
     validation_beam_size: int = Field(
         1, ge=1, le=128, description="beam size in validation; 1: greedy search"
     )
     checkpoint_every: PositiveInt = Field(
-        500, description="steps between checkpoints; there is one more at the end"
+        500, description="steps between checkpoints; the last one is at the end of training"
     )
     keep_checkpoints: PositiveInt = Field(
         3,
@@ -240,7 +240,7 @@ class TrainingConfig(Section):
             if self.schedule in ("cosine", "linear"):
                 raise ValueError(f"schedule: {self.schedule} needs max_steps or max_epochs")
         if self.average_checkpoints > 1 and self.ema_decay is not None:
-            raise ValueError("ema_decay and average_checkpoints exclude each other; give one")
+            raise ValueError("ema_decay and average_checkpoints are mutually exclusive; set only one")
         if self.average_checkpoints > self.keep_checkpoints + 1:
             raise ValueError(
                 f"average_checkpoints ({self.average_checkpoints}) needs keep_checkpoints of at least "
@@ -277,19 +277,21 @@ class DecodingConfig(Section):
         1.5,
         ge=0,
         le=100,
-        description="longest output, in tokens per source token; max_length_offset is added",
+        description="longest output, in tokens per source token; the limit is "
+        "max_length_ratio x source length + max_length_offset",
     )
     max_length_offset: int = Field(
-        10, ge=1, le=65536, description="longest output, in tokens; max_length_ratio x source length is added"
+        10, ge=1, le=65536, description="tokens added to the longest output; see max_length_ratio"
     )
     min_length_ratio: float = Field(
         0.0,
         ge=0,
         le=100,
-        description="shortest output, in tokens per source token; min_length_offset is added",
+        description="shortest output, in tokens per source token; the limit is "
+        "min_length_ratio x source length + min_length_offset",
     )
     min_length_offset: int = Field(
-        0, ge=0, le=65536, description="shortest output, in tokens; min_length_ratio x source length is added"
+        0, ge=0, le=65536, description="tokens added to the shortest output; see min_length_ratio"
     )
     no_repeat_ngram: int = Field(
         0, ge=0, le=100, description="n-grams of this length are never repeated; 0: off"
@@ -302,7 +304,9 @@ class DecodingConfig(Section):
         description="end translations at the maximum length with EOS, which does not change their score",
     )
     renormalize: bool = Field(
-        False, description="renormalize probabilities after forbidden tokens are removed, as Hugging Face can"
+        False,
+        description="renormalize probabilities after forbidden tokens are removed, "
+        "as renormalize_logits in Hugging Face Transformers",
     )
     samples: Samples | None = Field(
         None, description="number of translations sampled per sentence; null: search instead"
@@ -310,7 +314,9 @@ class DecodingConfig(Section):
     temperature: float = Field(
         1.0, gt=0, le=100, description="sampling temperature; values below 1 sharpen the distribution"
     )
-    top_k: int = Field(0, ge=0, description="sample from this many most probable tokens only; 0: from all")
+    top_k: int = Field(
+        0, ge=0, description="sample only from the top_k most probable tokens; 0: from all tokens"
+    )
     top_p: float = Field(
         1.0,
         gt=0,
@@ -338,7 +344,9 @@ class DecodingConfig(Section):
     @model_validator(mode="after")
     def _search_or_sample(self) -> Self:
         if self.min_length_ratio > self.max_length_ratio or self.min_length_offset > self.max_length_offset:
-            raise ValueError("min_length_ratio and min_length_offset must not exceed those of max_length")
+            raise ValueError(
+                "min_length_ratio must not exceed max_length_ratio, nor min_length_offset max_length_offset"
+            )
         if self.samples is None and (self.temperature != 1 or self.top_k or self.top_p != 1):
             raise ValueError("temperature, top_k and top_p affect sampling only; set samples, too")
         if self.mbr and self.hypotheses == 1:
@@ -378,9 +386,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        reused = (
-            self.tokenizer.path or self.training.init_from
-        )  # its settings are checked against the config later
+        # The settings of a reused tokenizer are compared with the config later.
+        reused = self.tokenizer.path or self.training.init_from
         if self.training.init_from and self.model.preset:
             raise ValueError("model.preset: auto and training.init_from both determine the sizes; give one")
         if self.model.tie_embeddings == "all" and not self.tokenizer.joint and not reused:
@@ -394,7 +401,7 @@ class Config(Section):
 
 
 class ModelFolderConfig(Section):
-    """`config.yaml` of a model folder: all that a translator needs."""
+    """`config.yaml` of a model folder: all settings that translation needs."""
 
     source_lang: str = Field(min_length=1, description="language code of the source")
     target_lang: str = Field(min_length=1, description="language code of the target")

@@ -10,7 +10,7 @@ import yaml
 from mtrain.config.section import Section
 from mtrain.errors import UsageError
 
-MAX_BYTES = 2**17  # of a config; parsing a larger file would take long
+MAX_BYTES = 2**17  # of a config; parsing a larger file would be slow
 _CORE_SCHEMA = {
     "null": r"~|null|Null|NULL|",
     "bool": r"true|True|TRUE|false|False|FALSE",
@@ -64,7 +64,7 @@ class _YamlLoader(yaml.SafeLoader):
 
 
 class _YamlDumper(yaml.SafeDumper):
-    """Quotes every string that either version of YAML would not read as one, so that all readers agree."""
+    """Quotes every string that YAML 1.1 or 1.2 would read as another type, so that all readers agree."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         breaks = any(c in text for c in "\x85\u2028\u2029")  # line breaks in YAML 1.1
@@ -97,7 +97,7 @@ def parse_document(text: str) -> Document:
 
 
 def _quoted(text: str, number: int) -> str:
-    """The offending line of a text of several lines, shortened, as part of a message."""
+    """The offending line, truncated, as the end of a message; empty if the text has a single line."""
     lines = text.split("\n")
     line = lines[number - 1].strip() if len(lines) > 1 and number <= len(lines) else ""
     return f", in: {line[:60]}" if line else ""
@@ -123,7 +123,7 @@ def read_document(path: Path) -> Document:
         return parse_document(contents.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = contents.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{path}:{line}: not valid UTF-8; save the file in this encoding") from None
+        raise UsageError(f"{path}:{line}: not valid UTF-8; save the file as UTF-8") from None
     except YamlError as error:
         raise UsageError(f"{path}:{error.line}: not valid YAML: {error}") from None
 

@@ -22,7 +22,7 @@ from mtrain.data.corpus import Digests, place_of, read_corpus
 from mtrain.errors import DataError
 from mtrain.tokenizer.tokenizer import Tokenizer
 
-KINDS = ("a copied source", "an extreme length ratio", "another script")
+KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
 LENGTH_BINS = (1, 6, 11, 21, 31, 51, 101)  # words; each bin ends where the next begins
 RATIO_BINS = (0.0, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # target characters / source characters
 EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`

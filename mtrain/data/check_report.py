@@ -48,13 +48,13 @@ def _shares(findings: Findings, bad_lines: str) -> Iterator[str]:
         yield "no training pair is usable"
         return
     if bad := findings.sets["train"].bad:
-        remedy = "they are skipped" if bad_lines == "skip" else "data.bad_lines: skip drops them"
+        remedy = "they are skipped" if bad_lines == "skip" else "set data.bad_lines: skip to drop them"
         yield f"{bad:,} training pair(s) cannot be read; {remedy}"
     for kind, suspicious in findings.suspicious.items():
         if suspicious.count > _MANY * usable:
             yield f"{suspicious.count:,} training pairs ({suspicious.count / usable:.1%}) have {kind}"
     if findings.duplicates > _REPEATED * usable:
-        yield f"{findings.duplicates:,} training pairs ({findings.duplicates / usable:.1%}) repeat another"
+        yield f"{findings.duplicates:,} training pairs ({findings.duplicates / usable:.1%}) are duplicates"
     unknown = max(findings.segmentation.unknown) if findings.segmentation else 0
     if unknown > _MANY:
         yield f"{unknown:.1%} of the tokens of one side are unknown or bytes"
@@ -66,7 +66,7 @@ def report_of(findings: Findings, bad_lines: str = "error") -> str:
         f"{name}: {counts.usable:,} pairs (empty: {counts.empty:,}, unreadable: {counts.bad:,})"
         for name, counts in findings.sets.items()
     ]
-    lines.append(f"repeated training pairs: {findings.duplicates:,}")
+    lines.append(f"duplicate training pairs: {findings.duplicates:,}")
     lines.append("script: {} to {}".format(*(script or "none" for script in findings.scripts)))
     words = [f"{start} to {end - 1}" for start, end in pairwise(LENGTH_BINS)]
     words.append(f"{LENGTH_BINS[-1]} or more")

@@ -235,7 +235,7 @@ def _text_of(record: Any, field: str, where: str) -> str:
     for key in field.split("."):
         if not isinstance(value, dict) or key not in value:
             known = ", ".join(map(str, value)) if isinstance(value, dict) else "none"
-            raise DataError(f"{where}: no field '{field}'; fields here: {known}")
+            raise DataError(f"{where}: no field '{field}'; available fields: {known}")
         value = value[key]
     if not isinstance(value, str):
         raise DataError(f"{where}: field '{field}' is not a string")

@@ -82,7 +82,7 @@ def _common(source: SpecialIds, target: SpecialIds, folder: Path) -> SpecialIds:
     is that of the target, because sources have none."""
     special = target._replace(pad=min(source.pad, target.pad))
     if (source.unk, source.eos) != (target.unk, target.eos):
-        raise ModelError(f"{folder}: source and target vocabulary disagree on the special ids")
+        raise ModelError(f"{folder}: the source and target vocabularies have different special ids")
     return special
 
 

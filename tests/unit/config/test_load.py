@@ -167,7 +167,7 @@ def test_the_resolved_config_does_not_extend(write):
         ),
         (
             {"b": "extends: a.yaml\n", "a": "extends: b.yaml\n"},
-            r"b\.yaml:1: extends: .*a\.yaml: this config extends .*b\.yaml in turn",
+            r"b\.yaml:1: extends: .*a\.yaml: circular extends: it extends .*b\.yaml",
         ),
         ({"a": "\nextends: none.yaml\n"}, r"a\.yaml:2: extends: .*none\.yaml: no such config file"),
         ({"a": "extends: 5\n"}, r"a\.yaml:1: extends: expected the path of another config"),

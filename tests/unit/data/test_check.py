@@ -45,7 +45,7 @@ def test_clean_data_has_no_warnings(corpora):
 def test_unusable_pairs_are_counted(corpora):
     found = check_data(corpora([*GOOD, ("", "leer"), ("a", "  "), ("caf\udce9", "x")]).data)
     assert found.sets["train"] == Counts(200, empty=2, bad=1)
-    assert warnings_of(found) == ["1 training pair(s) cannot be read; data.bad_lines: skip drops them"]
+    assert warnings_of(found) == ["1 training pair(s) cannot be read; set data.bad_lines: skip to drop them"]
     nothing = check_data(corpora([("", "")]).data)
     assert warnings_of(nothing) == ["no training pair is usable"]
 
@@ -58,7 +58,7 @@ def test_bad_lines_are_counted_with_automatic_sizes(mtrain, raw_config, tmp_path
     (tmp_path / "auto.yaml").write_text(yaml.dump(raw))
     code, out, err = mtrain("check", tmp_path / "auto.yaml")
     assert code == 0 and err == "model.preset: auto: tiny, vocabulary size 330, for 30 pairs\n"
-    assert "1 training pair(s) cannot be read; data.bad_lines: skip drops them" in out
+    assert "1 training pair(s) cannot be read; set data.bad_lines: skip to drop them" in out
 
 
 def test_skipping_bad_lines_is_not_advised_where_it_is_set(mtrain, raw_config, tmp_path):
@@ -80,7 +80,7 @@ def test_punctuation_alone_is_no_leak(corpora):
 def test_repeated_pairs(corpora):
     found = check_data(corpora(GOOD + GOOD[:30]).data)
     assert found.duplicates == 30
-    assert warnings_of(found) == ["30 training pairs (13.0%) repeat another"]
+    assert warnings_of(found) == ["30 training pairs (13.0%) are duplicates"]
 
 
 def test_leaks_are_the_first_warnings(corpora):
@@ -111,7 +111,7 @@ def test_suspicious_pairs_are_listed_with_their_locations(corpora, tmp_path):
     assert places == {
         "a copied source": [f"{line}201"],
         "an extreme length ratio": [f"{line}202", f"{line}203"],
-        "another script": [f"{line}204"],
+        "an unexpected script": [f"{line}204"],
     }
     many = check_data(corpora(GOOD + odd[:1] * 20).data)
     assert many.suspicious["a copied source"].count == 20
@@ -123,9 +123,9 @@ def test_suspicious_pairs_are_listed_with_their_locations(corpora, tmp_path):
 def test_another_script_is_one_that_most_lines_do_not_have(corpora):
     russian = [(f"Кошка номер {n} спит на коврике.", f"猫{n}号はマットの上で寝ている。") for n in range(100)]
     found = check_data(corpora(russian).data)
-    assert found.scripts == ("CYRILLIC", "CJK") and found.suspicious["another script"].count == 0
+    assert found.scripts == ("CYRILLIC", "CJK") and found.suspicious["an unexpected script"].count == 0
     found = check_data(corpora([*russian, ("Latin here.", "猫")]).data)
-    assert found.suspicious["another script"].count == 1
+    assert found.suspicious["an unexpected script"].count == 1
 
 
 def test_a_sample_is_segmented_with_the_tokenizer(corpora):

@@ -174,7 +174,7 @@ def test_any_text_comes_through_jsonl(tmp_path_factory, pairs: list[tuple[str, s
         ("jsonl", b"{not json", "JSON"),
         ("jsonl", b"", "JSON"),
         ("jsonl", b"[1, 2]", "'en'"),
-        ("jsonl", b'{"en": "a", "french": "b"}', "no field 'fr'; fields here: en, french"),
+        ("jsonl", b'{"en": "a", "french": "b"}', "no field 'fr'; available fields: en, french"),
         ("jsonl", b'{"en": "a", "fr": null}', "'fr' is not a string"),
         ("jsonl", b'{"en": 5, "fr": "b"}', "'en' is not a string"),
         ("jsonl", b'{"en": "a", "fr": "\\u0000"}', "NUL"),
@@ -197,7 +197,7 @@ def test_bad_records_name_file_and_line_or_are_skipped(tmp_path: Path, kind: str
 
 def test_a_missing_dotted_field_lists_the_fields_of_its_parent(tmp_path: Path):
     file = write(tmp_path / "a.jsonl", ['{"translation": {"en": "a", "de": "b"}}'])
-    with pytest.raises(DataError, match=r"'translation\.fr'; fields here: en, de"):
+    with pytest.raises(DataError, match=r"'translation\.fr'; available fields: en, de"):
         read(jsonl=file, source_field="translation.en", target_field="translation.fr")
 
 
@@ -208,7 +208,7 @@ def test_bad_parquet_records(tmp_path: Path):
     assert list(read_pairs(spec, "skip")) == [("a", "x"), None, ("c", "z")]
     with pytest.raises(DataError, match=r"a\.parquet:2: field 'en'"):
         list(read_pairs(spec, "error"))
-    with pytest.raises(DataError, match="no field 'de'; fields here: en, fr"):
+    with pytest.raises(DataError, match="no field 'de'; available fields: en, fr"):
         read(parquet=tmp_path / "a.parquet", source_field="en", target_field="de")
 
 

@@ -84,7 +84,7 @@ def test_the_average_is_validated_and_published_and_training_continues_from_the_
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"ema_decay": 0.9, "average_checkpoints": 2}, "exclude each other"),
+        ({"ema_decay": 0.9, "average_checkpoints": 2}, "mutually exclusive"),
         ({"average_checkpoints": 9}, "keep_checkpoints"),
     ],
 )
