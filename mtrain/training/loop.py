@@ -212,7 +212,6 @@ class Trainer:
                 if self.failed_validations >= FAILED_VALIDATIONS:
                     if isinstance(error, ModelError):  # the outputs are not finite
                         count = self.failed_validations
-                        count = self.failed_validations
                         raise DivergedError(f"{count} validations in a row failed: {error}") from None
                     raise
                 log.warning("step %d: validation failed: %s", self.state.step, error)
