@@ -1,4 +1,4 @@
-"""Linear maps for inference, with copies of their weights that are faster to multiply by."""
+"""Linear maps for inference, with copies of their weights that make products faster."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -9,18 +9,18 @@ from torch import Tensor
 
 from mtrain.kernels.undocumented import undocumented
 
-# Weights with fewer elements are multiplied by as they are: what surrounds a product by a copy takes a CPU
-# longer than the copy saves. The choice does not depend on the number of rows, so that the result for a row
-# does not depend on the others.
+# On a CPU, smaller weights are used directly: the overhead of a product with a packed copy is larger than
+# what the copy saves. The choice ignores the number of rows, so that the result for a row does not depend
+# on the other rows.
 MIN_WEIGHT_ELEMENTS = 200_000
 
 
 class PackedLinear:
-    """x W^T + b, computed by copies of a weight (out, in) and a bias (out) in `dtype`, None: their own type.
+    """x W^T + b, computed with copies of a weight (out, in) and a bias (out) in `dtype` (None: unchanged).
 
-    The copies are made by the first call and do not follow later changes of the originals. `stays_low` says
-    whether results stay in `dtype`, which also saves time in the operations that follow, or are cast back to
-    the type of the input by `linear`.
+    The first call makes the copies; later changes of the originals do not affect them. With `stays_low`,
+    results stay in `dtype`, which makes the following operations faster, too; otherwise `linear` casts them
+    to the type of the input.
 
     On a CPU the result for a row does not depend on the other rows, as long as there are at least four.
     """
@@ -42,7 +42,7 @@ class PackedLinear:
 
     @cached_property
     def _product(self) -> Callable[[Tensor], Tensor]:
-        # Two threads may both compute this; they compute the same.
+        # If two threads compute this at the same time, the results are equal.
         dtype = self.dtype or self.weight.dtype
         bias = None if self.bias is None else self.bias.to(dtype)
         return packed_linear(self.weight.to(dtype), bias)
@@ -64,7 +64,7 @@ def pack(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: PackedLinear | None) -> Tensor:
-    """x W^T + b, by `packed` if it is given."""
+    """x W^T + b, computed by `packed` if it is given."""
     if packed is None:
         return F.linear(x, weight, bias)
     return packed(x) if packed.stays_low else packed(x).to(x.dtype)

@@ -118,7 +118,7 @@ class KeyValueCache:
         return self._for_heads(F.pad(self.past_keep_bias, (0, surplus), value=-math.inf))
 
     def reorder(self, parents: Tensor | None, sentences: Tensor | None = None) -> None:
-        """Make beam k of sentence b continue its beam parents[b, k]; parents (B, K), None: each itself.
+        """Make beam k of sentence b continue its beam parents[b, k]; parents (B, K) or None (no change).
 
         If `sentences` (B') is given, all other sentences are removed; `parents` then has rows for these only.
         """

@@ -133,7 +133,7 @@ def test_08_a_run_killed_at_any_step_takes_the_same_steps(make_config, monkeypat
 def test_08_a_checkpoint_with_the_earlier_order_of_batches_restarts_its_epoch(
     make_config, monkeypatch, caplog
 ):
-    """Or some pairs would be trained on twice in the epoch, and others never."""
+    """Otherwise some pairs would be trained on twice in the epoch, and others never."""
     recipe = {"batch_tokens": 64, "max_steps": 1}
     folder = last_checkpoint(go(make_config(training=recipe)))
     state = json.loads((folder / "state.json").read_text())
@@ -308,7 +308,7 @@ def test_10_a_corpus_that_changed_before_anything_was_trained_is_encoded_again(m
     assert encoded[0] == encoded[1] != encoded[2]
 
 
-def test_11_another_number_of_threads_is_logged_and_every_pair_still_comes_once(
+def test_11_a_changed_number_of_threads_is_logged_and_every_pair_still_occurs_once(
     make_config, monkeypatch, set_threads, caplog
 ):
     rows, real = {}, loop.Trainer.train_on

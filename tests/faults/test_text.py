@@ -181,7 +181,7 @@ def test_21_blank_lines_have_empty_translations(mtrain, run_dir, stdin):
 
 
 def test_29_a_translation_is_always_one_line(mtrain, run_dir, tmp_path):
-    """The model says byte pieces in the place of words: their embeddings, which are tied, are exchanged."""
+    """The model generates byte pieces instead of words, because their (tied) embeddings are swapped."""
     folder = Path(shutil.copytree(run_dir / "model", tmp_path / "model"))
     target = Tokenizer(folder / "tokenizer").target
     said = target.encode(["Es regnet."])[0]

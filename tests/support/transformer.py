@@ -54,7 +54,7 @@ def their_arguments(ours: ModelConfig) -> dict[str, object]:
 
 
 POSITIONS = ["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"]
-KINDS = [  # every combination of what changes how logits come about
+KINDS = [  # every combination of the options that change how logits are computed
     {"positions": positions, "norm": norm, "tie_embeddings": tie}
     for positions, norm, tie in itertools.product(POSITIONS, ["pre", "post"], ["none", "decoder", "all"])
 ]

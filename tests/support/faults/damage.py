@@ -11,7 +11,7 @@ from mtrain.errors import ModelError
 from mtrain.storage.manifest import MANIFEST, verify_folder, write_manifest
 from tests.support.faults.runs import Outcome
 
-# What a text, or the header of a file of tensors, may hold in the place of a number or a word.
+# Hostile values that replace a number or a word in a text or in the header of a safetensors file.
 HOSTILE_VALUES = [
     *(
         "0",

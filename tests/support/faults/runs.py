@@ -30,8 +30,8 @@ class Outcome(NamedTuple):
 
 
 def make_run_config(run_dir: Path, steps: int = STEPS) -> Config:
-    """A run with all that makes exact resuming hard: dropout, accumulation, an average of weights, subword
-    sampling, and a single checkpoint kept, so that every save removes the one before it."""
+    """A run with everything that makes exact resumption hard: dropout, accumulation, averaged weights,
+    subword sampling, and a single checkpoint kept, so that every save removes the one before it."""
     raw = {
         "run_dir": str(run_dir),
         "data": {

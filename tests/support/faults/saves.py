@@ -24,7 +24,7 @@ from tests.support.faults.runs import (
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL inside a test's own process: no code of mtrain catches it."""
+    """Simulates SIGKILL in the process of the test: no code of mtrain catches it."""
 
 
 def no_space(*_: object) -> None:

@@ -38,7 +38,7 @@ def test_a_config_is_a_mapping(rejection, text: str):
 def test_overrides_are_merged_before_validation(load_text):
     broken = MINIMAL.replace("max_steps: 10", "max_steps: 0")
     assert load_text("training.max_steps=7", text=broken).training.max_steps == 7
-    # Each alone would be rejection: two vocabularies with tied embeddings.
+    # Each alone would be rejected: two vocabularies with tied embeddings.
     config = load_text("tokenizer.joint=false", "model.tie_embeddings=decoder")
     assert (config.tokenizer.joint, config.model.tie_embeddings) == (False, "decoder")
 
@@ -60,7 +60,7 @@ def test_override_values_are_yaml(load_text):
     assert load_text("run_dir=a=b").run_dir == "a=b"
 
 
-def test_list_items_go_by_index(load_text):
+def test_list_items_are_addressed_by_index(load_text):
     text = MINIMAL.replace("train: {toy: train}", "train: [{toy: train}, {toy: test}]")
     config = load_text("data.train.1.weight=3", "data.train.0={toy: validation}", text=text)
     assert [(corpus.toy, corpus.weight) for corpus in config.data.train] == [("validation", 1), ("test", 3)]

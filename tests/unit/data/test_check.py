@@ -72,7 +72,7 @@ def test_skipping_bad_lines_is_not_advised_where_it_is_set(mtrain, raw_config, t
     assert "data.bad_lines" not in out
 
 
-def test_punctuation_alone_is_no_leak(corpora):
+def test_punctuation_alone_is_not_a_leak(corpora):
     found = check_data(corpora([*GOOD, ("?", "?")], validation=[("!!!", "!")]).data)
     assert found.leaks["validation"] == Leak()
 
@@ -120,7 +120,7 @@ def test_suspicious_pairs_are_listed_with_their_locations(corpora, tmp_path):
     assert f"{line}205, ..." in report_of(many)
 
 
-def test_another_script_is_one_that_most_lines_do_not_have(corpora):
+def test_a_script_is_unexpected_if_most_lines_have_a_different_one(corpora):
     russian = [(f"Кошка номер {n} спит на коврике.", f"猫{n}号はマットの上で寝ている。") for n in range(100)]
     found = check_data(corpora(russian).data)
     assert found.scripts == ("CYRILLIC", "CJK") and found.suspicious["an unexpected script"].count == 0

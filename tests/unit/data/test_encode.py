@@ -58,13 +58,13 @@ def test_ids_are_those_of_the_text(tmp_path: Path, tokenizer: Tokenizer):
     assert prepared.validation == TOY[:3]
 
 
-def test_rows_come_in_the_order_asked_for(tmp_path: Path, tokenizer: Tokenizer):
+def test_fetch_returns_rows_in_the_requested_order(tmp_path: Path, tokenizer: Tokenizer):
     prepared = prepare_data(config(tmp_path), tokenizer, tmp_path / "data", seed=1)
     whole = rows(prepared)
     source, target = prepared.train.fetch([7, 2, 7, 299])
     assert source.to_pylist() == [whole[i][0] for i in (7, 2, 7, 299)]
     assert target.to_pylist() == [whole[i][1] for i in (7, 2, 7, 299)]
-    assert [len(column) for column in prepared.train.fetch([])] == [0, 0]  # a rank without a pass
+    assert [len(column) for column in prepared.train.fetch([])] == [0, 0]  # a rank without rows
 
 
 def test_the_block_size_does_not_matter(
@@ -77,7 +77,7 @@ def test_the_block_size_does_not_matter(
 
 @settings(deadline=None, max_examples=15)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\t\0"), min_size=1), min_size=1))
-def test_any_validation_text_comes_back(tmp_path_factory, tokenizer: Tokenizer, texts: list[str]):
+def test_any_validation_text_is_read_back(tmp_path_factory, tokenizer: Tokenizer, texts: list[str]):
     folder = tmp_path_factory.mktemp("any")
     texts = ["first", *(text.strip("\r") for text in texts)]
     validation = write(folder / "v.tsv", [(text, text + ".") for text in texts])
@@ -168,7 +168,7 @@ def test_refused_data_leaves_the_encoded_data(tmp_path: Path, tokenizer: Tokeniz
 
 def test_data_with_another_fingerprint_is_refused(tmp_path: Path, tokenizer: Tokenizer):
     data = config(tmp_path)
-    with pytest.raises(ModelError):  # the encoded data is gone, the corpus is another
+    with pytest.raises(ModelError):  # the encoded data is gone and the corpus has changed
         prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected="0" * 64)
     prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     with pytest.raises(ModelError):

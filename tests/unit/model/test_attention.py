@@ -278,7 +278,7 @@ def test_rotary_attention_depends_on_order_but_not_on_absolute_position() -> Non
     layer, x = attention(8, 2, rotary=True), random(1, 4, 8)
     swapped = layer(x[:, [1, 0, 2, 3]])[:, [1, 0, 2, 3]]
     assert (layer(x) - swapped).abs().max() > 1e-3
-    padded = torch.cat([random(1, 3, 8, seed=2), x], dim=1)  # the same words three places further on
+    padded = torch.cat([random(1, 3, 8, seed=2), x], dim=1)  # the same words, three positions later
     mask = (torch.arange(7) >= 3)[None, None, None]
     torch.testing.assert_close(layer(padded, keep=mask)[:, 3:], layer(x), **DOUBLE)
 
@@ -352,7 +352,7 @@ def test_slots_that_no_beam_needs_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("sentences", [None, [1, 2], [0], [2, 0], [2]])
-def test_reorder_says_whose_past_is_whose_and_drops_sentences(sentences: list[int] | None) -> None:
+def test_reorder_selects_the_past_of_each_beam_and_drops_sentences(sentences: list[int] | None) -> None:
     """Three sentences of two beams; sentence s stores 10 s + 2 t + k for its beam k at position t."""
     numbers = torch.arange(3.0)[:, None, None, None]
     memory = numbers.expand(3, 2, 3, 4)

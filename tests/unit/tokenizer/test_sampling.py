@@ -65,7 +65,7 @@ def test_symbols_and_special_tokens_are_not_segmented(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_depends_on_the_generator_only(kind):
+def test_sampling_depends_only_on_the_generator(kind):
     tokenizer = learned(kind)
     first = sampled(tokenizer, TEXT, 0.3)
     assert sampled(tokenizer, TEXT, 0.3) == first != sampled(tokenizer, TEXT, 0.3, seed=2)
