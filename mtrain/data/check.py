@@ -219,7 +219,7 @@ class _HeldOutSet:
 
 
 _FIRST_WORD = re.compile("[A-Z]+")
-_SAME = dict.fromkeys(("HIRAGANA", "KATAKANA"), "CJK")  # Japanese mixes all three
+_SCRIPT_GROUPS = dict.fromkeys(("HIRAGANA", "KATAKANA"), "CJK")  # Japanese mixes all three
 
 
 @cache
@@ -228,7 +228,7 @@ def _script_of(character: str) -> str:
     if not character.isalpha():
         return ""
     name = _FIRST_WORD.match(unicodedata.name(character, ""))
-    return _SAME.get(name[0], name[0]) if name else ""
+    return _SCRIPT_GROUPS.get(name[0], name[0]) if name else ""
 
 
 def _script(text: str) -> str:

@@ -91,7 +91,7 @@ class PreparedData(NamedTuple):
 
 def check_corpora(data: DataConfig) -> None:
     """Raise DataError if a file that the config names does not exist."""
-    for corpus in chain(_training_side(data), data.test.values()):
+    for corpus in chain(_train_and_validation(data), data.test.values()):
         files_of(corpus)
 
 
@@ -125,7 +125,7 @@ def prepare_data(
     return prepared
 
 
-def _training_side(data: DataConfig) -> list[Corpus]:
+def _train_and_validation(data: DataConfig) -> list[Corpus]:
     return data.train + ([] if isinstance(data.validation, Holdout) else data.validation)
 
 
@@ -154,13 +154,13 @@ def _load(
             return None
         verify_folder(folder, ("train.arrow", "validation.jsonl", "summary.json"))
         weights = np.repeat([corpus.weight for corpus in data.train], summary["kept"])
-        train = EncodedCorpus(folder / "train.arrow", weights, _sampling(data, tokenizer, seed))
+        train = EncodedCorpus(folder / "train.arrow", weights, _block_resegmenter(data, tokenizer, seed))
         with (folder / "validation.jsonl").open(encoding="utf-8", newline="\n") as lines:
             validation = [Pair(*json.loads(line)) for line in lines]
     except (ModelError, OSError, ValueError, TypeError, KeyError) as error:
         log.warning("%s: damaged; encoding the corpus again (%s)", folder, error)
         return None
-    train_size = f"{len(train):,} training pairs (dropped: {_listed(summary['dropped']) or 'none'})"
+    train_size = f"{len(train):,} training pairs (dropped: {_format_counts(summary['dropped']) or 'none'})"
     log.info("data: %s, %s validation pairs", train_size, f"{len(validation):,}")
     return PreparedData(train, validation, fingerprint)
 
@@ -186,13 +186,13 @@ def _encode_all(data: DataConfig, tokenizer: Tokenizer, folder: Path, raw: RawDa
                 writer.write_batch(batch)
                 kept[index] += batch.num_rows
     if not sum(kept):
-        reasons = _listed(dropped) or "none, the corpora are empty"
+        reasons = _format_counts(dropped) or "none, the corpora are empty"
         raise DataError(f"no training pair is left; dropped: {reasons}")
     summary = {"fingerprint": fingerprint, "kept": kept, "dropped": dropped}
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
 
 
-def _listed(dropped: dict[str, int]) -> str:
+def _format_counts(dropped: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
 
 
@@ -222,7 +222,7 @@ def _as_batch(rows: list[tuple[list[int], list[int]]]) -> pa.RecordBatch:
     return pa.record_batch([*sides, *(side.value_lengths() for side in sides)], _SCHEMA)
 
 
-def _sampling(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ResegmentBlock | None:
+def _block_resegmenter(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ResegmentBlock | None:
     """A function that samples new segmentations of a block, or None without subword sampling. The
     segmentations depend only on (seed, epoch, block).
 

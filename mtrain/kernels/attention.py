@@ -37,8 +37,8 @@ def fused_attention(
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`, on a CPU with keys padded to whole registers.
 
-    In inference this makes the result for a sentence independent of the padding in its batch: a CPU adds
-    fewer numbers than a register holds in another order.
+    In inference, this makes the result for a sentence independent of the padding in its batch: with a partial
+    register, a CPU adds the numbers in a different order.
     """
     partial = keys.size(2) % REGISTER
     masked = causal or keep is not None  # otherwise there is no mask that hides the padding

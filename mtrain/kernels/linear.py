@@ -74,8 +74,8 @@ def packed_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Ten
     """The function of x (.., in) that computes x W^T + b in the type of the weight.
 
     On a CPU, oneDNN and MKL would reorder a weight in bf16 or fp32 for each product, which takes half of the
-    time of one with few rows. The weight is therefore reordered once, by the operations that torch.compile
-    uses. Where PyTorch lacks them or they fail, this is `torch.nn.functional.linear`.
+    time if x has few rows. The weight is therefore reordered once, by the operations that torch.compile uses.
+    If PyTorch lacks them or they fail, this is `torch.nn.functional.linear`.
     """
     is_supported = undocumented("ops.mkldnn._is_mkldnn_bf16_supported")
     reorder = undocumented("ops.mkldnn._reorder_linear_weight")

@@ -27,11 +27,11 @@ def make_resegment(vocabulary: Vocabulary, strength: float) -> Resegment:
     probability that a merge is skipped for `bpe`.
     """
     names, scores = vocabulary.pieces, vocabulary.scores()
-    every = range(len(names))
+    all_ids = range(len(names))
     # Pieces that were not learned have the score 0.0; the first merge of bpe has -0.0.
-    fixed = {i for i in every if str(scores[i]) == "0.0" or i == vocabulary.special.unk}
-    ends_word = fixed | {i for i in every if names[i].startswith(SPACE)}
-    learned = {names[i]: i for i in every if i not in fixed}
+    fixed = {i for i in all_ids if str(scores[i]) == "0.0" or i == vocabulary.special.unk}
+    ends_word = fixed | {i for i in all_ids if names[i].startswith(SPACE)}
+    learned = {names[i]: i for i in all_ids if i not in fixed}
     rank = {name: -scores[i] for name, i in learned.items()}
     longest = max(map(len, rank), default=0)
 

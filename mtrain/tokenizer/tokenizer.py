@@ -30,7 +30,7 @@ class Tokenizer:
         if len(models) > 1 or len(mappings) > 1:
             self.target = Vocabulary(models[-1], mappings[-1] if mappings else None)
         self.source_vocab_size, self.target_vocab_size = len(self.source), len(self.target)
-        self.special = _common(self.source.special, self.target.special, folder)
+        self.special = _merge_special_ids(self.source.special, self.target.special, folder)
 
     def encode_source(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, without special ids around them."""
@@ -77,7 +77,7 @@ def _one_or_two(folder: Path, both: str, source: str, target: str) -> list[Path]
     return [folder / both] if (folder / both).exists() else [folder / source, folder / target]
 
 
-def _common(source: SpecialIds, target: SpecialIds, folder: Path) -> SpecialIds:
+def _merge_special_ids(source: SpecialIds, target: SpecialIds, folder: Path) -> SpecialIds:
     """The special ids of the model. Padding is masked, so its id may be any that both vocabularies have. BOS
     is that of the target, because sources have none."""
     special = target._replace(pad=min(source.pad, target.pad))
