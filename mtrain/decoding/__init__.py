@@ -1,1 +1,1 @@
-"""From source ids to translations."""
+"""Translation with trained models: greedy search, beam search, sampling and scoring."""

@@ -1,21 +1,21 @@
-"""Word alignments from cross-attention, and which layer's to use. Symbols in shapes: see `mtrain.model`."""
+"""Word alignments from cross-attention, and the choice of the layer to take them from."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-Alignment = tuple[tuple[int, int], ...]  # (source word, target word), both from 0
+Alignment = tuple[tuple[int, int], ...]  # (source word, target word), counted from 0
 Floats = npt.NDArray[np.float64] | npt.NDArray[np.float32]
 
-_ITERATIONS = 5  # of expectation maximization
+_ITERATIONS = 5  # iterations of expectation maximization
 
 
 def align(attention: Floats, source_starts: Sequence[bool], target_starts: Sequence[bool]) -> Alignment:
-    """The source word that each target word attends to most, the attention of its tokens added up.
+    """Align each target word to the source word that it attends to most, summed over tokens.
 
-    `attention` (T, S) is from target to source tokens; those after the last word, such as EOS, are ignored.
-    `source_starts` and `target_starts` say which tokens begin a word; the first token always does.
+    `attention` (T, S) is from target to source tokens; tokens after the last word, such as EOS, are ignored.
+    `source_starts` and `target_starts` mark the tokens that begin a word; the first token always does.
     """
     if not source_starts or not target_starts:
         return ()
@@ -50,8 +50,8 @@ def best_layer(
 
 def _ibm_model_1(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Floats]:
     """Posterior probabilities (T, S), for each pair, that a target token is aligned to a source token; rows
-    sum to less than 1, as the rest is the probability that a token is aligned to none."""
-    null = -1  # a source token in each sentence
+    sum to less than 1; the remainder is the probability that the token is not aligned."""
+    null = -1  # an additional source token in each sentence, for target tokens that are not aligned
     links = [
         (t, s, pair, row)
         for pair, (source, target) in enumerate(zip(sources, targets, strict=True))

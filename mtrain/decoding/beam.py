@@ -28,18 +28,19 @@ def beam_search(
     config: DecodingConfig,
     constraints: Constraints,
 ) -> list[list[Hypothesis]]:
-    """The best K hypotheses of each sentence, best first.
+    """Return the best K hypotheses of each sentence, best first.
 
     Each step ranks 2K candidates, so that at least K of them continue a prefix. A candidate that ends with
-    EOS joins the sentence's pool of finished hypotheses if it is among the K best. A sentence stops by
-    `config.stop`, or at its maximum length (B), where its live prefixes join the pool unfinished.
+    EOS is added to the sentence's pool of finished hypotheses if it is among the K best. `config.stop` says
+    when the search of a sentence ends; it always ends at the sentence's maximum length (B), where the live
+    prefixes are added to the pool as unfinished hypotheses.
     """
     ids, beams = predictor.ids, config.beam_size
     sentences, steps = len(max_lengths), int(max_lengths.max())
     tokens = max_lengths.new_full((sentences, beams, steps), ids.pad_id)
     last = max_lengths.new_full((sentences * beams,), ids.bos_id)
     active = torch.arange(sentences, device=max_lengths.device)  # sentences that are still in the batch
-    done = torch.zeros_like(max_lengths, dtype=torch.bool)  # of the active sentences
+    done = torch.zeros_like(max_lengths, dtype=torch.bool)  # which of the active sentences are done
     coverage = _Coverage(source_keep, config) if config.coverage_penalty else None
     live: Tensor | None = None  # (B, K) log-probabilities of the live prefixes
     pool: _Pool | None = None
@@ -49,7 +50,7 @@ def beam_search(
         else:
             logits, attention = predictor.step_with_attention(last)
             coverage.add(attention)
-        if live is None or pool is None:  # at the first step all beams are equal: only one may be continued
+        if live is None or pool is None:  # at the first step, all beams are equal: only one is continued
             live = logits.new_full((sentences, beams), -math.inf)
             live[:, 0] = 0
             pool = _Pool(tokens, live)
@@ -95,8 +96,8 @@ def _done(pool: Tensor, live: Tensor, length: int, max_lengths: Tensor, config: 
     worst = pool[:, -1]
     if config.stop == "first_k":
         return worst > -math.inf
-    # "default" compares the best live prefix at its present length, as Hugging Face's early_stopping=False
-    # does. "exact" compares an upper bound of its score: that of a hypothesis whose remaining tokens all have
+    # "default" uses the score of the best live prefix at its current length, like Hugging Face's
+    # early_stopping=False. "exact" uses an upper bound of its final score, as if all remaining tokens had
     # probability 1. Neither needs the coverage penalty, which is at most 0.
     exact = config.stop == "exact" and config.length_penalty > 0
     ideal = max_lengths if exact else torch.full_like(max_lengths, length)
@@ -117,11 +118,11 @@ class _Coverage:
         self.sums = attention if self.sums is None else self.sums + attention
 
     def penalty(self, parents: Tensor) -> Tensor:
-        """The penalty (B, X), at most 0, of continuations of the beams parents (B, X)."""
+        """The penalty (B, X), at most 0, of continuations of the beams `parents` (B, X)."""
         assert self.sums is not None
-        tiny = torch.finfo(self.sums.dtype).tiny  # keeps the logarithm of no attention finite
+        tiny = torch.finfo(self.sums.dtype).tiny  # avoids log(0)
         logs = self.sums.clamp(tiny, 1).log().masked_fill(~self.source_keep[:, None], 0)
-        # In fp64: the order in which a CPU adds numbers depends on how many there are, padding included.
+        # In fp64, because the order of summation on a CPU depends on the length, including padding.
         sums = logs.sum(dim=-1, dtype=torch.float64).to(logs.dtype)
         return _pick(self.beta * sums, parents)
 
@@ -134,7 +135,7 @@ class _Coverage:
 
 
 class _Pool:
-    """The best K complete hypotheses of each of B sentences, best first; empty places have score -inf."""
+    """The best K complete hypotheses of each of B sentences, best first; unused entries have score -inf."""
 
     def __init__(self, tokens: Tensor, live: Tensor):
         self.scores = torch.full_like(live, -math.inf)

@@ -1,4 +1,4 @@
-"""Decoding constraints: tokens that may not be generated next. Symbols in shapes: see `mtrain.model`."""
+"""Decoding constraints: tokens that must not be generated next. Symbols in shapes: see `mtrain.model`."""
 
 import math
 from collections.abc import Sequence
@@ -14,12 +14,13 @@ FREE = -1  # in a matrix of prefixes: any token may be generated here
 
 
 class Constraints:
-    """The tokens that B sentences may not generate: `forbidden_ids`, EOS before the minimum length, tokens
-    that would repeat an n-gram, and tokens that depart from a given prefix. The prefix overrides the others.
+    """The tokens that must not be generated in B sentences: `forbidden_ids`, EOS before the minimum length,
+    tokens that would repeat an n-gram, and tokens that depart from a given prefix. The prefix overrides the
+    others.
 
-    A forbidden token gets the logit -inf, and the others keep their probabilities: the log-probability of a
-    translation is the model's, whatever was forbidden on the way. `renormalize` and `force_eos` change this
-    to what Hugging Face's `generate` does.
+    A forbidden token gets the logit -inf, and the others keep their probabilities, so the log-probability of
+    a translation does not depend on the constraints. With `renormalize` and `force_eos`, it does, as in
+    Hugging Face's `generate`.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class Constraints:
         self.any = bool(self.ngram or config.forbidden_ids or any(x is not None for x in tensors))
 
     def apply_(self, logits: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
-        """Set the logits (N, V) of tokens that may not follow `tokens` (B', K, T) of the `sentences` (B') to
-        -inf. Returns the log-normalizers (N, 1) by which logits exceed log-probabilities."""
+        """Set the logits (N, V) of tokens that must not follow `tokens` (B', K, T) of the `sentences` (B') to
+        -inf. Returns the log-normalizers (N, 1), to be subtracted to get log-probabilities."""
         log_normalizers = logsumexp(logits)
         if not self.any:
             return log_normalizers

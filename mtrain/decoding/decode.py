@@ -24,18 +24,18 @@ from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 
-# Sources are padded to multiples of this: a CPU multiplies matrices with one to three remaining rows by other
-# instructions, so that scores would depend on the longest source of the batch in their last bit.
+# Sources are padded to multiples of this. On a CPU, the last one to three rows of a matrix are multiplied by
+# other instructions, so the last bits of scores would depend on the longest source of the batch.
 _SOURCE_MULTIPLE = 4
 
-
-_ALIGNED_PAIRS = 1000
-_ALIGNED_LENGTH = 100
-_ALIGNED_TOKENS = 4096  # of a batch
+# Limits of `choose_alignment_layer`:
+_ALIGNED_PAIRS = 1000  # sentence pairs
+_ALIGNED_LENGTH = 100  # tokens of a sentence
+_ALIGNED_TOKENS = 4096  # padded tokens of a batch
 
 
 class Models(NamedTuple):
-    """A model, or the models of an ensemble, with what turns text into their ids and back."""
+    """A model or the models of an ensemble, and their tokenizer."""
 
     models: Sequence[Transformer]
     tokenizer: Tokenizer
@@ -44,14 +44,14 @@ class Models(NamedTuple):
 
 
 def for_decoding(models: Models, precision: str) -> Models:
-    """Copies of the models that share their parameters and are fast to decode with in a precision (`fp32`,
-    `bf16` or `fp16`)."""
+    """Copies of the models that share their parameters and are optimized for decoding in a precision
+    (`fp32`, `bf16` or `fp16`)."""
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
     return models._replace(models=[model.for_decoding(dtype) for model in models.models])
 
 
 def in_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Indices of rows of similar length that fit a budget of padded tokens, the longest first."""
+    """Yield batches of indices of rows of similar length, within a budget of padded tokens, longest first."""
     array = np.array(lengths, dtype=np.int64)
     order = np.argsort(array, kind="stable")
     for start, end in reversed(list(pairwise(cut_by_budget(array[order], budget)))):
@@ -61,8 +61,8 @@ def in_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
 def padded(
     rows: Sequence[Sequence[int]], fill: int, device: torch.device, multiple: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Rows of ids as a matrix on the device, and a mask that is True where it is not padding. Its width is
-    that of the longest row, rounded up to a multiple."""
+    """Rows of ids as a padded matrix on the device, and a mask that is True at tokens. The width is the
+    length of the longest row, rounded up to a multiple of `multiple`."""
     matrix, keep = pad(pa.array(rows, pa.list_(pa.int32())), fill)
     extra = (0, 0), (0, -matrix.shape[1] % multiple)
     matrix, keep = np.pad(matrix, extra, constant_values=fill), np.pad(keep, extra)
@@ -72,8 +72,8 @@ def padded(
 def decode_batch(
     models: Models, config: DecodingConfig, parts: Sequence[Part], n_best: int, alignments: bool, scored: bool
 ) -> list[list[Translation]]:
-    """Up to `n_best` translations of each part, best first, with word alignments if requested. Scores and
-    log-probabilities are NaN unless `scored`.
+    """Return up to `n_best` translations of each part, best first, with word alignments if requested. Scores
+    and log-probabilities are NaN unless `scored`.
 
     On a CPU the translations do not depend on which parts are decoded together; see `Translator.translate`.
 
@@ -109,11 +109,11 @@ def decode_batch(
 def choose_alignment_layer(
     model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], device: torch.device
 ) -> int | None:
-    """The decoder layer, from 0, to take word alignments from: see `best_layer`. None, which means the last,
-    if there are no pairs.
+    """The decoder layer, counted from 0, to take word alignments from: see `best_layer`. None, which means
+    the last layer, if there are no pairs.
 
-    `pairs` are source and target lines, such as validation data; at most `_ALIGNED_PAIRS` of them are used,
-    without those that are longer than `_ALIGNED_LENGTH` tokens. The model is left in its mode.
+    `pairs` are source and target lines, such as validation data. At most `_ALIGNED_PAIRS` of them are used,
+    and none that are longer than `_ALIGNED_LENGTH` tokens. The training mode of the model is restored.
     """
     encoded = zip(
         tokenizer.encode_source([source for source, _ in pairs[:_ALIGNED_PAIRS]]),
@@ -140,7 +140,7 @@ def choose_alignment_layer(
 def _possible(
     hypotheses: list[Hypothesis], models: Sequence[Transformer], config: DecodingConfig
 ) -> list[Hypothesis]:
-    """The hypotheses that the constraints allow, of which there must be at least one."""
+    """The hypotheses that the constraints allow. Raises an error if there are none."""
     possible = [h for h in hypotheses if h.log_prob > -math.inf]
     min_length = config.min_length_offset or config.min_length_ratio
     constrained = bool(config.no_repeat_ngram or min_length or config.forbidden_ids)

@@ -9,7 +9,7 @@ from torch import Tensor
 from mtrain.model.attention import AttentionWeights
 from mtrain.model.transformer import Transformer
 
-_ROWS = 1024  # positions whose logits over the whole vocabulary are in memory at the same time
+_ROWS = 1024  # positions whose logits are computed at a time, to bound memory
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Minimum Bayes risk decoding: of several translations, the one most similar to the others.
+"""Minimum Bayes risk decoding: choose the translation that is most similar to the others.
 
 Kumar and Byrne, "Minimum Bayes-Risk Decoding for Statistical Machine Translation" (NAACL 2004); with samples:
 Eikema and Aziz, "Is MAP Decoding All You Need?" (COLING 2020).

@@ -9,16 +9,16 @@ from torch import Tensor
 from mtrain.kernels.topk import beam_topk, row_topk
 from mtrain.model.transformer import Transformer
 
-# Finished sentences are removed from the batch, which copies the cache, once they are this share of it.
+# Share of finished sentences at which they are removed from the batch. Removing them copies the cache.
 REMOVE_AT = 0.2
-# A CPU multiplies matrices of fewer rows by other kernels, whose sums differ in the last bit. Batches have no
-# fewer rows, so that a translation does not depend on the size of its batch.
+# On a CPU, matrices with fewer rows are multiplied by other kernels, whose results differ in the last bits.
+# Batches have at least this many rows, so that a translation does not depend on the size of its batch.
 MIN_ROWS = 4
 
 
 def remaining_sentences(active: Tensor, rows: int) -> Tensor | None:
-    """Indices of the sentences that stay in a batch of B sentences with `rows` rows each, of which those that
-    are `active` (B) are not finished; None if the batch is to stay as it is for now."""
+    """Indices of the sentences to keep in a batch of B sentences with `rows` rows each, or None to leave the
+    batch unchanged for now. `active` (B) is True for sentences that are not finished."""
     count = int(active.sum())
     few_finished = count > (1 - REMOVE_AT) * len(active)
     if count and (few_finished or count * rows < MIN_ROWS):
@@ -27,7 +27,7 @@ def remaining_sentences(active: Tensor, rows: int) -> Tensor | None:
 
 
 class Predictor:
-    """Decodes B sentences, each in K rows, by one model or an ensemble of models with one vocabulary.
+    """Decodes B sentences, each in K rows, with one model or an ensemble of models that share a vocabulary.
 
     An ensemble averages probabilities, as Marian, fairseq and Sockeye do.
     """
@@ -47,7 +47,7 @@ class Predictor:
         return self._step(last, [None] * len(self.models))
 
     def step_with_attention(self, last: Tensor) -> tuple[Tensor, Tensor]:
-        """As `step`, and the cross-attention weights (N, S) of the last layer, averaged over heads and
+        """Like `step`, and also the cross-attention weights (N, S) of the last layer, averaged over heads and
         models."""
         weights: list[list[Tensor] | None] = [[] for _ in self.models]
         logits = self._step(last, weights)
@@ -68,14 +68,15 @@ class Predictor:
     def topk(
         self, logits: Tensor, log_normalizers: Tensor, live: Tensor, k: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The best k continuations of each sentence, whose rows have log-probabilities live (B, K).
+        """The best k continuations of each sentence, whose rows have log-probabilities `live` (B, K).
 
-        `logits` (N, V) may have been masked since `step`; `log_normalizers` (N, 1) are theirs. Returns
-        log-probabilities, rows of the sentence and tokens, each (B, k or more, unless there are fewer), best
-        first.
+        `logits` (N, V) are those of the last `step`, possibly masked, and `log_normalizers` (N, 1) their
+        normalizers. Returns log-probabilities, rows within the sentence, and tokens, best first; each has the
+        shape (B, k), or more columns if candidates are recomputed, or fewer if there are fewer continuations.
 
-        Logits that were projected in low precision tie or swap places. Those of the candidates are therefore
-        recomputed in full precision, and the normalizers, to which they contribute most, corrected.
+        Logits that were computed in low precision may be tied or in the wrong order. The logits of the
+        candidates are therefore recomputed in full precision, and the normalizers, to which they contribute
+        most, are corrected.
         """
         log_normalizers = log_normalizers.view_as(live)
         low_precision = self._projects_in_low_precision()
@@ -96,8 +97,8 @@ class Predictor:
         return log_probs, parents.gather(1, order), tokens.gather(1, order)
 
     def argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The most probable token of each row, and its logit; (N) both. As `topk`, but without the
-        normalizers, which take longer than the rest."""
+        """The most probable token (N) of each row, and its logit (N). Like `topk`, but without the
+        normalizers, which take longer to compute than the rest."""
         low_precision = self._projects_in_low_precision()
         values, tokens = row_topk(logits, 2 if low_precision else 1)
         if low_precision:
@@ -111,8 +112,8 @@ class Predictor:
         return len(self.models) == 1 and self.models[0].projects_in_low_precision()
 
     def _recomputed(self, logits: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """The logits (..) of tokens (..) in full precision, from hidden states that broadcast to (.., E).
-        Those that are not finite, such as masked ones, stay as they are."""
+        """The logits (...) of tokens (...) in full precision, from hidden states that broadcast to (..., E).
+        Logits that are not finite, such as masked ones, are unchanged."""
         return torch.where(logits.abs() < math.inf, self.models[0].project_tokens(hidden, tokens), logits)
 
     def reorder(self, parents: Tensor | None, sentences: Tensor | None = None) -> None:

@@ -49,9 +49,9 @@ def read_n_best(sources: Path, n_best: Path) -> Iterator[tuple[str, list[Candida
 def rerank(reverse: Translator, lines: Iterable[tuple[str, list[Candidate]]], weight: float) -> Iterator[str]:
     """Yield the best translation of each line, in bounded memory.
 
-    A translation's value is its score plus `weight` times the mean log-probability (nats per token, EOS
-    included) that `reverse` gives the source. Translations that `reverse` cannot score because a side is too
-    long are chosen only if there is no other, by their score.
+    The value of a translation is its score plus `weight` times the mean log-probability (nats per token, EOS
+    included) of the source given the translation, according to `reverse`. Translations that `reverse` cannot
+    score because one side is too long are chosen, by their score, only if there are no others.
     """
     ours, theirs = tee(lines)
     pairs = ((candidate.text, source) for source, candidates in theirs for candidate in candidates)

@@ -34,9 +34,9 @@ def draw(logits: Tensor, keys: Tensor, config: DecodingConfig) -> Tensor:
     reach the probability `top_p` (Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020,
     section 3.1).
 
-    Tokens are drawn by the Gumbel-max trick, with noise that depends only on the key and the token. The same
-    key therefore draws the same token unless rounding decides between two nearly equal sums, while inverting
-    the cumulative distribution would let the rounding of any logit move the draws of all tokens after it.
+    Tokens are drawn with the Gumbel-max trick, with noise that depends only on the key and the token. The
+    same key therefore draws the same token, unless two sums are so close that rounding decides. If the
+    cumulative distribution were inverted instead, rounding of any logit could change the token that is drawn.
     """
     logits = logits / config.temperature
     if config.top_k:
@@ -52,7 +52,7 @@ def draw(logits: Tensor, keys: Tensor, config: DecodingConfig) -> Tensor:
 
 
 def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
-    """(N, V) fp32 numbers of the standard Gumbel distribution, as hashes of the int32 keys (N) and tokens."""
+    """(N, V) fp32 samples of the standard Gumbel distribution, hashed from int32 keys (N) and tokens."""
     tokens = torch.arange(vocab_size, dtype=torch.int32, device=keys.device)
     bits = _hash(keys[:, None] ^ _hash(tokens + 1)).bitwise_and_(2**31 - 1)
     uniform = (bits.float() + 0.5) * 2.0**-31  # precise near 0, where the noise is largest

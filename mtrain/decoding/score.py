@@ -1,4 +1,4 @@
-"""Scores of given translations, and the attention with which a model predicts them."""
+"""Scores of given translations, and the cross-attention between a source and its translation."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from mtrain.decoding.translation import json_line
 
 @dataclass(frozen=True)
 class Scored:
-    """The score of a given translation. If a side exceeds the model's maximum length: NaN, and no tokens."""
+    """The score of a given translation; NaN without tokens if a side exceeds the model's maximum length."""
 
     log_prob: float  # nats, EOS included
     tokens: list[str]  # the last is EOS
@@ -30,7 +30,7 @@ class Scored:
         return f"{self.log_prob:.6f}\t{len(self.tokens)}\t{steps}\n"
 
     def as_json(self) -> str:
-        """The same and the tokens as one line of JSON, with null for NaN."""
+        """All fields, including the tokens, as one line of JSON with null for NaN."""
         return json_line(asdict(self))
 
 
@@ -38,7 +38,7 @@ TOO_LONG = Scored(math.nan, [], [])
 
 
 def score_pairs(translator: Translator, pairs: Iterable[tuple[str, str]]) -> Iterator[Scored]:
-    """The log-probability of each (source, target) pair of lines, in order, in bounded memory."""
+    """Yield the score of each (source, target) pair of lines, in order, in bounded memory."""
     ours, theirs = tee(pairs)
     for sources, targets in windows((s for s, _ in ours), (t for _, t in theirs), WINDOW):
         yield from _score(translator, sources, targets)

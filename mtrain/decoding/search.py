@@ -13,8 +13,8 @@ from mtrain.decoding.sample import draw, noise_keys
 from mtrain.errors import UsageError
 from mtrain.model.transformer import Transformer
 
-# Chooses the next token of each row: (logits (N, V), tokens so far (B', R, t), indices (B') of the sentences)
-# to (tokens (N), their log-probabilities (N)).
+# Chooses the next token of each row. Arguments: logits (N, V), tokens so far (B', R, t), indices (B') of the
+# sentences. Returns: tokens (N), their log-probabilities (N).
 Choice = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -28,14 +28,14 @@ def search(
     keys: Sequence[tuple[int, ...]] = (),
     scored: bool = True,
 ) -> list[list[Hypothesis]]:
-    """The best hypotheses of each of B sentences, best first: up to `beam_size`, or `samples` if sampled.
+    """Return the best hypotheses of each of B sentences, best first: up to `beam_size`, or `samples`.
 
-    `source` (B, S) ids that end with EOS; `source_keep` (B, S) True at tokens. The models, an ensemble if
-    there are several, are in eval mode. `prefixes` are ids that the translations begin with; `keys` identify
-    the sentences for the random numbers of sampling.
+    `source` (B, S) contains ids that end with EOS; `source_keep` (B, S) is True at tokens. Several models
+    form an ensemble; all are in eval mode. `prefixes` are ids that the translations begin with. `keys`
+    identify the sentences for the random numbers of sampling.
 
-    Without `scored`, greedy search omits the normalizers, and log-probabilities are only good for detecting
-    failures: -inf if all tokens were forbidden, NaN or inf if the model's outputs are not finite.
+    Without `scored`, greedy search skips the normalizers, and log-probabilities only indicate failures: -inf
+    if all tokens were forbidden, NaN or inf if the model's outputs are not finite.
 
     Raises UsageError if a prefix is too long for the model.
     """
@@ -65,7 +65,7 @@ def search(
 
 
 def _missing_sentences(source: Tensor, config: DecodingConfig) -> int:
-    """The number of sentences that a batch lacks to have `MIN_ROWS` rows on a CPU."""
+    """The number of sentences to add so that a batch has at least `MIN_ROWS` rows on a CPU."""
     if source.device.type != "cpu":
         return 0
     return max(0, -(-MIN_ROWS // config.hypotheses) - len(source))
@@ -77,10 +77,10 @@ def _max_lengths(
     config: DecodingConfig,
     prefixes: Sequence[Sequence[int]] | None,
 ) -> Tensor:
-    """Maximum lengths (B) of the translations of sources with lengths (B), EOS counted on both sides."""
+    """Maximum lengths (B) of the translations of sources with lengths (B), including EOS on both sides."""
     max_lengths = (lengths * config.max_length_ratio + config.max_length_offset).long()
     learned = [model.config.max_positions for model in models if model.config.positions == "learned"]
-    if prefixes is not None and any(prefixes):  # a prefix must fit, with room after it
+    if prefixes is not None and any(prefixes):  # leave room for the prefix and tokens after it
         given = torch.tensor([len(prefix) for prefix in prefixes], device=lengths.device)
         if learned and int(given.max()) >= min(learned):
             raise UsageError(
@@ -161,7 +161,7 @@ def _generate(predictor: Predictor, max_lengths: Tensor, rows: int, choose: Choi
 def _hypotheses(
     tokens: Tensor, log_probs: Tensor, max_lengths: Tensor, length_penalty: float, eos_id: int
 ) -> list[list[Hypothesis]]:
-    """The hypotheses of each sentence, best first, of tokens (B, R, T) with log-probabilities (B, R)."""
+    """The hypotheses of each sentence, best first, from tokens (B, R, T) and log-probabilities (B, R)."""
     found = []
     for rows, limit, sums in zip(tokens.tolist(), max_lengths.tolist(), log_probs.tolist(), strict=True):
         hypotheses = []

@@ -1,4 +1,4 @@
-"""Windows of lines, and the parts of lines that are longer than the model's limit."""
+"""Splitting the input into windows of lines, and lines that are too long for the model into parts."""
 
 import logging
 import re
@@ -10,22 +10,22 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# The end of a sentence, with closing quotes or brackets, unless a lower-case letter follows, or a word of two
-# letters precedes, as in "Mr. Smith". In Chinese and Japanese no space follows.
+# The end of a sentence, including closing quotes or brackets. Not if a lowercase letter follows, or after an
+# abbreviation of one or two letters, as in "Mr. Smith". Chinese and Japanese have no space after a sentence.
 _SENTENCE_END = re.compile(
     r"""(?:(?<!\b[A-Z][a-z])(?<!\b[A-Z])\.|[!?…])["'”’»)\]]*\s+(?=[^a-z\s])|[。！？]+"""
 )
-_BLOCK = 10_000  # characters of a line that are segmented at a time, to bound memory
+_BLOCK = 10_000  # maximum characters that are segmented at a time, to bound memory
 WINDOW = 4096  # lines that are read, sorted by length and translated before the next are read
-FIRST_WINDOW = 256  # lines of a stream; later windows double in size, so that the first answers come early
-WINDOW_CHARACTERS = 1_000_000  # of a window: fewer lines if they are long
+FIRST_WINDOW = 256  # lines of the first window of a stream; later windows double, so output starts early
+WINDOW_CHARACTERS = 1_000_000  # maximum characters of a window, so that long lines form smaller windows
 
 
 def windows(
     lines: Iterable[str], prefixes: Iterable[str] | None, most: int
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Lines and the prefixes of their translations, if any: at most `most` lines at a time, or fewer if they
-    have `WINDOW_CHARACTERS`. Raises UsageError if there are more or fewer prefixes than lines."""
+    """Yield windows of lines and the prefixes of their translations, if any: at most `most` lines each, fewer
+    if they reach `WINDOW_CHARACTERS`. Raises UsageError if there are more or fewer prefixes than lines."""
     texts: list[str] = []
     beginnings: list[str] = []
     size, rest = 0, None if prefixes is None else iter(prefixes)
@@ -53,18 +53,18 @@ def windows(
 class Part(NamedTuple):
     """A line, or a part of one."""
 
-    line: int  # in its window
-    source: list[int]  # ids, the last of which is EOS
-    prefix: list[int]  # ids that its translation beginnings with
-    key: tuple[int, int]  # numbers of the line in the whole input and of the part in the line, for sampling
+    line: int  # index of the line in its window
+    source: list[int]  # ids, ending in EOS
+    prefix: list[int]  # ids that its translation begins with
+    key: tuple[int, int]  # index of the line in the whole input and of the part in the line, for sampling
 
 
 def parts_of(
     texts: Sequence[str], prefixes: Sequence[str], tokenizer: Tokenizer, longest: int, first: int
 ) -> list[Part]:
-    """The parts of a window of lines, none for an empty line; at most `longest` tokens each, EOS counted.
+    """The parts of a window of lines, at most `longest` tokens each, including EOS; none for an empty line.
 
-    A line's prefix belongs to its first part. `first` is the number of the first line in the whole input.
+    The prefix of a line belongs to its first part. `first` is the index of the first line in the whole input.
     """
     encoded = tokenizer.encode_source([text if len(text) <= _BLOCK else "" for text in texts])
     starts = tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
@@ -82,9 +82,10 @@ def parts_of(
 
 
 def split_line(text: str, tokenizer: Tokenizer, longest: int) -> list[list[int]]:
-    """Source ids of a text in parts of at most `longest` tokens: its sentences, as most models are trained on
-    sentences. A sentence that is too long is cut between words, a word that is too long anywhere. The
-    symbols that the text begins with, such as the tag of a target language, begin each part."""
+    """Source ids of a text in parts of at most `longest` tokens. The parts are sentences, because most models
+    are trained on sentences. A sentence that is too long is split between words, a word that is too long at
+    any position. Symbols at the beginning of the text, such as a target-language tag, are repeated in each
+    part."""
     encoded = tokenizer.encode_source(list(_sentences(text)))
     tag = tokenizer.source.tag(encoded[0])
     encoded[0] = encoded[0][len(tag) :]
@@ -93,7 +94,7 @@ def split_line(text: str, tokenizer: Tokenizer, longest: int) -> list[list[int]]
 
 
 def _sentences(text: str) -> Iterator[str]:
-    """The sentences of a text; those of more than `_BLOCK` characters are cut, after a space if possible."""
+    """The sentences of a text; those longer than `_BLOCK` characters are split, after a space if possible."""
     start = 0
     for end in [*(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]:
         while end - start > _BLOCK:
@@ -106,7 +107,7 @@ def _sentences(text: str) -> Iterator[str]:
 
 
 def _cut(ids: list[int], tokenizer: Tokenizer, longest: int) -> Iterator[list[int]]:
-    """Runs of at most `longest` ids, cut between words where possible."""
+    """Split ids into runs of at most `longest`, between words where possible."""
     starts, start = tokenizer.word_starts(ids), 0
     while len(ids) - start > longest:
         ends = range(start + longest, start, -1)

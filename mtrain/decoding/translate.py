@@ -1,6 +1,6 @@
-"""From lines to translations in the same order: segment, split, batch by length, search, detokenize.
+"""`Translator`: segments, splits, batches, translates and detokenizes lines of text.
 
-Validation in `fit`, `translate` and `evaluate` all use this module.
+`mtrain translate`, `mtrain evaluate` and the validation in `mtrain fit` use it.
 """
 
 import copy
@@ -32,7 +32,7 @@ _WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my")  # languages without spac
 class Translator:
     """Translates lines in bounded memory. Lines that are too long for the model are translated in parts.
 
-    It may be shared by threads. It is a context manager: leaving it closes it (see `close`).
+    It is thread-safe. As a context manager, it calls `close` on exit.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Translator:
         fingerprint: str = "",
         processes: bool = True,
     ):
-        """`max_length` is the limit of a part in tokens. Without `processes` there are no worker processes,
-        whatever `decoding.workers` says."""
+        """`max_length` is the maximum length of a part in tokens. Without `processes`, no worker processes
+        are started, regardless of `decoding.workers`."""
         self.tokenizer, self.decoding, self.target_lang = tokenizer, decoding, target_lang
         self.device, self.max_length, self.fingerprint = device, max_length, fingerprint
         self._originals, self._processes = Models(models, tokenizer, target_lang, device), processes
@@ -65,13 +65,13 @@ class Translator:
     ) -> Self:
         """Load a model folder or run folder, and those of an ensemble. `overrides` are `decoding.key=value`.
 
-        Loading changes no settings of the process: neither the allocator, nor the number of threads, the
-        environment or the current CUDA device.
+        Loading changes no settings of the process: allocator, number of threads, environment, and current
+        CUDA device stay the same.
 
-        On a CPU with several cores, translating more than a few seconds' worth of text starts worker
-        processes, each with its own copy of the models: as many as `workers` (default: the config's
-        `decoding.workers`), less one. They end with this process, after a minute without work, and when the
-        translator is closed or garbage collected. `workers=1` switches them off.
+        On a CPU with several cores, worker processes are started after a few seconds of translation, each
+        with its own copy of the models. Their number is `workers` (default: `decoding.workers` in the config)
+        minus one. They end with this process, after a minute without work, and when the translator is closed
+        or garbage collected. `workers=1` disables them.
 
         Raises ModelError if a folder is missing or damaged or the vocabularies of an ensemble differ,
         UsageError for an unavailable device or an invalid override.
@@ -104,10 +104,10 @@ class Translator:
         )
 
     def _use(self, decoding: DecodingConfig) -> None:
-        """Decode with these settings; copies of weights, threads and processes are kept if they fit."""
+        """Decode with these settings. Weights, threads and processes are reused where possible."""
         originals = self._originals
         if decoding.mbr is not None:
-            sentence_metric(decoding.mbr, self.target_lang)  # an error now, if it is not installed
+            sentence_metric(decoding.mbr, self.target_lang)  # raises an error now if it is not installed
         precision = resolve_precision(self.device, decoding.precision)
         count = workers_for(self.device) if decoding.workers == "auto" else decoding.workers
         workers = self._workers
@@ -142,7 +142,7 @@ class Translator:
 
     @property
     def workers(self) -> Workers:
-        """What decodes: threads and processes. Raises ValueError if the translator is closed."""
+        """The threads and processes that decode. Raises ValueError if the translator is closed."""
         if self._workers is None:
             raise ValueError("this Translator is closed")
         return self._workers
@@ -160,20 +160,20 @@ class Translator:
         prefixes: Iterable[str] | None = None,
         scored: bool = True,
     ) -> list[Translation]:
-        """The best translation of each text, in order; an empty text gives an empty translation.
+        """Return the best translation of each text, in order; the translation of an empty text is empty.
 
-        `n_best` asks for that many alternatives in `Translation.n_best`, at most as many as are decoded;
-        `alignments` for `Translation.alignment`. Each translation begins with its prefix in `prefixes`.
-        Without `scored`, greedy search is faster, and scores and log-probabilities are NaN.
+        If `n_best` is greater than 1, `Translation.n_best` contains that many translations; it must not
+        exceed the beam size or number of samples. With `alignments`, `Translation.alignment` is set.
+        `prefixes` are the texts that the translations begin with. Without `scored`, greedy search is faster,
+        and scores and log-probabilities are NaN.
 
-        On a CPU a translation depends neither on the other texts nor on `decoding.batch_tokens`, in fp32 and
-        in bf16 (in parts of more than about 190 tokens scores may differ in the last digits). It can depend
-        on the number of threads, and on a GPU on its batch, because sums are computed in another order: of
-        two hypotheses with nearly equal scores, either may win. Samples are drawn by random numbers that
-        depend only on `decoding.seed` and on the numbers of the text and of the sample.
+        On a CPU, a translation depends neither on the other texts nor on `decoding.batch_tokens`, in fp32 and
+        in bf16 (for parts of more than about 190 tokens, scores may differ in the last digits). It can depend
+        on the number of threads and, on a GPU, on the batch, because sums are computed in a different order:
+        either of two hypotheses with nearly equal scores may win. The random numbers of sampling depend only
+        on `decoding.seed` and on the indices of the text and of the sample.
 
-        Raises UsageError if `n_best` exceeds what is decoded, or if there are more or fewer prefixes than
-        texts.
+        Raises UsageError if `n_best` is too large, or if there are more or fewer prefixes than texts.
         """
         return list(self.stream(texts, n_best, alignments, prefixes, scored=scored))
 
@@ -187,10 +187,11 @@ class Translator:
         window: int = WINDOW,
         scored: bool = True,
     ) -> Iterator[Translation]:
-        """As `translate`, for any number of lines in bounded memory: at most `window` of them at a time.
+        """Like `translate`, but yields translations, in bounded memory: reads at most `window` lines at a
+        time.
 
-        `first` is the number of the first line in the whole input, for the random numbers of sampling: the
-        rest of an input is sampled as if it had been translated together with the lines before it.
+        `first` is the index of the first line in the whole input. It makes sampling independent of where an
+        interrupted translation was resumed.
         """
         lines = [lines] if isinstance(lines, str) else lines
         workers = self.workers
@@ -213,7 +214,7 @@ class Translator:
             first += len(texts)
 
     def _joined(self, parts: list[tuple[Part, list[Translation]]], n_best: int) -> Translation:
-        """The translation of a line from those of its parts; its k-th best joins the k-th best of each."""
+        """The translation of a line, joined from its parts; the k-th best consists of their k-th best."""
         if len(parts) == 1:
             return with_n_best(parts[0][1], n_best)
         tokenizer = self.tokenizer

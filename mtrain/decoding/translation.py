@@ -1,4 +1,4 @@
-"""What a translator returns."""
+"""`Translation`, the result of translating a line."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from mtrain.decoding.alignment import Alignment
 
 @dataclass(frozen=True)
 class Translation:
-    """One translation of a line. If the line was translated in parts, the numbers are those of all parts."""
+    """One translation of a line. If the line was translated in parts, the fields refer to all parts."""
 
     text: str
     # log_prob / tokens ** length_penalty, plus the coverage penalty; 0 for an empty line, NaN if not computed
@@ -19,12 +19,12 @@ class Translation:
     log_prob: float  # nats; NaN if it was not computed
     tokens: int  # EOS counted
     finished: bool  # ended with EOS, not cut at the maximum length
-    alignment: Alignment | None = None  # if requested
-    n_best: tuple["Translation", ...] = ()  # the n best, this one first, if more than one was requested
+    alignment: Alignment | None = None  # None if not requested
+    n_best: tuple["Translation", ...] = ()  # the n best translations, this one first; empty if n is 1
 
     def answer(self, n_best: int = 1, scores: bool = False, alignments: bool = False) -> str:
-        """`n_best` lines, blank where fewer translations were found: the text and, separated by tabs, its
-        score and its alignment (in Pharaoh format, `i-j`) if requested."""
+        """`n_best` lines: the text and, if requested, its score and its alignment (in Pharaoh format, `i-j`),
+        separated by tabs. If there are fewer translations, the other lines are empty."""
         lines = [one._line(scores, alignments) for one in self.n_best or (self,)]
         return "".join(f"{line}\n" for line in lines + [""] * (n_best - len(lines)))
 
@@ -74,14 +74,14 @@ def join(
 ) -> Translation:
     """The translation of a line from the translations of its parts.
 
-    `source_words` are the numbers of words of the parts, the first `tag` of which are the language tag that
-    all parts of the line begin with.
+    `source_words` are the numbers of words of the parts. The first `tag` words of each part are the
+    target-language tag, which the line contains only once.
     """
     alignment: list[tuple[int, int]] = []
     source, target = tag, 0
     for part, words in zip(parts, source_words, strict=True):
         if target and part.text and not space:
-            target -= 1  # its first word continues the last word so far
+            target -= 1  # without a space, its first word is joined to the previous word
         links = part.alignment or ()
         alignment += [(i if i < tag else source + i - tag, target + j) for i, j in links]
         source, target = source + words - tag, target + len(part.text.split())
@@ -99,5 +99,5 @@ def join(
 
 
 def with_n_best(translations: Sequence[Translation], n_best: int) -> Translation:
-    """The best of the translations of a line, with all of them in `n_best` if more than one was requested."""
+    """The best of the translations of a line, with all of them in its field `n_best` if `n_best` > 1."""
     return replace(translations[0], n_best=tuple(translations[:n_best])) if n_best > 1 else translations[0]

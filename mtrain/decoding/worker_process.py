@@ -1,8 +1,8 @@
-"""A process that decodes batches for another one.
+"""A worker process that decodes batches for its parent process.
 
-It is started by `subprocess`, and gets its models and tasks over a pipe, as JSON and safetensors.
-`multiprocessing` and `concurrent.futures` would import the main module of the user's program in it, and keep
-references to the models.
+It is started with `subprocess` and receives its models and tasks through a pipe, as JSON and safetensors.
+`multiprocessing` and `concurrent.futures` would import the user's main module in it and keep references to
+the models.
 """
 
 import json
@@ -58,7 +58,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-            start_new_session=True,  # Ctrl-C is the parent's to handle
+            start_new_session=True,  # only the parent handles Ctrl-C
         )
 
     def prepare(self, models: Models, precision: str) -> None:
@@ -76,7 +76,7 @@ class WorkerProcess:
     def decode(
         self, config: DecodingConfig, parts: Sequence[Part], n_best: int, alignments: bool, scored: bool
     ) -> list[list[Translation]]:
-        """`decode_batch` in the process; its errors are raised here. Raises WorkerEndedError."""
+        """Run `decode_batch` in the process, and raise its errors here. Raises WorkerEndedError."""
         assert self.process.stdin is not None
         task = [config.model_dump(mode="json"), parts, n_best, alignments, scored]
         try:
@@ -93,7 +93,7 @@ class WorkerProcess:
         assert self.process.stdout is not None
         try:
             answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        except (OSError, ValueError) as error:  # an empty line is no JSON
+        except (OSError, ValueError) as error:  # an empty line is not valid JSON
             raise WorkerEndedError from error
         return answer
 
@@ -106,13 +106,13 @@ class WorkerProcess:
         code = self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
-            with suppress(OSError):  # what the process did not read cannot be flushed
+            with suppress(OSError):  # unread data cannot be flushed
                 pipe.close()
         return code
 
 
 def _translation(alignment: list[list[int]] | None, n_best: object, **fields: Any) -> Translation:
-    """A translation from the fields that JSON has kept."""
+    """A translation from its fields as decoded from JSON."""
     links = None if alignment is None else tuple((source, target) for source, target in alignment)
     return Translation(alignment=links, **fields)
 
@@ -151,7 +151,7 @@ def _read_models(pipe: IO[bytes]) -> Models:
 def serve() -> None:
     """The worker process: receive the models, then decode a batch for each task until the pipe is closed."""
     tasks, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing else may write into the pipe
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing else must write to the pipe
     last_used = [time.monotonic()]
     threading.Thread(target=_end_when_idle, args=(last_used,), daemon=True).start()
     keep_freed_memory()

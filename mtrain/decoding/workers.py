@@ -1,7 +1,7 @@
-"""Decoding on several cores: by threads of this process and, on a CPU, by worker processes beside it.
+"""Decoding on several cores, with threads of this process and, on a CPU, with worker processes.
 
-Threads of one process share Python's global interpreter lock. On a CPU a step of decoding consists of many
-short operations, so that two threads are hardly faster than one, and two processes almost twice as fast.
+Threads of one process share Python's global interpreter lock. On a CPU, a decoding step consists of many
+short operations, so two threads are hardly faster than one, but two processes are almost twice as fast.
 """
 
 import logging
@@ -28,8 +28,8 @@ from mtrain.device import thread_pool
 log = logging.getLogger(__name__)
 
 _MIN_BATCH = 256  # tokens
-SHORT = 16  # tokens that the shortest line counts as: each row needs memory for its logits, however short
-# Seconds of decoding after which worker processes are started. To start them takes about as long.
+SHORT = 16  # tokens that a shorter line counts as, because the logits of each row need memory
+# Seconds of decoding after which worker processes are started. Starting them takes about as long.
 START_AFTER = 3.0
 
 
@@ -37,9 +37,9 @@ class Workers:
     """Decodes batches on `count` threads and in up to `count - 1` worker processes, which hold copies of the
     models and are started once this process has decoded for some seconds.
 
-    While the processes are starting or busy, and if they fail, this process decodes by itself. They end when
-    the object is garbage collected, when this process ends, and after a minute without work. After a fork the
-    child decodes without processes.
+    While the processes are starting or busy, and if they fail, this process does all decoding. They end when
+    the object is garbage collected, when this process ends, and after a minute without work. After a fork,
+    the child decodes without worker processes.
     """
 
     def __init__(self, models: Models, precision: str, count: int, processes: bool):
@@ -58,18 +58,18 @@ class Workers:
         self._decoding = threading.Lock()  # held by the thread that decodes in this process
         self._lock = threading.Lock()  # of the list of processes
         self._processes: list[WorkerProcess] = []
-        self._free: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()  # those that wait for a batch
+        self._free: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()  # idle processes
         self._end = weakref.finalize(self, _kill, self._pid, self._processes)
 
     def decode(
         self, config: DecodingConfig, parts: Sequence[Part], n_best: int, alignments: bool, scored: bool
     ) -> list[list[Translation]]:
-        """As `decode_batch`, for any number of parts: batches of similar length."""
+        """Like `decode_batch`, but for any number of parts, in batches of similar length."""
         if os.getpid() != self._pid:  # the threads and processes are the parent's
             self._end.detach()
             self._start_up(processes=False)
             self._forked = True
-            # Threads of the libraries are gone, too; one that they have not served before can still decode.
+            # The threads of libraries do not exist in the child, but a new thread can still decode.
             self._pool = self._pool or ThreadPoolExecutor(1)
         results: list[list[Translation]] = [[]] * len(parts)
         batches = self.batches(config, [max(len(part.source), len(part.prefix)) for part in parts])
@@ -77,7 +77,7 @@ class Workers:
         def decode_rows(rows: list[int]) -> list[list[Translation]]:
             return self._decode_one(config, [parts[row] for row in rows], n_best, alignments, scored)
 
-        alone = len(batches) == 1 and not self._forked  # with all threads of this process
+        alone = len(batches) == 1 and not self._forked  # then it uses all threads of this process
         mapped = map if self._pool is None or alone else self._pool.map
         for rows, translations in zip(batches, mapped(decode_rows, batches), strict=True):
             for row, found in zip(rows, translations, strict=True):
@@ -85,8 +85,8 @@ class Workers:
         return results
 
     def batches(self, config: DecodingConfig, lengths: Sequence[int]) -> list[list[int]]:
-        """Indices of parts with these lengths in batches: of at most `batch_tokens` (of all hypotheses), and
-        such that all workers get equally many."""
+        """Batches of indices of parts with these lengths: of at most `batch_tokens` over all hypotheses, and
+        of sizes that give all workers about the same amount of work."""
         lengths = [max(SHORT, length) for length in lengths]
         most, total = max(1, config.batch_tokens // config.hypotheses), sum(lengths)
         rounds = math.ceil(total / (most * self.count))
@@ -96,7 +96,7 @@ class Workers:
     def _decode_one(
         self, config: DecodingConfig, parts: list[Part], n_best: int, alignments: bool, scored: bool
     ) -> list[list[Translation]]:
-        """Decode a batch here, or in a worker process if another thread is decoding here."""
+        """Decode a batch in this process, or in a worker process if another thread is decoding here."""
         task = (config, parts, n_best, alignments, scored)
         if not self._decoding.acquire(blocking=False):
             process = self._free_process()
@@ -119,14 +119,14 @@ class Workers:
             found = process.decode(*task)
         except WorkerEndedError:
             raise
-        except Exception:  # of the decoding itself
+        except Exception:  # raised by decoding, so the process is still usable
             self._free.put(process)
             raise
         self._free.put(process)
         return found
 
     def _free_process(self) -> WorkerProcess | None:
-        """A worker process that waits for a batch, if there is one. Starts the processes when it is time."""
+        """An idle worker process, if any. Starts the processes after `start_after` seconds of decoding."""
         if self._seconds >= self.start_after:
             self._start_missing()
         try:
@@ -177,7 +177,7 @@ class Workers:
 def _prepare(
     process: WorkerProcess, models: Models, precision: str, free: "queue.SimpleQueue[WorkerProcess]"
 ) -> None:
-    """Make a process ready for tasks. If it fails, its first task will notice."""
+    """Prepare a process for tasks. If it fails, its first task raises WorkerEndedError."""
     with suppress(WorkerEndedError):
         process.prepare(models, precision)
     free.put(process)

@@ -1,1 +1,1 @@
-"""Import of Hugging Face MarianMT models, and export to Hugging Face and CTranslate2."""
+"""Import of MarianMT models from Hugging Face, and export to Hugging Face and CTranslate2."""

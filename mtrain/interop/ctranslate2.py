@@ -13,11 +13,11 @@ from mtrain.interop.generation_config import max_output_length
 from mtrain.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
-_MIN_POSITIONS = 1024  # for sinusoidal encodings of mtrain's kind, which CTranslate2 cannot compute
+_MIN_POSITIONS = 1024  # of sinusoidal positions, which CTranslate2 would compute in another order
 
 
 def write_ctranslate2(loaded: LoadedModel, folder: Path, quantization: str | None) -> None:
-    """Write a model and its SentencePiece models into an empty folder, as `ctranslate2.Translator` loads it.
+    """Write a model and its SentencePiece models to an empty folder, for `ctranslate2.Translator`.
 
     CTranslate2 adds EOS to the source. Forbidden tokens get a bias of minus infinity.
     """
@@ -82,7 +82,7 @@ def masked_projection(model: Transformer, forbidden_ids: list[int]) -> tuple[Ten
 
 
 def _positions(loaded: LoadedModel, target: bool) -> Tensor:
-    """The positional encodings of as many positions as mtrain may use."""
+    """The positional encodings, for as many positions as mtrain may use."""
     model, longest = loaded.model, loaded.config.max_length
     length = max(longest, max_output_length(loaded.config.decoding, longest), _MIN_POSITIONS)
     if model.config.positions == "learned":

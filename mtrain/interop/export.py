@@ -1,4 +1,5 @@
-"""`mtrain export`: writing a model in another format, and verifying it with the program that reads it."""
+"""`mtrain export`: writes a model in another format, and verifies it with the program that uses the
+format."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ def export_model(
 
     Without `texts`, they are compared on generated sentences. `overrides` are `decoding.key=value`. Raises
     UsageError if `out` exists or a package is missing, and ModelError if the format does not support the
-    model or the exported model gives other results. In that case, `out` is not created.
+    model or the exported model gives other results. If an error is raised, `out` is not created.
     """
     require_new_folder(out)
     loaded = load_model(model, overrides)

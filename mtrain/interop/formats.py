@@ -33,7 +33,7 @@ def describe_exports(model: Architecture) -> str:
 
 
 def import_optional(module: str) -> ModuleType:
-    """Import a module of an optional dependency. Raises UsageError that says how to install it."""
+    """Import a module of an optional dependency. Raises UsageError, which says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

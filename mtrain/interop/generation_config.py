@@ -13,7 +13,7 @@ _EQUIVALENT: tuple[tuple[str, str, Any], ...] = (
     ("min_length", "min_length_offset", 0),  # counts the start token; mtrain counts EOS
     ("renormalize_logits", "renormalize", False),
 )
-_STOPS = {False: "default", True: "first_k", "never": "exact"}  # by early_stopping
+_STOPS = {False: "default", True: "first_k", "never": "exact"}  # early_stopping and decoding.stop
 # Settings that change translations and that mtrain does not support, with the value that has no effect.
 _UNSUPPORTED: dict[str, Any] = {
     "do_sample": False,
@@ -44,7 +44,7 @@ _MTRAIN_ONLY = ("coverage_penalty", "samples", "mbr", "min_length_ratio")
 def decoding_from_generation(generation: dict[str, Any], eos_id: int, max_positions: int) -> dict[str, Any]:
     """The raw `decoding` section that is equivalent to generation settings.
 
-    Raises ModelError that names an unsupported or invalid setting.
+    Raises ModelError, which names the setting, if one is unsupported or invalid.
     """
 
     def given(key: str, default: Any) -> Any:
@@ -97,11 +97,11 @@ def generation_from_decoding(decoding: DecodingConfig, ids: ModelConfig, limit: 
 
 
 def exportable(decoding: DecodingConfig) -> DecodingConfig:
-    """`decoding` without the settings that generation settings do not support, the length limit excepted."""
+    """`decoding` without the settings that Hugging Face does not support, except for the length limit."""
     defaults = DecodingConfig()
     return decoding.model_copy(update={key: getattr(defaults, key) for key in _MTRAIN_ONLY})
 
 
 def not_exportable(decoding: DecodingConfig) -> list[str]:
-    """The keys of `decoding` that have an effect and that generation settings do not support."""
+    """The keys of `decoding` that have an effect but are not supported by Hugging Face."""
     return [key for key in (*_MTRAIN_ONLY, "max_length_ratio") if getattr(decoding, key)]

@@ -1,4 +1,4 @@
-"""Reading model folders of Hugging Face, from disk or from the Hub. Their files are not trusted."""
+"""Reading Hugging Face model folders, from disk or from the Hub. Their files are not trusted."""
 
 import zipfile
 from pathlib import Path
@@ -28,7 +28,7 @@ def source_folder(source: str) -> Path:
         folder = Path(snapshot_download(source, allow_patterns=[*_FILES, WEIGHTS[0]]))
         if not (folder / WEIGHTS[0]).exists():
             folder = Path(snapshot_download(source, allow_patterns=[*_FILES, WEIGHTS[1]]))
-    except Exception as error:  # huggingface_hub raises errors of its own and of its network library
+    except Exception as error:  # huggingface_hub and its network library raise many types
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelError(
             f"{source}: no such folder, and not available from the Hugging Face Hub: {reason}"
@@ -72,11 +72,11 @@ def read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
     try:
-        mapped = zipfile.is_zipfile(file)  # files of PyTorch before version 1.6 are not
+        mapped = zipfile.is_zipfile(file)  # files from PyTorch versions before 1.6 are not
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # damaged files raise errors of many types
         raise ModelError(
-            f"{file}: damaged, or contains other objects than weights ({type(error).__name__})"
+            f"{file}: damaged, or contains objects other than weights ({type(error).__name__})"
         ) from None
     if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
         raise ModelError(f"{file}: expected a mapping of names to tensors")

@@ -42,8 +42,8 @@ _EQUIVALENT = {  # keys of config.json and ModelConfig
 }
 _DEFAULTS = {"dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0}
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
-# The only values that mtrain supports. MarianMTModel itself has an option for the first one; the others
-# differ only in configs that other programs wrote.
+# The only values that mtrain supports. MarianMTModel itself has an option for the first one only; the others
+# may differ in configs written by other programs.
 _FIXED = {
     "scale_embedding": True,
     "normalize_before": False,
@@ -58,8 +58,8 @@ _FIXED = {
 def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None:
     """Create a model folder from a MarianMTModel in a folder or on the Hugging Face Hub.
 
-    `overrides` set `decoding.*`, `source_lang` and `target_lang`. Raises ModelError that names what is
-    missing, damaged or unsupported, and UsageError if `out` exists.
+    `overrides` set `decoding.*`, `source_lang` and `target_lang`. Raises ModelError if something
+    is missing, damaged or unsupported, and UsageError if `out` exists.
     """
     require_new_folder(out)
     folder = source_folder(source)
@@ -95,7 +95,7 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
             raw = override(raw, assignment)
         if "und" in (raw["source_lang"], raw["target_lang"]):
             log.warning(
-                "%s: unknown languages; set them by --set source_lang=.. --set target_lang=..", folder
+                "%s: unknown languages; set them with --set source_lang=... --set target_lang=...", folder
             )
         write_text(temporary / "config.yaml", to_yaml(validate(ModelFolderConfig, raw, "--set")))
         save_file(tensors, temporary / "model.safetensors")
@@ -109,7 +109,7 @@ def _mappings(separate: bool) -> dict[str, str]:
 
 
 def _take_tokenizer(folder: Path, into: Path, config: dict[str, Any], separate: bool) -> Tokenizer:
-    """Copy the vocabularies, and the mapping of tokens to ids if SentencePiece models have another one."""
+    """Copy the SentencePiece models, and the mapping of tokens to ids if it differs from theirs."""
     into.mkdir()
     mappings = _mappings(separate)
     for name in ("source.spm", "target.spm", *mappings.values()):
@@ -132,7 +132,7 @@ def _take_tokenizer(folder: Path, into: Path, config: dict[str, Any], separate: 
 
 
 def _is_own(model: Path, ids: dict[str, int] | None, config: dict[str, Any]) -> bool:
-    """Whether a mapping equals the one in the SentencePiece model."""
+    """Whether a mapping of tokens to ids equals the one in the SentencePiece model."""
     try:
         vocabulary = Vocabulary(model)
     except ModelError:  # a special token is missing
@@ -199,13 +199,13 @@ def _decoding(folder: Path, config: dict[str, Any], model: ModelConfig) -> dict[
 
 
 def write_marian(loaded: LoadedModel, folder: Path) -> None:
-    """Write a post-norm model with sinusoidal positions into an empty folder, as transformers loads it."""
+    """Write a post-norm model with sinusoidal positions to an empty folder, for transformers to load."""
     model, tokenizer, config = loaded.model.config, loaded.tokenizer, loaded.config
     tie, separate = model.tie_embeddings, not tokenizer.joint
     limit = max_output_length(config.decoding, config.max_length)
     if changed := not_exportable(config.decoding):
         log.warning(
-            "not exported, since generation_config.json does not support it: %s",
+            "not exported, because generation_config.json does not support them: %s",
             ", ".join(f"decoding.{key}" for key in changed),
         )
     described = {theirs: getattr(model, ours) for theirs, ours in _EQUIVALENT.items()} | {

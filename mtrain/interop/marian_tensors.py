@@ -1,4 +1,4 @@
-"""Conversion between the tensors of MarianMTModel and of a Transformer, both ways by one table of names."""
+"""Conversion of tensors between MarianMTModel and Transformer, in both directions with one table of names."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ EMBEDDINGS = (SHARED, ENCODER, DECODER, OUTPUT)  # a file has all of them, or on
 
 
 def _layer(decoder: bool) -> dict[str, tuple[str, ...]]:
-    """The modules of a layer, each with the modules of Marian whose rows it stacks."""
+    """The modules of a layer, each with the modules of MarianMTModel whose rows it concatenates."""
     attentions = {"self_attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if decoder else {})
     modules: dict[str, tuple[str, ...]] = {
         "feed_forward.inner": ("fc1",),
@@ -37,7 +37,8 @@ def _layer(decoder: bool) -> dict[str, tuple[str, ...]]:
 
 
 def marian_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The tensors of a Transformer, each with the tensors of MarianMTModel whose rows it stacks, by name."""
+    """The names of the tensors of a Transformer, each with those of MarianMTModel whose rows it
+    concatenates."""
     shared = config.tie_embeddings == "all"
     names: dict[str, tuple[str, ...]] = {"source_embedding.weight": (SHARED if shared else ENCODER,)}
     if not shared:
@@ -70,8 +71,8 @@ def from_marian(
 ) -> tuple[dict[str, Tensor], ModelConfig]:
     """The tensors of a Transformer, in fp32, from those of a MarianMTModel with a Marian `config`.
 
-    Also returns the model config, without an output bias if that is zero or missing. Raises ModelError that
-    names a tensor that is missing, unexpected, not finite or of another shape.
+    Also returns the model config, without an output bias if that is zero or missing. Raises ModelError, which
+    names the tensor, if one is missing, unexpected, not finite or of another shape.
     """
     theirs = dict(theirs)
     for name in _POSITIONS:
@@ -123,7 +124,7 @@ def _tie(theirs: dict[str, Tensor], config: dict[str, Any], file: Path) -> None:
 
 
 def _check_positions(table: Tensor | None, model: ModelConfig, name: str) -> None:
-    """Check the positional encodings, which old files contain, for being sinusoidal and not learned."""
+    """Raise ModelError if the positional encodings, which old files contain, are not sinusoidal."""
     if table is None:
         return
     length = len(table) if table.dim() == 2 and table.size(1) == model.d_model else 0

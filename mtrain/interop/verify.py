@@ -1,4 +1,4 @@
-"""Comparing an exported model, run by the program that it is for, with the original."""
+"""Comparison of an exported model, run by the program it was exported for, with the original."""
 
 import random
 import re
@@ -18,14 +18,14 @@ from mtrain.interop.formats import import_optional
 from mtrain.interop.generation_config import exportable, max_output_length
 from mtrain.tokenizer.tokenizer import LINE_BREAKERS, Tokenizer
 
-TOLERANCE = 1e-3  # nats; rounding in fp32 causes about a hundredth of it
-_SENTENCES = 16  # generated if none are given
-# A MarianTokenizer treats these parts of a text specially, whatever its vocabulary.
+TOLERANCE = 1e-3  # nats; rounding in fp32 causes differences of about a hundredth of this
+_SENTENCES = 16  # number of sentences to generate if none are given
+# MarianTokenizer treats these parts of a text specially, regardless of its vocabulary.
 _SPECIAL = re.compile("^>>|</s>|<unk>|<pad>")
 
 
 class Exported(NamedTuple):
-    """An exported model, loaded by the program that it is for. Ids are mtrain's, without BOS and EOS."""
+    """An exported model, loaded by the program it was exported for. Ids are mtrain's, without BOS and EOS."""
 
     decoding: DecodingConfig  # the settings that `translate` uses
     translate: Callable[[list[int], int], list[int]]  # from source ids and a length limit that includes EOS
@@ -35,7 +35,8 @@ class Exported(NamedTuple):
 
 
 def open_ctranslate2(folder: Path, loaded: LoadedModel, quantization: str | None) -> Exported:
-    """Load the output of `write_ctranslate2`, for greedy search: its beam search ends by another rule."""
+    """Load the output of `write_ctranslate2` for greedy search, because its beam search stops by another
+    rule."""
     ctranslate2, tokenizer = import_optional("ctranslate2"), loaded.tokenizer
     arithmetic = "int8_float32" if quantization and "int8" in quantization else "float32"
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type=arithmetic)
@@ -97,7 +98,7 @@ def _of_tokens(logits: torch.Tensor, tokens: list[int]) -> list[float]:
 
 @torch.inference_mode()
 def _log_probs(loaded: LoadedModel, row: list[int], output: list[int]) -> list[float]:
-    """As `Exported.log_probs`, by mtrain. Forbidden tokens have a probability of zero."""
+    """Like `Exported.log_probs`, computed by mtrain. Forbidden tokens have probability zero."""
     ids = loaded.model.config
     source = torch.tensor([[*row, ids.eos_id]])
     hidden = loaded.model(
@@ -108,10 +109,10 @@ def _log_probs(loaded: LoadedModel, row: list[int], output: list[int]) -> list[f
 
 
 def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact: bool) -> list[str]:
-    """Translate and score texts by both models, or generated texts if there are none.
+    """Translate and score texts, or generated ones if there are none, with both models.
 
     Returns a summary, and three lines for each text whose translations differ. If `exact`, raises ModelError
-    if translations differ other than by ties, or log-probabilities by more than `TOLERANCE`.
+    if translations that are not tied differ, or if log-probabilities differ by more than `TOLERANCE`.
     """
     encoded = zip(texts, loaded.tokenizer.encode_source(list(texts)), strict=True)
     given = [(text, ids) for text, ids in encoded if ids]
@@ -152,12 +153,13 @@ def _translate_by_both(
     limit = max_output_length(exported.decoding, len(row) + 1)
     if loaded.model.config.positions == "learned":
         limit = min(limit, loaded.model.config.max_positions)
-    # At the limit itself, programs differ in whether EOS counts.
+    # Programs disagree about the last token, because not all of them count EOS.
     return best.ids[: limit - 1], exported.translate(row, limit)[: limit - 1]
 
 
 def sample_texts(tokenizer: Tokenizer) -> list[str]:
-    """Texts of random vocabulary entries, the same in each call, half of them with a tag if there is one."""
+    """Texts made of random vocabulary entries, the same in each call; half of them have a tag if there is
+    one."""
     vocabulary, generator = tokenizer.source, random.Random(1)
     learned = [i for i, score in enumerate(vocabulary.scores()) if score]
     tags = [[i] for i in range(len(vocabulary)) if vocabulary.tag([i])] or [[]]
@@ -171,7 +173,7 @@ def _require_same_ids(text: str, ours: list[int], theirs: list[int]) -> None:
 
 
 def _require_same_text(loaded: LoadedModel, output: list[int], decode: Callable[[list[int]], str]) -> None:
-    ids = [i for i in output if i != loaded.model.config.unk_id]  # other programs leave it out
+    ids = [i for i in output if i != loaded.model.config.unk_id]  # other programs omit it
     [ours], theirs = loaded.tokenizer.decode([ids]), decode(ids).translate(LINE_BREAKERS)
     if ours.strip() != theirs.strip():
         raise ModelError(
@@ -182,7 +184,7 @@ def _require_same_text(loaded: LoadedModel, output: list[int], decode: Callable[
 def _is_tie(
     loaded: LoadedModel, decoding: DecodingConfig, row: list[int], ours: list[int], theirs: list[int]
 ) -> bool:
-    """Whether two different translations are equally good up to rounding.
+    """Whether two different translations are equally good, up to rounding.
 
     Greedy search compares the first tokens that differ, beam search the scores.
     """

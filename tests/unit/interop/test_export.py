@@ -234,7 +234,7 @@ def test_settings_that_generate_lacks_are_told(tokenizers, tmp_path, caplog):
     model = random_model(tmp_path / "model", tokenizers[True], decoding, norm="post")
     export_model(model, tmp_path / "out", "marian", texts=SOURCES[:2])
     assert (
-        "generation_config.json does not support it: decoding.coverage_penalty, decoding.max_length_ratio"
+        "generation_config.json does not support them: decoding.coverage_penalty, decoding.max_length_ratio"
         in caplog.text
     )
 

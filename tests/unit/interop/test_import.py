@@ -121,7 +121,7 @@ def test_settings_and_languages_are_given_or_found(source):
 def test_languages_that_nobody_named_are_told(source, caplog):
     (source / "tokenizer_config.json").unlink()
     imported(source)
-    assert "unknown languages; set them by --set source_lang=" in caplog.text
+    assert "unknown languages; set them with --set source_lang=" in caplog.text
     assert load_model(source.with_name("out")).config.target_lang == "und"  # as BCP 47 says undetermined
 
 
@@ -328,7 +328,7 @@ class Payload:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.update(x=Payload()), "damaged, or contains other objects than weights"),
+        (lambda t: t.update(x=Payload()), "damaged, or contains objects other than weights"),
         (lambda t: t.update(x=3), "x is not a dense tensor of floating-point numbers"),
         (
             lambda t: t.update(x=torch.ones(2, dtype=torch.long)),
