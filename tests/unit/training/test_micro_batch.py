@@ -1,6 +1,7 @@
 """The size of a pass, found from what a pass keeps for its backward pass."""
 
-from pathlib import Path
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -52,12 +53,47 @@ def make_batch(rows: int, length: int = 8) -> Batch:
     return Batch(ids, ids == 0, ids, ids, ids.numel(), [0] * rows)
 
 
-def test_memory_is_that_of_the_machine_or_of_its_container(monkeypatch):
-    assert 2**28 < memory_of(torch.device("cpu")) < 2**48
-    read = Path.read_text
-    limits = {"/sys/fs/cgroup/memory.max": "max", "/sys/fs/cgroup/memory/memory.limit_in_bytes": "123456789"}
-    monkeypatch.setattr(Path, "read_text", lambda self: limits.get(str(self)) or read(self))
-    assert memory_of(torch.device("cpu")) == 123456789
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "expected"),
+    [
+        ("0::/", {}, None),
+        ("0::/", {"memory.max": "max"}, None),
+        ("0::/", {"memory.max": "1000"}, 1000),
+        ("0::/user/job/step", {"user/job/memory.max": "2000", "user/job/step/memory.max": "max"}, 2000),
+        ("0::/user/job", {"user/memory.max": "1500", "user/job/memory.max": "3000"}, 1500),
+        ("0::/user/job", {"other/memory.max": "10"}, None),
+        ("4:memory:/docker/x", {"memory/docker/x/memory.limit_in_bytes": "4000"}, 4000),
+        ("4:cpu,memory:/a/b", {"memory/a/memory.limit_in_bytes": "500"}, 500),
+        ("4:cpu:/a", {"memory/memory.limit_in_bytes": "700"}, 700),
+        ("0::/", {"memory.max": "not a number"}, None),
+        (None, {"memory.max": "900"}, 900),
+    ],
+)
+def test_memory_is_that_of_the_machine_or_the_lowest_limit_of_a_cgroup(tmp_path, groups, limits, expected):
+    if groups is not None:
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text(f"{groups}\n")
+    for name, limit in limits.items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{limit}\n")
+    found = memory_of(CPU, tmp_path)
+    assert found == expected if expected else 2**28 < found < 2**48
+
+
+def test_memory_is_at_most_the_limit_of_the_address_space():
+    code = """if True:
+        import resource, torch
+        from mtrain.training.micro_batch import memory_of
+        resource.setrlimit(resource.RLIMIT_AS, (2**36, 2**36))
+        limited = memory_of(torch.device("cpu"))
+        resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**36))
+        print(limited <= 2**36 and memory_of(torch.device("cpu")) <= 2**35)
+    """
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
 
 
 def test_a_pass_holds_what_another_segmentation_may_grow_to(make_config, set_memory):

@@ -130,3 +130,32 @@ def test_files_that_mtrain_did_not_write_stay_in_the_run_folder(make_config, tmp
     go(make_config())
     go(make_config(training={"max_steps": 10}))
     assert all((tmp_path / "run" / name).exists() for name in (".mine.tmp", ".project.tmp/notes", "log.txt"))
+
+
+def test_a_changed_corpus_is_named_by_its_files(make_config, corpus, tmp_path):
+    copy = tmp_path / "other.en"
+    copy.write_bytes((corpus / "train.en").read_bytes())
+    target = str(corpus / "train.de")
+    go(make_config(training={"max_steps": 2}))
+    one = make_config(data={"train": {"source": str(copy), "target": target}})
+    message = rf"data\.train\.source was {corpus}/train\.en when this run began and is {copy} now; restore it"
+    with pytest.raises(UsageError, match=message):
+        go(one)
+    sources = [
+        {"source": str(corpus / "train.en"), "target": target},
+        {"source": str(copy), "target": target},
+    ]
+    with pytest.raises(UsageError, match=r"data\.train was .* when this run began and is .* now") as caught:
+        go(make_config(data={"train": sources}))
+    assert f"{corpus}/train.en and {target}, {copy} and {target} now" in str(caught.value)
+    assert not set("{}[]") & set(str(caught.value))
+
+
+def test_other_changed_keys_are_shown_as_in_the_config(make_config):
+    go(make_config(training={"max_steps": 2}))
+    for keys, message in (
+        ({"training": {"ema_decay": 0.9}}, "training.ema_decay was null when this run began and is 0.9 now"),
+        ({"model": {"output_bias": True}}, "model.output_bias was false when this run began and is true now"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            go(make_config(**keys))
