@@ -79,6 +79,8 @@ class Learner:
         self.scale = LossScale(self.device, self.precision == "fp16")
         self.replicas = [model, *(_replica(model) for _ in range(workers - 1))]
         if compiles(self.device, config.compile):  # dynamic: shapes change with every batch
+            # Graph breaks cost speed only. The environment variable TORCH_LOGS still shows them.
+            torch._logging.set_logs(dynamo=logging.ERROR)  # type: ignore[attr-defined]
             for replica in self.replicas:
                 replica.compile(dynamic=True)
         self.pool = thread_pool(workers)
