@@ -57,7 +57,11 @@ def test_a_missing_config_is_a_usage_error(mtrain, command):
         (["translate", "{run}", "Hi", "-i", "{corpus}/train.en"], 2, "give one of them"),
         (["translate", "{run}", "-i", "nowhere.en"], 3, "nowhere.en: no such file"),
         (["translate", "{run}", "-i", "{corpus}"], 3, "a folder, not a file"),
-        (["translate", "{run}", "Hi", "--n-best", "9"], 2, "9 translations of each line: only 5 are decoded"),
+        (
+            ["translate", "{run}", "Hi", "--n-best", "9"],
+            2,
+            "9 translations of each line were requested, but only 5 are decoded",
+        ),
         (["translate", "{run}", "Hi", "--beam-size", "0"], 2, "beam-size"),
         (["translate", "{run}", "Hi", "--set", "decoding.beam=3"], 2, "did you mean 'beam_size'?"),
         (["translate", "{run}", "Hi", "-o", "/nowhere/out"], 6, "/nowhere/out: cannot write"),

@@ -204,7 +204,7 @@ def test_long_lines_are_translated_in_parts_and_stay_one_line(mtrain, run_dir, s
     stdin(b"cat " * 500 + b"\nIt rains.\n")
     code, out, err = mtrain("translate", run_dir, "--device", "cpu")
     assert code == 0 and out.count("\n") == 2 and out.endswith("Es regnet.\n")
-    assert "warning: 1 line(s), longer than the model's 64 tokens, were translated in parts" in err
+    assert "warning: 1 line(s) exceed the model's 64 tokens and were translated in parts" in err
 
 
 def test_the_prompt_translates_typed_lines(run_dir):
