@@ -79,6 +79,9 @@ class Holdout(Section):
 
 AnyCorpus = TextCorpus | TsvCorpus | JsonlCorpus | ParquetCorpus | HubCorpus | ToyCorpus
 _KINDS = {next(iter(kind.__annotations__)): kind for kind in get_args(AnyCorpus)}  # by the first key of each
+CORPUS_KINDS = frozenset(
+    {*_KINDS, "holdout"}
+)  # keys that tell the kinds of corpora and validation sets apart
 
 
 def _one_kind(value: Any) -> Any:

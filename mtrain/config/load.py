@@ -1,14 +1,14 @@
 """Loading a configuration: YAML, the configs that it extends, `--set` overrides, then validation."""
 
 import os
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
+from mtrain.config.corpora import CORPUS_KINDS
 from mtrain.config.messages import Keys, explain
 from mtrain.config.schema import Config
 from mtrain.config.section import Section
@@ -127,11 +127,27 @@ def _read_chain(path: Path) -> list[_ConfigFile]:
         path = Path(os.path.normpath(path.parent / base))
 
 
-def _merged(base: Any, value: Any) -> Any:
-    """`value` over `base`: mappings are merged key by key, and any other value replaces the one below it."""
+def _merged(base: Any, value: Any, place: tuple[Any, ...] = ()) -> Any:
+    """`value` over `base`, both at the keys `place`.
+
+    Mappings are merged key by key, except for corpora of different kinds. Any other value replaces the one
+    below it.
+    """
     if not isinstance(base, dict) or not isinstance(value, dict):
         return value
-    return base | {key: _merged(base[key], item) if key in base else item for key, item in value.items()}
+    kinds = _kinds_of_corpus(place, base), _kinds_of_corpus(place, value)
+    if all(kinds) and kinds[0] != kinds[1]:
+        return value
+    merged = {key: _merged(base[key], value[key], (*place, key)) for key in base.keys() & value.keys()}
+    return base | value | merged
+
+
+def _kinds_of_corpus(place: tuple[Any, ...], keys: Iterable[Any]) -> set[str]:
+    """The keys that give the kind of the corpus at `place`, such as tsv. Empty if no corpus is there."""
+    is_corpus = place in (("data", "train"), ("data", "validation")) or (
+        len(place) == 3 and place[:2] == ("data", "test")
+    )
+    return {*keys} & CORPUS_KINDS if is_corpus else set()
 
 
 def _origin(keys: Keys, files: Sequence[_ConfigFile], overrides: Sequence[str] = ()) -> str:
@@ -147,7 +163,7 @@ def _origin(keys: Keys, files: Sequence[_ConfigFile], overrides: Sequence[str] =
             changed = changed or name == given[: len(name)]
     path, line = files[0].path, ""
     layers: list[tuple[Path, yaml.Node | None]] = [(file.path, file.root) for file in files]
-    for key in keys:
+    for depth, key in enumerate(keys):
         if isinstance(key, int) and isinstance(layers[0][1], yaml.MappingNode):
             continue
         entries = [(path, *entry) for path, node in layers if (entry := _entry(node, key))]
@@ -155,9 +171,26 @@ def _origin(keys: Keys, files: Sequence[_ConfigFile], overrides: Sequence[str] =
             break
         path, line = entries[0][0], f":{entries[0][1].start_mark.line + 1}"
         below: list[tuple[Path, yaml.Node | None]] = [(path, node) for path, _, node in entries]
-        # Mappings are merged; any other value replaces those of the configs below it.
-        layers = list(takewhile(lambda layer: isinstance(layer[1], yaml.MappingNode), below)) or below[:1]
+        place = tuple(name for name in keys[: depth + 1] if isinstance(name, str))
+        layers = _layers_that_are_merged(below, place) or below[:1]
     return str(path) if changed else f"{path}{line}"
+
+
+def _layers_that_are_merged(
+    layers: Sequence[tuple[Path, yaml.Node | None]], place: tuple[Any, ...]
+) -> list[tuple[Path, yaml.Node | None]]:
+    """The layers at the keys `place`, newest first, up to the one that replaces those below it."""
+    merged: list[tuple[Path, yaml.Node | None]] = []
+    kinds: set[str] = set()
+    for path, node in layers:
+        if not isinstance(node, yaml.MappingNode):
+            break
+        found = _kinds_of_corpus(place, (key.value for key, _ in node.value))
+        if kinds and found and found != kinds:
+            break
+        kinds = kinds or found
+        merged.append((path, node))
+    return merged
 
 
 def _entry(node: yaml.Node | None, key: int | str) -> tuple[yaml.Node, yaml.Node] | None:

@@ -133,6 +133,43 @@ def test_values_that_are_not_mappings_replace(write):
     assert load_config(single).data.train[0].tsv == "a"
 
 
+@pytest.mark.parametrize(
+    "child", ["{tsv: mine.tsv}", "{jsonl: f, source_field: s, target_field: t}", "{toy: test}"]
+)
+def test_a_corpus_of_another_kind_replaces_the_one_below(write, child: str):
+    base = MINIMAL.replace("train: {toy: train}", "train: {source: a.en, target: a.fr, weight: 3}")
+    base = base.replace("validation: {toy", "test: {mine: {tsv: a}, other: {toy: test}}, validation: {toy")
+    data = f"extends: base.yaml\ndata:\n  train: {child}\n  test: {{mine: {child}}}\n"
+    config = load_config(write(base=base, child=data))
+    expected = parse_yaml(child)
+    for corpus in (config.data.train[0], config.data.test["mine"]):
+        assert corpus.model_dump(exclude_defaults=True) == expected
+    assert config.data.test["other"].toy == "test"
+
+
+def test_a_holdout_replaces_a_validation_corpus_and_the_reverse(write):
+    child = write(base=MINIMAL, child="extends: base.yaml\ndata: {validation: {holdout: 500}}\n")
+    assert load_config(child).data.validation.holdout == 500
+    grandchild = write(grandchild="extends: child.yaml\ndata: {validation: {tsv: a}}\n")
+    assert load_config(grandchild).data.validation[0].tsv == "a"
+
+
+def test_a_corpus_of_the_same_kind_is_merged(write):
+    base = MINIMAL.replace("train: {toy: train}", "train: {tsv: a, source_column: 2, weight: 3}")
+    config = load_config(write(base=base, child="extends: base.yaml\ndata: {train: {tsv: b, weight: 2}}\n"))
+    corpus = config.data.train[0]
+    assert (corpus.tsv, corpus.source_column, corpus.weight) == ("b", 2, 2)
+
+
+def test_names_of_test_sets_are_not_kinds_of_corpora(write):
+    base = MINIMAL.replace("validation:", "test: {toy: {toy: test}}, validation:")
+    config = load_config(write(base=base, child="extends: base.yaml\ndata: {test: {tsv: {tsv: a}}}\n"))
+    assert {name: type(corpus).__name__ for name, corpus in config.data.test.items()} == {
+        "toy": "ToyCorpus",
+        "tsv": "TsvCorpus",
+    }
+
+
 def test_extended_configs_form_chains_across_folders(write, tmp_path: Path):
     write(base=MINIMAL, middle="extends: base.yaml\nseed: 2\ntraining: {max_steps: 20}\n")
     (tmp_path / "deep" / "er").mkdir(parents=True)
@@ -224,6 +261,11 @@ decoding: {beam_size: 0}
         ("training: {max_stps: 5}\n", [], r"child\.yaml:2: training: unknown key 'max_stps'"),
         ("data:\n  train: {weight: 0}\n", [], r"child\.yaml:3: data\.train\.0\.weight: "),
         ("data:\n  train:\n  - {source: a.en}\n", [], r"child\.yaml:4: data\.train\.0\.target: .* required"),
+        (
+            "data:\n  train:\n    jsonl: f\n",  # replaces the corpus of the base
+            [],
+            r"child\.yaml:3: data\.train\.0\.source_field: .* required",
+        ),
         ("training: 5\n", [], r"child\.yaml:2: training: expected keys and values"),
         ("", ["training.max_steps=-1"], r"--set: training\.max_steps: "),
         ("", ["training={max_steps: -1}"], r"--set: training\.max_steps: "),
