@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Argument, Option
 
@@ -114,9 +114,6 @@ def translate(
     line, in order.
     """
     terminal.start_logging(quiet, debug)
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    samples_set = any(assignment.startswith("decoding.samples=") for assignment in set_ or [])
-    _check_search(sample or samples_set, beam_size, sampling)
     prompted = not text and input_file is None and sys.stdin.isatty()
     if prompted and (output_file or prefix or scores or alignments or json_):
         raise UsageError("nothing to translate; give TEXT, --input or a pipe")
@@ -128,9 +125,15 @@ def translate(
         _check_continue(output_file, prefix)
     typed = [terminal.require_unicode(sentence) for sentence in text or []]
     search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
+    samples_set = any(assignment.startswith("decoding.samples=") for assignment in set_ or [])
     samples = n_best if sample and not samples_set else None
-    settings = overrides(set_, "decoding.", samples=samples, **search, **sampling)
+    settings = overrides(set_, "decoding.", samples=samples, **search)
     translator = load_translator(model, device, settings, ensemble)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    given = {name: value for name, value in sampling.items() if value is not None}
+    _check_search(translator.decoding.samples, beam_size, list(given))
+    if given:
+        translator = translator.with_settings(**given)
     if prompted:
         from mtrain.cli.prompt import Prompt
 
@@ -145,13 +148,19 @@ def translate(
         _write_resumable(translator, lines, prefix, form, output_file, continue_)
 
 
-def _check_search(sampled: bool, beam_size: int | None, sampling: dict[str, Any]) -> None:
-    """Raise UsageError for sampling options without sampling, and for a beam size with sampling."""
-    given = [name for name, value in sampling.items() if value is not None]
-    if given and not sampled:
-        raise UsageError(f"--{given[0].replace('_', '-')} has no effect without --sample; add --sample")
-    if sampled and beam_size is not None:
-        raise UsageError("--beam-size has no effect on sampling; leave out one of them")
+def _check_search(samples: int | None, beam_size: int | None, sampling: Sequence[str]) -> None:
+    """Raise UsageError for sampling options without sampling, and for a beam size with sampling.
+
+    `samples` is the value of decoding.samples, which the model's own config may set. `sampling` has the names
+    of the sampling options that were given.
+    """
+    if sampling and samples is None:
+        raise UsageError(f"--{sampling[0].replace('_', '-')} has no effect without --sample; add --sample")
+    if samples is not None and beam_size is not None:
+        raise UsageError(
+            f"--beam-size has no effect on sampling (decoding.samples is {samples}); leave it out, "
+            "or disable sampling with --set decoding.samples=null"
+        )
 
 
 def _check_input(text: Sequence[str] | None, input_file: Path | None, prefix: Path | None) -> None:

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 from mtrain import Translator
-from tests.support.cli import one_line
+from mtrain.storage.manifest import write_manifest
+from tests.support.cli import changed, one_line
 from tests.support.training import PAIRS
 
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
@@ -234,12 +236,6 @@ def test_the_prompt_has_no_output_file(mtrain, stdin, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--seed", "7"], "--seed has no effect without --sample; add --sample"),
-        (["--temperature", "2"], "--temperature has no effect without --sample"),
-        (["--top-k", "5"], "--top-k has no effect without --sample"),
-        (["--top-p", "0.5"], "--top-p has no effect without --sample"),
-        (["--sample", "--beam-size", "4"], "--beam-size has no effect on sampling"),
-        (["--set", "decoding.samples=2", "--beam-size", "4"], "--beam-size has no effect on sampling"),
         (["--scores", "--json"], "--scores has no effect with --json"),
         (["--continue"], "--continue requires -o FILE"),
         (["--continue", "-o", "/dev/stdout"], "--continue requires -o FILE"),
@@ -251,6 +247,40 @@ def test_options_without_effect_are_errors(mtrain, tmp_path, monkeypatch, option
     monkeypatch.chdir(tmp_path)
     code, out, err = mtrain("translate", "no-model", "Hi", *options)  # before the model is loaded
     assert (code, out) == (2, "") and message in one_line(err) and not list(tmp_path.iterdir())
+
+
+NO_SAMPLES = ["--set", "decoding.samples=null"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seed", "7"], "--seed has no effect without --sample; add --sample"),
+        (["--temperature", "2"], "--temperature has no effect without --sample"),
+        (["--top-k", "5"], "--top-k has no effect without --sample"),
+        (["--top-p", "0.5"], "--top-p has no effect without --sample"),
+        ([*NO_SAMPLES, "--top-p", "0.5"], "--top-p has no effect without --sample"),
+        (["--sample", "--beam-size", "4"], "--beam-size has no effect on sampling"),
+        (["--set", "decoding.samples=2", "--beam-size", "4"], "--beam-size has no effect on sampling"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_of_another_search_are_errors(mtrain, run_dir, tmp_path, options, message):
+    job = ["translate", run_dir, "Hi", "--device", "cpu", "-o", tmp_path / "out"]
+    code, _, err = mtrain(*job, *options)
+    assert code == 2 and message in one_line(err) and not list(tmp_path.iterdir())
+
+
+def test_options_are_checked_against_the_sampling_that_a_model_is_configured_for(mtrain, run_dir, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(run_dir / "model", model)
+    changed(model / "config.yaml", "decoding", samples=2)
+    write_manifest(model)
+    job = ["translate", model, "It rains.", "--device", "cpu"]
+    assert mtrain(*job, "--top-k", 1, "--n-best", 2)[1] == "Es regnet.\n" * 2
+    code, _, err = mtrain(*job, "--beam-size", 4)
+    assert code == 2 and "--beam-size has no effect on sampling (decoding.samples is 2)" in one_line(err)
+    assert mtrain(*job, "--beam-size", 4, *NO_SAMPLES)[1] == "Es regnet.\n"
 
 
 def test_sampling_options_work_with_samples_from_set(mtrain, run_dir):
