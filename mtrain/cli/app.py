@@ -76,10 +76,10 @@ def _describe(error: Exception) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, _CommandLineError):
         return error.format_message(), 2
-    if isinstance(error, OSError):
-        return f"{error.filename or 'output'}: {error.strerror or error}", StorageError.exit_code
     if is_out_of_memory(error):
         return "out of memory; lower training.micro_batch_tokens or decoding.batch_tokens", 8
+    if isinstance(error, OSError):
+        return f"{error.filename or 'output'}: {error.strerror or error}", StorageError.exit_code
     return f"bug in mtrain: {type(error).__name__}: {error}; run again with --debug for the traceback", 1
 
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from mtrain.data import COMPRESSION
 from mtrain.errors import StorageError, UsageError
 
 FLUSH_EVERY = 0.2  # seconds: the reader of a pipe sees results soon
-_COMPRESSION = {".gz": "gzip", ".zst": "zstd"}
 
 
 def is_stdout(path: Path) -> bool:
@@ -30,7 +30,7 @@ def is_stream(path: Path | None) -> bool:
 
 def is_compressed(path: Path) -> bool:
     """Whether output to a path is compressed."""
-    return path.suffix in _COMPRESSION and not is_stdout(path)
+    return path.suffix in COMPRESSION and not is_stdout(path)
 
 
 def require_writable(path: Path | None, inputs: Sequence[Path | None]) -> None:
@@ -75,7 +75,7 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
     place = path if is_stream(path) else path.resolve()
     written = place if is_stream(path) else place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:
-        with _opened(written, _COMPRESSION.get(path.suffix)) as stream:
+        with _opened(written, COMPRESSION.get(path.suffix)) as stream:
             yield stream
         if written is not place:
             _put_in_place(written, place)
@@ -110,9 +110,9 @@ def _opened(path: Path, compression: str | None) -> Iterator[IO[str]]:
 
 
 def _put_in_place(written: Path, place: Path) -> None:
-    """Flush a complete file to disk, and give it the name and the permissions of the one it replaces."""
-    with written.open("rb+") as stream:
-        os.fsync(stream.fileno())
+    """Give a complete file the permissions and the name of the one it replaces."""
+    from mtrain.storage.atomic import replace_durably
+
     if place.exists():
         written.chmod(place.stat().st_mode)
-    written.replace(place)
+    replace_durably(written, place)

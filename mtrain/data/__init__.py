@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+COMPRESSION = {".gz": "gzip", ".zst": "zstd"}  # by file suffix: the compression of text files
+
 
 class Pair(NamedTuple):
     """One sentence and its translation, as raw text."""

@@ -27,14 +27,13 @@ from mtrain.config.corpora import (
     ToyCorpus,
     TsvCorpus,
 )
-from mtrain.data import Pair
+from mtrain.data import COMPRESSION, Pair
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
 
 _Table = ParquetCorpus | HubCorpus
 Digests = dict[Path, bytes]  # SHA-256 of files
 _BUFFER = 2**18  # bytes
-_COMPRESSION = {".gz": "gzip", ".zst": "zstd"}
 
 
 def read_corpus(corpus: Corpus, digests: Digests | None = None) -> Iterator[Pair | DataError]:
@@ -161,12 +160,12 @@ def read_lines(path: Path, digests: Digests | None = None) -> Iterator[str | Dat
 
 
 def _decompressed_lines(path: Path, stream: IO[bytes]) -> Iterator[str | DataError]:
-    if path.suffix not in _COMPRESSION:
+    if path.suffix not in COMPRESSION:
         yield from decode_lines(stream, str(path))
         return
     if path.is_file() and not path.stat().st_size:
         raise ValueError(f"empty, so not a {path.suffix} file")
-    with pa.input_stream(stream, compression=_COMPRESSION[path.suffix]) as plain:
+    with pa.input_stream(stream, compression=COMPRESSION[path.suffix]) as plain:
         yield from decode_lines(cast(IO[bytes], io.BufferedReader(plain)), str(path))
 
 

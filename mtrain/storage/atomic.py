@@ -30,11 +30,16 @@ def write_atomically(file: Path, text: str) -> None:
     temporary = file.with_name(f".{file.name}.tmp")
     try:
         write_text(temporary, text)
-        _sync(temporary)
-        temporary.replace(file)
-        _sync(file.parent)
+        replace_durably(temporary, file)
     except OSError as error:
         raise StorageError(f"{file}: cannot write: {error.strerror}") from error
+
+
+def replace_durably(temporary: Path, file: Path) -> None:
+    """Flush a complete temporary file to disk and give it the name `file`."""
+    _sync(temporary)
+    temporary.replace(file)
+    _sync(file.parent)
 
 
 def require_new_folder(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The command line as a whole: help, exit codes, standard streams, and one clear line for each mistake."""
 
+import errno
 import os
 import pty
 import subprocess
@@ -157,7 +158,14 @@ def test_text_that_is_not_unicode_is_a_data_error(mtrain, run_dir):
     assert code == 3 and "not valid UTF-8" in one_line(err)
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("could not create a primitive")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("could not create a primitive"),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+    ],
+)
 def test_running_out_of_memory_has_its_own_code(mtrain, run_dir, monkeypatch, error):
     from mtrain.decoding.translate import Translator
 
