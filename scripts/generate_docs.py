@@ -72,8 +72,8 @@ def configuration() -> str:
         "Every key of a config file. An unknown key is an error that names the nearest existing one.",
         "`extends: other.yaml` at the top level starts from another file, relative to this one. Mappings are "
         "merged key by key; everything else, lists too, is replaced. A corpus of another kind, such as "
-        "`train: {tsv: file.tsv}` over `source` and `target`, replaces the inherited one entirely. An inherited "
-        "size, such as `encoder_layers`, takes precedence over a `preset` in the extending file.",
+        "`train: {tsv: file.tsv}` over `source` and `target`, replaces the inherited one entirely. An "
+        "inherited size, such as `encoder_layers`, takes precedence over a `preset` in the extending file.",
         "`--set section.key=value` overrides a key on the command line; the value is YAML.",
     ]
     for name, heading in SECTIONS.items():

@@ -82,7 +82,7 @@ def test_a_missing_config_is_a_usage_error(mtrain, command):
             "score cannot read from stdin; give files",
         ),
         (["translate", "{run}", "Hi", "--ensemble", "nowhere"], 4, "nowhere: no such model"),
-        (["translate", "{run}", "Hi", "--sample", "--top-p", "0"], 2, "decoding.top_p"),
+        (["translate", "{run}", "Hi", "--sample", "--top-p", "0"], 2, "decoding: top_p"),
         (["score", "{run}", "-i", "nowhere.en", "--target", "{corpus}/train.de"], 3, "no such file"),
         (["score", "{run}", "-i", "{corpus}/train.en"], 2, "Missing option '--target'"),
         (
