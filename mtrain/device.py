@@ -110,13 +110,21 @@ def thread_pool(workers: int) -> ThreadPoolExecutor | None:
     return ThreadPoolExecutor(workers, "mtrain", _use_threads, (max(1, threads // workers), threads))
 
 
+_SETTING_THREADS = threading.Lock()
+
+
 def _use_threads(count: int, default: int) -> None:
-    """Let operations of this thread use `count` threads. PyTorch makes that the default of threads that are
-    started later, too, so the default is restored, by a thread that ends at once."""
-    torch.set_num_threads(count)
-    restoring = threading.Thread(target=torch.set_num_threads, args=(default,))
-    restoring.start()
-    restoring.join()
+    """Let operations of this thread use `count` threads, and those of threads started later `default`.
+
+    `torch.set_num_threads` sets both numbers. PyTorch gives a thread the default at its first operation or
+    query, hence the query; another thread, which ends at once, then restores the default.
+    """
+    with _SETTING_THREADS:
+        torch.set_num_threads(count)
+        torch.__config__.parallel_info()
+        restoring = threading.Thread(target=torch.set_num_threads, args=(default,))
+        restoring.start()
+        restoring.join()
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

@@ -52,6 +52,7 @@ class Validator:
     def fingerprint(self) -> str:
         """SHA-256 of the pairs, the vocabulary and the search; scores are comparable only if it is equal."""
         irrelevant = {"batch_tokens", "workers", "precision", "seed", "temperature", "top_k", "top_p"}
+        irrelevant |= {"alignment_layer"}  # which earlier versions did not have, either
         if self.decoding.beam_size == 1:
             irrelevant |= {"length_penalty", "stop"}
         search = self.decoding.model_dump(mode="json", exclude=irrelevant)

@@ -251,11 +251,8 @@ def test_10_a_lost_tokenizer_is_not_learned_again_under_checkpoints(make_config)
     [
         (True, {}, 12),
         (False, {"max_length_ratio": 1.4}, 12),
-        (
-            False,
-            {"length_penalty": 0.5, "beam_size": 3, "batch_tokens": 99},
-            8,
-        ),  # without effect on greedy search
+        # Without effect on the text of greedy search:
+        (False, {"length_penalty": 0.5, "beam_size": 3, "batch_tokens": 99, "alignment_layer": 0}, 8),
     ],
 )
 def test_10_the_best_score_of_another_validation_is_discarded(

@@ -2,6 +2,8 @@
 
 import math
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -19,6 +21,7 @@ from mtrain.device import (
     resolve_device,
     resolve_precision,
     step_unless,
+    thread_pool,
     workers_for,
 )
 from mtrain.errors import UsageError
@@ -124,6 +127,24 @@ def test_tensors_are_multiplied_in_place(context):
 def test_workers_divide_the_cores(monkeypatch, threads, workers):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert workers_for(torch.device("cpu")) == workers and workers_for(torch.device("cuda")) == 1
+
+
+def test_threads_of_a_pool_share_the_cores_and_leave_the_default_alone():
+    default = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        for _ in range(20):
+            ready = threading.Barrier(4)
+
+            def threads_in_use(ready: threading.Barrier = ready) -> int:
+                ready.wait()
+                return torch.get_num_threads()
+
+            with thread_pool(4) as pool, ThreadPoolExecutor(1) as other:
+                assert [job.result() for job in [pool.submit(threads_in_use) for _ in range(4)]] == [1] * 4
+                assert other.submit(torch.get_num_threads).result() == torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(default)
 
 
 @pytest.mark.parametrize(
