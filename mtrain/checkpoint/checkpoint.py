@@ -54,14 +54,9 @@ class TrainState:
 
 
 # What a validation changes.
-_OUTCOME = (
-    "step", "seconds", "best_step", "best_score", "validations_without_improvement", "validation_due",
-)  # fmt: skip
-_ADDED_KEYS = {
-    "batch_order",
-    "validation_due",
-    "steps_in_first_epoch",
-}  # checkpoints of earlier versions lack them
+_OUTCOME = ("step", "seconds", "best_step", "best_score", "validations_without_improvement", "validation_due")
+# Checkpoints of earlier versions lack these keys.
+_ADDED_KEYS = {"batch_order", "validation_due", "steps_in_first_epoch"}
 
 
 def checkpoint_folders(run_dir: Path, every: int = 1) -> list[Path]:

@@ -18,8 +18,7 @@ log = logging.getLogger(__name__)
 
 class Average:
     """An exponential moving average over steps (`ema_decay`; Polyak and Juditsky 1992), the mean of the
-    newest checkpoints (`average_checkpoints`; Vaswani et al. 2017, section
-    6.1), or neither.
+    newest checkpoints (`average_checkpoints`; Vaswani et al. 2017, section 6.1), or neither.
 
     `weights` holds the averaged weights by name. It is empty if the trained weights are used as they are.
     """

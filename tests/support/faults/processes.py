@@ -1,5 +1,6 @@
 """Child processes that a test can kill, forked from one that has imported everything and computed nothing."""
 
+import importlib
 import mmap
 import os
 import signal
@@ -8,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import datasets  # noqa: F401  (imported once in the parent, so that no child spends time on it)
 import torch
-import torch._dynamo
 
 from mtrain.errors import MtrainError
+
+for _module in ("datasets", "torch._dynamo"):  # imported in the parent, so that no child spends time on it
+    importlib.import_module(_module)
 
 TIMEOUT = 120  # seconds for a process that is not killed
 

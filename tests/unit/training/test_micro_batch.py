@@ -1,4 +1,4 @@
-"""The size of a pass, found from what a pass keeps for its backward pass."""
+"""The size of micro-batches, chosen from the memory that they keep for the backward pass."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ def make_learner(workers: int = 1, d_model: int = 16, vocab: int = 50, precision
     return Learner(Transformer(ModelConfig(**sizes, **pieces)).train(), recipe, workers)
 
 
-def test_a_pass_is_halved_until_it_fits_and_holds_a_sentence(monkeypatch):
+def test_a_micro_batch_is_halved_until_it_fits_and_holds_a_sentence(monkeypatch):
     assert fit_micro_batch(make_learner(), 64, 4096, memory=10**12) == 4096
     sizes = [fit_micro_batch(make_learner(), 64, 4096, memory=10**power) for power in (5, 6, 7, 8, 9)]
     assert sizes == sorted(sizes) and sizes[0] == 64 and sizes[-1] == 4096 and 64 < sizes[2] < 4096
@@ -43,7 +43,7 @@ def test_what_a_token_keeps_is_told_apart_from_what_is_there_once(precision):
     few, more, many = (kept_bytes(learner, batch) for batch in batches)
     assert few + 31 * (more - few) == pytest.approx(many, rel=0.02)
     assert many < 4 * few  # nearly all is there once
-    # Half of the memory is for passes: enough for 512 tokens if each is not charged with the vocabulary.
+    # Micro-batches get half of the memory: enough for 512 tokens if each is not charged with the vocabulary.
     assert fit_micro_batch(learner, 8, 512, int(2.1 * many)) == 512
     assert fit_micro_batch(learner, 8, 512, int(1.9 * many)) == 256
 
@@ -96,7 +96,7 @@ def test_memory_is_at_most_the_limit_of_the_address_space():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
 
 
-def test_a_pass_holds_what_another_segmentation_may_grow_to(make_config, set_memory):
+def test_a_micro_batch_holds_the_longest_other_segmentation(make_config, set_memory):
     set_memory(1)
     keys = {"subword_sampling": 0.1, "max_length": 64}
     recipe = {"batch_tokens": 512, "max_steps": 12}
@@ -130,7 +130,7 @@ def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(
 
     monkeypatch.setattr(trainer.learner, "loss", noting)
     trainer.learner.rehearse(batch)
-    assert held == [True] * workers  # with all that a step holds beside its passes
+    assert held == [True] * workers  # with all that a step holds besides its micro-batches
     assert torch.equal(before, torch.get_rng_state())
     assert moments and all(not state["exp_avg"].any() and state["step"] == 0 for state in moments)
     for replica in trainer.learner.replicas:

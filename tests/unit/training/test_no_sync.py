@@ -1,4 +1,4 @@
-"""A pass on a device other than a CPU never asks for a value: traced with tensors that have no contents."""
+"""A micro-batch on a GPU never waits for a value: checked with tensors that have no contents."""
 
 from contextlib import nullcontext
 
@@ -15,7 +15,7 @@ RATES = {"dropout": 0.1, "attention_dropout": 0.1, "word_dropout": 0.1}
 
 
 @pytest.mark.parametrize("r_drop", [0.0, 1.0])
-def test_a_pass_asks_for_no_value(monkeypatch, r_drop):
+def test_a_micro_batch_reads_no_value(monkeypatch, r_drop):
     """A meta tensor raises where `.item()`, `bool()` or a size made of values would make a GPU wait."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # which knows no meta device
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)
