@@ -51,12 +51,16 @@ class TrainState:
     rng: dict[str, str] = field(default_factory=dict)
     validation_due: bool = False  # saved before the validation of this step
     steps_in_first_epoch: int | None = None
+    best_alignment_layer: int | None = None  # decoder layer for word alignments, of the best model
 
 
 # What a validation changes.
-_OUTCOME = ("step", "seconds", "best_step", "best_score", "validations_without_improvement", "validation_due")
+_OUTCOME = (
+    "step", "seconds", "best_step", "best_score", "best_alignment_layer", "validations_without_improvement",
+    "validation_due",
+)  # fmt: skip
 # Checkpoints of earlier versions lack these keys.
-_ADDED_KEYS = {"batch_order", "validation_due", "steps_in_first_epoch"}
+_ADDED_KEYS = {"batch_order", "validation_due", "steps_in_first_epoch", "best_alignment_layer"}
 
 
 def checkpoint_folders(run_dir: Path, every: int = 1) -> list[Path]:

@@ -42,7 +42,10 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
     if not best.exists():  # pruned before training was resumed from an older checkpoint
         log.warning("%s: does not exist any more; model/ is not updated", best)
         return
-    folder, contents = run_dir / "model", to_yaml(_folder_config(config, tokenizer))
+    folder, contents = (
+        run_dir / "model",
+        to_yaml(_folder_config(config, tokenizer, state.best_alignment_layer)),
+    )
     with suppress(OSError, ValueError, LookupError, TypeError):
         old, new = (read_json(place / MANIFEST) for place in (folder, best))
         same = old["model.safetensors"] == new[best_weights(best).name]
@@ -159,12 +162,16 @@ def _best_checkpoint(run_dir: Path) -> Path:
     return next((folder for folder in folders if folder.name == best), folders[-1])
 
 
-def _folder_config(config: Config, tokenizer: Tokenizer) -> ModelFolderConfig:
+def _folder_config(config: Config, tokenizer: Tokenizer, layer: int | None = None) -> ModelFolderConfig:
+    """The config of the model folder of a run. `layer` is the default of `decoding.alignment_layer`."""
+    decoding = config.decoding
+    if decoding.alignment_layer is None:
+        decoding = decoding.model_copy(update={"alignment_layer": layer})
     return ModelFolderConfig(
         source_lang=config.data.source_lang,
         target_lang=config.data.target_lang,
         max_length=config.data.max_length,
         tokenizer=config.tokenizer,
         model=model_config(config.model, tokenizer, config.data.max_length),
-        decoding=config.decoding,
+        decoding=decoding,
     )

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +13,9 @@ from torch import Tensor
 from mtrain.config.schema import DecodingConfig
 from mtrain.data.batch import pad
 from mtrain.data.batching import cut_by_budget
-from mtrain.decoding.alignment import Alignment, align, best_layer
+from mtrain.decoding.alignment import Alignment, align
 from mtrain.decoding.beam import Hypothesis
-from mtrain.decoding.forced import cross_attention, layer_attention
+from mtrain.decoding.forced import cross_attention
 from mtrain.decoding.mbr import rank, sentence_metric
 from mtrain.decoding.search import search
 from mtrain.decoding.split import Part
@@ -27,11 +27,6 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 # Sources are padded to multiples of this. On a CPU, the last one to three rows of a matrix are multiplied by
 # other instructions, so the last bits of scores would depend on the longest source of the batch.
 _SOURCE_MULTIPLE = 4
-
-# Limits of `choose_alignment_layer`:
-_ALIGNED_PAIRS = 1000  # sentence pairs
-_ALIGNED_LENGTH = 100  # tokens of a sentence
-_ALIGNED_TOKENS = 4096  # padded tokens of a batch
 
 
 class Models(NamedTuple):
@@ -104,37 +99,6 @@ def decode_batch(
         ]
         for part, hypotheses in enumerate(found)
     ]
-
-
-def choose_alignment_layer(
-    model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], device: torch.device
-) -> int | None:
-    """The decoder layer, counted from 0, to take word alignments from: see `best_layer`. None, which means
-    the last layer, if there are no pairs.
-
-    `pairs` are source and target lines, such as validation data. At most `_ALIGNED_PAIRS` of them are used,
-    and none that are longer than `_ALIGNED_LENGTH` tokens. The training mode of the model is restored.
-    """
-    encoded = zip(
-        tokenizer.encode_source([source for source, _ in pairs[:_ALIGNED_PAIRS]]),
-        tokenizer.encode_target([target for _, target in pairs[:_ALIGNED_PAIRS]]),
-        strict=True,
-    )
-    kept = [pair for pair in encoded if all(0 < len(ids) < _ALIGNED_LENGTH for ids in pair)]
-    if not kept:
-        return None
-    special, training = tokenizer.special, model.training
-    attention: list[list[Any]] = [[] for _ in model.decoder]
-    order: list[int] = []
-    model.eval()
-    for rows in in_batches([max(map(len, pair)) for pair in kept], _ALIGNED_TOKENS):
-        source, keep = padded([[*kept[row][0], special.eos] for row in rows], special.pad, device)
-        targets, _ = padded([[*kept[row][1], special.eos] for row in rows], special.pad, device)
-        for of_layer, weights in zip(attention, layer_attention(model, source, keep, targets), strict=True):
-            of_layer.extend(weights.float().cpu().numpy())
-        order += rows
-    model.train(training)
-    return best_layer([kept[row][0] for row in order], [kept[row][1] for row in order], attention)
 
 
 def _possible(

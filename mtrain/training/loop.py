@@ -4,6 +4,7 @@ import logging
 import math
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Self
@@ -225,23 +226,26 @@ class Trainer:
 
     def _score(self) -> None:
         """Score the weights, and record the outcome in the state and on disk."""
+        state, metric = self.state, self.recipe.best_metric
+        saved = self.saved_step == state.step  # weights that could not be saved are not the best
         with self.average.applied():
             scores = self.validator(self.model)
-        state, metric = self.state, self.recipe.best_metric
-        score = -scores.nll if metric == "nll" else getattr(scores, metric)
-        improved = math.isfinite(score) and (state.best_score is None or score > state.best_score)
-        saved = self.saved_step == state.step  # weights that could not be saved are not the best
-        before = (state.best_step, state.best_score, state.validations_without_improvement)
+            score = -scores.nll if metric == "nll" else getattr(scores, metric)
+            improved = math.isfinite(score) and (state.best_score is None or score > state.best_score)
+            layer = self.validator.alignment_layer(self.model) if improved and saved else None
+        before = replace(state)
         state.validations_without_improvement = 0 if improved else state.validations_without_improvement + 1
         if improved and saved:
-            state.best_step, state.best_score = state.step, score
+            state.best_step, state.best_score, state.best_alignment_layer = state.step, score, layer
         state.validation_due = False
         self.progress.tick()
         if saved:
             try:
                 record_validation(self.run_dir, state)
             except StorageError:
-                state.best_step, state.best_score, state.validations_without_improvement = before
+                state.best_step, state.best_score = before.best_step, before.best_score
+                state.best_alignment_layer = before.best_alignment_layer
+                state.validations_without_improvement = before.validations_without_improvement
                 state.validation_due = True
                 raise
         self.progress.log_validation(scores, improved and saved)
@@ -265,7 +269,7 @@ class Trainer:
         state, fingerprint = self.state, self.validator.fingerprint()
         if state.best_score is not None and state.validation_fingerprint != fingerprint:
             log.warning("the validation pairs or the search have changed; the best score is discarded")
-            state.best_step = state.best_score = None
+            state.best_step = state.best_score = state.best_alignment_layer = None
             state.validations_without_improvement = 0
         state.validation_fingerprint = fingerprint
 

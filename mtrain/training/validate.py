@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import math
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from mtrain.config.schema import Config
 from mtrain.data import Pair
 from mtrain.data.batch import Batch, collate
+from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.decoding.decode import in_batches
 from mtrain.decoding.translate import Translator
 from mtrain.device import autocast, resolve_precision
@@ -18,6 +20,8 @@ from mtrain.evaluation.metrics import make_metrics, score
 from mtrain.model.loss import translation_loss
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 class Scores(NamedTuple):
@@ -98,6 +102,18 @@ class Validator:
         hypotheses = [translation.text for translation in translator.translate(self.sources, scored=False)]
         bleu, chrf = score(hypotheses, [self.references], self.metrics)
         return Scores(nll, math.exp(min(nll, 700.0)), bleu.score, chrf.score)
+
+    def alignment_layer(self, model: Transformer) -> int | None:
+        """The decoder layer to take word alignments from; None if it is configured or unknown."""
+        if self.config.decoding.alignment_layer is not None:
+            return None
+        pairs = list(zip(self.sources, self.references, strict=True))
+        try:
+            with autocast(self.device, resolve_precision(self.device, self.config.training.precision)):
+                return choose_alignment_layer(model, self.tokenizer, pairs, self.device)
+        except Exception as error:  # training does not depend on it
+            log.warning("the layer for word alignments could not be chosen: %s", error)
+            return None
 
     @torch.no_grad()
     def _nll(self, model: Transformer) -> float:

@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from mtrain import Translator
+from mtrain.checkpoint.model_folder import load_model
+from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.errors import DataError, ModelError
+from mtrain.training import validate
 from mtrain.training.fit import make_trainer
 from mtrain.training.validate import Scores
 from tests.support.training import PAIRS, go, last_checkpoint, losses, read_metrics, same_weights, with_bleu
@@ -252,6 +255,34 @@ def test_resuming_from_an_older_checkpoint_renames_the_newer_ones(make_config, m
     }
     with pytest.raises(ModelError, match="no such checkpoint in"):
         go(make_config("another"), resume=str(older))
+
+
+def test_the_layer_for_word_alignments_is_chosen_for_the_best_model(make_config):
+    run = go(make_config(model={"decoder_layers": 3}, training={"max_steps": 8}))
+    found = load_model(run)
+    layer = choose_alignment_layer(found.model, found.tokenizer, PAIRS, torch.device("cpu"))
+    assert found.config.decoding.alignment_layer == layer is not None
+    go(make_config(model={"decoder_layers": 3}, training={"max_steps": 8}))  # already finished
+    assert load_model(run).config.decoding.alignment_layer == layer
+    explicit = (layer + 1) % 3
+    go(
+        make_config(
+            training={"max_steps": 8}, model={"decoder_layers": 3}, decoding={"alignment_layer": explicit}
+        )
+    )
+    assert load_model(run).config.decoding.alignment_layer == explicit
+
+
+def test_training_continues_without_a_layer_for_word_alignments(make_config, monkeypatch, caplog):
+    def failing(*_):
+        raise RuntimeError("out of memory")
+
+    whole = go(make_config("whole"))
+    monkeypatch.setattr(validate, "choose_alignment_layer", failing)
+    run = go(make_config("failing"))
+    assert "the layer for word alignments could not be chosen: out of memory" in caplog.text
+    assert load_model(run).config.decoding.alignment_layer is None
+    assert losses(run) == losses(whole) and same_weights(run, whole)
 
 
 def test_the_best_checkpoint_may_be_missing(make_config, caplog):

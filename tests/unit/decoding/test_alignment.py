@@ -1,13 +1,16 @@
 """Word alignments from attention, and the choice of the layer that they are taken from."""
 
+from collections import defaultdict
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from mtrain import Translator
 from mtrain.config.schema import ModelConfig
-from mtrain.decoding.alignment import align, best_layer
-from mtrain.decoding.decode import choose_alignment_layer
+from mtrain.decoding.alignment import align
+from mtrain.decoding.alignment_layer import best_layer, choose_alignment_layer
 from mtrain.decoding.translation import Translation, join
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -87,6 +90,44 @@ def test_the_layer_that_follows_the_translations_of_words_is_chosen(right: int) 
     assert best_layer(sources, targets, layers) == right
 
 
+def test_the_choice_follows_ibm_model_1() -> None:
+    """Attention to the most probable source token is preferred to any that deviates from it in one place."""
+    sources, targets, _ = reordered_pairs(20)
+    sources, targets = [*sources, [], [1]], [*targets, [100], []]
+    posteriors = ibm_model_1(sources, targets)
+    attention: list[list[Any]] = [[], []]
+    for number, posterior in enumerate(posteriors):
+        deviating = posterior.copy()
+        if number == 0:
+            deviating[0, posterior[0].argmin()] = 2
+        attention[0].append(deviating)
+        attention[1].append(posterior)
+    assert best_layer(sources, targets, attention) == 1
+    assert best_layer(sources, targets, attention[::-1]) == 0
+
+
+def ibm_model_1(sources: list[list[int]], targets: list[list[int]]) -> list[np.ndarray]:
+    """Posterior alignments (T, S) of five iterations, computed with loops."""
+    table: dict[tuple[int, int], float] = defaultdict(lambda: 1.0)
+    pairs = list(zip(sources, targets, strict=True))
+    for iteration in range(6):
+        counts: dict[tuple[int, int], float] = defaultdict(float)
+        totals: dict[int, float] = defaultdict(float)
+        posteriors = [np.zeros((len(target), len(source))) for source, target in pairs]
+        for source, target, posterior in zip(sources, targets, posteriors, strict=True):
+            for row, t in enumerate(target):
+                norm = sum(table[t, s] for s in (-1, *source))
+                for column, s in enumerate((-1, *source)):
+                    share = table[t, s] / norm
+                    counts[t, s] += share
+                    totals[s] += share
+                    if column:
+                        posterior[row, column - 1] = share
+        if iteration < 5:
+            table = defaultdict(float, {(t, s): count / totals[s] for (t, s), count in counts.items()})
+    return posteriors
+
+
 def test_attention_to_eos_is_no_agreement() -> None:
     sources, targets, orders = reordered_pairs()
     useful = [np.pad(np.eye(len(order))[order], ((0, 1), (0, 1))) for order in orders]
@@ -131,7 +172,7 @@ def test_the_layer_of_a_model_is_chosen_by_its_attention(run_dir, right: int) ->
 
 
 def test_alignments_are_taken_from_the_layer_of_the_config(run_dir) -> None:
-    last = Translator.load(run_dir, "cpu")
+    last = Translator.load(run_dir, "cpu").with_settings(alignment_layer=None)
     [first, second] = (last.with_settings(alignment_layer=layer) for layer in (0, 1))
     aligned = [
         [found.alignment for found in each.translate(SOURCES, alignments=True)]

@@ -1,0 +1,110 @@
+"""The choice of the decoder layer to take word alignments from."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mtrain.decoding.alignment import Floats
+from mtrain.decoding.decode import in_batches, padded
+from mtrain.decoding.forced import layer_attention
+from mtrain.model.transformer import Transformer
+from mtrain.tokenizer.tokenizer import Tokenizer
+
+# Limits of the sample of sentence pairs:
+_PAIRS = 500
+_LENGTH = 100  # tokens of a sentence
+_LINKS = 500_000  # pairs of a target token and a source token of the same sentence pair
+_BATCH_TOKENS = 4096  # padded tokens of a batch
+_ITERATIONS = 5  # of expectation maximization
+
+
+def choose_alignment_layer(
+    model: Transformer, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], device: torch.device
+) -> int | None:
+    """The decoder layer, counted from 0, to take word alignments from: see `best_layer`. None, which means
+    the last layer, if there are no pairs.
+
+    `pairs` are source and target lines, such as validation data. The first of them are used, up to the limits
+    above. The training mode of the model is restored.
+    """
+    encoded = zip(
+        tokenizer.encode_source([source for source, _ in pairs[:_PAIRS]]),
+        tokenizer.encode_target([target for _, target in pairs[:_PAIRS]]),
+        strict=True,
+    )
+    kept = [pair for pair in encoded if all(0 < len(ids) < _LENGTH for ids in pair)]
+    if not kept:
+        return None
+    links = np.cumsum([(len(source) + 1) * len(target) for source, target in kept])
+    kept = kept[: np.searchsorted(links, _LINKS)]
+    special, training = tokenizer.special, model.training
+    attention: list[list[Any]] = [[] for _ in model.decoder]
+    order: list[int] = []
+    model.eval()
+    try:
+        for rows in in_batches([max(map(len, pair)) for pair in kept], _BATCH_TOKENS):
+            source, keep = padded([[*kept[row][0], special.eos] for row in rows], special.pad, device)
+            targets, _ = padded([[*kept[row][1], special.eos] for row in rows], special.pad, device)
+            of_batch = layer_attention(model, source, keep, targets)
+            for of_layer, weights in zip(attention, of_batch, strict=True):
+                of_layer.extend(weights.float().cpu().numpy())
+            order += rows
+    finally:
+        model.train(training)
+    return best_layer([kept[row][0] for row in order], [kept[row][1] for row in order], attention)
+
+
+def best_layer(
+    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: Sequence[Sequence[Floats]]
+) -> int:
+    """The layer whose attention agrees best with a statistical alignment of the same sentence pairs.
+
+    `sources` and `targets` are token ids without EOS; `attention[layer][pair]` (T, S or more) is from target
+    to source tokens. The alignment is that of IBM model 1 (Brown et al., "The Mathematics of Statistical
+    Machine Translation", 1993), estimated on the pairs; no reference alignments are needed. The agreement of
+    a layer is the mean probability under that model of the source token that a target token attends to most.
+    """
+    posteriors = _ibm_model_1(sources, targets)
+    agreements = []
+    for layer in attention:
+        total, count = 0.0, 0
+        for posterior, weights in zip(posteriors, layer, strict=True):
+            rows, columns = posterior.shape
+            if rows and columns:
+                attended = weights[:rows, :columns].argmax(axis=1)
+                total, count = total + posterior[np.arange(rows), attended].sum(), count + rows
+        agreements.append(total / max(count, 1))
+    return int(np.argmax(agreements))
+
+
+def _ibm_model_1(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Floats]:
+    """Posterior probabilities (T, S), for each pair, that a target token is aligned to a source token.
+
+    The rows sum to less than 1; the remainder is the probability that the token is not aligned.
+    """
+    pairs = list(zip(sources, targets, strict=True))
+    shapes = [(len(target), len(source) + 1) for source, target in pairs]
+    # Source token 0 is an additional token of each sentence, for target tokens that are not aligned.
+    shifted = [np.array([0, *(s + 1 for s in source)]) for source, _ in pairs]
+    source_token = _joined(np.tile(ids, len(target)) for ids, (_, target) in zip(shifted, pairs, strict=True))
+    target_token = _joined(np.repeat(target, len(source) + 1) for source, target in pairs)
+    widths = _joined(np.full(rows, columns) for rows, columns in shapes)
+    row = np.repeat(np.arange(len(widths)), widths)  # of all target tokens
+    vocabulary = int(source_token.max(initial=0)) + 1
+    _, entry = np.unique(target_token * vocabulary + source_token, return_inverse=True)
+    table: npt.NDArray[Any] = np.ones(int(entry.max(initial=0)) + 1)  # p(target token | source token)
+    for iteration in range(_ITERATIONS + 1):
+        posterior = table[entry] / np.bincount(row, table[entry])[row]
+        if iteration < _ITERATIONS:
+            totals = np.bincount(source_token, posterior)[source_token]
+            table = np.bincount(entry, posterior / totals)
+    ends = np.cumsum([rows * columns for rows, columns in shapes], dtype=np.int64)
+    matrices = np.split(posterior, ends)[:-1]
+    return [matrix.reshape(shape)[:, 1:] for matrix, shape in zip(matrices, shapes, strict=True)]
+
+
+def _joined(arrays: Iterable[npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.empty(0, dtype=np.int64), *arrays]).astype(np.int64)
