@@ -330,7 +330,8 @@ class DecodingConfig(Section):
     )
     alignment_layer: Annotated[int, Field(ge=0)] | None = Field(
         None,
-        description="decoder layer, starting at 0, whose attention gives word alignments; null: chosen by training",
+        description="decoder layer, starting at 0, whose attention gives word alignments; "
+        "null: chosen by training",
     )
     batch_tokens: PositiveInt = Field(8192, description="padded source tokens times hypotheses per batch")
     precision: Precision = Field(
