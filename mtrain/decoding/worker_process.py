@@ -34,6 +34,7 @@ from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 _IDLE = 60.0  # seconds without a task after which a worker process ends
+# Run with -P, so that no file of the working directory is imported in place of a module.
 _MAIN = (
     "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
     "from mtrain.decoding.worker_process import serve; serve()"
@@ -54,7 +55,7 @@ class WorkerProcess:
             raise OSError("this program is not run by a Python interpreter")
         self.threads = threads
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _MAIN],
+            [sys.executable, "-P", "-c", _MAIN],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
@@ -152,7 +153,7 @@ def serve() -> None:
     """The worker process: receive the models, then decode a batch for each task until the pipe is closed."""
     tasks, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing else must write to the pipe
-    last_used = [time.monotonic()]
+    last_used = [math.inf]  # in use
     threading.Thread(target=_end_when_idle, args=(last_used,), daemon=True).start()
     keep_freed_memory()
     with suppress(OSError):  # the parent has ended
@@ -160,8 +161,9 @@ def serve() -> None:
         torch.set_num_threads(settings["threads"])
         models = for_decoding(_read_models(tasks), settings["precision"])
         _write(answers, {"ready": True})
+        last_used[0] = time.monotonic()
         for line in tasks:
-            last_used[0] = math.inf  # in use
+            last_used[0] = math.inf
             _write(answers, _answer(models, *json.loads(line)))
             last_used[0] = time.monotonic()
 

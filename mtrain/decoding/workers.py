@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -177,9 +176,13 @@ class Workers:
 def _prepare(
     process: WorkerProcess, models: Models, precision: str, free: "queue.SimpleQueue[WorkerProcess]"
 ) -> None:
-    """Prepare a process for tasks. If it fails, its first task raises WorkerEndedError."""
-    with suppress(WorkerEndedError):
+    """Prepare a process for tasks. If it fails, it is killed, and its first task raises WorkerEndedError."""
+    try:
         process.prepare(models, precision)
+    except Exception as error:
+        if not isinstance(error, WorkerEndedError):
+            log.warning("a worker process could not be prepared: %s", error)
+        process.process.kill()
     free.put(process)
 
 

@@ -73,9 +73,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: PackedLinear 
 def packed_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """The function of x (.., in) that computes x W^T + b in the type of the weight.
 
-    On a CPU, oneDNN and MKL would reorder a weight in bf16 or fp32 for each product, which takes half of the
-    time if x has few rows. The weight is therefore reordered once, by the operations that torch.compile uses.
-    If PyTorch lacks them or they fail, this is `torch.nn.functional.linear`.
+    On a CPU, oneDNN would reorder a weight in bf16 for each product, which takes half of the time if x has
+    few rows. The weight is therefore reordered once, by the operations that torch.compile uses. If
+    PyTorch lacks them or they fail, this is `torch.nn.functional.linear`.
     """
     is_supported = undocumented("ops.mkldnn._is_mkldnn_bf16_supported")
     reorder = undocumented("ops.mkldnn._reorder_linear_weight")
@@ -88,7 +88,7 @@ def packed_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Ten
             return out
 
         try:
-            if weight.dtype == torch.float32 or is_supported():
+            if is_supported():
                 packed = reorder(weight)
                 product(weight.new_zeros(1, weight.size(1)))
                 return lambda x: _with_padded_rows(product, x, weight.dtype)

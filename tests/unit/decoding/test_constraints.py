@@ -1,5 +1,5 @@
-"""Every option of the search at once, against brute force: what is barred never comes, what is left keeps its
-score, and the best of it is found."""
+"""All search options together, compared with brute force: forbidden tokens are never generated, the scores of
+the others are unchanged, and the best translation is found."""
 
 import itertools
 import math
@@ -119,7 +119,7 @@ def test_every_option_at_once_is_brute_force(
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 @pytest.mark.parametrize("samples", [None, 4])
-def test_barred_tokens_never_come(beam_size: int, samples: int | None) -> None:
+def test_forbidden_tokens_are_never_generated(beam_size: int, samples: int | None) -> None:
     model = build(3, vocab=9)
     source, keep = sentences(model, [4, 9, 12, 12])
     limits = {
@@ -199,8 +199,8 @@ def test_a_forbidden_token_that_there_is_not_and_all_of_them() -> None:
     ):
         search([model], source, keep, options(forbidden_ids=[5]))
     for renormalize in (False, True):
-        barred = options(forbidden_ids=[0, 1, 2, 3, 4], beam_size=2, renormalize=renormalize)
-        assert all(h.log_prob == -math.inf for h in search([model], source, keep, barred)[0])
+        forbidden = options(forbidden_ids=[0, 1, 2, 3, 4], beam_size=2, renormalize=renormalize)
+        assert all(h.log_prob == -math.inf for h in search([model], source, keep, forbidden)[0])
 
 
 def test_a_prefix_longer_than_the_limit_is_kept_and_gone_on_with() -> None:

@@ -51,7 +51,7 @@ def test_candidates_of_a_rounded_projection_are_those_of_full_precision(monkeypa
     logits, coarse = exact.step(last), rough.step(last)
     assert (logits - coarse).abs().max() > 0.05
     totals, coarse_totals = logsumexp(logits), logsumexp(coarse)
-    logits[:, 7] = coarse[:, 7] = -torch.inf  # barred
+    logits[:, 7] = coarse[:, 7] = -torch.inf  # forbidden
     best, values = rough.argmax(coarse)
     assert (best == exact.argmax(logits)[0]).float().mean() > 0.9
     there = best[:, None]

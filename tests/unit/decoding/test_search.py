@@ -1,7 +1,7 @@
 """Greedy and beam search against brute force, scripted distributions and a plain reference.
 
 A hypothesis of a sentence whose limit is L tokens is any sequence of 1 to L tokens that ends in EOS and has
-no EOS before (finished), or any sequence of exactly L tokens without EOS (unfinished). No token is barred.
+no EOS before (finished), or any sequence of exactly L tokens without EOS (unfinished). No token is forbidden.
 """
 
 import itertools

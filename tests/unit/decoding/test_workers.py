@@ -83,6 +83,17 @@ def test_worker_processes_that_cannot_start_are_not_missed(
     assert "a worker process failed (" in caplog.text and "No such file" in caplog.text
 
 
+def test_files_of_the_working_directory_do_not_break_worker_processes(
+    run_dir: Path, tmp_path: Path, monkeypatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise RuntimeError")
+    monkeypatch.chdir(tmp_path)
+    with Translator.load(run_dir, "cpu", ["decoding.batch_tokens=256"], workers=2) as translator:
+        assert translator.workers.start() == 1
+        translator.translate(LINES)
+        assert translator.workers.sent > 0 and len(translator.workers.pids()) == 1
+
+
 def test_worker_processes_start_once_there_is_enough_work(run_dir: Path) -> None:
     with Translator.load(run_dir, "cpu", ["decoding.batch_tokens=256"], workers=2) as translator:
         translator.translate(SOURCES)
