@@ -42,10 +42,8 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
     if not best.exists():  # pruned before training was resumed from an older checkpoint
         log.warning("%s: does not exist any more; model/ is not updated", best)
         return
-    folder, contents = (
-        run_dir / "model",
-        to_yaml(_folder_config(config, tokenizer, state.best_alignment_layer)),
-    )
+    folder = run_dir / "model"
+    contents = to_yaml(_folder_config(config, tokenizer, state.best_alignment_layer))
     with suppress(OSError, ValueError, LookupError, TypeError):
         old, new = (read_json(place / MANIFEST) for place in (folder, best))
         same = old["model.safetensors"] == new[best_weights(best).name]

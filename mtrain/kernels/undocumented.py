@@ -21,9 +21,14 @@ def undocumented(name: str) -> Any:
     return found
 
 
+def undocumented_allowed() -> bool:
+    """Whether code may rely on how PyTorch works inside: it may, except in `documented_only`."""
+    return _enabled
+
+
 @contextmanager
 def documented_only() -> Iterator[None]:
-    """A context in which `undocumented` returns None, in all threads, as if PyTorch lacked all names."""
+    """A context in which `undocumented` returns None, as if PyTorch lacked all names, in all threads."""
     global _enabled
     before, _enabled = _enabled, False
     try:

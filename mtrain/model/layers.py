@@ -4,7 +4,6 @@ Symbols in shapes: see `mtrain.model`.
 """
 
 from collections.abc import Callable
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -29,23 +28,6 @@ class Linear(nn.Linear):
             return F.linear(x, self.weight[start:end], self.bias[start:end])
         part = self.packed.slice(start, end)
         return linear(x, part.weight, part.bias, part)
-
-
-def reduce_call_overhead(model: nn.Module) -> None:
-    """Reduce the overhead of module calls in inference, which takes a quarter of a short decoding step.
-
-    Calls go directly to `forward`, so hooks do not run. Parameters and submodules become plain attributes,
-    which Python finds before it calls `nn.Module.__getattr__`; do not replace them afterwards.
-    """
-    for module in model.modules():
-        vars(module).update(dict(module.named_parameters(recurse=False)))
-        vars(module).update(dict(module.named_children()))
-        module.__class__ = _without_hooks(type(module))  # type: ignore[arg-type]
-
-
-@cache
-def _without_hooks(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(kind.__name__, (kind,), {"__call__": kind.forward})
 
 
 class Dropout(nn.Module):

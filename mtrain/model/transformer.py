@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from mtrain.config.schema import ModelConfig
 from mtrain.kernels.linear import PackedLinear, linear, pack
+from mtrain.kernels.module_calls import reduce_call_overhead
 from mtrain.model.attention import AttentionWeights, MultiHeadAttention
 from mtrain.model.cache import KeyValueCache, LayerCache
-from mtrain.model.layers import Dropout, FeedForward, Linear, Residual, reduce_call_overhead
+from mtrain.model.layers import Dropout, FeedForward, Linear, Residual
 
 
 class EncoderLayer(nn.Module):

@@ -1,6 +1,5 @@
 """Encoder and decoder layers against PyTorch's, feed-forward networks, dropout and residual connections."""
 
-import copy
 import math
 
 import pytest
@@ -9,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.config.schema import ModelConfig
-from mtrain.model.layers import Dropout, FeedForward, Residual, reduce_call_overhead
+from mtrain.model.layers import Dropout, FeedForward, Residual
 from mtrain.model.transformer import DecoderLayer, EncoderLayer
 from tests.support.transformer import copy_layer, their_arguments
 
@@ -150,19 +149,3 @@ def test_residual_dropout_affects_the_sublayer_but_not_the_input(norm: str) -> N
         torch.randn(50, 12)
         dropped = Dropout(0.5)(torch.ones(50, 12).double())
         torch.testing.assert_close(out, F.layer_norm(x + dropped, (12,)), **DOUBLE)
-
-
-# --------------------------------------------------------------------------------------- calls without hooks
-
-
-def test_reduced_call_overhead_changes_neither_results_nor_the_original() -> None:
-    layer = randomized(EncoderLayer(config())).eval()
-    fast = copy.deepcopy(layer)
-    reduce_call_overhead(fast)
-    calls: list[str] = []
-    for name, module in [("layer", layer), ("fast", fast)]:
-        module.feed_forward.register_forward_hook(lambda *_, name=name: calls.append(name))
-    x, keep = torch.randn(2, 5, 12).double(), torch.ones(2, 1, 1, 5, dtype=torch.bool)
-    assert torch.equal(fast(x, keep), layer(x, keep))
-    assert calls == ["layer"]
-    assert list(fast.state_dict()) == list(layer.state_dict()) and isinstance(fast, EncoderLayer)
