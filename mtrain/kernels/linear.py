@@ -16,7 +16,7 @@ MIN_WEIGHT_ELEMENTS = 200_000
 
 
 class PackedLinear:
-    """x W^T + b, computed with copies of a weight (out, in) and a bias (out) in `dtype` (None: unchanged).
+    """x W^T + b, computed with copies of a weight (out, in) and a bias (out) in `dtype`.
 
     The first call makes the copies; later changes of the originals do not affect them. With `stays_low`,
     results stay in `dtype`, which makes the following operations faster, too; otherwise `linear` casts them
@@ -25,9 +25,7 @@ class PackedLinear:
     On a CPU the result for a row does not depend on the other rows, as long as there are at least four.
     """
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None, stays_low: bool = False
-    ):
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, stays_low: bool = False):
         self.weight, self.bias, self.dtype = weight.detach(), None if bias is None else bias.detach(), dtype
         self.stays_low = stays_low
         self._slices: dict[tuple[int, int | None], PackedLinear] = {}
@@ -43,9 +41,8 @@ class PackedLinear:
     @cached_property
     def _product(self) -> Callable[[Tensor], Tensor]:
         # If two threads compute this at the same time, the results are equal.
-        dtype = self.dtype or self.weight.dtype
-        bias = None if self.bias is None else self.bias.to(dtype)
-        return packed_linear(self.weight.to(dtype), bias)
+        bias = None if self.bias is None else self.bias.to(self.dtype)
+        return packed_linear(self.weight.to(self.dtype), bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x W^T + b (.., out) in `dtype`."""
@@ -56,11 +53,12 @@ def pack(
     weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None, stays_low: bool | None = None
 ) -> PackedLinear | None:
     """A PackedLinear if that takes less time than the original: for large weights, and for all if results
-    stay in low precision, which is the default on a GPU."""
+    stay in low precision, which is the default on a GPU. None without a `dtype`."""
     if stays_low is None:
         stays_low = weight.is_cuda
-    worthwhile = dtype is not None if stays_low or weight.is_cuda else weight.numel() >= MIN_WEIGHT_ELEMENTS
-    return PackedLinear(weight, bias, dtype, stays_low) if worthwhile else None
+    if dtype is None or not (stays_low or weight.is_cuda or weight.numel() >= MIN_WEIGHT_ELEMENTS):
+        return None
+    return PackedLinear(weight, bias, dtype, stays_low)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: PackedLinear | None) -> Tensor:

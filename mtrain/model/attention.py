@@ -12,7 +12,7 @@ from mtrain.model.layers import Dropout, Linear
 # Maximum number of keys for which training on a CPU uses the eager kernel. Compared with the fused kernel, it
 # takes up to a third less time for 8 to 32 keys, equally long for 128, and a quarter longer for 256. It also
 # stores the attention weights. They take no more memory than queries and keys, because `attend` limits the
-# number of keys to twice the head width, too.
+# number of keys to twice the head width.
 _MAX_EAGER_KEYS = 64
 
 

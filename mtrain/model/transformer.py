@@ -246,8 +246,7 @@ class Transformer(nn.Module):
 
     def projects_in_low_precision(self) -> bool:
         """Whether `project` rounds logits to low precision."""
-        packed = self.packed_projection
-        return packed is not None and packed.dtype is not None
+        return self.packed_projection is not None
 
     def project_tokens(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """Logits (..) of tokens (..) for hidden states that broadcast to (.., E), never in low precision."""
@@ -258,8 +257,8 @@ class Transformer(nn.Module):
     def for_decoding(self, dtype: torch.dtype | None, stays_low: bool | None = None) -> Self:
         """A copy for inference that shares the parameters and has less overhead per call.
 
-        Products with large weights use packed copies of them in `dtype` (None: their own type), made by the
-        first call. For `stays_low` see `pack`.
+        Products with large weights use packed copies of them in `dtype`, made by the first call; None: all
+        use the parameters themselves. For `stays_low` see `pack`.
         """
         model = copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
         reduce_call_overhead(model)

@@ -86,21 +86,20 @@ def test_a_row_of_the_result_does_not_depend_on_the_other_rows(dtype: torch.dtyp
         assert torch.equal(packed(x[:rows]), together[:rows])
 
 
-@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @torch.inference_mode()
-def test_packing_keeps_full_precision(layout: str, dtype: torch.dtype | None) -> None:
+def test_packing_keeps_full_precision(layout: str, dtype: torch.dtype) -> None:
     torch.manual_seed(2)
-    type_ = dtype or torch.float64
-    x, weight, bias = (torch.randn(*shape, dtype=type_) for shape in ((9, 24), (20, 24), (20,)))
+    x, weight, bias = (torch.randn(*shape, dtype=dtype) for shape in ((9, 24), (20, 24), (20,)))
     torch.testing.assert_close(PackedLinear(weight, bias, dtype)(x), F.linear(x, weight, bias))
 
 
 def test_large_weights_are_packed_and_all_that_stay_in_low_precision() -> None:
     small, large = torch.empty(100, 100), torch.empty(2000, 150)
-    for dtype in (None, torch.bfloat16):
-        assert pack(small, None, dtype) is None
-        packed = pack(large, None, dtype)
-        assert packed is not None and packed.dtype == dtype and not packed.stays_low
+    assert pack(small, None, None) is pack(large, None, None) is None  # nothing would be faster
+    assert pack(small, None, torch.bfloat16) is None
+    packed = pack(large, None, torch.bfloat16)
+    assert packed is not None and packed.dtype == torch.bfloat16 and not packed.stays_low
     packed = pack(small, None, torch.bfloat16, stays_low=True)
     assert packed is not None and packed.stays_low
 
