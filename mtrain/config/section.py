@@ -1,10 +1,15 @@
-"""The base class of all sections of the configuration."""
+"""The base class of all sections of the configuration, and the types that several of them use."""
 
 import difflib
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
 
 class Section(BaseModel):

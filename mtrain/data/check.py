@@ -16,7 +16,7 @@ from functools import cache
 import numpy as np
 
 from mtrain.config.corpora import Corpus, Holdout
-from mtrain.config.schema import DataConfig
+from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import Digests, place_of, read_corpus
 from mtrain.errors import DataError

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from mtrain.config.schema import DataConfig
+from mtrain.config.data import DataConfig
 from mtrain.data.check import LENGTH_BINS, RATIO_BINS, Findings
 from mtrain.data.scan import RawData, check_data
 from mtrain.tokenizer.tokenizer import Tokenizer

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mtrain.config.corpora import Corpus, Holdout
-from mtrain.config.schema import DataConfig
+from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import files_of, good_pairs, read_pairs
 from mtrain.data.scan import RawData

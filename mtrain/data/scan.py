@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import SpooledTemporaryFile
 
 from mtrain.config.corpora import Holdout
-from mtrain.config.schema import DataConfig
+from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.check import DataCheck, Findings, segment
 from mtrain.data.corpus import Digests, content_hash, read_corpus, refuse_unless_skipped

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtrain.config.schema import DecodingConfig
+from mtrain.config.decoding import DecodingConfig
 from mtrain.decoding.constraints import Constraints
 from mtrain.decoding.predictor import Predictor, remaining_sentences
 

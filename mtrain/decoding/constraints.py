@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mtrain.config.schema import DecodingConfig, ModelConfig
+from mtrain.config.decoding import DecodingConfig
+from mtrain.config.model import ModelConfig
 from mtrain.errors import UsageError
 from mtrain.kernels.topk import logsumexp
 

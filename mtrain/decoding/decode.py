@@ -10,7 +10,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from mtrain.config.schema import DecodingConfig
+from mtrain.config.decoding import DecodingConfig
 from mtrain.data.batch import pad
 from mtrain.data.batching import cut_by_budget
 from mtrain.decoding.alignment import Alignment, align

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtrain.config.schema import DecodingConfig
+from mtrain.config.decoding import DecodingConfig
 
 
 def noise_keys(seed: int, keys: Sequence[tuple[int, ...]], samples: int, steps: int) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mtrain.config.schema import DecodingConfig
+from mtrain.config.decoding import DecodingConfig
 from mtrain.decoding.beam import Hypothesis, beam_search
 from mtrain.decoding.constraints import Constraints
 from mtrain.decoding.predictor import MIN_ROWS, Predictor, remaining_sentences

@@ -13,9 +13,9 @@ from typing import Self
 import torch
 
 from mtrain.checkpoint.model_folder import load_model
+from mtrain.config.decoding import DecodingConfig
 from mtrain.config.languages import base_language
 from mtrain.config.load import validate
-from mtrain.config.schema import DecodingConfig
 from mtrain.decoding.decode import Models
 from mtrain.decoding.mbr import sentence_metric
 from mtrain.decoding.split import WINDOW, Part, parts_of, windows

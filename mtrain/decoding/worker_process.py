@@ -25,7 +25,8 @@ from safetensors.torch import load as load_weights
 from safetensors.torch import save as save_weights
 
 from mtrain import errors
-from mtrain.config.schema import DecodingConfig, ModelConfig
+from mtrain.config.decoding import DecodingConfig
+from mtrain.config.model import ModelConfig
 from mtrain.decoding.decode import Models, decode_batch, for_decoding
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation

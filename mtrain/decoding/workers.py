@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from mtrain.config.schema import DecodingConfig
+from mtrain.config.decoding import DecodingConfig
 from mtrain.decoding.decode import Models, decode_batch, for_decoding, in_batches
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation

@@ -4,7 +4,8 @@ import importlib
 from types import ModuleType
 from typing import get_args
 
-from mtrain.config.schema import Architecture, Config, Format
+from mtrain.config.model import Architecture
+from mtrain.config.schema import Config, Format
 from mtrain.errors import UsageError
 
 

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.load import override, validate
-from mtrain.config.schema import ModelConfig, ModelFolderConfig
+from mtrain.config.model import ModelConfig
+from mtrain.config.schema import ModelFolderConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.errors import ModelError, UsageError
 from mtrain.interop.generation_config import (

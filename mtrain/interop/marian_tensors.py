@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtrain.config.schema import ModelConfig
+from mtrain.config.model import ModelConfig
 from mtrain.errors import ModelError
 from mtrain.model.transformer import Transformer, sinusoidal_positions
 

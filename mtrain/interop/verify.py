@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from mtrain.checkpoint.model_folder import LoadedModel
-from mtrain.config.schema import DecodingConfig
+from mtrain.config.decoding import DecodingConfig
 from mtrain.decoding.search import search
 from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import masked_projection

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from mtrain.config.schema import ModelConfig
+from mtrain.config.model import ModelConfig
 from mtrain.kernels.linear import PackedLinear, linear, pack
 from mtrain.kernels.module_calls import reduce_call_overhead
 from mtrain.model.attention import AttentionWeights, MultiHeadAttention

@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from mtrain.config.schema import Architecture, ModelConfig
+from mtrain.config.model import Architecture, ModelConfig
 from mtrain.errors import ModelError, UsageError
 from mtrain.tokenizer.vocabulary import SPACE, SpecialIds, Vocabulary
 

@@ -10,7 +10,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, verify_checkpoint
 from mtrain.checkpoint.tensors import load_tensors
-from mtrain.config.schema import TrainingConfig
+from mtrain.config.training import TrainingConfig
 from mtrain.errors import ModelError
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,11 @@ from torch import nn
 from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import LoadedModel, load_model, tokenizer_folder
 from mtrain.config.load import validate
+from mtrain.config.model import Architecture
 from mtrain.config.presets import PRESETS, auto_size
-from mtrain.config.schema import Architecture, Config, Part, TokenizerConfig
+from mtrain.config.schema import Config
+from mtrain.config.tokenizer import TokenizerConfig
+from mtrain.config.training import Part
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.data.scan import RawData
 from mtrain.errors import ModelError, UsageError

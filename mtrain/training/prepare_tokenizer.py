@@ -7,7 +7,8 @@ from pathlib import Path
 from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import copy_tokenizer, tokenizer_folder
 from mtrain.config.load import validate
-from mtrain.config.schema import Config, TokenizerConfig
+from mtrain.config.schema import Config
+from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
 from mtrain.data.scan import RawData
 from mtrain.errors import ModelError, UsageError

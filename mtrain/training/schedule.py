@@ -2,7 +2,7 @@
 
 import math
 
-from mtrain.config.schema import TrainingConfig
+from mtrain.config.training import TrainingConfig
 
 
 def learning_rate(step: int, config: TrainingConfig, total_steps: int | None) -> float:

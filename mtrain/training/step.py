@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mtrain.config.schema import TrainingConfig
+from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch
 from mtrain.device import autocast, compiles, multiply_all, resolve_precision, step_unless, thread_pool
 from mtrain.errors import is_out_of_memory

@@ -15,7 +15,8 @@ from benchmark.job import TrainingJob, start
 from benchmark.report import row_of, spread
 from benchmark.rounds import Contestant, describe_run, take_turns
 from mtrain.config.load import load_config
-from mtrain.config.schema import Config, ModelConfig
+from mtrain.config.model import ModelConfig
+from mtrain.config.schema import Config
 from mtrain.data.batching import BatchPlan, plan_batches
 from mtrain.data.encode import EncodedCorpus, check_corpora, prepare_data
 from mtrain.device import resolve_device, resolve_precision

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from mtrain.checkpoint.checkpoint import load_checkpoint, open_checkpoint
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.checkpoint.tensors import load_tensors
-from mtrain.config.schema import TrainingConfig
+from mtrain.config.training import TrainingConfig
 from mtrain.config.yaml_io import MAX_BYTES
 from mtrain.errors import ModelError
 from mtrain.storage.manifest import LARGEST_JSON, write_manifest

@@ -17,7 +17,8 @@ from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.config import presets
 from mtrain.config.load import load_config, validate
 from mtrain.config.presets import AutoSize
-from mtrain.config.schema import Config, TokenizerConfig
+from mtrain.config.schema import Config
+from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import Interrupted, ModelError
 from mtrain.storage.manifest import write_manifest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.config.schema import DataConfig
+from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.encode import EncodedCorpus, PreparedData
 from mtrain.data.toy import toy_pairs

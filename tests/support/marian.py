@@ -13,7 +13,7 @@ import torch
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 from transformers.utils import logging as transformers_logging
 
-from mtrain.config.schema import TokenizerConfig
+from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.data.toy import toy_pairs
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer

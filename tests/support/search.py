@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtrain.config.schema import DecodingConfig, ModelConfig
+from mtrain.config.decoding import DecodingConfig
+from mtrain.config.model import ModelConfig
 from mtrain.decoding.beam import Hypothesis
 from mtrain.model.transformer import Transformer
 

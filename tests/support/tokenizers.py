@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mtrain.config.load import validate
-from mtrain.config.schema import TokenizerConfig
+from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.data.toy import toy_pairs
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer

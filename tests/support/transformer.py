@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from mtrain.config.schema import ModelConfig
+from mtrain.config.model import ModelConfig
 from mtrain.model.attention import MultiHeadAttention
 from mtrain.model.transformer import DecoderLayer, EncoderLayer, Transformer
 

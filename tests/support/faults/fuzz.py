@@ -18,7 +18,8 @@ import torch
 from mtrain.checkpoint.checkpoint import checkpoint_folders, load_checkpoint, open_checkpoint
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.load import load_config, validate
-from mtrain.config.schema import ModelFolderConfig, TrainingConfig
+from mtrain.config.schema import ModelFolderConfig
+from mtrain.config.training import TrainingConfig
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.model.transformer import Transformer
 from mtrain.training.step import make_optimizer

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from mtrain.config.corpora import HubCorpus, JsonlCorpus, ParquetCorpus, TextCorpus, ToyCorpus, TsvCorpus
+from mtrain.config.decoding import DecodingConfig
 from mtrain.config.load import override, validate
 from mtrain.config.messages import accepted_values
-from mtrain.config.schema import Config, DecodingConfig
+from mtrain.config.schema import Config
 from mtrain.config.yaml_io import parse_yaml
 from mtrain.errors import UsageError
 from tests.support.configs import MINIMAL

@@ -4,8 +4,8 @@ from typing import get_args
 
 import pytest
 
+from mtrain.config.model import Preset
 from mtrain.config.presets import AUTO_SIZES, PRESETS, auto_size
-from mtrain.config.schema import Preset
 from mtrain.config.yaml_io import parse_yaml, to_yaml
 
 SIZES = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.config.schema import DataConfig
+from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, files_of, good_pairs, read_lines, read_pairs, read_text
 from mtrain.data.encode import check_corpora

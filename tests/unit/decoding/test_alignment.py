@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mtrain import Translator
-from mtrain.config.schema import ModelConfig
+from mtrain.config.model import ModelConfig
 from mtrain.decoding.alignment import align
 from mtrain.decoding.alignment_layer import best_layer, choose_alignment_layer
 from mtrain.decoding.translation import Translation, join

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mtrain.config.schema import DecodingConfig, ModelConfig
+from mtrain.config.decoding import DecodingConfig
+from mtrain.config.model import ModelConfig
 from mtrain.decoding.predictor import Predictor
 from mtrain.decoding.search import search
 from mtrain.kernels.topk import logsumexp

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mtrain import Translator
-from mtrain.config.schema import TokenizerConfig
+from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.decoding.split import parts_of, split_line, windows
 from mtrain.decoding.translation import Translation, join
 from mtrain.tokenizer.learn import train_tokenizer

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from mtrain.config.schema import ModelConfig
+from mtrain.config.model import ModelConfig
 from mtrain.kernels.module_calls import reduce_call_overhead
 from mtrain.kernels.undocumented import documented_only
 from mtrain.model.transformer import EncoderLayer

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrain.config.schema import ModelConfig
+from mtrain.config.model import ModelConfig
 from mtrain.model.layers import Dropout, FeedForward, Residual
 from mtrain.model.transformer import DecoderLayer, EncoderLayer
 from tests.support.transformer import copy_layer, their_arguments

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from mtrain.config.model import ModelConfig
 from mtrain.config.presets import PRESETS
-from mtrain.config.schema import ModelConfig
 from mtrain.model.transformer import Transformer
 
 VOCABULARY = 8000

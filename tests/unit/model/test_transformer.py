@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mtrain.config.schema import ModelConfig
+from mtrain.config.model import ModelConfig
 from mtrain.kernels.undocumented import documented_only
 from mtrain.model.attention import AttentionWeights, MultiHeadAttention, causal_mask
 from mtrain.model.layers import Dropout

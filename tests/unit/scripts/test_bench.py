@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mtrain.config.load import load_config
-from mtrain.config.schema import ModelConfig
+from mtrain.config.model import ModelConfig
 from mtrain.data.batch import collate
 from mtrain.data.encode import prepare_data
 from mtrain.model.transformer import Transformer

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from mtrain.config.schema import ModelConfig, TrainingConfig
+from mtrain.config.model import ModelConfig
+from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch
 from mtrain.model.transformer import Transformer
 from mtrain.training import micro_batch as memory

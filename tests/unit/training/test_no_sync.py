@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from mtrain.config.schema import ModelConfig
+from mtrain.config.model import ModelConfig
 from mtrain.model.loss import translation_loss
 from mtrain.model.transformer import Transformer
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mtrain.config.schema import TrainingConfig
+from mtrain.config.training import TrainingConfig
 from mtrain.training.schedule import learning_rate
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from mtrain.config.schema import ModelConfig
+from mtrain.config.model import ModelConfig
 from mtrain.model.layers import Dropout
 from mtrain.model.transformer import Transformer
 from mtrain.training import step
@@ -152,7 +152,8 @@ def test_weight_decay_applies_to_matrices_and_embeddings_only(make_config, tie):
 def test_compiling_logs_no_graph_breaks():
     code = """if True:
         import torch
-        from mtrain.config.schema import ModelConfig, TrainingConfig
+        from mtrain.config.model import ModelConfig
+        from mtrain.config.training import TrainingConfig
         from mtrain.model.transformer import Transformer
         from mtrain.training.step import Learner
         sizes = {"d_model": 8, "ffn_dim": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}

@@ -1,0 +1,42 @@
+"""The `data` section."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from mtrain.config.corpora import Corpora, Corpus, Validation
+from mtrain.config.section import Section
+
+
+class DataConfig(Section):
+    """The corpora for training, validation and testing."""
+
+    source_lang: str = Field(min_length=1, description="language code of the source, such as `en`")
+    target_lang: str = Field(
+        min_length=1, description="language code of the target, such as `de`; selects the tokenizer of BLEU"
+    )
+    train: Corpora = Field(description="training corpus, or a list of corpora")
+    validation: Validation = Field(
+        description="validation corpus, a list of corpora, or `{holdout: N}` for N pairs taken out of `train`"
+    )
+    test: dict[str, Corpus] = Field({}, description="test sets by name, for `mtrain evaluate`")
+    max_length: int = Field(
+        256,
+        ge=2,
+        le=65536,
+        description="longest source and target, in tokens with EOS; longer pairs are dropped",
+    )
+    bad_lines: Literal["error", "skip"] = Field(
+        "error", description="what to do with invalid UTF-8, NUL characters and missing fields"
+    )
+    subword_sampling: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="sample new segmentations in each epoch: alpha of unigram, dropout of BPE; null: never",
+    )
+
+    @model_validator(mode="after")
+    def _weights_are_for_training(self) -> Self:
+        validation = self.validation if isinstance(self.validation, list) else []
+        if any(corpus.weight != 1 for corpus in (*validation, *self.test.values())):
+            raise ValueError("weight is allowed in data.train only; other corpora use each pair once")
+        return self

@@ -1,0 +1,75 @@
+"""The `model` section, and the architecture that is built from it."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from mtrain.config.presets import PRESETS
+from mtrain.config.section import Fraction, PositiveInt, Section
+
+Preset = Literal["auto", "tiny", "small", "base", "big", "tiny_deep", "small_deep", "base_deep", "big_deep"]
+Positions = Literal["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"]
+TiedEmbeddings = Literal["none", "decoder", "all"]
+
+
+class Architecture(Section):
+    """The architecture of the Transformer. A preset fills in the sizes that are not given."""
+
+    preset: Preset | None = Field(
+        None, description="sizes by name; `_deep`: one decoder layer; auto: by the number of training pairs"
+    )
+    d_model: int = Field(128, ge=2, le=16384, description="model width; must be a multiple of `heads`")
+    heads: int = Field(4, ge=1, le=256, description="number of attention heads per layer")
+    encoder_layers: int = Field(4, ge=1, le=256, description="number of encoder layers")
+    decoder_layers: int = Field(4, ge=1, le=256, description="number of decoder layers")
+    ffn_dim: int = Field(256, ge=1, le=65536, description="inner width of the feed-forward sublayers")
+    dropout: Fraction = Field(0.1, description="dropout rate of embeddings and sublayer outputs")
+    attention_dropout: Fraction = Field(0.0, description="dropout rate of attention weights")
+    activation_dropout: Fraction | None = Field(
+        None, description="dropout rate inside the feed-forward sublayers; null: same as `dropout`"
+    )
+    word_dropout: Fraction = Field(
+        0.0, description="dropout rate of whole token embeddings, source and target"
+    )
+    activation: Literal["relu", "gelu", "silu", "swiglu"] = Field(
+        "relu", description="activation function of the feed-forward sublayers"
+    )
+    norm: Literal["pre", "post"] = Field(
+        "pre", description="layer normalization before or after each sublayer"
+    )
+    positions: Positions = Field(
+        "sinusoidal", description="positional encoding; `sinusoidal` has all sines first, then all cosines"
+    )
+    tie_embeddings: TiedEmbeddings = Field(
+        "all", description="shared weights; decoder: target embedding and output; all: source embedding, too"
+    )
+    output_bias: bool = Field(False, description="whether the output projection has a bias")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, values: Any) -> Any:
+        if isinstance(values, dict) and str(values.get("preset")) in PRESETS:
+            return {**PRESETS[str(values["preset"])], **values, "preset": None}
+        return values
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        if self.d_model % self.heads:
+            raise ValueError(f"d_model ({self.d_model}) must be a multiple of heads ({self.heads})")
+        if self.positions.startswith("sinusoidal") and self.d_model % 2:
+            raise ValueError("sinusoidal positions need an even d_model")
+        if self.positions == "rotary" and (self.d_model // self.heads) % 2:
+            raise ValueError("rotary positions need an even d_model / heads")
+        return self
+
+
+class ModelConfig(Architecture):
+    """The architecture with the vocabulary sizes and token ids: all that is needed to build the model."""
+
+    source_vocab_size: PositiveInt = Field(description="size of the source vocabulary")
+    target_vocab_size: PositiveInt = Field(description="size of the target vocabulary")
+    max_positions: PositiveInt = Field(description="number of learned positional embeddings")
+    pad_id: int = Field(0, ge=0, description="id of the padding token; may equal bos_id")
+    unk_id: int = Field(1, ge=0, description="id of the unknown token")
+    bos_id: int = Field(2, ge=0, description="id of the token that begins every target")
+    eos_id: int = Field(3, ge=0, description="id of the token that ends every sentence")
