@@ -13,7 +13,15 @@ from mtrain.errors import DataError, ModelError
 from mtrain.training import validate
 from mtrain.training.fit import make_trainer
 from mtrain.training.validate import Scores
-from tests.support.training import PAIRS, go, last_checkpoint, losses, read_metrics, same_weights, with_bleu
+from tests.support.training import (
+    PAIRS,
+    fit_on_cpu,
+    last_checkpoint,
+    losses,
+    read_metrics,
+    same_weights,
+    with_bleu,
+)
 
 # ------------------------------------------------------------------------------------------------ learning
 
@@ -41,14 +49,16 @@ def test_a_small_corpus_is_learned_and_decoded_exactly(run_dir):
     ],
 )  # fmt: skip
 def test_every_architecture_trains_saves_and_translates(make_config, model, tokenizer):
-    run = go(make_config(model=model, tokenizer=tokenizer, training={"max_steps": 30, "validate_every": 30}))
+    run = fit_on_cpu(
+        make_config(model=model, tokenizer=tokenizer, training={"max_steps": 30, "validate_every": 30})
+    )
     history = losses(run)
     assert history[-1][3] < history[0][3]
     assert len(Translator.load(run, "cpu").translate(["A cat sleeps.", ""])) == 2
 
 
 def test_validation_pairs_can_be_held_out_of_training(make_config):
-    run = go(make_config(data={"validation": {"holdout": 2}, "test": {}}))
+    run = fit_on_cpu(make_config(data={"validation": {"holdout": 2}, "test": {}}))
     held_out = [json.loads(line) for line in (run / "data/validation.jsonl").read_text().splitlines()]
     assert len(held_out) == 2 and all(tuple(pair) in PAIRS for pair in held_out)
     assert json.loads((run / "data/summary.json").read_text())["kept"] == [6]
@@ -60,15 +70,15 @@ def test_validation_pairs_can_be_held_out_of_training(make_config):
 def test_training_with_r_drop_resumes_exactly(make_config):
     keys = {"model": {"dropout": 0.3, "attention_dropout": 0.1, "word_dropout": 0.1}}
     recipe = {"r_drop": 5.0, "batch_tokens": 128, "micro_batch_tokens": 128}
-    whole = go(make_config("whole", **keys, training=recipe))
-    go(make_config("parts", **keys, training={**recipe, "max_steps": 5}))
-    resumed = go(make_config("parts", **keys, training=recipe))
+    whole = fit_on_cpu(make_config("whole", **keys, training=recipe))
+    fit_on_cpu(make_config("parts", **keys, training={**recipe, "max_steps": 5}))
+    resumed = fit_on_cpu(make_config("parts", **keys, training=recipe))
     assert losses(resumed) == losses(whole) and same_weights(whole, resumed)
 
 
 def test_the_size_of_micro_batches_does_not_change_a_run(make_config):
-    whole = go(make_config("whole", model={"dropout": 0.0}, training={"batch_tokens": 256}))
-    cut = go(
+    whole = fit_on_cpu(make_config("whole", model={"dropout": 0.0}, training={"batch_tokens": 256}))
+    cut = fit_on_cpu(
         make_config("cut", model={"dropout": 0.0}, training={"batch_tokens": 256, "micro_batch_tokens": 64})
     )
     for one, other in zip(losses(whole), losses(cut), strict=True):
@@ -76,7 +86,10 @@ def test_the_size_of_micro_batches_does_not_change_a_run(make_config):
 
 
 def test_training_and_translating_in_bf16(make_config, run_dir):
-    whole, rough = go(make_config("whole")), go(make_config("rough", training={"precision": "bf16"}))
+    whole, rough = (
+        fit_on_cpu(make_config("whole")),
+        fit_on_cpu(make_config("rough", training={"precision": "bf16"})),
+    )
     for one, other in zip(losses(whole), losses(rough), strict=True):
         assert one != other and one == pytest.approx(other, rel=0.1)
     translator = Translator.load(run_dir, "cpu", ["decoding.precision=bf16"])
@@ -86,27 +99,27 @@ def test_training_and_translating_in_bf16(make_config, run_dir):
 def test_the_arithmetic_is_logged_at_startup(make_config, caplog, set_threads):
     set_threads(2)
     with caplog.at_level("INFO", logger="mtrain"):
-        go(make_config())
+        fit_on_cpu(make_config())
     expected = r"device: cpu \(.+, \d+ threads\), fp32, torch .+, 2 workers, micro-batches of 64 tokens$"
     assert re.search(expected, caplog.text, re.MULTILINE)
 
 
 def test_a_run_in_fp16_learns_and_resumes(make_config):
     keys = {"precision": "fp16", "max_steps": 6, "batch_tokens": 128}
-    run = go(make_config(training=keys))
+    run = fit_on_cpu(make_config(training=keys))
     state = json.loads((last_checkpoint(run) / "state.json").read_text())
     assert state["loss_scale"][1] + state["skipped_steps"] >= 1
-    go(make_config(training={**keys, "max_steps": 8}))
+    fit_on_cpu(make_config(training={**keys, "max_steps": 8}))
     assert losses(run)[-1][3] < losses(run)[0][3]
 
 
 @pytest.mark.slow
 def test_compiled_steps_equal_eager_steps(make_config):
-    with_dropout = go(make_config("dropout", training={"compile": "on"}))
+    with_dropout = fit_on_cpu(make_config("dropout", training={"compile": "on"}))
     assert losses(with_dropout)[-1][3] < losses(with_dropout)[0][3]
     model = {"dropout": 0.0}
-    plain = go(make_config("plain", model=model))
-    compiled = go(make_config("compiled", model=model, training={"compile": "on"}))
+    plain = fit_on_cpu(make_config("plain", model=model))
+    compiled = fit_on_cpu(make_config("compiled", model=model, training={"compile": "on"}))
     for one, other in zip(losses(plain), losses(compiled), strict=True):
         assert one == pytest.approx(other, rel=1e-3)
 
@@ -117,13 +130,13 @@ def test_compiled_steps_equal_eager_steps(make_config):
 def test_each_limit_ends_training(make_config, caplog):
     caplog.set_level("INFO", "mtrain")
     steps_an_epoch = len(
-        losses(go(make_config("a", training={"max_steps": None, "max_epochs": 1, "log_every": 1})))
+        losses(fit_on_cpu(make_config("a", training={"max_steps": None, "max_epochs": 1, "log_every": 1})))
     )
     assert steps_an_epoch > 1 and "max_epochs (1)" in caplog.text
-    minutes = go(make_config("b", training={"max_steps": None, "max_minutes": 1e-9}))
+    minutes = fit_on_cpu(make_config("b", training={"max_steps": None, "max_minutes": 1e-9}))
     assert last_checkpoint(minutes).name == "step-00000001" and "max_minutes (1e-09)" in caplog.text
     patience = {"patience": 1, "validate_every": 1, "learning_rate": 1e-9, "max_steps": 20}
-    assert last_checkpoint(go(make_config("c", training=patience))).name == "step-00000002"
+    assert last_checkpoint(fit_on_cpu(make_config("c", training=patience))).name == "step-00000002"
     assert "no better bleu in 1 validations" in caplog.text
 
 
@@ -136,7 +149,7 @@ def test_the_best_checkpoint_is_kept_and_published(make_config, scripted_scores,
         Scores(3.0, 20, 20, 35),
     )
     recipe = {"best_metric": metric, "max_steps": 8, "validate_every": 2, "keep_checkpoints": 1}
-    run = go(make_config(training=recipe))
+    run = fit_on_cpu(make_config(training=recipe))
     index = json.loads((run / "checkpoints/index.json").read_text())
     assert (index["best"], index["last"]) == (f"step-{best:08d}", "step-00000008")
     kept = {folder.name for folder in (run / "checkpoints").glob("step-*")}
@@ -147,24 +160,26 @@ def test_the_best_checkpoint_is_kept_and_published(make_config, scripted_scores,
 
 def test_the_newest_checkpoints_are_kept_whatever_caused_them(make_config, scripted_scores):
     scripted_scores(*map(with_bleu, range(9)))  # each validation is the best so far
-    run = go(make_config(training={"validate_every": 1, "checkpoint_every": 3, "keep_checkpoints": 2}))
+    run = fit_on_cpu(
+        make_config(training={"validate_every": 1, "checkpoint_every": 3, "keep_checkpoints": 2})
+    )
     kept = sorted(folder.name for folder in (run / "checkpoints").glob("step-*"))
     assert kept == [f"step-{step:08d}" for step in (3, 6, 7, 8)]
 
 
 def test_a_finished_run_resumes_only_when_its_limit_is_raised(make_config, caplog):
     caplog.set_level("INFO", "mtrain")
-    run = go(make_config())
+    run = fit_on_cpu(make_config())
     before = last_checkpoint(run)
     caplog.clear()
-    go(make_config())
+    fit_on_cpu(make_config())
     assert "already finished: max_steps (8)" in caplog.text and last_checkpoint(run) == before
-    go(make_config(training={"max_steps": 10}))
+    fit_on_cpu(make_config(training={"max_steps": 10}))
     assert "training.max_steps: 10, was 8" in caplog.text and last_checkpoint(run).name == "step-00000010"
 
 
 def test_metrics_have_the_documented_fields_and_each_step_once(make_config):
-    run = go(make_config())
+    run = fit_on_cpu(make_config())
     lines = read_metrics(run)
     training = [line for line in lines if "loss" in line]
     assert [line["step"] for line in training] == [2, 4, 6, 8]
@@ -184,11 +199,11 @@ def test_metrics_have_the_documented_fields_and_each_step_once(make_config):
 def test_resumed_equals_uninterrupted_with_subword_sampling(make_config, kind, stop):
     sections = {"data": {"subword_sampling": 0.2}, "tokenizer": {"type": kind}, "model": {"dropout": 0.1}}
     recipe = {"log_every": 1, "validate_every": 100}
-    whole = go(make_config("whole", **sections, training={**recipe, "max_steps": 14}))
-    go(make_config("parts", **sections, training={**recipe, "max_steps": 100, **stop}))
+    whole = fit_on_cpu(make_config("whole", **sections, training={**recipe, "max_steps": 14}))
+    fit_on_cpu(make_config("parts", **sections, training={**recipe, "max_steps": 100, **stop}))
     state = json.loads((last_checkpoint(whole.parent / "parts") / "state.json").read_text())
     assert (state["next_batch"] == 0) == ("max_epochs" in stop)
-    resumed = go(make_config("parts", **sections, training={**recipe, "max_steps": 14}))
+    resumed = fit_on_cpu(make_config("parts", **sections, training={**recipe, "max_steps": 14}))
     assert losses(resumed) == losses(whole) and len({epoch for _, epoch, *_ in losses(whole)}) > 2
     assert same_weights(whole, resumed)
 
@@ -197,7 +212,7 @@ def test_resumed_equals_uninterrupted_with_subword_sampling(make_config, kind, s
 def test_max_epochs_ends_with_the_last_epoch_when_epochs_differ_in_length(make_config, schedule):
     """The planned number of steps assumes epochs as long as the first, so it is an estimate."""
     recipe = {"max_steps": None, "max_epochs": 5, "schedule": schedule, "log_every": 1, "validate_every": 99}
-    run = go(make_config(data={"subword_sampling": 0.1}, training=recipe))
+    run = fit_on_cpu(make_config(data={"subword_sampling": 0.1}, training=recipe))
     epochs = [epoch for _, epoch, *_ in losses(run)]
     assert set(epochs) == {1, 2, 3, 4, 5} and len({epochs.count(epoch) for epoch in range(1, 6)}) > 1
     state = json.loads((last_checkpoint(run) / "state.json").read_text())
@@ -233,39 +248,43 @@ def test_validation_decodes_alike_whatever_the_decoding_section_says(make_config
     )
     used = make_trainer(other, device="cpu", quiet=True).validator.decoding
     assert (used.beam_size, used.samples, used.mbr) == (3, None, None)
-    scores = [[line.get("validation") for line in read_metrics(go(config))] for config in (plain, other)]
+    scores = [
+        [line.get("validation") for line in read_metrics(fit_on_cpu(config))] for config in (plain, other)
+    ]
     assert scores[0] == scores[1] and scores[0][-1]
 
 
 def test_resuming_from_an_older_checkpoint_renames_the_newer_ones(make_config, monkeypatch):
-    run = go(make_config(training={"max_steps": 12}))
+    run = fit_on_cpu(make_config(training={"max_steps": 12}))
     first, model = losses(run), (run / "model/manifest.json").read_bytes()
     older = run / "checkpoints/step-00000004"
-    go(make_config(training={"max_steps": 4}), resume=str(older))  # already finished, so nothing changes
+    fit_on_cpu(
+        make_config(training={"max_steps": 4}), resume=str(older)
+    )  # already finished, so nothing changes
     assert last_checkpoint(run).is_dir() and not list((run / "checkpoints").glob("superseded-*"))
     assert losses(run) == first and (run / "model/manifest.json").read_bytes() == model
     monkeypatch.chdir(older.parent)
-    go(make_config(training={"max_steps": 12}), resume=older.name)
+    fit_on_cpu(make_config(training={"max_steps": 12}), resume=older.name)
     assert losses(run) == first and last_checkpoint(run).name == "step-00000012"
     names = {folder.name for folder in (run / "checkpoints").iterdir() if folder.is_dir()}
     assert names >= {"superseded-step-00000008", "superseded-step-00000012", "step-00000008", "step-00000012"}
-    go(make_config(training={"max_steps": 8}), resume=older.name)  # what was renamed before stays
+    fit_on_cpu(make_config(training={"max_steps": 8}), resume=older.name)  # what was renamed before stays
     assert {f"superseded-step-{step}" for step in ("00000012", "00000008-2", "00000012-2")} <= {
         folder.name for folder in older.parent.iterdir()
     }
     with pytest.raises(ModelError, match="no such checkpoint in"):
-        go(make_config("another"), resume=str(older))
+        fit_on_cpu(make_config("another"), resume=str(older))
 
 
 def test_the_layer_for_word_alignments_is_chosen_for_the_best_model(make_config):
-    run = go(make_config(model={"decoder_layers": 3}, training={"max_steps": 8}))
+    run = fit_on_cpu(make_config(model={"decoder_layers": 3}, training={"max_steps": 8}))
     found = load_model(run)
     layer = choose_alignment_layer(found.model, found.tokenizer, PAIRS, torch.device("cpu"))
     assert found.config.decoding.alignment_layer == layer is not None
-    go(make_config(model={"decoder_layers": 3}, training={"max_steps": 8}))  # already finished
+    fit_on_cpu(make_config(model={"decoder_layers": 3}, training={"max_steps": 8}))  # already finished
     assert load_model(run).config.decoding.alignment_layer == layer
     explicit = (layer + 1) % 3
-    go(
+    fit_on_cpu(
         make_config(
             training={"max_steps": 8}, model={"decoder_layers": 3}, decoding={"alignment_layer": explicit}
         )
@@ -277,21 +296,21 @@ def test_training_continues_without_a_layer_for_word_alignments(make_config, mon
     def failing(*_):
         raise RuntimeError("out of memory")
 
-    whole = go(make_config("whole"))
+    whole = fit_on_cpu(make_config("whole"))
     monkeypatch.setattr(validate, "choose_alignment_layer", failing)
-    run = go(make_config("failing"))
+    run = fit_on_cpu(make_config("failing"))
     assert "the layer for word alignments could not be chosen: out of memory" in caplog.text
     assert load_model(run).config.decoding.alignment_layer is None
     assert losses(run) == losses(whole) and same_weights(run, whole)
 
 
 def test_the_best_checkpoint_may_be_missing(make_config, caplog):
-    run = go(make_config(training={"max_steps": 8, "keep_checkpoints": 3}))
+    run = fit_on_cpu(make_config(training={"max_steps": 8, "keep_checkpoints": 3}))
     best = f"step-{json.loads((run / 'checkpoints/step-00000008/state.json').read_text())['best_step']:08d}"
     assert best != "step-00000008"
     (run / "checkpoints" / best).rename(run / "gone")
     model = (run / "model/manifest.json").read_bytes()
-    go(make_config(training={"max_steps": 8, "keep_checkpoints": 3}))
+    fit_on_cpu(make_config(training={"max_steps": 8, "keep_checkpoints": 3}))
     assert f"{best}: does not exist any more; model/ is not updated" in caplog.text
     assert (run / "model/manifest.json").read_bytes() == model
 
@@ -299,4 +318,4 @@ def test_the_best_checkpoint_may_be_missing(make_config, caplog):
 def test_an_epoch_without_pairs_is_an_error_and_no_hang(make_config, raw_config):
     files = {**raw_config["data"]["train"], "weight": 0.001}
     with pytest.raises(DataError, match="no training pairs"):
-        go(make_config(data={"train": files}))
+        fit_on_cpu(make_config(data={"train": files}))

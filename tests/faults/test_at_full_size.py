@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.faults.damage import flip_bytes
 from tests.support.paths import ROOT
-from tests.support.training import go
+from tests.support.training import fit_on_cpu
 
 
 @pytest.mark.slow
@@ -25,6 +25,6 @@ def test_nothing_is_lost():
 
 
 def test_damage_that_is_not_detected_is_counted(make_config):
-    run = go(make_config(training={"max_steps": 2, "validate_every": 2}))
+    run = fit_on_cpu(make_config(training={"max_steps": 2, "validate_every": 2}))
     assert flip_bytes(run, 20).corrupt == 0
     assert flip_bytes(run, 20, verify=lambda *_: None).corrupt == 20

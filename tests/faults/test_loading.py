@@ -20,7 +20,7 @@ from mtrain.config.yaml_io import MAX_BYTES
 from mtrain.errors import ModelError
 from mtrain.storage.manifest import LARGEST_JSON, write_manifest
 from mtrain.training.step import make_optimizer
-from tests.support.training import go, last_checkpoint
+from tests.support.training import fit_on_cpu, last_checkpoint
 
 
 @pytest.fixture
@@ -225,12 +225,12 @@ def test_26_a_random_state_of_another_generator_is_refused(run_dir, tmp_path):
 
 
 def test_26_averaged_weights_that_do_not_fit_are_refused(make_config):
-    run = go(make_config(training={"ema_decay": 0.9}))
+    run = fit_on_cpu(make_config(training={"ema_decay": 0.9}))
     folder = last_checkpoint(run)
     save_file({"other": torch.ones(3)}, folder / "average.safetensors")
     write_manifest(folder)
     with pytest.raises(ModelError, match="its tensors are not those of the model"):
-        go(make_config(training={"ema_decay": 0.9, "max_steps": 10}))
+        fit_on_cpu(make_config(training={"ema_decay": 0.9, "max_steps": 10}))
 
 
 @pytest.mark.parametrize("kind", ["pipe", "file"])

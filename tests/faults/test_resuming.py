@@ -28,12 +28,12 @@ from mtrain.training.fit import fit, make_trainer
 from tests.support.faults.damage import damaged_copies
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.faults.saves import Killed, fail_writes
-from tests.support.training import go, last_checkpoint, losses, same_weights, with_bleu
+from tests.support.training import fit_on_cpu, last_checkpoint, losses, same_weights, with_bleu
 
 
 @pytest.mark.parametrize("every", [499, pytest.param(1, marks=pytest.mark.slow)])
 def test_05_a_byte_flipped_or_a_file_cut_anywhere_is_detected(make_config, every):
-    folder = last_checkpoint(go(make_config(training={"max_steps": 2, "ema_decay": 0.9})))
+    folder = last_checkpoint(fit_on_cpu(make_config(training={"max_steps": 2, "ema_decay": 0.9})))
     for file in sorted(folder.iterdir()):
         whole = file.read_bytes()
         for at in {0, *range(0, len(whole), every if len(whole) < 10_000 else 50 * every), len(whole) - 1}:
@@ -47,7 +47,7 @@ def test_05_a_byte_flipped_or_a_file_cut_anywhere_is_detected(make_config, every
 
 def test_05_a_changed_byte_of_the_manifest_is_detected_if_it_means_the_same(make_config):
     """A line break in the place of a space leaves the same JSON."""
-    folder = last_checkpoint(go(make_config(training={"max_steps": 2})))
+    folder = last_checkpoint(fit_on_cpu(make_config(training={"max_steps": 2})))
     manifest = (folder / "manifest.json").read_bytes()
     (folder / "manifest.json").write_bytes(manifest.replace(b" ", b"\n", 1))
     with pytest.raises(ModelError, match="damaged"):
@@ -55,14 +55,14 @@ def test_05_a_changed_byte_of_the_manifest_is_detected_if_it_means_the_same(make
 
 
 def test_05_a_damaged_checkpoint_is_detected_and_the_one_before_it_is_used(make_config, caplog):
-    run = go(make_config(training={"max_steps": 12}))
+    run = fit_on_cpu(make_config(training={"max_steps": 12}))
     damaged = last_checkpoint(run) / "model.safetensors"
     contents = bytearray(damaged.read_bytes())
     contents[len(contents) // 2] ^= 1
     damaged.write_bytes(contents)
     with pytest.raises(ModelError, match=r"model\.safetensors: damaged"):
-        go(make_config(training={"max_steps": 14}), resume=str(damaged.parent))
-    go(make_config(training={"max_steps": 14}))
+        fit_on_cpu(make_config(training={"max_steps": 14}), resume=str(damaged.parent))
+    fit_on_cpu(make_config(training={"max_steps": 14}))
     assert "trying the previous checkpoint" in caplog.text
     assert last_checkpoint(run).name == "step-00000014"
     assert [step for step, *_ in losses(run)] == [2, 4, 6, 8, 10, 12, 14]
@@ -91,10 +91,10 @@ def test_08_resumed_equals_uninterrupted_bit_for_bit(make_config, set_threads, a
         "log_every": 2,
     }
     model = {"dropout": 0.3}
-    whole = go(make_config("whole", model=model, training={**recipe, "max_steps": 16}))
+    whole = fit_on_cpu(make_config("whole", model=model, training={**recipe, "max_steps": 16}))
     parts = make_config("parts", model=model, training={**recipe, "max_steps": at, "validate_every": 100})
-    go(parts)
-    resumed = go(make_config("parts", model=model, training={**recipe, "max_steps": 16}))
+    fit_on_cpu(parts)
+    resumed = fit_on_cpu(make_config("parts", model=model, training={**recipe, "max_steps": 16}))
     assert losses(resumed) == losses(whole)
     assert same_weights(whole, resumed)
     published = [(run / "model/model.safetensors").read_bytes() for run in (whole, resumed)]
@@ -119,12 +119,12 @@ def test_08_a_run_killed_at_any_step_takes_the_same_steps(make_config, monkeypat
     recipe = {"max_steps": 16, "batch_tokens": 128, "micro_batch_tokens": 64, "log_every": 1}
     recipe |= {"checkpoint_every": 3, "keep_checkpoints": 9, "validate_every": 8}
     keys = {"model": {"dropout": 0.3}, "training": recipe}
-    whole = go(make_config("whole", **keys))
+    whole = fit_on_cpu(make_config("whole", **keys))
     for dies in kills:  # noqa: B007
         with pytest.raises(Killed):
-            go(make_config("parts", **keys))
+            fit_on_cpu(make_config("parts", **keys))
     dies = 0
-    parts = go(make_config("parts", **keys))
+    parts = fit_on_cpu(make_config("parts", **keys))
     assert losses(parts) == losses(whole) and same_weights(whole, parts)
     assert any(len(rows) > 1 for rows, _ in taken.values())  # accumulation
     saved = [open_checkpoint(folder).state for folder in checkpoint_folders(parts)]
@@ -136,7 +136,7 @@ def test_08_a_checkpoint_with_the_earlier_order_of_batches_restarts_its_epoch(
 ):
     """Otherwise some pairs would be trained on twice in the epoch, and others never."""
     recipe = {"batch_tokens": 64, "max_steps": 1}
-    folder = last_checkpoint(go(make_config(training=recipe)))
+    folder = last_checkpoint(fit_on_cpu(make_config(training=recipe)))
     state = json.loads((folder / "state.json").read_text())
     assert state["next_batch"] == 1
     del state["batch_order"]  # as an earlier version wrote it
@@ -149,11 +149,11 @@ def test_08_a_checkpoint_with_the_earlier_order_of_batches_restarts_its_epoch(
         return real(self, step)
 
     monkeypatch.setattr(loop.Trainer, "train_on", train_on)
-    run = go(make_config(training={"batch_tokens": 64, "max_steps": None, "max_epochs": 2}))
+    run = fit_on_cpu(make_config(training={"batch_tokens": 64, "max_steps": None, "max_epochs": 2}))
     assert epochs == Counter((epoch, row) for epoch in (1, 2) for row in range(8))
     assert "orders batches differently; restarting epoch 1" in caplog.text
     caplog.clear()
-    go(make_config(training={"batch_tokens": 64, "max_steps": None, "max_epochs": 3}))
+    fit_on_cpu(make_config(training={"batch_tokens": 64, "max_steps": None, "max_epochs": 3}))
     assert "orders batches" not in caplog.text
     assert open_checkpoint(last_checkpoint(run)).state.batch_order > 0
 
@@ -183,34 +183,36 @@ def remove_part(folder: Path, part: str) -> None:
 def test_09_an_incomplete_checkpoint_is_an_error_if_named_and_skipped_otherwise(
     make_config, caplog, part, message
 ):
-    run = go(make_config())
+    run = fit_on_cpu(make_config())
     newest, later = last_checkpoint(run), {"max_steps": 10}
     remove_part(newest, part)
     with pytest.raises(ModelError, match=message):
-        go(make_config(training=later), resume=str(newest))
-    go(make_config(training=later))
+        fit_on_cpu(make_config(training=later), resume=str(newest))
+    fit_on_cpu(make_config(training=later))
     assert "trying the previous checkpoint" in caplog.text
     assert [step for step, *_ in losses(run)] == [2, 4, 6, 8, 10]
     for folder in checkpoint_folders(run):
         remove_part(folder, part)
     with pytest.raises(ModelError, match="no checkpoint is valid"):
-        go(make_config(training={"max_steps": 14}))
+        fit_on_cpu(make_config(training={"max_steps": 14}))
 
 
 def test_10_a_corpus_that_changed_under_a_run_is_an_error(make_config, tmp_path, corpus, caplog):
     files = {"source": str(tmp_path / "t.en"), "target": str(tmp_path / "t.de")}
     for side, language in (("source", "en"), ("target", "de")):
         Path(files[side]).write_bytes((corpus / f"train.{language}").read_bytes())
-    go(make_config(data={"train": files}))
+    fit_on_cpu(make_config(data={"train": files}))
     Path(files["source"]).write_bytes(Path(files["source"]).read_bytes().replace(b"cat", b"cow"))
     config = make_config(data={"train": files}, training={"max_steps": 10})
     with pytest.raises(ModelError, match=r"changed since the checkpoints .* --allow-data-change"):
-        go(config)
+        fit_on_cpu(config)
     fit(config, device="cpu", quiet=True, allow_data_change=True)
     assert "the training data has changed" in caplog.text
     assert last_checkpoint(Path(config.run_dir)).name == "step-00000010"
     caplog.clear()
-    go(make_config(data={"train": files}, training={"max_steps": 12}))  # the changed corpus is the run's now
+    fit_on_cpu(
+        make_config(data={"train": files}, training={"max_steps": 12})
+    )  # the changed corpus is the run's now
     assert "the training data has changed" not in caplog.text
 
 
@@ -225,21 +227,21 @@ def test_10_a_tokenizer_that_changed_under_a_run(make_config, tmp_path, trained,
 
     first = encoded()
     if trained:
-        go(make_config(training={"max_steps": 4}))
+        fit_on_cpu(make_config(training={"max_steps": 4}))
     texts = [lambda: (pair[side] for pair in toy_pairs("train")[:500]) for side in (0, 1)]  # noqa: B023
     train_tokenizer(TokenizerConfig(vocab_size=330), *texts, tmp_path / "run/tokenizer", 1)
     if trained:
         with pytest.raises(ModelError, match="the corpus or the tokenizer changed"):
-            go(config)
+            fit_on_cpu(config)
         fit(config, device="cpu", quiet=True, allow_data_change=True)
         assert "the tokenizer has changed" in caplog.text
     else:
         assert encoded() != first
-        go(config)
+        fit_on_cpu(config)
 
 
 def test_10_a_lost_tokenizer_is_not_learned_again_under_checkpoints(make_config):
-    run = go(make_config())
+    run = fit_on_cpu(make_config())
     shutil.rmtree(run / "tokenizer")
     with pytest.raises(ModelError, match="tokenizer: missing, but the checkpoints need it"):
         fit(make_config(training={"max_steps": 10}), device="cpu", quiet=True, allow_data_change=True)
@@ -261,7 +263,7 @@ def test_10_the_best_score_of_another_validation_is_discarded(
     files = {side: str(tmp_path / f"v.{side}") for side in ("source", "target")}
     for language, file in zip(("en", "de"), files.values(), strict=True):
         Path(file).write_bytes((corpus / f"train.{language}").read_bytes())
-    run = go(make_config(data={"validation": files}))
+    run = fit_on_cpu(make_config(data={"validation": files}))
     if pairs:
         Path(files["target"]).write_bytes(Path(files["target"]).read_bytes().replace(b"Katze", b"Maus"))
     config = make_config(data={"validation": files}, decoding=decoding, training={"max_steps": 12})
@@ -284,11 +286,11 @@ def test_10_with_preset_auto_a_run_keeps_its_sizes_when_the_corpus_grows(
         raw = made.model_dump(mode="json", exclude_unset=True)
         return validate(Config, {**raw, "model": {"preset": "auto"}, "tokenizer": {}}, "test")
 
-    go(config(4))
+    fit_on_cpu(config(4))
     for file in files.values():
         Path(file).write_bytes(Path(file).read_bytes() + b"One more.\n")
     with pytest.raises(ModelError, match="the corpus or the tokenizer changed"):
-        go(config(8))
+        fit_on_cpu(config(8))
     fit(config(8), device="cpu", quiet=True, allow_data_change=True)
     assert last_checkpoint(tmp_path / "run").name == "step-00000008"
 
@@ -314,9 +316,9 @@ def test_11_a_changed_number_of_threads_is_logged_and_every_pair_still_occurs_on
         return real(self, step)
 
     monkeypatch.setattr(loop.Trainer, "train_on", train_on)
-    go(make_config(training={"max_steps": 3}))
+    fit_on_cpu(make_config(training={"max_steps": 3}))
     set_threads(2)
-    go(make_config(training={"max_steps": 12}))
+    fit_on_cpu(make_config(training={"max_steps": 12}))
     sizes = "micro-batches of 64 tokens"
     assert re.search(f" 2 workers, {sizes}; before: .* 1 worker, {sizes}", caplog.text)
     epochs = [epoch for epoch, _ in rows.values()]
@@ -341,7 +343,7 @@ def test_12_a_signal_at_any_time_saves_at_the_end_of_the_step(make_config, monke
         done: list[int] = []
         monkeypatch.setattr(loop.Learner, "step", step)
         with pytest.raises(Interrupted) as stopped:
-            go(make_config(f"run{at}", training={"max_steps": 50}))
+            fit_on_cpu(make_config(f"run{at}", training={"max_steps": 50}))
         assert stopped.value.exit_code == code and len(done) == at
         run = Path(make_config(f"run{at}").run_dir)
         assert last_checkpoint(run).name == f"step-{at:08d}"
@@ -357,7 +359,7 @@ def test_12_a_signal_during_a_save_that_fails_saves_at_the_next_step(make_config
 
     config = make_config(training={"max_steps": 50, "checkpoint_every": 2})
     with on_file_operation(handle), pytest.raises(Interrupted, match="saved at step 3"):
-        go(config)
+        fit_on_cpu(config)
     steps = [int(path.parent.name.removesuffix(".tmp")[-8:]) for path in attempts]
     assert steps == [2, 2, 3] and last_checkpoint(Path(config.run_dir)).name == "step-00000003"
 
@@ -380,7 +382,7 @@ def test_12_a_second_signal_acts_at_once(make_config, monkeypatch):
     monkeypatch.setattr(loop.Learner, "step", step)
     try:
         with pytest.raises(Ended):
-            go(make_config())
+            fit_on_cpu(make_config())
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not checkpoint_folders(Path(make_config().run_dir))
@@ -400,5 +402,5 @@ def test_12_sigterm_saves_and_the_next_run_resumes(config_file, tmp_path, make_c
     assert process.returncode == 143 and "stopped by SIGTERM; saved at step" in stderr
     step = int(last_checkpoint(tmp_path / "run").name.removeprefix("step-"))
     assert f"saved at step {step};" in stderr and step < 100000
-    go(load_config(config_file, [f"training.max_steps={step + 2}"]))
+    fit_on_cpu(load_config(config_file, [f"training.max_steps={step + 2}"]))
     assert last_checkpoint(tmp_path / "run").name == f"step-{step + 2:08d}"

@@ -22,7 +22,7 @@ from tests.support.cli import one_line
 from tests.support.faults.file_operations import Operation, is_save, on_file_operation
 from tests.support.faults.runs import contents_of
 from tests.support.faults.saves import Killed, fail_writes, no_space
-from tests.support.training import go, last_checkpoint, losses, read_metrics, with_bleu
+from tests.support.training import fit_on_cpu, last_checkpoint, losses, read_metrics, with_bleu
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def failing():
 def test_02_a_full_disk_keeps_the_old_checkpoint_and_training_continues(make_config, failing, caplog):
     config = make_config(training={"max_steps": 12, "checkpoint_every": 2, "validate_every": 12})
     attempts = failing([2, 3, 4, 5])  # the second and third checkpoint, each tried twice
-    run = go(config)
+    run = fit_on_cpu(config)
     assert last_checkpoint(run).name == "step-00000012" and len(attempts) == 8
     assert caplog.text.count("trying again") == 2
     assert caplog.text.count("training continues and saves at the next checkpoint") == 2
@@ -126,18 +126,18 @@ def test_02_the_third_checkpoint_in_a_row_that_fails_ends_training(make_config):
     config = make_config(training={"max_steps": 12, "checkpoint_every": 2, "validate_every": 12})
     fail, _ = fail_writes("model.safetensors", range(2, 99))
     with on_file_operation(fail), pytest.raises(StorageError, match="No space left on device; 0 MiB needed"):
-        go(config)
+        fit_on_cpu(config)
     run = Path(config.run_dir)
     assert last_checkpoint(run).name == "step-00000002"
     assert max(record["step"] for record in read_metrics(run)) == 8
-    go(config)  # it resumes from the last checkpoint
+    fit_on_cpu(config)  # it resumes from the last checkpoint
     assert last_checkpoint(run).name == "step-00000012"
 
 
 def test_02_the_last_save_must_not_fail(make_config, failing):
     failing([2, 3])
     with pytest.raises(StorageError, match="No space left"):
-        go(make_config(training={"validate_every": 8, "checkpoint_every": 4, "max_steps": 8}))
+        fit_on_cpu(make_config(training={"validate_every": 8, "checkpoint_every": 4, "max_steps": 8}))
 
 
 def test_02_best_weights_that_could_not_be_saved_do_not_exclude_later_ones(
@@ -145,7 +145,7 @@ def test_02_best_weights_that_could_not_be_saved_do_not_exclude_later_ones(
 ):
     scripted_scores(*map(with_bleu, (10, 40, 20)))
     failing([2, 3])
-    run = go(make_config(training={"max_steps": 12}))
+    run = fit_on_cpu(make_config(training={"max_steps": 12}))
     assert '"best": "step-00000012"' in (run / "checkpoints/index.json").read_text()
 
 
@@ -163,7 +163,7 @@ def test_02_best_weights_whose_copy_failed_are_published_with_the_next_checkpoin
                 no_space()
 
     with on_file_operation(fail):
-        run = go(make_config(training={"max_steps": 12, "keep_checkpoints": 1}))
+        run = fit_on_cpu(make_config(training={"max_steps": 12, "keep_checkpoints": 1}))
     assert '"best": "step-00000008"' in (run / "checkpoints/index.json").read_text()
     weights = [folder / "model.safetensors" for folder in (run / "model", run / "checkpoints/step-00000008")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
@@ -171,9 +171,9 @@ def test_02_best_weights_whose_copy_failed_are_published_with_the_next_checkpoin
 
 
 def test_06_a_kill_while_a_checkpoint_is_replaced_is_repaired(make_config, caplog):
-    other = go(make_config("other"))
+    other = fit_on_cpu(make_config("other"))
     config = make_config(training={"keep_checkpoints": 1}, tokenizer={"path": str(other)})
-    run = go(config)
+    run = fit_on_cpu(config)
     shutil.rmtree(other)  # no longer needed once the run has started
     [*_, newest] = checkpoint_folders(run)
     for folder in checkpoint_folders(run)[:-1]:
@@ -181,14 +181,14 @@ def test_06_a_kill_while_a_checkpoint_is_replaced_is_repaired(make_config, caplo
     shutil.copytree(newest, newest.with_name(f".{newest.name}.tmp"))
     newest.rename(newest.with_name(f".{newest.name}.old"))
     with caplog.at_level("INFO", logger="mtrain"):
-        go(config)
+        fit_on_cpu(config)
     assert newest.is_dir() and f"resuming from {newest}" in caplog.text
     assert not list(newest.parent.glob(".*"))
 
 
 def test_03_one_failed_write_is_repeated_in_a_new_folder(make_config, failing, caplog):
     attempts = failing([1])
-    run = go(make_config())
+    run = fit_on_cpu(make_config())
     assert len(attempts) == 3 and "trying again" in caplog.text
     assert [step for step, *_ in losses(run)] == [2, 4, 6, 8]
 
@@ -237,7 +237,7 @@ def test_the_speed_of_steps_excludes_the_time_of_saving(make_config, monkeypatch
             hours.append(1)
 
     with on_file_operation(last_an_hour):
-        lines = read_metrics(go(make_config()))
+        lines = read_metrics(fit_on_cpu(make_config()))
     assert lines[-1]["seconds"] > 3600 and min(x.get("target_tokens_per_second", 9) for x in lines) > 1
 
 
@@ -253,7 +253,7 @@ def test_04_a_file_in_the_place_of_the_run_folder_is_an_error_before_the_first_s
 
 def test_07_a_second_fit_in_a_run_folder_names_the_first(make_config, config_file, tmp_path, capsys):
     config = make_config()
-    run = go(config)
+    run = fit_on_cpu(config)
     code = f"""if True:
         from pathlib import Path
         from mtrain.training.run_folder import claimed
@@ -272,7 +272,7 @@ def test_07_a_second_fit_in_a_run_folder_names_the_first(make_config, config_fil
     assert {file: file.stat().st_mtime_ns for file in run.rglob("*")} == before
     holder.kill()
     holder.wait()
-    go(config)  # the lock of a dead process is released
+    fit_on_cpu(config)  # the lock of a dead process is released
 
 
 def test_07_a_full_disk_does_not_prevent_locking(tmp_path):

@@ -12,7 +12,7 @@ from mtrain.checkpoint import checkpoint
 from mtrain.errors import DivergedError
 from mtrain.training.progress import SPIKE_WINDOW, Progress
 from mtrain.training.step import Learner, StepSums
-from tests.support.training import Poisoned, batches_of, go, last_checkpoint, read_metrics
+from tests.support.training import Poisoned, batches_of, fit_on_cpu, last_checkpoint, read_metrics
 
 
 def test_15_a_step_that_is_not_finite_changes_nothing(parts):
@@ -55,7 +55,7 @@ def test_15_three_steps_in_a_row_that_are_not_finite_end_training(make_config, o
         training={"batch_tokens": 512, "micro_batch_tokens": 512, "max_steps": 20, "log_every": 1}
     )
     with pytest.raises(DivergedError, match="3 steps in a row"):
-        go(config)
+        fit_on_cpu(config)
     lines = read_metrics(Path(config.run_dir))
     assert lines[1]["loss"] == "NaN" and lines[1]["skipped_steps"] == 1
     assert isinstance(lines[2]["loss"], float) and lines[2]["skipped_steps"] == 1
@@ -113,9 +113,9 @@ def test_16_micro_batches_that_do_not_fit_are_found_before_the_first_step(
             raise MemoryError
 
     on_training_forward(limit)
-    run = go(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 128}))
+    run = fit_on_cpu(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 128}))
     assert "out of memory in" in caplog.text and last_checkpoint(run).name == "step-00000008"
-    go(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 64, "max_steps": 10}))
+    fit_on_cpu(make_config(training={"batch_tokens": 128, "micro_batch_tokens": 64, "max_steps": 10}))
     assert (
         "micro-batches of 64 tokens; before:" in caplog.text
         and "micro-batches of 128 tokens, reduced to " in caplog.text

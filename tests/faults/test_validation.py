@@ -12,7 +12,7 @@ from mtrain.errors import DivergedError, ModelError, StorageError, UsageError
 from mtrain.training.validate import Scores, Validator
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.faults.saves import no_space
-from tests.support.training import go, last_checkpoint, losses, read_metrics, same_weights, with_bleu
+from tests.support.training import fit_on_cpu, last_checkpoint, losses, read_metrics, same_weights, with_bleu
 
 NOT_FINITE = ModelError("the model's outputs are not finite")
 EXCLUDED = UsageError("the decoding constraints exclude every translation")
@@ -50,7 +50,7 @@ def validated_steps(run: Path) -> list[int]:
 @pytest.mark.parametrize("error", [NOT_FINITE, EXCLUDED, OUT_OF_MEMORY, MemoryError()])
 def test_30_a_failing_validation_is_retried_at_the_next_one(make_config, validations, caplog, error):
     validations(error, error, with_bleu(30), error, error, with_bleu(20))
-    run = go(make_config(training={"validate_every": 2, "checkpoint_every": 100, "max_steps": 12}))
+    run = fit_on_cpu(make_config(training={"validate_every": 2, "checkpoint_every": 100, "max_steps": 12}))
     assert caplog.text.count("validation failed") == 4 and "step 2: validation failed" in caplog.text
     assert validated_steps(run) == [6, 12] and best_of(run) == "step-00000006"
     assert last_checkpoint(run).name == "step-00000012"
@@ -65,16 +65,16 @@ def test_30_three_failing_validations_in_a_row_end_the_run_after_saving(
     validations(with_bleu(1), error)
     config = make_config(training={"validate_every": 2, "checkpoint_every": 100, "max_steps": 100})
     with pytest.raises(kind):
-        go(config)
+        fit_on_cpu(config)
     assert last_checkpoint(Path(config.run_dir)).name == "step-00000008"  # each step of validation is saved
     validations(with_bleu(2))
-    run = go(make_config(training={"validate_every": 2, "checkpoint_every": 100, "max_steps": 10}))
+    run = fit_on_cpu(make_config(training={"validate_every": 2, "checkpoint_every": 100, "max_steps": 10}))
     assert validated_steps(run) == [2, 8, 10] and best_of(run) == "step-00000008"
 
 
 def test_30_the_last_validation_is_repeated_at_once(make_config, validations, caplog):
     seen = validations(NOT_FINITE, NOT_FINITE, with_bleu(30))
-    run = go(make_config(training={"validate_every": 100, "max_steps": 4}))
+    run = fit_on_cpu(make_config(training={"validate_every": 100, "max_steps": 4}))
     assert len(seen) == 3 and best_of(run) == "step-00000004" and (run / "model/model.safetensors").exists()
 
 
@@ -82,18 +82,18 @@ def test_30_a_run_whose_last_validation_failed_validates_when_it_is_run_again(ma
     config = make_config(training={"max_steps": 4})
     validations(NOT_FINITE)
     with pytest.raises(DivergedError, match="3 validations in a row failed"):
-        go(config)
+        fit_on_cpu(config)
     seen = validations(with_bleu(30))
-    run = go(config)
+    run = fit_on_cpu(config)
     assert len(seen) == 1 and best_of(run) == "step-00000004" and (run / "model").exists()
-    go(config)
+    fit_on_cpu(config)
     assert len(seen) == 1  # the run is finished
 
 
 def test_30_a_bug_in_validation_is_not_retried(make_config, validations):
     validations(KeyError("bug"))
     with pytest.raises(KeyError):
-        go(make_config())
+        fit_on_cpu(make_config())
 
 
 @pytest.mark.parametrize("failures", [2, 3])
@@ -110,10 +110,10 @@ def test_30_a_full_disk_while_publishing_ends_training_only_if_it_stays_full(mak
     with on_file_operation(fill_disk):
         if failures == 3:
             with pytest.raises(StorageError, match="model: cannot write: No space left"):
-                go(config)
+                fit_on_cpu(config)
             assert last_checkpoint(Path(config.run_dir)).name == "step-00000006"
             return
-        run = go(config)
+        run = fit_on_cpu(config)
     assert caplog.text.count("validation failed") == 2
     weights = run / "checkpoints" / best_of(run) / "model.safetensors"
     assert (run / "model/model.safetensors").read_bytes() == weights.read_bytes()
@@ -132,7 +132,7 @@ def test_30_killed_during_validation_a_resumed_run_repeats_it(make_config, monke
     def config(name: str) -> Config:
         return make_config(name, model={"dropout": 0.3}, training={**recipe, "patience": 2})
 
-    whole = go(config("whole"))
+    whole = fit_on_cpu(config("whole"))
     real, calls = Validator.__call__, []
 
     def killed(self, model):
@@ -144,10 +144,10 @@ def test_30_killed_during_validation_a_resumed_run_repeats_it(make_config, monke
 
     monkeypatch.setattr(Validator, "__call__", killed)
     with pytest.raises(Killed):
-        go(config("parts"))
+        fit_on_cpu(config("parts"))
     saved = open_checkpoint(last_checkpoint(Path(config("parts").run_dir))).state
     assert saved.step == 4 * at and saved.validation_due
-    parts = go(config("parts"))
+    parts = fit_on_cpu(config("parts"))
     scores = [
         [(line["step"], line["validation"]) for line in read_metrics(run) if "validation" in line]
         for run in (whole, parts)
@@ -163,18 +163,18 @@ def test_30_killed_during_validation_a_resumed_run_repeats_it(make_config, monke
 
 def test_30_an_older_checkpoint_is_validated_again_and_logged_once(make_config):
     recipe = {"validate_every": 2, "checkpoint_every": 2, "max_steps": 6, "keep_checkpoints": 9}
-    run = go(make_config(training={**recipe, "patience": None}))
+    run = fit_on_cpu(make_config(training={**recipe, "patience": None}))
     before = losses(run), validated_steps(run), best_of(run)
     fourth = checkpoint_folders(run)[1]
-    go(make_config(training={**recipe, "patience": None}), resume=str(fourth))
+    fit_on_cpu(make_config(training={**recipe, "patience": None}), resume=str(fourth))
     assert (losses(run), validated_steps(run), best_of(run)) == before
 
 
 def test_30_a_damaged_index_costs_one_more_validation(make_config, validations):
     seen = validations(with_bleu(10))
-    run = go(make_config(training={"max_steps": 4}))
+    run = fit_on_cpu(make_config(training={"max_steps": 4}))
     for contents in ("", "{", '{"validated": {"step": 4}}', '{"validated": {"step": 4, "best_step": "x"}}'):
         count = len(seen)
         (run / "checkpoints/index.json").write_text(contents)
-        go(make_config(training={"max_steps": 4}))
+        fit_on_cpu(make_config(training={"max_steps": 4}))
         assert len(seen) == count + 1 and best_of(run) == "step-00000004"

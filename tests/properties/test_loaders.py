@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from mtrain.errors import ModelError, UsageError
 from tests.support.faults.fuzz import LOADERS, mutate_for
-from tests.support.training import go
+from tests.support.training import fit_on_cpu
 
 
 @pytest.mark.parametrize("kind", LOADERS)
 def test_loading_mutated_files_succeeds_or_is_an_error(tried, make_config, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(time, "sleep", lambda _: None)  # before a model folder is read again
-    run = go(make_config(training={"max_steps": 2, "validate_every": 2}))
+    run = fit_on_cpu(make_config(training={"max_steps": 2, "validate_every": 2}))
 
     @tried(20, seed=st.integers(0, 2**60))
     def check(seed):

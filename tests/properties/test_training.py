@@ -6,7 +6,7 @@ import shutil
 from hypothesis import strategies as st
 
 from mtrain.training.fit import make_trainer
-from tests.support.training import go, last_checkpoint, losses, same_weights
+from tests.support.training import fit_on_cpu, last_checkpoint, losses, same_weights
 
 STEPS = 12
 
@@ -19,7 +19,7 @@ def test_the_same_seed_gives_the_same_run_if_resumed_at_any_steps(tried, make_co
     def run(name: str, *stops: int, seed: int = 1):
         for steps in (*stops, STEPS):
             config = make_config(name, **keys, training={**recipe, "max_steps": steps})
-            folder = go(config.model_copy(update={"seed": seed}))
+            folder = fit_on_cpu(config.model_copy(update={"seed": seed}))
         return folder
 
     whole = run("whole")
@@ -43,7 +43,7 @@ def test_save_load_save_gives_the_same_bytes(tried, make_config, tmp_path):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         recipe = {"max_steps": steps, "validate_every": 99, "ema_decay": ema_decay}
         config = make_config(training=recipe, model={"tie_embeddings": tie})
-        first = last_checkpoint(go(config))
+        first = last_checkpoint(fit_on_cpu(config))
         make_trainer(config, device="cpu", quiet=True).save(last=True)  # adds the outcome of the validation
         saved = {file.name: file.read_bytes() for file in first.iterdir()}
         make_trainer(config, device="cpu", quiet=True).save(last=True)

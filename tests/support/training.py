@@ -137,7 +137,7 @@ def same_weights(one: Path, other: Path) -> bool:
     return all((folders[0] / name).read_bytes() == (folders[1] / name).read_bytes() for name in names)
 
 
-def go(config: Config, resume: str = "auto") -> Path:
+def fit_on_cpu(config: Config, resume: str = "auto") -> Path:
     """Train on the CPU and return the run folder."""
     fit(config, resume, device="cpu", quiet=True)
     return Path(config.run_dir)

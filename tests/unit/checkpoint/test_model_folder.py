@@ -10,7 +10,7 @@ from mtrain.checkpoint.model_folder import load_model, save_model_folder
 from mtrain.errors import ModelError
 from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.tokenizer import Tokenizer
-from tests.support.training import PAIRS, go, with_bleu
+from tests.support.training import PAIRS, fit_on_cpu, with_bleu
 
 
 def test_a_model_folder_is_self_contained_and_reproducible(run_dir, tmp_path):
@@ -40,13 +40,13 @@ def test_a_model_folder_without_the_later_dropout_keys_loads(run_dir, tmp_path):
 
 
 def test_a_stale_model_folder_is_published_again(make_config):
-    run = go(make_config())
+    run = fit_on_cpu(make_config())
     good = (run / "model/model.safetensors").read_bytes()
     (run / "model/model.safetensors").write_bytes(b"stale")
     (run / "model/manifest.json").write_text("{}")
-    go(make_config())  # a finished run
+    fit_on_cpu(make_config())  # a finished run
     assert (run / "model/model.safetensors").read_bytes() == good
-    go(make_config(decoding={"beam_size": 2, "max_length_ratio": 1.4}))
+    fit_on_cpu(make_config(decoding={"beam_size": 2, "max_length_ratio": 1.4}))
     assert load_model(run).config.decoding.beam_size == 2
     assert load_model(run).config.decoding.max_length_ratio == 1.4
 
@@ -86,11 +86,11 @@ def test_a_run_without_its_model_folder_offers_its_best_checkpoint(run_dir, tmp_
 
 def test_a_damaged_best_checkpoint_is_never_published(make_config, scripted_scores, caplog):
     scripted_scores(*map(with_bleu, (40, 10, 10)))
-    run = go(make_config())
+    run = fit_on_cpu(make_config())
     weights = run / "checkpoints/step-00000004/model.safetensors"
     good = (run / "model/model.safetensors").read_bytes()
     assert good == weights.read_bytes()
     weights.write_bytes(good[:-100] + bytes(100))
-    go(make_config(training={"max_steps": 10}, decoding={"beam_size": 3}))
+    fit_on_cpu(make_config(training={"max_steps": 10}, decoding={"beam_size": 3}))
     assert "model/ is not updated" in caplog.text
     assert (run / "model/model.safetensors").read_bytes() == good

@@ -20,7 +20,7 @@ from mtrain.training.init_from import resolved
 from mtrain.training.prepare_tokenizer import tokenize
 from tests.support.training import (
     PAIRS,
-    go,
+    fit_on_cpu,
     last_checkpoint,
     losses,
     merged,
@@ -71,17 +71,19 @@ def test_a_run_starts_with_the_weights_the_tokenizer_and_the_sizes_of_its_model(
 
 
 def test_what_it_knew_it_still_knows_and_the_resolved_config_is_the_same_run(tuned, tmp_path):
-    run = go(tuned(training={"learning_rate": 1e-6}, model={"dropout": 0.1, "word_dropout": 0.1}))
+    run = fit_on_cpu(tuned(training={"learning_rate": 1e-6}, model={"dropout": 0.1, "word_dropout": 0.1}))
     assert read_metrics(run)[-1]["validation"]["bleu"] == pytest.approx(100)
     assert load_model(run).config.model.word_dropout == 0.1
-    go(validate(Config, yaml.safe_load((run / "config.yaml").read_text()), "resolved"))
-    again = go(tuned("again", run / "model", training={"max_steps": 1}))  # a model folder, fine-tuned itself
+    fit_on_cpu(validate(Config, yaml.safe_load((run / "config.yaml").read_text()), "resolved"))
+    again = fit_on_cpu(
+        tuned("again", run / "model", training={"max_steps": 1})
+    )  # a model folder, fine-tuned itself
     assert load_model(again).config.tokenizer.path == str(run / "model")
 
 
 def test_a_model_with_an_output_bias_and_two_vocabularies_is_taken_whole(tuned, make_config):
     shape = {"output_bias": True, "tie_embeddings": "none", "norm": "post"}
-    first = go(make_config("first", model=shape, tokenizer={"joint": False, "vocab_size": 305}))
+    first = fit_on_cpu(make_config("first", model=shape, tokenizer={"joint": False, "vocab_size": 305}))
     trainer = trainer_of(tuned("second", first))
     assert all(torch.equal(weights(trainer.model)[name], tensor) for name, tensor in initial(first).items())
 
@@ -103,7 +105,7 @@ def test_a_model_with_an_output_bias_and_two_vocabularies_is_taken_whole(tuned, 
 )  # fmt: skip
 def test_a_key_that_does_not_agree_is_named_with_both_values(tuned, sections, message):
     with pytest.raises(UsageError, match=message) as caught:
-        go(tuned(**sections))
+        fit_on_cpu(tuned(**sections))
     assert caught.value.exit_code == 2
 
 
@@ -115,20 +117,20 @@ def test_keys_that_agree_may_be_given(tuned, run_dir):
 
 
 def test_learned_positions_must_be_as_many(tuned, make_config):
-    learned = go(make_config("learned", model={"positions": "learned"}, training={"max_steps": 1}))
+    learned = fit_on_cpu(make_config("learned", model={"positions": "learned"}, training={"max_steps": 1}))
     with pytest.raises(UsageError, match=r"data\.max_length: 32 was given, .* has 64 learned positions"):
-        go(tuned(init_from=learned, data={"max_length": 32}))
-    go(tuned(init_from=learned, training={"max_steps": 1}))
+        fit_on_cpu(tuned(init_from=learned, data={"max_length": 32}))
+    fit_on_cpu(tuned(init_from=learned, training={"max_steps": 1}))
 
 
 def test_a_missing_or_damaged_model_is_refused(tuned, run_dir, tmp_path):
     with pytest.raises(ModelError, match="no such model"):
-        go(tuned(init_from=tmp_path / "nowhere"))
+        fit_on_cpu(tuned(init_from=tmp_path / "nowhere"))
     shutil.copytree(run_dir / "model", tmp_path / "bad")
     with (tmp_path / "bad/model.safetensors").open("r+b") as file:
         file.write(b"?")
     with pytest.raises(ModelError, match="damaged"):
-        go(tuned(init_from=tmp_path / "bad"))
+        fit_on_cpu(tuned(init_from=tmp_path / "bad"))
 
 
 def test_a_tokenizer_that_the_run_has_already_must_be_that_of_the_model(tuned, make_config, run_dir):
@@ -137,7 +139,7 @@ def test_a_tokenizer_that_the_run_has_already_must_be_that_of_the_model(tuned, m
     other = tokenize(make_config("other", tokenizer={"type": "bpe"}))
     shutil.copyfile(other.files[0], Path(config.run_dir, "tokenizer/joint.model"))
     with pytest.raises(UsageError, match=r"its tokenizer is not that of .*by-heart"):
-        go(config)
+        fit_on_cpu(config)
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "character_coverage"])
@@ -146,7 +148,7 @@ def test_settings_beside_a_tokenizer_path_must_agree_with_that_tokenizer(make_co
     with pytest.raises(
         UsageError, match=rf"tokenizer\.{key}: {value} was given, but tokenizer\.path: .* has"
     ):
-        go(make_config(tokenizer={"path": str(run_dir), key: value}))
+        fit_on_cpu(make_config(tokenizer={"path": str(run_dir), key: value}))
 
 
 # ------------------------------------------------------------------------------------------------ going on
@@ -159,7 +161,7 @@ def test_it_goes_on_from_its_checkpoint_exactly_and_needs_the_first_model_no_mor
 
     def run(name, steps, **other):
         start = other.pop("init_from", tmp_path / "model")
-        return go(tuned(name, start, training={**keys, "max_steps": steps, **other}, model=model))
+        return fit_on_cpu(tuned(name, start, training={**keys, "max_steps": steps, **other}, model=model))
 
     whole = run("whole", 8)
     parts = run("parts", 4)
@@ -172,7 +174,7 @@ def test_it_goes_on_from_its_checkpoint_exactly_and_needs_the_first_model_no_mor
     with pytest.raises(UsageError, match=r"training.freeze was encoder when this run began and is none now"):
         run("parts", 9, freeze=[])
     with pytest.raises(UsageError, match=r"model\.d_model was 64 when this run began"):
-        go(tuned("parts", tmp_path / "model", training=keys, model={**model, "d_model": 32}))
+        fit_on_cpu(tuned("parts", tmp_path / "model", training=keys, model={**model, "d_model": 32}))
 
 
 # ------------------------------------------------------------------------------------------------- freezing
@@ -193,8 +195,8 @@ def test_what_is_frozen_stays_bit_for_bit_and_the_rest_learns(
     tuned, make_config, freeze, tie, positions, recipe
 ):
     shape = {"tie_embeddings": tie, "positions": positions, "output_bias": True}
-    first = go(make_config("first", model=shape, training={"max_steps": 1}))
-    run = go(tuned(init_from=first, training={**recipe, "freeze": freeze, "weight_decay": 0.5}))
+    first = fit_on_cpu(make_config("first", model=shape, training={"max_steps": 1}))
+    run = fit_on_cpu(tuned(init_from=first, training={**recipe, "freeze": freeze, "weight_decay": 0.5}))
     prefixes = {"embeddings": ("source_emb", "target_emb", "learned_")}
     frozen = tuple(prefix for part in freeze for prefix in prefixes.get(part, (part,)))
     last = last_checkpoint(run)
@@ -219,10 +221,10 @@ def test_what_is_frozen_has_no_part_in_the_gradient_norm(tuned):
 def test_freezing_everything_is_refused_and_the_log_says_how_much_is_frozen(tuned, caplog):
     caplog.set_level("INFO", "mtrain")
     with pytest.raises(UsageError, match="encoder, decoder, embeddings leave nothing to train"):
-        go(tuned(training={"freeze": ["encoder", "decoder", "embeddings"]}))
+        fit_on_cpu(tuned(training={"freeze": ["encoder", "decoder", "embeddings"]}))
     with pytest.raises(UsageError, match=r'one of encoder, decoder, embeddings .*; got "encodr"'):
         tuned(training={"freeze": ["encodr"]})
-    go(tuned("embeddings", training={"freeze": ["embeddings"], "max_steps": 1}))
+    fit_on_cpu(tuned("embeddings", training={"freeze": ["embeddings"], "max_steps": 1}))
     assert "(0.02 frozen)" in caplog.text  # 330 pieces, 64 wide
 
 

@@ -5,13 +5,13 @@ from collections import Counter
 from pathlib import Path
 
 from mtrain.data.encode import EncodedCorpus
-from tests.support.training import go
+from tests.support.training import fit_on_cpu
 
 
 def test_resuming_with_max_epochs_does_not_sample_the_first_epoch_again(make_config, monkeypatch):
     keys = {"data": {"subword_sampling": 0.2}}
     recipe = {"max_steps": None, "patience": None}
-    go(make_config(**keys, training={**recipe, "max_epochs": 2}))
+    fit_on_cpu(make_config(**keys, training={**recipe, "max_epochs": 2}))
     sampled, real = [], EncodedCorpus.epoch
 
     def epoch(self, number):
@@ -19,7 +19,7 @@ def test_resuming_with_max_epochs_does_not_sample_the_first_epoch_again(make_con
         return real(self, number)
 
     monkeypatch.setattr(EncodedCorpus, "epoch", epoch)
-    go(make_config(**keys, training={**recipe, "max_epochs": 3}))
+    fit_on_cpu(make_config(**keys, training={**recipe, "max_epochs": 3}))
     assert set(sampled) == {2}
 
 
@@ -34,5 +34,5 @@ def test_averaging_hashes_each_checkpoint_once(make_config, monkeypatch):
     monkeypatch.setattr(hashlib, "file_digest", file_digest)
     recipe = {"average_checkpoints": 4, "checkpoint_every": 2, "validate_every": 2, "keep_checkpoints": 3}
     # The first checkpoint is the best, so that no other is verified for publishing.
-    go(make_config(training={**recipe, "max_steps": 12, "learning_rate": 1e-8, "patience": None}))
+    fit_on_cpu(make_config(training={**recipe, "max_steps": 12, "learning_rate": 1e-8, "patience": None}))
     assert len(hashed) >= 5 and max(hashed.values()) <= 2  # once to average, once to publish

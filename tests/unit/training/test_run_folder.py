@@ -10,47 +10,47 @@ import yaml
 from mtrain import Translator
 from mtrain.errors import DataError, ModelError, UsageError
 from mtrain.training.prepare_tokenizer import tokenize
-from tests.support.training import go, last_checkpoint, losses
+from tests.support.training import fit_on_cpu, last_checkpoint, losses
 
 
 def test_settings_that_must_not_change_are_named(make_config):
-    go(make_config())
+    fit_on_cpu(make_config())
     with pytest.raises(UsageError, match=r"model\.dropout was 0\.1 .* is 0\.2 now"):
-        go(make_config(model={"dropout": 0.2}))
+        fit_on_cpu(make_config(model={"dropout": 0.2}))
     with pytest.raises(UsageError, match="validation_beam_size was 1 when this run began and is 2 now"):
-        go(make_config(training={"validation_beam_size": 2}))
+        fit_on_cpu(make_config(training={"validation_beam_size": 2}))
     with pytest.raises(UsageError, match="--resume never"):
-        go(make_config(), resume="never")
+        fit_on_cpu(make_config(), resume="never")
     with pytest.raises(ModelError, match="no such checkpoint"):
-        go(make_config(), resume="nowhere")
-    go(make_config(decoding={"beam_size": 2}, training={"patience": 3, "log_every": 1}))
+        fit_on_cpu(make_config(), resume="nowhere")
+    fit_on_cpu(make_config(decoding={"beam_size": 2}, training={"patience": 3, "log_every": 1}))
 
 
 def test_missing_corpora_are_reported_before_any_work(make_config, tmp_path):
     with pytest.raises(DataError, match=r"nowhere\.en: no such file"):
-        go(make_config(data={"test": {"t": {"source": "nowhere.en", "target": "nowhere.de"}}}))
+        fit_on_cpu(make_config(data={"test": {"t": {"source": "nowhere.en", "target": "nowhere.de"}}}))
     assert not (tmp_path / "run").exists()
 
 
 def test_a_tokenizer_can_be_taken_from_another_model(make_config, run_dir):
-    run = go(make_config(tokenizer={"path": str(run_dir)}))
+    run = fit_on_cpu(make_config(tokenizer={"path": str(run_dir)}))
     assert (run / "tokenizer/joint.model").read_bytes() == (run_dir / "tokenizer/joint.model").read_bytes()
     with pytest.raises(ModelError, match="tokenizer/ is missing"):
-        go(make_config("other", tokenizer={"path": str(run_dir / "checkpoints")}))
+        fit_on_cpu(make_config("other", tokenizer={"path": str(run_dir / "checkpoints")}))
 
 
 def test_a_tokenizer_learned_with_other_settings_is_not_used(make_config):
     config = make_config()
     tokenize(config)
     with pytest.raises(UsageError, match="other tokenizer settings"):
-        go(make_config(tokenizer={"vocab_size": 331}))
+        fit_on_cpu(make_config(tokenizer={"vocab_size": 331}))
     settings = Path(config.run_dir) / "tokenizer" / "config.yaml"
     known = yaml.safe_load(settings.read_text())
     del known["symbols"]  # as written before the key existed
     settings.write_text(yaml.safe_dump(known))
     tokenize(config)
     tokenize(make_config(tokenizer={"vocab_size": 331}), force=True)
-    go(make_config(tokenizer={"vocab_size": 331}))
+    fit_on_cpu(make_config(tokenizer={"vocab_size": 331}))
     with pytest.raises(UsageError, match="checkpoints need this tokenizer"):
         tokenize(config, force=True)
 
@@ -62,7 +62,7 @@ def test_a_folder_with_foreign_files_is_not_a_run_folder(make_config, tmp_path, 
     file = tmp_path / "mine" / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("precious")
-    for start in (go, tokenize):
+    for start in (fit_on_cpu, tokenize):
         with pytest.raises(UsageError, match="is not a run folder"):
             start(make_config("mine"))
     assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [file]
@@ -72,16 +72,16 @@ def test_a_folder_with_foreign_files_is_not_a_run_folder(make_config, tmp_path, 
 def test_a_model_folder_is_not_a_run_folder(make_config, run_dir, tmp_path):
     shutil.copytree(run_dir / "model", tmp_path / "model")
     with pytest.raises(UsageError, match="is not a run folder"):
-        go(make_config("model"))
+        fit_on_cpu(make_config("model"))
     assert Translator.load(tmp_path / "model", "cpu").translate(["It rains."])[0].text == "Es regnet."
 
 
 def test_leftovers_of_a_crash_are_removed(make_config):
-    run = go(make_config())
+    run = fit_on_cpu(make_config())
     (run / "checkpoints/.step-00000009.tmp").mkdir()
     (run / ".data.tmp").mkdir()
     (run / "data/.epoch-x").write_text("")
-    go(make_config(training={"max_steps": 10}))
+    fit_on_cpu(make_config(training={"max_steps": 10}))
     left = [file.name for name in ("", "checkpoints", "data") for file in (run / name).glob(".*")]
     assert sorted(left) == [".lock", ".lock-owner"]
 
@@ -95,31 +95,31 @@ def test_a_tokenizer_older_than_the_text_is_logged(make_config, corpus, tmp_path
     tokenize(make_config(data={"train": files}))
     assert "data.train changed since" not in caplog.text  # a touched file is the same text
     Path(files["source"]).write_bytes(Path(files["source"]).read_bytes().replace(b"cat", b"cow"))
-    go(make_config(data={"train": files}))
+    fit_on_cpu(make_config(data={"train": files}))
     assert "data.train changed since" in caplog.text
     caplog.clear()
-    go(make_config(data={"train": files}, training={"max_steps": 10}))
+    fit_on_cpu(make_config(data={"train": files}, training={"max_steps": 10}))
     assert "data.train changed since" not in caplog.text  # the checkpoints need this one
 
 
 def test_damaged_data_is_encoded_again(make_config, caplog):
-    run = go(make_config())
+    run = fit_on_cpu(make_config())
     for name, damage in (("summary.json", b"{"), ("train.arrow", None), ("validation.jsonl", b"")):
         file = run / "data" / name
         contents = bytearray(file.read_bytes())
         contents[len(contents) // 2] ^= 1
         file.write_bytes(contents if damage is None else damage)
         step = int(last_checkpoint(run).name[5:]) + 2
-        go(make_config(training={"max_steps": step}))
+        fit_on_cpu(make_config(training={"max_steps": step}))
         assert int(last_checkpoint(run).name[5:]) == step
     assert "encoding the corpus again" in caplog.text
 
 
 def test_damaged_lines_of_the_metrics_are_dropped(make_config):
-    run = go(make_config())
+    run = fit_on_cpu(make_config())
     with (run / "metrics.jsonl").open("ab") as stream:
         stream.write(b'\xff\n{"step": 9, "loss"')
-    go(make_config(training={"max_steps": 12}))
+    fit_on_cpu(make_config(training={"max_steps": 12}))
     assert [step for step, *_ in losses(run)] == [2, 4, 6, 8, 10, 12]
 
 
@@ -127,8 +127,8 @@ def test_files_that_mtrain_did_not_write_stay_in_the_run_folder(make_config, tmp
     for name in (".mine.tmp", ".project.tmp/notes", "log.txt"):
         (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "run" / name).write_text("precious")
-    go(make_config())
-    go(make_config(training={"max_steps": 10}))
+    fit_on_cpu(make_config())
+    fit_on_cpu(make_config(training={"max_steps": 10}))
     assert all((tmp_path / "run" / name).exists() for name in (".mine.tmp", ".project.tmp/notes", "log.txt"))
 
 
@@ -136,26 +136,26 @@ def test_a_changed_corpus_is_named_by_its_files(make_config, corpus, tmp_path):
     copy = tmp_path / "other.en"
     copy.write_bytes((corpus / "train.en").read_bytes())
     target = str(corpus / "train.de")
-    go(make_config(training={"max_steps": 2}))
+    fit_on_cpu(make_config(training={"max_steps": 2}))
     one = make_config(data={"train": {"source": str(copy), "target": target}})
     message = rf"data\.train\.source was {corpus}/train\.en when this run began and is {copy} now; restore it"
     with pytest.raises(UsageError, match=message):
-        go(one)
+        fit_on_cpu(one)
     sources = [
         {"source": str(corpus / "train.en"), "target": target},
         {"source": str(copy), "target": target},
     ]
     with pytest.raises(UsageError, match=r"data\.train was .* when this run began and is .* now") as caught:
-        go(make_config(data={"train": sources}))
+        fit_on_cpu(make_config(data={"train": sources}))
     assert f"{corpus}/train.en and {target}, {copy} and {target} now" in str(caught.value)
     assert not set("{}[]") & set(str(caught.value))
 
 
 def test_other_changed_keys_are_shown_as_in_the_config(make_config):
-    go(make_config(training={"max_steps": 2}))
+    fit_on_cpu(make_config(training={"max_steps": 2}))
     for keys, message in (
         ({"training": {"ema_decay": 0.9}}, "training.ema_decay was null when this run began and is 0.9 now"),
         ({"model": {"output_bias": True}}, "model.output_bias was false when this run began and is true now"),
     ):
         with pytest.raises(UsageError, match=message):
-            go(make_config(**keys))
+            fit_on_cpu(make_config(**keys))
