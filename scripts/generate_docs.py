@@ -74,7 +74,8 @@ def configuration() -> str:
         "merged key by key; everything else, lists too, is replaced. A corpus of another kind, such as "
         "`train: {tsv: file.tsv}` over `source` and `target`, replaces the inherited one entirely. An "
         "inherited size, such as `encoder_layers`, takes precedence over a `preset` in the extending file.",
-        "`--set section.key=value` overrides a key on the command line; the value is YAML.",
+        "`--set section.key=value` overrides a key on the command line; the value is YAML. A key that gives "
+        "another kind of corpus, such as `data.validation.holdout=500`, replaces the corpus there, too.",
     ]
     for name, heading in SECTIONS.items():
         section = sections[name]

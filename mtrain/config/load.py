@@ -56,7 +56,8 @@ def validate(
 def override(raw: Any, assignment: str) -> Any:
     """A copy of `raw` with one `section.key=value` applied. The value is YAML; list items have numeric keys.
 
-    Raises UsageError if the assignment is malformed.
+    A key that gives another kind of corpus, such as `data.validation.holdout`, replaces the corpus, as in a
+    config that extends another. Raises UsageError if the assignment is malformed.
     """
     path, equals, text = assignment.partition("=")
     keys = path.strip().split(".")
@@ -65,29 +66,46 @@ def override(raw: Any, assignment: str) -> Any:
     if keys[0] == "extends":
         raise UsageError(f"--set {assignment}: extends works in a config file only")
     try:
-        return _replaced(raw, keys, parse_yaml(text), "the config")
+        return _replaced(raw, keys, parse_yaml(text))
     except YamlError as error:
         raise UsageError(f"--set {assignment}: the value is not valid YAML: {error}") from None
     except LookupError as error:
         raise UsageError(f"--set {assignment}: {error.args[0]}") from None
 
 
-def _replaced(node: Any, keys: Sequence[str], value: Any, where: str) -> Any:
+def _replaced(
+    node: Any, keys: Sequence[str], value: Any, where: str = "", place: tuple[str, ...] = ()
+) -> Any:
     """A copy of `node` with another value at the end of `keys`.
 
-    The nodes themselves are not changed, since YAML aliases may share them.
+    `where` is the path of `node`, and `place` is that path without the indices of lists. The nodes themselves
+    are not changed, since YAML aliases may share them.
     """
     if not keys:
         return value
     key, rest = keys[0], keys[1:]
-    below = key if where == "the config" else f"{where}.{key}"
+    below, name = f"{where}.{key}" if where else key, where or "the config"
+    if not rest and _gives_another_kind(key, node, place):
+        return {key: value}
     if isinstance(node, list):
         if not key.isdecimal() or int(key) >= len(node):
-            raise LookupError(f"{where} is a list of {len(node)}; give an index from 0 to {len(node) - 1}")
-        return [_replaced(item, rest, value, below) if i == int(key) else item for i, item in enumerate(node)]
+            raise LookupError(f"{name} is a list of {len(node)}; give an index from 0 to {len(node) - 1}")
+        return [
+            _replaced(item, rest, value, below, place) if i == int(key) else item
+            for i, item in enumerate(node)
+        ]
     if node is None or isinstance(node, dict):
-        return {**(node or {}), key: _replaced((node or {}).get(key), rest, value, below)}
-    raise LookupError(f"{where} is a single value and has no key '{key}'")
+        return {**(node or {}), key: _replaced((node or {}).get(key), rest, value, below, (*place, key))}
+    raise LookupError(f"{name} is a single value and has no key '{key}'")
+
+
+def _gives_another_kind(key: str, node: Any, place: tuple[str, ...]) -> bool:
+    """Whether `key` gives a kind of corpus, and `node` is a corpus of another kind, or a list of corpora that
+    a holdout replaces. Another key in a list may be meant for one of its items."""
+    kind = _kinds_of_corpus(place, [key])
+    if isinstance(node, list):
+        return kind == {"holdout"}
+    return bool(kind) and isinstance(node, dict) and kind.isdisjoint(_kinds_of_corpus(place, node) or kind)
 
 
 # ------------------------------------------------------------------------------------------------- extends

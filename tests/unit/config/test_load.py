@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mtrain.config.corpora import Holdout, TextCorpus, ToyCorpus, TsvCorpus
 from mtrain.config.load import load_config, validate
 from mtrain.config.schema import Config
 from mtrain.config.yaml_io import parse_yaml, to_yaml
@@ -82,6 +83,44 @@ def test_field_names_may_be_dotted(load_text):
         "other.en",
         "translation.fr",
     )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "{toy: validation, weight: 2}",
+        "{source: a.en, target: a.fr}",
+        "{tsv: a.tsv, source_column: 3, target_column: 2}",
+        "[{toy: validation}, {tsv: a.tsv}]",
+    ],
+)
+def test_a_holdout_replaces_the_validation_corpora_of_the_file(load_text, given: str):
+    text = MINIMAL.replace("validation: {toy: validation}", f"validation: {given}")
+    assert load_text("data.validation.holdout=500", text=text).data.validation == Holdout(holdout=500)
+
+
+def test_a_key_of_another_kind_of_corpus_replaces_the_corpus(load_text):
+    text = MINIMAL.replace("train: {toy: train}", "train: {source: a.en, target: a.fr, weight: 3}")
+    text = text.replace(
+        "validation: {toy: validation}", "test: {mine: {toy: test}}, validation: {holdout: 5}"
+    )
+    config = load_text(
+        "data.train.tsv=a", "data.train.weight=2", "data.validation.tsv=b", "data.test.mine.tsv=c", text=text
+    )
+    [train], [validation], test = config.data.train, config.data.validation, config.data.test["mine"]
+    assert train == TsvCorpus(tsv="a", weight=2)
+    assert (validation, test) == (TsvCorpus(tsv="b"), TsvCorpus(tsv="c"))
+    text = MINIMAL.replace("train: {toy: train}", "train: [{toy: train}, {toy: test}]")
+    assert load_text("data.train.1.tsv=a", text=text).data.train == [
+        ToyCorpus(toy="train"),
+        TsvCorpus(tsv="a"),
+    ]
+
+
+def test_a_key_of_the_same_kind_of_corpus_is_merged(load_text):
+    text = MINIMAL.replace("train: {toy: train}", "train: {source: a.en, target: a.fr, weight: 3}")
+    [corpus] = load_text("data.train.source=b.en", text=text).data.train
+    assert corpus == TextCorpus(source="b.en", target="a.fr", weight=3)
 
 
 @pytest.mark.parametrize(
