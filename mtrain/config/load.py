@@ -122,19 +122,18 @@ class _ConfigFile(NamedTuple):
 def _read_chain(path: Path) -> list[_ConfigFile]:
     """A config, the config that it extends, and so on."""
     files: list[_ConfigFile] = []
-    seen: list[Path] = []
+    seen: list[str] = []
     where = ""  # location of the key that names `path`
     while True:
-        if path.resolve() in seen:
-            if path.resolve() == seen[-1]:
+        value, root = read_document(path, where)
+        name = os.path.realpath(path)
+        if name in seen:
+            if name == seen[-1]:
                 raise UsageError(f"{where}{path}: a config cannot extend itself")
             raise UsageError(f"{where}{path}: circular extends: it extends {files[-1].path}")
-        if where and not path.exists():
-            raise UsageError(f"{where}{path}: no such config file")
-        seen.append(path.resolve())
-        value, root = read_document(path)
+        seen.append(name)
         if not isinstance(value, dict):
-            raise UsageError(f"{path}: expected sections such as data, model and training")
+            raise UsageError(f"{where}{path}: expected sections such as data, model and training")
         files.append(_ConfigFile(path, {key: item for key, item in value.items() if key != "extends"}, root))
         if "extends" not in value:
             return files

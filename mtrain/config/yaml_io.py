@@ -1,5 +1,6 @@
 """YAML 1.2: reading text and files, locating keys in them, and writing sections."""
 
+import os
 import re
 from collections.abc import Hashable
 from pathlib import Path
@@ -108,17 +109,25 @@ def parse_yaml(text: str) -> Any:
     return parse_document(text).value
 
 
-def read_document(path: Path) -> Document:
-    """Read a YAML file. Raises UsageError if it is missing, unreadable, too large or not YAML."""
+def read_document(path: Path, named_at: str = "") -> Document:
+    """Read a YAML file. Raises UsageError if it is missing, unreadable, too large or not YAML.
+
+    `named_at` begins the message if the file cannot be read: the place that names it, such as
+    `child.yaml:1: extends: `.
+    """
+    if _is_named_pipe(path):
+        raise UsageError(f"{named_at}{path}: a named pipe; give a regular file")
     try:
         with path.open("rb") as stream:
             contents = stream.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such config file") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{named_at}{path}: no such config file") from None
     except OSError as error:
-        raise UsageError(f"{path}: cannot read the config: {error.strerror}") from None
+        raise UsageError(f"{named_at}{path}: cannot read the config: {error.strerror}") from None
+    except ValueError as error:  # the path has a NUL character or an unpaired surrogate
+        raise UsageError(f"{named_at}{path}: not a valid path: {error}") from None
     if len(contents) > MAX_BYTES:
-        raise UsageError(f"{path}: too large for a config: more than {MAX_BYTES:,} bytes")
+        raise UsageError(f"{named_at}{path}: too large for a config: more than {MAX_BYTES:,} bytes")
     try:
         return parse_document(contents.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -126,6 +135,15 @@ def read_document(path: Path) -> Document:
         raise UsageError(f"{path}:{line}: not valid UTF-8; save the file as UTF-8") from None
     except YamlError as error:
         raise UsageError(f"{path}:{error.line}: not valid YAML: {error}") from None
+
+
+def _is_named_pipe(path: Path) -> bool:
+    """Whether opening a path would block until another process writes to it. False for `/dev/stdin` and a
+    shell's `<(command)`, which are pipes without a name in the file system."""
+    try:
+        return path.is_fifo() and os.path.exists(os.path.realpath(path))  # noqa: PTH110
+    except (OSError, ValueError):
+        return False
 
 
 def read_yaml_file(path: Path) -> Any:

@@ -1,5 +1,6 @@
 """Loading configs: files, the configs that they extend, `--set` overrides, and where errors come from."""
 
+import os
 import re
 from pathlib import Path
 
@@ -256,6 +257,29 @@ def test_a_config_that_cannot_be_extended_is_named_with_its_line(write, texts: d
     with pytest.raises(UsageError, match=message) as caught:
         load_config(write(**texts))
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("base", "problem"),
+    [
+        (".", r"cannot read the config: Is a directory"),
+        ("pipe", "a named pipe; give a regular file"),
+        ("loop.yaml", "cannot read the config: Too many levels of symbolic links"),
+        ("a.yaml/b.yaml", "no such config file"),
+        ("x" * 300, "cannot read the config: File name too long"),
+        (r'"a\0b"', "not a valid path"),
+        (r'"a\ud800b"', "not a valid path"),
+        ("/dev/zero", "too large for a config"),
+        ("/dev/null", "expected sections"),
+    ],
+    ids=["folder", "pipe", "loop", "below a file", "long", "NUL", "surrogate", "endless", "empty"],
+)
+def test_what_is_not_a_file_cannot_be_extended(write, tmp_path: Path, base: str, problem: str):
+    os.mkfifo(tmp_path / "pipe")  # reading from it would block forever
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    with pytest.raises(UsageError, match=rf"^{tmp_path}/a\.yaml:2: extends: .*: {problem}") as caught:
+        load_config(write(a=f"seed: 1\nextends: {base}\n"))
+    assert "\n" not in str(caught.value)
 
 
 def test_extends_cannot_be_set(load_text):

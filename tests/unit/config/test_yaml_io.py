@@ -1,5 +1,6 @@
 """YAML 1.2 without surprises, and sections that are read back as they were written."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -86,9 +87,29 @@ def test_a_missing_file_and_a_file_that_is_not_text(tmp_path: Path):
         load_config(tmp_path / "none.yaml")
     with pytest.raises(UsageError, match="cannot read"):
         load_config(tmp_path)
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    with pytest.raises(UsageError, match=r"loop\.yaml: cannot read the config: Too many levels"):
+        load_config(tmp_path / "loop.yaml")
     (tmp_path / "latin.yaml").write_bytes(MINIMAL.encode() + b"# caf\xe9\n")
     with pytest.raises(UsageError, match="yaml:5: not valid UTF-8"):
         load_config(tmp_path / "latin.yaml")
+
+
+def test_a_named_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="pipe: a named pipe; give a regular file"):
+        load_config(tmp_path / "pipe")
+
+
+def test_a_pipe_without_a_name_is_read():
+    """As in `mtrain fit <(command)`."""
+    reader, writer = os.pipe()
+    os.write(writer, MINIMAL.encode())
+    os.close(writer)
+    try:
+        assert load_config(f"/dev/fd/{reader}").run_dir == "runs/x"
+    finally:
+        os.close(reader)
 
 
 def test_a_byte_order_mark_and_crlf_are_harmless(load_text):
