@@ -21,7 +21,7 @@ from mtrain.cli.options import (
     overrides,
 )
 from mtrain.cli.output import open_stdout
-from mtrain.cli.translation import load_translator
+from mtrain.cli.translation import load_translator, refuse_beam_size_of_sampling
 from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def evaluate(
     else:
         assert model is not None
         settings = overrides(set_, "decoding.", **search)
-        results = _score_model(model, source, reference or [], settings, device, *metric_options)
+        results = _score_model(model, source, reference or [], settings, beam_size, device, *metric_options)
     _print_scores(results, json_)
     if hypotheses is None:
         terminal.suggest(f"to translate a file: mtrain translate {shlex.quote(str(model))} -i FILE -o FILE")
@@ -123,6 +123,7 @@ def _score_model(
     source: Path | None,
     references: Sequence[Path],
     settings: Sequence[str],
+    beam_size: int | None,
     device: str,
     names: Sequence[str],
     lowercase: bool,
@@ -138,6 +139,7 @@ def _score_model(
     given = [read_test_set(source, references)] if source is not None else None
     decoding_settings = [assignment for assignment in settings if not assignment.startswith("data.")]
     translator = load_translator(model, device, decoding_settings)
+    refuse_beam_size_of_sampling(translator, beam_size)
     metrics = make_metrics(names, translator.target_lang, lowercase, bleu_tokenize)
     for test in given or configured_test_sets(model, data_settings):
         yield test.name, len(test.references[0]), evaluate_set(test, translator, metrics)

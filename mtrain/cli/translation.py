@@ -131,7 +131,11 @@ def translate(
     translator = load_translator(model, device, settings, ensemble)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     given = {name: value for name, value in sampling.items() if value is not None}
-    _check_search(translator.decoding.samples, beam_size, list(given))
+    refuse_beam_size_of_sampling(translator, beam_size)
+    if given and translator.decoding.samples is None:
+        raise UsageError(
+            f"--{next(iter(given)).replace('_', '-')} has no effect without --sample; add --sample"
+        )
     if given:
         translator = translator.with_settings(**given)
     if prompted:
@@ -146,21 +150,6 @@ def translate(
             write_lines(_translations(translator, lines, prefix, form), out)
     else:
         _write_resumable(translator, lines, prefix, form, output_file, continue_)
-
-
-def _check_search(samples: int | None, beam_size: int | None, sampling: Sequence[str]) -> None:
-    """Raise UsageError for sampling options without sampling, and for a beam size with sampling.
-
-    `samples` is the value of decoding.samples, which the model's own config may set. `sampling` has the names
-    of the sampling options that were given.
-    """
-    if sampling and samples is None:
-        raise UsageError(f"--{sampling[0].replace('_', '-')} has no effect without --sample; add --sample")
-    if samples is not None and beam_size is not None:
-        raise UsageError(
-            f"--beam-size has no effect on sampling (decoding.samples is {samples}); leave it out, "
-            "or disable sampling with --set decoding.samples=null"
-        )
 
 
 def _check_input(text: Sequence[str] | None, input_file: Path | None, prefix: Path | None) -> None:
@@ -191,6 +180,17 @@ def load_translator(
 
     keep_freed_memory()
     return Translator.load(model, device, settings, ensemble or ())
+
+
+def refuse_beam_size_of_sampling(translator: "Translator", beam_size: int | None) -> None:
+    """Raise UsageError if a beam size is given but translations are sampled, as the model's own config may
+    have it."""
+    samples = translator.decoding.samples
+    if samples is not None and beam_size is not None:
+        raise UsageError(
+            f"--beam-size has no effect on sampling (decoding.samples is {samples}); leave it out, "
+            "or disable sampling with --set decoding.samples=null"
+        )
 
 
 def _translations(

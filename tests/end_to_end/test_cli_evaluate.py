@@ -1,10 +1,13 @@
 """`mtrain evaluate` as a user runs it."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
-from tests.support.cli import one_line
+from mtrain.storage.manifest import write_manifest
+from tests.support.cli import changed, one_line
 
 
 def test_evaluate_prints_scores_with_signatures(mtrain, run_dir, corpus):
@@ -101,3 +104,18 @@ def test_search_options_take_effect(mtrain, run_dir):
     ]
     code, out, err = mtrain(*job, "--metrics", "bleu", "--set", "decoding.stop=exact")
     assert code == 0 and "= 100" in out and f"mtrain translate {run_dir} -i FILE -o FILE" in err
+
+
+def test_a_beam_size_for_a_model_that_samples_is_an_error(mtrain, run_dir, tmp_path):
+    """As for `mtrain translate`."""
+    model = Path(shutil.copytree(run_dir / "model", tmp_path / "model"))
+    changed(model / "config.yaml", "decoding", samples=2)
+    write_manifest(model)
+    files = ["--source", tmp_path / "source", "--reference", tmp_path / "reference", "--device", "cpu"]
+    for name in ("source", "reference"):
+        (tmp_path / name).write_text("It rains.\n")
+    code, out, err = mtrain("evaluate", model, *files, "--beam-size", 4)
+    assert (code, out) == (2, "")
+    assert "--beam-size has no effect on sampling (decoding.samples is 2)" in one_line(err)
+    code, out, _ = mtrain("evaluate", model, *files, "--beam-size", 4, "--set", "decoding.samples=null")
+    assert code == 0 and "BLEU" in out
