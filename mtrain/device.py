@@ -40,16 +40,16 @@ def make_current(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def describe_arithmetic(device: torch.device, precision: str, compiled: bool, workers: int) -> str:
+def describe_numerics(device: torch.device, precision: str, compiled: bool, workers: int) -> str:
     """Describe everything about the machine that affects the last bits of the results of a training step.
 
     The last bits of a sum depend on the number of threads and on the CPU instructions or the GPU.
     """
-    place = f"cpu ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"
+    hardware = f"cpu ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"
     if device.type == "cuda":
-        place = f"cuda ({torch.cuda.get_device_name(device)})"
+        hardware = f"cuda ({torch.cuda.get_device_name(device)})"
     mode = f"{precision}{', compiled' if compiled else ''}"
-    return f"{place}, {mode}, torch {torch.__version__}, {workers} worker{'s' if workers > 1 else ''}"
+    return f"{hardware}, {mode}, torch {torch.__version__}, {workers} worker{'s' if workers > 1 else ''}"
 
 
 def resolve_precision(device: torch.device, setting: str) -> str:
@@ -77,7 +77,7 @@ def cpu_has_bf16() -> bool:
     return any(query() for query in queries if query is not None)
 
 
-def compiles(device: torch.device, setting: str) -> bool:
+def should_compile(device: torch.device, setting: str) -> bool:
     """Whether the setting `training.compile` enables torch.compile on this device.
 
     `auto` enables it on GPUs that Triton supports (Volta and later), to launch fewer kernels; the speedup has
@@ -89,7 +89,7 @@ def compiles(device: torch.device, setting: str) -> bool:
     return setting == "on"
 
 
-def workers_for(device: torch.device) -> int:
+def default_worker_count(device: torch.device) -> int:
     """The number of parallel workers on a device: threads in training, processes in decoding.
 
     On a CPU it is the number from 2 to 4 that leaves the fewest cores idle. (Only 2 was measured.) More
@@ -159,7 +159,7 @@ def multiply_all(tensors: Sequence[Tensor], factor: Tensor) -> None:
             tensor *= factor
 
 
-def fetched(values: Tensor) -> Callable[[], list[float]]:
+def copy_to_host_async(values: Tensor) -> Callable[[], list[float]]:
     """Start copying a vector to the host; returns a function that waits for the copy and returns the values.
 
     An ordinary copy at that time would also wait for all work queued on the device in the meantime.
@@ -180,7 +180,7 @@ def fetched(values: Tensor) -> Callable[[], list[float]]:
     return read
 
 
-def keep_few_kernels() -> None:
+def limit_onednn_cache() -> None:
     """Limit oneDNN's cache of compiled kernels to 64 shapes, unless the environment sets a limit.
 
     The default limit is 1,024 or more. The shapes of training batches vary, and each cached kernel uses

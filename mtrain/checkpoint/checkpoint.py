@@ -69,7 +69,7 @@ def checkpoint_folders(run_dir: Path, every: int = 1) -> list[Path]:
     return sorted(path for path in found if path.is_dir() and int(path.name[5:]) % every == 0)
 
 
-def best_weights(folder: Path) -> Path:
+def evaluation_weights(folder: Path) -> Path:
     """The weights of a checkpoint to evaluate and publish: the averaged weights, if there are any."""
     average = folder / "average.safetensors"
     return average if average.exists() else folder / "model.safetensors"
@@ -77,7 +77,7 @@ def best_weights(folder: Path) -> Path:
 
 def verify_checkpoint(folder: Path) -> None:
     """Compare a checkpoint with its manifest. Raises ModelError if a file is missing or damaged."""
-    verify_folder(folder, [*CHECKPOINT_FILES, best_weights(folder).name])
+    verify_folder(folder, [*CHECKPOINT_FILES, evaluation_weights(folder).name])
 
 
 def save_checkpoint(
@@ -221,7 +221,7 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
         ) from None
 
 
-def supersede_newer(checkpoint: Checkpoint) -> None:
+def rename_newer_checkpoints(checkpoint: Checkpoint) -> None:
     """Rename checkpoints newer than the one that training resumes from, so that none is resumed later."""
     for folder in checkpoint_folders(checkpoint.folder.parent.parent):
         if folder.name > checkpoint.folder.name:

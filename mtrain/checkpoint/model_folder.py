@@ -14,8 +14,8 @@ import torch
 from mtrain.checkpoint.checkpoint import (
     INDEX,
     TrainState,
-    best_weights,
     checkpoint_folders,
+    evaluation_weights,
     verify_checkpoint,
 )
 from mtrain.checkpoint.tensors import load_weights
@@ -46,7 +46,7 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
     contents = to_yaml(_folder_config(config, tokenizer, state.best_alignment_layer))
     with suppress(OSError, ValueError, LookupError, TypeError):
         old, new = (read_json(place / MANIFEST) for place in (folder, best))
-        same = old["model.safetensors"] == new[best_weights(best).name]
+        same = old["model.safetensors"] == new[evaluation_weights(best).name]
         if same and (folder / "config.yaml").read_text(encoding="utf-8") == contents:
             return
     try:
@@ -54,7 +54,7 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
     except ModelError as error:
         log.warning("%s; model/ is not updated", error)
         return
-    save_model_folder(folder, best_weights(best), contents, tokenizer)
+    save_model_folder(folder, evaluation_weights(best), contents, tokenizer)
 
 
 def save_model_folder(folder: Path, weights: Path, contents: str, tokenizer: Tokenizer) -> None:
@@ -143,7 +143,7 @@ def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
         raise ModelError(f"{folder}: the special ids of the tokenizer are not those of the model")
     with torch.device("meta"):  # allocates nothing before the weights are known to fit
         model = Transformer(network)
-    load_weights(model, best_weights(folder))
+    load_weights(model, evaluation_weights(folder))
     model.make_positions()
     manifest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
     return LoadedModel(model.eval(), tokenizer, config, manifest)

@@ -27,25 +27,25 @@ def check(
     from dataclasses import asdict
 
     from mtrain.config.load import load_config
-    from mtrain.data.check_report import report_of, warnings_of
+    from mtrain.data.check_report import format_report, list_warnings
     from mtrain.data.encode import check_corpora
-    from mtrain.data.scan import RawData, check_data
-    from mtrain.training.init_from import resolved
+    from mtrain.data.scan import CorpusScanner, check_data
     from mtrain.training.prepare_tokenizer import existing_tokenizer
+    from mtrain.training.resolve_config import resolve_config
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))
     check_corpora(loaded.data)
-    raw = RawData(loaded.data, loaded.seed, check=True, strict=False)
-    loaded, _ = resolved(loaded, raw)
-    findings, bad_lines = check_data(loaded.data, existing_tokenizer(loaded), raw), loaded.data.bad_lines
+    scanner = CorpusScanner(loaded.data, loaded.seed, check=True, strict=False)
+    loaded, _ = resolve_config(loaded, scanner)
+    findings, bad_lines = check_data(loaded.data, existing_tokenizer(loaded), scanner), loaded.data.bad_lines
     with open_stdout() as out:
         if json_:
             print(
-                json.dumps({**asdict(findings), "warnings": warnings_of(findings, bad_lines)}, indent=1),
+                json.dumps({**asdict(findings), "warnings": list_warnings(findings, bad_lines)}, indent=1),
                 file=out,
             )
         else:
-            print(terminal.escape_control_characters(report_of(findings, bad_lines)), file=out)
+            print(terminal.escape_control_characters(format_report(findings, bad_lines)), file=out)
 
 
 def tokenize(

@@ -73,10 +73,12 @@ def require_file(path: Path) -> None:
 
 def read_lines(path: Path) -> Iterator[str]:
     """Read the lines of a file, or of stdin for `-`. Raises DataError at the first that is not valid text."""
-    from mtrain.data.corpus import clean, decode_lines
+    from mtrain.data.corpus import decode_lines, raise_errors
     from mtrain.data.corpus import read_lines as lines_of
 
     try:
-        yield from clean(decode_lines(sys.stdin.buffer, "<stdin>") if str(path) == "-" else lines_of(path))
+        yield from raise_errors(
+            decode_lines(sys.stdin.buffer, "<stdin>") if str(path) == "-" else lines_of(path)
+        )
     except OSError as error:
         raise DataError(f"<stdin>: cannot read: {error.strerror}") from None

@@ -268,12 +268,12 @@ def score(
             raise UsageError("score cannot read from stdin; give files")
         terminal.require_file(file)
     from mtrain.config.corpora import TextCorpus
-    from mtrain.data.corpus import clean, read_corpus
+    from mtrain.data.corpus import raise_errors, read_corpus
     from mtrain.decoding.score import score_pairs
 
     settings = overrides(set_, "decoding.", batch_tokens=batch_tokens)
     translator = load_translator(model, device, settings, ensemble)
-    pairs = clean(read_corpus(TextCorpus(source=str(source), target=str(target))))
+    pairs = raise_errors(read_corpus(TextCorpus(source=str(source), target=str(target))))
     with open_stdout() as out:
         for scored in score_pairs(translator, pairs):
             out.write(scored.as_json() if json_ else scored.line())

@@ -29,13 +29,13 @@ class Batch:
         """Tokens of both sides, including padding."""
         return self.source.numel() + self.labels.numel()
 
-    def cut(self, most: float) -> list[Self]:
-        """Split the batch in half repeatedly, until each part has at most `most` positions or one pair."""
+    def split(self, max_positions: float) -> list[Self]:
+        """Split in half recursively, until each part has at most `max_positions` positions or one pair."""
         middle = len(self.rows) // 2
-        if self.positions <= most or not middle:
+        if self.positions <= max_positions or not middle:
             return [self]
         halves = self._part(slice(None, middle)), self._part(slice(middle, None))
-        return [part for half in halves for part in half.cut(most)]
+        return [part for half in halves for part in half.split(max_positions)]
 
     def _part(self, part: slice) -> Self:
         tensors = (x[part] for x in (self.source, self.source_keep, self.target_in, self.labels))

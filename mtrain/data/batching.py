@@ -53,7 +53,7 @@ def plan_batches(
     seed: int,
     epoch: int,
     rank: int = 0,
-    world: int = 1,
+    world_size: int = 1,
     weights: npt.NDArray[np.floating] | None = None,
     workers: int = 1,
 ) -> BatchPlan:
@@ -81,9 +81,9 @@ def plan_batches(
     steps, step_tokens, padded_tokens = [], [], [0, 0]
     for step in generator.permutation(len(edges) - 1):
         start, stop = edges[step], edges[step + 1]
-        runs = _split(longer[start:stop], micro_batch_tokens, world * workers)
+        runs = _split(longer[start:stop], micro_batch_tokens, world_size * workers)
         micro_batches = [slice(start + first, start + end) for first, end in runs]
-        steps.append([rows[part] for part in micro_batches[rank::world]])
+        steps.append([rows[part] for part in micro_batches[rank::world_size]])
         step_tokens.append(int(sides[1][start:stop].sum()))
         for i, lengths in enumerate(sides):
             padded_tokens[i] += sum(

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from mtrain.config.data import DataConfig
 from mtrain.data.check import LENGTH_BINS, RATIO_BINS, Findings
-from mtrain.data.scan import RawData, check_data
+from mtrain.data.scan import CorpusScanner, check_data
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -16,16 +16,16 @@ _REPEATED = 0.1  # share of repeated pairs that causes a warning
 _BAR = 40  # characters of the longest bar
 
 
-def log_warnings(data: DataConfig, tokenizer: Tokenizer, raw: RawData) -> None:
+def log_warnings(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> None:
     """Check the data, and log a warning for each problem found."""
-    findings = check_data(data, tokenizer, raw)
-    warnings = warnings_of(findings, data.bad_lines)
+    findings = check_data(data, tokenizer, scanner)
+    warnings = list_warnings(findings, data.bad_lines)
     for warning in warnings:
         log.warning("data: %s", warning)
     log.info("data: checked %s pairs, %d warning(s)", f"{findings.sets['train'].usable:,}", len(warnings))
 
 
-def warnings_of(findings: Findings, bad_lines: str = "error") -> list[str]:
+def list_warnings(findings: Findings, bad_lines: str = "error") -> list[str]:
     """The problems to look at before training, the most serious first. `bad_lines` is the config key."""
     return [*_leaks(findings), *_shares(findings, bad_lines)]
 
@@ -60,7 +60,7 @@ def _shares(findings: Findings, bad_lines: str) -> Iterator[str]:
         yield f"{unknown:.1%} of the tokens of one side are unknown or bytes"
 
 
-def report_of(findings: Findings, bad_lines: str = "error") -> str:
+def format_report(findings: Findings, bad_lines: str = "error") -> str:
     """The full report, with histograms; the warnings come last."""
     lines = [
         f"{name}: {counts.usable:,} pairs (empty: {counts.empty:,}, unreadable: {counts.bad:,})"
@@ -86,7 +86,7 @@ def report_of(findings: Findings, bad_lines: str = "error") -> str:
             f"tokens per word: {per_word[0]:.2f} source, {per_word[1]:.2f} target",
             f"unknown or byte tokens: {unknown[0]:.2%} source, {unknown[1]:.2%} target",
         ]
-    warnings = warnings_of(findings, bad_lines)
+    warnings = list_warnings(findings, bad_lines)
     lines += ["", *(f"warning: {warning}" for warning in warnings)]
     lines.append(f"result: {len(warnings)} warning(s)" if warnings else "result: no warnings")
     return "\n".join(lines)

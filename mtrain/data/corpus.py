@@ -171,13 +171,13 @@ def _decompressed_lines(path: Path, stream: IO[bytes]) -> Iterator[str | DataErr
 
 def read_text(path: Path) -> list[str]:
     """All lines of a file. Raises DataError for the first line that is not valid text."""
-    return list(clean(read_lines(path)))
+    return list(raise_errors(read_lines(path)))
 
 
 T = TypeVar("T", str, Pair)
 
 
-def clean(items: Iterable[T | DataError]) -> Iterator[T]:
+def raise_errors(items: Iterable[T | DataError]) -> Iterator[T]:
     """Yield the items. Raises the first DataError among them."""
     for item in items:
         if isinstance(item, DataError):

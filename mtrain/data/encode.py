@@ -22,7 +22,7 @@ from mtrain.config.corpora import Corpus, Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import files_of, good_pairs, read_pairs
-from mtrain.data.scan import RawData
+from mtrain.data.scan import CorpusScanner
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.storage.atomic import write_folder
 from mtrain.storage.manifest import verify_folder
@@ -101,7 +101,7 @@ def prepare_data(
     folder: Path,
     seed: int,
     expected: str | None = None,
-    raw: RawData | None = None,
+    scanner: CorpusScanner | None = None,
 ) -> PreparedData:
     """Encode the corpora into `folder`, or reuse its contents if none of their inputs has changed.
 
@@ -109,8 +109,8 @@ def prepare_data(
     differs from it, and DataError if a corpus is missing, malformed or misaligned, or if no training pair is
     left.
     """
-    raw = raw or RawData(data, seed, folder.parent)
-    fingerprint = _fingerprint(data, tokenizer, raw)
+    scanner = scanner or CorpusScanner(data, seed, folder.parent)
+    fingerprint = _fingerprint(data, tokenizer, scanner)
     if expected not in (None, fingerprint):
         raise ModelError(
             f"{folder}: the corpus or the tokenizer changed since the checkpoints of this run were written; "
@@ -119,7 +119,7 @@ def prepare_data(
     prepared = _load(folder, data, tokenizer, seed, fingerprint)
     if prepared is None:
         log.info("data: encoding the corpus into %s", folder)
-        write_folder(folder, lambda temporary: _encode_all(data, tokenizer, temporary, raw, fingerprint))
+        write_folder(folder, lambda temporary: _encode_all(data, tokenizer, temporary, scanner, fingerprint))
         prepared = _load(folder, data, tokenizer, seed, fingerprint)
         assert prepared is not None
     return prepared
@@ -129,16 +129,16 @@ def _train_and_validation(data: DataConfig) -> list[Corpus]:
     return data.train + ([] if isinstance(data.validation, Holdout) else data.validation)
 
 
-def _fingerprint(data: DataConfig, tokenizer: Tokenizer, raw: RawData) -> str:
+def _fingerprint(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> str:
     """SHA-256 of settings and contents. Modification times and corpus weights do not change it."""
     keys = {"train", "validation", "max_length", "bad_lines", "subword_sampling"}
     settings = {
         "format": FORMAT,
         "data": data.model_dump(mode="json", include=keys, exclude={"train": {"__all__": {"weight"}}}),
-        "seed": raw.seed,
+        "seed": scanner.seed,
         "tokenizer": tokenizer.fingerprint(),
     }
-    value = [settings, raw.content_hashes]
+    value = [settings, scanner.content_hashes]
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -165,11 +165,13 @@ def _load(
     return PreparedData(train, validation, fingerprint)
 
 
-def _encode_all(data: DataConfig, tokenizer: Tokenizer, folder: Path, raw: RawData, fingerprint: str) -> None:
+def _encode_all(
+    data: DataConfig, tokenizer: Tokenizer, folder: Path, scanner: CorpusScanner, fingerprint: str
+) -> None:
     """Write `train.arrow`, `validation.jsonl` and `summary.json` into an empty folder."""
     held_out: set[str] = set()
     if isinstance(data.validation, Holdout):
-        validation = raw.scan.held_out
+        validation = scanner.result.held_out
         held_out = {pair.source for pair in validation}
     else:
         validation = list(good_pairs(data.validation, data.bad_lines))

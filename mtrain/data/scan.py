@@ -30,7 +30,7 @@ _SEGMENTED = 20_000  # maximum number of pairs that a check segments
 
 
 @dataclass
-class Scan:
+class ScanResult:
     """The result of one pass over the training corpora."""
 
     pairs: int  # readable pairs
@@ -40,8 +40,8 @@ class Scan:
     digests: Digests  # of the files that were read
 
 
-class RawData:
-    """The raw corpora of a config. `scan` and `content_hashes` read them when they are first used."""
+class CorpusScanner:
+    """The raw corpora of a config. `result` and `content_hashes` read them when they are first used."""
 
     def __init__(
         self,
@@ -58,14 +58,14 @@ class RawData:
         self._bad_lines = data.bad_lines if strict else "skip"
 
     @cached_property
-    def scan(self) -> Scan:
+    def result(self) -> ScanResult:
         """One pass over the training corpora. Raises DataError if one is missing, misaligned or, if strict,
         has an unreadable pair; StorageError if the temporary files cannot be written."""
         data, digests = self.data, Digests()
         check = DataCheck(data, digests) if self._check else None
         text = TextSample(SAMPLED_SENTENCES, self.seed, self._folder)
         count = data.validation.holdout if isinstance(data.validation, Holdout) else 0
-        holdout, pairs = HoldoutDraw(count, self.seed), 0
+        holdout, pairs = HoldoutSampler(count, self.seed), 0
         try:
             for corpus in data.train:
                 for number, item in enumerate(read_corpus(corpus, digests), start=1):
@@ -79,14 +79,14 @@ class RawData:
                     holdout.add(item)
         except OSError as error:
             raise StorageError(f"cannot write temporary files: {error.strerror or error}") from error
-        return Scan(pairs, text, holdout.pairs(), check.findings() if check else None, digests)
+        return ScanResult(pairs, text, holdout.pairs(), check.findings() if check else None, digests)
 
     @cached_property
     def content_hashes(self) -> list[str]:
-        """The content hash of each training corpus, then of each validation corpus. Files that `scan` has
-        read are not read again."""
+        """The content hash of each training corpus, then of each validation corpus. Files that `result`
+        has read are not read again."""
         validation = [] if isinstance(self.data.validation, Holdout) else self.data.validation
-        digests = self.scan.digests if "scan" in self.__dict__ else None
+        digests = self.result.digests if "result" in self.__dict__ else None
         return [content_hash(corpus, digests) for corpus in (*self.data.train, *validation)]
 
     @property
@@ -95,15 +95,17 @@ class RawData:
         return self.content_hashes[: len(self.data.train)]
 
 
-def check_data(data: DataConfig, tokenizer: Tokenizer | None = None, raw: RawData | None = None) -> Findings:
+def check_data(
+    data: DataConfig, tokenizer: Tokenizer | None = None, scanner: CorpusScanner | None = None
+) -> Findings:
     """Check every corpus of a config, and the tokenizer on a sample of the training pairs.
 
-    `raw` must have been made with `check`. Raises DataError if a corpus is missing or its sides differ in
-    length; unreadable lines are counted, if `raw` is not strict.
+    `scanner` must have been made with `check`. Raises DataError if a corpus is missing or its sides differ in
+    length; unreadable lines are counted, if `scanner` is not strict.
     """
-    scan = (raw or RawData(data, seed=0, check=True, strict=False)).scan
+    scan = (scanner or CorpusScanner(data, seed=0, check=True, strict=False)).result
     findings = scan.findings
-    assert findings is not None, "`raw` must be made with check=True"
+    assert findings is not None, "`scanner` must be made with check=True"
     usable = (pair for pair in scan.text.pairs() if pair.source.strip() and pair.target.strip())
     if tokenizer is not None and (count := min(findings.sets["train"].usable, len(scan.text))):
         sample = list(islice(usable, 0, None, -(-count // _SEGMENTED)))
@@ -156,7 +158,7 @@ class TextSample:
         return map(Pair, self.side(0), self.side(1))
 
 
-class HoldoutDraw:
+class HoldoutSampler:
     """Draws `count` pairs with distinct sources; each source is equally likely.
 
     They are the pairs with the smallest hash of seed and source. If the corpus grows, no pair that was in it

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, FiniteFloat, StringConstraints, ValidationError
 
 from mtrain.config.corpora import TextCorpus
-from mtrain.data.corpus import clean, read_corpus
+from mtrain.data.corpus import raise_errors, read_corpus
 from mtrain.decoding.score import Scored, score_pairs
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError
@@ -36,7 +36,7 @@ def read_n_best(sources: Path, n_best: Path) -> Iterator[tuple[str, list[Candida
 
     Raises DataError if a file cannot be read, their line counts differ, or a line of `n_best` is malformed.
     """
-    pairs = clean(read_corpus(TextCorpus(source=str(sources), target=str(n_best))))
+    pairs = raise_errors(read_corpus(TextCorpus(source=str(sources), target=str(n_best))))
     for number, (source, line) in enumerate(pairs, start=1):
         try:
             candidates = NBest.model_validate_json(line, strict=True).n_best

@@ -21,7 +21,7 @@ from mtrain.decoding.mbr import sentence_metric
 from mtrain.decoding.split import WINDOW, Part, parts_of, windows
 from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best
 from mtrain.decoding.workers import Workers
-from mtrain.device import resolve_device, resolve_precision, workers_for
+from mtrain.device import default_worker_count, resolve_device, resolve_precision
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -76,7 +76,7 @@ class Translator:
         Raises ModelError if a folder is missing or damaged or the vocabularies of an ensemble differ,
         UsageError for an unavailable device or an invalid override.
         """
-        place = resolve_device(device)
+        torch_device = resolve_device(device)
         if workers is not None:
             overrides = (*overrides, f"decoding.workers={workers}")
         first, *others = [load_model(Path(folder), tuple(overrides)) for folder in (path, *ensemble)]
@@ -94,11 +94,11 @@ class Translator:
                 raise ModelError(f"{folder}: {found}; the models of an ensemble need the same languages")
         loaded = [first, *others]
         return cls(
-            [one.model.to(place) for one in loaded],
+            [one.model.to(torch_device) for one in loaded],
             first.tokenizer,
             first.config.decoding,
             first.config.target_lang,
-            place,
+            torch_device,
             min(one.config.max_length for one in loaded),
             "+".join(one.fingerprint for one in loaded),
         )
@@ -109,7 +109,7 @@ class Translator:
         if decoding.mbr is not None:
             sentence_metric(decoding.mbr, self.target_lang)  # raises an error now if it is not installed
         precision = resolve_precision(self.device, decoding.precision)
-        count = workers_for(self.device) if decoding.workers == "auto" else decoding.workers
+        count = default_worker_count(self.device) if decoding.workers == "auto" else decoding.workers
         workers = self._workers
         if workers is None or (precision, count) != (workers.precision, workers.count):
             self._workers = Workers(originals, precision, count, self._processes)

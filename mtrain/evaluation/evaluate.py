@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mtrain.config.load import load_config
-from mtrain.data.corpus import clean, read_corpus, read_text
+from mtrain.data.corpus import raise_errors, read_corpus, read_text
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError, UsageError
 from mtrain.evaluation.metrics import Score, score
@@ -31,7 +31,7 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
         raise UsageError(f"{run_dir}: no test sets are configured; give --source and --reference")
     sets = []
     for name, corpus in tests.items():
-        pairs = list(clean(read_corpus(corpus)))
+        pairs = list(raise_errors(read_corpus(corpus)))
         sets.append(TestSet(name, [pair.source for pair in pairs], [[pair.target for pair in pairs]]))
     return sets
 

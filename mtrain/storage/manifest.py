@@ -9,7 +9,7 @@ from typing import Any
 from mtrain.errors import ModelError
 
 MANIFEST = "manifest.json"
-LARGEST_JSON = 4 * 2**20  # bytes; the JSON files that describe a folder are far smaller
+MAX_JSON_BYTES = 4 * 2**20  # bytes; the JSON files that describe a folder are far smaller
 
 
 def sha256(file: Path) -> str:
@@ -20,7 +20,7 @@ def sha256(file: Path) -> str:
 
 def read_json(file: Path) -> Any:
     """Parse a small JSON file. Raises OSError or ValueError if the file is not one."""
-    if not file.is_file() or file.stat().st_size > LARGEST_JSON:  # reading from a pipe would block
+    if not file.is_file() or file.stat().st_size > MAX_JSON_BYTES:  # reading from a pipe would block
         raise ValueError("not a small regular file")
     try:
         return json.loads(file.read_bytes())

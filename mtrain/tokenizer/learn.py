@@ -31,15 +31,15 @@ def train_tokenizer(
     target: Sentences,
     folder: Path,
     seed: int,
-    reduce_size: bool = False,
+    reduce_vocab_size: bool = False,
 ) -> int:
     """Learn the vocabulary that `config` describes. Write `joint.model`, or `source.model` and
     `target.model`, and beside each a `.vocab` file that lists its pieces. Return the vocabulary size (of the
     larger vocabulary if there are two).
 
-    With `reduce_size`, a `vocab_size` that is too large for the text is replaced by the largest possible one.
-    Raises DataError if there is no text, UsageError if `vocab_size` does not fit the text; the message
-    states the largest (or smallest) possible size.
+    With `reduce_vocab_size`, a `vocab_size` that is too large for the text is replaced by the largest
+    possible one. Raises DataError if there is no text, UsageError if `vocab_size` does not fit the text; the
+    message states the largest (or smallest) possible size.
     """
     folder.mkdir(parents=True, exist_ok=True)
     jobs = {"source": source, "target": target}
@@ -52,7 +52,7 @@ def train_tokenizer(
         model, size = _learn_largest(config, sentences, seed, side)
         if size < config.vocab_size:
             reason = f"tokenizer.vocab_size is too large for this text{side}; given {config.vocab_size}"
-            if not reduce_size:
+            if not reduce_vocab_size:
                 raise UsageError(f"{reason}; the largest possible is {size}")
             log.info(
                 "tokenizer: the text is too small for this size; using %d, the largest possible%s", size, side

@@ -16,7 +16,7 @@ from mtrain.errors import ModelError
 log = logging.getLogger(__name__)
 
 
-class Average:
+class WeightAverage:
     """An exponential moving average over steps (`ema_decay`; Polyak and Juditsky 1992), the mean of the
     newest checkpoints (`average_checkpoints`; Vaswani et al. 2017, section 6.1), or neither.
 

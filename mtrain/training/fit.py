@@ -8,16 +8,20 @@ from mtrain.config.schema import Config
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.check_report import log_warnings
 from mtrain.data.encode import PreparedData, check_corpora, prepare_data
-from mtrain.data.scan import RawData
-from mtrain.device import keep_few_kernels, keep_freed_memory, make_current, resolve_device
+from mtrain.data.scan import CorpusScanner
+from mtrain.device import keep_freed_memory, limit_onednn_cache, make_current, resolve_device
 from mtrain.errors import UsageError
 from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training.init_from import note_origin, resolved
 from mtrain.training.loop import StopSignal, Trainer
-from mtrain.training.prepare_tokenizer import adopt_vocab_size, prepare_tokenizer, vocab_size_is_automatic
-from mtrain.training.run_folder import claimed, open_run
+from mtrain.training.prepare_tokenizer import (
+    prepare_tokenizer,
+    use_learned_vocab_size,
+    vocab_size_is_automatic,
+)
+from mtrain.training.resolve_config import record_initial_model, resolve_config
+from mtrain.training.run_folder import locked_run_folder, open_run
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +45,7 @@ def fit(
         require_exports(config)
     check_corpora(config.data)
     make_metrics(("bleu", "chrf"), config.data.target_lang)  # missing dependencies are reported at startup
-    with claimed(Path(config.run_dir)):
+    with locked_run_folder(Path(config.run_dir)):
         trainer = make_trainer(config, resume, device, quiet, allow_data_change)
         with StopSignal() as stop:
             trainer.run(stop)
@@ -58,31 +62,31 @@ def make_trainer(
 
     Arguments and errors are those of `fit`. The run folder is not locked.
     """
-    place = resolve_device(device)
-    make_current(place)
+    torch_device = resolve_device(device)
+    make_current(torch_device)
     keep_freed_memory()
-    keep_few_kernels()
+    limit_onednn_cache()
     run_dir = Path(config.run_dir)
-    is_encoded, any_size = (run_dir / "data").exists(), vocab_size_is_automatic(config)
-    raw = RawData(config.data, config.seed, run_dir, check=not is_encoded)
-    config, start = resolved(config, raw)
+    is_encoded, reduce_vocab_size = (run_dir / "data").exists(), vocab_size_is_automatic(config)
+    scanner = CorpusScanner(config.data, config.seed, run_dir, check=not is_encoded)
+    config, start = resolve_config(config, scanner)
     require_exports(config)
     checkpoint = open_run(config, resume)
-    tokenizer = prepare_tokenizer(config, raw, any_size=any_size)
-    if any_size:
-        config = adopt_vocab_size(config)
+    tokenizer = prepare_tokenizer(config, scanner, reduce_vocab_size=reduce_vocab_size)
+    if reduce_vocab_size:
+        config = use_learned_vocab_size(config)
     if start and start.tokenizer.fingerprint() != tokenizer.fingerprint():
         reason = f"its tokenizer is not that of {config.training.init_from}"
         raise UsageError(f"{run_dir}: {reason}; replace it with `mtrain tokenize CONFIG --force`")
     if checkpoint is None:
-        note_origin(run_dir, start, config.training.init_from)
+        record_initial_model(run_dir, start, config.training.init_from)
     if not is_encoded:
-        log_warnings(config.data, tokenizer, raw)
+        log_warnings(config.data, tokenizer, scanner)
     expected = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
-    data = prepare_data(config.data, tokenizer, run_dir / "data", config.seed, expected, raw)
+    data = prepare_data(config.data, tokenizer, run_dir / "data", config.seed, expected, scanner)
     if checkpoint:
         _adopt_data(checkpoint, tokenizer, data)
-    return Trainer(config, tokenizer, data, place, checkpoint, quiet, start)
+    return Trainer(config, tokenizer, data, torch_device, checkpoint, quiet, start)
 
 
 def _adopt_data(checkpoint: Checkpoint, tokenizer: Tokenizer, data: PreparedData) -> None:

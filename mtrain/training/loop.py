@@ -17,26 +17,26 @@ from mtrain.checkpoint.checkpoint import (
     checkpoint_folders,
     load_checkpoint,
     record_validation,
+    rename_newer_checkpoints,
     restore_validation,
     save_checkpoint,
-    supersede_newer,
 )
 from mtrain.checkpoint.model_folder import LoadedModel, publish_best
 from mtrain.config.schema import Config
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.encode import PreparedData
 from mtrain.data.loader import Loader, Step
-from mtrain.device import compiles, describe_arithmetic, workers_for
+from mtrain.device import default_worker_count, describe_numerics, should_compile
 from mtrain.errors import DivergedError, Interrupted, ModelError, MtrainError, StorageError, is_out_of_memory
 from mtrain.interop.formats import describe_exports
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
-from mtrain.training.average import Average
-from mtrain.training.init_from import freeze
-from mtrain.training.micro_batch import fit_micro_batch, memory_of
+from mtrain.training.average import WeightAverage
+from mtrain.training.micro_batch import available_memory, choose_micro_batch_tokens
 from mtrain.training.progress import Progress
+from mtrain.training.resolve_config import freeze
 from mtrain.training.schedule import learning_rate
-from mtrain.training.step import Learner, StepSums
+from mtrain.training.step import Learner, StepMetrics
 from mtrain.training.validate import Validator
 
 log = logging.getLogger(__name__)
@@ -91,9 +91,9 @@ class Trainer:
             log.info("initialized from %s (%s)", self.recipe.init_from, start.fingerprint[:12])
         freeze(self.model, self.recipe.freeze)
         # torch.compile is not safe in several threads at once.
-        workers = 1 if compiles(device, self.recipe.compile) else workers_for(device)
+        workers = 1 if should_compile(device, self.recipe.compile) else default_worker_count(device)
         self.learner = Learner(self.model, self.recipe, workers)
-        self.average = Average(self.model, self.recipe)
+        self.average = WeightAverage(self.model, self.recipe)
         self.state = TrainState(
             batch_order=BATCH_ORDER,
             data_fingerprint=data.fingerprint,
@@ -127,10 +127,10 @@ class Trainer:
             return
         self._compare_validation()
         if self.checkpoint is not None:
-            supersede_newer(self.checkpoint)
+            rename_newer_checkpoints(self.checkpoint)
         self._log_setup()
         for batch in self.loader.largest(self.state.epoch):  # out of memory now rather than hours later
-            self.learner.rehearse(batch)
+            self.learner.dry_run(batch)
         self.progress.begin()
         with self.progress.bar:
             self._train(stop)
@@ -138,7 +138,7 @@ class Trainer:
     def _train(self, stop: StopSignal) -> None:
         state, recipe = self.state, self.recipe
         for step in self.steps():
-            sums = self.train_on(step)
+            sums = self.train_step(step)
             self.progress.add(sums, [row for batch in step.batches for row in batch.rows])
             if state.step % recipe.log_every == 0:
                 self.progress.log_step(step.epoch, self.learning_rate)
@@ -166,14 +166,14 @@ class Trainer:
         """The steps to come, endlessly."""
         return self.loader.steps(self.state.epoch, self.state.next_batch)
 
-    def train_on(self, step: Step) -> StepSums:
+    def train_step(self, step: Step) -> StepMetrics:
         """Take one optimizer step and advance the state."""
         state = self.state
         state.step += 1
         state.target_tokens_seen += step.tokens
         state.epoch, state.next_batch = step.position
         sums = self.learner.step(step.batches, step.tokens, self.learning_rate)
-        self.learner.on_one_worker(lambda: self.average.update(state.step))
+        self.learner.run_in_worker(lambda: self.average.update(state.step))
         return sums
 
     @property
@@ -257,7 +257,7 @@ class Trainer:
             return
         if self.state.validation_due:
             self._compare_validation()
-            supersede_newer(checkpoint)
+            rename_newer_checkpoints(checkpoint)
             self.saved_step = self.state.step
             self.progress.begin()
             self.validate(last=self._limit_reached() is not None)
@@ -323,13 +323,15 @@ class Trainer:
         longest = max(int(data.train.source_lengths.max()), int(data.train.target_lengths.max()))
         if self.config.data.subword_sampling is not None:
             longest = self.config.data.max_length  # another segmentation may be as long
-        return fit_micro_batch(self.learner, longest, self.recipe.micro_batch_limit, memory_of(self.device))
+        return choose_micro_batch_tokens(
+            self.learner, longest, self.recipe.micro_batch_limit, available_memory(self.device)
+        )
 
     def _arithmetic(self) -> str:
         """Everything that determines the last bits of a step and is not in a checkpoint."""
-        learner, compiled = self.learner, compiles(self.device, self.recipe.compile)
-        machine = describe_arithmetic(self.device, learner.precision, compiled, len(learner.replicas))
-        limit = learner.max_positions
+        learner, compiled = self.learner, should_compile(self.device, self.recipe.compile)
+        machine = describe_numerics(self.device, learner.precision, compiled, len(learner.replicas))
+        limit = learner.max_micro_batch_positions
         reduced = "" if limit == math.inf else f", reduced to {limit:g} positions"
         return f"{machine}, micro-batches of {self.loader.micro_batch_tokens} tokens{reduced}"
 

@@ -17,7 +17,7 @@ SHARE = 0.5  # of the memory, for activations; the rest is for weights, optimize
 CPU_TOKENS = 16384  # larger micro-batches are not faster on a CPU; 1,024 and 4,096 differed by a tenth
 
 
-def memory_of(device: torch.device, root: Path = Path("/")) -> int:
+def available_memory(device: torch.device, root: Path = Path("/")) -> int:
     """Bytes of memory that this process may use on a device.
 
     On a CPU, this is the machine's memory or the lowest limit of this process: RLIMIT_AS, or that of its
@@ -64,7 +64,7 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
                 break
 
 
-def kept_bytes(learner: Learner, batch: Batch) -> int:
+def activation_bytes(learner: Learner, batch: Batch) -> int:
     """Bytes that a forward pass keeps for the backward pass, not counting the weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in learner.model.parameters()}
     kept: dict[int, Tensor] = {}  # by address; keeping the tensors alive makes addresses unique
@@ -74,7 +74,7 @@ def kept_bytes(learner: Learner, batch: Batch) -> int:
         return tensor
 
     with (
-        learner.generators_restored(),
+        learner.preserve_rng_state(),
         torch.compiler.set_stance("force_eager"),  # do not compile for this shape
         saved_tensors_hooks(note, lambda tensor: tensor),
     ):
@@ -82,7 +82,7 @@ def kept_bytes(learner: Learner, batch: Batch) -> int:
     return sum(tensor.untyped_storage().nbytes() for at, tensor in kept.items() if at not in weights)
 
 
-def fit_micro_batch(learner: Learner, longest: int, batch_tokens: int, memory: int) -> int:
+def choose_micro_batch_tokens(learner: Learner, longest: int, batch_tokens: int, memory: int) -> int:
     """Padded tokens of a micro-batch: `batch_tokens`, on a CPU at most CPU_TOKENS, halved until the
     activations of all workers fit in `memory` bytes; at least the length of the longest sentence.
 
@@ -94,7 +94,7 @@ def fit_micro_batch(learner: Learner, longest: int, batch_tokens: int, memory: i
         ids = torch.zeros(rows, longest, dtype=torch.int64)
         return Batch(ids, torch.ones_like(ids, dtype=torch.bool), ids, ids, ids.numel(), [0] * rows)
 
-    few, more = (kept_bytes(learner, batch(rows)) for rows in (2, 4))
+    few, more = (activation_bytes(learner, batch(rows)) for rows in (2, 4))
     each = (more - few) / (2 * longest)  # bytes per token, without those of the whole batch
     workers, once = len(learner.replicas), max(0, few - 2 * longest * each)
     tokens = batch_tokens if learner.device.type == "cuda" else min(batch_tokens, max(longest, CPU_TOKENS))

@@ -10,27 +10,30 @@ from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
-from mtrain.data.scan import RawData
+from mtrain.data.scan import CorpusScanner
 from mtrain.errors import ModelError, UsageError
 from mtrain.storage.atomic import write_folder, write_text
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training.init_from import resolved
-from mtrain.training.run_folder import claimed, write_config
+from mtrain.training.resolve_config import resolve_config
+from mtrain.training.run_folder import locked_run_folder, write_config
 
 log = logging.getLogger(__name__)
 
 
 def tokenize(config: Config, force: bool = False) -> Tokenizer:
     """Create the run folder and its tokenizer, without training. Raises what `prepare_tokenizer` raises."""
-    raw, any_size = RawData(config.data, config.seed, Path(config.run_dir)), vocab_size_is_automatic(config)
-    with claimed(Path(config.run_dir)):
-        config, _ = resolved(config, raw)
+    scanner, reduce_vocab_size = (
+        CorpusScanner(config.data, config.seed, Path(config.run_dir)),
+        vocab_size_is_automatic(config),
+    )
+    with locked_run_folder(Path(config.run_dir)):
+        config, _ = resolve_config(config, scanner)
         if not checkpoint_folders(Path(config.run_dir)):
             write_config(config)
-        tokenizer = prepare_tokenizer(config, raw, force, any_size)
-        if any_size:
-            adopt_vocab_size(config)
+        tokenizer = prepare_tokenizer(config, scanner, force, reduce_vocab_size)
+        if reduce_vocab_size:
+            use_learned_vocab_size(config)
         return tokenizer
 
 
@@ -39,7 +42,7 @@ def vocab_size_is_automatic(config: Config) -> bool:
     return config.model.preset == "auto" and "vocab_size" not in config.tokenizer.model_fields_set
 
 
-def adopt_vocab_size(config: Config) -> Config:
+def use_learned_vocab_size(config: Config) -> Config:
     """The config with the vocabulary size that was learned, which `RUN/config.yaml` then states too. It is
     smaller than the automatic choice if the text is too small for that."""
     settings = Path(config.run_dir) / "tokenizer/config.yaml"
@@ -52,28 +55,29 @@ def adopt_vocab_size(config: Config) -> Config:
 
 
 def prepare_tokenizer(
-    config: Config, raw: RawData | None = None, force: bool = False, any_size: bool = False
+    config: Config, scanner: CorpusScanner | None = None, force: bool = False, reduce_vocab_size: bool = False
 ) -> Tokenizer:
     """The tokenizer of the run. If it has none, learn it from the training text or copy `tokenizer.path`.
 
-    With `any_size`, `vocab_size` is an upper limit, and the largest possible size below it is learned. Raises
-    UsageError if the existing tokenizer was learned with other settings, or if checkpoints need the one that
-    `force` would replace; ModelError if checkpoints need a tokenizer that is missing.
+    With `reduce_vocab_size`, a `vocab_size` that is too large for the text is replaced by the largest
+    possible one. Raises UsageError if the existing tokenizer was learned with other settings, or if
+    checkpoints need the one that `force` would replace; ModelError if checkpoints need a tokenizer that is
+    missing.
     """
-    raw = raw or RawData(config.data, config.seed, Path(config.run_dir))
+    scanner = scanner or CorpusScanner(config.data, config.seed, Path(config.run_dir))
     run_dir, recipe = Path(config.run_dir), config.tokenizer
     folder = run_dir / "tokenizer"
     settings, learned_from = folder / "config.yaml", folder / "learnt-from.json"
     trained = bool(checkpoint_folders(run_dir))
 
     def contents() -> str:
-        return json.dumps(raw.training_hashes) + "\n"
+        return json.dumps(scanner.training_hashes) + "\n"
 
     if force and trained:
         raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")
     if settings.exists() and not force:
         learned = validate(TokenizerConfig, read_yaml_file(settings), str(settings))
-        if any_size and learned.vocab_size <= recipe.vocab_size:
+        if reduce_vocab_size and learned.vocab_size <= recipe.vocab_size:
             recipe = recipe.model_copy(update={"vocab_size": learned.vocab_size})
         if learned != recipe:
             raise UsageError(
@@ -93,9 +97,9 @@ def prepare_tokenizer(
     def fill(temporary: Path) -> None:
         learned = recipe
         if recipe.path is None:
-            text = raw.scan.text
+            text = scanner.result.text
             sides = (lambda: text.side(0)), (lambda: text.side(1))
-            size = train_tokenizer(recipe, *sides, temporary, config.seed, any_size)
+            size = train_tokenizer(recipe, *sides, temporary, config.seed, reduce_vocab_size)
             learned = recipe.model_copy(update={"vocab_size": size})
             write_text(temporary / learned_from.name, contents())
         else:

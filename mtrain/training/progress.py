@@ -15,10 +15,10 @@ from typing import Any
 from tqdm import tqdm
 
 from mtrain.checkpoint.checkpoint import TrainState
-from mtrain.device import fetched
+from mtrain.device import copy_to_host_async
 from mtrain.errors import DivergedError
 from mtrain.storage.atomic import write_atomically
-from mtrain.training.step import StepSums
+from mtrain.training.step import StepMetrics
 from mtrain.training.validate import Scores
 
 log = logging.getLogger(__name__)
@@ -65,10 +65,10 @@ class Progress:
         repeated = self.state.validation_due and step == self.state.step and "validation" in record
         return step <= self.state.step and not repeated
 
-    def add(self, sums: StepSums, rows: Sequence[int] = ()) -> None:
+    def add(self, sums: StepMetrics, rows: Sequence[int] = ()) -> None:
         """Add a step that was sent to the device, with the corpus rows of its pairs, and read the previous
         one."""
-        self.pending.append((fetched(sums.values), sums.tokens, rows))
+        self.pending.append((copy_to_host_async(sums.values), sums.tokens, rows))
         self.read(keep=1)
         self.tick(stepping=True)
         self.bar.update()

@@ -61,7 +61,7 @@ def open_run(config: Config, resume: str) -> Checkpoint | None:
 
 
 @contextmanager
-def claimed(run_dir: Path) -> Iterator[None]:
+def locked_run_folder(run_dir: Path) -> Iterator[None]:
     """Create the run folder, lock it against other processes, and clean up after a crash.
 
     The lock is released at the end of the block, or when the process ends. Files that mtrain did not

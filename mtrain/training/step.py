@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch
-from mtrain.device import autocast, compiles, multiply_all, resolve_precision, step_unless, thread_pool
+from mtrain.device import autocast, multiply_all, resolve_precision, should_compile, step_unless, thread_pool
 from mtrain.errors import is_out_of_memory
 from mtrain.model.layers import Dropout
 from mtrain.model.loss import LossSums, translation_loss
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
-class StepSums(NamedTuple):
+class StepMetrics(NamedTuple):
     """Measurements of one optimizer step. They stay on the device until they are read."""
 
     values: Tensor  # (4,): summed loss and nll, gradient norm, 1 if the step was skipped
     tokens: int  # target tokens
 
 
-class LossScale:
+class LossScaler:
     """Dynamic loss scaling for fp16 (Micikevicius et al., "Mixed Precision Training", 2018, section 3.2).
 
     The factor is halved when a gradient overflows and doubled after `GROWTH` finite steps. In other
@@ -76,31 +76,33 @@ class Learner:
         self.optimizer = make_optimizer(model, config)
         self.device = next(model.parameters()).device
         self.precision = resolve_precision(self.device, config.precision)
-        self.scale = LossScale(self.device, self.precision == "fp16")
+        self.scale = LossScaler(self.device, self.precision == "fp16")
         self.replicas = [model, *(_replica(model) for _ in range(workers - 1))]
-        if compiles(self.device, config.compile):  # dynamic: shapes change with every batch
+        if should_compile(self.device, config.compile):  # dynamic: shapes change with every batch
             # Graph breaks cost speed only. The environment variable TORCH_LOGS still shows them.
             torch._logging.set_logs(dynamo=logging.ERROR)  # type: ignore[attr-defined]
             for replica in self.replicas:
                 replica.compile(dynamic=True)
         self.pool = thread_pool(workers)
-        self.max_positions = math.inf  # of a micro-batch, padding included; lowered when out of memory
+        self.max_micro_batch_positions = (
+            math.inf
+        )  # of a micro-batch, padding included; lowered when out of memory
 
-    def step(self, batches: Sequence[Batch], tokens: int, rate: float) -> StepSums:
+    def step(self, batches: Sequence[Batch], tokens: int, rate: float) -> StepMetrics:
         """Take an optimizer step on `batches`, which have `tokens` target tokens in all.
 
         The gradient is that of the summed loss / `tokens`, however the pairs are split into batches. If the
         loss or the gradient is not finite, weights and optimizer do not change. Does not wait for the device.
         """
         sums = self._accumulate(list(batches), tokens)
-        return self.on_one_worker(lambda: self._update(sums, tokens, rate))
+        return self.run_in_worker(lambda: self._update(sums, tokens, rate))
 
-    def on_one_worker(self, work: Callable[[], Result]) -> Result:
+    def run_in_worker(self, work: Callable[[], Result]) -> Result:
         """Run `work`, which has a small operation for each parameter, with the cores of one worker. With all
         cores, each operation would wait for the slowest core."""
         return work() if self.pool is None else self.pool.submit(work).result()
 
-    def _update(self, sums: Tensor, tokens: int, rate: float) -> StepSums:
+    def _update(self, sums: Tensor, tokens: int, rate: float) -> StepMetrics:
         if self.scale.enabled:
             multiply_all(_gradients(self.model), 1 / self.scale.factor)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm or float("inf"))
@@ -110,7 +112,7 @@ class Learner:
         step_unless(self.optimizer, bad)
         self.scale.update(bad)
         self.optimizer.zero_grad(set_to_none=True)
-        return StepSums(torch.stack([*sums, norm, bad]), tokens)
+        return StepMetrics(torch.stack([*sums, norm, bad]), tokens)
 
     def _accumulate(self, batches: list[Batch], tokens: int) -> Tensor:
         """Accumulate the gradients of all batches; returns the summed loss and nll (2,).
@@ -118,7 +120,7 @@ class Learner:
         When out of memory, batches are split to at most half of the largest one's size, from then on.
         """
         while True:
-            batches = [part for batch in batches for part in batch.cut(self.max_positions)]
+            batches = [part for batch in batches for part in batch.split(self.max_micro_batch_positions)]
             try:
                 if self.pool is None:
                     return self._forward_backward(self.model, batches, tokens)
@@ -127,11 +129,11 @@ class Learner:
                 divisible = [batch.positions for batch in batches if len(batch.rows) > 1]
                 if not is_out_of_memory(error) or not divisible:
                     raise
-                self.max_positions = max(divisible) / 2
+                self.max_micro_batch_positions = max(divisible) / 2
                 pairs = sum(len(batch.rows) for batch in batches)
                 log.warning(
                     "out of memory in %d micro-batches of %d pairs; now at most %d positions each",
-                    *(len(batches), pairs, self.max_positions),
+                    *(len(batches), pairs, self.max_micro_batch_positions),
                 )
             for replica in self.replicas:
                 replica.zero_grad(set_to_none=True)
@@ -150,7 +152,7 @@ class Learner:
         ]
         wait(jobs)  # all of them, even if one fails: the others still write gradients
         sums = torch.stack([job.result() for job in jobs]).sum(0)
-        self.on_one_worker(lambda: self._add_gradients(replicas[1:]))
+        self.run_in_worker(lambda: self._add_gradients(replicas[1:]))
         return sums
 
     def _add_gradients(self, replicas: Sequence[Transformer]) -> None:
@@ -181,18 +183,18 @@ class Learner:
             labels, options = moved.labels, (self.config.label_smoothing, self.config.r_drop)
             return translation_loss(hidden, *model.projection(), labels, moved.target_tokens, *options)
 
-    def rehearse(self, batch: Batch) -> None:
+    def dry_run(self, batch: Batch) -> None:
         """Allocate everything that training needs, run a batch in every worker at once, and discard the
         gradients. Weights, optimizer and random generators do not change."""
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         # Allocates the moments without changing anything.
         step_unless(self.optimizer, torch.ones((), device=self.device))
-        with self.generators_restored():
+        with self.preserve_rng_state():
             self._accumulate([batch] * len(self.replicas), batch.target_tokens)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def generators_restored(self) -> AbstractContextManager[None]:
+    def preserve_rng_state(self) -> AbstractContextManager[None]:
         """A context at whose end the random generators are back in their present state."""
         return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
 

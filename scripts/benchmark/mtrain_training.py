@@ -15,7 +15,7 @@ def open_trainer(job: TrainingJob) -> Trainer:
     trainer = make_trainer(load_config(Path(job.run_dir) / "config.yaml"), device=job.device, quiet=True)
     if trainer.device.type == "cuda":  # as `fit` does; compilation takes longer than the warm-up
         for batch in trainer.loader.largest(0):
-            trainer.learner.rehearse(batch)
+            trainer.learner.dry_run(batch)
     return trainer
 
 
@@ -24,7 +24,7 @@ def measure(job: TrainingJob) -> dict[str, Any]:
     trainer = open_trainer(job)
     meter = Meter(job)
     for step in trainer.steps():
-        trainer.train_on(step)
+        trainer.train_step(step)
         if meter.step(step.tokens, sum(batch.labels.numel() for batch in step.batches)):
             break
     return meter.result()

@@ -49,12 +49,12 @@ def run(job: TrainingJob) -> dict[str, Any]:
     everywhere = _ExperimentalConfig(profile_all_threads=True)  # mtrain's workers are threads
     steps = trainer.steps()
     for _ in range(WARM_STEPS):
-        trainer.train_on(next(steps))
+        trainer.train_step(next(steps))
     synchronize(trainer.device)
     start = time.perf_counter()
     with profile(activities=activities, experimental_config=everywhere) as profiler:
         for _ in range(STEPS):
-            trainer.train_on(next(steps))
+            trainer.train_step(next(steps))
         synchronize(trainer.device)
         wall = time.perf_counter() - start
     operations: Counter[str] = Counter()

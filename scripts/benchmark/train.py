@@ -22,8 +22,8 @@ from mtrain.data.encode import EncodedCorpus, check_corpora, prepare_data
 from mtrain.device import resolve_device, resolve_precision
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import model_config
-from mtrain.training.init_from import resolved
 from mtrain.training.prepare_tokenizer import tokenize
+from mtrain.training.resolve_config import resolve_config
 
 # Names of the other tools and the modules that measure them.
 PEERS = {"joeynmt": "joeynmt", "marian-hf": "marian_hf", "torch": "nn_transformer"}
@@ -56,7 +56,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def prepare(config: Config, device: torch.device, options: argparse.Namespace, streams: Path) -> TrainingJob:
     """Make the tokenizer, the encoded corpus and the file of streams, and return the job of all tools."""
-    config, _ = resolved(config)
+    config, _ = resolve_config(config)
     tokenizer = tokenize(config)
     network = model_config(config.model, tokenizer, config.data.max_length)
     corpus = prepare_data(config.data, tokenizer, Path(config.run_dir) / "data", config.seed).train.epoch(0)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mtrain import Translator
-from mtrain.device import fetched
+from mtrain.device import copy_to_host_async
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.step import Learner
 from tests.support.training import PAIRS, batches_of, losses
@@ -61,7 +61,7 @@ def test_a_step_never_waits_for_the_device(parts, precision):
     learner.step(batches, tokens, 0.001)  # the first step initializes libraries
     torch.cuda.set_sync_debug_mode("error")
     try:
-        read = fetched(learner.step(batches, tokens, 0.001).values)
+        read = copy_to_host_async(learner.step(batches, tokens, 0.001).values)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert read()[0] > 0
@@ -70,7 +70,7 @@ def test_a_step_never_waits_for_the_device(parts, precision):
 def test_batches_are_in_pinned_memory(make_config):
     trainer = make_trainer(make_config(), device="cuda", quiet=True)
     batch = trainer.loader.largest(0)[0]
-    assert batch.source.is_pinned() and batch.cut(0)[-1].labels.is_pinned()
+    assert batch.source.is_pinned() and batch.split(0)[-1].labels.is_pinned()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

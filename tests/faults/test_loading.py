@@ -18,7 +18,7 @@ from mtrain.checkpoint.tensors import load_tensors
 from mtrain.config.training import TrainingConfig
 from mtrain.config.yaml_io import MAX_BYTES
 from mtrain.errors import ModelError
-from mtrain.storage.manifest import LARGEST_JSON, write_manifest
+from mtrain.storage.manifest import MAX_JSON_BYTES, write_manifest
 from mtrain.training.step import make_optimizer
 from tests.support.training import fit_on_cpu, last_checkpoint
 
@@ -179,11 +179,11 @@ def test_25_a_huge_json_file_is_refused_without_reading_it(run_dir, tmp_path):
     folder = Path(shutil.copytree(run_dir, tmp_path / "run")) / "checkpoints/step-00000200"
     state = (folder / "state.json").read_text()
     open_checkpoint(folder)
-    (folder / "state.json").write_text(state + " " * LARGEST_JSON)
+    (folder / "state.json").write_text(state + " " * MAX_JSON_BYTES)
     write_manifest(folder)
     with pytest.raises(ModelError, match=r"state\.json: .*not a small regular file"):
         open_checkpoint(folder)
-    (folder / "manifest.json").write_text("{}" + " " * LARGEST_JSON)
+    (folder / "manifest.json").write_text("{}" + " " * MAX_JSON_BYTES)
     with pytest.raises(ModelError, match=r"manifest\.json: damaged"):
         open_checkpoint(folder)
 

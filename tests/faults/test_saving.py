@@ -17,7 +17,7 @@ from mtrain.cli import main
 from mtrain.errors import StorageError, UsageError
 from mtrain.training.fit import make_trainer
 from mtrain.training.progress import Progress
-from mtrain.training.run_folder import claimed
+from mtrain.training.run_folder import locked_run_folder
 from tests.support.cli import one_line
 from tests.support.faults.file_operations import Operation, is_save, on_file_operation
 from tests.support.faults.runs import contents_of
@@ -37,8 +37,8 @@ def killed_saves(make_config):
         trainer = make_trainer(make_config(training=recipe), device="cpu", quiet=True)
         steps, run = trainer.steps(), trainer.run_dir
         for start in (run.with_name("old"), run.with_name("new")):
-            trainer.train_on(next(steps))
-            trainer.train_on(next(steps))
+            trainer.train_step(next(steps))
+            trainer.train_step(next(steps))
             trainer.state.best_step = trainer.state.step
             trainer.save(last=True)
             trainer.validate()  # publishes the weights
@@ -256,8 +256,8 @@ def test_07_a_second_fit_in_a_run_folder_names_the_first(make_config, config_fil
     run = fit_on_cpu(config)
     code = f"""if True:
         from pathlib import Path
-        from mtrain.training.run_folder import claimed
-        with claimed(Path({str(run)!r})):
+        from mtrain.training.run_folder import locked_run_folder
+        with locked_run_folder(Path({str(run)!r})):
             print("held", flush=True)
             input()
     """
@@ -277,14 +277,14 @@ def test_07_a_second_fit_in_a_run_folder_names_the_first(make_config, config_fil
 
 def test_07_a_full_disk_does_not_prevent_locking(tmp_path):
     (tmp_path / ".lock-owner").symlink_to("/dev/full")
-    with claimed(tmp_path):
+    with locked_run_folder(tmp_path):
         pass
 
 
 def test_07_the_lock_is_released_at_the_end(tmp_path):
-    with claimed(tmp_path):
+    with locked_run_folder(tmp_path):
         refused = pytest.raises(UsageError, match=r"in use by process .*; wait, or give another --run-dir")
-        with refused, claimed(tmp_path):
+        with refused, locked_run_folder(tmp_path):
             pass
-    with claimed(tmp_path):
+    with locked_run_folder(tmp_path):
         pass

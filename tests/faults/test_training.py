@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from mtrain.checkpoint import checkpoint
 from mtrain.errors import DivergedError
 from mtrain.training.progress import SPIKE_WINDOW, Progress
-from mtrain.training.step import Learner, StepSums
+from mtrain.training.step import Learner, StepMetrics
 from tests.support.training import Poisoned, batches_of, fit_on_cpu, last_checkpoint, read_metrics
 
 
@@ -140,7 +140,7 @@ def test_a_loss_spike_is_logged_with_its_rows(tmp_path, caplog):
 
     def add(loss: float, rows: list[int]) -> None:
         progress.state.step += 1
-        progress.add(StepSums(torch.tensor([loss * 10, loss * 10, 1.0, 0.0]), 10), rows)
+        progress.add(StepMetrics(torch.tensor([loss * 10, loss * 10, 1.0, 0.0]), 10), rows)
 
     generator = torch.Generator().manual_seed(0)
     for _ in range(SPIKE_WINDOW + 20):
@@ -156,14 +156,14 @@ def test_a_loss_spike_is_logged_with_its_rows(tmp_path, caplog):
 def test_a_batch_is_cut_between_its_pairs(parts):
     _, _, data, tokenizer = parts
     [batch] = batches_of([[3, 1, 6]], data, tokenizer)
-    assert batch.cut(batch.positions) == [batch]
-    first, second = batch.cut(batch.positions - 1)
+    assert batch.split(batch.positions) == [batch]
+    first, second = batch.split(batch.positions - 1)
     assert (first.rows, second.rows) == ([3], [1, 6])
     assert max(first.positions, second.positions) == batch.positions * 2 // 3
     assert first.target_tokens + second.target_tokens == batch.target_tokens
     assert torch.equal(torch.cat([first.labels, second.labels]), batch.labels)
-    assert first.cut(0) == [first] and replace(first).rows == [3]
-    assert [part.rows for part in batch.cut(0)] == [[3], [1], [6]]
+    assert first.split(0) == [first] and replace(first).rows == [3]
+    assert [part.rows for part in batch.split(0)] == [[3], [1], [6]]
 
 
 def test_15_a_run_that_diverged_ends_with_exit_code_5_and_finite_weights(

@@ -1,21 +1,21 @@
 """Batches: every pair once, within the budget, and the same number on every rank."""
 
-from tests.support.batches import budgets, lengths, plan_all, rows_of_steps, worlds
+from tests.support.batches import budgets, lengths, plan_all, rows_of_steps, world_sizes
 
-DRAWN = {"pairs": lengths, "batch_tokens": budgets, "micro_batch_tokens": budgets, "world": worlds}
+DRAWN = {"pairs": lengths, "batch_tokens": budgets, "micro_batch_tokens": budgets, "world_size": world_sizes}
 
 
 def test_every_row_comes_once_at_any_world_size(tried):
     @tried(60, **DRAWN)
-    def check(pairs, batch_tokens, micro_batch_tokens, world):
-        plans, _, _ = plan_all(pairs, batch_tokens, micro_batch_tokens, world)
+    def check(pairs, batch_tokens, micro_batch_tokens, world_size):
+        plans, _, _ = plan_all(pairs, batch_tokens, micro_batch_tokens, world_size)
         assert sorted(row for step in rows_of_steps(plans) for row in step) == list(range(len(pairs)))
 
 
 def test_ranks_agree_on_steps_and_micro_batches(tried):
     @tried(60, **DRAWN)
-    def check(pairs, batch_tokens, micro_batch_tokens, world):
-        plans, _, _ = plan_all(pairs, batch_tokens, micro_batch_tokens, world)
+    def check(pairs, batch_tokens, micro_batch_tokens, world_size):
+        plans, _, _ = plan_all(pairs, batch_tokens, micro_batch_tokens, world_size)
         assert len({tuple(map(len, plan.steps)) for plan in plans}) == 1
         assert all(plan.step_tokens == plans[0].step_tokens for plan in plans)
         assert len({plan.padded_tokens for plan in plans}) == 1
@@ -23,8 +23,8 @@ def test_ranks_agree_on_steps_and_micro_batches(tried):
 
 def test_budgets_hold_on_both_sides(tried):
     @tried(60, **DRAWN)
-    def check(pairs, batch_tokens, micro_batch_tokens, world):
-        plans, source, target = plan_all(pairs, batch_tokens, micro_batch_tokens, world)
+    def check(pairs, batch_tokens, micro_batch_tokens, world_size):
+        plans, source, target = plan_all(pairs, batch_tokens, micro_batch_tokens, world_size)
         for side in (source, target):
             for rows in rows_of_steps(plans):
                 assert len(rows) * side[rows].max() <= batch_tokens

@@ -8,18 +8,18 @@ from mtrain.data.batching import BatchPlan, plan_batches
 LONGEST = 40
 lengths = st.lists(st.tuples(st.integers(2, LONGEST), st.integers(2, LONGEST)), min_size=1, max_size=120)
 budgets = st.integers(LONGEST, 600)
-worlds = st.integers(1, 5)
+world_sizes = st.integers(1, 5)
 
 
 def plan_all(
-    pairs, batch_tokens: int, micro_batch_tokens: int, world: int = 1, seed=1, epoch=1, weights=None
+    pairs, batch_tokens: int, micro_batch_tokens: int, world_size: int = 1, seed=1, epoch=1, weights=None
 ):
     """The plans of all ranks, and the source and target lengths."""
     source, target = np.array(pairs, np.int32).T
     budget = min(batch_tokens, micro_batch_tokens)
     plans = [
-        plan_batches(source, target, batch_tokens, budget, seed, epoch, rank, world, weights)
-        for rank in range(world)
+        plan_batches(source, target, batch_tokens, budget, seed, epoch, rank, world_size, weights)
+        for rank in range(world_size)
     ]
     return plans, source, target
 

@@ -11,18 +11,18 @@ import torch
 
 from mtrain.device import (
     autocast,
-    compiles,
+    copy_to_host_async,
     cpu_has_bf16,
-    describe_arithmetic,
-    fetched,
-    keep_few_kernels,
+    default_worker_count,
+    describe_numerics,
     keep_freed_memory,
+    limit_onednn_cache,
     multiply_all,
     resolve_device,
     resolve_precision,
+    should_compile,
     step_unless,
     thread_pool,
-    workers_for,
 )
 from mtrain.errors import UsageError
 from mtrain.kernels.undocumented import documented_only
@@ -30,13 +30,13 @@ from mtrain.kernels.undocumented import documented_only
 
 def test_the_cpu_is_always_available():
     assert resolve_device("cpu") == torch.device("cpu")
-    assert " threads), fp32, compiled, torch " in describe_arithmetic(torch.device("cpu"), "fp32", True, 1)
+    assert " threads), fp32, compiled, torch " in describe_numerics(torch.device("cpu"), "fp32", True, 1)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_fetched_values_are_those_at_the_time_of_the_call(device):
     values = torch.arange(3.0, device=device)
-    read = fetched(values)
+    read = copy_to_host_async(values)
     values += 1
     assert read() == [0.0, 1.0, 2.0]
 
@@ -126,7 +126,10 @@ def test_tensors_are_multiplied_in_place(context):
 )
 def test_workers_divide_the_cores(monkeypatch, threads, workers):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert workers_for(torch.device("cpu")) == workers and workers_for(torch.device("cuda")) == 1
+    assert (
+        default_worker_count(torch.device("cpu")) == workers
+        and default_worker_count(torch.device("cuda")) == 1
+    )
 
 
 def test_threads_of_a_pool_share_the_cores_and_leave_the_default_alone():
@@ -154,14 +157,14 @@ def test_threads_of_a_pool_share_the_cores_and_leave_the_default_alone():
 def test_auto_compiles_on_gpus_that_triton_supports(monkeypatch, generation, triton, compiled):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: generation)
     monkeypatch.setattr("mtrain.device.find_spec", lambda name: name if triton else None)
-    assert [compiles(torch.device(kind), "auto") for kind in ("cpu", "cuda")] == [False, compiled]
-    assert compiles(torch.device("cpu"), "on") and not compiles(torch.device("cuda"), "off")
+    assert [should_compile(torch.device(kind), "auto") for kind in ("cpu", "cuda")] == [False, compiled]
+    assert should_compile(torch.device("cpu"), "on") and not should_compile(torch.device("cuda"), "off")
 
 
 def test_the_kernel_cache_is_limited_unless_the_user_sets_a_limit(monkeypatch):
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
-    keep_few_kernels()
+    limit_onednn_cache()
     assert (os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("7", "64")
 
 

@@ -65,14 +65,14 @@ def train(run_dir: Path, steps: int = STEPS, counters: Counters | None = None) -
     """Start or resume the run; `counters` follow its steps."""
     with pytest.MonkeyPatch.context() as patch:
         if counters is not None:
-            patch.setattr(loop.Trainer, "train_on", _counting(loop.Trainer.train_on, counters))
+            patch.setattr(loop.Trainer, "train_step", _counting(loop.Trainer.train_step, counters))
         fit(make_run_config(run_dir, steps), device="cpu", quiet=True)
 
 
-def _counting(train_on, counters: Counters):
+def _counting(train_step, counters: Counters):
     def count(self, step):
         counters.step, began = self.state.step + 1, time.perf_counter_ns()
-        sums = train_on(self, step)
+        sums = train_step(self, step)
         counters.new_steps += 1
         counters.step_nanoseconds += time.perf_counter_ns() - began
         return sums

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mtrain.data.batch import collate
 from mtrain.data.batching import BatchPlan, cut_by_budget
 from mtrain.kernels.cross_entropy import IGNORE
-from tests.support.batches import budgets, lengths, plan_all, rows_of_steps, worlds
+from tests.support.batches import budgets, lengths, plan_all, rows_of_steps, world_sizes
 
 quick = settings(deadline=None, max_examples=60)
 
@@ -22,18 +22,18 @@ def flat(plan: BatchPlan) -> list[list[list[int]]]:
     return [[part.tolist() for part in step] for step in plan.steps]
 
 
-@pytest.mark.parametrize("world", [1, 3])
-def test_no_micro_batch_exceeds_its_budget(world: int):
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_no_micro_batch_exceeds_its_budget(world_size: int):
     for micro_batch_tokens in range(40, 300):
-        plans, source, _ = plan_all([(2, 2)] * 300, 600, micro_batch_tokens, world)
+        plans, source, _ = plan_all([(2, 2)] * 300, 600, micro_batch_tokens, world_size)
         longest = max(len(part) for plan in plans for step in plan.steps for part in step)
         assert longest * source[0] <= micro_batch_tokens
 
 
 @quick
-@given(lengths, budgets, budgets, worlds)
-def test_tokens_and_padding_of_both_sides_are_counted(pairs, batch_tokens, micro_batch_tokens, world):
-    plans, source, target = plan_all(pairs, batch_tokens, micro_batch_tokens, world)
+@given(lengths, budgets, budgets, world_sizes)
+def test_tokens_and_padding_of_both_sides_are_counted(pairs, batch_tokens, micro_batch_tokens, world_size):
+    plans, source, target = plan_all(pairs, batch_tokens, micro_batch_tokens, world_size)
     assert plans[0].step_tokens == [int(target[rows].sum()) for rows in rows_of_steps(plans)]
     parts = [part for plan in plans for step in plan.steps for part in step if len(part)]
     padded = [sum(len(part) * int(side[part].max()) for part in parts) for side in (source, target)]
@@ -46,10 +46,10 @@ def test_tokens_and_padding_of_both_sides_are_counted(pairs, batch_tokens, micro
 
 
 @quick
-@given(lengths, budgets, budgets, budgets, worlds, st.integers(0, 2**63 - 1), st.integers(0, 1000))
-def test_a_step_does_not_depend_on_the_hardware(pairs, batch_tokens, some, other, world, seed, epoch):
+@given(lengths, budgets, budgets, budgets, world_sizes, st.integers(0, 2**63 - 1), st.integers(0, 1000))
+def test_a_step_does_not_depend_on_the_hardware(pairs, batch_tokens, some, other, world_size, seed, epoch):
     one, _, _ = plan_all(pairs, batch_tokens, some, 1, seed, epoch)
-    many, _, _ = plan_all(pairs, batch_tokens, other, world, seed, epoch)
+    many, _, _ = plan_all(pairs, batch_tokens, other, world_size, seed, epoch)
     assert rows_of_steps(one) == rows_of_steps(many)
 
 
@@ -81,18 +81,18 @@ def test_steps_are_not_sorted_by_length():
 
 
 @quick
-@given(lengths, st.integers(1, 4), worlds, st.integers(0, 50))
-def test_integer_weights_are_exact(pairs, weight, world, epoch):
-    plans, _, _ = plan_all(pairs, 200, 100, world, 1, epoch, weights=np.full(len(pairs), float(weight)))
+@given(lengths, st.integers(1, 4), world_sizes, st.integers(0, 50))
+def test_integer_weights_are_exact(pairs, weight, world_size, epoch):
+    plans, _, _ = plan_all(pairs, 200, 100, world_size, 1, epoch, weights=np.full(len(pairs), float(weight)))
     counts = Counter(row for step in rows_of_steps(plans) for row in step)
     assert counts == dict.fromkeys(range(len(pairs)), weight)
 
 
 @quick
-@given(lengths, st.data(), worlds, st.integers(0, 50))
-def test_fractional_weights_are_within_one(pairs, data, world, epoch):
+@given(lengths, st.data(), world_sizes, st.integers(0, 50))
+def test_fractional_weights_are_within_one(pairs, data, world_size, epoch):
     weights = np.array([data.draw(st.floats(0.01, 5)) for _ in pairs])
-    plans, _, target = plan_all(pairs, 200, 100, world, 1, epoch, weights=weights)
+    plans, _, target = plan_all(pairs, 200, 100, world_size, 1, epoch, weights=weights)
     counts = Counter(row for step in rows_of_steps(plans) for row in step)
     assert all(abs(counts[row] - weight) < 1 for row, weight in enumerate(weights))
     assert sum(plans[0].step_tokens) == sum(int(target[row]) * count for row, count in counts.items())
@@ -108,9 +108,9 @@ def test_fractional_weights_draw_other_pairs_in_each_epoch():
     assert len(set.union(*drawn)) > 900  # nearly every pair is drawn in some epoch: 1 - 0.7 ** 10
 
 
-@pytest.mark.parametrize("world", [1, 3])
-def test_an_epoch_without_pairs_has_an_empty_plan(world: int):
-    plans, _, _ = plan_all([(5, 5)] * 2, 200, 200, world, weights=np.full(2, 1e-9))
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_an_epoch_without_pairs_has_an_empty_plan(world_size: int):
+    plans, _, _ = plan_all([(5, 5)] * 2, 200, 200, world_size, weights=np.full(2, 1e-9))
     assert all(plan.steps == [] and plan.step_tokens == [] for plan in plans)
     assert plans[0].padding == (0, 0, 0)
 

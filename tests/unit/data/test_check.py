@@ -8,7 +8,7 @@ import yaml
 
 from mtrain.config.load import Config
 from mtrain.data.check import Counts, Leak
-from mtrain.data.check_report import report_of, warnings_of
+from mtrain.data.check_report import format_report, list_warnings
 from mtrain.data.scan import check_data
 from mtrain.training.fit import make_trainer
 from mtrain.training.prepare_tokenizer import prepare_tokenizer
@@ -37,17 +37,19 @@ def test_clean_data_has_no_warnings(corpora):
     found = check_data(corpora(GOOD).data)
     assert found.sets == {"train": Counts(200), "validation": Counts(1), "news": Counts(1)}
     assert found.duplicates == 0 and found.leaks == {"validation": Leak(), "news": Leak()}
-    assert found.scripts == ("LATIN", "LATIN") and warnings_of(found) == []
+    assert found.scripts == ("LATIN", "LATIN") and list_warnings(found) == []
     assert found.lengths == ([0, 200, 0, 0, 0, 0, 0], [0, 200, 0, 0, 0, 0, 0])
-    assert report_of(found).endswith("result: no warnings")
+    assert format_report(found).endswith("result: no warnings")
 
 
 def test_unusable_pairs_are_counted(corpora):
     found = check_data(corpora([*GOOD, ("", "leer"), ("a", "  "), ("caf\udce9", "x")]).data)
     assert found.sets["train"] == Counts(200, empty=2, bad=1)
-    assert warnings_of(found) == ["1 training pair(s) cannot be read; set data.bad_lines: skip to drop them"]
+    assert list_warnings(found) == [
+        "1 training pair(s) cannot be read; set data.bad_lines: skip to drop them"
+    ]
     nothing = check_data(corpora([("", "")]).data)
-    assert warnings_of(nothing) == ["no training pair is usable"]
+    assert list_warnings(nothing) == ["no training pair is usable"]
 
 
 def test_bad_lines_are_counted_with_automatic_sizes(mtrain, raw_config, tmp_path):
@@ -80,20 +82,20 @@ def test_punctuation_alone_is_not_a_leak(corpora):
 def test_repeated_pairs(corpora):
     found = check_data(corpora(GOOD + GOOD[:30]).data)
     assert found.duplicates == 30
-    assert warnings_of(found) == ["30 training pairs (13.0%) are duplicates"]
+    assert list_warnings(found) == ["30 training pairs (13.0%) are duplicates"]
 
 
 def test_leaks_are_the_first_warnings(corpora):
     validation = [GOOD[3], (GOOD[4][0], "Etwas anderes."), ("the 5 CATS sleep, on mats", "x"), ("New", "Neu")]
     found = check_data(corpora(GOOD, validation, test=[("C", "D"), GOOD[7], GOOD[7]]).data)
     assert found.leaks == {"validation": Leak(1, 2, 3), "news": Leak(2, 2, 2)}
-    first, second = warnings_of(found)
+    first, second = list_warnings(found)
     assert first == (
         "LEAK: 3 of the 4 sources of validation are in the training corpus (2 exactly, 1 with the same "
         "target); its scores will be too high"
     )
     assert second.startswith("LEAK: 2 of the 3 sources of news")
-    assert "result: 2 warning(s)" in report_of(found)
+    assert "result: 2 warning(s)" in format_report(found)
 
 
 def test_suspicious_pairs_are_listed_with_their_locations(corpora, tmp_path):
@@ -116,8 +118,8 @@ def test_suspicious_pairs_are_listed_with_their_locations(corpora, tmp_path):
     many = check_data(corpora(GOOD + odd[:1] * 20).data)
     assert many.suspicious["a copied source"].count == 20
     assert len(many.suspicious["a copied source"].places) == 5
-    assert "20 training pairs (9.1%) have a copied source" in warnings_of(many)
-    assert f"{line}205, ..." in report_of(many)
+    assert "20 training pairs (9.1%) have a copied source" in list_warnings(many)
+    assert f"{line}205, ..." in format_report(many)
 
 
 def test_a_script_is_unexpected_if_most_lines_have_a_different_one(corpora):
@@ -138,8 +140,8 @@ def test_a_sample_is_segmented_with_the_tokenizer(corpora):
     found = check_data(strange.data, tokenizer)
     assert found.segmentation is not None and found.segmentation.too_long == 50
     assert found.segmentation.unknown[0] > 0.5
-    assert any("unknown or bytes" in warning for warning in warnings_of(found))
-    assert "tokens per word" in report_of(found)
+    assert any("unknown or bytes" in warning for warning in list_warnings(found))
+    assert "tokens per word" in format_report(found)
 
 
 def test_fit_checks_the_data_before_it_first_encodes_it(corpora, caplog):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mtrain.data import Pair, encode
 from mtrain.data.encode import prepare_data
-from mtrain.data.scan import HoldoutDraw
+from mtrain.data.scan import HoldoutSampler
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support import tokenizers
@@ -324,7 +324,7 @@ def test_holdout_is_drawn_by_seed(tmp_path: Path, tokenizer: Tokenizer):
 
 
 def draw(pairs: list[Pair], count: int, seed: int) -> list[Pair]:
-    holdout = HoldoutDraw(count, seed)
+    holdout = HoldoutSampler(count, seed)
     for pair in pairs:
         holdout.add(pair)
     return holdout.pairs()

@@ -12,7 +12,7 @@ import yaml
 from mtrain.config.corpora import ToyCorpus
 from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, read_corpus
-from mtrain.data.scan import RawData, TextSample, check_data
+from mtrain.data.scan import CorpusScanner, TextSample, check_data
 from mtrain.errors import DataError, StorageError
 from tests.support.corpora import corpus
 from tests.support.encoding import TOY, config, write
@@ -103,12 +103,12 @@ def test_hashes_made_while_reading_are_those_of_the_files(tmp_path: Path, compre
     file = tmp_path / ("t.tsv" if compress is bytes else "t.tsv.gz")
     file.write_bytes(compress(b"\xef\xbb\xbfa\tb\r\n" * 100_000 + b"no newline\tat the end"))
     data = config(tmp_path, {"tsv": str(file)})
-    raw = RawData(data, seed=1, check=True)
-    assert raw.scan.digests.keys() == {file, tmp_path / "validation.tsv"}
-    assert raw.content_hashes == [content_hash(each) for each in (*data.train, *data.validation)]
-    assert raw.training_hashes == raw.content_hashes[:1]
-    unread = RawData(data, seed=1)
-    assert unread.content_hashes == raw.content_hashes
+    scanner = CorpusScanner(data, seed=1, check=True)
+    assert scanner.result.digests.keys() == {file, tmp_path / "validation.tsv"}
+    assert scanner.content_hashes == [content_hash(each) for each in (*data.train, *data.validation)]
+    assert scanner.training_hashes == scanner.content_hashes[:1]
+    unread = CorpusScanner(data, seed=1)
+    assert unread.content_hashes == scanner.content_hashes
 
 
 def test_a_file_that_was_not_read_to_its_end_has_no_hash(tmp_path: Path):
@@ -121,9 +121,9 @@ def test_a_file_that_was_not_read_to_its_end_has_no_hash(tmp_path: Path):
 
 def test_the_bundled_corpus_needs_no_file(tmp_path: Path):
     data = config(tmp_path, {"toy": "test"}, {"toy": "validation"})
-    raw = RawData(data, seed=1)
-    assert raw.scan.pairs == 300 and raw.scan.digests == {}
-    assert raw.content_hashes == [content_hash(ToyCorpus(toy=split)) for split in ("test", "validation")]
+    scanner = CorpusScanner(data, seed=1)
+    assert scanner.result.pairs == 300 and scanner.result.digests == {}
+    assert scanner.content_hashes == [content_hash(ToyCorpus(toy=split)) for split in ("test", "validation")]
 
 
 # ------------------------------------------------------------------------------------------ unreadable pairs
@@ -133,9 +133,9 @@ def test_an_unreadable_pair_ends_a_strict_scan_unless_skipped(tmp_path: Path):
     (tmp_path / "t.tsv").write_bytes(b"a\tb\ncaf\xe9\tbad\nc\td\n")
     train = {"tsv": str(tmp_path / "t.tsv")}
     with pytest.raises(DataError, match=r"t\.tsv:2: not valid UTF-8 .*; fix it, or set data\.bad_lines"):
-        RawData(config(tmp_path, train), seed=1).scan  # noqa: B018
+        CorpusScanner(config(tmp_path, train), seed=1).result  # noqa: B018
     for data, strict in ((config(tmp_path, train), False), (config(tmp_path, train, bad_lines="skip"), True)):
-        scan = RawData(data, seed=1, strict=strict).scan
+        scan = CorpusScanner(data, seed=1, strict=strict).result
         assert scan.pairs == 2 and list(scan.text.pairs()) == [("a", "b"), ("c", "d")]
 
 
@@ -180,7 +180,7 @@ def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(TextSample, "add", full)
     with pytest.raises(StorageError, match="No space left"):
-        RawData(config(tmp_path), seed=1).scan  # noqa: B018
+        CorpusScanner(config(tmp_path), seed=1).result  # noqa: B018
 
 
 def test_a_check_segments_at_most_20000_pairs(tmp_path: Path, tokenizer):

@@ -3,7 +3,7 @@
 import pytest
 
 from mtrain.errors import ModelError
-from mtrain.storage.manifest import LARGEST_JSON, read_json, verify_folder, write_manifest
+from mtrain.storage.manifest import MAX_JSON_BYTES, read_json, verify_folder, write_manifest
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_required_file_must_be_listed(folder):
 def test_json_files_of_unexpected_kinds_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="regular file"):
         read_json(tmp_path)
-    for contents in (" " * (LARGEST_JSON + 1), "[" * 100_000, "{"):
+    for contents in (" " * (MAX_JSON_BYTES + 1), "[" * 100_000, "{"):
         (tmp_path / "file").write_text(contents)
         with pytest.raises(ValueError):
             read_json(tmp_path / "file")

@@ -104,7 +104,7 @@ def test_reduce_size_learns_the_largest_possible_vocabulary(tmp_path: Path, capl
     largest = largest_size(tmp_path / "error", kind, joint=True)
     config = TokenizerConfig(type=kind, vocab_size=50_000)
     with caplog.at_level(logging.INFO, "mtrain"):
-        size = train_tokenizer(config, lambda: SOURCE, lambda: TARGET, tmp_path, 1, reduce_size=True)
+        size = train_tokenizer(config, lambda: SOURCE, lambda: TARGET, tmp_path, 1, reduce_vocab_size=True)
     tokenizer = Tokenizer(tmp_path)
     assert size == largest == tokenizer.source_vocab_size
     assert f"using {largest}, the largest possible" in caplog.text
@@ -117,7 +117,7 @@ def test_reduce_size_learns_the_largest_possible_vocabulary(tmp_path: Path, capl
 def test_reduce_size_reduces_each_side_to_what_its_text_allows(tmp_path: Path, kind: str):
     config = TokenizerConfig(type=kind, joint=False, vocab_size=350)
     target = ["a b c"] * 10  # far too little text for 350 pieces
-    size = train_tokenizer(config, lambda: SOURCE, lambda: target, tmp_path, 1, reduce_size=True)
+    size = train_tokenizer(config, lambda: SOURCE, lambda: target, tmp_path, 1, reduce_vocab_size=True)
     tokenizer = Tokenizer(tmp_path)
     assert tokenizer.source_vocab_size == size == 350
     assert 260 < tokenizer.target_vocab_size < 300  # 4 special pieces, 256 bytes and a few letters
@@ -125,7 +125,7 @@ def test_reduce_size_reduces_each_side_to_what_its_text_allows(tmp_path: Path, k
 
 def test_reduce_size_keeps_a_size_that_fits(tmp_path: Path):
     config = TokenizerConfig(vocab_size=400)
-    assert train_tokenizer(config, lambda: SOURCE, lambda: TARGET, tmp_path, 1, reduce_size=True) == 400
+    assert train_tokenizer(config, lambda: SOURCE, lambda: TARGET, tmp_path, 1, reduce_vocab_size=True) == 400
     assert Tokenizer(tmp_path).fingerprint() == train(tmp_path / "plain", vocab_size=400).fingerprint()
 
 
@@ -133,4 +133,4 @@ def test_reduce_size_keeps_a_size_that_fits(tmp_path: Path):
 def test_reduce_size_does_not_hide_that_there_is_no_text(tmp_path: Path, joint: bool):
     config = TokenizerConfig(joint=joint)
     with pytest.raises(DataError, match="no text"):
-        train_tokenizer(config, lambda: [""], lambda: [""], tmp_path, 1, reduce_size=True)
+        train_tokenizer(config, lambda: [""], lambda: [""], tmp_path, 1, reduce_vocab_size=True)

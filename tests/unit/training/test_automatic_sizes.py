@@ -11,8 +11,8 @@ from mtrain.config.schema import Config
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.fit import fit
-from mtrain.training.init_from import resolved
 from mtrain.training.prepare_tokenizer import tokenize
+from mtrain.training.resolve_config import resolve_config
 
 
 @pytest.mark.parametrize(("pairs", "vocab_size"), [(1_999, 1_000), (2_000, 4_000)])
@@ -20,7 +20,7 @@ def test_sizes_follow_the_number_of_training_pairs(make_config, tmp_path, pairs,
     (tmp_path / "train.tsv").write_text("a\tb\n" * pairs)
     config = make_config(model={"preset": "auto"}, data={"train": {"tsv": str(tmp_path / "train.tsv")}})
     raw = config.model_dump(mode="json", exclude_unset=True) | {"model": {"preset": "auto"}, "tokenizer": {}}
-    chosen, _ = resolved(type(config).model_validate(raw))
+    chosen, _ = resolve_config(type(config).model_validate(raw))
     assert {key: getattr(chosen.model, key) for key in PRESETS["tiny"]} == PRESETS["tiny"]
     assert chosen.tokenizer.vocab_size == vocab_size
     assert chosen.model.preset is None and chosen.training == config.training
@@ -38,10 +38,10 @@ def test_given_sizes_win_and_the_run_holds_the_numbers(make_config, tmp_path):
 
 def test_a_config_with_sizes_is_not_changed_and_a_missing_corpus_is_named(make_config):
     config = make_config()
-    assert resolved(config) == (config, None)
+    assert resolve_config(config) == (config, None)
     missing = {"source": "nowhere.en", "target": "nowhere.de"}
     with pytest.raises(DataError, match=r"nowhere\.en"):
-        resolved(make_config(model={"preset": "auto"}, data={"train": missing}))
+        resolve_config(make_config(model={"preset": "auto"}, data={"train": missing}))
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ def test_the_moving_average_is_that_of_all_steps(make_config):
     expected = weights(trainer.model)
     steps = trainer.steps()
     for number in range(1, 101):
-        trainer.train_on(next(steps))
+        trainer.train_step(next(steps))
         decay = min(0.9, (1 + number) / (10 + number))
         now = weights(trainer.model)
         expected = {name: decay * old + (1 - decay) * now[name] for name, old in expected.items()}

@@ -15,7 +15,7 @@ from mtrain.data.batch import Batch
 from mtrain.model.transformer import Transformer
 from mtrain.training import micro_batch as memory
 from mtrain.training.fit import fit, make_trainer
-from mtrain.training.micro_batch import fit_micro_batch, kept_bytes, memory_of
+from mtrain.training.micro_batch import activation_bytes, available_memory, choose_micro_batch_tokens
 from mtrain.training.step import Learner
 
 
@@ -27,13 +27,15 @@ def make_learner(workers: int = 1, d_model: int = 16, vocab: int = 50, precision
 
 
 def test_a_micro_batch_is_halved_until_it_fits_and_holds_a_sentence(monkeypatch):
-    assert fit_micro_batch(make_learner(), 64, 4096, memory=10**12) == 4096
-    sizes = [fit_micro_batch(make_learner(), 64, 4096, memory=10**power) for power in (5, 6, 7, 8, 9)]
+    assert choose_micro_batch_tokens(make_learner(), 64, 4096, memory=10**12) == 4096
+    sizes = [
+        choose_micro_batch_tokens(make_learner(), 64, 4096, memory=10**power) for power in (5, 6, 7, 8, 9)
+    ]
     assert sizes == sorted(sizes) and sizes[0] == 64 and sizes[-1] == 4096 and 64 < sizes[2] < 4096
-    assert fit_micro_batch(make_learner(workers=4), 64, 4096, memory=10**7) < sizes[2]
-    assert fit_micro_batch(make_learner(d_model=64), 64, 4096, memory=10**7) < sizes[2]
+    assert choose_micro_batch_tokens(make_learner(workers=4), 64, 4096, memory=10**7) < sizes[2]
+    assert choose_micro_batch_tokens(make_learner(d_model=64), 64, 4096, memory=10**7) < sizes[2]
     monkeypatch.setattr(memory, "CPU_TOKENS", 32)  # fewer than the longest sentence has
-    assert fit_micro_batch(make_learner(), 64, 4096, memory=1) == 64
+    assert choose_micro_batch_tokens(make_learner(), 64, 4096, memory=1) == 64
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -41,12 +43,12 @@ def test_what_a_token_keeps_is_told_apart_from_what_is_there_once(precision):
     """A vocabulary that is large beside the model: tokens do not keep its gradient and its copy in bf16."""
     learner = make_learner(vocab=20_000, precision=precision)
     batches = [make_batch(rows) for rows in (2, 4, 64)]
-    few, more, many = (kept_bytes(learner, batch) for batch in batches)
+    few, more, many = (activation_bytes(learner, batch) for batch in batches)
     assert few + 31 * (more - few) == pytest.approx(many, rel=0.02)
     assert many < 4 * few  # nearly all is there once
     # Micro-batches get half of the memory: enough for 512 tokens if each is not charged with the vocabulary.
-    assert fit_micro_batch(learner, 8, 512, int(2.1 * many)) == 512
-    assert fit_micro_batch(learner, 8, 512, int(1.9 * many)) == 256
+    assert choose_micro_batch_tokens(learner, 8, 512, int(2.1 * many)) == 512
+    assert choose_micro_batch_tokens(learner, 8, 512, int(1.9 * many)) == 256
 
 
 def make_batch(rows: int, length: int = 8) -> Batch:
@@ -81,18 +83,18 @@ def test_memory_is_that_of_the_machine_or_the_lowest_limit_of_a_cgroup(tmp_path,
         file = tmp_path / "sys/fs/cgroup" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{limit}\n")
-    found = memory_of(CPU, tmp_path)
+    found = available_memory(CPU, tmp_path)
     assert found == expected if expected else 2**28 < found < 2**48
 
 
 def test_memory_is_at_most_the_limit_of_the_address_space():
     code = """if True:
         import resource, torch
-        from mtrain.training.micro_batch import memory_of
+        from mtrain.training.micro_batch import available_memory
         resource.setrlimit(resource.RLIMIT_AS, (2**36, 2**36))
-        limited = memory_of(torch.device("cpu"))
+        limited = available_memory(torch.device("cpu"))
         resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**36))
-        print(limited <= 2**36 and memory_of(torch.device("cpu")) <= 2**35)
+        print(limited <= 2**36 and available_memory(torch.device("cpu")) <= 2**35)
     """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
 
@@ -130,7 +132,7 @@ def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(
         return real(*arguments)
 
     monkeypatch.setattr(trainer.learner, "loss", noting)
-    trainer.learner.rehearse(batch)
+    trainer.learner.dry_run(batch)
     assert held == [True] * workers  # with all that a step holds besides its micro-batches
     assert torch.equal(before, torch.get_rng_state())
     assert moments and all(not state["exp_avg"].any() and state["step"] == 0 for state in moments)

@@ -96,7 +96,7 @@ def test_fp16_halves_the_loss_scale_on_overflow_and_doubles_it_later(parts, monk
     batch = batches_of([[0, 1, 2]], data, tokenizer)
     model = Poisoned(model.float())
     learner, plain = Learner(model, recipe), Learner(model, config.training)
-    monkeypatch.setattr(step.LossScale, "GROWTH", 2)
+    monkeypatch.setattr(step.LossScaler, "GROWTH", 2)
     factors, norms = [], []
     for poison in (True, False, False, False):
         model.poison = poison

@@ -22,7 +22,7 @@ from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.training import Part
 from mtrain.config.yaml_io import read_yaml_file
-from mtrain.data.scan import RawData
+from mtrain.data.scan import CorpusScanner
 from mtrain.errors import ModelError, UsageError
 from mtrain.storage.atomic import write_atomically
 
@@ -37,7 +37,7 @@ _PARTS: dict[Part, tuple[str, ...]] = {
 Values = dict[str, dict[str, Any]]  # by section and key
 
 
-def resolved(config: Config, raw: RawData | None = None) -> tuple[Config, LoadedModel | None]:
+def resolve_config(config: Config, scanner: CorpusScanner | None = None) -> tuple[Config, LoadedModel | None]:
     """Fill in what the config takes from another model or from `preset: auto`. Also returns the model that
     training is initialized with, if any.
 
@@ -58,9 +58,9 @@ def resolved(config: Config, raw: RawData | None = None) -> tuple[Config, Loaded
         return _filled(config, taken), None  # `open_run` compares it
     if init_from is None:
         if path is None:
-            return _with_sizes(config, raw), None
+            return _with_sizes(config, scanner), None
         taken = {"tokenizer": {**_settings(Path(path)), "path": path}}
-        return _with_sizes(_agreeing(config, taken, f"tokenizer.path: {path}"), raw), None
+        return _with_sizes(_agreeing(config, taken, f"tokenizer.path: {path}"), scanner), None
     start = load_model(Path(init_from))
     own = start.config.model_dump(mode="json")
     taken = {section: own[section] for section in sections} | {"data": {"max_length": own["max_length"]}}
@@ -81,11 +81,11 @@ def _settings(model: Path) -> dict[str, Any]:
         raise ModelError(f"tokenizer.path: {file} has no valid tokenizer settings: {error}") from None
 
 
-def _with_sizes(config: Config, raw: RawData | None) -> Config:
+def _with_sizes(config: Config, scanner: CorpusScanner | None) -> Config:
     """The config with the sizes that `model.preset: auto` chooses."""
     if config.model.preset != "auto":
         return config
-    pairs = (raw or RawData(config.data, config.seed, strict=False)).scan.pairs
+    pairs = (scanner or CorpusScanner(config.data, config.seed, strict=False)).result.pairs
     _, preset, vocab_size = auto_size(pairs)
     filled = _filled(config, {"model": PRESETS[preset], "tokenizer": {"vocab_size": vocab_size}})
     chosen = (preset, filled.tokenizer.vocab_size, f"{pairs:,}")
@@ -115,7 +115,7 @@ def _agreeing(config: Config, taken: Values, origin: str) -> Config:
     return filled
 
 
-def note_origin(run_dir: Path, start: LoadedModel | None, path: str | None) -> None:
+def record_initial_model(run_dir: Path, start: LoadedModel | None, path: str | None) -> None:
     """Record the path and the fingerprint of the model that initializes a run, in `origin.json`."""
     file = run_dir / "origin.json"
     if start is None:

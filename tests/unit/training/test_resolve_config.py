@@ -16,8 +16,8 @@ from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.errors import ModelError, UsageError
 from mtrain.training.fit import make_trainer
-from mtrain.training.init_from import resolved
 from mtrain.training.prepare_tokenizer import tokenize
+from mtrain.training.resolve_config import resolve_config
 from tests.support.training import (
     PAIRS,
     fit_on_cpu,
@@ -259,4 +259,4 @@ def test_a_tokenizer_path_without_a_tokenizer_says_so(make_config, tmp_path):
     ):
         config = make_config(tokenizer={"path": str(path)})
         with pytest.raises(ModelError, match=f"tokenizer.path: {path}: {reason}"):
-            resolved(config)
+            resolve_config(config)
