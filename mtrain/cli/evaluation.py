@@ -34,11 +34,15 @@ def evaluate(
     model: Annotated[
         Path | None, Argument(metavar="MODEL", help="Run folder or model folder; optional with --hypotheses.")
     ] = None,
-    source: Annotated[Path | None, Option(metavar="FILE", help="Sentences to translate and score.")] = None,
+    source: Annotated[
+        Path | None, Option(metavar="FILE", help="Sentences to translate and score; - is stdin.")
+    ] = None,
     reference: Annotated[
         list[Path] | None, Option(metavar="FILE", help="Reference translations; repeatable.")
     ] = None,
-    hypotheses: Annotated[Path | None, Option(metavar="FILE", help="Translations to score.")] = None,
+    hypotheses: Annotated[
+        Path | None, Option(metavar="FILE", help="Translations to score; - is stdin.")
+    ] = None,
     metrics: Annotated[
         str, Option(metavar="NAMES", help="Comma-separated list of bleu, chrf and ter.")
     ] = "bleu,chrf,ter",
@@ -92,6 +96,8 @@ def _check_files(source: Path | None, reference: Sequence[Path] | None, hypothes
         raise UsageError("--source and --hypotheses were both given; give one of them")
     if (source is not None or hypotheses is not None) != bool(reference):
         raise UsageError("give --reference with either --source or --hypotheses")
+    if Path("-") in (reference or ()):
+        raise UsageError("--reference -: reading references from stdin is not supported; give a file")
 
 
 def _refuse_unused(options: Mapping[str, object], reason: str) -> None:
@@ -110,12 +116,19 @@ def _score_hypotheses(
 ) -> Iterator[Scores]:
     """The scores of existing translations. MODEL is used only for its target language."""
     from mtrain.checkpoint.model_folder import load_model
-    from mtrain.evaluation.evaluate import score_file
-    from mtrain.evaluation.metrics import make_metrics
+    from mtrain.evaluation.evaluate import read_references
+    from mtrain.evaluation.metrics import make_metrics, score
 
+    name, translations = _read(hypotheses)
+    others = read_references(references, name, len(translations))
     language = None if model is None else load_model(model).config.target_lang
     metrics = make_metrics(names, language, lowercase, bleu_tokenize)
-    yield hypotheses.name, *score_file(hypotheses, references, metrics)
+    yield Path(name).name, len(translations), score(translations, others, metrics)
+
+
+def _read(file: Path) -> tuple[str, list[str]]:
+    """The name of a file in messages, and its lines; `-` is stdin."""
+    return "<stdin>" if str(file) == "-" else str(file), list(terminal.read_lines(file))
 
 
 def _score_model(
@@ -130,13 +143,17 @@ def _score_model(
     bleu_tokenize: str | None,
 ) -> Iterator[Scores]:
     """The scores of a model on the test set in the given files, or on the test sets of its run."""
-    from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set, read_test_set
+    from mtrain.evaluation.evaluate import TestSet, configured_test_sets, evaluate_set, read_references
     from mtrain.evaluation.metrics import make_metrics
 
     data_settings = [assignment for assignment in settings if assignment.startswith("data.")]
     if references and data_settings:
         raise UsageError(f"--set {data_settings[0]} has no effect with --reference; leave it out")
-    given = [read_test_set(source, references)] if source is not None else None
+    given = None
+    if source is not None:
+        name, sources = _read(source)
+        others = read_references(references, name, len(sources))
+        given = [TestSet(Path(name).name, sources, others)]
     decoding_settings = [assignment for assignment in settings if not assignment.startswith("data.")]
     translator = load_translator(model, device, decoding_settings)
     refuse_beam_size_of_sampling(translator, beam_size)

@@ -1,4 +1,4 @@
-"""Scoring a model on test sets, and scoring files of translations."""
+"""Test sets, and scoring a model on them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,36 +36,19 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
     return sets
 
 
-def read_test_set(source: Path, references: Sequence[Path]) -> TestSet:
-    """A test set from plain-text files with one sentence per line.
-
-    Raises DataError if a file is missing or malformed, or if the numbers of lines differ.
-    """
-    sources, *others = _read_parallel(source, references)
-    return TestSet(source.name, sources, others)
-
-
 def evaluate_set(test: TestSet, translator: Translator, metrics: dict[str, Any]) -> list[Score]:
     """Translate a test set and score the translations."""
     translations = translator.translate(test.sources, scored=False)
     return score([translation.text for translation in translations], test.references, metrics)
 
 
-def score_file(
-    hypotheses: Path, references: Sequence[Path], metrics: dict[str, Any]
-) -> tuple[int, list[Score]]:
-    """The number of translations in a plain-text file, and their scores. Needs no model.
+def read_references(files: Sequence[Path], name: str, count: int) -> list[list[str]]:
+    """The lines of plain-text files that must each have `count` lines, as many as the text called `name`.
 
-    Raises DataError if a file is missing or malformed, if it is empty, or if the numbers of lines differ.
+    Raises DataError if a file is missing or malformed, or has another number of lines.
     """
-    translations, *others = _read_parallel(hypotheses, references)
-    return len(translations), score(translations, others, metrics)
-
-
-def _read_parallel(first: Path, others: Sequence[Path]) -> list[list[str]]:
-    """The lines of files that must have the same number of lines."""
-    lines = [read_text(file) for file in (first, *others)]
-    for file, found in zip(others, lines[1:], strict=True):
-        if len(found) != len(lines[0]):
-            raise DataError(f"{first} has {len(lines[0])} lines but {file} has {len(found)}")
-    return lines
+    references = [read_text(file) for file in files]
+    for file, lines in zip(files, references, strict=True):
+        if len(lines) != count:
+            raise DataError(f"{name} has {count} lines but {file} has {len(lines)}")
+    return references

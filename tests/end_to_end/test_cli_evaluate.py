@@ -49,6 +49,30 @@ def test_hypotheses_are_scored_without_a_model(mtrain, run_dir, corpus):
     assert code == 0 and "tok:char" in out and "case:lc" in out
 
 
+def test_hypotheses_are_read_from_stdin(mtrain, stdin, corpus):
+    files = ["--hypotheses", "-", "--reference", corpus / "train.de", "--json"]
+    stdin((corpus / "train.de").read_bytes())
+    code, out, _ = mtrain("evaluate", *files)
+    result = json.loads(out)["<stdin>"]
+    assert code == 0 and result["sentences"] == 8 and result["scores"][0]["score"] == pytest.approx(100)
+    stdin(b"Es regnet.\n")
+    code, _, err = mtrain("evaluate", *files)
+    assert code == 3 and f"<stdin> has 1 lines but {corpus}/train.de has 8" in one_line(err)
+    stdin(b"caf\xe9\n")
+    code, _, err = mtrain("evaluate", *files)
+    assert code == 3 and "<stdin>:1: not valid UTF-8" in one_line(err)
+    stdin(b"")
+    code, _, err = mtrain("evaluate", "--hypotheses", "-", "--reference", "/dev/null")
+    assert code == 3 and "nothing to score" in one_line(err)
+
+
+def test_sources_are_read_from_stdin(mtrain, stdin, run_dir, corpus):
+    stdin((corpus / "train.en").read_bytes())
+    files = ["--source", "-", "--reference", corpus / "train.de", "--metrics", "bleu"]
+    code, out, _ = mtrain("evaluate", run_dir, *files, "--device", "cpu")
+    assert code == 0 and out.startswith("<stdin> (8 sentences)\n") and "= 100" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -57,6 +81,10 @@ def test_hypotheses_are_scored_without_a_model(mtrain, run_dir, corpus):
         (["--hypotheses", "a"], "give --reference with either --source or --hypotheses"),
         (["m", "--source", "a"], "give --reference with either --source or --hypotheses"),
         (["m", "--reference", "a"], "give --reference with either --source or --hypotheses"),
+        (
+            ["--hypotheses", "a", "--reference", "b", "--reference", "-"],
+            "--reference -: reading references from stdin is not supported; give a file",
+        ),
         (
             ["--source", "a", "--hypotheses", "b", "--reference", "c"],
             "--source and --hypotheses were both given",

@@ -9,8 +9,8 @@ import sacrebleu
 
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError, UsageError
-from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set, read_test_set, score_file
-from mtrain.evaluation.metrics import make_metrics
+from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set, read_references
+from mtrain.evaluation.metrics import make_metrics, score
 from tests.support.training import PAIRS
 
 
@@ -28,7 +28,8 @@ def test_the_command_line_of_sacrebleu_gives_the_same_score(run_dir, corpus, tmp
     [ours] = evaluate_set(configured_test_sets(run_dir)[0], translator, metrics)
     assert 10 < ours.score < 99 and ours.score == pytest.approx(theirs["score"], abs=1e-6)
     assert theirs["signature"] in ours.signature
-    assert score_file(tmp_path / "out.de", [corpus / "train.de"], metrics) == (len(PAIRS), [ours])
+    references = read_references([corpus / "train.de"], "out.de", len(PAIRS))
+    assert score(output.decode().splitlines(), references, metrics) == [ours]
 
 
 def test_configured_test_sets_are_translated_and_scored(run_dir):
@@ -40,13 +41,7 @@ def test_configured_test_sets_are_translated_and_scored(run_dir):
         configured_test_sets(run_dir / "model")
 
 
-def test_a_test_set_of_files_is_the_configured_one(run_dir, corpus):
-    [configured] = configured_test_sets(run_dir)
-    files = read_test_set(corpus / "train.en", [corpus / "train.de"])
-    assert files == configured._replace(name="train.en")
-
-
-def test_a_file_of_translations_is_scored_against_several_references(tmp_path):
+def test_translations_are_scored_against_several_references(tmp_path):
     lines = {
         "hypotheses": "a b c d\ne f g h\n",
         "first": "a b c d\nx y z h\n",
@@ -54,21 +49,19 @@ def test_a_file_of_translations_is_scored_against_several_references(tmp_path):
     }
     for name, text in lines.items():
         (tmp_path / name).write_text(text)
-    references = [tmp_path / "first", tmp_path / "second"]
-    count, [one] = score_file(tmp_path / "hypotheses", references[:1], make_metrics(["bleu"]))
-    _, [both] = score_file(tmp_path / "hypotheses", references, make_metrics(["bleu"]))
     texts = [text.splitlines() for text in lines.values()]
-    assert count == 2 and one.score == sacrebleu.corpus_bleu(texts[0], texts[1:2]).score
+    references = read_references([tmp_path / "first", tmp_path / "second"], "hypotheses", 2)
+    assert references == texts[1:]
+    [one] = score(texts[0], references[:1], make_metrics(["bleu"]))
+    [both] = score(texts[0], references, make_metrics(["bleu"]))
+    assert one.score == sacrebleu.corpus_bleu(texts[0], texts[1:2]).score
     assert one.score < both.score == pytest.approx(100)
 
 
 def test_different_numbers_of_lines_are_errors(tmp_path):
     (tmp_path / "a").write_text("x\ny\n")
     (tmp_path / "b").write_text("x\n")
-    (tmp_path / "empty").write_text("")
-    with pytest.raises(DataError, match=r"a has 2 lines but .*b has 1"):
-        read_test_set(tmp_path / "a", [tmp_path / "b"])
-    with pytest.raises(DataError, match=r"b has 1 lines but .*a has 2"):
-        score_file(tmp_path / "b", [tmp_path / "b", tmp_path / "a"], make_metrics(["bleu"]))
-    with pytest.raises(DataError, match="nothing to score"):
-        score_file(tmp_path / "empty", [tmp_path / "empty"], make_metrics(["bleu"]))
+    with pytest.raises(DataError, match=r"^source has 2 lines but .*/b has 1$"):
+        read_references([tmp_path / "a", tmp_path / "b"], "source", 2)
+    with pytest.raises(DataError, match=r"none: no such file"):
+        read_references([tmp_path / "none"], "source", 2)
