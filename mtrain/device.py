@@ -27,7 +27,7 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device {name}: no such device; give auto, cpu, cuda or cuda:N")
+        raise UsageError(f"--device {name}: not supported; give auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = f"{torch.cuda.device_count() or 'no'} CUDA device(s)"
         raise UsageError(f"--device {name}: this machine has {found}; give --device cpu or auto")

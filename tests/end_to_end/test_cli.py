@@ -47,7 +47,7 @@ def test_a_missing_config_is_a_usage_error(mtrain, command):
             "model.dropout: expected a number of at least 0 and below 1",
         ),
         (["fit", "{config}", "--set", "model"], 2, "expected section.key=value"),
-        (["fit", "{config}", "--device", "tpu"], 2, "no such device"),
+        (["fit", "{config}", "--device", "tpu"], 2, "--device tpu: not supported"),
         (["tokenize", "{config}", "--set", "data.train.target=nowhere.de"], 3, "nowhere.de: no such file"),
         (["fit", "{config}", "--set", "data.train.source=nowhere.en"], 3, "nowhere.en: no such file"),
         (["fit", "{config}", "--set", "tokenizer.vocab_size=9999"], 2, "the largest possible is"),

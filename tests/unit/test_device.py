@@ -48,9 +48,9 @@ def test_auto_selects_an_available_gpu():
         resolve_device("cuda:99")
 
 
-@pytest.mark.parametrize("name", ["gpu", "mps", "tpu:0", ""])
+@pytest.mark.parametrize("name", ["gpu", "mps", "xpu", "tpu:0", ""])
 def test_unknown_devices_are_errors(name):
-    with pytest.raises(UsageError, match="no such device"):
+    with pytest.raises(UsageError, match="not supported; give auto, cpu, cuda or cuda:N"):
         resolve_device(name)
 
 
