@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from mtrain.config.languages import bleu_tokenizer
-from mtrain.errors import UsageError
+from mtrain.config.languages import bleu_tokenizer, make_bleu
 
 
 @cache
@@ -22,12 +20,7 @@ def sentence_metric(name: str, target_lang: str) -> Any:
     not installed."""
     if name == "chrf":
         return CHRF()
-    tokenizer = bleu_tokenizer(target_lang)
-    try:
-        return BLEU(tokenize=tokenizer, effective_order=True)
-    except (ImportError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"decoding.mbr: BLEU's tokenizer {tokenizer} is not installed: {reason}") from None
+    return make_bleu(bleu_tokenizer(target_lang), effective_order=True)
 
 
 def rank(texts: Sequence[str], metric: Any) -> list[int]:
