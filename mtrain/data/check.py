@@ -1,7 +1,8 @@
 """Looks for problems in the data before training: counts, duplicates, leaks, suspicious pairs.
 
-A `DataCheck` sees every training pair once; its memory grows by 8 bytes per pair. It needs no tokenizer.
-If there is one, `segment` measures how it segments a sample of the training pairs.
+A `DataCheck` sees every training pair once. Its memory grows by 8 bytes per pair, or by 24 if validation
+pairs are held out of training. It needs no tokenizer. If there is one, `segment` measures how it segments a
+sample of the training pairs.
 """
 
 import re
@@ -94,15 +95,17 @@ class DataCheck:
     def __init__(self, data: DataConfig, digests: Digests | None = None):
         """Read the validation and test sets. Raises DataError if one is missing or its sides differ in
         length; unreadable lines are counted. `digests` is as in `read_corpus`."""
+        self._holdout = isinstance(data.validation, Holdout)
         validation = {} if isinstance(data.validation, Holdout) else {"validation": data.validation}
         others = {**validation, **{name: [corpus] for name, corpus in data.test.items()}}
-        self._sets = {name: Counts() for name in ("train", *others)}
+        self._sets = {name: Counts() for name in ("train", "validation", *others)}
         self._held_out = {
             name: _HeldOutSet(_usable(corpora, self._sets[name], digests)) for name, corpora in others.items()
         }
         self._first: list[tuple[Pair, Corpus, int]] = []  # until the scripts are known
         self._scripts: tuple[str, str] | None = None
-        self._hashes = array("q")
+        # The keys of all training pairs; the last two are needed only to compare pairs held out at the end.
+        self._keys = [array("q") for _ in range(3 if self._holdout else 1)]
         self._lengths = ([0] * len(LENGTH_BINS), [0] * len(LENGTH_BINS))
         self._ratios = [0] * len(RATIO_BINS)
         self._suspicious = {kind: Suspicious() for kind in KINDS}
@@ -119,18 +122,31 @@ class DataCheck:
         else:
             self._add(item, corpus, number)
 
-    def findings(self) -> Findings:
-        """The findings about the pairs added so far."""
+    def findings(self, held_out: Sequence[Pair] = ()) -> Findings:
+        """The findings about the pairs added so far. `held_out` are those that training will leave out, with
+        all other pairs of the same sources."""
         scripts = self._scripts or self._add_first()
+        leaks = {name: others.leak() for name, others in self._held_out.items()}
+        if self._holdout:
+            self._sets["validation"].usable = len(held_out)
+            leaks = {"validation": self._leak_of(held_out), **leaks}
         return Findings(
             sets=self._sets,
-            duplicates=len(self._hashes) - len(np.unique(np.array(self._hashes))),
-            leaks={name: held_out.leak() for name, held_out in self._held_out.items()},
+            duplicates=len(self._keys[0]) - len(np.unique(np.array(self._keys[0]))),
+            leaks=leaks,
             lengths=self._lengths,
             ratios=self._ratios,
             scripts=scripts,
             suspicious=self._suspicious,
         )
+
+    def _leak_of(self, held_out: Sequence[Pair]) -> Leak:
+        """The leak of held-out pairs into the pairs that remain for training."""
+        validation, sources = _HeldOutSet(held_out), {hash(pair.source) for pair in held_out}
+        for pair, source, normalized in zip(*self._keys, strict=True):
+            if source not in sources:
+                validation.compare((pair, source, normalized))
+        return validation.leak()
 
     def _add_first(self) -> tuple[str, str]:
         pairs = [pair for pair, *_ in self._first]
@@ -142,7 +158,8 @@ class DataCheck:
 
     def _add(self, pair: Pair, corpus: Corpus, number: int) -> None:
         keys = _keys(pair)
-        self._hashes.append(keys[0])
+        for column, key in zip(self._keys, keys, strict=False):
+            column.append(key)
         for held_out in self._held_out.values():
             held_out.compare(keys)
         for counts, text in zip(self._lengths, pair, strict=True):

@@ -79,7 +79,9 @@ class CorpusScanner:
                     holdout.add(item)
         except OSError as error:
             raise StorageError(f"cannot write temporary files: {error.strerror or error}") from error
-        return ScanResult(pairs, text, holdout.pairs(), check.findings() if check else None, digests)
+        held_out = holdout.pairs()
+        findings = check.findings(held_out) if check else None
+        return ScanResult(pairs, text, held_out, findings, digests)
 
     @cached_property
     def content_hashes(self) -> list[str]:

@@ -2,14 +2,16 @@
 
 import json
 import logging
+from collections import Counter
 
 import pytest
 import yaml
 
+from mtrain.config.corpora import Holdout
 from mtrain.config.load import Config
 from mtrain.data.check import Counts, Leak
 from mtrain.data.check_report import format_report, list_warnings
-from mtrain.data.scan import check_data
+from mtrain.data.scan import CorpusScanner, check_data
 from mtrain.training.fit import make_trainer
 from mtrain.training.prepare_tokenizer import prepare_tokenizer
 
@@ -96,6 +98,27 @@ def test_leaks_are_the_first_warnings(corpora):
     )
     assert second.startswith("LEAK: 2 of the 3 sources of news")
     assert "result: 2 warning(s)" in format_report(found)
+
+
+def test_pairs_like_held_out_ones_that_remain_in_training_are_a_leak(corpora):
+    """Encoding drops the pairs with exactly the same source."""
+    config = corpora(GOOD + GOOD)
+    holdout = config.data.model_copy(update={"validation": Holdout(holdout=20)})
+    found = check_data(holdout)
+    assert found.sets == {"train": Counts(400), "validation": Counts(20), "news": Counts(1)}
+    assert found.leaks == {"validation": Leak(), "news": Leak()}
+    copies = [(source.upper(), target) for source, target in GOOD]
+    corpora([*copies, *GOOD])
+    scanner = CorpusScanner(holdout, seed=0, check=True)
+    drawn = Counter(pair.source.casefold() for pair in scanner.result.held_out)
+    leaked = list(drawn.values()).count(1)  # of the others, both spellings were drawn
+    found = check_data(holdout, scanner=scanner)
+    assert leaked > 10 and found.leaks["validation"] == Leak(normalized=leaked)
+    assert list_warnings(found)[0] == (
+        f"LEAK: {leaked} of the 20 sources of validation are in the training corpus (0 exactly, 0 with the "
+        "same target); its scores will be too high"
+    )
+    assert "validation: 20 pairs (empty: 0, unreadable: 0)" in format_report(found)
 
 
 def test_suspicious_pairs_are_listed_with_their_locations(corpora, tmp_path):
