@@ -14,14 +14,15 @@ from mtrain.errors import UsageError
 from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training.loop import StopSignal, Trainer
+from mtrain.training.loop import Trainer
 from mtrain.training.prepare_tokenizer import (
     prepare_tokenizer,
     use_learned_vocab_size,
     vocab_size_is_automatic,
 )
-from mtrain.training.resolve_config import record_initial_model, resolve_config
-from mtrain.training.run_folder import locked_run_folder, open_run
+from mtrain.training.resolve_config import resolve_config
+from mtrain.training.run_folder import locked_run_folder, open_run, record_initial_model
+from mtrain.training.signals import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def fit(
     SIGTERM, once the state is saved.
     """
     resolve_device(device)
-    if config.training.init_from is None:  # else the sizes are not known yet
+    if config.training.init_from is None:  # otherwise, the sizes are not known yet
         require_exports(config)
     check_corpora(config.data)
     make_metrics(("bleu", "chrf"), config.data.target_lang)  # missing dependencies are reported at startup
@@ -58,7 +59,7 @@ def make_trainer(
     quiet: bool = False,
     allow_data_change: bool = False,
 ) -> Trainer:
-    """Create or open the run folder, its tokenizer and its data, and set up a trainer.
+    """Create or open the run folder, prepare its tokenizer and data, and make a trainer.
 
     Arguments and errors are those of `fit`. The run folder is not locked.
     """
@@ -69,34 +70,34 @@ def make_trainer(
     run_dir = Path(config.run_dir)
     is_encoded, reduce_vocab_size = (run_dir / "data").exists(), vocab_size_is_automatic(config)
     scanner = CorpusScanner(config.data, config.seed, run_dir, check=not is_encoded)
-    config, start = resolve_config(config, scanner)
+    config, initial_model = resolve_config(config, scanner)
     require_exports(config)
     checkpoint = open_run(config, resume)
     tokenizer = prepare_tokenizer(config, scanner, reduce_vocab_size=reduce_vocab_size)
     if reduce_vocab_size:
         config = use_learned_vocab_size(config)
-    if start and start.tokenizer.fingerprint() != tokenizer.fingerprint():
-        reason = f"its tokenizer is not that of {config.training.init_from}"
+    if initial_model and initial_model.tokenizer.fingerprint() != tokenizer.fingerprint():
+        reason = f"its tokenizer differs from that of {config.training.init_from}"
         raise UsageError(f"{run_dir}: {reason}; replace it with `mtrain tokenize CONFIG --force`")
     if checkpoint is None:
-        record_initial_model(run_dir, start, config.training.init_from)
+        record_initial_model(run_dir, initial_model, config.training.init_from)
     if not is_encoded:
         log_warnings(config.data, tokenizer, scanner)
     expected = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
     data = prepare_data(config.data, tokenizer, run_dir / "data", config.seed, expected, scanner)
     if checkpoint:
-        _adopt_data(checkpoint, tokenizer, data)
-    return Trainer(config, tokenizer, data, torch_device, checkpoint, quiet, start)
+        _accept_changes(checkpoint, tokenizer, data)
+    return Trainer(config, tokenizer, data, torch_device, checkpoint, quiet, initial_model)
 
 
-def _adopt_data(checkpoint: Checkpoint, tokenizer: Tokenizer, data: PreparedData) -> None:
-    """Let a checkpoint continue with data or an order of batches that it was not made with."""
+def _accept_changes(checkpoint: Checkpoint, tokenizer: Tokenizer, data: PreparedData) -> None:
+    """Adapt the state of a checkpoint to a tokenizer, data or order of batches that has changed since."""
     state = checkpoint.state
     if state.tokenizer_fingerprint != tokenizer.fingerprint():
         log.warning("the tokenizer has changed; the model was trained with another vocabulary")
         state.tokenizer_fingerprint = tokenizer.fingerprint()
     if state.data_fingerprint != data.fingerprint:
-        log.warning("the training data has changed; epoch %d starts over", state.epoch + 1)
+        log.warning("the training data has changed; restarting epoch %d", state.epoch + 1)
         state.data_fingerprint, state.next_batch, state.steps_in_first_epoch = data.fingerprint, 0, None
     if state.batch_order != BATCH_ORDER:
         if state.next_batch:

@@ -2,12 +2,8 @@
 
 import logging
 import math
-import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Self
 
 import torch
 
@@ -16,56 +12,32 @@ from mtrain.checkpoint.checkpoint import (
     TrainState,
     checkpoint_folders,
     load_checkpoint,
-    record_validation,
     rename_newer_checkpoints,
     restore_validation,
     save_checkpoint,
 )
-from mtrain.checkpoint.model_folder import LoadedModel, publish_best
+from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.schema import Config
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.encode import PreparedData
 from mtrain.data.loader import Loader, Step
 from mtrain.device import default_worker_count, describe_numerics, should_compile
-from mtrain.errors import DivergedError, Interrupted, ModelError, MtrainError, StorageError, is_out_of_memory
+from mtrain.errors import Interrupted, StorageError
 from mtrain.interop.formats import describe_exports
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.average import WeightAverage
 from mtrain.training.micro_batch import available_memory, choose_micro_batch_tokens
+from mtrain.training.model_selection import ModelSelection
 from mtrain.training.progress import Progress
-from mtrain.training.resolve_config import freeze
 from mtrain.training.schedule import learning_rate
-from mtrain.training.step import Learner, StepMetrics
+from mtrain.training.signals import StopSignal
+from mtrain.training.step import Learner, StepMetrics, freeze
 from mtrain.training.validate import Validator
 
 log = logging.getLogger(__name__)
 
-FAILED_SAVES = 3  # in a row, each tried twice; continuing would only lose more work
-FAILED_VALIDATIONS = 3  # in a row
-
-
-class StopSignal:
-    """Records SIGINT or SIGTERM, so that the loop stops after the current step; a second one acts at once."""
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-
-    def __enter__(self) -> Self:
-        self.previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number in self.previous:
-            signal.signal(number, self._record)
-        return self
-
-    def _record(self, number: int, _: FrameType | None) -> None:
-        self.received = signal.Signals(number)
-        self._restore()
-
-    def _restore(self, *_: object) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
-
-    __exit__ = _restore
+MAX_FAILED_SAVES = 3  # in a row, each tried twice; training then stops, because more work would be lost
 
 
 class Trainer:
@@ -79,18 +51,19 @@ class Trainer:
         device: torch.device,
         checkpoint: Checkpoint | None,
         quiet: bool,
-        start: LoadedModel | None,
+        initial_model: LoadedModel | None,
     ):
+        """A new run starts with the weights of `initial_model`, if given, else with random weights."""
         self.config, self.recipe, self.tokenizer = config, config.training, tokenizer
         self.run_dir, self.device, self.checkpoint = Path(config.run_dir), device, checkpoint
         torch.manual_seed(config.seed)
         network = model_config(config.model, tokenizer, config.data.max_length)
         self.model = Transformer(network).to(device).train()
-        if start is not None and checkpoint is None:
-            self.model.load_state_dict(start.model.state_dict())
-            log.info("initialized from %s (%s)", self.recipe.init_from, start.fingerprint[:12])
+        if initial_model is not None and checkpoint is None:
+            self.model.load_state_dict(initial_model.model.state_dict())
+            log.info("initialized from %s (%s)", self.recipe.init_from, initial_model.fingerprint[:12])
         freeze(self.model, self.recipe.freeze)
-        # torch.compile is not safe in several threads at once.
+        # torch.compile is not thread-safe.
         workers = 1 if should_compile(device, self.recipe.compile) else default_worker_count(device)
         self.learner = Learner(self.model, self.recipe, workers)
         self.average = WeightAverage(self.model, self.recipe)
@@ -103,18 +76,21 @@ class Trainer:
             self._restore(checkpoint)
         micro_batch_tokens = self._micro_batch_tokens(data)
         self.loader = Loader(data.train, config, tokenizer.special, device, micro_batch_tokens, workers)
-        self.validator = Validator(data.validation, config, tokenizer, device, micro_batch_tokens)
-        self._compare_arithmetic()
-        self.saved_step = -1
-        self.failed_saves = self.failed_validations = 0
+        self._check_numerics()
         self.total_steps = self._planned_steps()
+        validator = Validator(data.validation, config, tokenizer, device, micro_batch_tokens)
         self.progress = Progress(self.run_dir, self.state, self.total_steps, self.learner.precision, quiet)
+        self.selection = ModelSelection(
+            config, tokenizer, validator, self.model, self.average, self.state, self.progress
+        )
+        self.saved_step: int | None = None  # of the last checkpoint that was written
+        self.failed_saves = 0  # in a row
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.state = checkpoint.state
         load_checkpoint(checkpoint, self.model, self.learner.optimizer)
         self.average.load(checkpoint.folder)
-        self.learner.scale.restore(self.state.loss_scale)
+        self.learner.loss_scaler.restore(self.state.loss_scale)
         restore_validation(self.run_dir, self.state)
         log.info("resuming from %s", checkpoint.folder)
 
@@ -125,35 +101,35 @@ class Trainer:
         if reason := self._limit_reached():
             log.info("already finished: %s; raise the limit to continue training", reason)
             return
-        self._compare_validation()
+        self.selection.check_fingerprint()
         if self.checkpoint is not None:
             rename_newer_checkpoints(self.checkpoint)
         self._log_setup()
-        for batch in self.loader.largest(self.state.epoch):  # out of memory now rather than hours later
+        for batch in self.loader.largest(self.state.epoch):  # fail now, not hours later, if memory is short
             self.learner.dry_run(batch)
-        self.progress.begin()
+        self.progress.start()
         with self.progress.bar:
             self._train(stop)
 
     def _train(self, stop: StopSignal) -> None:
         state, recipe = self.state, self.recipe
         for step in self.steps():
-            sums = self.train_step(step)
-            self.progress.add(sums, [row for batch in step.batches for row in batch.rows])
+            metrics = self.train_step(step)
+            self.progress.add_step(metrics, [row for batch in step.batches for row in batch.rows])
             if state.step % recipe.log_every == 0:
                 self.progress.log_step(step.epoch, self.learning_rate)
 
             reason = self._limit_reached()
-            stopped = stop.received  # read before saving: a later signal waits for the next save
+            stopped = stop.received  # read once: a signal that arrives later is handled after the next save
             state.validation_due = state.step % recipe.validate_every == 0 or reason is not None
             if state.validation_due or state.step % recipe.checkpoint_every == 0 or stopped:
                 self.save(last=bool(reason or stopped))
-            if state.validation_due and not stopped:  # after a stop, resuming validates first
+            if state.validation_due and not stopped:  # a stopped run validates when it is resumed
                 self.validate(last=reason is not None)
-                reason = reason or self._limit_reached()  # patience
+                reason = reason or self._limit_reached()  # the patience may be exhausted
                 if self.saved_step == state.step:
                     stopped = stop.received
-            self.progress.tick()
+            self.progress.update_time()
 
             if reason and not state.validation_due:
                 log.info("finished after %d steps, %.1f minutes: %s", state.step, state.seconds / 60, reason)
@@ -163,7 +139,7 @@ class Trainer:
                 raise Interrupted(message, stopped)
 
     def steps(self) -> Iterator[Step]:
-        """The steps to come, endlessly."""
+        """Yield the steps that follow the current state, without end."""
         return self.loader.steps(self.state.epoch, self.state.next_batch)
 
     def train_step(self, step: Step) -> StepMetrics:
@@ -172,9 +148,9 @@ class Trainer:
         state.step += 1
         state.target_tokens_seen += step.tokens
         state.epoch, state.next_batch = step.position
-        sums = self.learner.step(step.batches, step.tokens, self.learning_rate)
+        metrics = self.learner.step(step.batches, step.tokens, self.learning_rate)
         self.learner.run_in_worker(lambda: self.average.update(state.step))
-        return sums
+        return metrics
 
     @property
     def learning_rate(self) -> float:
@@ -182,6 +158,7 @@ class Trainer:
         return learning_rate(self.state.step, self.recipe, self.total_steps)
 
     def _limit_reached(self) -> str | None:
+        """The limit at which training ends, if it is reached."""
         state, recipe = self.state, self.recipe
         if recipe.max_steps is not None and state.step >= recipe.max_steps:
             return f"max_steps ({recipe.max_steps})"
@@ -190,100 +167,36 @@ class Trainer:
         if recipe.max_minutes is not None and state.seconds >= recipe.max_minutes * 60:
             return f"max_minutes ({recipe.max_minutes:g})"
         if recipe.patience is not None and state.validations_without_improvement >= recipe.patience:
-            return f"no better {recipe.best_metric} in {recipe.patience} validations"
+            return f"patience (no better {recipe.best_metric} in {recipe.patience} validations)"
         return None
 
-    # ------------------------------------------------------------------------------------------ validation
-
     def validate(self, last: bool = False) -> None:
-        """Validate the saved weights and publish the best ones.
-
-        A failure does not end training: it is logged, and the next validation tries again. The `last`
-        validation is repeated instead. Raises the error after FAILED_VALIDATIONS failures in a row.
-        """
-        while True:
-            try:
-                if self.state.validation_due:
-                    self._score()
-                publish_best(self.run_dir, self.state, self.config, self.tokenizer)
-            except (MtrainError, RuntimeError, MemoryError) as error:
-                if not isinstance(error, MtrainError) and not is_out_of_memory(error):
-                    raise
-                self.failed_validations += 1
-                if self.failed_validations >= FAILED_VALIDATIONS:
-                    if isinstance(error, ModelError):  # the outputs are not finite
-                        count = self.failed_validations
-                        raise DivergedError(f"{count} validations in a row failed: {error}") from None
-                    raise
-                log.warning("step %d: validation failed: %s", self.state.step, error)
-                if self.device.type == "cuda":
-                    torch.cuda.empty_cache()
-            else:
-                self.failed_validations = 0
-                return
-            if not last:
-                return
-
-    def _score(self) -> None:
-        """Score the weights, and record the outcome in the state and on disk."""
-        state, metric = self.state, self.recipe.best_metric
-        saved = self.saved_step == state.step  # weights that could not be saved are not the best
-        with self.average.applied():
-            scores = self.validator(self.model)
-            score = -scores.nll if metric == "nll" else getattr(scores, metric)
-            improved = math.isfinite(score) and (state.best_score is None or score > state.best_score)
-            layer = self.validator.alignment_layer(self.model) if improved and saved else None
-        before = replace(state)
-        state.validations_without_improvement = 0 if improved else state.validations_without_improvement + 1
-        if improved and saved:
-            state.best_step, state.best_score, state.best_alignment_layer = state.step, score, layer
-        state.validation_due = False
-        self.progress.tick()
-        if saved:
-            try:
-                record_validation(self.run_dir, state)
-            except StorageError:
-                state.best_step, state.best_score = before.best_step, before.best_score
-                state.best_alignment_layer = before.best_alignment_layer
-                state.validations_without_improvement = before.validations_without_improvement
-                state.validation_due = True
-                raise
-        self.progress.log_validation(scores, improved and saved)
+        """Validate and publish; see `ModelSelection.validate`."""
+        self.selection.validate(saved=self.saved_step == self.state.step, last=last)
 
     def _finish_validation(self, checkpoint: Checkpoint) -> None:
-        """Validate and publish what a run was stopped or killed before."""
+        """Validate and publish the checkpoint, if the run was interrupted before that."""
         newest = checkpoint_folders(self.run_dir)[-1:] == [checkpoint.folder]
         if not newest and self._limit_reached():  # finished: nothing changes
             return
         if self.state.validation_due:
-            self._compare_validation()
+            self.selection.check_fingerprint()
             rename_newer_checkpoints(checkpoint)
             self.saved_step = self.state.step
-            self.progress.begin()
+            self.progress.start()
             self.validate(last=self._limit_reached() is not None)
         else:
-            self.validate()
-
-    def _compare_validation(self) -> None:
-        """Discard the best score if the validation pairs or the search have changed since."""
-        state, fingerprint = self.state, self.validator.fingerprint()
-        if state.best_score is not None and state.validation_fingerprint != fingerprint:
-            log.warning("the validation pairs or the search have changed; the best score is discarded")
-            state.best_step = state.best_score = state.best_alignment_layer = None
-            state.validations_without_improvement = 0
-        state.validation_fingerprint = fingerprint
-
-    # ---------------------------------------------------------------------------------------------- saving
+            self.validate()  # publishes the best weights
 
     def save(self, last: bool) -> None:
         """Save a checkpoint. A failed save is repeated at once, then at the next checkpoint.
 
-        Raises StorageError if this is the `last` save or FAILED_SAVES in a row have failed.
+        Raises StorageError if this is the `last` save or MAX_FAILED_SAVES in a row have failed.
         """
-        self.progress.read()
+        self.progress.read_pending()
         if self.state.validation_due:
             self.average.average_checkpoints(self.run_dir)
-        self.state.loss_scale, self.state.arithmetic = self.learner.scale.state(), self._arithmetic()
+        self.state.loss_scale, self.state.arithmetic = self.learner.loss_scaler.state(), self._numerics()
         try:
             try:
                 self._write_checkpoint()
@@ -292,7 +205,7 @@ class Trainer:
                 self._write_checkpoint()
         except StorageError as error:
             self.failed_saves += 1
-            if last or self.failed_saves == FAILED_SAVES:
+            if last or self.failed_saves == MAX_FAILED_SAVES:
                 raise
             log.warning("%s; training continues and saves at the next checkpoint", error)
         else:
@@ -304,10 +217,8 @@ class Trainer:
         optimizer, average = self.learner.optimizer, self.average.weights
         save_checkpoint(self.run_dir, self.model, optimizer, self.state, *kept, average)
 
-    # ---------------------------------------------------------------------------------------------- set-up
-
     def _planned_steps(self) -> int | None:
-        """Number of steps that max_steps and max_epochs allow; None if only the time is limited."""
+        """The number of steps that max_steps and max_epochs allow; None if neither is set."""
         state, recipe = self.state, self.recipe
         limits = [] if recipe.max_steps is None else [recipe.max_steps]
         if recipe.max_epochs is not None:
@@ -318,38 +229,37 @@ class Trainer:
 
     def _micro_batch_tokens(self, data: PreparedData) -> int:
         """Padded tokens of a micro-batch: as configured, or as many as fit in memory."""
+        limit = self.recipe.micro_batch_limit
         if self.recipe.micro_batch_tokens != "auto":
-            return self.recipe.micro_batch_limit
+            return limit
         longest = max(int(data.train.source_lengths.max()), int(data.train.target_lengths.max()))
         if self.config.data.subword_sampling is not None:
             longest = self.config.data.max_length  # another segmentation may be as long
-        return choose_micro_batch_tokens(
-            self.learner, longest, self.recipe.micro_batch_limit, available_memory(self.device)
-        )
+        return choose_micro_batch_tokens(self.learner, longest, limit, available_memory(self.device))
 
-    def _arithmetic(self) -> str:
-        """Everything that determines the last bits of a step and is not in a checkpoint."""
+    def _numerics(self) -> str:
+        """Describe everything that determines the exact result of a step and is not in a checkpoint."""
         learner, compiled = self.learner, should_compile(self.device, self.recipe.compile)
         machine = describe_numerics(self.device, learner.precision, compiled, len(learner.replicas))
         limit = learner.max_micro_batch_positions
         reduced = "" if limit == math.inf else f", reduced to {limit:g} positions"
         return f"{machine}, micro-batches of {self.loader.micro_batch_tokens} tokens{reduced}"
 
-    def _compare_arithmetic(self) -> None:
-        """Log whether the resumed run is bit-identical to an uninterrupted one."""
-        arithmetic = self._arithmetic()
-        if self.checkpoint is not None and self.state.arithmetic != arithmetic:
+    def _check_numerics(self) -> None:
+        """Log a message if the resumed run will not be bit-identical to an uninterrupted one."""
+        numerics = self._numerics()
+        if self.checkpoint is not None and self.state.arithmetic != numerics:
             message = "resuming, but not bit-identically: %s; before: %s"
-            log.warning(message, arithmetic, self.state.arithmetic)
+            log.warning(message, numerics, self.state.arithmetic)
         elif self.checkpoint is not None and self.device.type == "cuda":
             log.info("resuming, but not bit-identically: the order of GPU operations varies")
-        self.state.arithmetic = arithmetic
+        self.state.arithmetic = numerics
 
     def _log_setup(self) -> None:
         parameters = sum(p.numel() for p in self.model.parameters())
         frozen = sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
         plan = self.loader.plan(self.state.epoch)
-        log.info("device: %s", self._arithmetic())
+        log.info("device: %s", self._numerics())
         sizes = (parameters / 1e6, frozen / 1e6, self.tokenizer.target_vocab_size)
         log.info("model: %.2f million parameters (%.2f frozen), vocabulary size %d", *sizes)
         log.info("exports: %s", describe_exports(self.model.config))

@@ -1,5 +1,6 @@
-"""The run folder: locking it, cleaning it up after a crash, and choosing the checkpoint to resume from."""
+"""The run folder: its lock, clean-up after a crash, its config, and the checkpoint to resume from."""
 
+import json
 import logging
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.checkpoint.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
+from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
@@ -20,32 +22,33 @@ from mtrain.storage.locks import try_lock
 
 log = logging.getLogger(__name__)
 
-# Keys that may change when a run is resumed. The search of validations may not, because their scores are
-# compared.
+# Keys that may change when a run is resumed. Those that affect validation scores may not, because scores from
+# before and after are compared.
 _MAY_CHANGE = re.compile(
     r"run_dir|(decoding|export)\..+|training\.(max_\w+|micro_batch_tokens|validate_every|checkpoint_every|"
     r"keep_checkpoints|log_every|patience)"
 )
-_CORPUS_NAMES = ("source", "target", "tsv", "jsonl", "parquet", "hub", "toy", "holdout")
-_CORPUS_NAMES = ("source", "target", "tsv", "jsonl", "parquet", "hub", "toy", "holdout")
-_MARK = "# Written by mtrain: the resolved config of this run.\n"
-_NAMES = ["config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model"]
-_NAMES += ["origin.json"]
-_LEFTOVERS = ["checkpoints/.index.json.tmp", "data/.epoch-*", *(f".{name}.tmp" for name in _NAMES)]
+_CORPUS_KEYS = ("source", "target", "tsv", "jsonl", "parquet", "hub", "toy", "holdout")
+_HEADER = "# Written by mtrain: the resolved config of this run.\n"  # of config.yaml
+_CONTENTS = [
+    *("config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model"),
+    "origin.json",
+]
+_LEFTOVERS = ["checkpoints/.index.json.tmp", "data/.epoch-*", *(f".{name}.tmp" for name in _CONTENTS)]
 
 
 def open_run(config: Config, resume: str) -> Checkpoint | None:
-    """Choose the checkpoint to resume from, None for a new run, and write `config.yaml`.
+    """Write `config.yaml`, and return the checkpoint to resume from; None for a new run.
 
     `resume` is `auto` (the newest valid checkpoint), `never`, or the path of a checkpoint. Raises UsageError
-    if there are checkpoints and `resume` is `never`, or if a key has changed that may not; ModelError if no
-    checkpoint is valid; StorageError if the folder cannot be written.
+    if there are checkpoints and `resume` is `never`, or if a key has changed that must not change; ModelError
+    if no checkpoint is valid; StorageError if the folder cannot be written.
     """
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     checkpoints = checkpoint_folders(run_dir)
     if resume == "never" and checkpoints:
-        raise UsageError(f"{run_dir}: has checkpoints; with --resume never, give another --run-dir")
+        raise UsageError(f"{run_dir}: already has checkpoints; with --resume never, give another --run-dir")
     chosen = None
     if resume not in ("auto", "never"):
         wanted = [folder for folder in checkpoints if folder.resolve() == Path(resume).resolve()]
@@ -55,7 +58,7 @@ def open_run(config: Config, resume: str) -> Checkpoint | None:
     elif checkpoints:
         chosen = _newest_valid(checkpoints)
     if chosen is not None and (run_dir / "config.yaml").exists():
-        _compare(config, run_dir / "config.yaml")
+        _check_changes(config, run_dir / "config.yaml")
     write_config(config)
     return chosen
 
@@ -64,15 +67,15 @@ def open_run(config: Config, resume: str) -> Checkpoint | None:
 def locked_run_folder(run_dir: Path) -> Iterator[None]:
     """Create the run folder, lock it against other processes, and clean up after a crash.
 
-    The lock is released at the end of the block, or when the process ends. Files that mtrain did not
-    write are not touched. Raises UsageError if the folder is not a run folder, or naming the process that
-    holds the lock; StorageError if it cannot be written.
+    The lock is released at the end of the block, or when the process ends. Files that mtrain did not write
+    are not touched. Raises UsageError if the folder has other contents or if another process holds the lock,
+    which the message names; StorageError if the folder cannot be written.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         config = run_dir / "config.yaml"
-        ours = config.is_file() and config.read_text(encoding="utf-8", errors="replace").startswith(_MARK)
-        if not ours and (foreign := [name for name in _NAMES if (run_dir / name).exists()]):
+        is_run = config.is_file() and config.read_text(encoding="utf-8", errors="replace").startswith(_HEADER)
+        if not is_run and (foreign := [name for name in _CONTENTS if (run_dir / name).exists()]):
             raise UsageError(
                 f"{run_dir}: is not a run folder, and a run would overwrite its {foreign[0]}; "
                 "give another --run-dir"
@@ -87,16 +90,16 @@ def locked_run_folder(run_dir: Path) -> Iterator[None]:
             name = owner.read_text(encoding="utf-8", errors="replace").strip() or name
         raise UsageError(f"{run_dir}: in use by {name}; wait, or give another --run-dir")
     try:
-        with suppress(OSError):  # the folder is locked even if a full disk does not take the name
+        with suppress(OSError):  # the lock holds even if the disk is full
             owner.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
-        if ours:
-            _clear(run_dir)
+        if is_run:
+            _clean_up(run_dir)
         yield
     finally:
         lock.release()
 
 
-def _clear(run_dir: Path) -> None:
+def _clean_up(run_dir: Path) -> None:
     """Remove the temporary files that a crash left in a run folder, and restore replaced folders."""
     try:
         for leftover in list(run_dir.glob("checkpoints/.step-*.*")):
@@ -109,7 +112,18 @@ def _clear(run_dir: Path) -> None:
 
 def write_config(config: Config) -> None:
     """Write the resolved config of a run to `RUN/config.yaml`. Raises StorageError."""
-    write_atomically(Path(config.run_dir) / "config.yaml", _MARK + to_yaml(config))
+    write_atomically(Path(config.run_dir) / "config.yaml", _HEADER + to_yaml(config))
+
+
+def record_initial_model(run_dir: Path, initial_model: LoadedModel | None, path: str | None) -> None:
+    """Write the path and the fingerprint of the model that a new run starts from to `RUN/origin.json`, or
+    remove that file if there is no such model."""
+    file = run_dir / "origin.json"
+    if initial_model is None:
+        file.unlink(missing_ok=True)  # from a run that ended before its first checkpoint
+    else:
+        origin = {"init_from": path, "fingerprint": initial_model.fingerprint}
+        write_atomically(file, json.dumps(origin, indent=1) + "\n")
 
 
 def _newest_valid(checkpoints: list[Path]) -> Checkpoint:
@@ -121,20 +135,20 @@ def _newest_valid(checkpoints: list[Path]) -> Checkpoint:
     raise ModelError(f"{checkpoints[0].parent}: no checkpoint is valid; start another run with --run-dir")
 
 
-def _compare(config: Config, file: Path) -> None:
-    """Log the keys that have changed since the run began. Raises UsageError if one of them may not change."""
-    earlier = validate(Config, read_yaml_file(file), str(file))  # fills keys of newer versions with defaults
-    for key, old, new in _changes(earlier.model_dump(mode="json"), config.model_dump(mode="json")):
+def _check_changes(config: Config, file: Path) -> None:
+    """Log the keys that have changed since the run began. Raises UsageError if one of them must not."""
+    previous = validate(Config, read_yaml_file(file), str(file))  # fills keys of newer versions with defaults
+    for key, old, new in _changes(previous.model_dump(mode="json"), config.model_dump(mode="json")):
         if not _MAY_CHANGE.fullmatch(key):
             raise UsageError(
-                f"{key} was {_shown(old)} when this run began and is {_shown(new)} now; "
+                f"{key} was {_format_value(old)} when this run began and is {_format_value(new)} now; "
                 "restore it, or start another run with --run-dir"
             )
-        log.info("%s: %s, was %s", key, _shown(new), _shown(old))
+        log.info("%s: %s, was %s", key, _format_value(new), _format_value(old))
 
 
 def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The keys that differ, in dotted form, with both values. Lists of corpora are compared one by one."""
+    """Yield the keys that differ, in dotted form, with both values. Corpora are compared one by one."""
     if isinstance(old, dict) and isinstance(new, dict) and (old.keys() == new.keys() or not path):
         for key in sorted(old.keys() | new.keys()):
             yield from _changes(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
@@ -149,13 +163,13 @@ def _are_sections(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
-def _shown(value: Any) -> str:
-    """A value of the config as YAML writes it; of corpora, the names of their files."""
+def _format_value(value: Any) -> str:
+    """A value of the config as in YAML; for a corpus, the names of its files."""
     if isinstance(value, dict):
-        keys = [key for key in _CORPUS_NAMES if value.get(key) is not None]
-        return " and ".join(_shown(value[key]) for key in keys or sorted(value)) or "none"
+        keys = [key for key in _CORPUS_KEYS if value.get(key) is not None]
+        return " and ".join(_format_value(value[key]) for key in keys or sorted(value)) or "none"
     if isinstance(value, list):
-        return ", ".join(map(_shown, value)) or "none"
+        return ", ".join(map(_format_value, value)) or "none"
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return str(value)

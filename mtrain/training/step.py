@@ -11,10 +11,10 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mtrain.config.training import TrainingConfig
+from mtrain.config.training import Part, TrainingConfig
 from mtrain.data.batch import Batch
 from mtrain.device import autocast, multiply_all, resolve_precision, should_compile, step_unless, thread_pool
-from mtrain.errors import is_out_of_memory
+from mtrain.errors import UsageError, is_out_of_memory
 from mtrain.model.layers import Dropout
 from mtrain.model.loss import LossSums, translation_loss
 from mtrain.model.transformer import Transformer
@@ -34,40 +34,40 @@ class StepMetrics(NamedTuple):
 class LossScaler:
     """Dynamic loss scaling for fp16 (Micikevicius et al., "Mixed Precision Training", 2018, section 3.2).
 
-    The factor is halved when a gradient overflows and doubled after `GROWTH` finite steps. In other
+    The scale is halved when a gradient overflows and doubled after `GROWTH_INTERVAL` finite steps. In other
     precisions it is 1. `torch.amp.GradScaler` skips a step only for non-finite gradients and only if enabled,
-    whereas here a non-finite loss or norm skips the step in every precision.
+    whereas here a non-finite loss or gradient norm skips the step in every precision.
     """
 
-    GROWTH = 2000
+    GROWTH_INTERVAL = 2000
 
     def __init__(self, device: torch.device, enabled: bool):
         self.enabled = enabled
-        self.factor = torch.tensor(65536.0 if enabled else 1.0, device=device)
-        self.clean = torch.zeros((), device=device)  # finite steps since the factor changed
+        self.scale = torch.tensor(65536.0 if enabled else 1.0, device=device)
+        self.finite_steps = torch.zeros((), device=device)  # finite steps since the scale changed
 
     def state(self) -> list[float]:
-        """The state to save in a checkpoint; empty if disabled. Waits for the device."""
-        return [float(self.factor), float(self.clean)] if self.enabled else []
+        """The state to save in a checkpoint; empty if disabled. Synchronizes with the device."""
+        return [float(self.scale), float(self.finite_steps)] if self.enabled else []
 
     def restore(self, state: list[float]) -> None:
-        """Restore what `state` returned."""
+        """Restore a state that `state` returned."""
         if self.enabled and state:
-            self.factor, self.clean = (self.factor.new_tensor(value) for value in state)
+            self.scale, self.finite_steps = (self.scale.new_tensor(value) for value in state)
 
-    def update(self, bad: Tensor) -> None:
-        """Update the factor after a step; `bad` is 1 if the step was not finite, else 0."""
+    def update(self, found_inf: Tensor) -> None:
+        """Update the scale after a step; `found_inf` is 1 if its loss or gradient was not finite, else 0."""
         if self.enabled:
-            self.clean = (self.clean + 1) * (1 - bad)
-            grow = (self.clean >= self.GROWTH).float()
-            self.factor = (self.factor * (1 - bad / 2) * (1 + grow)).clamp(min=1.0)
-            self.clean = self.clean * (1 - grow)
+            self.finite_steps = (self.finite_steps + 1) * (1 - found_inf)
+            grow = (self.finite_steps >= self.GROWTH_INTERVAL).float()
+            self.scale = (self.scale * (1 - found_inf / 2) * (1 + grow)).clamp(min=1.0)
+            self.finite_steps = self.finite_steps * (1 - grow)
 
 
 class Learner:
     """A model, its optimizer, and the threads that share the micro-batches of a step.
 
-    The operations of a small model use several cores poorly. On a CPU, each of `workers` threads therefore
+    The operations of a small model do not scale to many cores. On a CPU, each of `workers` threads therefore
     has a replica of the model, which shares the weights but accumulates gradients of its own.
     """
 
@@ -76,10 +76,10 @@ class Learner:
         self.optimizer = make_optimizer(model, config)
         self.device = next(model.parameters()).device
         self.precision = resolve_precision(self.device, config.precision)
-        self.scale = LossScaler(self.device, self.precision == "fp16")
+        self.loss_scaler = LossScaler(self.device, self.precision == "fp16")
         self.replicas = [model, *(_replica(model) for _ in range(workers - 1))]
         if should_compile(self.device, config.compile):  # dynamic: shapes change with every batch
-            # Graph breaks cost speed only. The environment variable TORCH_LOGS still shows them.
+            # Graph breaks only cost speed. Setting the environment variable TORCH_LOGS still shows them.
             torch._logging.set_logs(dynamo=logging.ERROR)  # type: ignore[attr-defined]
             for replica in self.replicas:
                 replica.compile(dynamic=True)
@@ -89,35 +89,40 @@ class Learner:
         )  # of a micro-batch, padding included; lowered when out of memory
 
     def step(self, batches: Sequence[Batch], tokens: int, rate: float) -> StepMetrics:
-        """Take an optimizer step on `batches`, which have `tokens` target tokens in all.
+        """Take an optimizer step on `batches`, which have `tokens` target tokens in total.
 
-        The gradient is that of the summed loss / `tokens`, however the pairs are split into batches. If the
-        loss or the gradient is not finite, weights and optimizer do not change. Does not wait for the device.
+        The gradient is that of the summed loss divided by `tokens`, however the pairs are split into batches.
+        If the loss or the gradient is not finite, weights and optimizer do not change. Does not synchronize
+        with the device.
         """
         sums = self._accumulate(list(batches), tokens)
         return self.run_in_worker(lambda: self._update(sums, tokens, rate))
 
     def run_in_worker(self, work: Callable[[], Result]) -> Result:
-        """Run `work`, which has a small operation for each parameter, with the cores of one worker. With all
-        cores, each operation would wait for the slowest core."""
+        """Run `work` in one worker thread, if there are any, and return its result.
+
+        This is for many small operations, such as one per parameter. A worker has only some of the cores; on
+        all of them, each operation would wait for the slowest core.
+        """
         return work() if self.pool is None else self.pool.submit(work).result()
 
     def _update(self, sums: Tensor, tokens: int, rate: float) -> StepMetrics:
-        if self.scale.enabled:
-            multiply_all(_gradients(self.model), 1 / self.scale.factor)
+        if self.loss_scaler.enabled:
+            multiply_all(_gradients(self.model), 1 / self.loss_scaler.scale)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm or float("inf"))
-        bad = (~(norm.isfinite() & sums[0].isfinite())).float()
+        found_inf = (~(norm.isfinite() & sums[0].isfinite())).float()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        step_unless(self.optimizer, bad)
-        self.scale.update(bad)
+        step_unless(self.optimizer, found_inf)
+        self.loss_scaler.update(found_inf)
         self.optimizer.zero_grad(set_to_none=True)
-        return StepMetrics(torch.stack([*sums, norm, bad]), tokens)
+        return StepMetrics(torch.stack([*sums, norm, found_inf]), tokens)
 
     def _accumulate(self, batches: list[Batch], tokens: int) -> Tensor:
-        """Accumulate the gradients of all batches; returns the summed loss and nll (2,).
+        """Accumulate the gradients of all batches. Returns the summed loss and nll, (2,).
 
-        When out of memory, batches are split to at most half of the largest one's size, from then on.
+        If memory runs out, the batches are split to at most half the size of the largest one. The limit also
+        applies to later steps.
         """
         while True:
             batches = [part for batch in batches for part in batch.split(self.max_micro_batch_positions)]
@@ -132,7 +137,7 @@ class Learner:
                 self.max_micro_batch_positions = max(divisible) / 2
                 pairs = sum(len(batch.rows) for batch in batches)
                 log.warning(
-                    "out of memory in %d micro-batches of %d pairs; now at most %d positions each",
+                    "out of memory in %d micro-batches (%d pairs); limiting each to %d positions",
                     *(len(batches), pairs, self.max_micro_batch_positions),
                 )
             for replica in self.replicas:
@@ -143,14 +148,14 @@ class Learner:
     def _accumulate_in_threads(self, batches: Sequence[Batch], tokens: int) -> Tensor:
         assert self.pool is not None
         replicas = self.replicas[: len(batches)]
-        # Drawn from the generator whose state is in checkpoints, so that resuming repeats the dropout.
+        # Checkpoints have the state of this generator, so a resumed run draws the same dropout masks.
         seeds = torch.randint(2**63 - 1, (len(replicas),)).tolist()
         shares = [batches[i :: len(replicas)] for i in range(len(replicas))]
         jobs = [
             self.pool.submit(self._forward_backward, replica, share, tokens, seed)
             for replica, share, seed in zip(replicas, shares, seeds, strict=True)
         ]
-        wait(jobs)  # all of them, even if one fails: the others still write gradients
+        wait(jobs)  # even if one fails, because the others still write gradients
         sums = torch.stack([job.result() for job in jobs]).sum(0)
         self.run_in_worker(lambda: self._add_gradients(replicas[1:]))
         return sums
@@ -170,12 +175,12 @@ class Learner:
         total = torch.zeros(2, device=self.device)
         for batch in batches:
             sums = self.loss(model, batch)
-            (sums.loss / tokens * self.scale.factor).backward()  # type: ignore[no-untyped-call]
+            (sums.loss / tokens * self.loss_scaler.scale).backward()  # type: ignore[no-untyped-call]
             total = total + torch.stack([sums.loss.detach(), sums.nll])
         return total
 
     def loss(self, model: Transformer, batch: Batch) -> LossSums:
-        """The loss of a batch under the model or a replica."""
+        """The loss of a batch, computed by the model or a replica."""
         moved, copies = batch.to(self.device), 2 if self.config.r_drop else 1
         inputs = (moved.source, moved.source_keep, moved.target_in)
         with autocast(self.device, self.precision):
@@ -184,18 +189,18 @@ class Learner:
             return translation_loss(hidden, *model.projection(), labels, moved.target_tokens, *options)
 
     def dry_run(self, batch: Batch) -> None:
-        """Allocate everything that training needs, run a batch in every worker at once, and discard the
+        """Allocate all memory that training needs: run a batch in every worker at once, and discard the
         gradients. Weights, optimizer and random generators do not change."""
         for parameter in self.model.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        # Allocates the moments without changing anything.
+        # Allocates the optimizer's moments without changing anything.
         step_unless(self.optimizer, torch.ones((), device=self.device))
         with self.preserve_rng_state():
             self._accumulate([batch] * len(self.replicas), batch.target_tokens)
         self.optimizer.zero_grad(set_to_none=True)
 
     def preserve_rng_state(self) -> AbstractContextManager[None]:
-        """A context at whose end the random generators are back in their present state."""
+        """A context manager that restores the current states of the random generators on exit."""
         return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
 
 
@@ -204,7 +209,7 @@ def _gradients(model: Transformer) -> list[Tensor]:
 
 
 def _replica(model: Transformer) -> Transformer:
-    """A copy that shares the weights, but has separate gradients and dropout generators."""
+    """A copy that shares the weights but has its own gradients and dropout generators."""
     replica = copy.deepcopy(model)
     for copied, parameter in zip(replica.parameters(), model.parameters(), strict=True):
         copied.data = parameter.data
@@ -220,3 +225,23 @@ def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=1e-9, fused=True)
+
+
+# Prefixes of the parameters that belong to each part of `training.freeze`.
+_PARTS: dict[Part, tuple[str, ...]] = {
+    "encoder": ("encoder.", "encoder_norm."),
+    "decoder": ("decoder.", "decoder_norm."),
+    "embeddings": ("source_embedding.", "target_embedding.", "learned_"),
+}
+
+
+def freeze(model: nn.Module, parts: list[Part]) -> None:
+    """Exclude parts of a model from training. A tied output projection belongs to the embeddings.
+
+    Raises UsageError if nothing is left to train.
+    """
+    prefixes = tuple(prefix for part in parts for prefix in _PARTS[part])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(prefixes))
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError(f"training.freeze: {', '.join(parts)} leave nothing to train")

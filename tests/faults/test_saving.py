@@ -224,7 +224,7 @@ for rate, room in ((0.1, 10**6), (0.2, None), (0.3, 10**6)):
 
 def test_03_an_incomplete_last_line_of_metrics_is_removed(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
-    Progress(tmp_path, checkpoint.TrainState(step=2), 10, "fp32", quiet=True).begin()
+    Progress(tmp_path, checkpoint.TrainState(step=2), 10, "fp32", quiet=True).start()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 

@@ -97,8 +97,7 @@ def test_16_a_micro_batch_that_does_not_fit_in_memory_is_halved(
         torch.testing.assert_close(change, changes[1][name], rtol=1e-10, atol=1e-12)
     text, most = caplog.text, max(batch.positions for batch in batches)
     assert (
-        text.count(f"out of memory in 2 micro-batches of 8 pairs; now at most {most // 2} positions each")
-        == 1
+        text.count(f"out of memory in 2 micro-batches (8 pairs); limiting each to {most // 2} positions") == 1
     )
     assert text.count("out of memory") == 2
     learner.step(batches, tokens, 1.0)
@@ -140,7 +139,7 @@ def test_a_loss_spike_is_logged_with_its_rows(tmp_path, caplog):
 
     def add(loss: float, rows: list[int]) -> None:
         progress.state.step += 1
-        progress.add(StepMetrics(torch.tensor([loss * 10, loss * 10, 1.0, 0.0]), 10), rows)
+        progress.add_step(StepMetrics(torch.tensor([loss * 10, loss * 10, 1.0, 0.0]), 10), rows)
 
     generator = torch.Generator().manual_seed(0)
     for _ in range(SPIKE_WINDOW + 20):

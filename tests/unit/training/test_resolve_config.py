@@ -138,7 +138,7 @@ def test_a_tokenizer_that_the_run_has_already_must_be_that_of_the_model(tuned, m
     assert tokenize(config).fingerprint() == load_model(run_dir).tokenizer.fingerprint()
     other = tokenize(make_config("other", tokenizer={"type": "bpe"}))
     shutil.copyfile(other.files[0], Path(config.run_dir, "tokenizer/joint.model"))
-    with pytest.raises(UsageError, match=r"its tokenizer is not that of .*by-heart"):
+    with pytest.raises(UsageError, match=r"its tokenizer differs from that of .*by-heart"):
         fit_on_cpu(config)
 
 

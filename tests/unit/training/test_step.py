@@ -96,19 +96,19 @@ def test_fp16_halves_the_loss_scale_on_overflow_and_doubles_it_later(parts, monk
     batch = batches_of([[0, 1, 2]], data, tokenizer)
     model = Poisoned(model.float())
     learner, plain = Learner(model, recipe), Learner(model, config.training)
-    monkeypatch.setattr(step.LossScaler, "GROWTH", 2)
+    monkeypatch.setattr(step.LossScaler, "GROWTH_INTERVAL", 2)
     factors, norms = [], []
     for poison in (True, False, False, False):
         model.poison = poison
         norms.append(float(learner.step(batch, batch[0].target_tokens, 0.0).values[2]))
-        factors.append(learner.scale.state()[0])
+        factors.append(learner.loss_scaler.state()[0])
     assert factors == [32768, 32768, 65536, 65536]
     expected = plain.step(batch, batch[0].target_tokens, 0.0).values
     assert norms[1] == pytest.approx(float(expected[2]), rel=0.02)  # unscaled before it is clipped
-    assert plain.scale.state() == []  # else a run resumed in fp16 would start with a scale of 1
+    assert plain.loss_scaler.state() == []  # else a run resumed in fp16 would start with a scale of 1
     other = Learner(model, recipe)
-    other.scale.restore(learner.scale.state())
-    assert other.scale.state() == learner.scale.state() == [65536, 1]
+    other.loss_scaler.restore(learner.loss_scaler.state())
+    assert other.loss_scaler.state() == learner.loss_scaler.state() == [65536, 1]
 
 
 def test_the_optimizer_runs_in_the_thread_of_one_worker(parts, monkeypatch):

@@ -1,0 +1,101 @@
+"""Model selection: validate the weights during training, and publish the best ones in `RUN/model`."""
+
+import logging
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from mtrain.checkpoint.checkpoint import TrainState, record_validation
+from mtrain.checkpoint.model_folder import publish_best
+from mtrain.config.schema import Config
+from mtrain.errors import DivergedError, ModelError, MtrainError, is_out_of_memory
+from mtrain.model.transformer import Transformer
+from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.training.average import WeightAverage
+from mtrain.training.progress import Progress
+from mtrain.training.validate import Validator
+
+log = logging.getLogger(__name__)
+
+MAX_FAILED_VALIDATIONS = 3  # in a row
+
+
+class ModelSelection:
+    """Validates the model of a run, keeps the best score in `state`, and publishes the best weights."""
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        validator: Validator,
+        model: Transformer,
+        average: WeightAverage,
+        state: TrainState,
+        progress: Progress,
+    ):
+        self.config, self.tokenizer, self.run_dir = config, tokenizer, Path(config.run_dir)
+        self.validator, self.model, self.average = validator, model, average
+        self.state, self.progress = state, progress
+        self.failures = 0  # in a row
+
+    def validate(self, saved: bool, last: bool = False) -> None:
+        """Validate the weights, if a validation is due, and publish the best weights so far.
+
+        `saved` says whether a checkpoint has the current weights; weights without one never become the best.
+        A failure does not end training: it is logged, and the next validation tries again. The `last`
+        validation is repeated instead. Raises the error after MAX_FAILED_VALIDATIONS failures in a row.
+        """
+        while True:
+            try:
+                if self.state.validation_due:
+                    self._score(saved)
+                publish_best(self.run_dir, self.state, self.config, self.tokenizer)
+            except (MtrainError, RuntimeError, MemoryError) as error:
+                if not isinstance(error, MtrainError) and not is_out_of_memory(error):
+                    raise
+                self.failures += 1
+                if self.failures >= MAX_FAILED_VALIDATIONS:
+                    if isinstance(error, ModelError):  # the outputs are not finite
+                        message = f"{self.failures} validations in a row failed: {error}"
+                        raise DivergedError(message) from None
+                    raise
+                log.warning("step %d: validation failed: %s", self.state.step, error)
+                if self.validator.device.type == "cuda":
+                    torch.cuda.empty_cache()
+            else:
+                self.failures = 0
+                return
+            if not last:
+                return
+
+    def _score(self, saved: bool) -> None:
+        """Score the weights, and record the outcome on disk and in the state."""
+        state, metric = self.state, self.config.training.best_metric
+        with self.average.applied():
+            scores = self.validator(self.model)
+            score = -scores.nll if metric == "nll" else getattr(scores, metric)
+            improved = math.isfinite(score) and (state.best_score is None or score > state.best_score)
+            layer = self.validator.alignment_layer(self.model) if improved and saved else None
+        self.progress.update_time()
+        outcome = replace(
+            state,
+            validation_due=False,
+            validations_without_improvement=0 if improved else state.validations_without_improvement + 1,
+        )
+        if improved and saved:
+            outcome = replace(outcome, best_step=state.step, best_score=score, best_alignment_layer=layer)
+        if saved:
+            record_validation(self.run_dir, outcome)  # if this fails, the state does not change
+        vars(state).update(vars(outcome))
+        self.progress.log_validation(scores, improved and saved)
+
+    def check_fingerprint(self) -> None:
+        """Discard the best score if the validation pairs or the search settings have changed since."""
+        state, fingerprint = self.state, self.validator.fingerprint()
+        if state.best_score is not None and state.validation_fingerprint != fingerprint:
+            log.warning("the validation pairs or the search have changed; the best score is discarded")
+            state.best_step = state.best_score = state.best_alignment_layer = None
+            state.validations_without_improvement = 0
+        state.validation_fingerprint = fingerprint
