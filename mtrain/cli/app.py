@@ -76,6 +76,8 @@ def _describe(error: Exception) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, _CommandLineError):
         return error.format_message(), 2
+    if isinstance(error, UnicodeEncodeError) and error.encoding == sys.getfilesystemencoding():
+        return f"{error.object}: the locale's encoding cannot represent this path; set PYTHONUTF8=1", 6
     if is_out_of_memory(error):
         return "out of memory; lower training.micro_batch_tokens or decoding.batch_tokens", 8
     if isinstance(error, OSError):

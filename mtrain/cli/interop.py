@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from typer import Argument, Option
 
 from mtrain.cli import terminal
-from mtrain.cli.options import Debug, ModelFolder, Quiet, Set
+from mtrain.cli.options import Debug, ModelFolder, Quiet, Set, overrides
 from mtrain.cli.output import open_stdout
 from mtrain.errors import UsageError
 
@@ -31,7 +31,7 @@ def import_(
     terminal.start_logging(quiet, debug)
     from mtrain.interop.marian import import_marian
 
-    import_marian(source, out, set_ or ())
+    import_marian(source, out, overrides(set_))
     terminal.suggest(f"model saved; try: mtrain translate {shlex.quote(str(out))} 'Hello.'")
 
 
@@ -69,7 +69,7 @@ def export(
     from mtrain.interop.export import export_model
 
     texts = list(terminal.read_lines(input_file)) if input_file else []
-    lines = export_model(model, out, format, quantization, texts, set_ or ())
+    lines = export_model(model, out, format, quantization, texts, overrides(set_))
     with open_stdout() as stdout:
         stdout.writelines(f"{terminal.escape_control_characters(line)}\n" for line in lines)
     loader = "transformers.MarianMTModel.from_pretrained" if format == "marian" else "ctranslate2.Translator"

@@ -32,7 +32,7 @@ def average(
         raise UsageError("average needs two models or more")
     from mtrain.checkpoint.average import average_models
 
-    average_models(models, output, set_ or ())
+    average_models(models, output, overrides(set_))
     terminal.suggest(f"model saved; try: mtrain translate {shlex.quote(str(output))} 'Hello.'")
 
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from mtrain.cli.terminal import restore_utf8
+
 ConfigFile = Annotated[Path, Argument(metavar="CONFIG", help="Configuration file (YAML).")]
 ModelFolder = Annotated[Path, Argument(metavar="MODEL", help="Run folder or model folder.")]
 RunDir = Annotated[
@@ -50,7 +52,8 @@ Debug = Annotated[bool, Option("--debug", help="Print debug messages and traceba
 def overrides(set_: list[str] | None, section: str = "", **options: object) -> list[str]:
     """The assignments of --set, followed by one for each option that was given."""
     given = {key: value for key, value in options.items() if value is not None}
-    return [
+    assignments = [
         *(set_ or []),
         *(f"{section}{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()),
     ]
+    return [restore_utf8(assignment) for assignment in assignments]

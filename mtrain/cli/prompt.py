@@ -48,7 +48,7 @@ class Prompt:
                 _print_to_stderr(escape_control_characters(f"error: {error}"))
 
     def _answer(self, line: str) -> None:
-        require_unicode(line)
+        line = require_unicode(line)
         name, _, argument = line.strip().partition(" ")
         if name[:1] == ":":
             if name[1:] not in self.commands:

@@ -1,6 +1,7 @@
 """Faults of text: unequal line counts, invalid bytes, huge lines, unusual line ends."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -208,3 +209,30 @@ def test_28_control_characters_of_the_data_are_escaped(mtrain, config_file, tmp_
         assert escape not in printed and (
             "available fields: a" in printed or (command == ["check"] and code == 0)
         )
+
+
+def in_the_c_locale(*arguments: object) -> tuple[int, bytes, str]:
+    """The exit code, stdout and stderr of a command that Python decodes as ASCII."""
+    settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "mtrain", *(os.fsencode(str(argument)) for argument in arguments)]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, **settings})
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+def test_arguments_are_utf8_in_the_c_locale(mtrain, run_dir, tmp_path):
+    job = ["translate", run_dir, "Ça pleut. 猫", "--device", "cpu", "--quiet"]
+    code, out, err = in_the_c_locale(*job)
+    assert (code, out.decode(), err) == mtrain(*job)
+    code, _, err = in_the_c_locale("translate", run_dir, "caf\udce9", "--device", "cpu")
+    assert code == 3 and "not valid UTF-8" in one_line(err)
+
+
+def test_paths_in_the_c_locale_are_found_or_refused_in_one_line(config_file, tmp_path):
+    """Python can open the path of an argument there, but not that of a config."""
+    job = ["tokenize", config_file.rename(tmp_path / "é.yaml"), "--quiet"]
+    code, out, _ = in_the_c_locale(*job)
+    assert code == 0 and out
+    code, _, err = in_the_c_locale(*job, "--set", f"run_dir={tmp_path}/ü")
+    assert code == 6 and "ü: the locale's encoding cannot represent this path; set PYTHONUTF8=1" in one_line(
+        err
+    )
