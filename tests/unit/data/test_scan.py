@@ -1,9 +1,9 @@
 """The first reading of the raw text: how often files are read, what is sampled, and what is hashed."""
 
 import gzip
-import json
-import subprocess
+import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,33 +17,33 @@ from mtrain.errors import DataError, StorageError
 from tests.support.corpora import corpus
 from tests.support.encoding import TOY, config, write
 
-# Counts how often `mtrain` opens files of a folder, by name.
-COUNT_OPENINGS = """if True:
-    import json, os, sys
-    from collections import Counter
-    folder, command = sys.argv[1], sys.argv[2:]
-    opened = Counter()
-
-    def note(event, arguments):
-        if event == "open" and os.path.dirname(str(arguments[0])) == folder:
-            opened[os.path.basename(arguments[0])] += 1
-
-    sys.addaudithook(note)
-    from mtrain.cli import main
-    sys.argv[1:] = command
-    try:
-        main()
-    except SystemExit as end:
-        assert not end.code, end.code
-    print(json.dumps(opened), file=sys.stderr)"""
+WATCHED: dict[str, Counter[str]] = {}  # by folder: how often each of its files was opened
 
 
-def openings(folder: Path, *command: str) -> dict[str, int]:
-    """How often a command opens each file of a folder."""
-    arguments = [sys.executable, "-c", COUNT_OPENINGS, str(folder), *command]
-    done = subprocess.run(arguments, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stderr.splitlines()[-1])
+def count_opening(event: str, arguments: tuple) -> None:
+    """An audit hook, which cannot be removed; it does nothing unless a folder is watched."""
+    if WATCHED and event == "open":
+        folder, name = os.path.split(str(arguments[0]))
+        if folder in WATCHED:
+            WATCHED[folder][name] += 1
+
+
+@pytest.fixture(scope="module")
+def audited() -> None:
+    sys.addaudithook(count_opening)
+
+
+@pytest.fixture
+def openings(mtrain, audited):
+    """Run a command, and return how often it opens each file of a folder."""
+
+    def openings(folder: Path, *command: object) -> dict[str, int]:
+        WATCHED[str(folder)] = Counter()
+        code, _, err = mtrain(*command)
+        assert code == 0, err
+        return dict(WATCHED.pop(str(folder)))
+
+    return openings
 
 
 @pytest.fixture
@@ -68,26 +68,26 @@ def first_run(raw_config, tmp_path: Path) -> tuple[Path, Path]:
     return file, folder
 
 
-def test_a_first_fit_reads_the_raw_text_twice(first_run):
+def test_a_first_fit_reads_the_raw_text_twice(openings, first_run):
     """It chooses the model's size by the number of pairs, learns two vocabularies, checks the data, draws
     held-out pairs, hashes the files, and encodes them."""
     file, folder = first_run
-    fit = ("fit", str(file), "--device", "cpu")
+    fit = ("fit", file, "--device", "cpu")
     assert openings(folder, *fit) == {"one.tsv": 2, "two.tsv": 2, "test.tsv": 1}
     # A resumed run only hashes them.
     assert openings(folder, *fit, "--set", "training.max_steps=2") == {"one.tsv": 1, "two.tsv": 1}
 
 
-def test_fit_after_tokenize_reads_the_raw_text_at_most_three_times(first_run):
+def test_fit_after_tokenize_reads_the_raw_text_at_most_three_times(openings, first_run):
     file, folder = first_run
-    assert openings(folder, "tokenize", str(file)) == {"one.tsv": 1, "two.tsv": 1}
-    second = openings(folder, "fit", str(file), "--device", "cpu")
+    assert openings(folder, "tokenize", file) == {"one.tsv": 1, "two.tsv": 1}
+    second = openings(folder, "fit", file, "--device", "cpu")
     assert max(second.values()) <= 3
 
 
-def test_check_reads_the_raw_text_once(first_run):
+def test_check_reads_the_raw_text_once(openings, first_run):
     file, folder = first_run
-    assert openings(folder, "check", str(file)) == {"one.tsv": 1, "two.tsv": 1, "test.tsv": 1}
+    assert openings(folder, "check", file) == {"one.tsv": 1, "two.tsv": 1, "test.tsv": 1}
 
 
 # -------------------------------------------------------------------------------------------------- hashes

@@ -21,19 +21,25 @@ from tests.support.search import EOS, assert_same, build, options, sentences, to
 
 @torch.no_grad()
 def probabilities(
-    models: list[Transformer], source: Tensor, keep: Tensor, target: tuple[int, ...]
+    models: list[Transformer], source: Tensor, keep: Tensor, targets: list[tuple[int, ...]]
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each token of a target, and how much was looked at each source token, without a
-    cache, each model by itself: an ensemble's is the logarithm of the mean probability."""
-    rows, ids = source[keep][None], models[0].config
-    inputs = torch.tensor([[ids.bos_id, *target[:-1]]])
-    steps, seen = [], []
+    """Log-probabilities (N, T) of the tokens of N targets of one sentence, and the attention (N, S) that each
+    source token received in total.
+
+    Computed without a cache, by each model of the ensemble separately: the log-probability is the logarithm
+    of the mean probability.
+    """
+    tokens = torch.tensor(targets)
+    inputs = torch.cat([torch.full((len(targets), 1), models[0].config.bos_id), tokens[:, :-1]], dim=1)
+    rows = source[keep].expand(len(targets), -1)
+    everything = torch.ones_like(rows, dtype=torch.bool)
+    steps, received = [], []
     for model in models:
-        memory, weights = model.encode(rows, torch.ones_like(rows, dtype=torch.bool)), AttentionWeights()
-        hidden = model.decode(inputs, memory, torch.ones_like(rows, dtype=torch.bool), weights)
-        steps.append(model.project(hidden)[0].softmax(-1)[torch.arange(len(target)), torch.tensor(target)])
-        seen.append(weights.cross[-1][0].mean(0).sum(0))  # over heads, then over positions
-    return torch.stack(steps).mean(0).log(), torch.stack(seen).mean(0)
+        memory, weights = model.encode(rows, everything), AttentionWeights()
+        hidden = model.decode(inputs, memory, everything, weights)
+        steps.append(model.project(hidden).softmax(-1).gather(2, tokens[..., None])[..., 0])
+        received.append(weights.cross[-1].mean(1).sum(1))  # over heads, then over positions
+    return torch.stack(steps).mean(0).log(), torch.stack(received).mean(0)
 
 
 def allowed(target: tuple[int, ...], limit: int, prefix: list[int], least: int, ngram: int) -> bool:
@@ -66,12 +72,18 @@ def brute_force(
     least = int(int(keep.sum()) * config.min_length_ratio + config.min_length_offset)
     found = []
     for length in range(1, limit + 1):
-        for target in itertools.product(range(models[0].config.target_vocab_size), repeat=length):
-            if not allowed(target, limit, prefix, least, config.no_repeat_ngram):
-                continue
-            steps, seen = probabilities(models, source, keep, target)
+        targets = [
+            target
+            for target in itertools.product(range(models[0].config.target_vocab_size), repeat=length)
+            if allowed(target, limit, prefix, least, config.no_repeat_ngram)
+        ]
+        if not targets:
+            continue
+        for target, steps, received in zip(
+            targets, *probabilities(models, source, keep, targets), strict=True
+        ):
             total, finished = float(steps.sum()), target[-1] == EOS
-            penalty = config.coverage_penalty * float(seen.clamp(max=1).log().sum())
+            penalty = config.coverage_penalty * float(received.clamp(max=1).log().sum())
             score = total / length**config.length_penalty + penalty
             found.append(Hypothesis(list(target[: length - finished]), total, score, finished))
     return sorted(found, key=lambda hypothesis: -hypothesis.score)
@@ -142,7 +154,7 @@ def test_forbidden_tokens_are_never_generated(beam_size: int, samples: int | Non
             assert length // 2 + 3 <= len(target) <= length + 6
             bigrams = list(itertools.pairwise(target[max(0, len(prefix) - 1) :]))
             assert len(set(bigrams)) == len(bigrams)
-            steps, _ = probabilities([model], source[row], keep[row], target)
+            steps, _ = probabilities([model], source[row], keep[row], [target])
             assert hypothesis.log_prob == pytest.approx(float(steps.sum()), abs=1e-9)
 
 
@@ -232,8 +244,8 @@ def test_coverage_lets_the_translation_win_that_looks_at_every_word() -> None:
         config = options(beam_size=50, coverage_penalty=beta, max_length_ratio=0.0, max_length_offset=4)
         found.append([h[0].ids for h in search([model], source, keep, config)])
         for hypothesis in search([model], source, keep, config)[0]:
-            _, seen = probabilities([model], source[0], keep[0], tokens(hypothesis, EOS))
-            missing = float(seen.clamp(max=1).log().sum())
+            _, received = probabilities([model], source[0], keep[0], [tokens(hypothesis, EOS)])
+            missing = float(received.clamp(max=1).log().sum())
             target = tokens(hypothesis, EOS)
             assert hypothesis.score == pytest.approx(hypothesis.log_prob / len(target) + beta * missing)
             assert missing < 0 and math.isfinite(missing)

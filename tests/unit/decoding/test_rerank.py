@@ -1,8 +1,7 @@
 """`mtrain rerank`: the choice among translations by a model of the opposite direction."""
 
+import io
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -49,12 +48,14 @@ def test_the_weight_of_the_reverse_model_decides(mtrain, run_dir, folder, weight
     assert (folder / "out").read_text() == out
 
 
-def test_utf8_is_written_whatever_the_locale(run_dir, folder):
+def test_utf8_is_written_whatever_the_locale(mtrain, run_dir, folder, monkeypatch):
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", stdout)
     (folder / "in.de").write_text("Es regnet.\n")
     (folder / "in.jsonl").write_text(n_best([("Très bien, żółw.", -0.1)]))
-    command = [sys.executable, "-m", "mtrain", "rerank", str(run_dir), *JOB]
-    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "latin-1"})
-    assert done.stdout.decode() == "Très bien, żółw.\n"
+    assert mtrain("rerank", run_dir, *JOB)[0] == 0
+    stdout.flush()
+    assert stdout.buffer.getvalue().decode() == "Très bien, żółw.\n"
 
 
 def test_the_value_is_the_score_of_translate_plus_the_weighted_score_of_score(mtrain, run_dir, folder):

@@ -48,9 +48,9 @@ def test_low_precision_as_on_a_gpu_gives_the_same_translations(
 def test_low_precision_gives_the_same_translations(translator: Translator, monkeypatch) -> None:
     monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
     for beam_size in (1, 4):
-        rounded = translator.with_settings(precision="bf16", workers=2, beam_size=beam_size)
-        found = rounded.translate(SOURCES * 20)
-        assert [t.text for t in found] == TARGETS * 20
+        rounded = translator.with_settings(precision="bf16", beam_size=beam_size)
+        found = rounded.translate(SOURCES * 5)
+        assert [t.text for t in found] == TARGETS * 5
         exact = translator.with_settings(beam_size=beam_size).translate(SOURCES)
         assert [t.log_prob for t in found[:8]] != [t.log_prob for t in exact]
         assert [t.log_prob for t in found[:8]] == pytest.approx([t.log_prob for t in exact], abs=0.2)
@@ -74,14 +74,14 @@ def test_translations_do_not_depend_on_the_batch(
     """To the last bit of the scores: rows of a batch share no rounding."""
     monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
     fixed = translator.with_settings(precision=precision, workers=1, **settings)
-    lines = [*words_of(30, seed=8), *(" ".join(words_of(5, seed=n)) for n in range(5))]
+    lines = [*words_of(12, seed=8), *(" ".join(words_of(5, seed=n)) for n in range(3))]
     count = fixed.decoding.hypotheses
     alone = fixed.with_settings(batch_tokens=1).translate(lines, n_best=count)  # one line at a time
     for tokens in (100, 1000, 100_000):
         assert fixed.with_settings(batch_tokens=tokens).translate(lines, n_best=count) == alone
     if "samples" not in settings:  # samples are numbered by line
         assert fixed.translate(lines[::-1], n_best=count) == alone[::-1]
-    assert len({found.score for found in alone}) > 25
+    assert len({found.score for found in alone}) > 12
 
 
 def test_settings_share_weights_and_workers(translator: Translator) -> None:

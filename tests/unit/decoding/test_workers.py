@@ -1,4 +1,4 @@
-"""Threads and worker processes: they change no translation, and nothing remains of a closed translator."""
+"""Threads and worker processes: translations do not change, and a closed translator frees everything."""
 
 import gc
 import os
@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,15 +29,28 @@ def children() -> set[int]:
     return {int(pid) for pid in found.split()}
 
 
-@contextmanager
-def with_process(run_dir: Path) -> Iterator[Translator]:
-    """A translator with a running worker process. To start one takes seconds: it imports PyTorch."""
-    with Translator.load(run_dir, "cpu", ["decoding.batch_tokens=1024"], workers=2) as translator:
-        assert translator.workers.start() == 1
-        yield translator
+@pytest.fixture(scope="module")
+def started() -> Iterator[list[Translator]]:
+    """The translators that `helped` has loaded."""
+    translators: list[Translator] = []
+    yield translators
+    for translator in translators:
+        translator.close()
 
 
-def test_threads_may_share_a_translator(translator: Translator) -> None:
+@pytest.fixture
+def helped(started: list[Translator], run_dir: Path) -> Translator:
+    """A translator with a running worker process.
+
+    Tests share it unless one killed the process: starting another takes seconds, because it imports PyTorch.
+    """
+    if not started or not started[-1].workers.pids():
+        started.append(Translator.load(run_dir, "cpu", ["decoding.batch_tokens=1024"], workers=2))
+        assert started[-1].workers.start() == 1
+    return started[-1]
+
+
+def test_threads_can_share_a_translator(translator: Translator) -> None:
     lines = words_of(40, seed=2)
     expected = translator.translate(lines)
     with ThreadPoolExecutor(4) as pool:
@@ -46,34 +58,34 @@ def test_threads_may_share_a_translator(translator: Translator) -> None:
             assert found == expected
 
 
-def test_a_worker_process_changes_nothing_and_is_not_missed_when_it_is_killed(run_dir: Path, caplog) -> None:
-    with with_process(run_dir) as helped:
-        alone = helped.with_settings(workers=1)
-        assert helped.translate(LINES, alignments=True) == alone.translate(LINES, alignments=True)
-        assert helped.workers.sent > 0
-        [two, one] = [each.with_settings(beam_size=2) for each in (helped, alone)]
-        assert two.workers is helped.workers  # its process decodes with other settings, too
-        expected = one.translate(LINES, n_best=2)
-        assert two.translate(LINES, n_best=2) == expected
-        [pid] = helped.workers.pids()
-        os.kill(pid, signal.SIGKILL)  # as the system does to get memory
-        assert two.translate(LINES, n_best=2) == expected
-        assert "a worker process failed (exit code -9); decoding continues without" in caplog.text
-        assert two.translate(LINES, n_best=2) == expected and helped.workers.start() == 0
+def test_an_error_in_a_worker_process_is_raised_in_this_process(helped: Translator) -> None:
+    broken = helped.with_settings(no_repeat_ngram=1, min_length_offset=400, max_length_offset=400)
+    for _ in range(2):  # the worker process survives the error
+        sent = helped.workers.sent
+        with pytest.raises(UsageError, match="exclude every translation"):
+            broken.translate(LINES)
+        assert helped.workers.sent > sent
+    assert helped.workers.start() == 1
 
 
-def test_an_error_in_a_worker_process_is_raised_here(run_dir: Path) -> None:
-    with with_process(run_dir) as translator:
-        broken = translator.with_settings(no_repeat_ngram=1, min_length_offset=400, max_length_offset=400)
-        for _ in range(2):  # the process survives it
-            sent = translator.workers.sent
-            with pytest.raises(UsageError, match="exclude every translation"):
-                broken.translate(LINES)
-            assert translator.workers.sent > sent
-        assert translator.workers.start() == 1
+def test_translations_are_the_same_with_a_worker_process_and_after_it_is_killed(
+    helped: Translator, caplog
+) -> None:
+    alone, sent = helped.with_settings(workers=1), helped.workers.sent
+    assert helped.translate(LINES, alignments=True) == alone.translate(LINES, alignments=True)
+    assert helped.workers.sent > sent
+    [two, one] = [each.with_settings(beam_size=2) for each in (helped, alone)]
+    assert two.workers is helped.workers  # the same process decodes with other settings, too
+    expected = one.translate(LINES, n_best=2)
+    assert two.translate(LINES, n_best=2) == expected
+    [pid] = helped.workers.pids()
+    os.kill(pid, signal.SIGKILL)  # as the kernel does when it runs out of memory
+    assert two.translate(LINES, n_best=2) == expected
+    assert "a worker process failed (exit code -9); decoding continues without" in caplog.text
+    assert two.translate(LINES, n_best=2) == expected and helped.workers.start() == 0
 
 
-def test_worker_processes_that_cannot_start_are_not_missed(
+def test_decoding_continues_without_worker_processes_that_cannot_start(
     translator: Translator, monkeypatch, caplog
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/does/not/exist")
@@ -107,8 +119,8 @@ def test_worker_processes_start_once_there_is_enough_work(run_dir: Path) -> None
         assert translator.workers.start() == 0
 
 
-def test_many_short_lines_make_small_batches(translator: Translator) -> None:
-    """Each row has logits over the whole vocabulary, however short its source is."""
+def test_the_number_of_lines_in_a_batch_is_limited(translator: Translator) -> None:
+    """Each line has logits over the whole vocabulary, however short it is."""
     sizes = [len(rows) for rows in translator.workers.batches(translator.decoding, [1] * 3000)]
     assert sum(sizes) == 3000 and max(sizes) <= translator.decoding.batch_tokens // 5 // 16
 
@@ -117,14 +129,16 @@ def test_many_short_lines_make_small_batches(translator: Translator) -> None:
 
 
 @linux
-@pytest.mark.parametrize("how", ["leave", "drop"])
-def test_nothing_remains_of_a_closed_or_dropped_translator(run_dir: Path, how: str) -> None:
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_a_closed_or_dropped_translator_frees_its_memory_and_ends_its_processes(
+    run_dir: Path, how: str
+) -> None:
     before = children()
     translator = Translator.load(run_dir, "cpu", workers=2)
     assert translator.workers.start() == 1 and len(children() - before) == 1
     models = [weakref.ref(model) for model in translator.models]
     weights = weakref.ref(translator.models[0].source_embedding.weight)
-    if how == "leave":
+    if how == "close":
         with translator:
             translator.translate(SOURCES)
     else:
@@ -134,16 +148,16 @@ def test_nothing_remains_of_a_closed_or_dropped_translator(run_dir: Path, how: s
     assert children() == before
 
 
-def test_a_closed_translator_says_so(run_dir: Path) -> None:
+def test_using_a_closed_translator_is_an_error(run_dir: Path) -> None:
     with Translator.load(run_dir, "cpu") as translator:
         pass
     for use in (lambda: translator.translate(["It rains."]), lambda: translator.with_settings(beam_size=1)):
         with pytest.raises(ValueError, match="this Translator is closed"):
             use()
-    translator.close()  # again
+    translator.close()  # closing twice is allowed
 
 
-def test_what_shares_the_models_can_go_on_after_one_is_closed(run_dir: Path) -> None:
+def test_translators_that_share_models_still_work_after_one_is_closed(run_dir: Path) -> None:
     with Translator.load(run_dir, "cpu") as translator:
         greedy, rounded = translator.with_settings(beam_size=1), translator.with_settings(precision="bf16")
     for other in (greedy, rounded, greedy.with_settings(precision="bf16")):
@@ -154,22 +168,19 @@ def test_what_shares_the_models_can_go_on_after_one_is_closed(run_dir: Path) -> 
 
 
 @linux
-def test_translators_are_loaded_and_dropped_50_times(run_dir: Path) -> None:
-    def once(number: int) -> list[str]:
-        translator = Translator.load(run_dir, "cpu", workers=2)
-        if number == 30:
-            translator.workers.start()
+def test_memory_does_not_grow_when_translators_are_loaded_and_dropped_50_times(run_dir: Path) -> None:
+    def load_and_translate(_: int) -> list[str]:
+        translator = Translator.load(run_dir, "cpu", ["decoding.beam_size=1"], workers=2)
         return [found.text for found in translator.translate(SOURCES)]
 
-    before, sizes = children(), []
+    sizes = []
     for number in range(50):
-        assert once(number) == TARGETS
+        assert load_and_translate(number) == TARGETS
         gc.collect()
         sizes.append(resident())
-    assert children() == before
     assert sizes[-1] - sizes[9] < 32 * 2**20
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(once, range(12))) == [TARGETS] * 12
+        assert list(pool.map(load_and_translate, range(12))) == [TARGETS] * 12
 
 
 def resident() -> int:
@@ -178,9 +189,10 @@ def resident() -> int:
 
 
 SERVER = """
-import os, sys
+import os, signal, sys, time
 import torch
 from mtrain import Translator
+signal.alarm(120)  # in case that it hangs
 torch.set_num_threads(2)
 lines = sys.argv[2:] * 10
 translator = Translator.load(sys.argv[1], "cpu", ["decoding.batch_tokens=256"], workers=2)
@@ -195,34 +207,27 @@ if child == 0:  # as a server does that loads before it forks
 _, status = os.waitpid(child, 0)
 print("child", status)
 sent = translator.workers.sent
-while translator.workers.sent == sent:  # the child's end was not the end of the parent's processes
+while translator.workers.sent == sent:  # the parent's worker process still runs after the child has ended
     assert [found.text for found in translator.translate(lines)] == texts
-print("parent", len(translator.workers.pids()))
+print("workers", *translator.workers.pids(), flush=True)
+time.sleep(60)
 """
 
 
 @linux
-def test_a_fork_translates_alike_and_leaves_its_parent_alone(run_dir: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SERVER, str(run_dir), *SOURCES], capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout == "child 0\nparent 1\n", done.stderr
-    assert "failed" not in done.stderr
-
-
-@linux
-def test_worker_processes_end_with_a_parent_that_is_killed(run_dir: Path) -> None:
-    script = (
-        "import sys, time; from mtrain import Translator; "
-        "translator = Translator.load(sys.argv[1], 'cpu', workers=2); translator.workers.start(); "
-        "print(*translator.workers.pids(), flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(run_dir)], stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        [pid] = map(int, parent.stdout.readline().split())
-        parent.kill()
+def test_worker_processes_survive_a_fork_of_the_server_but_not_its_end(run_dir: Path, tmp_path: Path) -> None:
+    """The forked process translates, too. The server ends without cleaning up, because it is killed."""
+    command = [sys.executable, "-c", SERVER, str(run_dir), *SOURCES]
+    with (
+        (tmp_path / "stderr").open("w") as stderr,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as server,
+    ):
+        assert server.stdout is not None
+        child, workers = server.stdout.readline(), server.stdout.readline().split()
+        server.kill()
+    errors = (tmp_path / "stderr").read_text()
+    assert child == "child 0\n" and "failed" not in errors, errors
+    [pid] = map(int, workers[1:])
     end = time.monotonic() + 20
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.05)
@@ -242,7 +247,7 @@ def settings():
     libc = ctypes.CDLL(None)
     libc.mallinfo2.restype, libc.malloc.restype = Allocated, ctypes.c_void_p
     before = libc.mallinfo2().hblks
-    libc.malloc(ctypes.c_size_t(64 << 20))  # the default is to map so large a block
+    libc.malloc(ctypes.c_size_t(64 << 20))  # by default, glibc maps a block of this size
     threads = []
     new = threading.Thread(target=lambda: threads.append(torch.get_num_threads()))
     new.start()

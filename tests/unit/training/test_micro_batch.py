@@ -1,7 +1,5 @@
 """The size of micro-batches, chosen from the memory that they keep for the backward pass."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -87,16 +85,16 @@ def test_memory_is_that_of_the_machine_or_the_lowest_limit_of_a_cgroup(tmp_path,
     assert found == expected if expected else 2**28 < found < 2**48
 
 
-def test_memory_is_at_most_the_limit_of_the_address_space():
-    code = """if True:
-        import resource, torch
-        from mtrain.training.micro_batch import available_memory
-        resource.setrlimit(resource.RLIMIT_AS, (2**36, 2**36))
-        limited = available_memory(torch.device("cpu"))
-        resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**36))
-        print(limited <= 2**36 and available_memory(torch.device("cpu")) <= 2**35)
-    """
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
+def test_memory_is_at_most_the_limit_of_the_address_space(monkeypatch):
+    resource = pytest.importorskip("resource")
+
+    def memory_with(limit: int) -> int:
+        limits = {resource.RLIMIT_AS: (limit, resource.RLIM_INFINITY)}
+        monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+        return available_memory(CPU)
+
+    assert [memory_with(limit) for limit in (2**26, 2**27)] == [2**26, 2**27]
+    assert memory_with(resource.RLIM_INFINITY) > 2**27
 
 
 def test_a_micro_batch_holds_the_longest_other_segmentation(make_config, set_memory):
