@@ -1,4 +1,4 @@
-"""Averages of the weights, which are validated and published in place of the trained weights."""
+"""Averages of the weights, which are validated and published instead of the trained weights."""
 
 import logging
 from collections.abc import Iterator
@@ -20,27 +20,29 @@ class WeightAverage:
     """An exponential moving average over steps (`ema_decay`; Polyak and Juditsky 1992), the mean of the
     newest checkpoints (`average_checkpoints`; Vaswani et al. 2017, section 6.1), or neither.
 
-    `weights` holds the averaged weights by name. It is empty if the trained weights are used as they are.
+    `weights` has the averaged weights by name. It is empty if there is no average at the current step.
     """
 
     def __init__(self, model: nn.Module, recipe: TrainingConfig):
         self.model, self.decay, self.count = model, recipe.ema_decay, recipe.average_checkpoints
         self.checkpoint_every = recipe.checkpoint_every
         self.weights: dict[str, Tensor] = {}
-        self._verified: set[Path] = set()  # checkpoints; hashing them again each time would take long
+        self._verified: set[Path] = set()  # checkpoints, so that each is hashed only once
         if self.decay is not None:
             self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     def update(self, step: int) -> None:
-        """Update the moving average after `step`. Its decay increases to the configured value, so that the
-        random initial weights do not dominate at first."""
+        """Update the moving average after `step`.
+
+        The decay increases to the configured value, so that the initial weights do not dominate at first.
+        """
         if self.decay is not None:
             decay = min(self.decay, (1 + step) / (10 + step))
             current = [p.detach() for p in self.model.parameters()]
             update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
             update(list(self.weights.values()), current, None)
         else:
-            self.weights = {}  # the mean of an earlier step
+            self.weights = {}  # the mean was that of an earlier step
 
     def load(self, folder: Path) -> None:
         """Restore the average from a checkpoint. Raises ModelError if its tensors do not fit the model."""
@@ -49,12 +51,12 @@ class WeightAverage:
             return
         tensors, parameters = load_tensors(file), dict(self.model.named_parameters())
         if {n: t.shape for n, t in tensors.items()} != {n: p.shape for n, p in parameters.items()}:
-            raise ModelError(f"{file}: its tensors are not those of the model")
+            raise ModelError(f"{file}: its tensors differ from those of the model")
         self.weights = {name: tensors[name].to(p.device, copy=True) for name, p in parameters.items()}
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Give the model the averaged weights within the block, and its own weights back afterwards."""
+        """A context manager that gives the model the averaged weights, and restores its own on exit."""
         trained = {name: p.data for name, p in self.model.named_parameters()}
         for name, parameter in self.model.named_parameters():
             parameter.data = self.weights.get(name, trained[name])
@@ -65,7 +67,7 @@ class WeightAverage:
                 parameter.data = trained[name]
 
     def average_checkpoints(self, run_dir: Path) -> None:
-        """Average the current weights and up to `count` - 1 checkpoints before them, if so configured."""
+        """Average the current weights with those of the newest `count` - 1 checkpoints."""
         if self.count == 1:
             return
         mean = {name: p.detach().clone() for name, p in self.model.named_parameters()}
@@ -80,6 +82,6 @@ class WeightAverage:
                 log.warning("%s; left out of the average", error)
                 continue
             number += 1
-            for name, tensor in weights.items():  # frozen weights stay the same
+            for name, tensor in weights.items():  # frozen weights do not change
                 mean[name].lerp_(tensor.to(mean[name].device), 1 / number)
         self.weights = mean

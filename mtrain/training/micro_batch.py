@@ -1,4 +1,4 @@
-"""Choosing `training.micro_batch_tokens` from the memory of the device, before training starts."""
+"""Chooses `training.micro_batch_tokens` by the memory of the device, before training starts."""
 
 import os
 import sys
@@ -13,15 +13,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from mtrain.data.batch import Batch
 from mtrain.training.step import Learner
 
-SHARE = 0.5  # of the memory, for activations; the rest is for weights, optimizer and other programs
-CPU_TOKENS = 16384  # larger micro-batches are not faster on a CPU; 1,024 and 4,096 differed by a tenth
+ACTIVATION_SHARE = 0.5  # of the memory; the rest is for weights, optimizer and other programs
+MAX_CPU_TOKENS = 16384  # larger micro-batches are not faster on a CPU; 1,024 and 4,096 differed by 10%
 
 
 def available_memory(device: torch.device, root: Path = Path("/")) -> int:
     """Bytes of memory that this process may use on a device.
 
-    On a CPU, this is the machine's memory or the lowest limit of this process: RLIMIT_AS, or that of its
-    cgroup or of one above it (versions 1 and 2), as containers have. `root` is where /proc and /sys are.
+    On a CPU, this is the smallest of the machine's memory, RLIMIT_AS, and the limits of the process's cgroups
+    and their parents (versions 1 and 2), which containers set. `root` contains /proc and /sys.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
@@ -45,7 +45,7 @@ def _address_space_limit() -> list[int]:
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
-    """The memory limits of the process's cgroups and of all cgroups above them."""
+    """Yield the memory limits of the process's cgroups and of all their parents."""
     mount = root / "sys/fs/cgroup"
     groups = [(mount, "memory.max", "/"), (mount / "memory", "memory.limit_in_bytes", "/")]
     with suppress(OSError, ValueError):
@@ -57,47 +57,51 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
                 groups.append((mount / "memory", "memory.limit_in_bytes", path))
     for folder, name, path in groups:
         group = folder / path.strip("/")
-        for place in (group, *group.parents):
+        for ancestor in (group, *group.parents):
             with suppress(OSError, ValueError):  # "max" means no limit
-                yield int((place / name).read_text())
-            if place == folder:
+                yield int((ancestor / name).read_text())
+            if ancestor == folder:
                 break
 
 
 def activation_bytes(learner: Learner, batch: Batch) -> int:
-    """Bytes that a forward pass keeps for the backward pass, not counting the weights."""
+    """Bytes of the activations that a forward pass saves for the backward pass."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in learner.model.parameters()}
-    kept: dict[int, Tensor] = {}  # by address; keeping the tensors alive makes addresses unique
+    saved: dict[int, Tensor] = {}  # by address, which is unique as long as the tensors are alive
 
-    def note(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
+    def save(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     with (
         learner.preserve_rng_state(),
         torch.compiler.set_stance("force_eager"),  # do not compile for this shape
-        saved_tensors_hooks(note, lambda tensor: tensor),
+        saved_tensors_hooks(save, lambda tensor: tensor),
     ):
         learner.loss(learner.model, batch)
-    return sum(tensor.untyped_storage().nbytes() for at, tensor in kept.items() if at not in weights)
+    return sum(
+        tensor.untyped_storage().nbytes() for address, tensor in saved.items() if address not in weights
+    )
 
 
 def choose_micro_batch_tokens(learner: Learner, longest: int, batch_tokens: int, memory: int) -> int:
-    """Padded tokens of a micro-batch: `batch_tokens`, on a CPU at most CPU_TOKENS, halved until the
-    activations of all workers fit in `memory` bytes; at least the length of the longest sentence.
+    """Choose the number of padded tokens of a micro-batch: `batch_tokens` (on a CPU, at most MAX_CPU_TOKENS),
+    halved until the activations of all workers fit in `memory` bytes, but no less than `longest`.
 
-    It depends on the recipe, the longest sentence and the machine only, so that a resumed run splits its
-    steps as before.
+    `longest` is the length of the longest sentence. The number depends only on the recipe, the longest
+    sentence and the machine, so that a resumed run has the same micro-batches.
     """
 
     def batch(rows: int) -> Batch:
         ids = torch.zeros(rows, longest, dtype=torch.int64)
         return Batch(ids, torch.ones_like(ids, dtype=torch.bool), ids, ids, ids.numel(), [0] * rows)
 
-    few, more = (activation_bytes(learner, batch(rows)) for rows in (2, 4))
-    each = (more - few) / (2 * longest)  # bytes per token, without those of the whole batch
-    workers, once = len(learner.replicas), max(0, few - 2 * longest * each)
-    tokens = batch_tokens if learner.device.type == "cuda" else min(batch_tokens, max(longest, CPU_TOKENS))
-    while tokens // 2 >= longest and (tokens * each + once) * workers > SHARE * memory:
+    small, large = (activation_bytes(learner, batch(rows)) for rows in (2, 4))
+    per_token = (large - small) / (2 * longest)
+    workers, per_batch = len(learner.replicas), max(0, small - 2 * longest * per_token)
+    tokens = (
+        batch_tokens if learner.device.type == "cuda" else min(batch_tokens, max(longest, MAX_CPU_TOKENS))
+    )
+    while tokens // 2 >= longest and (tokens * per_token + per_batch) * workers > ACTIVATION_SHARE * memory:
         tokens //= 2
     return tokens

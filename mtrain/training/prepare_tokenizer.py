@@ -38,18 +38,20 @@ def tokenize(config: Config, force: bool = False) -> Tokenizer:
 
 
 def vocab_size_is_automatic(config: Config) -> bool:
-    """Whether `model.preset: auto` chooses the vocabulary size of an unresolved config."""
+    """Whether `model.preset: auto` chooses the vocabulary size. `config` must not be resolved yet."""
     return config.model.preset == "auto" and "vocab_size" not in config.tokenizer.model_fields_set
 
 
 def use_learned_vocab_size(config: Config) -> Config:
-    """The config with the vocabulary size that was learned, which `RUN/config.yaml` then states too. It is
-    smaller than the automatic choice if the text is too small for that."""
-    settings = Path(config.run_dir) / "tokenizer/config.yaml"
-    recipe = validate(TokenizerConfig, read_yaml_file(settings), str(settings))
-    if recipe == config.tokenizer:
+    """Set the vocabulary size to that of the learned tokenizer, in `RUN/config.yaml` too.
+
+    It is smaller than the automatic choice if the text is too small for that.
+    """
+    file = Path(config.run_dir) / "tokenizer/config.yaml"
+    learned = validate(TokenizerConfig, read_yaml_file(file), str(file))
+    if learned == config.tokenizer:
         return config
-    config = config.model_copy(update={"tokenizer": recipe})
+    config = config.model_copy(update={"tokenizer": learned})
     write_config(config)
     return config
 
@@ -57,7 +59,7 @@ def use_learned_vocab_size(config: Config) -> Config:
 def prepare_tokenizer(
     config: Config, scanner: CorpusScanner | None = None, force: bool = False, reduce_vocab_size: bool = False
 ) -> Tokenizer:
-    """The tokenizer of the run. If it has none, learn it from the training text or copy `tokenizer.path`.
+    """The tokenizer of the run. If there is none, learn it from the training text or copy `tokenizer.path`.
 
     With `reduce_vocab_size`, a `vocab_size` that is too large for the text is replaced by the largest
     possible one. Raises UsageError if the existing tokenizer was learned with other settings, or if
@@ -65,28 +67,29 @@ def prepare_tokenizer(
     missing.
     """
     scanner = scanner or CorpusScanner(config.data, config.seed, Path(config.run_dir))
-    run_dir, recipe = Path(config.run_dir), config.tokenizer
+    run_dir, settings = Path(config.run_dir), config.tokenizer
     folder = run_dir / "tokenizer"
-    settings, learned_from = folder / "config.yaml", folder / "learnt-from.json"
+    settings_file, learned_from = folder / "config.yaml", folder / "learnt-from.json"
     trained = bool(checkpoint_folders(run_dir))
 
-    def contents() -> str:
+    def hashes() -> str:
         return json.dumps(scanner.training_hashes) + "\n"
 
     if force and trained:
         raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")
-    if settings.exists() and not force:
-        learned = validate(TokenizerConfig, read_yaml_file(settings), str(settings))
-        if reduce_vocab_size and learned.vocab_size <= recipe.vocab_size:
-            recipe = recipe.model_copy(update={"vocab_size": learned.vocab_size})
-        if learned != recipe:
+    if settings_file.exists() and not force:
+        learned = validate(TokenizerConfig, read_yaml_file(settings_file), str(settings_file))
+        if reduce_vocab_size and learned.vocab_size <= settings.vocab_size:
+            settings = settings.model_copy(update={"vocab_size": learned.vocab_size})
+        if learned != settings:
             raise UsageError(
                 f"{folder}: was learned with other tokenizer settings; restore them, or replace it with "
                 "`mtrain tokenize CONFIG --force`"
             )
-        if not trained and learned_from.exists() and learned_from.read_text(encoding="utf-8") != contents():
+        if not trained and learned_from.exists() and learned_from.read_text(encoding="utf-8") != hashes():
             log.warning(
-                "data.train changed since the tokenizer was learned; replace it by `mtrain tokenize --force`"
+                "data.train has changed since the tokenizer was learned; to learn it again, run "
+                "`mtrain tokenize CONFIG --force`"
             )
         return Tokenizer(folder)
     if trained:
@@ -95,23 +98,23 @@ def prepare_tokenizer(
         )
 
     def fill(temporary: Path) -> None:
-        learned = recipe
-        if recipe.path is None:
+        learned = settings
+        if settings.path is None:
             text = scanner.result.text
             sides = (lambda: text.side(0)), (lambda: text.side(1))
-            size = train_tokenizer(recipe, *sides, temporary, config.seed, reduce_vocab_size)
-            learned = recipe.model_copy(update={"vocab_size": size})
-            write_text(temporary / learned_from.name, contents())
+            size = train_tokenizer(settings, *sides, temporary, config.seed, reduce_vocab_size)
+            learned = settings.model_copy(update={"vocab_size": size})
+            write_text(temporary / learned_from.name, hashes())
         else:
-            copy_tokenizer(tokenizer_folder(Path(recipe.path)), temporary)
-        write_text(temporary / settings.name, to_yaml(learned))
+            copy_tokenizer(tokenizer_folder(Path(settings.path)), temporary)
+        write_text(temporary / settings_file.name, to_yaml(learned))
 
     write_folder(folder, fill)
     return Tokenizer(folder)
 
 
 def existing_tokenizer(config: Config) -> Tokenizer | None:
-    """The tokenizer of the run or of `tokenizer.path`, if there is one already."""
+    """The tokenizer of the run or of `tokenizer.path`, if it exists already."""
     folder = Path(config.run_dir) / "tokenizer"
     if (folder / "config.yaml").exists():
         return Tokenizer(folder)

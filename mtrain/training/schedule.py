@@ -8,9 +8,9 @@ from mtrain.config.training import TrainingConfig
 def learning_rate(step: int, config: TrainingConfig, total_steps: int | None) -> float:
     """The learning rate of optimizer step `step`, counted from 1.
 
-    It increases linearly to the peak over `warmup_steps`. Then `inverse_sqrt` decays with the square root of
-    the step (Vaswani et al. 2017, section 5.3, scaled to the peak), `cosine` and `linear` decay to zero at
-    `total_steps`, and `constant` stays. `total_steps` is required by `cosine` and `linear` only.
+    It increases linearly to the peak over `warmup_steps`. Then `inverse_sqrt` decays with the inverse square
+    root of the step (Vaswani et al. 2017, section 5.3, scaled to the peak), `cosine` and `linear` decay to
+    zero at `total_steps`, and `constant` does not decay. Only `cosine` and `linear` require `total_steps`.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     if step < warmup:
@@ -20,5 +20,9 @@ def learning_rate(step: int, config: TrainingConfig, total_steps: int | None) ->
     if config.schedule == "inverse_sqrt":
         return peak * math.sqrt(max(warmup, 1) / step)
     assert total_steps is not None
-    done = min(1.0, (step - warmup) / max(1, total_steps - warmup))
-    return peak * (1 - done) if config.schedule == "linear" else peak * (1 + math.cos(math.pi * done)) / 2
+    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    return (
+        peak * (1 - progress)
+        if config.schedule == "linear"
+        else peak * (1 + math.cos(math.pi * progress)) / 2
+    )

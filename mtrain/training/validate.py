@@ -1,4 +1,4 @@
-"""Validation: the loss of the references, and the scores of decoded, detokenized text."""
+"""Validation: the loss on the references, and the scores of the decoded text."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ class Scores(NamedTuple):
 
 
 class Validator:
-    """The validation set, encoded once. Calling it scores a model."""
+    """Scores models on the validation set, which is encoded once."""
 
     def __init__(
         self,
@@ -49,18 +49,25 @@ class Validator:
         self.config, self.tokenizer, self.device = config, tokenizer, device
         self.metrics = make_metrics(("bleu", "chrf"), config.data.target_lang)
         beam_size = config.training.validation_beam_size
-        searched = {"beam_size": beam_size, "samples": None, "mbr": None}  # the same in all validations
-        self.decoding = config.decoding.model_copy(update=searched)
+        search = {
+            "beam_size": beam_size,
+            "samples": None,
+            "mbr": None,
+        }  # for validation, `decoding` sets the rest
+        self.decoding = config.decoding.model_copy(update=search)
         self.batches = self._encode(micro_batch_tokens)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the pairs, the vocabulary and the search; scores are comparable only if it is equal."""
+        """SHA-256 of the pairs, the vocabulary and the search settings.
+
+        Scores are comparable only if their fingerprints are equal.
+        """
         irrelevant = {"batch_tokens", "workers", "precision", "seed", "temperature", "top_k", "top_p"}
-        irrelevant |= {"alignment_layer"}  # which earlier versions did not have, either
+        irrelevant |= {"alignment_layer"}  # fingerprints of earlier versions lack it
         if self.decoding.beam_size == 1:
             irrelevant |= {"length_penalty", "stop"}
         search = self.decoding.model_dump(mode="json", exclude=irrelevant)
-        if self.config.training.best_metric == "nll":  # computed without a search
+        if self.config.training.best_metric == "nll":  # does not depend on the search
             search = {}
         value = [self.sources, self.references, self.tokenizer.fingerprint(), search]
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
@@ -79,7 +86,7 @@ class Validator:
         ]
 
     def __call__(self, model: Transformer) -> Scores:
-        """Score the model, and leave it in the mode (training or evaluation) that it was in."""
+        """Score the model in evaluation mode, then restore its mode."""
         training = model.training
         model.eval()
         try:
@@ -111,7 +118,7 @@ class Validator:
         try:
             with autocast(self.device, resolve_precision(self.device, self.config.training.precision)):
                 return choose_alignment_layer(model, self.tokenizer, pairs, self.device)
-        except Exception as error:  # training does not depend on it
+        except Exception as error:  # training can continue without it
             log.warning("the layer for word alignments could not be chosen: %s", error)
             return None
 
