@@ -1,4 +1,4 @@
-"""The average of several models' weights (Wortsman et al., "Model soups", ICML 2022, section 2)."""
+"""Averages the weights of several models (Wortsman et al., "Model soups", ICML 2022, section 2)."""
 
 import tempfile
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from mtrain.storage.atomic import require_new_folder
 
 
 def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = ()) -> None:
-    """Write the average of models, given as run or model folders, as the model folder `out`.
+    """Average the weights of models (run or model folders), and write the result to the model folder `out`.
 
-    Its settings are those of the first model, changed by `overrides` (`decoding.key=value`).
+    The other settings are those of the first model, changed by `overrides` (`decoding.key=value`).
 
     Raises UsageError if `out` exists, ModelError if a model is damaged or its architecture, vocabulary or
     languages differ from those of the first.
@@ -26,9 +26,9 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
     total = {name: tensor.double() for name, tensor in first.model.state_dict().items()}
     for path in paths[1:]:
         other = load_model(path)
-        if _kind(other) != _kind(first):
+        if _shared_settings(other) != _shared_settings(first):
             reason = "its languages, vocabulary or architecture differ from those of"
-            raise ModelError(f"{path}: {reason} {paths[0]}; only similar models can be averaged")
+            raise ModelError(f"{path}: {reason} {paths[0]}; only models that share them can be averaged")
         for name, tensor in other.model.state_dict().items():
             total[name] += tensor
     with tempfile.TemporaryDirectory() as folder:
@@ -40,9 +40,9 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
         save_model_folder(out, weights, to_yaml(first.config), first.tokenizer)
 
 
-def _kind(loaded: LoadedModel) -> tuple[object, ...]:
-    """What averaged models must have in common: all but dropout rates and, unless positions are learned, the
-    number of positions."""
+def _shared_settings(loaded: LoadedModel) -> tuple[object, ...]:
+    """The settings that averaged models must share: all but dropout rates and, unless positions are learned,
+    the number of positions."""
     network = loaded.config.model
     free = {key for key in type(network).model_fields if "dropout" in key}
     if network.positions != "learned":

@@ -22,14 +22,12 @@ from mtrain.storage.manifest import read_json, verify_folder
 log = logging.getLogger(__name__)
 
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
-
-
-INDEX = "index.json"  # in checkpoints/: which checkpoint is the best, which the last
+INDEX = "index.json"  # in checkpoints/: names the best and the last checkpoint
 
 
 @dataclass
 class TrainState:
-    """The progress of training: with weights and optimizer, all that is needed to resume."""
+    """The progress of training. Together with weights and optimizer, it is all that resuming requires."""
 
     step: int = 0  # optimizer steps taken
     epoch: int = 0
@@ -42,25 +40,25 @@ class TrainState:
     validations_without_improvement: int = 0
     skipped_steps: int = 0  # because of NaN or infinity
     skipped_in_a_row: int = 0
-    arithmetic: str = ""  # device, precision and versions, which decide the last bits of a step
+    arithmetic: str = ""  # what determines the exact results of a step: device, precision, versions
     tokenizer_fingerprint: str = ""
-    validation_fingerprint: str = ""  # of the validation pairs and the search behind the best score
+    validation_fingerprint: str = ""  # see Validator.fingerprint
     loss_scale: list[float] = field(default_factory=list)  # of fp16
     window: dict[str, float] = field(default_factory=dict)  # sums since the last line of metrics.jsonl
     data_fingerprint: str = ""
     rng: dict[str, str] = field(default_factory=dict)
     validation_due: bool = False  # saved before the validation of this step
     steps_in_first_epoch: int | None = None
-    best_alignment_layer: int | None = None  # decoder layer for word alignments, of the best model
+    best_alignment_layer: int | None = None  # decoder layer from which the best model takes word alignments
 
 
-# What a validation changes.
-_OUTCOME = (
+# The fields that a validation changes.
+_VALIDATION_FIELDS = (
     "step", "seconds", "best_step", "best_score", "best_alignment_layer", "validations_without_improvement",
     "validation_due",
 )  # fmt: skip
-# Checkpoints of earlier versions lack these keys.
-_ADDED_KEYS = {"batch_order", "validation_due", "steps_in_first_epoch", "best_alignment_layer"}
+# Fields that checkpoints of earlier versions lack.
+_ADDED_FIELDS = {"batch_order", "validation_due", "steps_in_first_epoch", "best_alignment_layer"}
 
 
 def checkpoint_folders(run_dir: Path, every: int = 1) -> list[Path]:
@@ -70,7 +68,7 @@ def checkpoint_folders(run_dir: Path, every: int = 1) -> list[Path]:
 
 
 def evaluation_weights(folder: Path) -> Path:
-    """The weights of a checkpoint to evaluate and publish: the averaged weights, if there are any."""
+    """The file with the weights to evaluate and publish: the averaged weights, if a checkpoint has any."""
     average = folder / "average.safetensors"
     return average if average.exists() else folder / "model.safetensors"
 
@@ -92,9 +90,9 @@ def save_checkpoint(
     """Write `checkpoints/step-NNNNNNNN` and update the index, then prune older checkpoints.
 
     The best checkpoint, the newest `keep`, and the newest `keep` at multiples of `every` steps are kept, so
-    that frequent interruptions never remove the latter. `average` holds the averaged weights to evaluate and
-    publish; empty if those are the model's. Raises StorageError stating the space needed and free; the older
-    checkpoints are then still there.
+    that frequent interruptions never remove the latter. `average` has the averaged weights; it is empty if
+    there are none. Raises StorageError stating the required and the free space; the older checkpoints are
+    then kept.
     """
     device = next(model.parameters()).device
     generators = {"cpu": torch.get_rng_state()}
@@ -130,8 +128,8 @@ def _name(step: int | None) -> str | None:
     return None if step is None else f"step-{step:08d}"
 
 
-def _write_index(run_dir: Path, state: TrainState, last: str, **validated: Any) -> None:
-    index = {"best": _name(state.best_step), "last": last, **validated}
+def _write_index(run_dir: Path, state: TrainState, last: str, **more: Any) -> None:
+    index = {"best": _name(state.best_step), "last": last, **more}
     write_atomically(run_dir / "checkpoints" / INDEX, json.dumps(index) + "\n")
 
 
@@ -140,27 +138,27 @@ def _prune(run_dir: Path, state: TrainState, keep: int, every: int) -> None:
     kept = {_name(state.best_step), *(path.name for path in newest)}
     for old in checkpoint_folders(run_dir):
         if old.name not in kept:
-            with suppress(OSError):  # renamed first, so that a half-deleted folder is never used
+            with suppress(OSError):  # renamed first, so that a partly deleted checkpoint is never used
                 shutil.rmtree(old.rename(old.with_name(f".{old.name}.tmp")))
 
 
 def record_validation(run_dir: Path, state: TrainState) -> None:
-    """Add the outcome of a validation to the index, because the checkpoint of the step was saved before it.
+    """Record the outcome of a validation in the index: the checkpoint of the step was saved before it.
 
     Raises StorageError.
     """
-    outcome = {key: getattr(state, key) for key in _OUTCOME}
+    outcome = {key: getattr(state, key) for key in _VALIDATION_FIELDS}
     _write_index(run_dir, state, last=str(_name(state.step)), validated=outcome)
 
 
 def restore_validation(run_dir: Path, state: TrainState) -> None:
-    """Take the outcome of the validation that followed a checkpoint from the index, if it was recorded there;
-    else the validation is still due."""
+    """Restore the outcome of the validation that followed a checkpoint, if the index has it. If not, the
+    validation is still due."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         outcome = read_json(run_dir / "checkpoints" / INDEX)["validated"]
         if state.validation_due and outcome["step"] == state.step:
             restored = TypeAdapter(TrainState).validate_python({**asdict(state), **outcome})
-            for key in _OUTCOME:
+            for key in _VALIDATION_FIELDS:
                 setattr(state, key, getattr(restored, key))
 
 
@@ -178,7 +176,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     try:
         values = read_json(file)
         known = {item.name for item in fields(TrainState)}
-        if differing := (known ^ values.keys()) - (_ADDED_KEYS - values.keys()):
+        if differing := (known ^ values.keys()) - (_ADDED_FIELDS - values.keys()):
             names = ", ".join(sorted(differing))
             raise ModelError(
                 f"{file}: missing or unknown: {names}; another version of mtrain may have written it"
@@ -187,14 +185,14 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             raise ModelError(f"{file}: the state of the random generator is missing")
         return Checkpoint(folder, TypeAdapter(TrainState).validate_python(values))
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ModelError(f"{file}: not the state of a checkpoint: {error}") from None
+        raise ModelError(f"{file}: not a valid checkpoint state: {error}") from None
 
 
 def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Restore the weights, the optimizer and the random generators, in place.
+    """Restore the weights, the optimizer and the random generators in place.
 
-    The state of a CUDA generator is restored on CUDA devices only. Raises ModelError if anything is missing
-    or does not fit.
+    The state of a CUDA generator is restored only if the model is on a CUDA device. Raises ModelError if
+    anything is missing or does not fit the model.
     """
     load_weights(model, checkpoint.folder / "model.safetensors")
     file = checkpoint.folder / "optimizer.safetensors"
@@ -217,12 +215,15 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
                 torch.cuda.set_rng_state(generator, device)
     except (ValueError, RuntimeError) as error:
         raise ModelError(
-            f"{checkpoint.folder / 'state.json'}: not the state of a random generator: {error}"
+            f"{checkpoint.folder / 'state.json'}: not a valid state of a random generator: {error}"
         ) from None
 
 
 def rename_newer_checkpoints(checkpoint: Checkpoint) -> None:
-    """Rename checkpoints newer than the one that training resumes from, so that none is resumed later."""
+    """Rename the checkpoints that are newer than `checkpoint`, from which training resumes, to superseded-*.
+
+    Otherwise, the next resume would start from one of them.
+    """
     for folder in checkpoint_folders(checkpoint.folder.parent.parent):
         if folder.name > checkpoint.folder.name:
             names = (f"superseded-{folder.name}{end}" for end in chain([""], map("-{}".format, count(2))))

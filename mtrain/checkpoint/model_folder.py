@@ -1,4 +1,4 @@
-"""Model folders: the weights, the tokenizer and the settings that translation needs, and nothing else."""
+"""Model folders, which contain only what translation needs: the weights, the tokenizer and the settings."""
 
 import hashlib
 import logging
@@ -40,12 +40,12 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
         return
     best = run_dir / "checkpoints" / f"step-{state.best_step:08d}"
     if not best.exists():  # pruned before training was resumed from an older checkpoint
-        log.warning("%s: does not exist any more; model/ is not updated", best)
+        log.warning("%s: no longer exists; model/ is not updated", best)
         return
     folder = run_dir / "model"
     contents = to_yaml(_folder_config(config, tokenizer, state.best_alignment_layer))
     with suppress(OSError, ValueError, LookupError, TypeError):
-        old, new = (read_json(place / MANIFEST) for place in (folder, best))
+        old, new = (read_json(path / MANIFEST) for path in (folder, best))
         same = old["model.safetensors"] == new[evaluation_weights(best).name]
         if same and (folder / "config.yaml").read_text(encoding="utf-8") == contents:
             return
@@ -69,9 +69,9 @@ def save_model_folder(folder: Path, weights: Path, contents: str, tokenizer: Tok
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the vocabularies, but not the files that only a run needs beside them."""
-    notes = shutil.ignore_patterns("config.yaml", "learnt-from.json", MANIFEST)
-    shutil.copytree(source, folder, ignore=notes, dirs_exist_ok=True)
+    """Copy the vocabularies of a tokenizer folder, without the files that only runs use."""
+    ignored = shutil.ignore_patterns("config.yaml", "learnt-from.json", MANIFEST)
+    shutil.copytree(source, folder, ignore=ignored, dirs_exist_ok=True)
 
 
 def tokenizer_folder(model: Path) -> Path:
@@ -85,7 +85,7 @@ def tokenizer_folder(model: Path) -> Path:
 
 
 class LoadedModel(NamedTuple):
-    """A model in eval mode with its tokenizer and settings."""
+    """A model in evaluation mode, with its tokenizer and settings."""
 
     model: Transformer
     tokenizer: Tokenizer
@@ -138,10 +138,12 @@ def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
     network = config.model
     sizes = (tokenizer.source_vocab_size, tokenizer.target_vocab_size)
     if sizes != (network.source_vocab_size, network.target_vocab_size):
-        raise ModelError(f"{folder}: the tokenizer has vocabulary sizes {sizes}; the model expects others")
+        expected = f"{network.source_vocab_size} and {network.target_vocab_size}"
+        found = f"the vocabulary sizes of the tokenizer are {sizes[0]} and {sizes[1]}"
+        raise ModelError(f"{folder}: {found}, but those of the model are {expected}")
     if (network.pad_id, network.unk_id, network.bos_id, network.eos_id) != tokenizer.special:
-        raise ModelError(f"{folder}: the special ids of the tokenizer are not those of the model")
-    with torch.device("meta"):  # allocates nothing before the weights are known to fit
+        raise ModelError(f"{folder}: the special token ids of the tokenizer differ from those of the model")
+    with torch.device("meta"):  # allocates no memory before the weights are known to fit
         model = Transformer(network)
     load_weights(model, evaluation_weights(folder))
     model.make_positions()
@@ -161,7 +163,7 @@ def _best_checkpoint(run_dir: Path) -> Path:
 
 
 def _folder_config(config: Config, tokenizer: Tokenizer, layer: int | None = None) -> ModelFolderConfig:
-    """The config of the model folder of a run. `layer` is the default of `decoding.alignment_layer`."""
+    """The config of the model folder of a run. `layer` is used if `decoding.alignment_layer` is not set."""
     decoding = config.decoding
     if decoding.alignment_layer is None:
         decoding = decoding.model_copy(update={"alignment_layer": layer})

@@ -1,4 +1,4 @@
-"""Tensors in safetensors files."""
+"""Loads tensors from safetensors files."""
 
 from pathlib import Path
 
@@ -20,8 +20,8 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, file: Path) -> None:
     """Load the weights of a model from a safetensors file. Parameters on the meta device are replaced.
 
-    Names and shapes are checked before any tensor is loaded. Raises ModelError naming what does not fit, or
-    tensors that hold NaN or infinity.
+    Names and shapes are checked before any tensor is loaded. Raises ModelError naming the tensors that are
+    missing, unexpected, of another shape, or not finite.
     """
     expected = model.state_dict()
     try:
@@ -30,15 +30,17 @@ def load_weights(model: nn.Module, file: Path) -> None:
             if shapes.keys() != expected.keys():
                 missing = sorted(expected.keys() - shapes) or "none"
                 extra = sorted(shapes.keys() - expected) or "none"
-                raise ModelError(f"{file}: tensors missing: {missing}; not expected: {extra}")
+                raise ModelError(f"{file}: missing tensors: {missing}; unexpected tensors: {extra}")
             for name, shape in shapes.items():
                 if shape != list(expected[name].shape):
-                    raise ModelError(f"{file}: {name} is {shape}; the model has {list(expected[name].shape)}")
+                    raise ModelError(
+                        f"{file}: {name} has shape {shape}; expected {list(expected[name].shape)}"
+                    )
             tensors = {name: stored.get_tensor(name) for name in shapes}
     except (OSError, SafetensorError, ValueError) as error:
         raise ModelError(f"{file}: cannot read: {error}") from None
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.isfinite().all():
-            raise ModelError(f"{file}: {name} holds NaN, infinity or integers")
+            raise ModelError(f"{file}: {name} contains NaN, infinity or integers")
         tensors[name] = tensor.to(expected[name].dtype)
     model.load_state_dict(tensors, assign=any(tensor.is_meta for tensor in expected.values()))

@@ -311,7 +311,7 @@ def test_the_best_checkpoint_may_be_missing(make_config, caplog):
     (run / "checkpoints" / best).rename(run / "gone")
     model = (run / "model/manifest.json").read_bytes()
     fit_on_cpu(make_config(training={"max_steps": 8, "keep_checkpoints": 3}))
-    assert f"{best}: does not exist any more; model/ is not updated" in caplog.text
+    assert f"{best}: no longer exists; model/ is not updated" in caplog.text
     assert (run / "model/manifest.json").read_bytes() == model
 
 

@@ -59,7 +59,10 @@ def test_models_that_cannot_be_averaged_are_named(mtrain, run_dir, relative, tmp
     other = relative(1, heads=8)  # tensors of the same shapes
     code, _, err = mtrain("average", run_dir, other, "-o", tmp_path / "mean")
     reason = f"its languages, vocabulary or architecture differ from those of {run_dir}"
-    assert code == 4 and one_line(err) == f"error: {other}: {reason}; only similar models can be averaged\n"
+    assert (
+        code == 4
+        and one_line(err) == f"error: {other}: {reason}; only models that share them can be averaged\n"
+    )
     assert not (tmp_path / "mean").exists()
     code, _, err = mtrain("average", run_dir, other, "-o", other)
     assert code == 2 and str(other) in one_line(err)  # exists and is not overwritten

@@ -54,10 +54,14 @@ def test_a_stale_model_folder_is_published_again(make_config):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("eos_id: 3", "eos_id: 2", "special ids of the tokenizer are not those of the model"),
-        ("target_vocab_size: 330", "target_vocab_size: 331", "the model expects others"),
-        ("d_model: 64", "d_model: 32", "the model has"),
-        ("encoder_layers: 2", "encoder_layers: 3", "tensors missing"),
+        ("eos_id: 3", "eos_id: 2", "special token ids of the tokenizer differ from those of the model"),
+        (
+            "target_vocab_size: 330",
+            "target_vocab_size: 331",
+            "sizes of the tokenizer are 330 and 330, but those of the model are 330 and 331",
+        ),
+        ("d_model: 64", "d_model: 32", "has shape"),
+        ("encoder_layers: 2", "encoder_layers: 3", "missing tensors"),
         ("norm: pre", "norm: before", "model.norm"),
     ],
 )
