@@ -35,15 +35,15 @@ def resolve_device(name: str) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
-    """Make a GPU the current device of the process, which libraries use by default."""
+    """Make a GPU the current device of the process, which is the default of libraries."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 
 def describe_numerics(device: torch.device, precision: str, compiled: bool, workers: int) -> str:
-    """Describe everything about the machine that affects the last bits of the results of a training step.
+    """Describe what determines the exact results of a training step, besides the config and the checkpoint.
 
-    The last bits of a sum depend on the number of threads and on the CPU instructions or the GPU.
+    The rounding of sums depends on the number of threads and on the CPU instructions or the GPU.
     """
     hardware = f"cpu ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"
     if device.type == "cuda":
@@ -78,7 +78,7 @@ def cpu_has_bf16() -> bool:
 
 
 def should_compile(device: torch.device, setting: str) -> bool:
-    """Whether the setting `training.compile` enables torch.compile on this device.
+    """Whether the setting of `training.compile` enables torch.compile on a device.
 
     `auto` enables it on GPUs that Triton supports (Volta and later), to launch fewer kernels; the speedup has
     not been measured. On a CPU, `auto` disables it: compilation requires a C++ compiler and takes a minute,
@@ -90,7 +90,7 @@ def should_compile(device: torch.device, setting: str) -> bool:
 
 
 def default_worker_count(device: torch.device) -> int:
-    """The number of parallel workers on a device: threads in training, processes in decoding.
+    """The default number of parallel workers on a device: threads in training, processes in decoding.
 
     On a CPU it is the number from 2 to 4 that leaves the fewest cores idle. (Only 2 was measured.) More
     threads would compete for Python's global lock, and each decoding process holds a copy of the model. On
@@ -150,7 +150,7 @@ def step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
 
 
 def multiply_all(tensors: Sequence[Tensor], factor: Tensor) -> None:
-    """Multiply tensors in place: by few kernels where PyTorch has an operation for it."""
+    """Multiply tensors in place, in a few kernels where PyTorch has an operation for it."""
     foreach = undocumented("_foreach_mul_")
     if foreach is not None and tensors:
         foreach(tensors, factor)
@@ -160,7 +160,7 @@ def multiply_all(tensors: Sequence[Tensor], factor: Tensor) -> None:
 
 
 def copy_to_host_async(values: Tensor) -> Callable[[], list[float]]:
-    """Start copying a vector to the host; returns a function that waits for the copy and returns the values.
+    """Start copying a vector to the host. Returns a function that waits for the copy and returns the values.
 
     An ordinary copy at that time would also wait for all work queued on the device in the meantime.
     """

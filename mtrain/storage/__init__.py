@@ -1,1 +1,1 @@
-"""Files and folders that survive crashes: atomic writes, manifests, locks, resumable output."""
+"""Crash-safe files and folders: atomic writes, manifests, locks, resumable output."""

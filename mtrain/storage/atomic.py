@@ -21,12 +21,12 @@ _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}  # file systems tha
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write UTF-8 text without translating its line ends."""
+    """Write UTF-8 text without translating line endings."""
     file.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Replace a small text file; readers see either the old or the new text. Raises StorageError."""
+    """Replace the contents of a small text file atomically. Raises StorageError."""
     temporary = file.with_name(f".{file.name}.tmp")
     try:
         write_text(temporary, text)
@@ -36,14 +36,14 @@ def write_atomically(file: Path, text: str) -> None:
 
 
 def replace_durably(temporary: Path, file: Path) -> None:
-    """Flush a complete temporary file to disk and give it the name `file`."""
+    """Flush a complete temporary file to disk and rename it to `file`."""
     _sync(temporary)
     temporary.replace(file)
     _sync(file.parent)
 
 
 def require_new_folder(folder: Path) -> None:
-    """Raise UsageError if an output folder is the working directory or already contains something."""
+    """Raise UsageError if an output folder is the working directory or is not empty."""
     if folder.resolve() == Path.cwd():
         raise UsageError(f"{folder}: is the working directory; give another folder")
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
@@ -54,7 +54,7 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
     """Call `fill` to write files into a temporary folder, then move that folder to `folder`.
 
     If anything fails, the previous contents of `folder` are kept. Raises StorageError if the disk is full or
-    not writable, and whatever `fill` raises.
+    not writable, and propagates the exceptions of `fill`.
     """
     temporary, old = _siblings(folder)
     try:
@@ -76,7 +76,7 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def recover(folder: Path) -> None:
-    """Clean up after an interrupted `write_folder`: restore the old contents, or remove the leftovers."""
+    """Clean up after an interrupted `write_folder`: restore the old contents, or remove temporary files."""
     temporary, old = _siblings(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     if old.exists() and not folder.exists():  # interrupted between the two renames
@@ -87,7 +87,7 @@ def recover(folder: Path) -> None:
 
 
 def _siblings(folder: Path) -> tuple[Path, Path]:
-    """The temporary names of a folder's new contents, and of its old contents during the swap."""
+    """The temporary names of the new contents of a folder and, during the swap, of the old contents."""
     return folder.with_name(f".{folder.name}.tmp"), folder.with_name(f".{folder.name}.old")
 
 

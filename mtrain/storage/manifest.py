@@ -9,17 +9,17 @@ from typing import Any
 from mtrain.errors import ModelError
 
 MANIFEST = "manifest.json"
-MAX_JSON_BYTES = 4 * 2**20  # bytes; the JSON files that describe a folder are far smaller
+MAX_JSON_BYTES = 4 * 2**20  # the JSON files that describe a folder are far smaller
 
 
 def sha256(file: Path) -> str:
-    """Hexadecimal SHA-256 of a file."""
+    """The SHA-256 of a file, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read_json(file: Path) -> Any:
-    """Parse a small JSON file. Raises OSError or ValueError if the file is not one."""
+    """Parse a JSON file of at most MAX_JSON_BYTES. Raises OSError or ValueError if that fails."""
     if not file.is_file() or file.stat().st_size > MAX_JSON_BYTES:  # reading from a pipe would block
         raise ValueError("not a small regular file")
     try:
@@ -29,14 +29,14 @@ def read_json(file: Path) -> Any:
 
 
 def write_manifest(folder: Path) -> None:
-    """List the size and the SHA-256 of every file in a folder."""
+    """Write the manifest of a folder."""
     files = [file for file in folder.rglob("*") if file.is_file() and file != folder / MANIFEST]
     entries = {file.relative_to(folder).as_posix(): _entry(file) for file in files}
     (folder / MANIFEST).write_bytes(_serialize(entries))
 
 
 def verify_folder(folder: Path, required: Sequence[str]) -> None:
-    """Compare every file of a folder with the manifest, which must list the `required` ones.
+    """Compare the files of a folder with its manifest, which must list the `required` files.
 
     Raises ModelError naming the first difference.
     """
@@ -50,7 +50,7 @@ def verify_folder(folder: Path, required: Sequence[str]) -> None:
         except (OSError, RuntimeError, ValueError):  # a symlink loop or an invalid name
             inside = False
         if not inside:
-            raise ModelError(f"{folder / MANIFEST}: {name} is a link or lies outside the folder")
+            raise ModelError(f"{folder / MANIFEST}: {name} is a link or is outside the folder")
         if not file.is_file():
             raise ModelError(f"{file}: missing")
         if _entry(file) != entry:

@@ -1,4 +1,4 @@
-"""An output file with one answer per input line that can be resumed after an interruption."""
+"""An output file with one answer per input line. After an interruption, writing it can be resumed."""
 
 import hashlib
 import json
@@ -17,11 +17,11 @@ from mtrain.storage.locks import try_lock
 
 log = logging.getLogger(__name__)
 
-SAVE_EVERY = 5.0  # seconds of work that a killed process loses at most
+SAVE_EVERY = 5.0  # seconds; a killed process loses at most this much work
 
 
-class Answered(NamedTuple):
-    """How much of the input is answered."""
+class OutputState(NamedTuple):
+    """How much of the input has been answered."""
 
     lines: int = 0
     sha256: str = hashlib.sha256().hexdigest()  # of these input lines
@@ -29,7 +29,7 @@ class Answered(NamedTuple):
 
 
 class ResumableOutput:
-    """Writes answers to FILE.part, and to FILE.part.json how many input lines they cover and for which job.
+    """Writes answers to FILE.part, and their number and the job to FILE.part.json.
 
     Used as a context manager:
 
@@ -43,26 +43,26 @@ class ResumableOutput:
     """
 
     def __init__(self, path: Path, job: dict[str, Any], resume: bool, save_every: float = SAVE_EVERY):
-        """`job` holds everything that determines the answers: resuming requires an equal one."""
+        """`job` contains everything that determines the answers. Resuming requires an equal job."""
         self.path, self.job, self.resume = path, json.loads(json.dumps(job)), resume
         self.part = path.with_name(f"{path.name}.part")
-        self.note = path.with_name(f"{path.name}.part.json")
+        self.state_file = path.with_name(f"{path.name}.part.json")
         self._digest = hashlib.sha256()  # of the input lines seen so far
-        self._done = self._saved = Answered()  # written; recorded in FILE.part.json
+        self._done = self._saved = OutputState()  # written to FILE.part; recorded in FILE.part.json
         self._save_every, self._saved_at = save_every, time.monotonic()
 
     @property
     def lines_done(self) -> int:
-        """Input lines that are answered, those before the interruption included."""
+        """Number of input lines that have been answered, including those before an interruption."""
         return self._done.lines
 
     @property
     def interrupted(self) -> bool:
-        """Whether there is a FILE.part that may be resumed."""
+        """Whether there is a FILE.part, which may be resumable."""
         return self.part.exists()
 
     def __enter__(self) -> Self:
-        """Raises UsageError if another process writes the file or another job was interrupted."""
+        """Raises UsageError if another process is writing the file, or if FILE.part cannot be resumed."""
         lock_file = self.part.with_name(f".{self.part.name}.lock")
         try:
             lock = try_lock(lock_file)
@@ -81,45 +81,45 @@ class ResumableOutput:
         return self
 
     def _open(self) -> None:
-        note = self._read_note()
-        if note and self.resume:
-            if note["job"] != self.job:
+        saved = self._read_state()
+        if saved and self.resume:
+            if saved["job"] != self.job:
                 raise UsageError(
                     f"{self.part}: was written with another model or other settings; "
                     "leave out --continue to start over"
                 )
-            self._done = self._saved = Answered(note["lines"], note["sha256"], note["bytes"])
-        elif note:
-            log.warning("%s is replaced; --continue would have resumed it", self.part)
+            self._done = self._saved = OutputState(saved["lines"], saved["sha256"], saved["bytes"])
+        elif saved:
+            log.warning("%s is overwritten; with --continue, it would have been resumed", self.part)
         try:
             self._stream = self.part.open("r+b" if self.part.exists() else "xb")
         except OSError as error:
             raise self._cannot_write(error) from None
         try:
-            self._stream.truncate(self._done.bytes)  # what was written after the note is answered again
+            self._stream.truncate(self._done.bytes)  # answers that are not recorded are computed again
             self._stream.seek(self._done.bytes)
             if not self.lines_done:
-                self._save()  # from now on, FILE.part is known to be mtrain's
+                self._save()  # marks FILE.part as written by mtrain
         except (OSError, StorageError) as error:
             self._stream.close()
             if not self.lines_done:
                 self._remove()
             raise error if isinstance(error, StorageError) else self._cannot_write(error) from None
 
-    def _read_note(self) -> dict[str, Any] | None:
-        """The contents of FILE.part.json, if any. Raises UsageError if the files are not mtrain's."""
-        if not self.note.exists() and not self.part.exists():
+    def _read_state(self) -> dict[str, Any] | None:
+        """The contents of FILE.part.json, if any. Raises UsageError if mtrain did not write the files."""
+        if not self.state_file.exists() and not self.part.exists():
             return None
         try:
-            note: dict[str, Any] = json.loads(self.note.read_text(encoding="utf-8"))
-            if {"job", "lines", "sha256", "bytes"} <= note.keys():
+            saved: dict[str, Any] = json.loads(self.state_file.read_text(encoding="utf-8"))
+            if {"job", "lines", "sha256", "bytes"} <= saved.keys():
                 if not self.part.exists():
-                    return None  # left by a job that has finished
-                if self.part.stat().st_size >= note["bytes"]:
-                    return note
+                    return None  # from a finished job
+                if self.part.stat().st_size >= saved["bytes"]:
+                    return saved
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             pass
-        file = self.part if self.part.exists() else self.note
+        file = self.part if self.part.exists() else self.state_file
         raise UsageError(f"{file}: is damaged or was not written by mtrain; move it elsewhere")
 
     def skip(self, lines: Iterator[str]) -> None:
@@ -132,21 +132,21 @@ class ResumableOutput:
             log.info("resuming after %d lines", self.lines_done)
 
     def write(self, line: str, answer: str) -> None:
-        """Write the answer to the next input line; it ends in a line break."""
+        """Write the answer to the next input line. `answer` ends with a line break."""
         contents = answer.encode("utf-8")
         self._stream.write(contents)
         self._digest.update(_encode(line))
         lines, size = self._done.lines + 1, self._done.bytes + len(contents)
-        # A single assignment, so that an interruption at any point leaves consistent numbers to save.
-        self._done = Answered(lines, self._digest.hexdigest(), size)
+        # A single assignment, so that the state is consistent if an exception interrupts this method.
+        self._done = OutputState(lines, self._digest.hexdigest(), size)
         if time.monotonic() - self._saved_at >= self._save_every:
             self._save()
 
     def _save(self) -> None:
-        """Flush the answers to disk, then record how many there are."""
+        """Flush the answers to disk, then record their number."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
-        write_atomically(self.note, json.dumps({**self._done._asdict(), "job": self.job}))
+        write_atomically(self.state_file, json.dumps({**self._done._asdict(), "job": self.job}))
         self._saved, self._saved_at = self._done, time.monotonic()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -172,7 +172,7 @@ class ResumableOutput:
             if self.path.is_file():
                 self.part.chmod(self.path.stat().st_mode)
             self.part.replace(self.path)
-            self.note.unlink(missing_ok=True)
+            self.state_file.unlink(missing_ok=True)
         except (OSError, StorageError) as error:
             self._keep_answers(error)
             raise
@@ -180,16 +180,16 @@ class ResumableOutput:
     def _keep_answers(self, error: BaseException) -> None:
         """Keep FILE.part for --continue, or remove it if it has no answers."""
         if self._saved != self._done:
-            with suppress(OSError, StorageError, ValueError):  # then what was saved before remains
+            with suppress(OSError, StorageError, ValueError):  # the answers saved before are kept
                 self._save()
         if not self._saved.lines:
             self._remove()
-        elif not isinstance(error, UsageError):  # which says that --continue cannot be used
-            message = "%s holds the answers to %d lines; use --continue to resume"
+        elif not isinstance(error, UsageError):  # its message says that --continue cannot be used
+            message = "%s contains the output of %d lines; use --continue to resume"
             log.warning(message, self.part, self._saved.lines)
 
     def _remove(self) -> None:
-        for file in (self.part, self.note):
+        for file in (self.part, self.state_file):
             with suppress(OSError):
                 file.unlink()
 

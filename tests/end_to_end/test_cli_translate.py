@@ -91,7 +91,7 @@ def test_continue_resumes_an_interrupted_output(mtrain, run_dir, corpus, tmp_pat
     monkeypatch.setattr(Workers, "decode", interrupted)
     job = ["translate", run_dir, "-i", corpus / "train.en", "-o", tmp_path / "out", "--device", "cpu"]
     code, _, err = mtrain(*job)
-    assert code == 130 and "out.part holds the answers to 5 lines; use --continue to resume" in err
+    assert code == 130 and "out.part contains the output of 5 lines; use --continue to resume" in err
     code, _, err = mtrain(*job, "--beam-size", 2, "--continue")
     assert code == 2 and "another model or other settings" in one_line(err)
     code, _, err = mtrain(*job, "--continue")

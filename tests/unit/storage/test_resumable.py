@@ -59,7 +59,7 @@ def part(tmp_path: Path) -> Path:
 def test_an_interrupted_output_is_resumed(out, part, stop, save_every, caplog):
     interrupt(out, stop, save_every=save_every)
     assert not out.exists() and part.exists() == (stop > 0)
-    assert (f"holds the answers to {stop} lines; use --continue" in caplog.text) == (stop > 0)
+    assert (f"contains the output of {stop} lines; use --continue" in caplog.text) == (stop > 0)
     assert answer(out, resume=True) == stop
     assert out.read_text() == whole()
     assert [file.name for file in out.parent.iterdir()] == ["out"]
@@ -213,7 +213,7 @@ def test_a_note_left_by_a_finished_job_is_replaced(out, part):
 def test_starting_over_warns_about_the_output_it_replaces(out, caplog):
     interrupt(out, 7)
     assert answer(out) == 0
-    assert "out.part is replaced; --continue would have resumed it" in caplog.text
+    assert "out.part is overwritten; with --continue, it would have been resumed" in caplog.text
     assert out.read_text() == whole()
 
 
