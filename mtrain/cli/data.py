@@ -37,7 +37,8 @@ def check(
     check_corpora(loaded.data)
     scanner = CorpusScanner(loaded.data, loaded.seed, check=True, strict=False)
     loaded, _ = resolve_config(loaded, scanner)
-    findings, bad_lines = check_data(loaded.data, existing_tokenizer(loaded), scanner), loaded.data.bad_lines
+    findings = check_data(loaded.data, existing_tokenizer(loaded), scanner)
+    bad_lines = loaded.data.bad_lines
     with open_stdout() as out:
         if json_:
             print(

@@ -41,7 +41,7 @@ class ScanResult:
 
 
 class CorpusScanner:
-    """The raw corpora of a config. `result` and `content_hashes` read them when they are first used."""
+    """Reads the raw corpora of a config once, when `result` or `content_hashes` is first used."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class CorpusScanner:
         check: bool = False,
         strict: bool = True,
     ):
-        """With `check`, the scan also checks the data. If `strict`, it raises for an unreadable pair, unless
-        `data.bad_lines` is skip. `folder` is for temporary files."""
+        """With `check`, the data is also checked. With `strict`, an unreadable pair is an error, unless
+        `data.bad_lines` is `skip`. Temporary files are written to `folder`."""
         self.data, self.seed = data, seed
         self._folder, self._check = folder, check
         self._bad_lines = data.bad_lines if strict else "skip"

@@ -25,7 +25,7 @@ class Contestant(NamedTuple):
     precision: str
     module: str  # runs the measurement
     python: str = sys.executable
-    malloc: str = "default"  # or kept: see `train.KEPT`
+    malloc: str = "default"  # or kept: see `train.KEEP_FREED_MEMORY`
     workers: int = 0  # that decode at the same time; 0: the tool's default
 
 

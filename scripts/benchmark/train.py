@@ -28,7 +28,7 @@ from mtrain.training.resolve_config import resolve_config
 # Names of the other tools and the modules that measure them.
 PEERS = {"joeynmt": "joeynmt", "marian-hf": "marian_hf", "torch": "nn_transformer"}
 # glibc returns blocks of over 32 MiB to the kernel at once and maps them again, which costs page faults.
-KEPT = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
 BOUND = "bound"
 
 
@@ -44,7 +44,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         job = prepare(config, device, options, Path(folder) / "streams.npz")
 
         def run(each: Contestant) -> dict[str, Any]:
-            variables = KEPT if each.malloc == "kept" else {}
+            variables = KEEP_FREED_MEMORY if each.malloc == "kept" else {}
             return start(each.module, replace(job, precision=each.precision), each.python, variables)
 
         results = take_turns(_contestants(options, job.precision, python), options.repeats, run)
@@ -151,7 +151,7 @@ def _evaluate(results: dict[Contestant, list[dict[str, Any]]], job: TrainingJob)
 
 def _describe(options: argparse.Namespace, job: TrainingJob) -> dict[str, Any]:
     """What is measured."""
-    kept = {"kept": " ".join(f"{name}={value}" for name, value in KEPT.items())}
+    kept = {"kept": " ".join(f"{name}={value}" for name, value in KEEP_FREED_MEMORY.items())}
     network = Transformer(ModelConfig(**job.model))
     return {
         "config": str(options.config),
