@@ -82,6 +82,7 @@ class WeightAverage:
                 log.warning("%s; left out of the average", error)
                 continue
             number += 1
-            for name, tensor in weights.items():  # frozen weights do not change
+            for name, tensor in weights.items():
+                # Unlike a sum, lerp leaves equal (frozen) weights exactly as they are.
                 mean[name].lerp_(tensor.to(mean[name].device), 1 / number)
         self.weights = mean

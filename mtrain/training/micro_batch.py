@@ -79,9 +79,8 @@ def activation_bytes(learner: Learner, batch: Batch) -> int:
         saved_tensors_hooks(save, lambda tensor: tensor),
     ):
         learner.loss(learner.model, batch)
-    return sum(
-        tensor.untyped_storage().nbytes() for address, tensor in saved.items() if address not in weights
-    )
+    activations = [tensor for address, tensor in saved.items() if address not in weights]
+    return sum(tensor.untyped_storage().nbytes() for tensor in activations)
 
 
 def choose_micro_batch_tokens(learner: Learner, longest: int, batch_tokens: int, memory: int) -> int:
@@ -99,9 +98,8 @@ def choose_micro_batch_tokens(learner: Learner, longest: int, batch_tokens: int,
     small, large = (activation_bytes(learner, batch(rows)) for rows in (2, 4))
     per_token = (large - small) / (2 * longest)
     workers, per_batch = len(learner.replicas), max(0, small - 2 * longest * per_token)
-    tokens = (
-        batch_tokens if learner.device.type == "cuda" else min(batch_tokens, max(longest, MAX_CPU_TOKENS))
-    )
+    on_gpu = learner.device.type == "cuda"
+    tokens = batch_tokens if on_gpu else min(batch_tokens, max(longest, MAX_CPU_TOKENS))
     while tokens // 2 >= longest and (tokens * per_token + per_batch) * workers > ACTIVATION_SHARE * memory:
         tokens //= 2
     return tokens

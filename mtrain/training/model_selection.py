@@ -92,7 +92,7 @@ class ModelSelection:
         self.progress.log_validation(scores, improved and saved)
 
     def check_fingerprint(self) -> None:
-        """Discard the best score if the validation pairs or the search settings have changed since."""
+        """Discard the best score if the validation pairs or the search settings have changed."""
         state, fingerprint = self.state, self.validator.fingerprint()
         if state.best_score is not None and state.validation_fingerprint != fingerprint:
             log.warning("the validation pairs or the search have changed; the best score is discarded")

@@ -23,13 +23,11 @@ log = logging.getLogger(__name__)
 
 def tokenize(config: Config, force: bool = False) -> Tokenizer:
     """Create the run folder and its tokenizer, without training. Raises what `prepare_tokenizer` raises."""
-    scanner, reduce_vocab_size = (
-        CorpusScanner(config.data, config.seed, Path(config.run_dir)),
-        vocab_size_is_automatic(config),
-    )
-    with locked_run_folder(Path(config.run_dir)):
+    run_dir, reduce_vocab_size = Path(config.run_dir), vocab_size_is_automatic(config)
+    scanner = CorpusScanner(config.data, config.seed, run_dir)
+    with locked_run_folder(run_dir):
         config, _ = resolve_config(config, scanner)
-        if not checkpoint_folders(Path(config.run_dir)):
+        if not checkpoint_folders(run_dir):
             write_config(config)
         tokenizer = prepare_tokenizer(config, scanner, force, reduce_vocab_size)
         if reduce_vocab_size:

@@ -22,8 +22,8 @@ from mtrain.storage.locks import try_lock
 
 log = logging.getLogger(__name__)
 
-# Keys that may change when a run is resumed. Those that affect validation scores may not, because scores from
-# before and after are compared.
+# Keys that may change when a run is resumed. If this changes the search of validations, the best score is
+# discarded.
 _MAY_CHANGE = re.compile(
     r"run_dir|(decoding|export)\..+|training\.(max_\w+|micro_batch_tokens|validate_every|checkpoint_every|"
     r"keep_checkpoints|log_every|patience)"

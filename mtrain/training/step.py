@@ -84,9 +84,7 @@ class Learner:
             for replica in self.replicas:
                 replica.compile(dynamic=True)
         self.pool = thread_pool(workers)
-        self.max_micro_batch_positions = (
-            math.inf
-        )  # of a micro-batch, padding included; lowered when out of memory
+        self.max_micro_batch_positions = math.inf  # padding included; lowered when memory runs out
 
     def step(self, batches: Sequence[Batch], tokens: int, rate: float) -> StepMetrics:
         """Take an optimizer step on `batches`, which have `tokens` target tokens in total.

@@ -49,11 +49,8 @@ class Validator:
         self.config, self.tokenizer, self.device = config, tokenizer, device
         self.metrics = make_metrics(("bleu", "chrf"), config.data.target_lang)
         beam_size = config.training.validation_beam_size
-        search = {
-            "beam_size": beam_size,
-            "samples": None,
-            "mbr": None,
-        }  # for validation, `decoding` sets the rest
+        # The other settings of the search are those of the `decoding` section.
+        search = {"beam_size": beam_size, "samples": None, "mbr": None}
         self.decoding = config.decoding.model_copy(update=search)
         self.batches = self._encode(micro_batch_tokens)
 
