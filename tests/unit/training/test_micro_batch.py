@@ -32,7 +32,7 @@ def test_a_micro_batch_is_halved_until_it_fits_and_holds_a_sentence(monkeypatch)
     assert sizes == sorted(sizes) and sizes[0] == 64 and sizes[-1] == 4096 and 64 < sizes[2] < 4096
     assert choose_micro_batch_tokens(make_learner(workers=4), 64, 4096, memory=10**7) < sizes[2]
     assert choose_micro_batch_tokens(make_learner(d_model=64), 64, 4096, memory=10**7) < sizes[2]
-    monkeypatch.setattr(memory, "CPU_TOKENS", 32)  # fewer than the longest sentence has
+    monkeypatch.setattr(memory, "MAX_CPU_TOKENS", 32)  # fewer than the longest sentence has
     assert choose_micro_batch_tokens(make_learner(), 64, 4096, memory=1) == 64
 
 
