@@ -75,7 +75,7 @@ def test_errors_name_the_side(tmp_path: Path):
 
 
 @pytest.mark.parametrize("joint", [True, False])
-@pytest.mark.parametrize("text", [[], ["", " ", "\t"]], ids=["nothing", "blanks"])
+@pytest.mark.parametrize("text", [[], ["", " ", "\t"], ["\u200b"]], ids=["nothing", "blanks", "zero-width"])
 def test_no_text_is_a_data_error(tmp_path: Path, joint: bool, text: list[str]):
     with pytest.raises(DataError, match="no text"):
         train(tmp_path, source=text, target=text, joint=joint)
