@@ -29,7 +29,7 @@ def test_help_and_version(mtrain):
 def test_commands_that_compute_nothing_refuse_device(mtrain, config_file):
     for command in sorted(set(COMMANDS) - set(COMPUTE)):
         code, _, err = mtrain(command, config_file, "--device", "cpu")
-        assert code == 2 and "No such option: --device" in one_line(err)
+        assert code == 2 and "No such option" in one_line(err) and "--device" in err
 
 
 @pytest.mark.parametrize("command", ["fit", "tokenize"])
