@@ -246,7 +246,7 @@ def test_validation_decodes_alike_whatever_the_decoding_section_says(make_config
         make_config("plain", training=recipe),
         make_config("other", decoding=decoding, training=recipe),
     )
-    used = make_trainer(other, device="cpu", quiet=True).validator.decoding
+    used = make_trainer(other, device="cpu", quiet=True).selection.validator.decoding
     assert (used.beam_size, used.samples, used.mbr) == (3, None, None)
     scores = [
         [line.get("validation") for line in read_metrics(fit_on_cpu(config))] for config in (plain, other)
