@@ -16,7 +16,9 @@ class Architecture(Section):
     """The architecture of the Transformer. A preset fills in the sizes that are not given."""
 
     preset: Preset | None = Field(
-        None, description="sizes by name; `_deep`: one decoder layer; auto: by the number of training pairs"
+        None,
+        description="sizes by name; `_deep`: one decoder layer; auto: mtrain chooses the sizes and all other "
+        "values of the recipe that are not given; the default if no size is given",
     )
     d_model: int = Field(128, ge=2, le=16384, description="model width; must be a multiple of `heads`")
     heads: int = Field(4, ge=1, le=256, description="number of attention heads per layer")

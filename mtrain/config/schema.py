@@ -1,12 +1,13 @@
 """The whole configuration, made of the sections of the other modules, and that of a model folder."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from mtrain.config.data import DataConfig
 from mtrain.config.decoding import DecodingConfig
 from mtrain.config.model import Architecture, ModelConfig
+from mtrain.config.presets import SIZES
 from mtrain.config.section import Section
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.training import TrainingConfig
@@ -35,12 +36,27 @@ class Config(Section):
     data: DataConfig = Field(description="the corpora")
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="the subword tokenizer")
     model: Architecture = Field(Architecture(), description="the architecture")
-    training: TrainingConfig = Field(description="the training recipe")
+    training: TrainingConfig = Field(TrainingConfig(), description="the training recipe")
     decoding: DecodingConfig = Field(DecodingConfig(), description="how translations are decoded")
     export: ExportConfig = Field(ExportConfig(), description="the formats that the model will be exported to")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_the_recipe_if_no_sizes_are_given(cls, values: Any) -> Any:
+        model = values.get("model", {}) if isinstance(values, dict) else None
+        training = values.get("training", {}) if isinstance(values, dict) else None
+        if not isinstance(model, dict) or not isinstance(training, dict):
+            return values
+        if training.get("init_from") or {"preset", *SIZES} & model.keys():
+            return values
+        return {**values, "model": {**model, "preset": "auto"}}
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
+        recipe, auto = self.training, self.model.preset == "auto"
+        planned = recipe.max_steps or recipe.max_epochs or (auto and recipe.max_minutes)
+        if recipe.schedule in ("cosine", "linear") and not planned:
+            raise ValueError(f"training.schedule: {recipe.schedule} needs max_steps or max_epochs")
         # The settings of a reused tokenizer are compared with the config later.
         reused = self.tokenizer.path or self.training.init_from
         if self.training.init_from and self.model.preset:
@@ -49,7 +65,8 @@ class Config(Section):
             raise ValueError("model.tie_embeddings: all needs tokenizer.joint: true; set it, or use decoder")
         longest, budget = self.data.max_length, self.training.micro_batch_limit
         known = "max_length" in self.data.model_fields_set or not self.training.init_from
-        if known and longest > budget:
+        chosen = auto and "batch_tokens" not in recipe.model_fields_set  # which allows for max_length
+        if known and longest > budget and not (chosen and recipe.micro_batch_tokens == "auto"):
             limits = "training.batch_tokens and micro_batch_tokens" + (" / 2" if self.training.r_drop else "")
             raise ValueError(f"data.max_length ({longest}) must not exceed {limits} ({budget})")
         return self

@@ -1,6 +1,6 @@
 """The `training` section."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -34,14 +34,16 @@ class TrainingConfig(Section):
     micro_batch_tokens: MicroBatchTokens = Field(
         "auto", description="padded tokens per forward and backward pass; auto: as many as fit in memory"
     )
-    learning_rate: PositiveFloat = Field(
-        0.001, le=10, description="peak learning rate, reached at the end of warm-up"
+    learning_rate: Annotated[PositiveFloat, Field(le=10)] | None = Field(
+        None, description="peak learning rate, reached at the end of warm-up; null: 0.512 / model.d_model"
     )
     schedule: Schedule = Field(
         "inverse_sqrt", description="decay of the learning rate after warm-up; cosine and linear end at zero"
     )
-    warmup_steps: int = Field(
-        2000, ge=0, description="steps over which the learning rate rises linearly from zero"
+    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="steps over which the learning rate rises linearly from zero; null: 8% of the steps that "
+        "max_steps and max_epochs allow, or 1,000",
     )
     betas: tuple[Fraction, Fraction] = Field(
         (0.9, 0.98), strict=False, description="AdamW's decay rates of the first and second moments"
@@ -91,11 +93,9 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
-        if self.max_steps is None and self.max_epochs is None:
-            if self.max_minutes is None:
-                raise ValueError("set at least one of max_steps, max_epochs, max_minutes")
-            if self.schedule in ("cosine", "linear"):
-                raise ValueError(f"schedule: {self.schedule} needs max_steps or max_epochs")
+        limits = self.max_steps, self.max_epochs, self.max_minutes, self.patience
+        if all(limit is None for limit in limits):
+            raise ValueError("set at least one of max_steps, max_epochs, max_minutes and patience")
         if self.average_checkpoints > 1 and self.ema_decay is not None:
             raise ValueError("ema_decay and average_checkpoints are mutually exclusive; set only one")
         if self.average_checkpoints > self.keep_checkpoints + 1:

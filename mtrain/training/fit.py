@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from mtrain.checkpoint.checkpoint import Checkpoint
+from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.check_report import log_warnings
@@ -15,13 +16,14 @@ from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.loop import Trainer
+from mtrain.training.plan import complete_config, is_incomplete
 from mtrain.training.prepare_tokenizer import (
     prepare_tokenizer,
     use_learned_vocab_size,
     vocab_size_is_automatic,
 )
 from mtrain.training.resolve_config import resolve_config
-from mtrain.training.run_folder import locked_run_folder, open_run, record_initial_model
+from mtrain.training.run_folder import locked_run_folder, open_run, record_initial_model, write_config
 from mtrain.training.signals import StopSignal
 
 log = logging.getLogger(__name__)
@@ -87,6 +89,12 @@ def make_trainer(
     data = prepare_data(config.data, tokenizer, run_dir / "data", config.seed, expected, scanner)
     if checkpoint:
         _accept_changes(checkpoint, tokenizer, data)
+    if is_incomplete(config):
+        earlier = []
+        if reduce_vocab_size:
+            earlier = [Choice("tokenizer.vocab_size", config.tokenizer.vocab_size, "the size of the corpus")]
+        config = complete_config(config, tokenizer, data, torch_device, earlier)
+        write_config(config)
     return Trainer(config, tokenizer, data, torch_device, checkpoint, quiet, initial_model)
 
 

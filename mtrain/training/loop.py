@@ -21,18 +21,18 @@ from mtrain.config.schema import Config
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.encode import PreparedData
 from mtrain.data.loader import Loader, Step
-from mtrain.device import default_worker_count, describe_numerics, should_compile
+from mtrain.device import describe_numerics, should_compile
 from mtrain.errors import Interrupted, StorageError
 from mtrain.interop.formats import describe_exports
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.average import WeightAverage
-from mtrain.training.micro_batch import available_memory, choose_micro_batch_tokens
+from mtrain.training.micro_batch import micro_batch_tokens
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.progress import Progress
 from mtrain.training.schedule import learning_rate
 from mtrain.training.signals import StopSignal
-from mtrain.training.step import Learner, StepMetrics, freeze
+from mtrain.training.step import StepMetrics, freeze, make_learner
 from mtrain.training.validate import Validator
 
 log = logging.getLogger(__name__)
@@ -63,9 +63,7 @@ class Trainer:
             self.model.load_state_dict(initial_model.model.state_dict())
             log.info("initialized from %s (%s)", self.recipe.init_from, initial_model.fingerprint[:12])
         freeze(self.model, self.recipe.freeze)
-        # torch.compile is not thread-safe.
-        workers = 1 if should_compile(device, self.recipe.compile) else default_worker_count(device)
-        self.learner = Learner(self.model, self.recipe, workers)
+        self.learner = make_learner(self.model, self.recipe)
         self.average = WeightAverage(self.model, self.recipe)
         self.state = TrainState(
             batch_order=BATCH_ORDER,
@@ -74,11 +72,14 @@ class Trainer:
         )
         if checkpoint is not None:
             self._restore(checkpoint)
-        micro_batch_tokens = self._micro_batch_tokens(data)
-        self.loader = Loader(data.train, config, tokenizer.special, device, micro_batch_tokens, workers)
+        micro_batch, workers = (
+            micro_batch_tokens(config, data.train, self.learner),
+            len(self.learner.replicas),
+        )
+        self.loader = Loader(data.train, config, tokenizer.special, device, micro_batch, workers)
         self._check_numerics()
         self.total_steps = self._planned_steps()
-        validator = Validator(data.validation, config, tokenizer, device, micro_batch_tokens)
+        validator = Validator(data.validation, config, tokenizer, device, micro_batch)
         self.progress = Progress(self.run_dir, self.state, self.total_steps, self.learner.precision, quiet)
         self.selection = ModelSelection(
             config, tokenizer, validator, self.model, self.average, self.state, self.progress
@@ -226,16 +227,6 @@ class Trainer:
                 state.steps_in_first_epoch = len(self.loader.plan(0).steps)
             limits.append(recipe.max_epochs * state.steps_in_first_epoch)
         return min(limits, default=None)
-
-    def _micro_batch_tokens(self, data: PreparedData) -> int:
-        """Padded tokens of a micro-batch: as configured, or as many as fit in memory."""
-        limit = self.recipe.micro_batch_limit
-        if self.recipe.micro_batch_tokens != "auto":
-            return limit
-        longest = max(int(data.train.source_lengths.max()), int(data.train.target_lengths.max()))
-        if self.config.data.subword_sampling is not None:
-            longest = self.config.data.max_length  # another segmentation may be as long
-        return choose_micro_batch_tokens(self.learner, longest, limit, available_memory(self.device))
 
     def _numerics(self) -> str:
         """Describe everything that determines the exact result of a step and is not in a checkpoint."""

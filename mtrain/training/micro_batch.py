@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from mtrain.config.schema import Config
 from mtrain.data.batch import Batch
+from mtrain.data.encode import EncodedCorpus
 from mtrain.training.step import Learner
 
 ACTIVATION_SHARE = 0.5  # of the memory; the rest is for weights, optimizer and other programs
@@ -103,3 +105,15 @@ def choose_micro_batch_tokens(learner: Learner, longest: int, batch_tokens: int,
     while tokens // 2 >= longest and (tokens * per_token + per_batch) * workers > ACTIVATION_SHARE * memory:
         tokens //= 2
     return tokens
+
+
+def micro_batch_tokens(config: Config, train: EncodedCorpus, learner: Learner) -> int:
+    """Padded tokens of a micro-batch: as configured, or as many as fit in memory."""
+    recipe = config.training
+    if recipe.micro_batch_tokens != "auto":
+        return recipe.micro_batch_limit
+    longest = max(int(train.source_lengths.max()), int(train.target_lengths.max()))
+    if config.data.subword_sampling is not None:
+        longest = config.data.max_length  # another segmentation may be as long
+    memory = available_memory(learner.device)
+    return choose_micro_batch_tokens(learner, longest, recipe.micro_batch_limit, memory)

@@ -1,5 +1,5 @@
-"""Resolves the settings that a config takes from another model (`training.init_from`, `tokenizer.path`) or
-from the corpus size (`model.preset: auto`).
+"""Resolves the settings that a config takes from another model (`training.init_from`, `tokenizer.path`), from
+the run that it resumes, or, for the vocabulary size, from the size of the corpus (`model.preset: auto`).
 
 Keys that the config does not set are inherited from the other model. Keys that it sets must have the values
 of that model, except for dropout rates, the decoding settings and, unless positions are learned,
@@ -15,7 +15,7 @@ from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import LoadedModel, load_model, tokenizer_folder
 from mtrain.config.load import validate
 from mtrain.config.model import Architecture
-from mtrain.config.presets import PRESETS, auto_size
+from mtrain.config.recipe import AUTOMATIC, choose_vocabulary
 from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import read_yaml_file
@@ -36,29 +36,49 @@ def resolve_config(config: Config, scanner: CorpusScanner | None = None) -> tupl
     grown. Raises ModelError if a model is missing or damaged, UsageError naming a key that differs from that
     model, DataError if the corpora cannot be read to count their pairs.
     """
-    init_from, path, auto = config.training.init_from, config.tokenizer.path, config.model.preset == "auto"
-    if init_from is None and path is None and not auto:
-        return config, None
     run_dir = Path(config.run_dir)
-    sections = ["tokenizer"] + ["model"] * (auto or init_from is not None) + ["decoding"] * bool(init_from)
     if checkpoint_folders(run_dir) and (file := run_dir / "config.yaml").exists():
-        saved = validate(Config, read_yaml_file(file), str(file)).model_dump(mode="json")
-        inherited = {section: saved[section] for section in sections}
-        if init_from is not None:
-            inherited["data"] = {"max_length": saved["data"]["max_length"]}
-        return _inherit(config, inherited), None  # `open_run` checks the other keys
+        saved = validate(Config, read_yaml_file(file), str(file))
+        return _inherit(config, _settings_of_run(config, saved)), None  # `open_run` checks the other keys
+    init_from, path = config.training.init_from, config.tokenizer.path
     if init_from is None:
-        if path is None:
-            return _choose_sizes(config, scanner), None
-        inherited = {"tokenizer": {**_tokenizer_settings(Path(path)), "path": path}}
-        return _choose_sizes(_inherit_checked(config, inherited, f"tokenizer.path: {path}"), scanner), None
+        if path is not None:
+            inherited: Values = {"tokenizer": {**_tokenizer_settings(Path(path)), "path": path}}
+            config = _inherit_checked(config, inherited, f"tokenizer.path: {path}")
+        return _choose_vocab_size(config, scanner), None
     initial_model = load_model(Path(init_from))
     settings = initial_model.config.model_dump(mode="json")
-    inherited = {section: settings[section] for section in sections}
+    inherited = {section: settings[section] for section in ("tokenizer", "decoding")}
     inherited["data"] = {"max_length": settings["max_length"]}
     inherited["model"] = {key: settings["model"][key] for key in Architecture.model_fields}
     inherited["tokenizer"]["path"] = init_from
     return _inherit_checked(config, inherited, f"training.init_from: {init_from}"), initial_model
+
+
+def _settings_of_run(config: Config, saved: Config) -> Values:
+    """The settings of a run that its config need not repeat, from the `saved` config of the run."""
+    values = saved.model_dump(mode="json")
+    inherited: Values = {
+        "training": {key: values["training"][key] for key in ("learning_rate", "warmup_steps")}
+    }
+    if config.training.init_from is not None:
+        inherited |= {section: values[section] for section in ("tokenizer", "model", "decoding")}
+        inherited["data"] = {"max_length": values["data"]["max_length"]}
+    elif config.tokenizer.path is not None:
+        inherited["tokenizer"] = values["tokenizer"]
+    if config.model.preset == "auto":
+        for section, key in (name.split(".") for name in AUTOMATIC):
+            inherited.setdefault(section, {})[key] = values[section][key]
+        inherited["training"]["max_steps"] = _planned_steps(config, saved)
+    return inherited
+
+
+def _planned_steps(config: Config, saved: Config) -> int | None:
+    """The `max_steps` of a run with `max_minutes`. If these have changed, it changes in proportion."""
+    steps, minutes = saved.training.max_steps, config.training.max_minutes
+    if steps is None or minutes is None:
+        return None
+    return max(1, round(steps * minutes / (saved.training.max_minutes or minutes)))
 
 
 def _tokenizer_settings(model: Path) -> dict[str, Any]:
@@ -73,16 +93,12 @@ def _tokenizer_settings(model: Path) -> dict[str, Any]:
         raise ModelError(f"tokenizer.path: {file} has no valid tokenizer settings: {error}") from None
 
 
-def _choose_sizes(config: Config, scanner: CorpusScanner | None) -> Config:
-    """Replace `model.preset: auto` by the sizes that suit the number of training pairs."""
-    if config.model.preset != "auto":
+def _choose_vocab_size(config: Config, scanner: CorpusScanner | None) -> Config:
+    """Set the vocabulary size that `model.preset: auto` chooses."""
+    if config.model.preset != "auto" or config.tokenizer.path is not None:
         return config
-    pairs = (scanner or CorpusScanner(config.data, config.seed, strict=False)).result.pairs
-    _, preset, vocab_size = auto_size(pairs)
-    resolved = _inherit(config, {"model": PRESETS[preset], "tokenizer": {"vocab_size": vocab_size}})
-    sizes = (preset, resolved.tokenizer.vocab_size, f"{pairs:,}")
-    log.info("model.preset: auto: %s, vocabulary size %d, for %s pairs", *sizes)
-    return resolved
+    scanner = scanner or CorpusScanner(config.data, config.seed, strict=False)
+    return _inherit(config, {"tokenizer": {"vocab_size": choose_vocabulary(scanner.result.pairs).value}})
 
 
 def _inherit(config: Config, inherited: Values) -> Config:
@@ -90,6 +106,9 @@ def _inherit(config: Config, inherited: Values) -> Config:
     given = config.model_dump(mode="json", exclude_unset=True)
     if config.model.preset == "auto" and "model" in inherited:
         del given["model"]["preset"]
+    for key in ("learning_rate", "warmup_steps"):
+        if given.get("training", {}).get(key, "") is None:  # null leaves the value open
+            del given["training"][key]
     sections = {section: {**values, **given.get(section, {})} for section, values in inherited.items()}
     return validate(Config, {**given, **sections}, "the config")
 

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from mtrain.config.training import Part, TrainingConfig
 from mtrain.data.batch import Batch
-from mtrain.device import autocast, multiply_all, resolve_precision, should_compile, step_unless, thread_pool
+from mtrain.device import (
+    autocast,
+    default_worker_count,
+    multiply_all,
+    resolve_precision,
+    should_compile,
+    step_unless,
+    thread_pool,
+)
 from mtrain.errors import UsageError, is_out_of_memory
 from mtrain.model.layers import Dropout
 from mtrain.model.loss import LossSums, translation_loss
@@ -202,6 +210,14 @@ class Learner:
         return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
 
 
+def make_learner(model: Transformer, config: TrainingConfig) -> Learner:
+    """The learner of a model, with as many workers as suit its device."""
+    device = next(model.parameters()).device
+    if should_compile(device, config.compile):  # torch.compile is not thread-safe
+        return Learner(model, config)
+    return Learner(model, config, default_worker_count(device))
+
+
 def _gradients(model: Transformer) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
@@ -222,7 +238,8 @@ def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=1e-9, fused=True)
+    # Each step sets the learning rate.
+    return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=1e-9, fused=True)
 
 
 # Prefixes of the parameters that belong to each part of `training.freeze`.

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
-from mtrain.config import presets
+from mtrain.config import recipe
 from mtrain.config.load import load_config, validate
-from mtrain.config.presets import AutoSize
 from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.data.toy import toy_pairs
@@ -25,6 +24,7 @@ from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.training import loop
 from mtrain.training.fit import fit, make_trainer
+from mtrain.training.step import Learner
 from tests.support.faults.damage import damaged_copies
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.faults.saves import Killed, fail_writes
@@ -275,8 +275,8 @@ def test_10_the_best_score_of_another_validation_is_discarded(
 def test_10_with_preset_auto_a_run_keeps_its_sizes_when_the_corpus_grows(
     make_config, corpus, tmp_path, monkeypatch
 ):
-    sizes = AutoSize(9, "tiny", 330), AutoSize(99, "small", 340)
-    monkeypatch.setattr(presets, "AUTO_SIZES", sizes)
+    vocabularies = (9, 330), (99, 340)
+    monkeypatch.setattr(recipe, "VOCABULARIES", vocabularies)
     files = {side: str(tmp_path / f"t.{side}") for side in ("source", "target")}
     for language, file in zip(("en", "de"), files.values(), strict=True):
         Path(file).write_bytes((corpus / f"train.{language}").read_bytes())
@@ -329,7 +329,7 @@ def test_11_a_changed_number_of_threads_is_logged_and_every_pair_still_occurs_on
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_12_a_signal_at_any_time_saves_at_the_end_of_the_step(make_config, monkeypatch, number, code):
-    real = loop.Learner.step
+    real = Learner.step
 
     for at in (1, 3, 6):
 
@@ -341,7 +341,7 @@ def test_12_a_signal_at_any_time_saves_at_the_end_of_the_step(make_config, monke
             return sums
 
         done: list[int] = []
-        monkeypatch.setattr(loop.Learner, "step", step)
+        monkeypatch.setattr(Learner, "step", step)
         with pytest.raises(Interrupted) as stopped:
             fit_on_cpu(make_config(f"run{at}", training={"max_steps": 50}))
         assert stopped.value.exit_code == code and len(done) == at
@@ -372,14 +372,14 @@ def test_12_a_second_signal_acts_at_once(make_config, monkeypatch):
         raise Ended
 
     before = signal.signal(signal.SIGTERM, end)  # replaces the default, which ends the process
-    real = loop.Learner.step
+    real = Learner.step
 
     def step(self, *arguments):
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
         return real(self, *arguments)
 
-    monkeypatch.setattr(loop.Learner, "step", step)
+    monkeypatch.setattr(Learner, "step", step)
     try:
         with pytest.raises(Ended):
             fit_on_cpu(make_config())

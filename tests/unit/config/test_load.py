@@ -336,8 +336,8 @@ decoding: {beam_size: 0}
         ("", ["training.max_steps=5", "decoding={}", "model.heads=3"], r"child\.yaml: model: d_model"),
         (
             "training: {schedule: cosine}\n",
-            ["training.max_steps=null", "decoding={}", "training.max_minutes=1"],
-            r"child\.yaml: training: schedule",  # no single line is at fault
+            ["training.max_steps=null", "decoding={}"],
+            r"child\.yaml: training\.schedule",  # no single line is at fault
         ),
     ],
 )

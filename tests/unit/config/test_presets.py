@@ -1,11 +1,11 @@
-"""Model sizes by name, and by the number of training pairs."""
+"""Model sizes by name, and when mtrain chooses them."""
 
 from typing import get_args
 
 import pytest
 
 from mtrain.config.model import Preset
-from mtrain.config.presets import AUTO_SIZES, PRESETS, auto_size
+from mtrain.config.presets import PRESETS
 from mtrain.config.yaml_io import parse_yaml, to_yaml
 
 SIZES = {
@@ -43,23 +43,13 @@ def test_the_resolved_config_holds_numbers(load_text):
     assert resolved["model"]["d_model"] == 1024
 
 
+@pytest.mark.parametrize("overrides", [[], ["model.dropout=0.2"], ["model.preset=auto"], ["training={}"]])
+def test_without_sizes_mtrain_chooses_them(load_text, overrides):
+    assert load_text(*overrides).model.preset == "auto"
+
+
 @pytest.mark.parametrize(
-    ("pairs", "preset", "vocab_size"),
-    [
-        (1_999, "tiny", 1_000),
-        (5_000, "tiny", 4_000),  # the toy corpus
-        (29_000, "tiny", 12_000),  # Multi30k
-        (160_000, "small", 12_000),  # IWSLT14, Tatoeba
-        (4_500_000, "base", 32_000),  # WMT14
-        (100_000_000, "big", 32_000),
-    ],
+    "override", ["model.d_model=256", "model.preset=small", "model.preset=null", "training.init_from=runs/y"]
 )
-def test_automatic_sizes_of_well_known_corpora(pairs: int, preset: str, vocab_size: int):
-    assert auto_size(pairs)[1:] == (preset, vocab_size)
-
-
-def test_larger_corpora_get_larger_models_and_vocabularies():
-    sizes = [auto_size(pairs) for pairs in (0, *(int(size.below) for size in AUTO_SIZES[:-1]))]
-    assert sizes == list(AUTO_SIZES)  # each limit belongs to the next larger size
-    for measure in ([PRESETS[size.preset]["d_model"] for size in sizes], [size.vocab_size for size in sizes]):
-        assert measure == sorted(measure)
+def test_a_size_a_preset_or_an_initial_model_excludes_automatic_sizes(load_text, override):
+    assert load_text(override).model.preset is None

@@ -79,7 +79,7 @@ def test_a_known_key_in_the_wrong_section_is_rejected(rejection):
     assert "beam_size" in rejection("model.beam_size=3")
 
 
-@pytest.mark.parametrize("key", ["run_dir", "data", "training"])
+@pytest.mark.parametrize("key", ["run_dir", "data"])
 def test_a_missing_section_is_named(rejection, key: str):
     rest = {k: v for k, v in parse_yaml(MINIMAL).items() if k != key}
     assert rejection(text=yaml.safe_dump(rest)).startswith(f"{key}: this key is required")
@@ -170,12 +170,18 @@ def test_the_config_is_frozen(load_text, section: str | None):
     ("assignments", "named"),
     [
         (["tokenizer.joint=false"], ["model.tie_embeddings", "tokenizer.joint"]),
-        (["data.max_length=4097"], ["batch_tokens", "max_length", "4097", "4096"]),
+        (
+            ["data.max_length=4097", "training.batch_tokens=4096"],
+            ["batch_tokens", "max_length", "4097", "4096"],
+        ),
         (["training.micro_batch_tokens=255"], ["micro_batch_tokens", "max_length", "255"]),
         (["training.micro_batch_tokens=510", "training.r_drop=5"], ["micro_batch_tokens / 2", "255"]),
-        (["training.max_steps=null"], ["max_steps", "max_epochs", "max_minutes"]),
-        (["training={max_minutes: 5, schedule: cosine}"], ["schedule", "max_steps", "max_epochs"]),
-        (["training={max_minutes: 5, schedule: linear}"], ["schedule", "max_steps", "max_epochs"]),
+        (["training={patience: null}"], ["max_steps", "max_epochs", "max_minutes", "patience"]),
+        (["training.schedule=cosine", "training.max_steps=null"], ["schedule", "max_steps", "max_epochs"]),
+        (
+            ["training={max_minutes: 5, schedule: linear}", "model.preset=tiny"],
+            ["schedule", "max_steps", "max_epochs"],
+        ),
         (["model={d_model: 130, heads: 4}"], ["130", "4", "multiple"]),
         (["model={d_model: 3, heads: 3}"], ["even"]),
         (["model={d_model: 12, heads: 4, positions: rotary}"], ["even", "rotary"]),

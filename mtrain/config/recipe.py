@@ -1,0 +1,185 @@
+"""The recipe that `model.preset: auto` chooses: formulas of the corpus and the budget.
+
+The comments name what each formula is based on; docs/recipes.md lists the runs.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from mtrain.config.presets import PRESETS, SIZES
+from mtrain.config.training import TrainingConfig
+
+PEAK_RATE = 0.004  # of a model of width 128
+WARMUP = 0.08  # share of the planned steps
+TOKENS_PER_PARAMETER = 20  # embeddings excluded (Hoffmann et al. 2022, section 3)
+VALIDATION_SHARE = 0.05  # of the training time
+VALIDATIONS = (5, 20)  # minimum and maximum number
+CHECKPOINT_STEPS = 2000  # maximum between checkpoints
+# Small corpora need small vocabularies (Gowda and May, "Finding the Optimal Vocabulary Size for Neural
+# Machine Translation", 2020). On Multi30k (29,000 pairs), 12,000 is 0.4 BLEU better than 8,000 after the same
+# number of steps, but these take 1.2 times as long. Millions of pairs: as in Vaswani et al. (2017).
+VOCABULARIES = ((2_000, 1_000), (10_000, 4_000), (100_000, 8_000), (1_000_000, 12_000), (math.inf, 32_000))
+# The largest model for fewer than so many pairs. Multi30k: models larger than `tiny` only overfit (Wu et al.,
+# ACL 2021). Millions of pairs: base and big, as in Vaswani et al. (2017).
+LARGEST = ((100_000, "tiny"), (1_000_000, "small"), (10_000_000, "base"), (math.inf, "big"))
+# The keys that `model.preset: auto` chooses, except for `training.max_steps`.
+AUTOMATIC = (
+    *(f"model.{key}" for key in (*SIZES, "dropout", "activation_dropout")),
+    "tokenizer.vocab_size",
+    *(f"training.{key}" for key in ("batch_tokens", "learning_rate", "warmup_steps", "schedule")),
+    *(f"training.{key}" for key in ("ema_decay", "validate_every", "checkpoint_every")),
+)
+
+
+class CorpusSize(NamedTuple):
+    """The size of an epoch of training, and of the validation set."""
+
+    pairs: int
+    tokens: int  # target tokens, with EOS
+    validation_tokens: int  # target tokens of the validation set
+
+
+class Choice(NamedTuple):
+    """A value for a key of the config, such as `training.learning_rate`, and why it was chosen."""
+
+    key: str
+    value: Any
+    reason: str
+
+
+class Budget(NamedTuple):
+    """The limits that a config gives. Without any, a run ends when validation stops improving."""
+
+    steps: int | None
+    epochs: int | None
+    minutes: float | None
+    batch_tokens: int | None  # not a limit, but with `steps` it determines the number of tokens
+
+    @classmethod
+    def of(cls, config: TrainingConfig) -> "Budget":
+        """The budget of a config."""
+        batch = config.batch_tokens if "batch_tokens" in config.model_fields_set else None
+        return cls(config.max_steps, config.max_epochs, config.max_minutes, batch)
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether no limit is given."""
+        return self.steps is None and self.epochs is None and self.minutes is None
+
+    def tokens(self, size: CorpusSize, speed: float) -> float:
+        """The target tokens that a run trains on, at `speed` target tokens/s."""
+        limits: list[float] = []
+        if self.steps is not None:
+            limits.append(self.steps * (self.batch_tokens or _batch_for_steps(self.steps)))
+        if self.epochs is not None:
+            limits.append(self.epochs * size.tokens)
+        if not limits:
+            limits.append(useful_epochs(size.pairs) * size.tokens)
+        if self.minutes is not None:
+            limits.append(self.minutes * 60 * (1 - VALIDATION_SHARE) * speed)
+        return min(limits)
+
+    def batch(self, size: CorpusSize, speed: float) -> int:
+        """`training.batch_tokens`: as given, or chosen."""
+        return self.batch_tokens or choose_batch(self.tokens(size, speed))
+
+
+def choose_vocabulary(pairs: int) -> Choice:
+    """The vocabulary size for a number of training pairs."""
+    size = next(size for below, size in VOCABULARIES if pairs < below)
+    return Choice("tokenizer.vocab_size", size, f"{pairs:,} pairs")
+
+
+def useful_epochs(pairs: int) -> float:
+    """The number of epochs that a schedule is planned for, at most: more would only overfit.
+
+    166 for a thousand pairs, 61 for Multi30k (29,000), 21 for a million, 9 for 20 million.
+    """
+    return 60 * math.pow(30_000 / max(pairs, 1), 0.3)
+
+
+def parameters(preset: str) -> int:
+    """Approximate number of parameters of a preset, embeddings excluded."""
+    sizes = PRESETS[preset]
+    attention, feed_forward = 4 * sizes["d_model"] ** 2, 2 * sizes["d_model"] * sizes["ffn_dim"]
+    encoder, decoder = attention + feed_forward, 2 * attention + feed_forward
+    return sizes["encoder_layers"] * encoder + sizes["decoder_layers"] * decoder
+
+
+def presets_for(pairs: int) -> list[str]:
+    """The presets that may be chosen for a number of training pairs, smallest first."""
+    names = [name for _, name in LARGEST]
+    return names[: 1 + next(i for i, (below, _) in enumerate(LARGEST) if pairs < below)]
+
+
+def suffices(tokens: float, preset: str) -> bool:
+    """Whether a number of target tokens is enough to train a preset."""
+    return tokens >= TOKENS_PER_PARAMETER * parameters(preset)
+
+
+def choose_batch(tokens: float) -> int:
+    """`training.batch_tokens` of a run on `tokens` target tokens in all: a power of two near 0.6 of their
+    square root.
+
+    Multi30k, 10 million tokens: 2,048 is 1.0 BLEU better than 4,096. WMT14, 2.5 billion: 25,000 in Vaswani et
+    al. (2017).
+    """
+    return _power_of_two(0.6 * math.sqrt(tokens))
+
+
+def _batch_for_steps(steps: int) -> int:
+    """The batch size b for which `choose_batch(steps * b)` is b: 0.6 ** 2 of the steps."""
+    return _power_of_two(0.36 * steps)
+
+
+def _power_of_two(number: float) -> int:
+    return min(max(1 << round(math.log2(max(number, 1))), 1024), 32768)
+
+
+def peak_rate(width: int) -> float:
+    """The peak learning rate of a model of a width (`d_model`): 0.004 for `tiny`, 0.001 for `base`.
+
+    It is inversely proportional to the width (Yang et al., "Tensor Programs V", 2022).
+    """
+    return float(f"{PEAK_RATE * 128 / width:.2g}")
+
+
+def warmup(steps: int) -> int:
+    """The warm-up steps of a run of `steps` steps."""
+    return max(1, round(WARMUP * steps))
+
+
+def dropout(epochs: float) -> float:
+    """The dropout rate for a number of epochs: the more often a pair is seen, the more is needed.
+
+    Multi30k: 0.2 is better than 0.15 for 38 epochs, and 0.15 is better than 0.3 for 24.
+    """
+    return round(min(max(0.1 + 0.05 * math.log2(max(epochs, 1) / 10), 0.0), 0.3), 2)
+
+
+def choose_training(
+    size: CorpusSize, budget: Budget, tokens: float, batch: int, steps: int, width: int
+) -> list[Choice]:
+    """The values that do not determine the sizes, for a model of width `width` and a run of `steps` steps of
+    `batch` padded tokens, on `tokens` target tokens in all."""
+    epochs = tokens / size.tokens
+    validations = min(max(VALIDATION_SHARE * tokens / size.validation_tokens, VALIDATIONS[0]), VALIDATIONS[1])
+    interval = max(1, math.ceil(steps / validations))
+    choices = [
+        Choice("model.dropout", dropout(epochs), f"{epochs:.3g} epochs"),
+        Choice("model.activation_dropout", 0.0, "dropout elsewhere suffices"),
+        Choice("training.batch_tokens", batch, f"{tokens / 1e6:.3g} million target tokens in all"),
+        Choice("training.learning_rate", peak_rate(width), f"model width {width}"),
+        Choice("training.warmup_steps", warmup(steps), f"{WARMUP:.0%} of {steps:,} steps"),
+        Choice("training.validate_every", interval, f"{validations:.0f} validations"),
+        Choice("training.checkpoint_every", min(interval, CHECKPOINT_STEPS), "at each validation, at least"),
+    ]
+    if budget.unlimited:
+        return [
+            *choices,
+            Choice("training.schedule", "inverse_sqrt", "no limit is given"),
+            Choice("training.ema_decay", 0.999, "the learning rate does not end at zero"),
+        ]
+    if budget.minutes is not None:
+        choices.append(Choice("training.max_steps", steps, f"steps that {budget.minutes:g} minutes allow"))
+    return [*choices, Choice("training.schedule", "cosine", "the number of steps is known")]

@@ -1,0 +1,40 @@
+"""Measures the speed of training, to plan how many steps fit in `training.max_minutes`."""
+
+import time
+
+import torch
+
+from mtrain.config.schema import Config
+from mtrain.data.encode import PreparedData
+from mtrain.data.loader import Loader
+from mtrain.model.transformer import Transformer
+from mtrain.tokenizer.tokenizer import Tokenizer, model_config
+from mtrain.training.micro_batch import micro_batch_tokens
+from mtrain.training.step import make_learner
+
+UNTIMED_STEPS = 3  # which allocate memory, and compile
+TIMED_STEPS, TIMED_SECONDS = 8, 4.0  # at least
+
+
+def measure_speed(config: Config, tokenizer: Tokenizer, data: PreparedData, device: torch.device) -> float:
+    """The target tokens/s of training with a config on `device`, from some steps of the first epoch.
+
+    A temporary model is trained. PyTorch's random generators change.
+    """
+    network = model_config(config.model, tokenizer, config.data.max_length)
+    learner = make_learner(Transformer(network).to(device).train(), config.training)
+    sizes = micro_batch_tokens(config, data.train, learner), len(learner.replicas)
+    steps = Loader(data.train, config, tokenizer.special, device, *sizes).steps(0, 0)
+    tokens, count, start = 0, 0, time.perf_counter()
+    for number, step in enumerate(steps, start=1):
+        metrics = learner.step(step.batches, step.tokens, rate=1e-5)
+        if number <= UNTIMED_STEPS:
+            metrics.values.tolist()  # waits for the device
+            start = time.perf_counter()
+            continue
+        tokens, count = tokens + step.tokens, count + 1
+        if count >= TIMED_STEPS:
+            metrics.values.tolist()
+            if time.perf_counter() - start >= TIMED_SECONDS:
+                break
+    return tokens / (time.perf_counter() - start)

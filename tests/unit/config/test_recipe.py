@@ -1,0 +1,120 @@
+"""The formulas of the automatic recipe agree with published recipes and change in the right direction."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from mtrain.config.presets import PRESETS
+from mtrain.config.recipe import (
+    Budget,
+    CorpusSize,
+    choose_batch,
+    choose_vocabulary,
+    dropout,
+    parameters,
+    peak_rate,
+    presets_for,
+    suffices,
+    useful_epochs,
+    warmup,
+)
+
+SIZE = CorpusSize(pairs=29_000, tokens=430_000, validation_tokens=15_000)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "vocabulary", "largest"),
+    [
+        (200, 1_000, "tiny"),
+        (5_000, 4_000, "tiny"),
+        (29_000, 8_000, "tiny"),  # Multi30k
+        (160_000, 12_000, "small"),  # IWSLT14, Tatoeba
+        (4_500_000, 32_000, "base"),  # WMT14
+        (20_000_000, 32_000, "big"),
+    ],
+)
+def test_vocabulary_and_largest_model_of_well_known_corpora(pairs, vocabulary, largest):
+    assert choose_vocabulary(pairs).value == vocabulary
+    assert presets_for(pairs)[-1] == largest
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_parameters_are_those_of_the_matrices_of_a_transformer_of_pytorch(preset):
+    sizes = PRESETS[preset]
+    layers = sizes["encoder_layers"], sizes["decoder_layers"]
+    with torch.device("meta"):
+        model = nn.Transformer(sizes["d_model"], sizes["heads"], *layers, sizes["ffn_dim"], batch_first=True)
+    assert parameters(preset) == sum(weight.numel() for weight in model.parameters() if weight.dim() > 1)
+
+
+def test_a_model_needs_twenty_tokens_for_each_parameter():
+    assert suffices(20 * parameters("small"), "small")
+    assert not suffices(20 * parameters("small") - 1, "small")
+
+
+@pytest.mark.parametrize(
+    ("width", "published"),
+    [(128, 0.005), (512, 0.0007), (1024, 0.0005)],  # Wu et al. 2021; Vaswani et al. 2017; Ott et al. 2018
+)
+def test_peak_rates_are_within_half_and_twice_the_published_ones(width, published):
+    assert published / 2 <= peak_rate(width) <= 2 * published
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch"),
+    [
+        (0, 1024),
+        (10_000_000, 2048),  # the best on Multi30k
+        (2_500_000_000, 32768),  # WMT14, 100,000 steps: 25,000 in Vaswani et al. (2017)
+        (1e12, 32768),
+    ],
+)
+def test_batches_for_a_number_of_tokens(tokens, batch):
+    assert choose_batch(tokens) == batch
+
+
+@given(st.floats(0.01, 1e4), st.floats(0.01, 1e4))
+def test_more_epochs_never_reduce_dropout(one, other):
+    assert 0 <= dropout(min(one, other)) <= dropout(max(one, other)) <= 0.3
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10**9))
+def test_larger_corpora_get_fewer_epochs_and_no_smaller_model_or_vocabulary(one, other):
+    fewer, more = sorted((one, other))
+    assert useful_epochs(fewer) >= useful_epochs(more) > 0
+    assert presets_for(more)[: len(presets_for(fewer))] == presets_for(fewer)
+    assert choose_vocabulary(fewer).value <= choose_vocabulary(more).value
+
+
+@pytest.mark.parametrize("steps", [1, 12, 1_000, 300_000])
+def test_warm_up_is_a_small_part_of_a_run(steps):
+    assert 1 <= warmup(steps) <= max(1, steps / 10)
+
+
+def budget(steps=None, epochs=None, minutes=None, batch_tokens=None) -> Budget:
+    return Budget(steps, epochs, minutes, batch_tokens)
+
+
+def test_the_tokens_of_a_budget():
+    assert budget(epochs=10).tokens(SIZE, speed=1.0) == 4_300_000
+    assert budget(steps=100, batch_tokens=500).tokens(SIZE, speed=1.0) == 50_000
+    assert budget(minutes=10).tokens(SIZE, speed=1_000) == pytest.approx(0.95 * 600_000)
+    assert budget(minutes=10, epochs=1).tokens(SIZE, speed=1_000) == 430_000  # the first limit reached
+    assert budget().tokens(SIZE, speed=1.0) == pytest.approx(useful_epochs(29_000) * 430_000)
+
+
+def test_time_beyond_the_useful_epochs_is_not_used():
+    assert budget(minutes=10_000).tokens(SIZE, speed=1_000) == budget().tokens(SIZE, speed=1_000)
+
+
+@pytest.mark.parametrize("steps", [100, 3_000, 10_000, 50_000, 10**6])
+def test_the_batch_for_a_number_of_steps_is_that_for_their_tokens(steps):
+    limited = budget(steps=steps)
+    tokens = limited.tokens(SIZE, speed=1.0)
+    assert limited.batch(SIZE, speed=1.0) == choose_batch(tokens) == tokens / steps
+
+
+def test_a_given_batch_is_kept():
+    assert budget(minutes=10, batch_tokens=3_000).batch(SIZE, speed=1_000) == 3_000

@@ -1,0 +1,149 @@
+"""`model.preset: auto`, the default, chooses the recipe, unless the config gives it."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mtrain.config.presets import SIZES
+from mtrain.config.recipe import AUTOMATIC
+from mtrain.config.schema import Config
+from mtrain.errors import DataError, UsageError
+from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.training import timing
+from mtrain.training.fit import fit
+from mtrain.training.prepare_tokenizer import tokenize
+from mtrain.training.resolve_config import resolve_config
+from tests.support.training import read_metrics, with_bleu
+
+
+@pytest.mark.parametrize(("pairs", "vocab_size"), [(1_999, 1_000), (2_000, 4_000)])
+def test_the_vocabulary_size_follows_the_number_of_training_pairs(make_config, tmp_path, pairs, vocab_size):
+    (tmp_path / "train.tsv").write_text("a\tb\n" * pairs)
+    config = make_config(data={"train": {"tsv": str(tmp_path / "train.tsv")}})
+    chosen, _ = resolve_config(automatic(config))
+    assert chosen.tokenizer.vocab_size == vocab_size
+    assert chosen.training == config.training
+
+
+def automatic(config: Config, **training: Any) -> Config:
+    """The config without sizes, and with other training keys."""
+    raw = config.model_dump(mode="json", exclude_unset=True, exclude={"model", "tokenizer"})
+    return Config.model_validate(raw | ({"training": training} if training else {}))
+
+
+def test_given_keys_win_and_the_run_holds_the_numbers(make_config, tmp_path):
+    config = make_config(model={"preset": "auto", "dropout": 0.2})  # with the small sizes of these tests
+    tokenize(config)
+    fit(config, device="cpu", quiet=True)
+    fit(config, device="cpu", quiet=True)  # resolves to the same recipe, so it is the same run
+    written = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert written["model"]["preset"] is None and written["model"]["d_model"] == 32
+    assert written["tokenizer"]["vocab_size"] == 330 and written["model"]["dropout"] == 0.2
+    given = config.training.model_dump(exclude_unset=True)
+    assert given.items() <= written["training"].items()
+
+
+def test_a_config_with_sizes_is_not_changed_and_a_missing_corpus_is_named(make_config):
+    config = make_config()
+    assert resolve_config(config) == (config, None)
+    missing = {"source": "nowhere.en", "target": "nowhere.de"}
+    with pytest.raises(DataError, match=r"nowhere\.en"):
+        resolve_config(automatic(make_config(data={"train": missing})))
+
+
+@pytest.fixture
+def short_timing(monkeypatch):
+    """Time few steps."""
+    monkeypatch.setattr(timing, "TIMED_STEPS", 1)
+    monkeypatch.setattr(timing, "TIMED_SECONDS", 0.0)
+
+
+def written(run: Path) -> dict[str, Any]:
+    return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+
+
+def test_a_run_limited_by_minutes_resumes_with_its_plan(make_config, tmp_path, short_timing, caplog):
+    run = tmp_path / "run"
+    with caplog.at_level(logging.INFO, "mtrain"):
+        fit(automatic(make_config(), max_minutes=0.02, log_every=1), device="cpu", quiet=True)
+    plan = written(run)
+    table = [line for line in caplog.messages if line.startswith("  ")]
+    for key in (*AUTOMATIC, "training.max_steps"):
+        section, name = key.split(".")
+        value = plan[section][name]
+        if key != "training.ema_decay" and name not in SIZES:
+            assert any(line.split()[:2] == [key, str(value)] for line in table), key
+    fit(automatic(make_config(), max_minutes=0.02, log_every=1), device="cpu", quiet=True)
+    assert written(run) == plan
+    # A longer time allows more steps, in proportion. Nothing else changes.
+    fit(automatic(make_config(), max_minutes=0.04, log_every=1), device="cpu", quiet=True)
+    extended = written(run)
+    assert extended["training"].pop("max_steps") == 2 * plan["training"].pop("max_steps")
+    assert extended["training"].pop("max_minutes") == 2 * plan["training"].pop("max_minutes")
+    assert extended == plan
+
+
+def test_a_run_without_any_limit_ends_when_validation_stops_improving(make_config, tmp_path, scripted_scores):
+    scripted_scores(*[with_bleu(score) for score in (3, 2, 1)])
+    fit(automatic(make_config(), patience=2, validate_every=1), device="cpu", quiet=True)
+    assert [line["step"] for line in read_metrics(tmp_path / "run") if "validation" in line] == [1, 2, 3]
+
+
+def test_a_run_of_an_earlier_version_keeps_its_rate_and_warm_up(make_config, tmp_path):
+    training = {"max_steps": 4, "learning_rate": 0.001, "warmup_steps": 2000}  # written as resolved values
+    fit(make_config(training=training), device="cpu", quiet=True)
+    raw = make_config(training={"max_steps": 8}).model_dump(mode="json", exclude_unset=True)
+    for key in ("learning_rate", "warmup_steps"):
+        del raw["training"][key]  # as in the config that the run was made with
+    fit(Config.model_validate(raw), device="cpu", quiet=True)
+    kept = written(tmp_path / "run")["training"]
+    assert (kept["max_steps"], kept["learning_rate"], kept["warmup_steps"]) == (8, 0.001, 2000)
+
+
+@pytest.fixture
+def toy_config(make_config):
+    """A config of the bundled corpus with `model.preset: auto`, and tokenizer keys to choose."""
+
+    def make(run: str = "run", **tokenizer) -> Config:
+        data = {"train": {"toy": "train"}, "validation": {"toy": "validation"}, "test": {}, "max_length": 64}
+        raw = make_config(run, data=data).model_dump(mode="json", exclude_unset=True)
+        tied = "all" if tokenizer.get("joint", True) else "decoder"
+        raw |= {"model": {"preset": "auto", "tie_embeddings": tied}, "tokenizer": tokenizer}
+        return Config.model_validate(raw)
+
+    return make
+
+
+def size_in(file: Path) -> int:
+    config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return config.get("tokenizer", config)["vocab_size"]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_corpus_too_small_for_the_automatic_vocabulary_gets_the_largest_possible(
+    toy_config, tmp_path, caplog, kind, joint
+):
+    config, run = toy_config(type=kind, joint=joint), tmp_path / "run"
+    with caplog.at_level(logging.INFO, "mtrain"):
+        tokenizer = tokenize(config)
+    sizes = {tokenizer.source_vocab_size, tokenizer.target_vocab_size}
+    assert max(sizes) < 4_000 and (len(sizes) == 1) == joint
+    assert all(f"using {size}, the largest possible" in caplog.text for size in sizes)
+    # The run states the size that was learned, of the larger side.
+    assert size_in(run / "config.yaml") == size_in(run / "tokenizer/config.yaml") == max(sizes)
+    with pytest.raises(UsageError, match=r"vocab_size is too large for this text.* given 4000; the largest"):
+        tokenize(toy_config("given", type=kind, joint=joint, vocab_size=4_000))
+
+
+def test_a_run_with_a_reduced_vocabulary_resumes(toy_config, tmp_path):
+    config, run = toy_config(), tmp_path / "run"
+    size = tokenize(config).source_vocab_size
+    for steps in (1, 2):  # a first run that finds the tokenizer, and one that resumes
+        keys = config.training.model_copy(update={"max_steps": steps})
+        fit(config.model_copy(update={"training": keys}), device="cpu", quiet=True)
+        assert size_in(run / "config.yaml") == size_in(run / "model/config.yaml") == size
+        assert Tokenizer(run / "model/tokenizer").source_vocab_size == size
