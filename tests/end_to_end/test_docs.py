@@ -12,6 +12,7 @@ import pytest
 import typer.main
 
 from mtrain.cli.app import app
+from mtrain.config import recipe
 from mtrain.config.load import load_config
 from mtrain.config.schema import Config
 from tests.support.documentation import PAGES, blocks, prepare, run
@@ -58,6 +59,28 @@ def test_tables_and_chart_follow_the_figures():
         assert ("7,654,321" in generate_docs.with_tables(page, old)) is new
         assert ("7,654,321" in draw_benchmarks.chart(old)) is new
     assert column in generate_docs.with_tables(f"<!-- table: {name} | {column} -->\n<!-- end -->", data)
+
+
+def test_recipes_state_the_numbers_of_the_automatic_recipe():
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    section = " ".join(page[page.index("### What it chooses") : page.index("### What to change")].split())
+    pairs = [*recipe.VOCABULARIES, *recipe.LARGEST]
+    thresholds = [number for row in pairs for number in row if isinstance(number, int)]
+    epochs = [f"{recipe.useful_epochs(number):.0f} for {number:,}" for number in (29_000, 1_000_000)]
+    rate, doubling = recipe.PEAK_RATE * 128, recipe.dropout(20) - recipe.dropout(10)
+    low, high = recipe.VALIDATIONS
+    stated = [
+        *(f"{number:,}" for number in thresholds),
+        *epochs,
+        f"{recipe.TOKENS_PER_PARAMETER} target tokens per parameter",
+        f"from {recipe.choose_batch(1):,} to {recipe.choose_batch(1e15):,}",
+        f"{rate:.3f} / `model.d_model`",
+        f"{100 * recipe.WARMUP:.0f} % of the steps",
+        f"{recipe.dropout(10)} for 10 epochs, {doubling:.2f} more for each doubling",
+        f"{low} to {high} validations",
+        f"every {recipe.CHECKPOINT_STEPS:,} steps",
+    ]
+    assert [phrase for phrase in stated if not re.search(rf"(?<![\d,]){re.escape(phrase)}", section)] == []
 
 
 @pages
