@@ -108,7 +108,7 @@ def toy_config(make_config):
     """A config of the bundled corpus with `model.preset: auto`, and tokenizer keys to choose."""
 
     def make(run: str = "run", **tokenizer) -> Config:
-        data = {"train": {"toy": "train"}, "validation": {"toy": "validation"}, "test": {}, "max_length": 64}
+        data = {"train": {"toy": "train"}, "validation": {"holdout": 8}, "test": {}, "max_length": 64}
         raw = make_config(run, data=data).model_dump(mode="json", exclude_unset=True)
         tied = "all" if tokenizer.get("joint", True) else "decoder"
         raw |= {"model": {"preset": "auto", "tie_embeddings": tied}, "tokenizer": tokenizer}
