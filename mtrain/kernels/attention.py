@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mtrain.kernels.autocast import without_autocast
+
 # fp32 numbers in a vector register of a CPU. Products with fewer keys take several times as long.
 REGISTER = 16
 # Minimum number of keys in the last, partial register for which padding fills it up. With 15 keys, attention
@@ -81,7 +83,7 @@ class _EagerAttention(torch.autograd.Function):
         queries, keys, values, weights = ctx.saved_tensors
         heads, scale = grad.shape[:2], queries.size(-1) ** -0.5
         grad = grad.reshape(queries.shape)
-        with torch.autocast(grad.device.type, enabled=False):
+        with without_autocast(grad):
             grad_values = torch.bmm(weights.transpose(1, 2), grad)
             # Gradient of softmax: weights * (g - sum(weights * g)), where g is the gradient of the weights.
             grad_scores = torch.bmm(grad, values.transpose(1, 2)).mul_(weights)

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mtrain.kernels.autocast import product_dtype
+
 IGNORE = -100  # label of padding, the default `ignore_index` of torch.nn.functional.cross_entropy
 # Logits that exist at a time: as many as fit a CPU's cache, or keep a GPU busy.
 _MAX_LOGITS = {"cpu": 2**22, "cuda": 2**26}
@@ -38,7 +40,7 @@ def projected_cross_entropy(
     Under autocast the projection and its gradient are computed in the type of autocast.
     """
     device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    dtype = product_dtype(hidden)
     # Decided here because gradients are always disabled inside an autograd function.
     trained = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
     with_grad = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.kernels import attention as kernels
+from mtrain.kernels.autocast import without_autocast
 from mtrain.model.cache import LayerCache
 from mtrain.model.layers import Dropout, Linear
 
@@ -176,7 +177,7 @@ def attend(
     if on_cpu and dtype == torch.bfloat16:
         # On a CPU the backward pass of the fused kernel takes several times as long in bf16 as in fp32.
         queries, keys, values = queries.float(), keys.float(), values.float()
-    with torch.autocast(queries.device.type, enabled=False):
+    with without_autocast(queries):
         if explicit:
             weights = kernels.attention_weights(queries, keys, keep)
             if attention_weights is not None:

@@ -16,7 +16,7 @@ USUAL, BOS_IS_PAD = {}, {"pad_id": 4, "bos_id": 4, "eos_id": 0}
 
 
 def options(**changes: object) -> DecodingConfig:
-    """A decoding config without validation, which would refuse a beam as wide as V**L."""
+    """A decoding config without validation, which does not allow a beam as wide as V**L."""
     defaults = {"max_length_ratio": 0.5, "max_length_offset": 1}
     return DecodingConfig().model_copy(update={**defaults, **changes})
 
@@ -54,12 +54,14 @@ def forced(model: Transformer, source: Tensor, keep: Tensor, targets: list[tuple
 
 
 def tokens(hypothesis: Hypothesis, eos: int) -> tuple[int, ...]:
+    """The ids of a hypothesis, with EOS if it is finished."""
     return (*hypothesis.ids, eos) if hypothesis.finished else tuple(hypothesis.ids)
 
 
 def brute_force(
     model: Transformer, source: Tensor, keep: Tensor, limit: int, length_penalty: float
 ) -> list[Hypothesis]:
+    """All hypotheses of a sentence of at most `limit` tokens, best first."""
     ids = model.config
     words = [token for token in range(ids.target_vocab_size) if token != ids.eos_id]
     targets = [(*p, ids.eos_id) for n in range(limit) for p in itertools.product(words, repeat=n)]
@@ -73,6 +75,7 @@ def brute_force(
 
 
 def assert_same(ours: list[Hypothesis], expected: list[Hypothesis], tolerance: float = 1e-10) -> None:
+    """Assert that hypotheses are equal, and their scores up to a tolerance."""
     assert [(h.ids, h.finished) for h in ours] == [(h.ids, h.finished) for h in expected]
     for name in ("log_prob", "score"):
         assert [getattr(h, name) for h in ours] == pytest.approx(

@@ -41,6 +41,7 @@ def copy_layer(ours: EncoderLayer | DecoderLayer, theirs: nn.Module) -> None:
 
 
 def their_arguments(ours: ModelConfig) -> dict[str, object]:
+    """The arguments of torch's nn.Transformer layers for a model config."""
     return {
         "d_model": ours.d_model,
         "nhead": ours.heads,
@@ -61,6 +62,7 @@ KINDS = [  # every combination of the options that change how logits are compute
 
 
 def build(dtype: torch.dtype = torch.float64, **changes: object) -> Transformer:
+    """A small model in eval mode with random weights, biases and norms."""
     sizes = {"d_model": 16, "heads": 2, "ffn_dim": 24, "encoder_layers": 2, "decoder_layers": 2}
     words = {"source_vocab_size": 30, "target_vocab_size": 30, "max_positions": 40}
     torch.manual_seed(7)
@@ -71,14 +73,17 @@ def build(dtype: torch.dtype = torch.float64, **changes: object) -> Transformer:
 
 
 def ids(*shape: int, vocab: int = 30) -> Tensor:
+    """Random token ids, none of them special."""
     return torch.randint(4, vocab, shape)
 
 
 def keep(*lengths: int) -> Tensor:
+    """The mask (B, S) of sentences of these lengths."""
     return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
 def logits(model: Transformer, source: Tensor, source_keep: Tensor, target: Tensor) -> Tensor:
+    """Logits (B, T, V) of all positions, without a cache."""
     with torch.no_grad():
         return model.project(model(source, source_keep, target))
 

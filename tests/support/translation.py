@@ -1,4 +1,4 @@
-"""A translator of the model that knows every pair, and lines to translate."""
+"""A translator of the model that has memorized the pairs, and lines to translate."""
 
 import random
 from pathlib import Path
@@ -15,6 +15,6 @@ def translator(run_dir: Path) -> Translator:
 
 
 def words_of(count: int, seed: int = 0) -> list[str]:
-    """Lines that training never showed, of 1 to 9 known words."""
+    """Lines of 1 to 9 known words that do not occur in training."""
     words, draw = " ".join(source for source, _ in PAIRS).split(), random.Random(seed)
     return [" ".join(draw.choices(words, k=draw.randint(1, 9))) for _ in range(count)]

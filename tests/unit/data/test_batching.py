@@ -1,4 +1,4 @@
-"""Batch plans: pure functions of seed and epoch, little padding, the same steps on any number of devices."""
+"""Batch plans: little padding, one plan per seed and epoch, the same steps on any number of devices."""
 
 from collections import Counter
 from itertools import pairwise
@@ -55,7 +55,7 @@ def test_a_step_does_not_depend_on_the_hardware(pairs, batch_tokens, some, other
 
 @quick
 @given(lengths, budgets, st.integers(0, 2**63 - 1), st.integers(0, 1000))
-def test_a_plan_is_pure_in_seed_and_epoch(pairs, batch_tokens, seed, epoch):
+def test_a_plan_depends_on_seed_and_epoch_only(pairs, batch_tokens, seed, epoch):
     np.random.seed(0)
     (first,), _, _ = plan_all(pairs, batch_tokens, batch_tokens, 1, seed, epoch)
     np.random.seed(1)
@@ -64,7 +64,7 @@ def test_a_plan_is_pure_in_seed_and_epoch(pairs, batch_tokens, seed, epoch):
 
 
 @pytest.mark.parametrize(("seed", "epoch"), [(1, 2), (2, 1)])
-def test_other_epochs_and_seeds_group_and_order_the_pairs_differently(seed: int, epoch: int):
+def test_each_epoch_and_seed_groups_and_orders_the_pairs_differently(seed: int, epoch: int):
     pairs = [(5 + i % 20, 5 + i % 20) for i in range(400)]
     (first,), _, _ = plan_all(pairs, 200, 200, seed=1, epoch=1)
     (second,), _, _ = plan_all(pairs, 200, 200, seed=seed, epoch=epoch)
@@ -98,7 +98,7 @@ def test_fractional_weights_are_within_one(pairs, data, world_size, epoch):
     assert sum(plans[0].step_tokens) == sum(int(target[row]) * count for row, count in counts.items())
 
 
-def test_fractional_weights_draw_other_pairs_in_each_epoch():
+def test_fractional_weights_draw_different_pairs_in_each_epoch():
     weights = np.full(1000, 0.3)
     drawn = []
     for epoch in range(10):
@@ -138,7 +138,7 @@ def test_padding_is_low_on_realistic_lengths(batch_tokens: int):
     assert used / len(plan.steps) > 0.85 * batch_tokens
 
 
-# ------------------------------------------------------------------------------------------------- collate
+# ---------------------------------------------------------------------------------------------------- collate
 
 PAD, BOS, EOS = 0, 2, 3
 ids = st.lists(st.integers(0, 50), max_size=9).map(lambda row: [*row, EOS])

@@ -196,7 +196,6 @@ def test_a_run_that_starts_from_a_model_is_checked_with_its_tokenizer(mtrain, ra
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")
     code, out, _ = mtrain("check", tmp_path / "config.yaml", "--json")
     found = json.loads(out)
-    assert (
-        code == 0 and min(found["segmentation"]["tokens_per_word"]) >= 1
-    )  # with the tokenizer of that model: this run has none
+    # With the tokenizer of that model: this run has none.
+    assert code == 0 and min(found["segmentation"]["tokens_per_word"]) >= 1
     assert not (tmp_path / "tuned").exists()

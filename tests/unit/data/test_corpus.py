@@ -1,4 +1,4 @@
-"""Corpus readers: every kind of corpus, line by line, and never misaligned."""
+"""Corpus readers: every kind of corpus is read line by line, without misaligned pairs."""
 
 import gzip
 import json
@@ -39,7 +39,7 @@ def data_config(**keys) -> DataConfig:
     )
 
 
-# ------------------------------------------------------------------------------------------------- every kind
+# ------------------------------------------------------------------------------------------------------ kinds
 
 PACKERS = {
     "": bytes,
@@ -158,9 +158,6 @@ def test_any_text_comes_through_jsonl(tmp_path_factory, pairs: list[tuple[str, s
     lines = [json.dumps({"en": s + "\n", "fr": t}, ensure_ascii=escape) for s, t in pairs]
     write(file, lines, final=bool(lines))
     assert read(jsonl=file, **FIELDS) == [(s + "\n", t) for s, t in pairs]
-
-
-# ----------------------------------------------------------------------------------------------- not parallel
 
 
 # -------------------------------------------------------------------------------------------------- bad lines

@@ -48,7 +48,7 @@ def encodings() -> Iterator[list[str]]:
 # --------------------------------------------------------------------------------------------------- encoding
 
 
-def test_ids_are_those_of_the_text(tmp_path: Path, tokenizer: Tokenizer):
+def test_encoded_pairs_decode_to_their_text(tmp_path: Path, tokenizer: Tokenizer):
     prepared = prepare_data(config(tmp_path), tokenizer, tmp_path / "data", seed=1)
     assert len(prepared.train) == len(TOY)
     assert text_of(prepared, tokenizer) == TOY
@@ -82,12 +82,12 @@ def test_any_validation_text_is_read_back(tmp_path_factory, tokenizer: Tokenizer
     texts = ["first", *(text.strip("\r") for text in texts)]
     validation = write(folder / "v.tsv", [(text, text + ".") for text in texts])
     data = config(folder, validation=validation)
-    for _ in range(2):  # made, and reused
+    for _ in range(2):  # encoded, then reused
         prepared = prepare_data(data, tokenizer, folder / "data", seed=1)
         assert prepared.validation == [(text, text + ".") for text in texts]
 
 
-def test_weights_are_those_of_each_corpus(tmp_path: Path, tokenizer: Tokenizer):
+def test_each_pair_has_the_weight_of_its_corpus(tmp_path: Path, tokenizer: Tokenizer):
     train = [
         {**write(tmp_path / "a.tsv", [*TOY[:5], ("", "empty")]), "weight": 2.5},
         write(tmp_path / "b.tsv", TOY[5:8]),
@@ -135,7 +135,7 @@ def test_new_weights_take_effect_without_encoding(tmp_path: Path, tokenizer: Tok
 
 @pytest.mark.parametrize("name", ["train.tsv", "validation.tsv"])
 @pytest.mark.parametrize("same_time", [False, True], ids=["new time", "new size, old time"])
-def test_one_changed_byte_changes_the_data(
+def test_one_changed_byte_changes_the_fingerprint(
     tmp_path: Path, tokenizer: Tokenizer, encodings: list[str], name: str, same_time: bool
 ):
     data = config(tmp_path)
@@ -152,7 +152,9 @@ def test_one_changed_byte_changes_the_data(
     assert second.fingerprint != first.fingerprint
 
 
-def test_refused_data_leaves_the_encoded_data(tmp_path: Path, tokenizer: Tokenizer, encodings: list[str]):
+def test_a_rejected_corpus_leaves_the_encoded_data_unchanged(
+    tmp_path: Path, tokenizer: Tokenizer, encodings: list[str]
+):
     data = config(tmp_path)
     file = tmp_path / "train.tsv"
     content = file.read_bytes()
@@ -166,7 +168,7 @@ def test_refused_data_leaves_the_encoded_data(tmp_path: Path, tokenizer: Tokeniz
     assert rows(again) == rows(first)
 
 
-def test_data_with_another_fingerprint_is_refused(tmp_path: Path, tokenizer: Tokenizer):
+def test_data_with_an_unexpected_fingerprint_is_an_error(tmp_path: Path, tokenizer: Tokenizer):
     data = config(tmp_path)
     with pytest.raises(ModelError):  # the encoded data is gone and the corpus has changed
         prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected="0" * 64)
@@ -175,7 +177,7 @@ def test_data_with_another_fingerprint_is_refused(tmp_path: Path, tokenizer: Tok
         prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected="0" * 64)
 
 
-def test_lost_data_is_encoded_the_same_again(tmp_path: Path, tokenizer: Tokenizer):
+def test_deleted_data_is_encoded_again_identically(tmp_path: Path, tokenizer: Tokenizer):
     data = config(tmp_path, validation={"holdout": 10})
     first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     before = rows(first)
@@ -226,7 +228,7 @@ def test_a_changed_local_dataset_is_encoded_again(tmp_path: Path, tokenizer: Tok
 @pytest.mark.parametrize("damage", ["summary.json", "train.arrow", "validation.jsonl"])
 @pytest.mark.parametrize("how", ["cut", "gone", "empty"])
 def test_damaged_data_is_encoded_again(tmp_path: Path, tokenizer: Tokenizer, damage: str, how: str):
-    """As after a full disk, a kill or an interrupted copy."""
+    """Damaged as by a full disk, a kill or an interrupted copy."""
     data = config(tmp_path)
     before = rows(prepare_data(data, tokenizer, tmp_path / "data", seed=1))
     file = tmp_path / "data" / damage
@@ -239,7 +241,7 @@ def test_damaged_data_is_encoded_again(tmp_path: Path, tokenizer: Tokenizer, dam
     assert prepared.validation == TOY[:3]
 
 
-def test_an_interrupted_encoding_is_not_taken_for_a_complete_one(tmp_path: Path, tokenizer, monkeypatch):
+def test_an_interrupted_encoding_is_not_reused(tmp_path: Path, tokenizer, monkeypatch):
     class Interrupted(Tokenizer):
         calls = 0
 
@@ -270,7 +272,7 @@ def test_dropped_pairs_are_counted_by_reason(tmp_path: Path, tokenizer: Tokenize
     (tmp_path / "t.tsv").write_bytes(b"\n".join(lines) + b"\n")
     data = config(tmp_path, {"tsv": str(tmp_path / "t.tsv")}, max_length=60, bad_lines="skip")
     expected = {"empty": 4, "too long": 2, "bad": 3}
-    for _ in range(2):  # encoded, and reused
+    for _ in range(2):  # encoded, then reused
         prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
         assert text_of(prepared, tokenizer) == good
         assert dropped(caplog) == expected
@@ -330,7 +332,7 @@ def draw(pairs: list[Pair], count: int, seed: int) -> list[Pair]:
     return holdout.pairs()
 
 
-def test_every_pair_is_as_likely_to_be_held_out():
+def test_every_pair_is_equally_likely_to_be_held_out():
     pairs = [Pair(str(i), str(i)) for i in range(40)]
     counts = dict.fromkeys(pairs, 0)
     for seed in range(400):
@@ -345,9 +347,9 @@ def test_an_edited_corpus_keeps_its_held_out_pairs():
     drawn = draw(pairs, 100, 1)
     grown = draw([Pair("first", "1"), *pairs, Pair("last", "2")], 100, 1)
     assert len(grown) == 100 and set(grown) - {Pair("first", "1"), Pair("last", "2")} <= set(drawn)
-    gone, kept = drawn[0], drawn[1:]
-    mended = draw([pair for pair in pairs if pair != gone], 100, 1)
-    assert set(kept) < set(mended) and len(mended) == 100
+    removed, remaining = drawn[0], drawn[1:]
+    shrunk = draw([pair for pair in pairs if pair != removed], 100, 1)
+    assert set(remaining) < set(shrunk) and len(shrunk) == 100
 
 
 def test_a_repeated_source_is_held_out_once():
@@ -360,7 +362,9 @@ def test_a_repeated_source_is_held_out_once():
 
 
 def test_sources_of_held_out_pairs_are_not_in_training(tmp_path: Path, tokenizer: Tokenizer, caplog):
-    twins = [(source, target + " !") for source, target in TOY]  # the same sources, translated otherwise
+    twins = [
+        (source, target + " !") for source, target in TOY
+    ]  # the same sources with different translations
     pairs = [*TOY, *twins, *TOY]
     random.Random(0).shuffle(pairs)
     train = [write(tmp_path / "a.tsv", pairs[:500]), write(tmp_path / "b.tsv", pairs[500:])]
@@ -401,7 +405,7 @@ def sampler(request, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return tokenizers.train(tmp_path_factory.mktemp(request.param), type=request.param)
 
 
-def test_every_epoch_has_other_segmentations(tmp_path: Path, sampler: Tokenizer, monkeypatch):
+def test_every_epoch_has_different_segmentations(tmp_path: Path, sampler: Tokenizer, monkeypatch):
     monkeypatch.setattr(encode, "BLOCK", 70)
     prepared = prepare_data(config(tmp_path, subword_sampling=0.3), sampler, tmp_path / "data", seed=1)
     plain = rows(prepared)
@@ -430,7 +434,7 @@ def test_two_blocks_of_the_same_text_are_segmented_differently(
 
 
 def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: Tokenizer):
-    """Also in another process, on one core, that has sampled nothing before."""
+    """Including in a new process that runs on one core."""
     data = config(tmp_path, subword_sampling=0.3)
     prepared = prepare_data(data, sampler, tmp_path / "data", seed=1)
     held = prepared.train.epoch(3)
@@ -454,7 +458,7 @@ def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: T
     assert list(zip(*json.loads(done.stdout), strict=True)) == rows_of(held)
 
 
-def test_another_seed_gives_other_epochs(tmp_path: Path, sampler: Tokenizer):
+def test_another_seed_samples_different_segmentations(tmp_path: Path, sampler: Tokenizer):
     data = config(tmp_path, subword_sampling=0.3)
     one, two = (prepare_data(data, sampler, tmp_path / f"data{seed}", seed) for seed in (1, 2))
     assert rows(one) == rows(two)

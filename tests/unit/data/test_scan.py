@@ -1,4 +1,4 @@
-"""The first reading of the raw text: how often files are read, what is sampled, and what is hashed."""
+"""The first pass over the raw text: how often files are read, what is sampled, and what is hashed."""
 
 import gzip
 import os
@@ -90,7 +90,7 @@ def test_check_reads_the_raw_text_once(openings, first_run):
     assert openings(folder, "check", file) == {"one.tsv": 1, "two.tsv": 1, "test.tsv": 1}
 
 
-# -------------------------------------------------------------------------------------------------- hashes
+# ----------------------------------------------------------------------------------------------------- hashes
 
 
 def compress_twice(text: bytes) -> bytes:
@@ -99,7 +99,7 @@ def compress_twice(text: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, compress_twice])
-def test_hashes_made_while_reading_are_those_of_the_files(tmp_path: Path, compress):
+def test_hashes_computed_while_reading_equal_those_of_the_files(tmp_path: Path, compress):
     file = tmp_path / ("t.tsv" if compress is bytes else "t.tsv.gz")
     file.write_bytes(compress(b"\xef\xbb\xbfa\tb\r\n" * 100_000 + b"no newline\tat the end"))
     data = config(tmp_path, {"tsv": str(file)})
@@ -126,7 +126,7 @@ def test_the_bundled_corpus_needs_no_file(tmp_path: Path):
     assert scanner.content_hashes == [content_hash(ToyCorpus(toy=split)) for split in ("test", "validation")]
 
 
-# ------------------------------------------------------------------------------------------ unreadable pairs
+# ------------------------------------------------------------------------------------------- unreadable pairs
 
 
 def test_an_unreadable_pair_ends_a_strict_scan_unless_skipped(tmp_path: Path):
@@ -139,7 +139,7 @@ def test_an_unreadable_pair_ends_a_strict_scan_unless_skipped(tmp_path: Path):
         assert scan.pairs == 2 and list(scan.text.pairs()) == [("a", "b"), ("c", "d")]
 
 
-# -------------------------------------------------------------------------------------------------- samples
+# ---------------------------------------------------------------------------------------------------- samples
 
 
 def sample(pairs: list[Pair], limit: int, seed: int = 1) -> TextSample:
@@ -149,12 +149,12 @@ def sample(pairs: list[Pair], limit: int, seed: int = 1) -> TextSample:
     return text
 
 
-def test_a_sample_of_few_pairs_is_all_of_them():
+def test_a_sample_of_few_pairs_contains_all_of_them():
     pairs = [*TOY, Pair("", "empty"), Pair("line\nbreak", "\r\u2028"), TOY[0]]
     text = sample(pairs, len(pairs))
     assert list(text.pairs()) == pairs and len(text) == len(pairs)
     for side in (0, 1):
-        for _ in range(2):  # SentencePiece may ask again
+        for _ in range(2):  # SentencePiece may read it twice
             assert list(text.side(side)) == [pair[side] for pair in pairs]
 
 

@@ -19,7 +19,7 @@ from tests.support.training import PAIRS
 SOURCES = [source for source, _ in PAIRS]
 
 
-def test_each_target_word_goes_to_the_word_it_attends_to_most() -> None:
+def test_each_target_word_is_aligned_to_the_word_that_it_attends_to_most() -> None:
     attention = torch.tensor(
         [[0.3, 0.3, 0.4, 0.0], [0.1, 0.1, 0.8, 0.0], [0.5, 0.1, 0.3, 0.1], [0.0, 0.0, 0.0, 1.0]]
     ).numpy()
@@ -29,7 +29,7 @@ def test_each_target_word_goes_to_the_word_it_attends_to_most() -> None:
     assert align(attention, [], [True]) == align(attention, [True], []) == ()
 
 
-def test_alignments_name_words_of_both_sides(translator: Translator) -> None:
+def test_alignments_are_word_numbers_of_both_sides(translator: Translator) -> None:
     for source, found in zip(SOURCES, translator.translate(SOURCES, alignments=True), strict=True):
         assert found.alignment is not None
         assert [j for _, j in found.alignment] == list(range(len(found.text.split())))
@@ -66,7 +66,7 @@ def test_parts_joined_without_a_space_share_a_word() -> None:
     assert join(parts, [2, 1], tag=0, space=" ", length_penalty=1.0).alignment == ((0, 0), (1, 1), (2, 2))
 
 
-# --------------------------------------------------------------------------------------------- which layer
+# ------------------------------------------------------------------------------------ the choice of the layer
 
 
 def reordered_pairs(count: int = 200) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
@@ -128,7 +128,7 @@ def ibm_model_1(sources: list[list[int]], targets: list[list[int]]) -> list[np.n
     return posteriors
 
 
-def test_attention_to_eos_is_no_agreement() -> None:
+def test_attention_to_eos_does_not_count_as_agreement() -> None:
     sources, targets, orders = reordered_pairs()
     useful = [np.pad(np.eye(len(order))[order], ((0, 1), (0, 1))) for order in orders]
     useless = [

@@ -53,7 +53,9 @@ def allowed(target: tuple[int, ...], limit: int, prefix: list[int], least: int, 
         return False
     if ended and (len(target) < least or len(words) < len(prefix)):
         return False
-    for end in range(len(prefix) + 1, len(target) + 1) if ngram else ():  # what was given may repeat itself
+    for end in (
+        range(len(prefix) + 1, len(target) + 1) if ngram else ()
+    ):  # the prefix itself may contain repetitions
         new = target[max(0, end - ngram) : end]
         earlier = [target[i : i + ngram] for i in range(end - ngram)]
         if len(new) == ngram and new in earlier:
@@ -100,7 +102,7 @@ def brute_force(
     prefix=st.lists(st.sampled_from([0, 1, 2, 4]), max_size=2),
     size=st.integers(1, 2),
 )
-def test_every_option_at_once_is_brute_force(
+def test_all_options_together_equal_brute_force(
     seed: int,
     lengths: list[int],
     length_penalty: float,
@@ -162,8 +164,11 @@ def test_forbidden_tokens_are_never_generated(beam_size: int, samples: int | Non
 def as_generate(
     model: Transformer, source: Tensor, keep: Tensor, limit: int, config: DecodingConfig
 ) -> list[Hypothesis]:
-    """All translations of a sentence by the rules of Hugging Face's `generate`, best first: what is forbidden
-    has no probability, or leaves it to the others, and the last token before the limit is EOS for nothing."""
+    """All translations of a sentence by the rules of Hugging Face's `generate`, best first.
+
+    Forbidden tokens have no probability; `renormalize` distributes theirs over the other tokens. The last
+    token before the limit is a forced EOS, which costs nothing.
+    """
     found = []
     for length in range(1, limit + 1):
         for target in itertools.product(range(model.config.target_vocab_size), repeat=length):
@@ -203,7 +208,7 @@ def test_forbidden_and_forced_tokens_are_as_in_generate(renormalize, forbidden, 
     assert not {i for [hypothesis] in greedy for i in hypothesis.ids} & set(forbidden)
 
 
-def test_a_forbidden_token_that_there_is_not_and_all_of_them() -> None:
+def test_unknown_forbidden_ids_are_errors_and_forbidding_all_ids_leaves_no_probability() -> None:
     model = build(2)
     source, keep = sentences(model, [2])
     with pytest.raises(
@@ -215,17 +220,17 @@ def test_a_forbidden_token_that_there_is_not_and_all_of_them() -> None:
         assert all(h.log_prob == -math.inf for h in search([model], source, keep, forbidden)[0])
 
 
-def test_a_prefix_longer_than_the_limit_is_kept_and_gone_on_with() -> None:
+def test_a_prefix_longer_than_the_limit_is_kept_and_continued() -> None:
     model = build(1, vocab=7)
     source, keep = sentences(model, [2, 2])
     prefix = [4, 5, 6, 4, 5, 6, 4, 4]
     for beam_size in (1, 4):
         long, short = search([model], source, keep, options(beam_size=beam_size), [prefix, []])
-        assert all(h.ids[:8] == prefix and len(tokens(h, EOS)) in (8 + 1, 9) for h in long)
+        assert all(h.ids[:8] == prefix and len(tokens(h, EOS)) == 9 for h in long)
         assert short == search([model], source, keep, options(beam_size=beam_size))[1]
 
 
-def test_an_ensemble_of_one_model_twice_is_that_model() -> None:
+def test_an_ensemble_of_a_model_with_itself_changes_nothing() -> None:
     model, other = build(0, vocab=8), build(1, vocab=8)
     source, keep = sentences(model, [3, 7])
     for config in (options(beam_size=1), options(beam_size=4)):
@@ -235,8 +240,8 @@ def test_an_ensemble_of_one_model_twice_is_that_model() -> None:
         assert search([model, other], source, keep, config) != alone
 
 
-def test_coverage_lets_the_translation_win_that_looks_at_every_word() -> None:
-    """Of hypotheses of equal probability; what was hardly looked at costs its logarithm."""
+def test_the_coverage_penalty_scores_the_attention_to_each_source_token() -> None:
+    """Each source token adds the logarithm of the attention that it received, up to 1, times the penalty."""
     found = []
     for beta in (0.0, 5.0):
         model = build(7, vocab=6)

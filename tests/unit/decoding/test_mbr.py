@@ -26,7 +26,7 @@ def test_the_text_most_similar_to_the_others_is_chosen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["chrf", "bleu"])
-def test_mbr_reorders_what_was_decoded(translator: Translator, name: str) -> None:
+def test_mbr_reorders_the_hypotheses(translator: Translator, name: str) -> None:
     lines = words_of(12, seed=5)
     plain = translator.with_settings(samples=8, temperature=2.0)
     drawn = plain.translate(lines, n_best=8)
@@ -39,7 +39,7 @@ def test_mbr_reorders_what_was_decoded(translator: Translator, name: str) -> Non
     assert [t.text for t in drawn] != [t.text for t in chosen]
 
 
-def test_the_language_decides_how_bleu_tokenizes() -> None:
+def test_the_language_determines_how_bleu_tokenizes() -> None:
     assert sentence_metric("bleu", "zh-CN").sentence_score("我爱你", ["我爱他"]).score > 0
 
 

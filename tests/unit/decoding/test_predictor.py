@@ -1,4 +1,4 @@
-"""Logits in few bits lead to the candidates, and to the scores, that those of full precision lead to."""
+"""Rounded logits lead to the same candidates and scores as logits in full precision."""
 
 import pytest
 import torch
@@ -17,12 +17,12 @@ def predictor_of(model: Transformer, beams: int) -> Predictor:
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_a_forced_end_is_certain_however_the_logits_are_rounded(monkeypatch, beam_size: int) -> None:
+def test_a_forced_eos_has_probability_one_in_low_precision(monkeypatch, beam_size: int) -> None:
     torch.manual_seed(0)
     sizes = {"d_model": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "output_bias": True}
     vocabulary = {"source_vocab_size": 50, "target_vocab_size": 50, "max_positions": 9}
     model = Transformer(ModelConfig(**sizes, **vocabulary)).eval()
-    model.output_bias.data[3] = -30  # it would never end by itself
+    model.output_bias.data[3] = -30  # EOS is improbable unless forced
     config = DecodingConfig(
         beam_size=beam_size, max_length_ratio=0.0, max_length_offset=6, force_eos=True, length_penalty=0.0
     )
@@ -40,12 +40,12 @@ def test_candidates_of_a_rounded_projection_are_those_of_full_precision(monkeypa
     model = Transformer(
         ModelConfig(**sizes, source_vocab_size=2000, target_vocab_size=2000, max_positions=9)
     ).eval()
-    model.source_embedding.weight.data *= 8  # logits as large as a trained model's, where few bits are coarse
+    model.source_embedding.weight.data *= 8  # logits as large as a trained model's, where bf16 is coarse
     model.output_bias.data.normal_()
     monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
     low = model.for_decoding(torch.bfloat16)
     for layer in low.modules():
-        layer.packed = None  # only the projection shall round
+        layer.packed = None  # only the projection is rounded
     beams, live = 3, -torch.rand(6, 3).sort(dim=1).values
     last = torch.randint(4, 2000, (6 * beams,))
     exact, rough = predictor_of(model, beams), predictor_of(low, beams)
@@ -63,15 +63,17 @@ def test_candidates_of_a_rounded_projection_are_those_of_full_precision(monkeypa
     torch.testing.assert_close(found[:, :4], scores[:, :4], rtol=0, atol=2e-3)
     assert (their_tokens[:, :4] == tokens[:, :4]).float().mean() > 0.9
     assert (their_parents[:, :4] == parents[:, :4]).float().mean() > 0.9
-    unmended = live - coarse_totals.view_as(live)
+    uncorrected = live - coarse_totals.view_as(live)
     rows = their_parents + torch.arange(6)[:, None] * beams
-    plain = unmended.gather(1, their_parents) + coarse[rows, their_tokens]
+    plain = uncorrected.gather(1, their_parents) + coarse[rows, their_tokens]
     assert (plain - found).abs().max() > 0.02  # the rounding that was undone
 
 
 @pytest.mark.parametrize("biases", [(90.0, 90.004), (90.004, 90.0)])
 @torch.inference_mode()
-def test_the_best_of_two_that_few_bits_cannot_tell_apart(monkeypatch, biases: tuple[float, float]) -> None:
+def test_the_better_of_two_tokens_with_equal_rounded_logits_is_found(
+    monkeypatch, biases: tuple[float, float]
+) -> None:
     torch.manual_seed(0)
     sizes = {"d_model": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "output_bias": True}
     vocabulary = {"source_vocab_size": 2000, "target_vocab_size": 2000, "max_positions": 9}
@@ -85,7 +87,7 @@ def test_the_best_of_two_that_few_bits_cannot_tell_apart(monkeypatch, biases: tu
 
 
 @pytest.mark.parametrize("scored", [True, False])
-def test_logits_too_large_for_few_bits_are_not_taken_for_finite(monkeypatch, scored: bool) -> None:
+def test_logits_that_overflow_in_fp16_are_not_taken_for_finite(monkeypatch, scored: bool) -> None:
     torch.manual_seed(0)
     sizes = {"d_model": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "tie_embeddings": "none"}
     vocabulary = {"source_vocab_size": 50, "target_vocab_size": 50, "max_positions": 9}

@@ -58,7 +58,7 @@ def test_utf8_is_written_whatever_the_locale(mtrain, run_dir, folder, monkeypatc
     assert stdout.buffer.getvalue().decode() == "Très bien, żółw.\n"
 
 
-def test_the_value_is_the_score_of_translate_plus_the_weighted_score_of_score(mtrain, run_dir, folder):
+def test_the_candidate_with_the_highest_weighted_sum_of_both_scores_is_chosen(mtrain, run_dir, folder):
     lines = ["It rains.", "The dog sleeps.", "A small house.", "", "The cat is big."]
     (folder / "in.de").write_text("".join(f"{line}\n" for line in lines))  # the language does not matter
     search = ["--beam-size", "4", "--n-best", "4", "--json", "--device", "cpu"]
@@ -117,7 +117,7 @@ def test_a_malformed_line_is_named(mtrain, run_dir, folder, line):
         (["{run}", "in.jsonl", "-o", "in.de"], 2, "this file is also an input"),
     ],
 )
-def test_each_mistake_ends_in_one_clear_line(mtrain, run_dir, folder, arguments, code, message):
+def test_each_mistake_is_reported_in_one_line(mtrain, run_dir, folder, arguments, code, message):
     (folder / "short.jsonl").write_text(n_best(CANDIDATES[0]))
     given = [argument.format(run=run_dir) for argument in arguments]
     found, out, err = mtrain("rerank", *given, "-i", "in.de", "--quiet")

@@ -1,8 +1,7 @@
-"""Scores of given translations are those of the search, and of the full model."""
+"""Scores of given translations equal those of the search and of the full model."""
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,12 +13,7 @@ from tests.support.search import EOS, build, forced, sentences
 from tests.support.training import PAIRS
 
 
-@pytest.fixture(scope="module")
-def translator(run_dir: Path) -> Translator:
-    return Translator.load(run_dir, "cpu")
-
-
-def test_forced_log_probabilities_are_those_of_the_full_model() -> None:
+def test_forced_log_probabilities_equal_those_of_the_full_model() -> None:
     models = [build(seed, vocab=9) for seed in (0, 1)]
     source, keep = sentences(models[0], [3, 8, 5])
     targets = torch.tensor([[4, 5, EOS], [6, EOS, 0], [8, 8, 8]])
@@ -35,7 +29,7 @@ def test_forced_log_probabilities_are_those_of_the_full_model() -> None:
     torch.testing.assert_close(both, (single[0] + single[1]) / 2)
 
 
-def test_scores_are_those_of_the_search(translator: Translator) -> None:
+def test_scores_equal_those_of_the_search(translator: Translator) -> None:
     sources = [source for source, _ in PAIRS] * 3
     found = translator.with_settings(beam_size=4).translate(sources, n_best=4)
     pairs = [(source, t.text) for source, best in zip(sources, found, strict=True) for t in best.n_best]
@@ -49,7 +43,7 @@ def test_scores_are_those_of_the_search(translator: Translator) -> None:
     assert close > len(pairs) * 0.6
 
 
-def test_what_is_over_the_limit_has_no_score_and_empty_sides_have_one(translator: Translator) -> None:
+def test_pairs_over_the_length_limit_have_no_score_and_empty_pairs_have_one(translator: Translator) -> None:
     long = "katze " * 100
     over, other, empty, good = score_pairs(translator, [(long, "a"), ("a", long), ("", ""), PAIRS[0]])
     assert math.isnan(over.log_prob) and math.isnan(other.log_prob) and over.tokens == []
@@ -61,7 +55,7 @@ def test_what_is_over_the_limit_has_no_score_and_empty_sides_have_one(translator
     assert len(fields[2].split()) == len(good.tokens)
 
 
-def test_attention_is_a_distribution_over_the_source_pieces(translator: Translator) -> None:
+def test_attention_is_a_distribution_over_the_source_tokens(translator: Translator) -> None:
     source, target, matrix = attention(translator, *PAIRS[1])
     assert source[-1] == target[-1] == "</s>" and matrix.shape == (len(target), len(source))
     assert matrix.sum(axis=1) == pytest.approx(1, abs=1e-5)

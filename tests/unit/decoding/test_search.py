@@ -21,14 +21,14 @@ from tests.support.search import EOS, assert_same, build, forced, options, sente
 
 STOPS = ["default", "first_k", "exact"]
 
-# ---------------------------------------------------------------------------------- scripted distributions
+# ------------------------------------------------------------------------------------- scripted distributions
 
 Script = Callable[[int, tuple[int, ...]], list[float]]
 
 
 class Scripted:
-    """Stands in for a model: the logits after a prefix are those that a function of the sentence's name (its
-    first source id) and the prefix gives. `fed` holds the prefixes that were asked for, step by step."""
+    """A stand-in for a model whose logits are script(name, prefix). The name of a sentence is its first
+    source id. `fed` contains the prefixes of each step."""
 
     def __init__(self, script: Script):
         self.script, self.fed = script, []
@@ -67,14 +67,14 @@ class Scripted:
 
 
 def table(probabilities: dict[str, dict[str, float]]) -> Script:
-    """Logits from a table of next-token probabilities; "." is EOS, "a" and "b" are 4 and 5. What is not in it
-    cannot come about, and ends."""
+    """Logits from a table of next-token probabilities; "." is EOS, "a" and "b" are 4 and 5. After
+    prefixes that are missing in it, EOS is certain."""
     names = "012.ab"
 
     def script(_: int, prefix: tuple[int, ...]) -> list[float]:
         logits = [-math.inf] * 6
         for token, probability in probabilities.get("".join(names[i] for i in prefix), {".": 1.0}).items():
-            logits[names.index(token)] = math.log(probability) + 1.7  # unnormalised, as logits are
+            logits[names.index(token)] = math.log(probability) + 1.7  # unnormalized, as logits are
         return logits
 
     return script
@@ -88,7 +88,7 @@ def run(script: Script, lengths: list[int], **changes: object) -> tuple[list[lis
     return search([model], source, keep, options(**changes)), model  # type: ignore[list-item]
 
 
-GARDEN = table(  # the likeliest first word leads astray
+GARDEN_PATH = table(  # the best translation does not begin with the most probable word
     {
         "": {"a": 0.6, "b": 0.4},
         "a": {".": 0.25, "a": 0.4, "b": 0.35},
@@ -107,15 +107,15 @@ GARDEN = table(  # the likeliest first word leads astray
         (1, 0.0, [("aa", 0.24)]),
         (2, 0.0, [("b", 0.36), ("aa", 0.24)]),
         (2, 1.0, [("aa", 0.24), ("b", 0.36)]),  # log 0.24 / 3 > log 0.36 / 2: EOS counts
-        (3, 0.0, [("b", 0.36), ("aa", 0.24), ("ab", 0.126)]),  # "a." was fourth at its step: no beam, no end
+        (3, 0.0, [("b", 0.36), ("aa", 0.24), ("ab", 0.126)]),  # "a." was fourth in its step, so it is dropped
         (4, 0.0, [("b", 0.36), ("aa", 0.24), ("a", 0.15), ("ab", 0.126)]),
     ],
 )
 @pytest.mark.parametrize("stop", ["default", "exact"])
-def test_hand_checked(
+def test_hypotheses_equal_those_computed_by_hand(
     beam_size: int, length_penalty: float, expected: list[tuple[str, float]], stop: str
 ) -> None:
-    ((*found,), _) = run(GARDEN, [10], beam_size=beam_size, length_penalty=length_penalty, stop=stop)
+    ((*found,), _) = run(GARDEN_PATH, [10], beam_size=beam_size, length_penalty=length_penalty, stop=stop)
     words = [["ab".index(word) + 4 for word in text] for text, _ in expected]
     assert [hypothesis.ids for hypothesis in found[0]] == words
     assert [math.exp(h.log_prob) for h in found[0]] == pytest.approx([p for _, p in expected])
@@ -124,7 +124,7 @@ def test_hand_checked(
     assert all(hypothesis.finished for hypothesis in found[0])
 
 
-def test_exact_goes_on_where_length_can_still_win() -> None:
+def test_exact_continues_while_a_longer_hypothesis_can_still_win() -> None:
     """After two steps "" (log 0.51) and "a" (log 0.294 / 2 = -0.61) are finished, and "aa" is live at
     log 0.196 / 2 = -0.81: worse by now, but at the limit, 6 tokens, it is log 0.1764 / 6 = -0.29."""
     script = table(
@@ -142,7 +142,7 @@ def test_exact_goes_on_where_length_can_still_win() -> None:
     assert found[0][0].score == pytest.approx(math.log(0.1764) / 6)
 
 
-def test_first_k_stops_where_default_goes_on() -> None:
+def test_first_k_stops_where_default_continues() -> None:
     """After two steps "" and "a" are finished, but "aa" is live with a better score than both."""
     script = table(
         {"": {".": 0.3, "a": 0.7}, "a": {".": 0.3, "a": 0.7}, "aa": {".": 0.99, "a": 0.01}, "aaa": {".": 1.0}}
@@ -152,7 +152,7 @@ def test_first_k_stops_where_default_goes_on() -> None:
         assert [len(hypothesis.ids) for hypothesis in found[0]] == lengths
 
 
-# ------------------------------------------------------------------------- against a reference, one by one
+# ---------------------------------------------------------------------------- against a reference, one by one
 
 
 def reference(
@@ -162,8 +162,8 @@ def reference(
     length_penalty: float,
     stop: str,
 ) -> list[Hypothesis]:
-    """Beam search of one sentence as Hugging Face has it (BeamSearchScorer, BeamHypotheses): `default` is
-    early_stopping=False, `first_k` True. `never` goes on to the limit: what `exact` must find sooner."""
+    """Beam search of one sentence as in Hugging Face (BeamSearchScorer, BeamHypotheses): `default` is
+    early_stopping=False, `first_k` True. `never` continues up to the limit; `exact` must find the same."""
     live, pool = [(0.0, ())], []
     for length in range(1, limit + 1):
         candidates = [
@@ -172,7 +172,7 @@ def reference(
             for token, step in enumerate(next_log_probs(prefix))
         ]
         candidates = sorted(candidates, reverse=True)[: 2 * beams]
-        for log_prob, ids in candidates[:beams]:  # an end beyond the K best is passed over
+        for log_prob, ids in candidates[:beams]:  # EOS beyond the K best is ignored
             if ids[-1] == EOS:
                 pool.append(Hypothesis(list(ids[:-1]), log_prob, log_prob / length**length_penalty, True))
         live = [(log_prob, ids) for log_prob, ids in candidates if ids[-1] != EOS][:beams]
@@ -187,7 +187,7 @@ def reference(
 
 
 def random_script(seed: int, vocab: int, peak: float, end: float) -> Script:
-    """Other logits for every sentence and prefix; the larger `end`, the likelier is EOS."""
+    """Different logits for every sentence and prefix; EOS is more probable with a larger `end`."""
 
     def script(name: int, prefix: tuple[int, ...]) -> list[float]:
         generator = torch.Generator().manual_seed(hash((seed, name, prefix)) % 2**62)
@@ -209,7 +209,7 @@ def random_script(seed: int, vocab: int, peak: float, end: float) -> Script:
     end=st.sampled_from([-2.0, 0.0, 1.0, 2.0]),
     stop=st.sampled_from(STOPS),
 )
-def test_equals_the_reference(
+def test_random_scripts_give_the_results_of_the_reference(
     seed: int,
     vocab: int,
     lengths: list[int],
@@ -235,7 +235,7 @@ def test_equals_the_reference(
 
 
 @pytest.mark.parametrize("length_penalty", [-2.0, -0.5, 0.0, 0.6, 1.0])
-def test_exact_finds_what_never_stopping_finds_and_sooner(length_penalty: float) -> None:
+def test_exact_equals_the_search_up_to_the_limit_in_fewer_steps(length_penalty: float) -> None:
     steps = []
     for seed in range(25):
         script = random_script(seed, 6, 2.0, 1.5)
@@ -249,7 +249,7 @@ def test_exact_finds_what_never_stopping_finds_and_sooner(length_penalty: float)
     assert min(steps) < 9  # of the 9 that the limit allows
 
 
-def test_the_rules_of_the_fuzz_do_differ() -> None:
+def test_the_stop_rules_give_different_results_on_random_scripts() -> None:
     results = {stop: [] for stop in STOPS}
     for stop, seed in itertools.product(STOPS, range(30)):
         found, _ = run(random_script(seed, 6, 1.0, 1.0), [20], beam_size=3, length_penalty=1.0, stop=stop)
@@ -259,7 +259,7 @@ def test_the_rules_of_the_fuzz_do_differ() -> None:
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_a_transformer_equals_the_reference(stop: str) -> None:
+def test_a_transformer_gives_the_results_of_the_reference(stop: str) -> None:
     model = build(11, vocab=8, decoder_layers=2)
     source, keep = sentences(model, [2, 5, 8, 11])
     found = search([model], source, keep, options(beam_size=3, stop=stop))
@@ -275,18 +275,18 @@ def test_a_transformer_equals_the_reference(stop: str) -> None:
         assert_same(hypotheses, expected)
 
 
-# ----------------------------------------------------------------------------------------- what users see
+# ---------------------------------------------------------------------------------- properties of the results
 
 
 @pytest.mark.parametrize("beams", [2, 5])
-def test_eos_never_starves_the_beam(beams: int) -> None:
-    """Even where every beam would rather end, K distinct prefixes go on, and K hypotheses come back."""
+def test_eos_candidates_do_not_reduce_the_number_of_live_beams(beams: int) -> None:
+    """Even if EOS is the most probable token everywhere, K different prefixes continue in each step."""
     found, model = run(
         random_script(0, 12, 1.0, 9.0), [14], beam_size=beams, length_penalty=0.0, stop="exact"
     )
     assert len(model.fed) > 1
     for step in model.fed[1:]:
-        assert len(set(step)) == beams  # of one sentence, which may be in the batch several times
+        assert len(set(step)) == beams  # all of one sentence
         assert all(EOS not in prefix for _, prefix in step)
     assert len(found[0]) == beams
     assert found[0][0].ids == []  # and the empty translation, most likely here, wins
@@ -306,7 +306,7 @@ def test_length_limits_are_per_sentence(beam_size: int, stop: str, ratio: float,
 
 
 @pytest.mark.parametrize("beam_size", [1, 2])
-def test_eos_as_the_last_allowed_token_finishes(beam_size: int) -> None:
+def test_eos_as_the_last_allowed_token_finishes_the_hypothesis(beam_size: int) -> None:
     script = table({"": {"a": 1.0}, "a": {"a": 1.0}, "aa": {".": 0.7, "a": 0.3}})
     found, _ = run(script, [4], beam_size=beam_size)
     assert (found[0][0].ids, found[0][0].finished) == ([4, 4], True)
@@ -335,7 +335,7 @@ def test_results_do_not_depend_on_the_batch(beam_size: int, stop: str, positions
         return search([model], wider, torch.nn.functional.pad(keep[rows], (0, padding)), config)
 
     alone = [found([row], 0)[0] for row in range(8)]
-    assert len({len(hypotheses[0].ids) for hypotheses in alone}) > 3  # neighbours do finish at other times
+    assert len({len(hypotheses[0].ids) for hypotheses in alone}) > 3  # neighbors finish at different times
     for rows, padding in [(list(range(8)), 0), (list(range(8))[::-1], 3), ([4, 1, 6], 1), ([5, 5], 0)]:
         for row, hypotheses in zip(rows, found(rows, padding), strict=True):
             assert_same(hypotheses, alone[row], 1e-12)

@@ -25,7 +25,7 @@ def test_windows_are_bounded_by_lines_and_by_characters() -> None:
 
 
 @pytest.mark.parametrize("longest", [9, 20, 63])
-def test_parts_are_sentences_and_lose_nothing(translator: Translator, longest: int) -> None:
+def test_parts_are_sentences_and_contain_every_token(translator: Translator, longest: int) -> None:
     tokenizer = translator.tokenizer
     text = [*SOURCES, "katze" * 30 + '!"', "Mr. Smith of the U. S. sleeps.", "Is it no... yes?", "It rains"]
     parts = split_line("  ".join(text), tokenizer, longest)
@@ -61,7 +61,7 @@ def test_a_tag_begins_each_part_of_a_line(tagging: Tokenizer, tag: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["It rains <2de>. The sun shines.", "< 2de> It rains. The sun shines."])
-def test_a_symbol_elsewhere_is_no_tag(tagging: Tokenizer, line: str) -> None:
+def test_a_symbol_elsewhere_is_not_a_tag(tagging: Tokenizer, line: str) -> None:
     _, second = split_line(line, tagging, longest=30)
     assert tagging.source.decode([second]) == ["The sun shines."]
 

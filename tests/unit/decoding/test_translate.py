@@ -1,4 +1,4 @@
-"""The translator as a library: what it returns, and that batches change nothing."""
+"""The translator as a library: what it returns, and that results do not depend on batches."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from tests.support.translation import words_of
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
 
 
-# ------------------------------------------------------------------------------------------------- batches
+# ---------------------------------------------------------------------------------------------------- batches
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -135,7 +135,7 @@ def test_without_scores_the_translations_are_the_same(translator: Translator, se
     assert not any(math.isnan(t.score) for t in scored)
 
 
-# ------------------------------------------------------------------------------------------------- results
+# ---------------------------------------------------------------------------------------------------- results
 
 
 def test_n_best_are_the_best_of_the_beam(translator: Translator) -> None:
@@ -153,7 +153,7 @@ def test_n_best_are_the_best_of_the_beam(translator: Translator) -> None:
         wide.translate(["It rains."], n_best=7)
 
 
-def test_prefixes_begin_the_translations(translator: Translator) -> None:
+def test_translations_begin_with_the_given_prefixes(translator: Translator) -> None:
     given = ["Eine Katze", "", "Zwei"]
     found = translator.translate(SOURCES[:3], prefixes=given)
     assert found[0].text.startswith("Eine Katze") and found[1].text == TARGETS[1]
@@ -196,7 +196,7 @@ def test_json_has_null_for_what_was_not_computed(translator: Translator) -> None
     assert [best["text"] for best in json.loads(found.as_json())["n_best"]] == [t.text for t in found.n_best]
 
 
-# ---------------------------------------------------------------------------------------------- long lines
+# ------------------------------------------------------------------------------------------------- long lines
 
 
 def test_a_long_line_is_translated_in_parts_and_joined(translator: Translator, caplog) -> None:
@@ -217,10 +217,12 @@ def test_a_long_line_is_translated_in_parts_and_joined(translator: Translator, c
         translator.translate([b"It rains."])  # type: ignore[list-item]
 
 
-# ----------------------------------------------------------------------------------------------- ensembles
+# -------------------------------------------------------------------------------------------------- ensembles
 
 
-def test_an_ensemble_needs_one_vocabulary(run_dir: Path, tmp_path: Path, translator: Translator) -> None:
+def test_models_of_an_ensemble_must_have_the_same_vocabulary(
+    run_dir: Path, tmp_path: Path, translator: Translator
+) -> None:
     twice = Translator.load(run_dir, "cpu", ensemble=[run_dir / "model"])
     expected = translator.translate(SOURCES)
     for ours, same in zip(twice.translate(SOURCES), expected, strict=True):
@@ -239,7 +241,7 @@ def test_an_ensemble_needs_one_vocabulary(run_dir: Path, tmp_path: Path, transla
         Translator.load(run_dir, "cpu", ensemble=[other])
 
 
-def test_an_ensemble_needs_one_direction(run_dir: Path, tmp_path: Path) -> None:
+def test_models_of_an_ensemble_must_translate_in_the_same_direction(run_dir: Path, tmp_path: Path) -> None:
     from mtrain.storage.atomic import write_manifest
 
     other = shutil.copytree(run_dir / "model", tmp_path / "other")
@@ -263,6 +265,6 @@ def test_overrides_reach_the_search(run_dir: Path) -> None:
     assert loaded.decoding.no_repeat_ngram == 1 and all(len(row) <= 3 * 40 for row in ids)
 
 
-def test_a_text_is_one_line_not_its_letters(translator: Translator) -> None:
+def test_a_single_string_is_translated_as_one_line(translator: Translator) -> None:
     ways = (translator.translate(SOURCES[0]), translator.stream(SOURCES[0]))
     assert [[best.text for best in way] for way in ways] == [[TARGETS[0]]] * 2

@@ -125,7 +125,7 @@ def test_the_number_of_lines_in_a_batch_is_limited(translator: Translator) -> No
     assert sum(sizes) == 3000 and max(sizes) <= translator.decoding.batch_tokens // 5 // 16
 
 
-# ------------------------------------------------------------------------------------------------- closing
+# ---------------------------------------------------------------------------------------------------- closing
 
 
 @linux

@@ -1,4 +1,4 @@
-"""`mtrain export`: CTranslate2 says what mtrain says; what cannot be written is named before anything is."""
+"""`mtrain export`: exported models translate as in mtrain; unsupported ones are errors."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ def tokenizers(tmp_path_factory) -> dict[bool, Path]:
 
 
 def random_model(folder: Path, tokenizer: Path, decoding: DecodingConfig | None = None, **shape: Any) -> Path:
-    """A model folder with random weights, of logits that differ widely, and biases."""
+    """A model folder with random weights, widely different logits, and biases."""
     sizes = {"d_model": 32, "heads": 4, "ffn_dim": 48, "encoder_layers": 2, "decoder_layers": 1}
     config = model_config(Architecture(**{**sizes, **shape}), Tokenizer(tokenizer), 64)
     torch.manual_seed(5)
@@ -89,7 +89,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("joint", "shape"), SHAPES, ids=[str(list(shape.values())) for _, shape in SHAPES])
-def test_ctranslate2_takes_every_kind_of_architecture(tokenizers, tmp_path, joint, shape):
+def test_ctranslate2_translates_every_architecture_identically(tokenizers, tmp_path, joint, shape):
     model = random_model(tmp_path / "model", tokenizers[joint], **shape)
     before = load_file(model / "model.safetensors")
     summary, *differing = export_model(model, tmp_path / "out", "ctranslate2", None, SOURCES + AWKWARD)
@@ -110,11 +110,11 @@ def test_empty_translations_are_exported(tokenizers, tmp_path):
     assert summary.startswith("8 sentences: 8 translations identical (greedy)")
 
 
-def test_the_command_knows_every_format():
+def test_the_command_accepts_every_format():
     assert get_args(ExportFormat) == get_args(Format)
 
 
-def test_fewer_bits_take_less_room(run_dir, tmp_path):
+def test_quantized_models_are_smaller(run_dir, tmp_path):
     sizes = []
     for quantization in (None, "float16", "bfloat16", "int8_float32", "int8"):
         out = tmp_path / str(quantization)
@@ -125,8 +125,8 @@ def test_fewer_bits_take_less_room(run_dir, tmp_path):
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_marian_takes_mtrains_own_vocabularies(tokenizers, tmp_path, joint):
-    """With bytes, a symbol, normalisation; of two languages, or of both."""
+def test_a_vocabulary_learned_by_mtrain_survives_export_to_marian_and_import(tokenizers, tmp_path, joint):
+    """With byte tokens, a symbol, and normalization; a joint vocabulary, or one for each language."""
     tie = "all" if joint else "decoder"
     decoding = DecodingConfig(precision="fp32", beam_size=2, max_length_ratio=0, max_length_offset=20)
     shape = {"norm": "post", "activation": "silu", "tie_embeddings": tie}
@@ -143,9 +143,9 @@ def test_marian_takes_mtrains_own_vocabularies(tokenizers, tmp_path, joint):
 
 
 def test_a_trained_model_translates_the_same(run_dir, tmp_path):
-    """By CTranslate2's and SentencePiece's own functions, as one would use what lies in the folder."""
-    said = export_model(run_dir, tmp_path / "out", "ctranslate2", None, ["\u200b", "It rains."])
-    assert said[0].startswith("1 sentences: 1 translations identical")  # the other text has no pieces
+    """Using only CTranslate2, SentencePiece and the files of the exported folder."""
+    summary = export_model(run_dir, tmp_path / "out", "ctranslate2", None, ["\u200b", "It rains."])
+    assert summary[0].startswith("1 sentences: 1 translations identical")  # the other text has no tokens
     processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "out" / "joint.model"))
     exported = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", compute_type="float32")
     translator = Translator.load(run_dir, "cpu", ["decoding.precision=fp32"])
@@ -160,7 +160,7 @@ def test_a_trained_model_translates_the_same(run_dir, tmp_path):
         )
 
 
-def test_a_marian_model_goes_on_to_ctranslate2_without_its_forbidden_tokens(tmp_path):
+def test_forbidden_tokens_of_an_imported_model_stay_forbidden_in_ctranslate2(tmp_path):
     make(tmp_path / "hf", {"num_beams": 4}, seed=38, activation_function="swish")
     import_marian(str(tmp_path / "hf"), tmp_path / "model")
     tensors = load_file(tmp_path / "model" / "model.safetensors")
@@ -176,7 +176,7 @@ def test_a_marian_model_goes_on_to_ctranslate2_without_its_forbidden_tokens(tmp_
     }
 
 
-def test_the_command_prints_a_summary_and_what_differs(mtrain, run_dir, corpus, tmp_path, monkeypatch):
+def test_the_command_prints_a_summary_and_the_differences(mtrain, run_dir, corpus, tmp_path, monkeypatch):
     arguments = ("export", run_dir, tmp_path / "out", "--format", "ctranslate2", "-i", corpus / "train.en")
     code, out, err = mtrain(*arguments, "--quantization", "int8", "--quiet")
     assert (code, err) == (0, "") and out.startswith("8 sentences: ")
@@ -186,7 +186,7 @@ def test_the_command_prints_a_summary_and_what_differs(mtrain, run_dir, corpus, 
 
 
 @pytest.mark.parametrize("what", ["translate", "log_probs"])
-def test_an_export_that_says_something_else_is_an_error_and_is_not_left(run_dir, tmp_path, monkeypatch, what):
+def test_an_export_that_differs_is_an_error_and_is_removed(run_dir, tmp_path, monkeypatch, what):
     opened = verify.open_ctranslate2
 
     def wrong(*arguments: Any) -> verify.Exported:
@@ -203,7 +203,7 @@ def test_an_export_that_says_something_else_is_an_error_and_is_not_left(run_dir,
     assert not any(tmp_path.iterdir())
 
 
-def test_what_cannot_be_written_is_named(mtrain, tokenizers, run_dir, tmp_path, monkeypatch):
+def test_unsupported_exports_are_errors(mtrain, tokenizers, run_dir, tmp_path, monkeypatch):
     for shape, message in (
         ({"norm": "pre"}, "model.norm must be post; use --format ctranslate2"),
         ({"norm": "post", "positions": "rotary"}, "model.positions must be sinusoidal"),
@@ -232,7 +232,7 @@ def test_what_cannot_be_written_is_named(mtrain, tokenizers, run_dir, tmp_path, 
     assert {path.name for path in tmp_path.iterdir()} == {"mine"}
 
 
-def test_settings_that_generate_lacks_are_told(tokenizers, tmp_path, caplog):
+def test_settings_that_generate_does_not_support_are_logged(tokenizers, tmp_path, caplog):
     decoding = DecodingConfig(precision="fp32", coverage_penalty=0.2, beam_size=2)
     model = random_model(tmp_path / "model", tokenizers[True], decoding, norm="post")
     export_model(model, tmp_path / "out", "marian", texts=SOURCES[:2])
@@ -242,15 +242,15 @@ def test_settings_that_generate_lacks_are_told(tokenizers, tmp_path, caplog):
     )
 
 
-# ------------------------------------------------------------------------------------------------ preflight
+# -------------------------------------------------------------------------------------------------- preflight
 
 
-def test_fit_says_which_exports_there_will_be(mtrain, config_file):
+def test_fit_logs_which_exports_are_possible(mtrain, config_file):
     code, _, err = mtrain("fit", config_file, "--set", "training.max_steps=1")
     assert code == 0 and "exports: marian: no (model.norm must be post), ctranslate2: yes" in err
 
 
-def test_fit_refuses_before_it_begins_what_could_not_be_exported(mtrain, config_file, tmp_path):
+def test_fit_rejects_a_model_that_a_required_export_does_not_support(mtrain, config_file, tmp_path):
     config = changed(config_file, "export", require=["ctranslate2", "marian"])
     code, _, err = mtrain("fit", config)
     assert (

@@ -1,4 +1,4 @@
-"""What `mtrain import` takes and what it refuses, in one line that names it."""
+"""`mtrain import`: which models it accepts, and that other ones are errors that name the reason."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def original(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def source(original, tmp_path) -> Path:
-    """A copy of it, to be changed."""
+    """A copy of that folder that a test may change."""
     return Path(shutil.copytree(original, tmp_path / "source"))
 
 
@@ -64,17 +64,17 @@ def as_bin(folder: Path, **options: Any) -> None:
     (folder / "model.safetensors").unlink()
 
 
-# -------------------------------------------------------------------------------------------- what it takes
+# ----------------------------------------------------------------------------------------------- valid models
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_weights_of_pytorch_are_the_same_weights(original, source, zipped):
+def test_pickled_weights_equal_those_in_safetensors(original, source, zipped):
     as_bin(source, _use_new_zipfile_serialization=zipped)
     expected = load_file(original / "model.safetensors")
     assert torch.equal(imported(source)["source_embedding.weight"], expected["model.shared.weight"])
 
 
-def test_a_cache_of_the_hub_is_links(source, tmp_path):
+def test_symbolic_links_of_a_hub_cache_are_followed(source, tmp_path):
     blobs = tmp_path / "blobs"
     blobs.mkdir()
     for file in list(source.iterdir()):
@@ -84,8 +84,8 @@ def test_a_cache_of_the_hub_is_links(source, tmp_path):
     load_model(tmp_path / "out")
 
 
-def test_what_old_files_hold_besides(source):
-    """Sinusoids and copies of tied embeddings, in fp16, and what to generate within config.json."""
+def test_redundant_tensors_and_settings_of_old_files_are_accepted(source):
+    """Sinusoidal positions and copies of tied embeddings, in fp16, and generation settings in config.json."""
 
     def add(tensors):
         tensors["lm_head.weight"] = tensors["model.shared.weight"].clone()
@@ -101,31 +101,31 @@ def test_what_old_files_hold_besides(source):
     assert {tensor.dtype for tensor in imported(source).values()} == {torch.float32}
     decoding = load_model(source.with_name("out")).config.decoding
     assert (decoding.beam_size, decoding.max_length_offset, decoding.forbidden_ids) == (3, 29, [167])
-    assert decoding.force_eos  # as MarianConfig has it where it is not said
+    assert decoding.force_eos  # the default of MarianConfig
 
 
-def test_without_a_limit_it_is_what_there_are_positions_for(source):
+def test_without_a_length_limit_it_is_the_number_of_positions(source):
     (source / "generation_config.json").write_text("{}")
     edited(source / "config.json", forced_eos_token_id=0)
     imported(source)
     assert load_model(source.with_name("out")).config.decoding.max_length_offset == 64
 
 
-def test_settings_and_languages_are_given_or_found(source):
+def test_settings_and_languages_can_be_overridden(source):
     edited(source / "tokenizer_config.json", source_lang=None)
     import_marian(str(source), source.with_name("out"), ["source_lang=de", "decoding.beam_size=7"])
     config = load_model(source.with_name("out")).config
     assert (config.source_lang, config.target_lang, config.decoding.beam_size) == ("de", "fr", 7)
 
 
-def test_languages_that_nobody_named_are_told(source, caplog):
+def test_unknown_languages_are_logged(source, caplog):
     (source / "tokenizer_config.json").unlink()
     imported(source)
     assert "unknown languages; set them with --set source_lang=" in caplog.text
-    assert load_model(source.with_name("out")).config.target_lang == "und"  # as BCP 47 says undetermined
+    assert load_model(source.with_name("out")).config.target_lang == "und"  # BCP 47 for undetermined
 
 
-def test_a_long_text_keeps_its_tag_in_all_its_parts(source):
+def test_each_part_of_a_long_text_keeps_the_tag(source):
     imported(source)
     translator = Translator.load(source.with_name("out"), "cpu", ["decoding.precision=fp32"])
     tag, text = ">>deu<<", "She likes rice."
@@ -134,14 +134,17 @@ def test_a_long_text_keeps_its_tag_in_all_its_parts(source):
     assert translator.translate([f"{tag} {long}"])[0].text == " ".join(parts)
     [one] = translator.translate([f"{tag} {text}"], alignments=True)
     [all_] = translator.translate([f"{tag} {long}"], alignments=True)
-    source, target = len(text.split()), len(one.text.split())  # words; the tag is one more, and there once
+    source, target = (
+        len(text.split()),
+        len(one.text.split()),
+    )  # words; the tag is one more word, at the beginning
     assert all_.alignment == tuple(
         (i + source * part if i else 0, j + target * part) for part in range(12) for i, j in one.alignment
     )
 
 
-def test_no_text_ends_a_sentence(tmp_path):
-    """Not even if SentencePiece knows none of its letters, and gives it back in one piece."""
+def test_special_tokens_in_a_text_are_never_encoded_as_such(tmp_path):
+    """Not even if SentencePiece returns them as one token because it does not know their characters."""
     write_tokenizer(tmp_path)
     (tmp_path / "source.spm").rename(tmp_path / "joint.model")
     vocabulary = Vocabulary(tmp_path / "joint.model", tmp_path / "vocab.json")
@@ -151,19 +154,19 @@ def test_no_text_ends_a_sentence(tmp_path):
         assert not {vocabulary.special.eos, vocabulary.special.pad} & set(row)
 
 
-def test_other_segmentations_spell_the_same_text(tmp_path):
+def test_sampled_segmentations_decode_to_the_same_text(tmp_path):
     write_tokenizer(tmp_path)
     vocabulary = Vocabulary(tmp_path / "source.spm", tmp_path / "vocab.json")
     resegment, changed = make_resegment(vocabulary, 0.3), 0
     for text, row in zip(sentences(), vocabulary.encode(sentences()), strict=True):
-        anew = resegment(row, random.Random(text))
-        assert vocabulary.decode([anew]) == vocabulary.decode([row])
-        changed += anew != row
+        sampled = resegment(row, random.Random(text))
+        assert vocabulary.decode([sampled]) == vocabulary.decode([row])
+        changed += sampled != row
     assert changed > 20
 
 
-def test_training_with_its_vocabulary_goes_on_exactly(source, make_config, caplog):
-    """Both sides' pieces have ids of one space, so that all embeddings may be tied."""
+def test_training_with_an_imported_vocabulary_resumes_exactly(source, make_config, caplog):
+    """Both sides share one set of ids, so all embeddings can be tied."""
     imported(source)
     out = source.with_name("out")
     own = load_model(out).config.tokenizer.model_dump(mode="json")
@@ -203,7 +206,7 @@ def test_training_starts_from_an_imported_model(source, make_config):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
-def test_the_command_and_what_comes_of_it(mtrain, source, tmp_path):
+def test_an_imported_model_translates_and_scores(mtrain, source, tmp_path):
     code, out, _ = mtrain("import", source, tmp_path / "model", "--set", "decoding.precision=fp32")
     assert (code, out) == (0, "")
     code, out, _ = mtrain("translate", tmp_path / "model", *sentences()[:3], "--alignments", "--scores")
@@ -213,7 +216,7 @@ def test_the_command_and_what_comes_of_it(mtrain, source, tmp_path):
     assert code == 0 and float(out.split()[0]) < 0
 
 
-# ------------------------------------------------------------------------------------------ what it refuses
+# ----------------------------------------------------------------------------------------------------- errors
 
 CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "bert"}, "not a MarianMT model; model_type in config.json is 'bert'"),
@@ -244,7 +247,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), CONFIGS, ids=[str(changes)[:40] for changes, _ in CONFIGS])
-def test_what_the_architecture_cannot_be_is_named(source, changes, message):
+def test_unsupported_architectures_are_errors(source, changes, message):
     edited(source / "config.json", **changes)
     with pytest.raises(ModelError, match=message):
         import_marian(str(source), source.with_name("out"))
@@ -271,7 +274,7 @@ def test_what_the_architecture_cannot_be_is_named(source, changes, message):
         ({"decoder_start_token_id": 0}, "decoder_start_token_id is 0"),
     ],
 )
-def test_what_the_search_cannot_be_is_named(source, changes, message):
+def test_unsupported_generation_settings_are_errors(source, changes, message):
     edited(source / "generation_config.json", **changes)
     with pytest.raises(ModelError, match=message):
         import_marian(str(source), source.with_name("out"))
@@ -281,7 +284,7 @@ def test_what_the_search_cannot_be_is_named(source, changes, message):
     "name", ["config.json", "vocab.json", "source.spm", "target.spm", "model.safetensors"]
 )
 @pytest.mark.parametrize("how", ["missing", "empty", "cut", "folder", "pipe"])
-def test_files_missing_or_damaged_are_named(source, name, how):
+def test_missing_or_damaged_files_are_named(source, name, how):
     file = source / name
     contents = file.read_bytes()
     file.unlink()
@@ -313,7 +316,7 @@ def test_files_missing_or_damaged_are_named(source, name, how):
         ('{"</s>": 0, "<unk>": 1, "<pad>": 2}', "the vocabulary's is 2"),
     ],
 )
-def test_a_vocabulary_that_is_none_is_refused(source, text, message):
+def test_an_invalid_vocabulary_is_an_error(source, text, message):
     (source / "vocab.json").write_text(text)
     with pytest.raises(ModelError, match=message):
         import_marian(str(source), source.with_name("out"))
@@ -342,7 +345,7 @@ class Payload:
         (_broadcast, "model.shared.weight has fewer numbers than its shape requires"),
     ],
 )
-def test_a_pickle_runs_nothing_and_takes_nothing(source, change, message):
+def test_a_pickle_runs_no_code_and_must_contain_only_weights(source, change, message):
     tensors: dict[str, Any] = dict(load_file(source / "model.safetensors"))
     (source / "model.safetensors").unlink()
     change(tensors)
@@ -372,7 +375,7 @@ def test_a_pickle_runs_nothing_and_takes_nothing(source, change, message):
         ),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(source, change, message):
+def test_invalid_tensors_are_named(source, change, message):
     weights(source, change)
     with pytest.raises(ModelError, match=message):
         import_marian(str(source), source.with_name("out"))
@@ -394,7 +397,7 @@ def test_nothing_is_overwritten(mtrain, source, tmp_path, monkeypatch):
     assert mtrain("import", source, tmp_path / "empty")[0] == 0
 
 
-def test_mistakes_of_the_command(mtrain, source, tmp_path, monkeypatch):
+def test_mistakes_on_the_command_line_are_reported_in_one_line(mtrain, source, tmp_path, monkeypatch):
     code, _, err = mtrain("import", source, tmp_path / "out", "--set", "model.heads=2")
     assert code == 2 and "only decoding.*, source_lang and target_lang can be set" in one_line(err)
     code, _, err = mtrain("import", source / "config.json", tmp_path / "out")
@@ -408,7 +411,7 @@ def test_mistakes_of_the_command(mtrain, source, tmp_path, monkeypatch):
     assert code == 4 and "not available from the Hugging Face Hub: no route to the hub" in one_line(err)
 
 
-def test_a_name_of_the_hub_is_fetched(source, tmp_path, monkeypatch):
+def test_a_model_name_is_downloaded_from_the_hub(source, tmp_path, monkeypatch):
     asked = []
 
     def fetched(name: str, allow_patterns: list[str]) -> str:
@@ -421,7 +424,7 @@ def test_a_name_of_the_hub_is_fetched(source, tmp_path, monkeypatch):
     assert asked == [("Helsinki-NLP/opus-mt-xx-yy", True, False), ("Helsinki-NLP/opus-mt-xx-yy", False, True)]
 
 
-def test_a_setting_that_is_out_of_range_is_a_usage_error(source):
+def test_an_override_out_of_range_is_a_usage_error(source):
     with pytest.raises(UsageError, match="beam_size"):
         import_marian(str(source), source.with_name("out"), ["decoding.beam_size=0"])
 
@@ -431,7 +434,7 @@ def test_an_empty_row_before_others_is_decoded(source, tmp_path, monkeypatch):
     vocabulary = load_model(tmp_path / "model").tokenizer.target
     processor = vocabulary.processor
 
-    def decode(pieces: list[Any]) -> Any:  # as SentencePiece before its 0.2.3
+    def decode(pieces: list[Any]) -> Any:  # as in SentencePiece before 0.2.3
         if pieces and pieces[0] == []:
             raise TypeError("list must contain strings")
         return processor.decode(pieces)

@@ -1,4 +1,4 @@
-"""Hugging Face's MarianMT models: the same ids, logits, loss and translations as transformers, both ways."""
+"""Imported and exported MarianMT models give the same ids, logits, loss and translations."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=SHAPES)
 def made(request, tmp_path_factory) -> tuple[MarianMTModel, Path, Path]:
-    """A model of transformers, its folder, and the folder of what mtrain imported."""
+    """A model of transformers, its folder, and the folder of the imported model."""
     folder = tmp_path_factory.mktemp("marian") / request.param
     model = make(folder, **SHAPES[request.param])
     import_marian(str(folder), folder.with_name("imported"))
@@ -51,7 +51,7 @@ def made(request, tmp_path_factory) -> tuple[MarianMTModel, Path, Path]:
 
 @pytest.fixture(scope="module", params=["import", "export"])
 def pair(request, made) -> tuple[MarianMTModel, Path, LoadedModel]:
-    """A model of transformers, its folder, and the same of mtrain's: imported from it, or exported to it."""
+    """A model of transformers, its folder, and the same model in mtrain, imported or exported."""
     model, folder, imported = made
     if request.param == "export":
         exported = folder.with_name("exported")
@@ -65,12 +65,12 @@ def rows_of(loaded: LoadedModel, texts: list[str]) -> list[list[int]]:
     return [[*ids, loaded.tokenizer.special.eos] for ids in loaded.tokenizer.encode_source(texts)]
 
 
-def test_texts_have_the_same_ids_and_ids_the_same_text(pair) -> None:
+def test_texts_are_encoded_and_decoded_as_by_transformers(pair) -> None:
     _, folder, loaded = pair
     theirs = MarianTokenizer.from_pretrained(folder)
     tagged = loaded.tokenizer.source.ids is not None
     for text in [*texts_for(folder), *AWKWARD]:
-        if text.startswith(">>") and not tagged:  # a MarianTokenizer takes it for a tag in any case
+        if text.startswith(">>") and not tagged:  # a MarianTokenizer always takes it for a tag
             continue
         assert rows_of(loaded, [text])[0] == theirs(text).input_ids, text
         target = loaded.tokenizer.encode_target([text])[0]
@@ -82,7 +82,7 @@ def test_texts_have_the_same_ids_and_ids_the_same_text(pair) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
-def test_logits_and_loss_are_the_same(pair, dtype, tolerance) -> None:
+def test_logits_and_loss_equal_those_of_transformers(pair, dtype, tolerance) -> None:
     model, folder, loaded = pair
     theirs, ours = model.to(dtype), loaded.model.to(dtype)
     given = batch(folder, texts_for(folder))
@@ -104,9 +104,9 @@ def test_logits_and_loss_are_the_same(pair, dtype, tolerance) -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-def test_translations_are_those_of_generate(pair, beams) -> None:
+def test_translations_equal_those_of_generate(pair, beams) -> None:
     model, folder, loaded = pair
-    model.double(), loaded.model.double()  # in which nothing ties
+    model.double(), loaded.model.double()  # in fp64, no two scores are equal
     rows = translations(model, folder, num_beams=beams)
     assert min(liveliness(rows)) >= 30  # of 50
     given = batch(folder, texts_for(folder))
@@ -122,8 +122,8 @@ def test_translations_are_those_of_generate(pair, beams) -> None:
     assert [hypotheses[0].ids for hypotheses in found] == rows
 
 
-def test_step_by_step_greedy_is_generate(pair) -> None:
-    """By the model alone, without mtrain's search: the likeliest token, again and again."""
+def test_step_by_step_greedy_decoding_equals_generate(pair) -> None:
+    """With the model alone, without mtrain's search: the most probable token in each step."""
     model, folder, loaded = pair
     plain = {"no_repeat_ngram_size": 0, "min_length": 0, "num_beams": 1}
     forbidden = loaded.config.decoding.forbidden_ids

@@ -34,7 +34,7 @@ def automatic(config: Config, **training: Any) -> Config:
     return Config.model_validate(raw | ({"training": training} if training else {}))
 
 
-def test_given_keys_win_and_the_run_holds_the_numbers(make_config, tmp_path):
+def test_given_keys_override_automatic_ones_and_the_resolved_ones_are_saved(make_config, tmp_path):
     config = make_config(model={"preset": "auto", "dropout": 0.2})  # with the small sizes of these tests
     tokenize(config)
     fit(config, device="cpu", quiet=True)

@@ -1,4 +1,4 @@
-"""Averages of weights: what they are, and that they are what is validated, published and loaded."""
+"""Averages of weights: how they are computed, and that they are validated, published and loaded."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from mtrain.training.validate import Validator
 from tests.support.training import weights
 
 
-def test_the_moving_average_is_that_of_all_steps(make_config):
+def test_the_moving_average_covers_all_steps(make_config):
     trainer = make_trainer(make_config(training={"ema_decay": 0.9}), device="cpu", quiet=True)
     expected = weights(trainer.model)
     steps = trainer.steps()
@@ -29,7 +29,7 @@ def test_the_moving_average_is_that_of_all_steps(make_config):
         assert not torch.equal(value, now[name])
 
 
-def test_the_mean_is_that_of_the_newest_checkpoints(make_config):
+def test_average_checkpoints_is_the_mean_of_the_newest(make_config):
     recipe = {"average_checkpoints": 3, "max_steps": 16, "patience": None, "best_metric": "nll"}
     config = make_config(training=recipe)
     fit(config, device="cpu", quiet=True)
@@ -88,6 +88,6 @@ def test_the_average_is_validated_and_published_and_training_continues_from_the_
         ({"average_checkpoints": 9}, "keep_checkpoints"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(make_config, keys, message):
+def test_contradictory_settings_are_errors(make_config, keys, message):
     with pytest.raises((UsageError, ValidationError), match=message):
         make_config(training=keys)

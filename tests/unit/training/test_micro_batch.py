@@ -37,13 +37,13 @@ def test_a_micro_batch_is_halved_until_it_fits_and_holds_a_sentence(monkeypatch)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_a_token_keeps_is_told_apart_from_what_is_there_once(precision):
-    """A vocabulary that is large beside the model: tokens do not keep its gradient and its copy in bf16."""
+def test_memory_per_token_is_separated_from_constant_memory(precision):
+    """With a large vocabulary, nearly all memory is its gradient and its copy in bf16, which exist once."""
     learner = make_learner(vocab=20_000, precision=precision)
     batches = [make_batch(rows) for rows in (2, 4, 64)]
     few, more, many = (activation_bytes(learner, batch) for batch in batches)
     assert few + 31 * (more - few) == pytest.approx(many, rel=0.02)
-    assert many < 4 * few  # nearly all is there once
+    assert many < 4 * few  # nearly all of it does not depend on the number of tokens
     # Micro-batches get half of the memory: enough for 512 tokens if each is not charged with the vocabulary.
     assert choose_micro_batch_tokens(learner, 8, 512, int(2.1 * many)) == 512
     assert choose_micro_batch_tokens(learner, 8, 512, int(1.9 * many)) == 256
@@ -97,7 +97,7 @@ def test_memory_is_at_most_the_limit_of_the_address_space(monkeypatch):
     assert memory_with(resource.RLIM_INFINITY) > 2**27
 
 
-def test_a_micro_batch_holds_the_longest_other_segmentation(make_config, set_memory):
+def test_a_micro_batch_can_hold_the_longest_sampled_segmentation(make_config, set_memory):
     set_memory(1)
     keys = {"subword_sampling": 0.1, "max_length": 64}
     recipe = {"batch_tokens": 512, "max_steps": 12}
@@ -131,7 +131,7 @@ def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(
 
     monkeypatch.setattr(trainer.learner, "loss", noting)
     trainer.learner.dry_run(batch)
-    assert held == [True] * workers  # with all that a step holds besides its micro-batches
+    assert held == [True] * workers  # while gradients and moments exist, as in a step
     assert torch.equal(before, torch.get_rng_state())
     assert moments and all(not state["exp_avg"].any() and state["step"] == 0 for state in moments)
     for replica in trainer.learner.replicas:
@@ -158,7 +158,7 @@ def test_the_largest_micro_batches_are_found_for_very_long_sentences(make_config
     assert len(many) == 200 and long == [400]
 
 
-def test_auto_passes_follow_the_memory_and_given_ones_are_kept(make_config, set_memory):
+def test_automatic_micro_batches_depend_on_memory_and_given_sizes_are_kept(make_config, set_memory):
     set_memory(2_000_000)
     auto = make_trainer(make_config("auto", training={"batch_tokens": 512}), device="cpu", quiet=True)
     assert auto.loader.micro_batch_tokens < 512

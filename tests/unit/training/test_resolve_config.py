@@ -1,4 +1,4 @@
-"""Starting from another model: what is taken, what must agree, what stays frozen, what mixes."""
+"""Starting from another model: what is loaded, what must match, what is frozen, and how corpora are mixed."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ from tests.support.training import (
 
 @pytest.fixture
 def tuned(raw_config, run_dir, tmp_path):
-    """Build the config of a run that starts from the model that knows the eight pairs by heart."""
+    """Build the config of a run that starts from the model that has memorized the eight pairs."""
 
     def make(run="run", init_from=run_dir, **sections) -> Config:
         raw = merged({**raw_config, "model": {}, "tokenizer": {}}, str(tmp_path / run), **sections)
@@ -52,7 +52,7 @@ def initial(model: Path) -> dict[str, torch.Tensor]:
     return weights(load_model(model).model)
 
 
-# ------------------------------------------------------------------------------------------- what is taken
+# ---------------------------------------------------------------------------------------------- initial state
 
 
 def test_a_run_starts_with_the_weights_the_tokenizer_and_the_sizes_of_its_model(tuned, run_dir, tmp_path):
@@ -70,25 +70,25 @@ def test_a_run_starts_with_the_weights_the_tokenizer_and_the_sizes_of_its_model(
     assert origin == {"init_from": str(run_dir), "fingerprint": manifest}
 
 
-def test_what_it_knew_it_still_knows_and_the_resolved_config_is_the_same_run(tuned, tmp_path):
+def test_fine_tuning_keeps_what_was_learned_and_resumes_from_the_resolved_config(tuned, tmp_path):
     run = fit_on_cpu(tuned(training={"learning_rate": 1e-6}, model={"dropout": 0.1, "word_dropout": 0.1}))
     assert read_metrics(run)[-1]["validation"]["bleu"] == pytest.approx(100)
     assert load_model(run).config.model.word_dropout == 0.1
     fit_on_cpu(validate(Config, yaml.safe_load((run / "config.yaml").read_text()), "resolved"))
     again = fit_on_cpu(
         tuned("again", run / "model", training={"max_steps": 1})
-    )  # a model folder, fine-tuned itself
+    )  # from the model folder of a fine-tuned model
     assert load_model(again).config.tokenizer.path == str(run / "model")
 
 
-def test_a_model_with_an_output_bias_and_two_vocabularies_is_taken_whole(tuned, make_config):
+def test_a_model_with_an_output_bias_and_two_vocabularies_is_loaded_completely(tuned, make_config):
     shape = {"output_bias": True, "tie_embeddings": "none", "norm": "post"}
     first = fit_on_cpu(make_config("first", model=shape, tokenizer={"joint": False, "vocab_size": 305}))
     trainer = trainer_of(tuned("second", first))
     assert all(torch.equal(weights(trainer.model)[name], tensor) for name, tensor in initial(first).items())
 
 
-# ------------------------------------------------------------------------------------- what does not agree
+# -------------------------------------------------------------------------------------------------- conflicts
 
 
 @pytest.mark.parametrize(
@@ -103,27 +103,27 @@ def test_a_model_with_an_output_bias_and_two_vocabularies_is_taken_whole(tuned, 
         ({"tokenizer": {"path": "runs/other"}}, r"tokenizer\.path: runs/other was given, .* has .*by-heart"),
     ],
 )  # fmt: skip
-def test_a_key_that_does_not_agree_is_named_with_both_values(tuned, sections, message):
+def test_a_key_that_conflicts_with_the_model_is_named_with_both_values(tuned, sections, message):
     with pytest.raises(UsageError, match=message) as caught:
         fit_on_cpu(tuned(**sections))
     assert caught.value.exit_code == 2
 
 
-def test_keys_that_agree_may_be_given(tuned, run_dir):
+def test_keys_with_the_values_of_the_model_are_allowed(tuned, run_dir):
     model = {"d_model": 64, "norm": "pre", "dropout": 0.3, "attention_dropout": 0.1}
     tokenizer = {"vocab_size": 330, "path": str(run_dir)}
     config = trainer_of(tuned(model=model, tokenizer=tokenizer, data={"max_length": 32})).config
     assert (config.model.dropout, config.data.max_length) == (0.3, 32)
 
 
-def test_learned_positions_must_be_as_many(tuned, make_config):
+def test_max_length_must_not_change_the_number_of_learned_positions(tuned, make_config):
     learned = fit_on_cpu(make_config("learned", model={"positions": "learned"}, training={"max_steps": 1}))
     with pytest.raises(UsageError, match=r"data\.max_length: 32 was given, .* has 64 learned positions"):
         fit_on_cpu(tuned(init_from=learned, data={"max_length": 32}))
     fit_on_cpu(tuned(init_from=learned, training={"max_steps": 1}))
 
 
-def test_a_missing_or_damaged_model_is_refused(tuned, run_dir, tmp_path):
+def test_a_missing_or_damaged_model_is_an_error(tuned, run_dir, tmp_path):
     with pytest.raises(ModelError, match="no such model"):
         fit_on_cpu(tuned(init_from=tmp_path / "nowhere"))
     shutil.copytree(run_dir / "model", tmp_path / "bad")
@@ -133,7 +133,7 @@ def test_a_missing_or_damaged_model_is_refused(tuned, run_dir, tmp_path):
         fit_on_cpu(tuned(init_from=tmp_path / "bad"))
 
 
-def test_a_tokenizer_that_the_run_has_already_must_be_that_of_the_model(tuned, make_config, run_dir):
+def test_an_existing_tokenizer_of_the_run_must_equal_that_of_the_model(tuned, make_config, run_dir):
     config = tuned()
     assert tokenize(config).fingerprint() == load_model(run_dir).tokenizer.fingerprint()
     other = tokenize(make_config("other", tokenizer={"type": "bpe"}))
@@ -151,10 +151,10 @@ def test_settings_beside_a_tokenizer_path_must_agree_with_that_tokenizer(make_co
         fit_on_cpu(make_config(tokenizer={"path": str(run_dir), key: value}))
 
 
-# ------------------------------------------------------------------------------------------------ going on
+# --------------------------------------------------------------------------------------------------- resuming
 
 
-def test_it_goes_on_from_its_checkpoint_exactly_and_needs_the_first_model_no_more(tuned, run_dir, tmp_path):
+def test_a_run_resumes_exactly_without_the_model_that_it_started_from(tuned, run_dir, tmp_path):
     shutil.copytree(run_dir, tmp_path / "model")
     keys = {"ema_decay": 0.9, "r_drop": 1.0, "freeze": ["encoder"], "weight_decay": 0.1}
     model = {"dropout": 0.2}
@@ -177,7 +177,7 @@ def test_it_goes_on_from_its_checkpoint_exactly_and_needs_the_first_model_no_mor
         fit_on_cpu(tuned("parts", tmp_path / "model", training=keys, model={**model, "d_model": 32}))
 
 
-# ------------------------------------------------------------------------------------------------- freezing
+# --------------------------------------------------------------------------------------------------- freezing
 
 
 @pytest.mark.parametrize(
@@ -188,10 +188,10 @@ def test_it_goes_on_from_its_checkpoint_exactly_and_needs_the_first_model_no_mor
         (["embeddings"], "all", "learned", {"precision": "bf16"}),
         (["embeddings", "encoder"], "decoder", "learned", {"r_drop": 1.0}),
         (["embeddings", "encoder", "decoder"], "none", "sinusoidal", {"average_checkpoints": 2}),
-        (["embeddings", "encoder", "decoder"], "all", "sinusoidal", {}),  # the output's bias learns alone
+        (["embeddings", "encoder", "decoder"], "all", "sinusoidal", {}),  # only the output bias is trained
     ],
 )
-def test_what_is_frozen_stays_bit_for_bit_and_the_rest_learns(
+def test_frozen_parameters_do_not_change_and_all_others_do(
     tuned, make_config, freeze, tie, positions, recipe
 ):
     shape = {"tie_embeddings": tie, "positions": positions, "output_bias": True}
@@ -208,7 +208,7 @@ def test_what_is_frozen_stays_bit_for_bit_and_the_rest_learns(
     assert load_model(run)
 
 
-def test_what_is_frozen_has_no_part_in_the_gradient_norm(tuned):
+def test_frozen_parameters_are_excluded_from_the_gradient_norm(tuned):
     trainers = [trainer_of(tuned(f"{freeze}", training={"freeze": freeze})) for freeze in ([], ["encoder"])]
     step = next(trainers[0].steps())
     learner = trainers[0].learner
@@ -218,7 +218,7 @@ def test_what_is_frozen_has_no_part_in_the_gradient_norm(tuned):
     torch.testing.assert_close(norm, torch.stack([grad.norm() for grad in grads]).norm())
 
 
-def test_freezing_everything_is_refused_and_the_log_says_how_much_is_frozen(tuned, caplog):
+def test_freezing_everything_is_an_error_and_the_log_states_how_much_is_frozen(tuned, caplog):
     caplog.set_level("INFO", "mtrain")
     with pytest.raises(UsageError, match="encoder, decoder, embeddings leave nothing to train"):
         fit_on_cpu(tuned(training={"freeze": ["encoder", "decoder", "embeddings"]}))
@@ -228,7 +228,7 @@ def test_freezing_everything_is_refused_and_the_log_says_how_much_is_frozen(tune
     assert "(0.02 frozen)" in caplog.text  # 330 pieces, 64 wide
 
 
-# --------------------------------------------------------------------------------------------------- mixing
+# --------------------------------------------------------------------------------------------- mixing corpora
 
 
 def test_a_new_domain_is_mixed_with_the_old_corpus_by_weights(tuned, tmp_path):
@@ -246,13 +246,13 @@ def test_a_new_domain_is_mixed_with_the_old_corpus_by_weights(tuned, tmp_path):
         epochs.append(Counter(int(row) for step in steps for rows in step for row in rows))
     assert all(epoch[row] == 2 for epoch in epochs for row in range(40))
     drawn = [{row for row in epoch if row >= 40} for epoch in epochs]
-    assert 30 < sum(map(len, drawn)) / 20 < 50  # 400 x 0.1, each time others
+    assert 30 < sum(map(len, drawn)) / 20 < 50  # 400 x 0.1, different ones in each epoch
     assert len(set.union(*drawn)) > 300 and all(
         epoch[row] == 1 for epoch in epochs for row in epoch if row > 39
     )
 
 
-def test_a_tokenizer_path_without_a_tokenizer_says_so(make_config, tmp_path):
+def test_a_tokenizer_path_without_a_tokenizer_is_an_error(make_config, tmp_path):
     for path, reason in (
         (tmp_path / "nowhere", "no such model or run folder"),
         (tmp_path, "not a model folder"),

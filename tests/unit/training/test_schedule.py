@@ -32,7 +32,7 @@ def test_decay_follows_the_formula(schedule, formula):
 
 
 @pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "linear", "constant"])
-def test_without_warm_up_it_starts_near_the_peak_and_never_leaves_its_range(schedule):
+def test_without_warm_up_the_rate_starts_near_the_peak_and_never_increases(schedule):
     values = rates(schedule, range(1, 201), warmup=0)  # also past the planned end
     assert values[0] == pytest.approx(0.5, rel=0.02) and all(0 <= value <= 0.5 for value in values)
     assert values == sorted(values, reverse=True)
