@@ -149,6 +149,11 @@ def warmup(steps: int) -> int:
     return max(1, round(WARMUP * steps))
 
 
+def ema_decay(steps: int) -> float:
+    """The decay of a moving average over about a twentieth of a run, and at least ten steps."""
+    return round(1 - 1 / max(steps / 20, 10), 5)
+
+
 def dropout(epochs: float) -> float:
     """The dropout rate for a number of epochs: the more often a pair is seen, the more is needed.
 
@@ -178,7 +183,7 @@ def choose_training(
         return [
             *choices,
             Choice("training.schedule", "inverse_sqrt", "no limit is given"),
-            Choice("training.ema_decay", 0.999, "the learning rate does not end at zero"),
+            Choice("training.ema_decay", ema_decay(steps), "the learning rate does not end at zero"),
         ]
     if budget.minutes is not None:
         choices.append(Choice("training.max_steps", steps, f"steps that {budget.minutes:g} minutes allow"))

@@ -128,7 +128,7 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
     tokens = budget.tokens(size, speed)
     steps = budget.steps or max(1, round(tokens / size.tokens * work.steps_per_epoch(batch)))
     if budget.unlimited:
-        message = "no limit: training ends when validation stops improving, perhaps after %.0f minutes"
+        message = "no limit: training ends when validation stops improving, perhaps after %.1f minutes"
         log.info(message, tokens / speed / 60)
     return [preset, *choose_training(size, budget, tokens, batch, steps, config.model.d_model)]
 

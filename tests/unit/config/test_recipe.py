@@ -13,6 +13,7 @@ from mtrain.config.recipe import (
     choose_batch,
     choose_vocabulary,
     dropout,
+    ema_decay,
     parameters,
     peak_rate,
     presets_for,
@@ -91,6 +92,11 @@ def test_larger_corpora_get_fewer_epochs_and_no_smaller_model_or_vocabulary(one,
 @pytest.mark.parametrize("steps", [1, 12, 1_000, 300_000])
 def test_warm_up_is_a_small_part_of_a_run(steps):
     assert 1 <= warmup(steps) <= max(1, steps / 10)
+
+
+@pytest.mark.parametrize(("steps", "decay"), [(1, 0.9), (2_000, 0.99), (20_000, 0.999), (10**6, 0.99998)])
+def test_weights_are_averaged_over_a_twentieth_of_a_run(steps, decay):
+    assert ema_decay(steps) == decay
 
 
 def budget(steps=None, epochs=None, minutes=None, batch_tokens=None) -> Budget:
