@@ -46,9 +46,10 @@ class LayerCache:
         several times as fast as scattered pieces.
         """
         self.slots, row = past.size(1), math.prod(past.shape[2:])
-        storage = past.new_zeros(2, _rounded_up(capacity, self.multiple), row + _GAP)
+        storage = past.new_empty(2, _rounded_up(capacity, self.multiple), row + _GAP)
         self._past = storage[..., :row].view(2, -1, *past.shape[2:])
         self._past[:, : self.slots] = past
+        self._written = self.slots
         by_head = self._past.permute(0, 2, 3, 1, 4).flatten(1, 2)  # (2, B*H, capacity, D)
         self._all_past_keys, self._all_past_values = by_head[0].transpose(1, 2), by_head[1]
         memory = self._memory.flatten(1, 2)
@@ -64,9 +65,12 @@ class LayerCache:
         start, end = self.slots, self.slots + keys_values.size(3)
         if end > self._past.size(1):
             self._allocate(self._past[:, :start], 2 * end)
+        used = _rounded_up(end, self.multiple)
+        if used > self._written:  # hidden keys and values must be finite
+            self._past[:, self._written : used] = 0
+            self._written = used
         self._past[:, start:end] = keys_values.permute(0, 3, 1, 2, 4)
         self.slots = end
-        used = _rounded_up(end, self.multiple)
         return self._all_past_keys[:, :, :used], self._all_past_values[:, :used]
 
     def select(self, sentences: Tensor | None, slots: Tensor | None) -> None:
@@ -86,7 +90,8 @@ class KeyValueCache:
     """A LayerCache for each decoder layer, and the masks that the layers share, in additive form:
 
         source_keep_bias (B*H, 1, S): hides padding of the source; None if there is none
-        past_keep_bias (B, K, slots): hides from each beam the slots that are not part of its past
+        past_keep_bias (B, K, slots): hides from each beam the slots that are not part of its past, including
+            those in the last register that are not in use yet; (1, 1, slots) if K is 1
 
     Reordering beams changes past_keep_bias but moves no keys or values.
     """
@@ -101,21 +106,24 @@ class KeyValueCache:
         if not source_keep.all():
             self.source_keep_bias = self._for_heads(self._bias(source_keep[:, None]))
         self._own_slot = self._bias(torch.eye(beams, dtype=torch.bool, device=source_keep.device))  # (K, K)
-        self.past_keep_bias = self._like.new_zeros(len(source_keep), beams, 0)  # unused if K is 1
+        self.past_keep_bias = self._like.new_zeros(len(source_keep) if beams > 1 else 1, beams, 0)
 
     def extend(self) -> Tensor | None:
-        """Add one position. Returns the past_keep_bias for attention at it, (B*H or 1, K, slots), or None if
-        nothing is hidden."""
+        """Add one position. Returns the past_keep_bias for attention at it, (B*H or 1, K, slots), valid until
+        the next call; None if nothing is hidden."""
         self.length += 1
-        slots = self.layers[0].slots + self.beams
-        surplus = -slots % self.multiple
+        start = self.layers[0].slots
+        end = start + self.beams
+        if self.beams == 1 and end % self.multiple == 0:
+            return None
+        missing = _rounded_up(end, self.multiple) - self.past_keep_bias.size(2)
+        if missing > 0:
+            self.past_keep_bias = F.pad(self.past_keep_bias, (0, missing), value=-math.inf)
         if self.beams == 1:
-            if not surplus:
-                return None
-            return self._bias(torch.arange(slots + surplus, device=self._like.device) < slots)[None, None]
-        own = self._own_slot.expand(len(self.past_keep_bias), -1, -1)
-        self.past_keep_bias = torch.cat([self.past_keep_bias, own], dim=-1)
-        return self._for_heads(F.pad(self.past_keep_bias, (0, surplus), value=-math.inf))
+            self.past_keep_bias[:, :, :end] = 0
+            return self.past_keep_bias
+        self.past_keep_bias[:, :, start:end] = self._own_slot
+        return self._for_heads(self.past_keep_bias)
 
     def reorder(self, parents: Tensor | None, sentences: Tensor | None = None) -> None:
         """Make beam k of sentence b continue its beam parents[b, k]; parents (B, K) or None (no change).
@@ -127,7 +135,8 @@ class KeyValueCache:
                 shape = (-1, self.heads, *self.source_keep_bias.shape[1:])
                 by_sentence = self.source_keep_bias.view(shape)
                 self.source_keep_bias = by_sentence[sentences].flatten(0, 1)
-            self.past_keep_bias = self.past_keep_bias[sentences]
+            if self.beams > 1:
+                self.past_keep_bias = self.past_keep_bias[sentences]
         slots = None
         if self.beams > 1 and parents is not None:
             index = parents[:, :, None].expand(-1, -1, self.past_keep_bias.size(2))
@@ -144,13 +153,11 @@ class KeyValueCache:
         First come those that a sentence needs, in order, then as many others as another sentence needs. n is
         a multiple of REGISTER: the places of later slots in registers do not depend on other sentences.
         """
-        bias = F.pad(self.past_keep_bias, (0, -self.past_keep_bias.size(2) % self.multiple), value=-math.inf)
-        used = (bias == 0).any(dim=1)  # (B, slots)
+        used = (self.past_keep_bias == 0).any(dim=1)  # (B, slots)
         count = _rounded_up(int(used.sum(dim=1).max()), self.multiple)
         slots = used.byte().sort(dim=1, descending=True, stable=True).indices[:, :count]
-        last = self.past_keep_bias.size(2) - 1
-        self.past_keep_bias = bias.gather(2, slots[:, None].expand(-1, self.beams, -1))
-        return slots.clamp(max=last)
+        self.past_keep_bias = self.past_keep_bias.gather(2, slots[:, None].expand(-1, self.beams, -1))
+        return slots.clamp(max=self.layers[0].slots - 1)
 
     def _bias(self, keep: Tensor) -> Tensor:
         """0 where a mask is True, -inf elsewhere."""
