@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MIN_ROWS = 4  # with fewer rows, torch.topk on whole rows is faster than the extra calls of `beam_topk`
+MIN_ROWS = 16  # with fewer rows, torch.max on whole rows is faster than the extra calls of `row_topk`
 
 
 def logsumexp(logits: Tensor) -> Tensor:
@@ -30,14 +30,11 @@ def beam_topk(scores: Tensor, offsets: Tensor, k: int) -> tuple[Tensor, Tensor, 
     highest maxima, so only those groups are searched.
     """
     sentences, beams = offsets.shape
-    if len(scores) < MIN_ROWS:
-        totals = (scores.view(sentences, beams, -1) + offsets[:, :, None]).flatten(1)  # (B, K*V)
-        values, index = totals.topk(min(k, totals.size(1)))
-        return values, index // scores.size(1), index % scores.size(1)
-    size = _group_size(scores.size(1))
-    if scores.size(1) % size:
-        scores = F.pad(scores, (0, -scores.size(1) % size), value=-math.inf)
-    groups = scores.size(1) // size  # per row
+    if beams == 1:
+        values, tokens = row_topk(scores, k)
+        return values + offsets, torch.zeros_like(tokens), tokens
+    scores = _in_groups(scores)
+    groups, size = scores.shape[1:]
     maxima = scores.view(sentences, beams, groups, size).amax(dim=-1) + offsets[:, :, None]
     best = maxima.flatten(1).topk(min(k, beams * groups)).indices  # (B, <= k), each beam * groups + group
     first = torch.arange(sentences, device=scores.device)[:, None] * (beams * groups)
@@ -48,11 +45,33 @@ def beam_topk(scores: Tensor, offsets: Tensor, k: int) -> tuple[Tensor, Tensor, 
 
 
 def row_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest of each row of logits (N, V): values and tokens, (N, k), in descending order."""
-    if len(logits) < MIN_ROWS:
-        return logits.topk(k)
-    values, _, tokens = beam_topk(logits, logits.new_zeros(len(logits), 1), k)
-    return values, tokens
+    """The k highest of each row of logits (N, V): values and tokens, in descending order.
+
+    Each has the shape (N, k), or fewer columns if a row has fewer entries. Which of several equal entries are
+    found does not depend on the other rows.
+    """
+    if k == 1 and len(logits) < MIN_ROWS:
+        return logits.max(dim=1, keepdim=True)
+    grouped = _in_groups(logits)
+    size = grouped.size(2)
+    maxima = grouped.amax(dim=-1)
+    if k == 1:  # like above, the first of equal entries
+        best = maxima.argmax(dim=1, keepdim=True)  # (N, 1)
+        members = grouped.gather(1, best[:, :, None].expand(-1, -1, size)).squeeze(1)  # (N, size)
+        values, index = members.max(dim=1, keepdim=True)
+        return values, best * size + index
+    best = maxima.topk(min(k, maxima.size(1))).indices  # (N, <= k)
+    members = grouped.gather(1, best[:, :, None].expand(-1, -1, size)).flatten(1)
+    values, index = members.topk(min(k, members.size(1)))
+    return values, best.gather(1, index // size) * size + index % size
+
+
+def _in_groups(scores: Tensor) -> Tensor:
+    """Scores (N, V) as (N, groups, group size), filled up with -inf."""
+    size = _group_size(scores.size(1))
+    if scores.size(1) % size:
+        scores = F.pad(scores, (0, -scores.size(1) % size), value=-math.inf)
+    return scores.view(len(scores), -1, size)
 
 
 @cache

@@ -45,3 +45,17 @@ def test_row_topk_equals_a_full_sort(rows: int, k: int) -> None:
     logits = torch.randn(rows, 331, generator=torch.Generator().manual_seed(rows))
     for found, expected in zip(row_topk(logits, k), logits.sort(descending=True), strict=True):
         assert torch.equal(found, expected[:, :k])
+
+
+@pytest.mark.parametrize("vocab_size", [331, 8000])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_choice_among_equal_entries_does_not_depend_on_the_other_rows(vocab_size: int, k: int) -> None:
+    logits = torch.randint(0, 5, (40, vocab_size), generator=torch.Generator().manual_seed(k)).float()
+    _, tokens = row_topk(logits, k)
+    for rows in (1, 3, 4, 15, 16):
+        assert torch.equal(row_topk(logits[:rows], k)[1], tokens[:rows])
+        for beams in (1, 3):
+            offsets = torch.zeros(39 // beams, beams)
+            _, _, together = beam_topk(logits[:39], offsets, k)
+            alone = beam_topk(logits[: rows * beams], offsets[:rows], k)[2] if rows * beams < 39 else together
+            assert torch.equal(alone, together[: len(alone)])
