@@ -12,7 +12,7 @@ from mtrain.model.transformer import Transformer
 # Share of finished sentences at which they are removed from the batch. Removing them copies the cache.
 REMOVE_AT = 0.2
 # On a CPU, matrices with fewer rows are multiplied by other kernels, whose results differ in the last bits.
-# Batches have at least this many rows, so that a translation does not depend on the size of its batch.
+# Models decode at least this many rows, so that a translation does not depend on the size of its batch.
 MIN_ROWS = 4
 
 
@@ -35,10 +35,20 @@ class Predictor:
     def __init__(
         self, models: Sequence[Transformer], source: Tensor, source_keep: Tensor, rows: int, max_length: int
     ):
-        self.models, self.ids = models, models[0].config
+        self.models, self.ids, self.rows = models, models[0].config, rows
+        # On a CPU, the indices of the sentences with some repeated to get MIN_ROWS rows. Only `decode_next`
+        # sees the repetitions. They stay to the end: `remaining_sentences` keeps batches with few rows.
+        self._repeated: Tensor | None = None
+        missing = -(-MIN_ROWS // rows) - len(source)
+        if source.device.type == "cpu" and missing > 0:
+            self._repeated = torch.tensor([*range(len(source)), *[0] * missing])
+        memories = [model.encode(source, source_keep) for model in models]
+        if self._repeated is not None:
+            memories = [memory[self._repeated] for memory in memories]
+            source_keep = source_keep[self._repeated]
         self.caches = [
-            model.start_cache(model.encode(source, source_keep), source_keep, rows, max_length)
-            for model in models
+            model.start_cache(memory, source_keep, rows, max_length)
+            for model, memory in zip(models, memories, strict=True)
         ]
         self.hidden = torch.empty(0)  # (N, E) hidden states of the last step, of the last model
 
@@ -51,14 +61,17 @@ class Predictor:
         models."""
         weights: list[list[Tensor] | None] = [[] for _ in self.models]
         logits = self._step(last, weights)
-        attention = [layers[-1][:, :, -1].mean(dim=1) for layers in weights if layers]
+        attention = [layers[-1][: len(last), :, -1].mean(dim=1) for layers in weights if layers]
         return logits, torch.stack(attention).mean(dim=0).to(logits.dtype)
 
     def _step(self, last: Tensor, weights: list[list[Tensor] | None]) -> Tensor:
-        logits = []
+        logits, count = [], len(last)
+        if self._repeated is not None:
+            last = last.view(-1, self.rows)[self._repeated].flatten()
         for model, cache, of_model in zip(self.models, self.caches, weights, strict=True):
-            self.hidden = model.decode_next(last, cache, of_model)
-            projected = model.project(self.hidden)
+            hidden = model.decode_next(last, cache, of_model)
+            projected = model.project(hidden)[:count]
+            self.hidden = hidden[:count]
             logits.append(projected.to(torch.promote_types(projected.dtype, torch.float32)))
         if len(logits) == 1:
             return logits[0]
@@ -118,5 +131,7 @@ class Predictor:
 
     def reorder(self, parents: Tensor | None, sentences: Tensor | None = None) -> None:
         """See `KeyValueCache.reorder`."""
+        if self._repeated is not None and parents is not None:
+            parents = parents[self._repeated]
         for cache in self.caches:
             cache.reorder(parents, sentences)

@@ -8,7 +8,7 @@ from torch import Tensor
 from mtrain.config.decoding import DecodingConfig
 from mtrain.decoding.beam import Hypothesis, beam_search
 from mtrain.decoding.constraints import Constraints
-from mtrain.decoding.predictor import MIN_ROWS, Predictor, remaining_sentences
+from mtrain.decoding.predictor import Predictor, remaining_sentences
 from mtrain.decoding.sample import draw, noise_keys
 from mtrain.errors import UsageError
 from mtrain.model.transformer import Transformer
@@ -39,12 +39,6 @@ def search(
 
     Raises UsageError if a prefix is too long for the model.
     """
-    if missing := _missing_sentences(source, config):
-        rows = [*range(len(source)), *[0] * missing]
-        repeated = None if prefixes is None else [prefixes[row] for row in rows]
-        keys = [keys[row] for row in rows] if keys else ()
-        found = search(models, source[rows], source_keep[rows], config, repeated, keys, scored)
-        return found[: len(source)]
     lengths = source_keep.sum(1).double()
     max_lengths = _max_lengths(models, lengths, config, prefixes)
     constraints = Constraints(config, lengths, max_lengths, models[0].config, prefixes)
@@ -62,13 +56,6 @@ def search(
         choose = _greedy_unscored(predictor, constraints)
     tokens, log_probs = _generate(predictor, max_lengths, config.samples or 1, choose)
     return _hypotheses(tokens, log_probs, max_lengths, config.length_penalty, predictor.ids.eos_id)
-
-
-def _missing_sentences(source: Tensor, config: DecodingConfig) -> int:
-    """The number of sentences to add so that a batch has at least `MIN_ROWS` rows on a CPU."""
-    if source.device.type != "cpu":
-        return 0
-    return max(0, -(-MIN_ROWS // config.hypotheses) - len(source))
 
 
 def _max_lengths(
