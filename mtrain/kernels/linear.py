@@ -71,22 +71,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: PackedLinear 
 def packed_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """The function of x (.., in) that computes x W^T + b in the type of the weight.
 
-    On a CPU, oneDNN would reorder a weight in bf16 for each product, which takes half of the time if x has
-    few rows. The weight is therefore reordered once, by the operations that torch.compile uses. If
-    PyTorch lacks them or they fail, this is `torch.nn.functional.linear`.
+    On a CPU, the weight would be reordered for each product, which takes half of the time if x has few rows.
+    It is therefore reordered once, by the operations that torch.compile uses. If PyTorch lacks them or they
+    fail, this is `torch.nn.functional.linear`.
     """
-    is_supported = undocumented("ops.mkldnn._is_mkldnn_bf16_supported")
+    has_bf16 = undocumented("ops.mkldnn._is_mkldnn_bf16_supported")
     reorder = undocumented("ops.mkldnn._reorder_linear_weight")
     linear_pointwise = undocumented("ops.mkldnn._linear_pointwise")
-    available = is_supported and reorder and linear_pointwise
-    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and available:
+    available = has_bf16 and reorder and linear_pointwise
+    if weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float32) and available:
 
         def product(x: Tensor) -> Tensor:
             out: Tensor = linear_pointwise(x, packed, bias, "none", [], "")
             return out
 
         try:
-            if is_supported():
+            if weight.dtype == torch.float32 or has_bf16():
                 packed = reorder(weight)
                 product(weight.new_zeros(1, weight.size(1)))
                 return lambda x: _with_padded_rows(product, x, weight.dtype)

@@ -246,7 +246,8 @@ class Transformer(nn.Module):
 
     def projects_in_low_precision(self) -> bool:
         """Whether `project` rounds logits to low precision."""
-        return self.packed_projection is not None
+        packed = self.packed_projection
+        return packed is not None and packed.dtype.itemsize < packed.weight.dtype.itemsize
 
     def project_tokens(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """Logits (..) of tokens (..) for hidden states that broadcast to (.., E), never in low precision."""
@@ -257,15 +258,18 @@ class Transformer(nn.Module):
     def for_decoding(self, dtype: torch.dtype | None, stays_low: bool | None = None) -> Self:
         """A copy for inference that shares the parameters and has less overhead per call.
 
-        Products with large weights use packed copies of them in `dtype`, made by the first call; None: all
-        use the parameters themselves. For `stays_low` see `pack`.
+        Products with large weights use packed copies of them in `dtype`, made by the first call. None: only
+        `project` does, on a CPU, in the type of the parameters. For `stays_low` see `pack`.
         """
         model = copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
         reduce_call_overhead(model)
         for module in model.modules():
             if isinstance(module, Linear):
                 module.packed = pack(module.weight, module.bias, dtype, stays_low)
-        model.packed_projection = pack(*self.projection(), dtype, stays_low)
+        weight, bias = self.projection()
+        if dtype is None and weight.device.type == "cpu":
+            dtype = weight.dtype  # the projection is the largest product; packing it always saves time
+        model.packed_projection = pack(weight, bias, dtype, stays_low)
         return model
 
     def forward(self, source: Tensor, source_keep: Tensor, target_in: Tensor) -> Tensor:

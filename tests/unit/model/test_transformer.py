@@ -151,6 +151,18 @@ def test_a_low_precision_copy_shares_the_parameters_and_rounds_only_large_produc
     torch.testing.assert_close(plain, rounded, rtol=0, atol=0.02 * float(full.abs().max()))
 
 
+@torch.no_grad()
+def test_a_copy_without_a_type_packs_only_the_projection(monkeypatch) -> None:
+    monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
+    model, source, kept, target = build(dtype=torch.float32), ids(3, 5), keep(5, 2, 4), ids(3, 6)
+    packed = model.for_decoding(None)
+    hidden = model(source, kept, target)
+    assert torch.equal(packed(source, kept, target), hidden)
+    torch.testing.assert_close(packed.project(hidden), model.project(hidden))
+    assert not packed.projects_in_low_precision()
+    assert model.for_decoding(torch.bfloat16).projects_in_low_precision()
+
+
 @every_kind
 @torch.no_grad()
 def test_attention_and_its_cache_may_stay_in_low_precision(kind) -> None:
