@@ -9,7 +9,7 @@ piece spans two words, so words are sampled independently, from the ids alone.
 import math
 import random
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -32,8 +32,28 @@ def make_resegment(vocabulary: Vocabulary, strength: float) -> Resegment:
     fixed = {i for i in all_ids if str(scores[i]) == "0.0" or i == vocabulary.special.unk}
     ends_word = fixed | {i for i in all_ids if names[i].startswith(SPACE)}
     learned = {names[i]: i for i in all_ids if i not in fixed}
-    rank = {name: -scores[i] for name, i in learned.items()}
-    longest = max(map(len, rank), default=0)
+    is_bpe = all(scores[i].is_integer() for i in learned.values())  # scores of bpe are ranks of merges
+    draw = (_bpe_sampler if is_bpe else _unigram_sampler)(names, scores, learned, strength)
+
+    def resegment(row: list[int], generator: random.Random) -> list[int]:
+        sampled: list[int] = []
+        word: list[int] = []
+        for i in row:
+            if word and i in ends_word:
+                sampled += draw(word, generator)
+                word = []
+            (sampled if i in fixed else word).append(i)
+        return sampled + draw(word, generator) if word else sampled
+
+    return resegment
+
+
+def _unigram_sampler(
+    names: Sequence[str], scores: Sequence[float], learned: dict[str, int], strength: float
+) -> Resegment:
+    """A function that samples from all segmentations of a word into `learned` pieces. `names` and `scores`
+    (log-probabilities) are those of all pieces, by id."""
+    longest = max(map(len, learned), default=0)
 
     @lru_cache(CACHED_WORDS)
     def lattice(word: tuple[int, ...]) -> list[Node]:
@@ -61,6 +81,16 @@ def make_resegment(vocabulary: Vocabulary, strength: float) -> Resegment:
             place = ends[choice]
         return drawn
 
+    return sample
+
+
+def _bpe_sampler(
+    names: Sequence[str], scores: Sequence[float], learned: dict[str, int], strength: float
+) -> Resegment:
+    """A function that merges the characters of a word again, skipping merges at random. The arguments are
+    those of `_unigram_sampler`, but a score is the negative rank of a merge."""
+    rank = {name: -scores[i] for name, i in learned.items()}
+
     def merge(word: list[int], generator: random.Random) -> list[int]:
         pieces = list("".join(names[i] for i in word))
         if not learned.keys() >= set(pieces):
@@ -77,16 +107,4 @@ def make_resegment(vocabulary: Vocabulary, strength: float) -> Resegment:
             ranks[around] = [rank.get(left + right) for left, right in pairwise(pieces[around])]
         return [learned[piece] for piece in pieces]
 
-    draw = merge if all(value.is_integer() for value in rank.values()) else sample  # bpe scores are ranks
-
-    def resegment(row: list[int], generator: random.Random) -> list[int]:
-        sampled: list[int] = []
-        word: list[int] = []
-        for i in row:
-            if word and i in ends_word:
-                sampled += draw(word, generator)
-                word = []
-            (sampled if i in fixed else word).append(i)
-        return sampled + draw(word, generator) if word else sampled
-
-    return resegment
+    return merge
