@@ -45,11 +45,7 @@ def beam_search(
     live: Tensor | None = None  # (B, K) log-probabilities of the live prefixes
     pool: _Pool | None = None
     for length in range(1, steps + 1):
-        if coverage is None:
-            logits = predictor.step(last)
-        else:
-            logits, attention = predictor.step_with_attention(last)
-            coverage.add(attention)
+        logits = _step(predictor, last, coverage)
         if live is None or pool is None:  # at the first step, all beams are equal: only one is continued
             live = logits.new_full((sentences, beams), -math.inf)
             live[:, 0] = 0
@@ -86,31 +82,48 @@ def beam_search(
     return pool.hypotheses()
 
 
+def _step(predictor: Predictor, last: Tensor, coverage: "_Coverage | None") -> Tensor:
+    """Logits (N, V) of the tokens that follow `last` (N). Adds the attention of this step to `coverage`."""
+    if coverage is None:
+        return predictor.step(last)
+    logits, attention = predictor.step_with_attention(last)
+    coverage.add(attention)
+    return logits
+
+
 def _pick(rows: Tensor, index: Tensor) -> Tensor:
     """rows (B, X, ..) indexed by index (B, Y) within each sentence: (B, Y, ..)."""
     return rows[torch.arange(len(index), device=index.device)[:, None], index]
 
 
 def _done(pool: Tensor, live: Tensor, length: int, max_lengths: Tensor, config: DecodingConfig) -> Tensor:
-    """(B,) bool: whether each sentence stops, given the pool's scores and live log-probabilities (B, K)."""
-    worst = pool[:, -1]
+    """(B,) bool: whether the search of each sentence ends after `length` tokens.
+
+    `pool` (B, K) are the scores of finished hypotheses, `live` (B, K) the log-probabilities of live prefixes,
+    both best first.
+    """
+    worst = pool[:, -1]  # -inf until the pool is full
     if config.stop == "first_k":
         return worst > -math.inf
-    # "default" uses the score of the best live prefix at its current length, like Hugging Face's
-    # early_stopping=False. "exact" uses an upper bound of its final score, as if all remaining tokens had
-    # probability 1. Neither needs the coverage penalty, which is at most 0.
+    # The search ends when the best live prefix is not expected to reach the pool. "default" compares its
+    # score at its current length, like Hugging Face's early_stopping=False. "exact" compares the highest
+    # score that it can still reach: all remaining tokens have probability 1, and with a positive length
+    # penalty, the longest hypothesis scores highest. The coverage penalty is left out, as it is at most 0.
     exact = config.stop == "exact" and config.length_penalty > 0
-    ideal = max_lengths if exact else torch.full_like(max_lengths, length)
-    return live[:, 0] / ideal**config.length_penalty <= worst
+    final_length = max_lengths if exact else torch.full_like(max_lengths, length)
+    return live[:, 0] / final_length**config.length_penalty <= worst
 
 
 class _Coverage:
-    """The attention that each beam has paid to each source token, for the coverage penalty of Wu et al.,
-    "Google's Neural Machine Translation System", 2016, section 7: beta * sum of log(min(attention, 1))."""
+    """The coverage penalty of Wu et al., "Google's Neural Machine Translation System", 2016, section 7.
+
+    It is beta times the sum over source tokens of log(min(a, 1)), where a is the attention that a beam has
+    paid to the token in all steps: 0 if each token has received 1 or more, negative otherwise.
+    """
 
     def __init__(self, source_keep: Tensor, config: DecodingConfig):
         self.source_keep, self.beta = source_keep, config.coverage_penalty
-        self.sums: Tensor | None = None  # (B, K, S)
+        self.sums: Tensor | None = None  # (B, K, S), the attention of all steps
 
     def add(self, attention: Tensor) -> None:
         """Add the attention weights (N, S) of one step."""

@@ -51,12 +51,12 @@ def windows(
 
 
 class Part(NamedTuple):
-    """A line, or a part of one."""
+    """The unit of decoding: a line, or one of the parts of a line that is too long for the model."""
 
     line: int  # index of the line in its window
     source: list[int]  # ids, ending in EOS
     prefix: list[int]  # ids that its translation begins with
-    key: tuple[int, int]  # index of the line in the whole input and of the part in the line, for sampling
+    key: tuple[int, int]  # seeds sampling: index of the line in the whole input, of the part in the line
 
 
 def parts_of(

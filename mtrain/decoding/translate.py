@@ -12,7 +12,7 @@ from typing import Self
 
 import torch
 
-from mtrain.checkpoint.model_folder import load_model
+from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.config.decoding import DecodingConfig
 from mtrain.config.languages import base_language
 from mtrain.config.load import validate
@@ -81,17 +81,7 @@ class Translator:
             overrides = (*overrides, f"decoding.workers={workers}")
         first, *others = [load_model(Path(folder), tuple(overrides)) for folder in (path, *ensemble)]
         for folder, other in zip(ensemble, others, strict=True):
-            if other.tokenizer.fingerprint() != first.tokenizer.fingerprint():
-                raise ModelError(
-                    f"{folder}: its vocabulary differs from that of {path}; an ensemble shares one"
-                )
-            ours, theirs = (
-                tuple(map(base_language, (one.config.source_lang, one.config.target_lang)))
-                for one in (first, other)
-            )
-            if ours != theirs and "und" not in (*ours, *theirs):  # imported without languages
-                found = f"translates {'-'.join(theirs)}, but {path} {'-'.join(ours)}"
-                raise ModelError(f"{folder}: {found}; the models of an ensemble need the same languages")
+            _check_ensemble(path, first, folder, other)
         loaded = [first, *others]
         return cls(
             [one.model.to(torch_device) for one in loaded],
@@ -219,13 +209,24 @@ class Translator:
             return with_n_best(parts[0][1], n_best)
         tokenizer = self.tokenizer
         words = [sum(tokenizer.word_starts(part.source[:-1])) for part, _ in parts]
-        tag = sum(
-            tokenizer.word_starts(tokenizer.source.tag(parts[0][0].source))
-        )  # words that all begin with
+        tag = tokenizer.source.tag(parts[0][0].source)
+        tag_words = sum(tokenizer.word_starts(tag))  # words at the beginning of each part
         space = "" if base_language(self.target_lang) in _WITHOUT_SPACES else " "
         penalty, count = self.decoding.length_penalty, max(len(found) for _, found in parts)
         joined = [
-            join([found[min(k, len(found) - 1)] for _, found in parts], words, tag, space, penalty)
+            join([found[min(k, len(found) - 1)] for _, found in parts], words, tag_words, space, penalty)
             for k in range(count)
         ]
         return with_n_best(joined, n_best)
+
+
+def _check_ensemble(path: str | Path, first: LoadedModel, folder: str | Path, other: LoadedModel) -> None:
+    """Raise ModelError if the model of `folder` cannot be in an ensemble with the first one, of `path`."""
+    if other.tokenizer.fingerprint() != first.tokenizer.fingerprint():
+        raise ModelError(f"{folder}: its vocabulary differs from that of {path}; an ensemble shares one")
+    ours, theirs = (
+        tuple(map(base_language, (one.config.source_lang, one.config.target_lang))) for one in (first, other)
+    )
+    if ours != theirs and "und" not in (*ours, *theirs):  # imported without languages
+        found = f"translates {'-'.join(theirs)}, but {path} {'-'.join(ours)}"
+        raise ModelError(f"{folder}: {found}; the models of an ensemble need the same languages")

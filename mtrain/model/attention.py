@@ -169,9 +169,8 @@ def attend(
     trained = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
     few_keys = keys.size(2) <= min(_MAX_EAGER_KEYS, 2 * keys.size(3))
     eager = on_cpu and trained and few_keys and not explicit
-    if causal and (
-        explicit or eager or keep is not None
-    ):  # the fused kernel takes a mask or `causal`, not both
+    # The fused kernel takes a mask or `causal`, not both; the other kernels take only a mask.
+    if causal and (explicit or eager or keep is not None):
         mask = causal_mask(queries.size(2), queries.device)
         keep, causal = mask if keep is None else keep & mask, False
     if on_cpu and dtype == torch.bfloat16:

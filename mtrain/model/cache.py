@@ -148,10 +148,11 @@ class KeyValueCache:
                 layer.select(sentences, slots)
 
     def _compact(self) -> Tensor:
-        """Drop slots that are no beam's past from past_keep_bias; returns those that are left, (B, n).
+        """Choose the slots (B, n) to keep, and reduce past_keep_bias to them.
 
-        First come those that a sentence needs, in order, then as many others as another sentence needs. n is
-        a multiple of REGISTER: the places of later slots in registers do not depend on other sentences.
+        First come the slots that are part of the past of at least one beam, in order. Sentences with fewer of
+        them than others keep some unused slots in addition, which stay hidden. n is a multiple of REGISTER,
+        so that the position of later slots within a register does not depend on the other sentences.
         """
         used = (self.past_keep_bias == 0).any(dim=1)  # (B, slots)
         count = _rounded_up(int(used.sum(dim=1).max()), self.multiple)

@@ -165,9 +165,7 @@ class Transformer(nn.Module):
         if start + length > len(table):
             with torch.inference_mode(False):  # the table outlives the inference mode of the caller
                 table = self._sinusoidal_table(2 * (start + length)).to(table)
-            self._sinusoids = (
-                table  # another thread may replace it with a shorter one; `table` is long enough
-            )
+            self._sinusoids = table  # not read below: another thread may replace it with a shorter one
         return table[start : start + length]
 
     def _embed(self, ids: Tensor, table: nn.Embedding, positions: Tensor | float) -> Tensor:
