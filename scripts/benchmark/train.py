@@ -22,8 +22,9 @@ from mtrain.data.encode import EncodedCorpus, check_corpora, prepare_data
 from mtrain.device import resolve_device, resolve_precision
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import model_config
+from mtrain.training.plan import complete_config, is_incomplete
 from mtrain.training.prepare_tokenizer import tokenize
-from mtrain.training.resolve_config import resolve_config
+from mtrain.training.run_folder import write_config
 
 # Names of the other tools and the modules that measure them.
 PEERS = {"joeynmt": "joeynmt", "marian-hf": "marian_hf", "torch": "nn_transformer"}
@@ -56,10 +57,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def prepare(config: Config, device: torch.device, options: argparse.Namespace, streams: Path) -> TrainingJob:
     """Make the tokenizer, the encoded corpus and the file of streams, and return the job of all tools."""
-    config, _ = resolve_config(config)
-    tokenizer = tokenize(config)
-    network = model_config(config.model, tokenizer, config.data.max_length)
-    corpus = prepare_data(config.data, tokenizer, Path(config.run_dir) / "data", config.seed).train.epoch(0)
+    tokenizer, run_dir = tokenize(config), Path(config.run_dir)
+    config = load_config(run_dir / "config.yaml")
+    data = prepare_data(config.data, tokenizer, run_dir / "data", config.seed)
+    if is_incomplete(config):
+        config = complete_config(config, tokenizer, data, device)
+        write_config(config)
+    network, corpus = model_config(config.model, tokenizer, config.data.max_length), data.train.epoch(0)
     recipe, lengths = config.training, (corpus.source_lengths, corpus.target_lengths)
     sizes = (recipe.batch_tokens, recipe.micro_batch_limit, config.seed, 0)
     plan = plan_batches(*lengths, *sizes, weights=corpus.weights)

@@ -26,7 +26,7 @@ from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.paths import ROOT
 
-SMALL = ["model.encoder_layers=1", "model.decoder_layers=1"]
+SMALL = ["tokenizer.vocab_size=450", "model.preset=tiny", "model.encoder_layers=1", "model.decoder_layers=1"]
 SMALL += ["training.batch_tokens=512", "training.precision=fp32"]
 SHORT = ["--seconds", "0.5", "--warmup", "0", "--repeats", "1", "--device", "cpu", "--json"]
 SHORT += [word for override in SMALL for word in ("--set", override)]
@@ -39,6 +39,15 @@ def job(tmp_path_factory) -> TrainingJob:
     config = load_config(CONFIG, [*SMALL, f"run_dir={folder}/run"])
     options = bench.parse(["train", CONFIG, "--seconds", "0", "--warmup", "0"])
     return train.prepare(config, torch.device("cpu"), options, folder / "streams.npz")
+
+
+def test_an_automatic_recipe_is_chosen_before_training_is_measured(tmp_path):
+    config = load_config(CONFIG, [f"run_dir={tmp_path}/run"])
+    options = bench.parse(["train", CONFIG, "--seconds", "0", "--warmup", "0"])
+    job = train.prepare(config, torch.device("cpu"), options, tmp_path / "streams.npz")
+    chosen = load_config(tmp_path / "run/config.yaml")
+    assert config.model.preset == "auto" and chosen.model.preset != "auto"
+    assert job.model["d_model"] == chosen.model.d_model and job.training["learning_rate"]
 
 
 @pytest.mark.slow
