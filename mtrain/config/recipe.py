@@ -4,16 +4,18 @@ The comments name what each formula is based on; docs/recipes.md lists the runs.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mtrain.config.presets import PRESETS, SIZES
+from mtrain.config.presets import SIZES
 from mtrain.config.training import TrainingConfig
 
 PEAK_RATE = 0.004  # of a model of width 128
 WARMUP = 0.08  # share of the planned steps
 TOKENS_PER_PARAMETER = 20  # embeddings excluded (Hoffmann et al. 2022, section 3)
 VALIDATION_SHARE = 0.05  # of the training time
-VALIDATIONS = (5, 20)  # minimum and maximum number
+VALIDATION_COST = 2  # time to decode a token, and to score it, relative to training on a token
+VALIDATIONS = (3, 20)  # minimum and maximum number
 CHECKPOINT_STEPS = 2000  # maximum between checkpoints
 # Small corpora need small vocabularies (Gowda and May, "Finding the Optimal Vocabulary Size for Neural
 # Machine Translation", 2020). On Multi30k (29,000 pairs), 12,000 is 0.4 BLEU better than 8,000 after the same
@@ -29,14 +31,18 @@ AUTOMATIC = (
     *(f"training.{key}" for key in ("batch_tokens", "learning_rate", "warmup_steps", "schedule")),
     *(f"training.{key}" for key in ("ema_decay", "validate_every", "checkpoint_every")),
 )
+ENDLESS = 10**12  # steps or epochs; more are as many
+# Keys whose value null means that mtrain chooses it, or, of max_steps, that it may.
+OPEN_IF_NULL = ("training.learning_rate", "training.warmup_steps", "training.max_steps")
 
 
 class CorpusSize(NamedTuple):
-    """The size of an epoch of training, and of the validation set."""
+    """The size of the training corpus and of the validation set, in pairs and in target tokens with EOS."""
 
-    pairs: int
-    tokens: int  # target tokens, with EOS
-    validation_tokens: int  # target tokens of the validation set
+    pairs: int  # distinct training pairs; repetitions by `weight` do not count
+    tokens: int  # of these pairs
+    epoch_tokens: int  # of all pairs of an epoch, including repetitions
+    validation_tokens: int
 
 
 class Choice(NamedTuple):
@@ -48,18 +54,20 @@ class Choice(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """The limits that a config gives. Without any, a run ends when validation stops improving."""
+    """The limits that a config gives, and its batch size. Without a limit, a run ends when validation stops
+    improving."""
 
     steps: int | None
     epochs: int | None
     minutes: float | None
-    batch_tokens: int | None  # not a limit, but with `steps` it determines the number of tokens
+    batch_tokens: int | None
 
     @classmethod
     def of(cls, config: TrainingConfig) -> "Budget":
         """The budget of a config."""
         batch = config.batch_tokens if "batch_tokens" in config.model_fields_set else None
-        return cls(config.max_steps, config.max_epochs, config.max_minutes, batch)
+        steps, epochs = (limit and min(limit, ENDLESS) for limit in (config.max_steps, config.max_epochs))
+        return cls(steps, epochs, config.max_minutes, batch)
 
     @property
     def unlimited(self) -> bool:
@@ -67,16 +75,18 @@ class Budget(NamedTuple):
         return self.steps is None and self.epochs is None and self.minutes is None
 
     def tokens(self, size: CorpusSize, speed: float) -> float:
-        """The target tokens that a run trains on, at `speed` target tokens/s."""
+        """About how many target tokens a run trains on, at `speed` target tokens/s."""
         limits: list[float] = []
         if self.steps is not None:
             limits.append(self.steps * (self.batch_tokens or _batch_for_steps(self.steps)))
         if self.epochs is not None:
-            limits.append(self.epochs * size.tokens)
+            limits.append(self.epochs * size.epoch_tokens)
         if not limits:
             limits.append(useful_epochs(size.pairs) * size.tokens)
         if self.minutes is not None:
-            limits.append(self.minutes * 60 * (1 - VALIDATION_SHARE) * speed)
+            limit = self.minutes * 60 * speed
+            validation = validations(limit, size) * VALIDATION_COST * size.validation_tokens
+            limits.append(max(limit - validation, limit / 2))
         return min(limits)
 
     def batch(self, size: CorpusSize, speed: float) -> int:
@@ -84,10 +94,9 @@ class Budget(NamedTuple):
         return self.batch_tokens or choose_batch(self.tokens(size, speed))
 
 
-def choose_vocabulary(pairs: int) -> Choice:
+def choose_vocab_size(pairs: int) -> int:
     """The vocabulary size for a number of training pairs."""
-    size = next(size for below, size in VOCABULARIES if pairs < below)
-    return Choice("tokenizer.vocab_size", size, f"{pairs:,} pairs")
+    return next(size for below, size in VOCABULARIES if pairs < below)
 
 
 def useful_epochs(pairs: int) -> float:
@@ -98,9 +107,8 @@ def useful_epochs(pairs: int) -> float:
     return 60 * math.pow(30_000 / max(pairs, 1), 0.3)
 
 
-def parameters(preset: str) -> int:
-    """Approximate number of parameters of a preset, embeddings excluded."""
-    sizes = PRESETS[preset]
+def parameters(sizes: Mapping[str, int]) -> int:
+    """The number of parameters in matrices of a model with these sizes (`SIZES`), embeddings excluded."""
     attention, feed_forward = 4 * sizes["d_model"] ** 2, 2 * sizes["d_model"] * sizes["ffn_dim"]
     encoder, decoder = attention + feed_forward, 2 * attention + feed_forward
     return sizes["encoder_layers"] * encoder + sizes["decoder_layers"] * decoder
@@ -112,9 +120,15 @@ def presets_for(pairs: int) -> list[str]:
     return names[: 1 + next(i for i, (below, _) in enumerate(LARGEST) if pairs < below)]
 
 
-def suffices(tokens: float, preset: str) -> bool:
-    """Whether a number of target tokens is enough to train a preset."""
-    return tokens >= TOKENS_PER_PARAMETER * parameters(preset)
+def suffices(tokens: float, sizes: Mapping[str, int]) -> bool:
+    """Whether a number of target tokens is enough to train a model with these sizes."""
+    return tokens >= TOKENS_PER_PARAMETER * parameters(sizes)
+
+
+def validations(tokens: float, size: CorpusSize) -> int:
+    """The number of validations of a run that trains on `tokens` target tokens."""
+    cost = VALIDATION_COST * max(size.validation_tokens, 1)
+    return round(min(max(VALIDATION_SHARE * tokens / cost, VALIDATIONS[0]), VALIDATIONS[1]))
 
 
 def choose_batch(tokens: float) -> int:
@@ -150,8 +164,8 @@ def warmup(steps: int) -> int:
 
 
 def ema_decay(steps: int) -> float:
-    """The decay of a moving average over about a twentieth of a run, and at least ten steps."""
-    return round(1 - 1 / max(steps / 20, 10), 5)
+    """The decay of a moving average over about a twentieth of a run, but between 10 and 10,000 steps."""
+    return round(1 - 1 / min(max(steps / 20, 10), 10_000), 5)
 
 
 def dropout(epochs: float) -> float:
@@ -167,24 +181,27 @@ def choose_training(
 ) -> list[Choice]:
     """The values that do not determine the sizes, for a model of width `width` and a run of `steps` steps of
     `batch` padded tokens, on `tokens` target tokens in all."""
-    epochs = tokens / size.tokens
-    validations = min(max(VALIDATION_SHARE * tokens / size.validation_tokens, VALIDATIONS[0]), VALIDATIONS[1])
-    interval = max(1, math.ceil(steps / validations))
+    epochs = tokens / size.epoch_tokens
+    interval = math.ceil(steps / validations(tokens, size))
     choices = [
         Choice("model.dropout", dropout(epochs), f"{epochs:.3g} epochs"),
-        Choice("model.activation_dropout", 0.0, "dropout elsewhere suffices"),
+        Choice("model.activation_dropout", 0.0, "model.dropout suffices"),
         Choice("training.batch_tokens", batch, f"{tokens / 1e6:.3g} million target tokens in all"),
         Choice("training.learning_rate", peak_rate(width), f"model width {width}"),
         Choice("training.warmup_steps", warmup(steps), f"{WARMUP:.0%} of {steps:,} steps"),
-        Choice("training.validate_every", interval, f"{validations:.0f} validations"),
-        Choice("training.checkpoint_every", min(interval, CHECKPOINT_STEPS), "at each validation, at least"),
+        Choice("training.validate_every", interval, f"{math.ceil(steps / interval)} validations"),
+        Choice(
+            "training.checkpoint_every", min(interval, CHECKPOINT_STEPS), "with each validation or more often"
+        ),
     ]
-    if budget.unlimited:
+    if budget.minutes is not None:
+        choices.append(Choice("training.max_steps", steps, f"as many as {budget.minutes:g} minutes allow"))
+    # With an earlier limit, a schedule for the given max_steps does not reach its end.
+    if budget.unlimited or (budget.steps or steps) > steps:
+        reason = "no limit is given" if budget.unlimited else "max_steps may not be reached"
         return [
             *choices,
-            Choice("training.schedule", "inverse_sqrt", "no limit is given"),
+            Choice("training.schedule", "inverse_sqrt", reason),
             Choice("training.ema_decay", ema_decay(steps), "the learning rate does not end at zero"),
         ]
-    if budget.minutes is not None:
-        choices.append(Choice("training.max_steps", steps, f"steps that {budget.minutes:g} minutes allow"))
     return [*choices, Choice("training.schedule", "cosine", "the number of steps is known")]

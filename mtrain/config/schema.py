@@ -63,10 +63,12 @@ class Config(Section):
             raise ValueError("model.preset: auto and training.init_from both determine the sizes; give one")
         if self.model.tie_embeddings == "all" and not self.tokenizer.joint and not reused:
             raise ValueError("model.tie_embeddings: all needs tokenizer.joint: true; set it, or use decoder")
-        longest, budget = self.data.max_length, self.training.micro_batch_limit
+        longest = self.data.max_length
+        if auto and "batch_tokens" not in recipe.model_fields_set:  # the batch will be large enough
+            recipe = recipe.model_copy(update={"batch_tokens": max(longest, recipe.batch_tokens)})
+        budget = recipe.micro_batch_limit
         known = "max_length" in self.data.model_fields_set or not self.training.init_from
-        chosen = auto and "batch_tokens" not in recipe.model_fields_set  # which allows for max_length
-        if known and longest > budget and not (chosen and recipe.micro_batch_tokens == "auto"):
+        if known and longest > budget:
             limits = "training.batch_tokens and micro_batch_tokens" + (" / 2" if self.training.r_drop else "")
             raise ValueError(f"data.max_length ({longest}) must not exceed {limits} ({budget})")
         return self

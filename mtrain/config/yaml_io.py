@@ -151,6 +151,8 @@ def read_yaml_file(path: Path) -> Any:
     return read_document(path).value
 
 
-def to_yaml(section: Section) -> str:
-    """A section as YAML that `parse_yaml` reads back to an equal section."""
-    return yaml.dump(section.model_dump(mode="json"), Dumper=_YamlDumper, sort_keys=False, allow_unicode=True)
+def to_yaml(section: Section, exclude_unset: bool = False) -> str:
+    """A section as YAML that `parse_yaml` reads back to an equal section; with `exclude_unset`, without the
+    keys that were not set."""
+    values = section.model_dump(mode="json", exclude_unset=exclude_unset)
+    return yaml.dump(values, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True)

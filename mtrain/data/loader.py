@@ -26,6 +26,12 @@ class Step(NamedTuple):
     position: tuple[int, int]  # epoch (from 0) and index of the next step, to resume from
 
 
+def require_pairs(plan: BatchPlan, epoch: int) -> None:
+    """Raise DataError if an epoch (from 0) has no pairs."""
+    if not plan.steps:
+        raise DataError(f"epoch {epoch + 1} has no training pairs; raise the weights of data.train")
+
+
 class Loader:
     """The training batches of a corpus, for `device`. The number of micro-batches in a step is a multiple of
     `workers`, unless the step has too few pairs."""
@@ -93,7 +99,6 @@ class Loader:
             lengths = (corpus.source_lengths, corpus.target_lengths)
             sizes = (recipe.batch_tokens, self.micro_batch_tokens, self.config.seed, epoch)
             plan = plan_batches(*lengths, *sizes, weights=corpus.weights, workers=self.workers)
-            if not plan.steps:
-                raise DataError(f"epoch {epoch + 1} has no training pairs; raise the weights of data.train")
+            require_pairs(plan, epoch)
             self._opened = {epoch: (corpus, plan)}
         return self._opened[epoch]

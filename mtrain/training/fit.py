@@ -91,7 +91,7 @@ def make_trainer(
         _accept_changes(checkpoint, tokenizer, data)
     if is_incomplete(config):
         earlier = []
-        if reduce_vocab_size:
+        if reduce_vocab_size and config.tokenizer.path is None:
             earlier = [Choice("tokenizer.vocab_size", config.tokenizer.vocab_size, "the size of the corpus")]
         config = complete_config(config, tokenizer, data, torch_device, earlier)
         write_config(config)

@@ -1,15 +1,17 @@
 """Plans a new run: chooses the values that `model.preset: auto` and keys without a value leave open."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from mtrain.config.load import validate
-from mtrain.config.presets import SIZES
+from mtrain.config.presets import PRESETS, SIZES
 from mtrain.config.recipe import (
+    OPEN_IF_NULL,
     Budget,
     Choice,
     CorpusSize,
@@ -23,21 +25,25 @@ from mtrain.config.recipe import (
 from mtrain.config.schema import Config
 from mtrain.data.batching import BatchPlan, plan_batches
 from mtrain.data.encode import PreparedData
+from mtrain.data.loader import require_pairs
+from mtrain.errors import is_out_of_memory
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.timing import measure_speed
 
 log = logging.getLogger(__name__)
 
 FIRST_SPEED = 8_000.0  # target tokens/s, assumed for the batch size of the first timing
-# A larger model is timed if it may be this many times as fast as its number of parameters suggests.
+# A larger model is timed if the budget suffices at this many times the speed that its number of parameters
+# suggests: small models use the hardware poorly.
 SPEED_MARGIN = 4
 UNKNOWN_STEPS = 12_500  # assumed for warm-up if nothing limits the number of steps
+FINE_TUNING = 0.5  # of the peak rate, for a model that is already trained
 
 
 class Workload(NamedTuple):
     """What a plan needs to know about the data and the machine."""
 
-    size: CorpusSize
+    size: Callable[[], CorpusSize]
     steps_per_epoch: Callable[[int], int]  # given training.batch_tokens
     speed: Callable[[Config], float]  # measures target tokens/s of training with a config
 
@@ -57,22 +63,28 @@ def complete_config(
 ) -> Config:
     """The config of a new run with a value for every key.
 
-    Logs what `model.preset: auto` chose, including `earlier` choices.
+    Logs what `model.preset: auto` chose, including `earlier` choices. Raises DataError if no pair is left.
     """
-    train = data.train
 
     @cache
     def epoch(batch_tokens: int) -> BatchPlan:
-        lengths = train.source_lengths, train.target_lengths
-        sizes = batch_tokens, max(batch_tokens, config.data.max_length)
-        return plan_batches(*lengths, *sizes, seed=config.seed, epoch=0, weights=train.weights)
+        lengths = data.train.source_lengths, data.train.target_lengths
+        limits = batch_tokens, max(batch_tokens, config.data.max_length)
+        plan = plan_batches(*lengths, *limits, seed=config.seed, epoch=0, weights=data.train.weights)
+        require_pairs(plan, epoch=0)
+        return plan
+
+    def size() -> CorpusSize:
+        lengths, shares = data.train.target_lengths, np.minimum(data.train.weights, 1)
+        pairs, tokens = shares.sum(), (lengths * shares).sum()
+        validation = len(data.validation) * tokens / pairs
+        epoch_tokens = epoch(max(config.training.batch_tokens, config.data.max_length)).tokens[1]
+        return CorpusSize(*(round(float(number)) for number in (pairs, tokens, epoch_tokens, validation)))
 
     def speed(sized: Config) -> float:
+        log.info("timing some training steps")
         return measure_speed(sized, tokenizer, data, device)
 
-    pairs = len(train) if train.weights is None else round(float(train.weights.sum()))
-    tokens = epoch(config.training.batch_tokens).tokens[1]
-    size = CorpusSize(pairs, tokens, round(len(data.validation) * tokens / max(pairs, 1)))
     work = Workload(size, lambda batch_tokens: len(epoch(batch_tokens).steps), speed)
     completed, choices = plan_run(config, work)
     if config.model.preset == "auto":
@@ -88,88 +100,124 @@ def plan_run(config: Config, work: Workload) -> tuple[Config, list[Choice]]:
     choices: list[Choice] = []
     if config.model.preset == "auto":
         choices = [choice for choice in _choose(config, work) if not _is_given(config, choice.key)]
-        config = with_choices(config, choices)
+        raw = config.model_dump(mode="json", exclude_unset=True)
+        for choice in choices:
+            section, key = choice.key.split(".")
+            raw.setdefault(section, {})[key] = choice.value
+        config = validate(Config, raw, "the automatic recipe")
     recipe = config.training
     limits = [] if recipe.max_steps is None else [recipe.max_steps]
     if recipe.max_epochs is not None:
         limits.append(recipe.max_epochs * work.steps_per_epoch(recipe.batch_tokens))
     rate, steps = recipe.learning_rate, recipe.warmup_steps
-    values = {
-        "learning_rate": peak_rate(config.model.d_model) if rate is None else rate,
-        "warmup_steps": warmup(min(limits, default=UNKNOWN_STEPS)) if steps is None else steps,
-    }
+    if rate is None:
+        rate = peak_rate(config.model.d_model) * (FINE_TUNING if recipe.init_from else 1)
+    if steps is None:
+        steps = warmup(min(limits, default=UNKNOWN_STEPS))
+    values = {"learning_rate": rate, "warmup_steps": steps}
     return config.model_copy(update={"training": recipe.model_copy(update=values)}), choices
-
-
-def with_choices(config: Config, choices: Sequence[Choice]) -> Config:
-    """A config with the chosen values. A chosen preset fills in the sizes that the config does not give."""
-    raw = config.model_dump(mode="json", exclude_unset=True)
-    for choice in choices:
-        section, key = choice.key.split(".")
-        raw.setdefault(section, {})[key] = choice.value
-    return validate(Config, raw, "the automatic recipe")
 
 
 def _is_given(config: Config, key: str) -> bool:
     """Whether a config gives the value of a key, or, of the averaging of weights, another kind of it."""
     section, name = key.split(".")
     values = getattr(config, section)
-    if key == "training.ema_decay" and config.training.average_checkpoints > 1:
+    if key == "training.ema_decay" and "average_checkpoints" in config.training.model_fields_set:
         return True
-    return key != "model.preset" and name in values.model_fields_set and getattr(values, name) is not None
+    if key in OPEN_IF_NULL and getattr(values, name) is None:
+        return False
+    return key != "model.preset" and name in values.model_fields_set
 
 
 def _choose(config: Config, work: Workload) -> list[Choice]:
     """All values of the recipe."""
-    size, budget = work.size, Budget.of(config.training)
-    preset, speed = _choose_preset(config, work, budget)
-    config = with_choices(config, [preset])
-    batch, speed = _settle_batch(config, work, budget, speed)
-    tokens = budget.tokens(size, speed)
-    steps = budget.steps or max(1, round(tokens / size.tokens * work.steps_per_epoch(batch)))
+    size, budget = work.size(), Budget.of(config.training)
+    timer = _Timer(config, budget, work.speed)
+    preset, reason = _choose_preset(config, size, timer)
+    sizes = _sizes(config, preset)
+    batch = timer.settle(sizes, size)
+    tokens = budget.tokens(size, timer.speed)
+    steps = max(1, round(tokens / size.epoch_tokens * work.steps_per_epoch(batch)))
+    steps = min(steps, budget.steps or steps)
     if budget.unlimited:
-        message = "no limit: training ends when validation stops improving, perhaps after %.1f minutes"
-        log.info(message, tokens / speed / 60)
-    return [preset, *choose_training(size, budget, tokens, batch, steps, config.model.d_model)]
+        message = "no limit: training ends when validation stops improving, perhaps after %.1f hours"
+        log.info(message, tokens / timer.speed / 3600)
+    choices = choose_training(size, budget, tokens, batch, steps, sizes["d_model"])
+    return [Choice("model.preset", preset, reason), *choices]
 
 
-def _choose_preset(config: Config, work: Workload, budget: Budget) -> tuple[Choice, float]:
-    """The largest preset that the corpus can fill and the budget can train, and its speed."""
-    size = work.size
+def _sizes(config: Config, preset: str) -> Mapping[str, int]:
+    """The sizes of a preset, except for those that the config gives."""
+    given = {key: getattr(config.model, key) for key in SIZES if key in config.model.model_fields_set}
+    return PRESETS[preset] | given
+
+
+def _choose_preset(config: Config, size: CorpusSize, timer: "_Timer") -> tuple[str, str]:
+    """The largest preset that the corpus can fill and the budget can train, and the reason."""
     chosen, *larger = presets_for(size.pairs)
-    if config.model.model_fields_set.issuperset(SIZES):
-        larger = []
-
-    def speed_of(name: str, expected: float) -> float:
-        sized = with_choices(config, [Choice("model.preset", name, "")])
-        return _settle_batch(sized, work, budget, expected, rounds=1)[1]
-
-    speed, reason = FIRST_SPEED, f"{size.pairs:,} pairs"
-    if larger:
-        speed = speed_of(chosen, speed)
+    reason = f"{size.pairs:,} pairs"
     for name in larger:
-        expected = speed * SPEED_MARGIN * parameters(chosen) / parameters(name)
-        if suffices(budget.tokens(size, expected), name):
-            expected = speed_of(name, expected)
-        if not suffices(budget.tokens(size, expected), name):
-            reason += f"; too few tokens in all for {name}"
-            break
-        chosen, speed = name, expected
-    return Choice("model.preset", chosen, reason), speed
+        sizes = _sizes(config, name)
+        if sizes == _sizes(config, chosen) or sizes["d_model"] % sizes["heads"]:
+            continue
+        if not timer.can_train(sizes, _sizes(config, chosen), size):
+            return chosen, f"{reason}; the budget or the memory is too small for {name}"
+        chosen = name
+    return chosen, reason
 
 
-def _settle_batch(
-    config: Config, work: Workload, budget: Budget, speed: float, rounds: int = 3
-) -> tuple[int, float]:
-    """`training.batch_tokens` and the speed with it. Each depends on the other; they start from a guess."""
-    timed = None
-    for _ in range(rounds):
-        batch = max(budget.batch(work.size, speed), config.data.max_length)
-        if batch == timed or not (budget.minutes or budget.unlimited):
-            break
-        sized = with_choices(config, [Choice("training.batch_tokens", batch, "")])
-        speed, timed = work.speed(sized), batch
-    return batch, speed
+class _Timer:
+    """Measures the speed of training with different sizes, if it matters, each once."""
+
+    def __init__(self, config: Config, budget: Budget, measure: Callable[[Config], float]):
+        self.config, self.budget, self._measure = config, budget, measure
+        self._speeds: dict[tuple[object, ...], float] = {}
+        self.speed = FIRST_SPEED  # target tokens/s, of the last model
+
+    def settle(self, sizes: Mapping[str, int], size: CorpusSize, rounds: int = 3) -> int:
+        """`training.batch_tokens` for a model. It depends on the speed and the speed on it, so both are
+        adjusted in turn."""
+        batch = self._batch(size)
+        if self.budget.minutes is None and not self.budget.unlimited:
+            return batch
+        for _ in range(rounds):
+            self.speed = self._time(sizes, batch)
+            if self._batch(size) == batch:
+                break
+            batch = self._batch(size)
+        return batch
+
+    def can_train(self, sizes: Mapping[str, int], smaller: Mapping[str, int], size: CorpusSize) -> bool:
+        """Whether the budget and the memory suffice for a model, given a `smaller` one for which they do."""
+        if self.budget.minutes is None:
+            return suffices(self.budget.tokens(size, self.speed), sizes)
+        self.settle(smaller, size, rounds=1)
+        before = self.speed
+        self.speed = before * SPEED_MARGIN * parameters(smaller) / parameters(sizes)
+        try:
+            if suffices(self.budget.tokens(size, self.speed), sizes):
+                self.settle(sizes, size, rounds=1)
+            if suffices(self.budget.tokens(size, self.speed), sizes):
+                return True
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        self.speed = before
+        return False
+
+    def _batch(self, size: CorpusSize) -> int:
+        return max(self.budget.batch(size, self.speed), self.config.data.max_length)
+
+    def _time(self, sizes: Mapping[str, int], batch: int) -> float:
+        key = (*sizes.items(), batch)
+        if key not in self._speeds:
+            model = {**sizes, "preset": None, "activation_dropout": 0.0}
+            changed = {
+                "model": self.config.model.model_copy(update=model),
+                "training": self.config.training.model_copy(update={"batch_tokens": batch}),
+            }
+            self._speeds[key] = self._measure(self.config.model_copy(update=changed))
+        return self._speeds[key]
 
 
 def log_choices(choices: Sequence[Choice]) -> None:

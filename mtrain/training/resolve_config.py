@@ -15,7 +15,7 @@ from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import LoadedModel, load_model, tokenizer_folder
 from mtrain.config.load import validate
 from mtrain.config.model import Architecture
-from mtrain.config.recipe import AUTOMATIC, choose_vocabulary
+from mtrain.config.recipe import AUTOMATIC, OPEN_IF_NULL, choose_vocab_size
 from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import read_yaml_file
@@ -74,11 +74,13 @@ def _settings_of_run(config: Config, saved: Config) -> Values:
 
 
 def _planned_steps(config: Config, saved: Config) -> int | None:
-    """The `max_steps` of a run with `max_minutes`. If these have changed, it changes in proportion."""
+    """The `max_steps` that a run planned, in proportion to `max_minutes` if these have changed since."""
     steps, minutes = saved.training.max_steps, config.training.max_minutes
-    if steps is None or minutes is None:
-        return None
-    return max(1, round(steps * minutes / (saved.training.max_minutes or minutes)))
+    if config.training.max_epochs is not None:  # which determines the number of steps
+        return steps if config.training.max_epochs == saved.training.max_epochs else None
+    if steps is None or minutes is None or saved.training.max_minutes is None:
+        return steps
+    return max(1, round(steps * minutes / saved.training.max_minutes))
 
 
 def _tokenizer_settings(model: Path) -> dict[str, Any]:
@@ -98,7 +100,7 @@ def _choose_vocab_size(config: Config, scanner: CorpusScanner | None) -> Config:
     if config.model.preset != "auto" or config.tokenizer.path is not None:
         return config
     scanner = scanner or CorpusScanner(config.data, config.seed, strict=False)
-    return _inherit(config, {"tokenizer": {"vocab_size": choose_vocabulary(scanner.result.pairs).value}})
+    return _inherit(config, {"tokenizer": {"vocab_size": choose_vocab_size(scanner.result.pairs)}})
 
 
 def _inherit(config: Config, inherited: Values) -> Config:
@@ -106,9 +108,9 @@ def _inherit(config: Config, inherited: Values) -> Config:
     given = config.model_dump(mode="json", exclude_unset=True)
     if config.model.preset == "auto" and "model" in inherited:
         del given["model"]["preset"]
-    for key in ("learning_rate", "warmup_steps"):
-        if given.get("training", {}).get(key, "") is None:  # null leaves the value open
-            del given["training"][key]
+    for section, key in (name.split(".") for name in OPEN_IF_NULL):
+        if given.get(section, {}).get(key, "") is None:
+            del given[section][key]
     sections = {section: {**values, **given.get(section, {})} for section, values in inherited.items()}
     return validate(Config, {**given, **sections}, "the config")
 

@@ -111,8 +111,12 @@ def _clean_up(run_dir: Path) -> None:
 
 
 def write_config(config: Config) -> None:
-    """Write the resolved config of a run to `RUN/config.yaml`. Raises StorageError."""
-    write_atomically(Path(config.run_dir) / "config.yaml", _HEADER + to_yaml(config))
+    """Write the resolved config of a run to `RUN/config.yaml`. Raises StorageError.
+
+    Until the recipe is chosen, only the given keys are written, since defaults would count as given.
+    """
+    text = to_yaml(config, exclude_unset=config.model.preset == "auto")
+    write_atomically(Path(config.run_dir) / "config.yaml", _HEADER + text)
 
 
 def record_initial_model(run_dir: Path, initial_model: LoadedModel | None, path: str | None) -> None:

@@ -1,92 +1,121 @@
 """Planning a run: every key gets a valid value, given keys stay, and the plan fits the budget."""
 
+import math
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mtrain.config.load import validate
 from mtrain.config.presets import PRESETS, SIZES
-from mtrain.config.recipe import AUTOMATIC, CorpusSize
+from mtrain.config.recipe import AUTOMATIC, OPEN_IF_NULL, CorpusSize
 from mtrain.config.schema import Config
 from mtrain.training.plan import Workload, plan_run
+from mtrain.training.resolve_config import resolve_config
+from mtrain.training.run_folder import write_config
 from mtrain.training.schedule import learning_rate
 
 DATA = {"source_lang": "en", "target_lang": "de", "train": {"toy": "train"}, "validation": {"holdout": 10}}
-MULTI30K = CorpusSize(29_000, 430_000, 15_000)
+MULTI30K = CorpusSize(29_000, 430_000, 430_000, 15_000)
 
 
 def config(**sections: Any) -> Config:
     return validate(Config, {"run_dir": "runs/x", "data": DATA, **sections}, "test")
 
 
-def workload(size: CorpusSize = MULTI30K, operations: float = 1e11) -> Workload:
-    """A machine that takes `operations` multiplications a second, and steps that are full."""
+def workload(
+    size: CorpusSize = MULTI30K, operations: float = 1e11, timed: list[Any] | None = None
+) -> Workload:
+    """A machine with `operations` multiplications a second, and steps that are full. Timings are appended to
+    `timed`."""
 
     def speed(sized: Config) -> float:
         model = sized.model
+        if timed is not None:
+            timed.append((model.d_model, model.encoder_layers, sized.training.batch_tokens))
         encoder = model.encoder_layers * (4 * model.d_model**2 + 2 * model.d_model * model.ffn_dim)
         decoder = model.decoder_layers * (8 * model.d_model**2 + 2 * model.d_model * model.ffn_dim)
         return operations / (3 * (encoder + decoder + model.d_model * sized.tokenizer.vocab_size))
 
-    return Workload(size, lambda batch_tokens: max(1, size.tokens // batch_tokens), speed)
+    return Workload(lambda: size, lambda batch: max(1, size.epoch_tokens // batch), speed)
 
 
 limits = st.fixed_dictionaries(
     {},
     optional={
-        "max_steps": st.integers(1, 10**6),
-        "max_epochs": st.integers(1, 1000),
+        "max_steps": st.integers(1, 10**6) | st.just(10**15),
+        "max_epochs": st.integers(1, 1000) | st.just(10**15),
         "max_minutes": st.floats(0.01, 1e5),
     },
 )
-sizes = st.builds(
-    lambda pairs, length, validation: CorpusSize(pairs, round(pairs * length), round(validation * length)),
-    *(st.integers(20, 20_000_000), st.floats(2, 100), st.integers(1, 10_000)),
+corpora = st.builds(
+    lambda pairs, length, weight, validation: CorpusSize(
+        pairs, round(pairs * length), max(1, round(pairs * length * weight)), round(validation * length)
+    ),
+    *(st.integers(20, 20_000_000), st.floats(2, 100), st.floats(0.01, 100), st.integers(1, 10_000)),
 )
 given_keys = st.fixed_dictionaries(
-    {},
-    optional={
+    {
+        "data": st.fixed_dictionaries({}, optional={"max_length": st.integers(2, 6000)}),
         "model": st.fixed_dictionaries(
-            {}, optional={"dropout": st.floats(0, 0.9), "activation_dropout": st.floats(0, 0.9)}
+            {"preset": st.just("auto")},
+            optional={
+                "dropout": st.floats(0, 0.9),
+                "activation_dropout": st.none() | st.floats(0, 0.9),
+                "d_model": st.sampled_from([100, 128, 256]),
+                "encoder_layers": st.integers(1, 12),
+            },
         ),
         "training": st.fixed_dictionaries(
             {},
             optional={
-                "learning_rate": st.floats(1e-5, 1),
-                "warmup_steps": st.integers(0, 10_000),
-                "batch_tokens": st.integers(256, 10**6),
+                "learning_rate": st.none() | st.floats(1e-5, 1),
+                "warmup_steps": st.none() | st.integers(0, 10_000),
+                "batch_tokens": st.integers(6000, 10**6),
+                "micro_batch_tokens": st.integers(12_000, 20_000),
                 "validate_every": st.integers(1, 10_000),
                 "checkpoint_every": st.integers(1, 10_000),
                 "schedule": st.sampled_from(["constant", "inverse_sqrt"]),
-                "average_checkpoints": st.just(3),
+                "average_checkpoints": st.sampled_from([1, 3]),
+                "ema_decay": st.none(),
+                "r_drop": st.just(5.0),
                 "patience": st.just(1),
             },
         ),
-        "data": st.fixed_dictionaries({}, optional={"max_length": st.integers(2, 256)}),
-    },
+    }
 )
 
 
-@given(size=sizes, budget=limits, keys=given_keys, operations=st.floats(1e8, 1e15))
-@example(CorpusSize(20, 100, 10), {}, {}, 1e11)
-@example(CorpusSize(20_000_000, 600_000_000, 90_000), {"max_minutes": 2880.0}, {}, 1e15)
-def test_any_corpus_and_budget_give_a_valid_config_that_keeps_given_keys(size, budget, keys, operations):
-    sections = {**keys, "data": DATA | keys.get("data", {})}
-    sections["training"] = budget | keys.get("training", {})
-    planned, _ = plan_run(config(**sections), workload(size, operations))
+@settings(max_examples=40)
+@given(size=corpora, budget=limits, keys=given_keys, operations=st.floats(1e8, 1e15))
+@example(CorpusSize(20, 100, 100, 10), {}, {"training": {}}, 1e11)
+@example(CorpusSize(20_000_000, *[600_000_000] * 2, 90_000), {"max_minutes": 2880.0}, {"training": {}}, 1e15)
+@example(MULTI30K, {"max_minutes": 10.0}, {"training": {"schedule": "cosine"}}, 1e11)
+@example(MULTI30K, {"max_steps": 10**6, "max_minutes": 10.0}, {"training": {"schedule": "linear"}}, 1e11)
+def test_any_corpus_and_budget_give_a_valid_plan_that_keeps_given_keys_and_resumes(
+    tmp_path_factory, size, budget, keys, operations
+):
+    given = config(**keys | {"data": DATA | keys.get("data", {}), "training": budget | keys["training"]})
+    run = tmp_path_factory.getbasetemp() / "planned"
+    given = given.model_copy(update={"run_dir": str(run)})
+    planned, _ = plan_run(given, workload(size, operations))
+
     resolved = planned.model_dump(mode="json")
-    assert config(**{key: value for key, value in resolved.items() if key != "run_dir"}) == planned
+    assert validate(Config, resolved, "test") == planned
+    for section in ("model", "training"):
+        for key, value in getattr(given, section).model_dump(exclude_unset=True).items():
+            may_change = value is None and f"{section}.{key}" in OPEN_IF_NULL
+            assert resolved[section][key] == value or key == "preset" or may_change
     assert planned.model.preset is None
     assert planned.training.learning_rate is not None and planned.training.warmup_steps is not None
-    for section in ("model", "training"):
-        for key, value in sections.get(section, {}).items():
-            assert resolved[section][key] == value
-    total = planned.training.max_steps
-    assert 0 < learning_rate(1, planned.training, total or 10**6) < 1.01 * planned.training.learning_rate or (
-        planned.training.warmup_steps == 0
-    )
+    steps = budget.get("max_steps", math.inf)
+    if planned.training.max_steps is not None and "warmup_steps" not in keys["training"]:
+        assert 10 * planned.training.warmup_steps <= max(10, min(steps, planned.training.max_steps))
+
+    (run / "checkpoints" / "step-00000001").mkdir(parents=True, exist_ok=True)
+    write_config(planned)
+    assert resolve_config(given)[0] == planned
 
 
 def test_all_chosen_keys_are_those_that_a_resumed_run_keeps():
@@ -110,7 +139,7 @@ def test_a_longer_budget_gives_more_steps_and_a_schedule_that_ends_at_zero():
 
 
 def test_a_small_budget_trains_a_smaller_model_than_a_large_one():
-    corpus = CorpusSize(4_500_000, 120_000_000, 80_000)
+    corpus = CorpusSize(4_500_000, 120_000_000, 120_000_000, 80_000)
     for minutes, preset in ((10.0, "tiny"), (1e5, "base")):
         planned, _ = plan_run(config(training={"max_minutes": minutes}), workload(corpus))
         assert {key: getattr(planned.model, key) for key in SIZES} == PRESETS[preset]
@@ -137,3 +166,49 @@ def test_without_automatic_sizes_only_the_rate_and_the_warm_up_are_filled_in():
 def test_warm_up_is_a_fraction_of_the_known_steps(training, warmup_steps):
     planned, _ = plan_run(config(model={"preset": "tiny"}, training=training), workload())
     assert planned.training.warmup_steps == warmup_steps
+
+
+def test_the_earliest_limit_determines_warm_up_and_validations():
+    both = {"max_steps": 10**6, "max_minutes": 10.0}
+    planned = [plan_run(config(training=limits), workload())[0] for limits in (both, {"max_minutes": 10.0})]
+    recipe, expected = (config.training for config in planned)
+    assert recipe.max_steps == 10**6 and recipe.schedule == "inverse_sqrt" and recipe.ema_decay
+    assert recipe.warmup_steps == expected.warmup_steps
+    assert recipe.validate_every == expected.validate_every
+
+
+@pytest.mark.parametrize(
+    ("training", "timings"), [({"max_steps": 100}, 0), ({"max_epochs": 5}, 0), ({"max_minutes": 10.0}, 3)]
+)
+def test_each_model_is_timed_once_at_each_batch_size_and_only_if_time_is_limited(training, timings):
+    timed: list[Any] = []
+    size = CorpusSize(500_000, 7_000_000, 7_000_000, 15_000)
+    plan_run(config(training=training), workload(size, 1e12, timed))
+    assert len(timed) == len(set(timed)) <= timings
+    assert bool(timed) == bool(timings)
+
+
+def test_a_model_that_does_not_fit_in_memory_is_not_chosen():
+    size = CorpusSize(4_500_000, *[120_000_000] * 2, 80_000)
+    work = workload(size, 1e15)
+
+    def speed(sized: Config) -> float:
+        if sized.model.d_model > 256:
+            raise MemoryError
+        return work.speed(sized)
+
+    planned, _ = plan_run(config(training={"max_minutes": 600.0}), work._replace(speed=speed))
+    assert planned.model.d_model == 256
+
+
+def test_repeated_pairs_are_not_new_ones():
+    once = CorpusSize(1_000, 15_000, 15_000, 15_000)
+    often = once._replace(epoch_tokens=100 * 15_000)
+    plans = [plan_run(config(), workload(size))[0] for size in (once, often)]
+    assert plans[0].model.d_model == plans[1].model.d_model
+    assert plans[0].training.batch_tokens == plans[1].training.batch_tokens
+
+
+def test_fine_tuning_starts_with_a_lower_rate():
+    made = config(training={"init_from": "runs/y", "max_steps": 100})
+    assert plan_run(made, workload())[0].training.learning_rate == 0.002
