@@ -35,7 +35,9 @@ class TrainingConfig(Section):
         "auto", description="padded tokens per forward and backward pass; auto: as many as fit in memory"
     )
     learning_rate: Annotated[PositiveFloat, Field(le=10)] | None = Field(
-        None, description="peak learning rate, reached at the end of warm-up; null: 0.512 / model.d_model"
+        None,
+        description="peak learning rate, reached at the end of warm-up; null: 0.512 / model.d_model, or half of "
+        "that with init_from",
     )
     schedule: Schedule = Field(
         "inverse_sqrt", description="decay of the learning rate after warm-up; cosine and linear end at zero"
