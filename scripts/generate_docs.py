@@ -75,7 +75,7 @@ def configuration() -> str:
         "`train: {tsv: file.tsv}` over `source` and `target`, replaces the inherited one entirely. An "
         "inherited size, such as `encoder_layers`, takes precedence over a `preset` in the extending file.",
         "`--set section.key=value` overrides a key on the command line; the value is YAML. A key that gives "
-        "another kind of corpus, such as `data.validation.holdout=500`, replaces the corpus there, too.",
+        "another kind of corpus, such as `data.validation.holdout=500`, also replaces the inherited corpus.",
     ]
     for name, heading in SECTIONS.items():
         section = sections[name]

@@ -1,6 +1,6 @@
 """The recipe that `model.preset: auto` chooses: formulas of the corpus and the budget.
 
-The comments name what each formula is based on; docs/recipes.md lists the runs.
+The comments name what each formula is based on; docs/multi30k.md records our experiments.
 """
 
 import math
@@ -31,8 +31,8 @@ AUTOMATIC = (
     *(f"training.{key}" for key in ("batch_tokens", "learning_rate", "warmup_steps", "schedule")),
     *(f"training.{key}" for key in ("ema_decay", "validate_every", "checkpoint_every")),
 )
-ENDLESS = 10**12  # steps or epochs; more are as many
-# Keys whose value null means that mtrain chooses it, or, of max_steps, that it may.
+ENDLESS = 10**12  # larger limits on steps and epochs count as this one
+# Keys that mtrain may choose even if the config gives them as null.
 OPEN_IF_NULL = ("training.learning_rate", "training.warmup_steps", "training.max_steps")
 
 

@@ -216,7 +216,7 @@ time.sleep(60)
 
 @linux
 def test_worker_processes_survive_a_fork_of_the_server_but_not_its_end(run_dir: Path, tmp_path: Path) -> None:
-    """The forked process translates, too. The server ends without cleaning up, because it is killed."""
+    """A forked process can translate. The server is killed, so it ends without cleaning up."""
     command = [sys.executable, "-c", SERVER, str(run_dir), *SOURCES]
     with (
         (tmp_path / "stderr").open("w") as stderr,
