@@ -46,10 +46,12 @@ def verify_folder(folder: Path, required: Sequence[str]) -> None:
     for name, entry in entries.items():
         file = folder / name
         try:
-            inside = file.resolve() == folder.resolve() / name and not Path(name).is_absolute()
+            is_inside = file.resolve() == folder.resolve() / name and not Path(name).is_absolute()
+            # From Python 3.13 on, a symlink loop resolves to itself.
+            is_file_of_folder = is_inside and not file.is_symlink()
         except (OSError, RuntimeError, ValueError):  # a symlink loop or an invalid name
-            inside = False
-        if not inside:
+            is_file_of_folder = False
+        if not is_file_of_folder:
             raise ModelError(f"{folder / MANIFEST}: {name} is a link or is outside the folder")
         if not file.is_file():
             raise ModelError(f"{file}: missing")
