@@ -9,8 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from mtrain.checkpoint.checkpoint import (
     INDEX,
     TrainState,
@@ -18,7 +16,7 @@ from mtrain.checkpoint.checkpoint import (
     evaluation_weights,
     verify_checkpoint,
 )
-from mtrain.checkpoint.tensors import load_weights
+from mtrain.checkpoint.tensors import load_weights, model_without_weights
 from mtrain.config.load import override, validate
 from mtrain.config.schema import Config, ModelFolderConfig
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
@@ -143,8 +141,7 @@ def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
         raise ModelError(f"{folder}: {found}, but those of the model are {expected}")
     if (network.pad_id, network.unk_id, network.bos_id, network.eos_id) != tokenizer.special:
         raise ModelError(f"{folder}: the special token ids of the tokenizer differ from those of the model")
-    with torch.device("meta"):  # allocates no memory before the weights are known to fit
-        model = Transformer(network)
+    model = model_without_weights(network)  # allocates no memory before the weights are known to fit
     load_weights(model, evaluation_weights(folder))
     model.make_positions()
     manifest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()

@@ -1,12 +1,38 @@
 """Loads tensors from safetensors files."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from mtrain.config.model import ModelConfig
 from mtrain.errors import ModelError
+from mtrain.model.transformer import Transformer
+
+_INITIALIZERS = {nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, Tensor.normal_, Tensor.uniform_}
+
+
+class _SkipInitialization(TorchFunctionMode):
+    """Leaves parameters as they are. On the meta device, random initialization would import PyTorch's
+    compiler, which takes longer than loading a model."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], _: object, args: Any = (), keys: Any = None
+    ) -> Any:
+        if function in _INITIALIZERS:
+            return args[0] if args else keys["tensor"]
+        return function(*args, **(keys or {}))
+
+
+def model_without_weights(config: ModelConfig) -> Transformer:
+    """A model on the meta device: its parameters have shapes but no memory."""
+    with torch.device("meta"), _SkipInitialization():
+        return Transformer(config)
 
 
 def load_tensors(file: Path) -> dict[str, Tensor]:

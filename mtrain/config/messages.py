@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -15,7 +16,7 @@ _LONGEST = 60  # maximum number of characters of a value in a message
 
 def explain(error: ValidationError, section: type[BaseModel]) -> tuple[Keys, str]:
     """The keys that lead to the first problem of a section, and a one-line message that names them."""
-    schema = section.model_json_schema()
+    schema = _schema_of(section)
     problems = error.errors(include_url=False)
     keys, field, description = _find(schema, problems[0]["loc"])
     others = sum(_find(schema, problem["loc"])[0] != keys for problem in problems)
@@ -24,6 +25,12 @@ def explain(error: ValidationError, section: type[BaseModel]) -> tuple[Keys, str
     if problems[0]["type"] == "unknown_key":
         return (*keys, problems[0]["ctx"]["key"]), f"{_dotted(keys)}{message}"
     return keys, f"{_dotted(keys)}{message}"
+
+
+@cache
+def _schema_of(section: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema of a section, which takes longer to generate than a config to validate."""
+    return section.model_json_schema()
 
 
 def _dotted(keys: Keys) -> str:

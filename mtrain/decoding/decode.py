@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 from mtrain.config.decoding import DecodingConfig
-from mtrain.data.batch import pad
 from mtrain.data.batching import cut_by_budget
 from mtrain.decoding.alignment import Alignment, align
 from mtrain.decoding.beam import Hypothesis
@@ -58,9 +56,11 @@ def padded(
 ) -> tuple[Tensor, Tensor]:
     """Rows of ids as a padded matrix on the device, and a mask that is True at tokens. The width is the
     length of the longest row, rounded up to a multiple of `multiple`."""
-    matrix, keep = pad(pa.array(rows, pa.list_(pa.int32())), fill)
-    extra = (0, 0), (0, -matrix.shape[1] % multiple)
-    matrix, keep = np.pad(matrix, extra, constant_values=fill), np.pad(keep, extra)
+    lengths = np.array([len(row) for row in rows])
+    longest = int(lengths.max())
+    keep = np.arange(longest + -longest % multiple) < lengths[:, None]
+    matrix = np.full(keep.shape, fill, np.int64)
+    matrix[keep] = list(chain.from_iterable(rows))  # not with pyarrow, which would import pandas
     return torch.from_numpy(matrix).to(device), torch.from_numpy(keep).to(device)
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtrain.checkpoint.tensors import model_without_weights
 from mtrain.config.model import ModelConfig
 from mtrain.errors import ModelError
-from mtrain.model.transformer import Transformer, sinusoidal_positions
+from mtrain.model.transformer import sinusoidal_positions
 
 _ATTENTION = {"query_key_value": ("q_proj", "k_proj", "v_proj"), "output": ("out_proj",)}
 _PARTS = ("weight", "bias")
@@ -81,8 +82,7 @@ def from_marian(
     if BIAS not in theirs or not theirs[BIAS].any():
         theirs.pop(BIAS, None)
         model = model.model_copy(update={"output_bias": False})
-    with torch.device("meta"):
-        own = Transformer(model).state_dict()
+    own = model_without_weights(model).state_dict()
     ours: dict[str, Tensor] = {}
     wanted = marian_names(model)
     known = {name for names in wanted.values() for name in names} | set(EMBEDDINGS)

@@ -146,8 +146,10 @@ class Transformer(nn.Module):
             nn.init.normal_(self.output_weight, std=self.config.d_model**-0.5)
 
     def make_positions(self) -> None:
-        """Compute the table of sinusoidal positions, which is not saved. It grows when it is too short."""
-        if self.config.positions.startswith("sinusoidal"):
+        """Compute the table of sinusoidal positions, which is not saved. It grows when it is too short.
+
+        A model on the meta device has an empty table."""
+        if self.config.positions.startswith("sinusoidal") and not self.source_embedding.weight.is_meta:
             self._sinusoids = self._sinusoidal_table(min(self.config.max_positions, 1024))
 
     def _sinusoidal_table(self, length: int) -> Tensor:
