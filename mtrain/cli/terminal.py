@@ -87,8 +87,8 @@ def require_file(path: Path) -> None:
 
 def read_lines(path: Path) -> Iterator[str]:
     """Read the lines of a file, or of stdin for `-`. Raises DataError at the first that is not valid text."""
-    from mtrain.data.corpus import decode_lines, raise_errors
-    from mtrain.data.corpus import read_lines as lines_of
+    from mtrain.data.lines import decode_lines, raise_errors
+    from mtrain.data.lines import read_lines as lines_of
 
     try:
         yield from raise_errors(

@@ -268,7 +268,8 @@ def score(
             raise UsageError("score cannot read from stdin; give files")
         terminal.require_file(file)
     from mtrain.config.corpora import TextCorpus
-    from mtrain.data.corpus import raise_errors, read_corpus
+    from mtrain.data.corpus import read_corpus
+    from mtrain.data.lines import raise_errors
     from mtrain.decoding.score import score_pairs
 
     settings = overrides(set_, "decoding.", batch_tokens=batch_tokens)

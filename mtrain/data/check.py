@@ -6,21 +6,21 @@ sample of the training pairs.
 """
 
 import re
-import unicodedata
 from array import array
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from itertools import compress, repeat
+from operator import eq
 
 import numpy as np
+import numpy.typing as npt
 
 from mtrain.config.corpora import Corpus, Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.corpus import Digests, place_of, read_corpus
-from mtrain.errors import DataError
+from mtrain.data.corpus import Block, parse_block, place_of, read_blocks
+from mtrain.data.lines import Digests
+from mtrain.data.scripts import ScriptFilter, main_script, script_of
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
@@ -30,7 +30,7 @@ EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
 _LONG = 20
 _PLACES = 5  # locations listed for each kind of suspicious pair
 _SCRIPT_PAIRS = 1000  # the scripts of the corpus are those of its first pairs
-_WORDS = re.compile(r"\w+")
+_NO_WORD = re.compile(r"[^\w\0]+")
 
 
 @dataclass
@@ -58,11 +58,12 @@ class Suspicious:
     count: int = 0
     places: list[str] = field(default_factory=list)  # file:line of the first ones
 
-    def add(self, place: str) -> None:
-        """Count a pair."""
-        self.count += 1
-        if len(self.places) < _PLACES:
-            self.places.append(place)
+    def add(self, corpus: Corpus, numbers: Iterable[int]) -> None:
+        """Count the pairs of a corpus with these numbers."""
+        for number in numbers:
+            self.count += 1
+            if len(self.places) < _PLACES:
+                self.places.append(place_of(corpus, number))
 
 
 @dataclass
@@ -102,30 +103,29 @@ class DataCheck:
         self._held_out = {
             name: _HeldOutSet(_usable(corpora, self._sets[name], digests)) for name, corpora in others.items()
         }
-        self._first: list[tuple[Pair, Corpus, int]] = []  # until the scripts are known
-        self._scripts: tuple[str, str] | None = None
+        self._first: list[tuple[Block, Corpus]] = []  # usable pairs, until the scripts are known
+        self._filters: tuple[ScriptFilter, ScriptFilter] | None = None
+        self._scripts = ("", "")
         # The keys of all training pairs; the last two are needed only to compare pairs held out at the end.
         self._keys = [array("q") for _ in range(3 if self._holdout else 1)]
-        self._lengths = ([0] * len(LENGTH_BINS), [0] * len(LENGTH_BINS))
-        self._ratios = [0] * len(RATIO_BINS)
+        self._lengths = [np.zeros(len(LENGTH_BINS), np.int64) for _ in Pair._fields]
+        self._ratios = np.zeros(len(RATIO_BINS), np.int64)
         self._suspicious = {kind: Suspicious() for kind in KINDS}
 
-    def add(self, item: Pair | DataError, corpus: Corpus, number: int) -> None:
-        """Add pair `number` (from 1) of a training corpus, or the error that reading it raised."""
-        if not _count(item, self._sets["train"]):
+    def add(self, block: Block, corpus: Corpus) -> None:
+        """Add some pairs of a training corpus."""
+        usable = _count(block, self._sets["train"])
+        if self._filters is not None:
+            self._add(usable, corpus)
             return
-        assert isinstance(item, Pair)
-        if self._scripts is None:
-            self._first.append((item, corpus, number))
-            if len(self._first) == _SCRIPT_PAIRS:
-                self._add_first()
-        else:
-            self._add(item, corpus, number)
+        self._first.append((usable, corpus))
+        if sum(len(each.sources) for each, _ in self._first) >= _SCRIPT_PAIRS:
+            self._add_first()
 
     def findings(self, held_out: Sequence[Pair] = ()) -> Findings:
         """The findings about the pairs added so far. `held_out` are those that training will leave out, with
         all other pairs of the same sources."""
-        scripts = self._scripts or self._add_first()
+        self._add_first()
         leaks = {name: others.leak() for name, others in self._held_out.items()}
         if self._holdout:
             self._sets["validation"].usable = len(held_out)
@@ -134,134 +134,120 @@ class DataCheck:
             sets=self._sets,
             duplicates=len(self._keys[0]) - len(np.unique(np.array(self._keys[0]))),
             leaks=leaks,
-            lengths=self._lengths,
-            ratios=self._ratios,
-            scripts=scripts,
+            lengths=(self._lengths[0].tolist(), self._lengths[1].tolist()),
+            ratios=self._ratios.tolist(),
+            scripts=self._scripts,
             suspicious=self._suspicious,
         )
 
     def _leak_of(self, held_out: Sequence[Pair]) -> Leak:
         """The leak of held-out pairs into the pairs that remain for training."""
         validation, sources = _HeldOutSet(held_out), {hash(pair.source) for pair in held_out}
-        for pair, source, normalized in zip(*self._keys, strict=True):
-            if source not in sources:
-                validation.compare((pair, source, normalized))
+        pairs, exact, normalized = (np.array(column) for column in self._keys)
+        kept = ~np.isin(exact, list(sources))
+        validation.compare((pairs[kept], exact[kept], normalized[kept]))
         return validation.leak()
 
-    def _add_first(self) -> tuple[str, str]:
-        pairs = [pair for pair, *_ in self._first]
-        self._scripts = scripts = _main_script(p.source for p in pairs), _main_script(p.target for p in pairs)
+    def _add_first(self) -> None:
+        """Determine the scripts by the first pairs, and add these."""
+        if self._filters is None:
+            sources = [text for block, _ in self._first for text in block.sources]
+            targets = [text for block, _ in self._first for text in block.targets]
+            self._scripts = main_script(sources[:_SCRIPT_PAIRS]), main_script(targets[:_SCRIPT_PAIRS])
+            self._filters = ScriptFilter(self._scripts[0]), ScriptFilter(self._scripts[1])
         for item in self._first:
             self._add(*item)
         self._first = []
-        return scripts
 
-    def _add(self, pair: Pair, corpus: Corpus, number: int) -> None:
-        keys = _keys(pair)
-        for column, key in zip(self._keys, keys, strict=False):
-            column.append(key)
+    def _add(self, block: Block, corpus: Corpus) -> None:
+        if not block.sources:
+            return
+        keys = _keys(block.sources, block.targets, normalize=self._holdout or bool(self._held_out))
+        for column, new in zip(self._keys, keys, strict=False):
+            column.extend(new)
         for held_out in self._held_out.values():
             held_out.compare(keys)
-        for counts, text in zip(self._lengths, pair, strict=True):
-            counts[_bin(text.count(" ") + 1, LENGTH_BINS)] += 1
-        self._ratios[_bin(len(pair.target) / len(pair.source), RATIO_BINS)] += 1
-        if kind := self._kind(pair):
-            self._suspicious[kind].add(place_of(corpus, number))
+        for counts, texts in zip(self._lengths, block[:2], strict=True):
+            words = np.fromiter(map(str.count, texts, repeat(" ")), np.int64, len(texts)) + 1
+            counts += _histogram(words, LENGTH_BINS)
+        sizes = [np.fromiter(map(len, texts), np.int64, len(texts)) for texts in block[:2]]
+        ratios = sizes[1] / sizes[0]
+        self._ratios += _histogram(ratios, RATIO_BINS)
+        extreme = (np.maximum(*sizes) >= _LONG) & ~((ratios > 1 / EXTREME_RATIO) & (ratios < EXTREME_RATIO))
+        self._add_suspicious(block, corpus, np.flatnonzero(extreme).tolist())
 
-    def _kind(self, pair: Pair) -> str | None:
-        """The kind of suspicious pair that this is, if any."""
-        assert self._scripts is not None
-        source, target = len(pair.source), len(pair.target)
-        if pair.source == pair.target and _script(pair.source):
-            return KINDS[0]
-        if max(source, target) >= _LONG and not 1 / EXTREME_RATIO < target / source < EXTREME_RATIO:
-            return KINDS[1]
-        if any(_script(text) not in (script, "") for text, script in zip(pair, self._scripts, strict=True)):
-            return KINDS[2]
-        return None
+    def _add_suspicious(self, block: Block, corpus: Corpus, extreme: list[int]) -> None:
+        """Count each suspicious pair as one kind, the first that applies."""
+        assert self._filters is not None
+        equal = np.flatnonzero(np.fromiter(map(eq, *block[:2]), np.bool_, len(block.sources))).tolist()
+        copied = [i for i in equal if script_of(block.sources[i])]
+        sides = zip(self._filters, block[:2], strict=True)
+        unexpected = {i for filter_, texts in sides for i in filter_.unexpected(texts)}
+        counted: set[int] = set()
+        for kind, found in zip(KINDS, (copied, extreme, sorted(unexpected)), strict=True):
+            rows = [i for i in found if i not in counted]
+            self._suspicious[kind].add(corpus, (block.numbers[i] for i in rows))
+            counted.update(rows)
 
 
-def _count(item: Pair | DataError, counts: Counts) -> bool:
-    """Count a pair, and return whether it is usable."""
-    if isinstance(item, DataError):
-        counts.bad += 1
-        return False
-    if not (item.source.strip() and item.target.strip()):
-        counts.empty += 1
-        return False
-    counts.usable += 1
-    return True
+def _count(block: Block, counts: Counts) -> Block:
+    """Count the pairs of a block, and return the usable ones."""
+    stripped = zip(map(str.strip, block.sources), map(str.strip, block.targets), strict=True)
+    filled = [bool(source and target) for source, target in stripped]
+    counts.bad += len(block.errors)
+    counts.empty += filled.count(False)
+    counts.usable += filled.count(True)
+    if all(filled):
+        return block
+    sources, targets = (list(compress(texts, filled)) for texts in block[:2])
+    return Block(sources, targets, list(compress(block.numbers, filled)), {})
 
 
 def _usable(corpora: Iterable[Corpus], counts: Counts, digests: Digests | None) -> Iterator[Pair]:
     for corpus in corpora:
-        for item in read_corpus(corpus, digests):
-            if _count(item, counts) and isinstance(item, Pair):
-                yield item
+        for raw in read_blocks(corpus, digests):
+            block = _count(parse_block(raw, corpus), counts)
+            yield from map(Pair, block.sources, block.targets)
 
 
-def _bin(value: float, bins: Sequence[float]) -> int:
-    return bisect_right(bins, value) - 1
+def _histogram(values: npt.NDArray[np.generic], bins: Sequence[float]) -> npt.NDArray[np.int64]:
+    """How many values are in each bin."""
+    return np.bincount(np.searchsorted(bins, values, side="right") - 1, minlength=len(bins))
 
 
-def _normalized(text: str) -> str:
-    """The words of a text, without case, spaces and punctuation."""
-    return " ".join(_WORDS.findall(text.casefold()))
+# Hashes of pairs, of their sources, and of their normalized sources.
+Keys = tuple[Iterable[int], Iterable[int], Iterable[int]]
 
 
-def _keys(pair: Pair) -> tuple[int, int, int]:
-    """Hashes of the pair, of its source, and of its normalized source (if it has any words)."""
-    return hash(pair), hash(pair.source), hash(_normalized(pair.source) or pair.source)
+def _keys(sources: Sequence[str], targets: Sequence[str], normalize: bool = True) -> Keys:
+    """The hashes of pairs. Sources are normalized to their words, without case, spaces and punctuation; those
+    without words stay as they are."""
+    pairs = list(map(hash, zip(sources, targets, strict=True)))
+    if not normalize or not sources:
+        return pairs, [], []
+    words = map(str.strip, _NO_WORD.sub(" ", "\0".join(sources).casefold()).split("\0"))
+    normalized = (text or source for text, source in zip(words, sources, strict=True))
+    return pairs, list(map(hash, sources)), list(map(hash, normalized))
 
 
 class _HeldOutSet:
     """A validation or test set, and which of its pairs occur in training."""
 
     def __init__(self, pairs: Iterable[Pair]):
-        keys = [_keys(pair) for pair in pairs]
-        self._columns: list[tuple[int, ...]] = list(zip(*keys, strict=True)) or [(), (), ()]
+        pairs = list(pairs)
+        self._columns = _keys([pair.source for pair in pairs], [pair.target for pair in pairs])
         self._wanted = [frozenset(column) for column in self._columns]
         self._found: list[set[int]] = [set(), set(), set()]
 
-    def compare(self, keys: tuple[int, int, int]) -> None:
-        """Record which pairs of the set have a key of this training pair."""
-        for key, wanted, found in zip(keys, self._wanted, self._found, strict=True):
-            if key in wanted:
-                found.add(key)
+    def compare(self, keys: Keys) -> None:
+        """Record which pairs of the set have a key of these training pairs."""
+        for column, wanted, found in zip(keys, self._wanted, self._found, strict=False):
+            found |= wanted.intersection(column)
 
     def leak(self) -> Leak:
         """The number of pairs found in training."""
         both = zip(self._columns, self._found, strict=True)
         return Leak(*(sum(key in found for key in column) for column, found in both))
-
-
-_FIRST_WORD = re.compile("[A-Z]+")
-_SCRIPT_GROUPS = dict.fromkeys(("HIRAGANA", "KATAKANA"), "CJK")  # Japanese mixes all three
-
-
-@cache
-def _script_of(character: str) -> str:
-    """The script of a letter, from its Unicode name; empty for other characters."""
-    if not character.isalpha():
-        return ""
-    name = _FIRST_WORD.match(unicodedata.name(character, ""))
-    return _SCRIPT_GROUPS.get(name[0], name[0]) if name else ""
-
-
-def _script(text: str) -> str:
-    """The script of most letters of a text; empty if it has no letters."""
-    if max(text, default="") < "\u0250":  # fast path for Latin text
-        return "LATIN" if any(map(str.isalpha, text)) else ""
-    letters = Counter(map(_script_of, text))
-    del letters[""]
-    return max(letters, key=letters.__getitem__, default="")
-
-
-def _main_script(texts: Iterable[str]) -> str:
-    """The script of most texts."""
-    scripts = Counter(map(_script, texts))
-    del scripts[""]
-    return max(scripts, key=scripts.__getitem__, default="")
 
 
 def segment(pairs: Sequence[Pair], tokenizer: Tokenizer, max_length: int) -> Segmentation:

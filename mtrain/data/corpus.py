@@ -1,22 +1,18 @@
 """Readers of parallel text: every kind of corpus as a stream of aligned pairs.
 
-Lines end at LF only (a CR before it is stripped); other Unicode line separators are part of the text. Text
-is strict UTF-8 without NUL. Two files with different line counts are an error, because their lines would be
-misaligned. A line that cannot be read is yielded as a DataError with `file:line` and the reason.
+`read_blocks` cuts a corpus into blocks of raw pairs, which is fast, and `parse_block` decodes them. Two files
+with different line counts are an error, because their lines would be misaligned. A pair that cannot be read
+is a DataError with `file:line` and the reason.
 """
 
 import glob
 import hashlib
-import io
 import json
 import logging
-import os
-from collections.abc import Iterable, Iterator
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
-
-import pyarrow as pa
+from typing import Any, NamedTuple, cast
 
 from mtrain.config.corpora import (
     Corpus,
@@ -27,33 +23,95 @@ from mtrain.config.corpora import (
     ToyCorpus,
     TsvCorpus,
 )
-from mtrain.data import COMPRESSION, Pair
+from mtrain.data import Pair
+from mtrain.data.lines import Digests, count_lines, decode_block, open_blocks
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
 
+BLOCK = 10_000  # pairs that are read at a time
+_SMALL = 100  # pairs that are read at a time if they are wanted one by one, perhaps from a pipe
 _Table = ParquetCorpus | HubCorpus
-Digests = dict[Path, bytes]  # SHA-256 of files
-_BUFFER = 2**18  # bytes
 
 
-def read_corpus(corpus: Corpus, digests: Digests | None = None) -> Iterator[Pair | DataError]:
-    """Yield the pairs of a corpus in order, and a DataError for each pair that cannot be read.
+class RawBlock(NamedTuple):
+    """Consecutive pairs of a corpus, not decoded yet."""
+
+    first: int  # number of the first pair, from 1
+    lines: tuple[bytes, ...]  # of the file or of the two files, with their ends
+    records: Sequence[Any] = ()  # instead of lines, for other kinds of corpora
+
+
+class Block(NamedTuple):
+    """Consecutive pairs of a corpus: those that are readable, and the errors of the others."""
+
+    sources: list[str]
+    targets: list[str]
+    numbers: Sequence[int]  # of the readable pairs in the corpus, from 1
+    errors: dict[int, DataError]  # by number, ascending
+
+
+def read_blocks(corpus: Corpus, digests: Digests | None = None, size: int = BLOCK) -> Iterator[RawBlock]:
+    """Yield the pairs of a corpus in order, in blocks of `size` pairs.
 
     `digests` receives the SHA-256 of each text file that has been read to its end. Raises DataError if the
     corpus is missing or unreadable, or if its sides differ in length.
     """
     if isinstance(corpus, TextCorpus):
-        yield from _read_sides(Path(corpus.source), Path(corpus.target), digests)
+        yield from _read_sides(Path(corpus.source), Path(corpus.target), digests, size)
+    elif isinstance(corpus, _Table | ToyCorpus):
+        records = iter(toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else _load_table(corpus))
+        first = 1
+        while block := list(islice(records, size)):
+            yield RawBlock(first, (), block)
+            first += len(block)
+    else:
+        with open_blocks(Path(_place(corpus)), digests) as file:
+            while lines := file.take(size):
+                yield RawBlock(file.lines - count_lines(lines) + 1, (lines,))
+
+
+def _read_sides(source: Path, target: Path, digests: Digests | None, size: int) -> Iterator[RawBlock]:
+    with open_blocks(source, digests) as sources, open_blocks(target, digests) as targets:
+        first = 1
+        while (lines := (sources.take(size), targets.take(size))) != (b"", b""):
+            if sources.lines != targets.lines:
+                counts = sources.count_all(), targets.count_all()
+                reason = f"{source} has {counts[0]} lines but {target} has {counts[1]} lines"
+                raise DataError(f"{reason}; the pairs would be misaligned")
+            yield RawBlock(first, lines)
+            first = sources.lines + 1
+
+
+def parse_block(raw: RawBlock, corpus: Corpus) -> Block:
+    """Decode the pairs of a block."""
+    if isinstance(corpus, TextCorpus):
+        names = corpus.source, corpus.target
+        sides = [decode_block(*each, raw.first) for each in zip(raw.lines, names, strict=True)]
+        if all(set(map(type, side)) <= {str} for side in sides):  # fast path: everything is readable
+            sources, targets = cast(list[list[str]], sides)
+            return Block(sources, targets, range(raw.first, raw.first + len(sources)), {})
+        both = zip(*sides, strict=True)
+        items = [next((side for side in pair if isinstance(side, DataError)), pair) for pair in both]
     elif isinstance(corpus, ToyCorpus):
-        yield from toy_pairs(corpus.toy)
+        items = [*raw.records]
     else:
         place = _place(corpus)
-        items = _load_table(corpus) if isinstance(corpus, _Table) else read_lines(Path(place), digests)
-        for number, item in enumerate(items, start=1):
-            try:
-                yield _pair_of(item, corpus, f"{place}:{number}")
-            except DataError as error:
-                yield error
+        records = decode_block(raw.lines[0], place, raw.first) if raw.lines else raw.records
+        items = [_try_pair(item, corpus, f"{place}:{n}") for n, item in enumerate(records, raw.first)]
+    errors = {n: item for n, item in enumerate(items, raw.first) if isinstance(item, DataError)}
+    numbers = [n for n in range(raw.first, raw.first + len(items)) if n not in errors]
+    pairs = [item for item in items if not isinstance(item, DataError)]
+    return Block([pair[0] for pair in pairs], [pair[1] for pair in pairs], numbers, errors)
+
+
+def read_corpus(corpus: Corpus, digests: Digests | None = None) -> Iterator[Pair | DataError]:
+    """Yield the pairs of a corpus in order, and a DataError for each pair that cannot be read. Arguments and
+    errors are those of `read_blocks`."""
+    for raw in read_blocks(corpus, digests, _SMALL):
+        block = parse_block(raw, corpus)
+        items: dict[int, Pair | DataError] = {**block.errors}
+        items.update(zip(block.numbers, map(Pair, block.sources, block.targets), strict=True))
+        yield from (items[number] for number in sorted(items))
 
 
 def read_pairs(corpus: Corpus, bad_lines: str) -> Iterator[Pair | None]:
@@ -119,102 +177,18 @@ def place_of(corpus: Corpus, number: int) -> str:
     return f"toy {corpus.toy}:{number}" if isinstance(corpus, ToyCorpus) else f"{_place(corpus)}:{number}"
 
 
-# -------------------------------------------------------------------------------------------------- lines
-
-
-class _HashingReader(io.RawIOBase):
-    """Hashes the bytes of an unbuffered file while they are read."""
-
-    def __init__(self, file: io.FileIO):
-        self._file, self.hash = file, hashlib.sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer) or 0
-        self.hash.update(memoryview(buffer)[:count])
-        return count
-
-
-def read_lines(path: Path, digests: Digests | None = None) -> Iterator[str | DataError]:
-    """Yield the lines of a plain, `.gz` or `.zst` file without line ends, and a DataError for each line that
-    is not valid text. `digests` receives the SHA-256 of the file when it has been read to its end.
-
-    Raises DataError if the file cannot be read.
-    """
-    try:
-        with path.open("rb", buffering=0) as file:
-            hashing = _HashingReader(file)
-            # Not opened by pyarrow, which cannot open a named pipe.
-            yield from _decompressed_lines(path, io.BufferedReader(hashing, _BUFFER))
-            if digests is not None:
-                while rest := file.read(_BUFFER):  # what follows the compressed data
-                    hashing.hash.update(rest)
-                digests[path] = hashing.hash.digest()
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
-        raise DataError(f"{path}: cannot read: {reason}") from None
-
-
-def _decompressed_lines(path: Path, stream: IO[bytes]) -> Iterator[str | DataError]:
-    if path.suffix not in COMPRESSION:
-        yield from decode_lines(stream, str(path))
-        return
-    if path.is_file() and not path.stat().st_size:
-        raise ValueError(f"empty, so not a {path.suffix} file")
-    with pa.input_stream(stream, compression=COMPRESSION[path.suffix]) as plain:
-        yield from decode_lines(cast(IO[bytes], io.BufferedReader(plain)), str(path))
-
-
-def read_text(path: Path) -> list[str]:
-    """All lines of a file. Raises DataError for the first line that is not valid text."""
-    return list(raise_errors(read_lines(path)))
-
-
-T = TypeVar("T", str, Pair)
-
-
-def raise_errors(items: Iterable[T | DataError]) -> Iterator[T]:
-    """Yield the items. Raises the first DataError among them."""
-    for item in items:
-        if isinstance(item, DataError):
-            raise item
-        yield item
-
-
-def decode_lines(stream: IO[bytes], name: str) -> Iterator[str | DataError]:
-    """Like `read_lines`, for an open byte stream. `name` identifies it in error messages."""
-    for number, line in enumerate(stream, start=1):
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        line = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
-        try:
-            text = line.decode("utf-8")
-            yield DataError(f"{name}:{number}: contains a NUL character") if "\0" in text else text
-        except UnicodeDecodeError as error:
-            yield DataError(f"{name}:{number}: not valid UTF-8 (byte {error.start + 1} of the line)")
-
-
 # -------------------------------------------------------------------------------------------------- pairs
 
 
-def _read_sides(source: Path, target: Path, digests: Digests | None) -> Iterator[Pair | DataError]:
-    for one, other in zip_longest(read_lines(source, digests), read_lines(target, digests)):
-        if one is None or other is None:
-            counts = [f"{side} has {sum(1 for _ in read_lines(side))} lines" for side in (source, target)]
-            raise DataError(f"{' but '.join(counts)}; the pairs would be misaligned")
-        yield (
-            one if isinstance(one, DataError) else other if isinstance(other, DataError) else Pair(one, other)
-        )
+def _try_pair(item: Any, corpus: TsvCorpus | FieldsCorpus, where: str) -> Pair | DataError:
+    """The pair in a line of TSV or JSONL, or in a row of a table; or a DataError if it has none."""
+    try:
+        return item if isinstance(item, DataError) else _pair_of(item, corpus, where)
+    except DataError as error:
+        return error
 
 
 def _pair_of(item: Any, corpus: TsvCorpus | FieldsCorpus, where: str) -> Pair:
-    """The pair in a line of TSV or JSONL, or in a row of a table. Raises DataError if it has none."""
-    if isinstance(item, DataError):
-        raise item
     if isinstance(corpus, TsvCorpus):
         columns = item.split("\t")
         needed = max(corpus.source_column, corpus.target_column) + 1

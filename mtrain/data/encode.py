@@ -9,7 +9,8 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain, islice
+from itertools import chain
+from operator import not_
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import NamedTuple
@@ -21,7 +22,7 @@ import pyarrow as pa
 from mtrain.config.corpora import Corpus, Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.corpus import files_of, good_pairs, read_pairs
+from mtrain.data.corpus import Block, files_of, good_pairs, parse_block, read_blocks, refuse_unless_skipped
 from mtrain.data.scan import CorpusScanner
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.storage.atomic import write_folder
@@ -182,8 +183,10 @@ def _encode_all(
     kept, dropped = [0] * len(data.train), Counter[str]()
     with pa.OSFile(str(folder / "train.arrow"), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
         for index, corpus in enumerate(data.train):
-            pairs = read_pairs(corpus, data.bad_lines)
-            while block := list(islice(pairs, BLOCK)):
+            for raw in read_blocks(corpus, size=BLOCK):
+                block = parse_block(raw, corpus)
+                for error in block.errors.values():
+                    refuse_unless_skipped(error, data.bad_lines)
                 batch = _encode_block(block, tokenizer, data.max_length, held_out, dropped)
                 writer.write_batch(batch)
                 kept[index] += batch.num_rows
@@ -199,24 +202,56 @@ def _format_counts(dropped: dict[str, int]) -> str:
 
 
 def _encode_block(
-    block: list[Pair | None], tokenizer: Tokenizer, max_length: int, held_out: set[str], dropped: Counter[str]
+    block: Block, tokenizer: Tokenizer, max_length: int, held_out: set[str], dropped: Counter[str]
 ) -> pa.RecordBatch:
     """The usable pairs of a block, as ids; the others are counted in `dropped`."""
-    dropped.update("bad" for pair in block if pair is None)
-    pairs = [pair for pair in block if pair is not None]
-    sources = tokenizer.encode_source([pair.source for pair in pairs])
-    targets = tokenizer.encode_target([pair.target for pair in pairs])
-    kept = []
-    for pair, source, target in zip(pairs, sources, targets, strict=True):
-        if not (pair.source.strip() and pair.target.strip() and source and target):
-            dropped["empty"] += 1  # also if normalization removes every character
-        elif pair.source in held_out:
-            dropped["held out"] += 1  # and its duplicates: validation must not score training pairs
-        elif max(len(source), len(target)) + 1 > max_length:
-            dropped["too long"] += 1
-        else:
-            kept.append(([*source, tokenizer.special.eos], [*target, tokenizer.special.eos]))
-    return _as_batch(kept)
+    rows = tokenizer.encode_source(block.sources), tokenizer.encode_target(block.targets)
+    sides = [_Ragged.of(ids, tokenizer.special.eos) for ids in rows]
+    count = len(block.sources)
+    blank = [np.fromiter(map(not_, map(str.strip, texts)), np.bool_, count) for texts in block[:2]]
+    # Also empty if normalization removes every character.
+    empty = blank[0] | blank[1] | (np.minimum(sides[0].lengths, sides[1].lengths) == 1)
+    # Including duplicates, since validation must not score training pairs.
+    held = np.fromiter(map(held_out.__contains__, block.sources), np.bool_, count) & ~empty
+    too_long = (np.maximum(sides[0].lengths, sides[1].lengths) > max_length) & ~empty & ~held
+    counts = {
+        "bad": len(block.errors),
+        "empty": empty.sum(),
+        "held out": held.sum(),
+        "too long": too_long.sum(),
+    }
+    for reason, number in counts.items():
+        if number:
+            dropped[reason] += int(number)
+    kept = [side.select(~(empty | held | too_long)) for side in sides]
+    lists, lengths = [side.as_lists() for side in kept], [pa.array(side.lengths) for side in kept]
+    return pa.record_batch([*lists, *lengths], _SCHEMA)
+
+
+class _Ragged(NamedTuple):
+    """Rows of ids of different lengths."""
+
+    ids: npt.NDArray[np.int32]  # of all rows
+    lengths: npt.NDArray[np.int32]  # of each row
+
+    @classmethod
+    def of(cls, rows: list[list[int]], eos: int) -> "_Ragged":
+        """The given rows, with `eos` at the end of each."""
+        lengths = np.fromiter(map(len, rows), np.int32, len(rows)) + np.int32(1)
+        ids = np.full(int(lengths.sum()), eos, np.int32)
+        inside = np.ones(len(ids), np.bool_)
+        inside[np.cumsum(lengths) - 1] = False
+        ids[inside] = np.fromiter(chain.from_iterable(rows), np.int32, len(ids) - len(rows))
+        return cls(ids, lengths)
+
+    def select(self, rows: npt.NDArray[np.bool_]) -> "_Ragged":
+        """The rows for which a mask is True."""
+        return _Ragged(self.ids[np.repeat(rows, self.lengths)], self.lengths[rows])
+
+    def as_lists(self) -> pa.ListArray:
+        """The rows as an Arrow array."""
+        offsets = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
+        return pa.ListArray.from_arrays(offsets, self.ids)
 
 
 def _as_batch(rows: list[tuple[list[int], list[int]]]) -> pa.RecordBatch:

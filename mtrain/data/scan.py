@@ -8,19 +8,22 @@ import hashlib
 import heapq
 import random
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
+
+import numpy as np
 
 from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.check import DataCheck, Findings, segment
-from mtrain.data.corpus import Digests, content_hash, read_corpus, refuse_unless_skipped
-from mtrain.errors import DataError, StorageError
+from mtrain.data.corpus import content_hash, parse_block, read_blocks, refuse_unless_skipped
+from mtrain.data.lines import Digests
+from mtrain.errors import StorageError
 from mtrain.tokenizer.learn import SAMPLED_SENTENCES
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -68,15 +71,15 @@ class CorpusScanner:
         holdout, pairs = HoldoutSampler(count, self.seed), 0
         try:
             for corpus in data.train:
-                for number, item in enumerate(read_corpus(corpus, digests), start=1):
+                for raw in read_blocks(corpus, digests):
+                    block = parse_block(raw, corpus)
                     if check is not None:
-                        check.add(item, corpus, number)
-                    if isinstance(item, DataError):
-                        refuse_unless_skipped(item, self._bad_lines)
-                        continue
-                    pairs += 1
-                    text.add(item)
-                    holdout.add(item)
+                        check.add(block, corpus)
+                    for error in block.errors.values():
+                        refuse_unless_skipped(error, self._bad_lines)
+                    pairs += len(block.sources)
+                    text.add(block.sources, block.targets)
+                    holdout.add(block.sources, block.targets)
         except OSError as error:
             raise StorageError(f"cannot write temporary files: {error.strerror or error}") from error
         held_out = holdout.pairs()
@@ -133,19 +136,19 @@ class TextSample:
     def __len__(self) -> int:
         return self._size
 
-    def add(self, pair: Pair) -> None:
-        """Consider the next pair."""
-        draw = self._random.random()
-        if draw >= self._rate:
-            return
-        for file, text in zip(self._files, pair, strict=True):
+    def add(self, sources: Sequence[str], targets: Sequence[str]) -> None:
+        """Consider the next pairs."""
+        draws = [self._random.random() for _ in sources]
+        kept = [draw < self._rate for draw in draws]
+        for file, texts in zip(self._files, (sources, targets), strict=True):
             # Text has no NUL, but a field of JSON may have a line break.
-            file.write(text.replace("\n", "\0").encode() + b"\n")
-        self._draws.append(draw)
-        self._size += 1
+            chosen = (text.replace("\n", "\0") + "\n" for text in compress(texts, kept))
+            file.write("".join(chosen).encode())
+        self._draws.extend(compress(draws, kept))
+        self._size += sum(kept)
         while self._size > self._limit:
             self._rate /= 2
-            self._size = sum(draw < self._rate for draw in self._draws)
+            self._size = int((np.frombuffer(self._draws) < self._rate).sum())
 
     def side(self, index: int) -> Iterator[str]:
         """The source (0) or target (1) texts of the sample."""
@@ -171,14 +174,17 @@ class HoldoutSampler:
         self._count, self._seed, self._seen = count, seed, 0
         self._drawn: dict[bytes, tuple[int, Pair]] = {}  # position and pair, by hash
 
-    def add(self, pair: Pair) -> None:
-        """Consider the next pair of the corpus."""
-        if self._count and pair.source.strip() and pair.target.strip():
-            digest = hashlib.blake2b(f"{self._seed} {pair.source}".encode(), digest_size=16).digest()
-            self._drawn.setdefault(digest, (self._seen, pair))
-            self._seen += 1
-            if len(self._drawn) > 2 * self._count + _CANDIDATES:
-                self._drawn = dict(heapq.nsmallest(self._count, self._drawn.items()))
+    def add(self, sources: Sequence[str], targets: Sequence[str]) -> None:
+        """Consider the next pairs of the corpus."""
+        if not self._count:
+            return
+        for source, target in zip(sources, targets, strict=True):
+            if source.strip() and target.strip():
+                digest = hashlib.blake2b(f"{self._seed} {source}".encode(), digest_size=16).digest()
+                self._drawn.setdefault(digest, (self._seen, Pair(source, target)))
+                self._seen += 1
+        if len(self._drawn) > 2 * self._count + _CANDIDATES:
+            self._drawn = dict(heapq.nsmallest(self._count, self._drawn.items()))
 
     def pairs(self) -> list[Pair]:
         """The drawn pairs, in the order of the corpus."""

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mtrain.config.load import load_config
-from mtrain.data.corpus import raise_errors, read_corpus, read_text
+from mtrain.data.corpus import read_corpus
+from mtrain.data.lines import raise_errors, read_text
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError, UsageError
 from mtrain.evaluation.metrics import Score, score

@@ -198,7 +198,7 @@ def test_an_interrupt_while_data_is_prepared_is_one_line(mtrain, config_file, mo
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr("mtrain.data.scan.read_corpus", interrupted)
+    monkeypatch.setattr("mtrain.data.scan.read_blocks", interrupted)
     assert mtrain("fit", config_file, "--quiet") == (130, "", "stopped by SIGINT\n")
 
 

@@ -6,12 +6,15 @@ from collections import Counter
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mtrain.config.corpora import Holdout
 from mtrain.config.load import Config
 from mtrain.data.check import Counts, Leak
 from mtrain.data.check_report import format_report, list_warnings
 from mtrain.data.scan import CorpusScanner, check_data
+from mtrain.data.scripts import ScriptFilter, script_of
 from mtrain.training.fit import make_trainer
 from mtrain.training.prepare_tokenizer import prepare_tokenizer
 
@@ -151,6 +154,23 @@ def test_a_script_is_unexpected_if_most_lines_have_a_different_one(corpora):
     assert found.scripts == ("CYRILLIC", "CJK") and found.suspicious["an unexpected script"].count == 0
     found = check_data(corpora([*russian, ("Latin here.", "猫")]).data)
     assert found.suspicious["an unexpected script"].count == 1
+
+
+@settings(deadline=None)
+@given(
+    texts=st.lists(st.text(st.sampled_from("aéß1 .ЖщΩ日カの😀ー"), max_size=6)),
+    script=st.sampled_from(["LATIN", "CYRILLIC", "CJK", ""]),
+)
+def test_the_script_filter_finds_the_texts_with_another_script(texts: list[str], script: str):
+    filter_ = ScriptFilter(script)
+    unexpected = set(filter_.unexpected(texts))
+    assert unexpected == set(filter_.unexpected(texts))
+    for i, text in enumerate(texts):
+        letters = Counter(script_of(letter) for letter in text)
+        del letters[""]
+        ties = [name for name, count in letters.items() if count == max(letters.values())]
+        if script not in ties or ties == [script]:
+            assert (i in unexpected) == (bool(ties) and ties != [script])
 
 
 def test_a_sample_is_segmented_with_the_tokenizer(corpora):

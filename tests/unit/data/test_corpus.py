@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.corpus import content_hash, files_of, good_pairs, read_lines, read_pairs, read_text
+from mtrain.data.corpus import content_hash, files_of, good_pairs, read_pairs
 from mtrain.data.encode import check_corpora
+from mtrain.data.lines import count_lines, decode_block, open_blocks, read_lines, read_text
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
 from tests.support.corpora import corpus, read, text_pair, write
@@ -158,6 +159,25 @@ def test_any_text_comes_through_jsonl(tmp_path_factory, pairs: list[tuple[str, s
     lines = [json.dumps({"en": s + "\n", "fr": t}, ensure_ascii=escape) for s, t in pairs]
     write(file, lines, final=bool(lines))
     assert read(jsonl=file, **FIELDS) == [(s + "\n", t) for s, t in pairs]
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    content=st.lists(st.sampled_from([b"\n", b"\r", b"a", b"\xc3\xa9", b"\xff", b"\0", b"\xef\xbb\xbf"])),
+    size=st.integers(1, 4),
+    packer=st.sampled_from(list(PACKERS)),
+)
+def test_blocks_of_any_size_contain_the_same_lines(tmp_path_factory, content, size: int, packer: str):
+    file = tmp_path_factory.getbasetemp() / f"blocks{packer}"
+    file.write_bytes(PACKERS[packer](b"x" + b"".join(content)))
+    blocks = []
+    with open_blocks(file) as lines:
+        while block := lines.take(size):
+            first = lines.lines - count_lines(block) + 1
+            blocks += [str(line) for line in decode_block(block, str(file), first)]
+    assert blocks == [str(line) for line in read_lines(file)]
+    with open_blocks(file) as lines:
+        assert lines.count_all() == len(blocks)
 
 
 # -------------------------------------------------------------------------------------------------- bad lines

@@ -327,8 +327,7 @@ def test_holdout_is_drawn_by_seed(tmp_path: Path, tokenizer: Tokenizer):
 
 def draw(pairs: list[Pair], count: int, seed: int) -> list[Pair]:
     holdout = HoldoutSampler(count, seed)
-    for pair in pairs:
-        holdout.add(pair)
+    holdout.add(*zip(*pairs, strict=True))
     return holdout.pairs()
 
 

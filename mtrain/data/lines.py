@@ -1,0 +1,164 @@
+"""Files of lines, plain or compressed: as bytes in blocks of lines, and as text.
+
+Lines end at LF only (a CR before it is stripped); other Unicode line separators are part of the text. Text
+is strict UTF-8 without NUL. A line that is not valid text becomes a DataError with `file:line` and the
+reason.
+"""
+
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, TypeVar, cast
+
+import numpy as np
+import pyarrow as pa
+
+from mtrain.data import COMPRESSION, Pair
+from mtrain.errors import DataError
+
+Digests = dict[Path, bytes]  # SHA-256 of files
+_BUFFER = 2**18  # bytes
+_BOM = b"\xef\xbb\xbf"
+
+
+class _HashingReader(io.RawIOBase):
+    """Hashes the bytes of an unbuffered file while they are read."""
+
+    def __init__(self, file: io.FileIO):
+        self._file, self.hash = file, hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer) or 0
+        self.hash.update(memoryview(buffer)[:count])
+        return count
+
+
+@contextmanager
+def _open(path: Path, digests: Digests | None = None) -> Iterator[io.BufferedReader]:
+    """The decompressed contents of a plain, `.gz` or `.zst` file. `digests` receives the SHA-256 of the file
+    when it has been read to its end. Raises DataError if the file cannot be read."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            hashing = _HashingReader(file)
+            # Not opened by pyarrow, which cannot open a named pipe.
+            raw = io.BufferedReader(cast(Any, hashing), _BUFFER)
+            if path.suffix not in COMPRESSION:
+                yield raw
+            elif path.is_file() and not path.stat().st_size:
+                raise ValueError(f"empty, so not a {path.suffix} file")
+            else:
+                with pa.input_stream(raw, compression=COMPRESSION[path.suffix]) as plain:
+                    yield io.BufferedReader(cast(Any, plain), _BUFFER)
+            if digests is not None:
+                while rest := file.read(_BUFFER):  # what follows the compressed data
+                    hashing.hash.update(rest)
+                digests[path] = hashing.hash.digest()
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+        raise DataError(f"{path}: cannot read: {reason}") from None
+
+
+def count_lines(block: bytes) -> int:
+    """The number of lines. The last one may lack its end."""
+    return block.count(b"\n") + (block != b"" and not block.endswith(b"\n"))
+
+
+class LineBlocks:
+    """Cuts a byte stream into blocks of lines, without decoding them."""
+
+    def __init__(self, stream: io.BufferedReader):
+        self._stream, self._rest = stream, b""
+        self.lines = 0  # read so far
+
+    def take(self, count: int) -> bytes:
+        """The next `count` lines with their ends, or as many as there are."""
+        parts, missing = [], count
+        while missing and (chunk := self._rest or self._stream.read1(_BUFFER)):
+            self._rest = b""
+            found = chunk.count(b"\n")
+            if found >= missing:
+                end = int(np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n"))[missing - 1]) + 1
+                chunk, self._rest = chunk[:end], chunk[end:]
+                found = missing
+            parts.append(chunk)
+            missing -= found
+        taken = b"".join(parts)
+        self.lines += count_lines(taken)
+        return taken
+
+    def count_all(self) -> int:
+        """The number of lines of the whole stream, which is read to its end."""
+        while self.take(2**16):
+            pass
+        return self.lines
+
+
+@contextmanager
+def open_blocks(path: Path, digests: Digests | None = None) -> Iterator[LineBlocks]:
+    """The lines of a plain, `.gz` or `.zst` file, in blocks. `digests` receives the SHA-256 of the file when
+    it has been read to its end. Raises DataError if the file cannot be read."""
+    with _open(path, digests) as stream:
+        yield LineBlocks(stream)
+
+
+def decode_block(block: bytes, name: str, first: int) -> list[str | DataError]:
+    """The lines of a block, of which the first has number `first` (from 1) in the file `name`."""
+    block = block.removeprefix(_BOM) if first == 1 else block
+    try:
+        text = block.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(decode_lines(io.BytesIO(block), name, first))
+    if "\0" in text:
+        return list(decode_lines(io.BytesIO(block), name, first))
+    lines: list[str | DataError] = [*text.replace("\r\n", "\n").split("\n")] if text else []
+    if text.endswith("\n"):
+        lines.pop()
+    return lines
+
+
+def read_lines(path: Path, digests: Digests | None = None) -> Iterator[str | DataError]:
+    """Yield the lines of a plain, `.gz` or `.zst` file without line ends, and a DataError for each line that
+    is not valid text. `digests` receives the SHA-256 of the file when it has been read to its end.
+
+    Raises DataError if the file cannot be read.
+    """
+    with _open(path, digests) as stream:
+        yield from decode_lines(stream, str(path))
+
+
+def decode_lines(stream: IO[bytes], name: str, first: int = 1) -> Iterator[str | DataError]:
+    """Like `read_lines`, for an open byte stream whose first line has number `first`. `name` identifies it in
+    error messages."""
+    for number, line in enumerate(stream, first):
+        if number == 1:
+            line = line.removeprefix(_BOM)
+        line = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
+        try:
+            text = line.decode("utf-8")
+            yield DataError(f"{name}:{number}: contains a NUL character") if "\0" in text else text
+        except UnicodeDecodeError as error:
+            yield DataError(f"{name}:{number}: not valid UTF-8 (byte {error.start + 1} of the line)")
+
+
+def read_text(path: Path) -> list[str]:
+    """All lines of a file. Raises DataError for the first line that is not valid text."""
+    return list(raise_errors(read_lines(path)))
+
+
+T = TypeVar("T", str, Pair)
+
+
+def raise_errors(items: Iterable[T | DataError]) -> Iterator[T]:
+    """Yield the items. Raises the first DataError among them."""
+    for item in items:
+        if isinstance(item, DataError):
+            raise item
+        yield item
