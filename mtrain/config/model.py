@@ -7,7 +7,9 @@ from pydantic import Field, model_validator
 from mtrain.config.presets import PRESETS
 from mtrain.config.section import Fraction, PositiveInt, Section
 
-Preset = Literal["auto", "tiny", "small", "base", "big", "tiny_deep", "small_deep", "base_deep", "big_deep"]
+Preset = Literal[
+    "auto", "micro", "tiny", "small", "base", "big", "tiny_deep", "small_deep", "base_deep", "big_deep"
+]
 Positions = Literal["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"]
 TiedEmbeddings = Literal["none", "decoder", "all"]
 

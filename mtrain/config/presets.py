@@ -1,6 +1,7 @@
 """Presets of model sizes."""
 
 PRESETS: dict[str, dict[str, int]] = {
+    "micro": {"d_model": 128, "ffn_dim": 256, "heads": 4, "encoder_layers": 2, "decoder_layers": 2},
     "tiny": {"d_model": 128, "ffn_dim": 256, "heads": 4, "encoder_layers": 4, "decoder_layers": 4},
     "small": {"d_model": 256, "ffn_dim": 1024, "heads": 4, "encoder_layers": 3, "decoder_layers": 3},
     "base": {"d_model": 512, "ffn_dim": 2048, "heads": 8, "encoder_layers": 6, "decoder_layers": 6},

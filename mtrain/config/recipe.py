@@ -12,7 +12,7 @@ from mtrain.config.training import TrainingConfig
 
 PEAK_RATE = 0.004  # of a model of width 128
 WARMUP = 0.08  # share of the planned steps
-TOKENS_PER_PARAMETER = 20  # embeddings excluded (Hoffmann et al. 2022, section 3)
+TOKENS_PER_PARAMETER = 10  # embeddings excluded; see docs/recipes.md, and Hoffmann et al. 2022, section 3: 20
 VALIDATION_SHARE = 0.05  # of the training time
 VALIDATION_COST = 2  # time to decode a token, and to score it, relative to training on a token
 VALIDATIONS = (3, 20)  # minimum and maximum number
@@ -21,9 +21,13 @@ CHECKPOINT_STEPS = 2000  # maximum between checkpoints
 # Machine Translation", 2020). On Multi30k (29,000 pairs), 12,000 is 0.4 BLEU better than 8,000 after the same
 # number of steps, but these take 1.2 times as long. Millions of pairs: as in Vaswani et al. (2017).
 VOCABULARIES = ((2_000, 1_000), (10_000, 4_000), (100_000, 8_000), (1_000_000, 12_000), (math.inf, 32_000))
+# A run needs this many target tokens for each entry of a vocabulary larger than SUFFICIENT_VOCABULARY.
+TOKENS_PER_ENTRY, SUFFICIENT_VOCABULARY = 1_000, 4_000
+TOKENS_PER_PAIR = 20  # target tokens, assumed before there is a tokenizer
+ASSUMED_SPEEDS = {"cpu": 8_000.0, "cuda": 200_000.0}  # target tokens/s, by device, before it is measured
 # The largest model for fewer than so many pairs. Multi30k: models larger than `tiny` only overfit (Wu et al.,
 # ACL 2021). Millions of pairs: base and big, as in Vaswani et al. (2017).
-LARGEST = ((100_000, "tiny"), (1_000_000, "small"), (10_000_000, "base"), (math.inf, "big"))
+LARGEST = ((2_000, "micro"), (100_000, "tiny"), (1_000_000, "small"), (10_000_000, "base"), (math.inf, "big"))
 # The keys that `model.preset: auto` chooses, except for `training.max_steps`.
 AUTOMATIC = (
     *(f"model.{key}" for key in (*SIZES, "dropout", "activation_dropout")),
@@ -94,9 +98,11 @@ class Budget(NamedTuple):
         return self.batch_tokens or choose_batch(self.tokens(size, speed))
 
 
-def choose_vocab_size(pairs: int) -> int:
-    """The vocabulary size for a number of training pairs."""
-    return next(size for below, size in VOCABULARIES if pairs < below)
+def choose_vocab_size(pairs: int, tokens: float) -> int:
+    """The vocabulary size for a number of training pairs and a run on `tokens` target tokens in all."""
+    largest = next(size for below, size in VOCABULARIES if pairs < below)
+    affordable = [size for _, size in VOCABULARIES if size * TOKENS_PER_ENTRY <= tokens]
+    return min(largest, max([SUFFICIENT_VOCABULARY, *affordable]))
 
 
 def useful_epochs(pairs: int) -> float:

@@ -92,7 +92,9 @@ def make_trainer(
     if is_incomplete(config):
         earlier = []
         if reduce_vocab_size and config.tokenizer.path is None:
-            earlier = [Choice("tokenizer.vocab_size", config.tokenizer.vocab_size, "the size of the corpus")]
+            earlier = [
+                Choice("tokenizer.vocab_size", config.tokenizer.vocab_size, "the corpus and the budget")
+            ]
         config = complete_config(config, tokenizer, data, torch_device, earlier)
         write_config(config)
     return Trainer(config, tokenizer, data, torch_device, checkpoint, quiet, initial_model)

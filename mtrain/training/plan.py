@@ -11,6 +11,7 @@ import torch
 from mtrain.config.load import validate
 from mtrain.config.presets import PRESETS, SIZES
 from mtrain.config.recipe import (
+    ASSUMED_SPEEDS,
     OPEN_IF_NULL,
     Budget,
     Choice,
@@ -32,7 +33,6 @@ from mtrain.training.timing import measure_speed
 
 log = logging.getLogger(__name__)
 
-FIRST_SPEED = 8_000.0  # target tokens/s, assumed for the batch size of the first timing
 # A larger model is timed if the budget suffices at this many times the speed that its number of parameters
 # suggests: small models use the hardware poorly.
 SPEED_MARGIN = 4
@@ -46,6 +46,7 @@ class Workload(NamedTuple):
     size: Callable[[], CorpusSize]
     steps_per_epoch: Callable[[int], int]  # given training.batch_tokens
     speed: Callable[[Config], float]  # measures target tokens/s of training with a config
+    assumed_speed: float = ASSUMED_SPEEDS["cpu"]  # before it is measured
 
 
 def is_incomplete(config: Config) -> bool:
@@ -85,7 +86,8 @@ def complete_config(
         log.info("timing some training steps")
         return measure_speed(sized, tokenizer, data, device)
 
-    work = Workload(size, lambda batch_tokens: len(epoch(batch_tokens).steps), speed)
+    assumed_speed = ASSUMED_SPEEDS[device.type]
+    work = Workload(size, lambda batch_tokens: len(epoch(batch_tokens).steps), speed, assumed_speed)
     completed, choices = plan_run(config, work)
     if config.model.preset == "auto":
         log_choices([*earlier, *choices])
@@ -132,7 +134,7 @@ def _is_given(config: Config, key: str) -> bool:
 def _choose(config: Config, work: Workload) -> list[Choice]:
     """All values of the recipe."""
     size, budget = work.size(), Budget.of(config.training)
-    timer = _Timer(config, budget, work.speed)
+    timer = _Timer(config, budget, work)
     preset, reason = _choose_preset(config, size, timer)
     sizes = _sizes(config, preset)
     batch = timer.settle(sizes, size)
@@ -169,10 +171,10 @@ def _choose_preset(config: Config, size: CorpusSize, timer: "_Timer") -> tuple[s
 class _Timer:
     """Measures the speed of training with different sizes, if it matters, each once."""
 
-    def __init__(self, config: Config, budget: Budget, measure: Callable[[Config], float]):
-        self.config, self.budget, self._measure = config, budget, measure
+    def __init__(self, config: Config, budget: Budget, work: Workload):
+        self.config, self.budget, self._measure = config, budget, work.speed
         self._speeds: dict[tuple[object, ...], float] = {}
-        self.speed = FIRST_SPEED  # target tokens/s, of the last model
+        self.speed = work.assumed_speed  # target tokens/s, of the last model
 
     def settle(self, sizes: Mapping[str, int], size: CorpusSize, rounds: int = 3) -> int:
         """`training.batch_tokens` for a model. It depends on the speed and the speed on it, so both are

@@ -60,9 +60,9 @@ def prepare_tokenizer(
     """The tokenizer of the run. If there is none, learn it from the training text or copy `tokenizer.path`.
 
     With `reduce_vocab_size`, a `vocab_size` that is too large for the text is replaced by the largest
-    possible one. Raises UsageError if the existing tokenizer was learned with other settings, or if
-    checkpoints need the one that `force` would replace; ModelError if checkpoints need a tokenizer that is
-    missing.
+    possible one, and an existing tokenizer keeps its size. Raises UsageError if the existing tokenizer was
+    learned with other settings, or if checkpoints need the one that `force` would replace; ModelError if
+    checkpoints need a tokenizer that is missing.
     """
     scanner = scanner or CorpusScanner(config.data, config.seed, Path(config.run_dir))
     run_dir, settings = Path(config.run_dir), config.tokenizer
@@ -77,7 +77,7 @@ def prepare_tokenizer(
         raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")
     if settings_file.exists() and not force:
         learned = validate(TokenizerConfig, read_yaml_file(settings_file), str(settings_file))
-        if reduce_vocab_size and learned.vocab_size <= settings.vocab_size:
+        if reduce_vocab_size:  # chosen from another corpus or budget, or reduced
             settings = settings.model_copy(update={"vocab_size": learned.vocab_size})
         if learned != settings:
             raise UsageError(

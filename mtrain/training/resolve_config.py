@@ -1,5 +1,5 @@
 """Resolves the settings that a config takes from another model (`training.init_from`, `tokenizer.path`), from
-the run that it resumes, or, for the vocabulary size, from the size of the corpus (`model.preset: auto`).
+the run that it resumes, or, for the vocabulary size, from the corpus and the budget (`model.preset: auto`).
 
 Keys that the config does not set are inherited from the other model. Keys that it sets must have the values
 of that model, except for dropout rates, the decoding settings and, unless positions are learned,
@@ -15,11 +15,20 @@ from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import LoadedModel, load_model, tokenizer_folder
 from mtrain.config.load import validate
 from mtrain.config.model import Architecture
-from mtrain.config.recipe import AUTOMATIC, OPEN_IF_NULL, choose_vocab_size
+from mtrain.config.recipe import (
+    ASSUMED_SPEEDS,
+    AUTOMATIC,
+    OPEN_IF_NULL,
+    TOKENS_PER_PAIR,
+    Budget,
+    CorpusSize,
+    choose_vocab_size,
+)
 from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.data.scan import CorpusScanner
+from mtrain.device import resolve_device
 from mtrain.errors import ModelError, UsageError
 
 log = logging.getLogger(__name__)
@@ -99,8 +108,11 @@ def _choose_vocab_size(config: Config, scanner: CorpusScanner | None) -> Config:
     """Set the vocabulary size that `model.preset: auto` chooses."""
     if config.model.preset != "auto" or config.tokenizer.path is not None:
         return config
-    scanner = scanner or CorpusScanner(config.data, config.seed, strict=False)
-    return _inherit(config, {"tokenizer": {"vocab_size": choose_vocab_size(scanner.result.pairs)}})
+    pairs = (scanner or CorpusScanner(config.data, config.seed, strict=False)).result.pairs
+    tokens = pairs * TOKENS_PER_PAIR
+    speed = ASSUMED_SPEEDS[resolve_device("auto").type]
+    planned = Budget.of(config.training).tokens(CorpusSize(pairs, tokens, tokens, 0), speed)
+    return _inherit(config, {"tokenizer": {"vocab_size": choose_vocab_size(pairs, planned)}})
 
 
 def _inherit(config: Config, inherited: Values) -> Config:

@@ -14,6 +14,7 @@ import typer.main
 from mtrain.cli.app import app
 from mtrain.config import recipe
 from mtrain.config.load import load_config
+from mtrain.config.presets import PRESETS
 from mtrain.config.schema import Config
 from tests.support.documentation import PAGES, blocks, prepare, run
 from tests.support.paths import ROOT
@@ -73,11 +74,21 @@ def test_recipes_state_the_numbers_of_the_automatic_recipe():
         *(f"{number:,}" for number in thresholds),
         *epochs,
         f"{recipe.TOKENS_PER_PARAMETER} target tokens per parameter",
+        f"at most {recipe.SUFFICIENT_VOCABULARY:,}, or a thousandth of the tokens in all",
+        *(
+            "| `{}` | {d_model} | {ffn_dim} | {heads} | {encoder_layers} + {decoder_layers} |".format(
+                name, **sizes
+            )
+            for name, sizes in PRESETS.items()
+            if not name.endswith("_deep")
+        ),
         f"from {recipe.choose_batch(1):,} to {recipe.choose_batch(1e15):,}",
         f"{rate:.3f} / `model.d_model`",
         f"{100 * recipe.WARMUP:.0f} % of the steps",
         f"{recipe.dropout(10)} for 10 epochs, {doubling:.2f} more for each doubling",
         f"{low} to {high} validations",
+        f"{recipe.TOKENS_PER_PAIR} target tokens per pair",
+        *(f"{speed:,.0f}" for speed in recipe.ASSUMED_SPEEDS.values()),
         f"every {recipe.CHECKPOINT_STEPS:,} steps",
     ]
     assert [phrase for phrase in stated if not re.search(rf"(?<![\d,]){re.escape(phrase)}", section)] == []

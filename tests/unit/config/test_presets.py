@@ -9,6 +9,7 @@ from mtrain.config.presets import PRESETS
 from mtrain.config.yaml_io import parse_yaml, to_yaml
 
 SIZES = {
+    "micro": (128, 256, 4, 2, 2),
     "tiny": (128, 256, 4, 4, 4),
     "small": (256, 1024, 4, 3, 3),
     "base": (512, 2048, 8, 6, 6),

@@ -28,7 +28,7 @@ SIZE = CorpusSize(pairs=29_000, tokens=430_000, epoch_tokens=430_000, validation
 @pytest.mark.parametrize(
     ("pairs", "vocabulary", "largest"),
     [
-        (200, 1_000, "tiny"),
+        (200, 1_000, "micro"),
         (5_000, 4_000, "tiny"),
         (29_000, 8_000, "tiny"),  # Multi30k
         (160_000, 12_000, "small"),  # IWSLT14, Tatoeba
@@ -37,8 +37,16 @@ SIZE = CorpusSize(pairs=29_000, tokens=430_000, epoch_tokens=430_000, validation
     ],
 )
 def test_vocabulary_and_largest_model_of_well_known_corpora(pairs, vocabulary, largest):
-    assert choose_vocab_size(pairs) == vocabulary
+    assert choose_vocab_size(pairs, tokens=1e12) == vocabulary
     assert presets_for(pairs)[-1] == largest
+
+
+@pytest.mark.parametrize(
+    ("pairs", "tokens", "vocabulary"),
+    [(160_000, 1e5, 4_000), (160_000, 9e6, 8_000), (160_000, 2e7, 12_000), (1_000, 1e5, 1_000)],
+)
+def test_a_short_run_gets_a_small_vocabulary(pairs, tokens, vocabulary):
+    assert choose_vocab_size(pairs, tokens) == vocabulary
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -50,8 +58,8 @@ def test_parameters_are_those_of_the_matrices_of_a_transformer_of_pytorch(preset
     assert parameters(sizes) == sum(weight.numel() for weight in model.parameters() if weight.dim() > 1)
 
 
-def test_a_model_needs_twenty_tokens_for_each_parameter():
-    needed = 20 * parameters(PRESETS["small"])
+def test_a_model_needs_ten_tokens_for_each_parameter():
+    needed = 10 * parameters(PRESETS["small"])
     assert suffices(needed, PRESETS["small"]) and not suffices(needed - 1, PRESETS["small"])
 
 
@@ -86,7 +94,7 @@ def test_larger_corpora_get_fewer_epochs_and_no_smaller_model_or_vocabulary(one,
     fewer, more = sorted((one, other))
     assert useful_epochs(fewer) >= useful_epochs(more) > 0
     assert presets_for(more)[: len(presets_for(fewer))] == presets_for(fewer)
-    assert choose_vocab_size(fewer) <= choose_vocab_size(more)
+    assert choose_vocab_size(fewer, tokens=1e8) <= choose_vocab_size(more, tokens=1e8)
 
 
 @pytest.mark.parametrize("steps", [1, 12, 1_000, 300_000])

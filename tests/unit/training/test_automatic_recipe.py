@@ -1,6 +1,7 @@
 """`model.preset: auto`, the default, chooses the recipe, unless the config gives it."""
 
 import logging
+import random
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ def test_the_vocabulary_size_follows_the_number_of_training_pairs(make_config, t
     chosen, _ = resolve_config(automatic(config))
     assert chosen.tokenizer.vocab_size == vocab_size
     assert chosen.training == config.training
+
+
+def test_the_vocabulary_size_follows_the_budget(make_config, tmp_path):
+    (tmp_path / "train.tsv").write_text("a\tb\n" * 20_000)
+    config = make_config(data={"train": {"tsv": str(tmp_path / "train.tsv")}})
+    budgets = ({"max_steps": 100}, 4_000), ({"max_minutes": 1.0}, 4_000), ({}, 8_000)
+    for training, vocab_size in budgets:
+        made = automatic(config, **(training or {"patience": 3}))
+        assert resolve_config(made)[0].tokenizer.vocab_size == vocab_size
 
 
 def automatic(config: Config, **training: Any) -> Config:
@@ -137,6 +147,18 @@ def test_a_corpus_too_small_for_the_automatic_vocabulary_gets_the_largest_possib
     assert size_in(run / "config.yaml") == size_in(run / "tokenizer/config.yaml") == max(sizes)
     with pytest.raises(UsageError, match=r"vocab_size is too large for this text.* given 4000; the largest"):
         tokenize(toy_config("given", type=kind, joint=joint, vocab_size=4_000))
+
+
+def test_an_existing_tokenizer_keeps_its_size_when_the_automatic_one_changes(make_config, tmp_path):
+    rng = random.Random(0)
+    lines = ["".join(rng.choices("abcdefghij", k=8)) + "\tb\n" for _ in range(2_500)]
+    (tmp_path / "train.tsv").write_text("".join(lines))
+    config = automatic(make_config(data={"train": {"tsv": str(tmp_path / "train.tsv")}}), max_steps=1)
+    size = tokenize(config).source_vocab_size
+    assert size > 1_000
+    (tmp_path / "train.tsv").write_text("".join(lines[:1_500]))
+    assert resolve_config(config)[0].tokenizer.vocab_size == 1_000
+    assert tokenize(config).source_vocab_size == size_in(tmp_path / "run/config.yaml") == size
 
 
 def test_a_run_with_a_reduced_vocabulary_resumes(toy_config, tmp_path):

@@ -140,7 +140,7 @@ def test_a_longer_budget_gives_more_steps_and_a_schedule_that_ends_at_zero():
 
 def test_a_small_budget_trains_a_smaller_model_than_a_large_one():
     corpus = CorpusSize(4_500_000, 120_000_000, 120_000_000, 80_000)
-    for minutes, preset in ((10.0, "tiny"), (1e5, "base")):
+    for minutes, preset in ((10.0, "micro"), (100.0, "tiny"), (1e5, "base")):
         planned, _ = plan_run(config(training={"max_minutes": minutes}), workload(corpus))
         assert {key: getattr(planned.model, key) for key in SIZES} == PRESETS[preset]
 
@@ -178,7 +178,7 @@ def test_the_earliest_limit_determines_warm_up_and_validations():
 
 
 @pytest.mark.parametrize(
-    ("training", "timings"), [({"max_steps": 100}, 0), ({"max_epochs": 5}, 0), ({"max_minutes": 10.0}, 3)]
+    ("training", "timings"), [({"max_steps": 100}, 0), ({"max_epochs": 5}, 0), ({"max_minutes": 10.0}, 4)]
 )
 def test_each_model_is_timed_once_at_each_batch_size_and_only_if_time_is_limited(training, timings):
     timed: list[Any] = []
