@@ -24,7 +24,7 @@ from mtrain.config.corpora import (
     TsvCorpus,
 )
 from mtrain.data import Pair
-from mtrain.data.lines import Digests, count_lines, decode_block, open_blocks
+from mtrain.data.lines import Digests, decode_block, open_blocks
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
 
@@ -33,10 +33,21 @@ _SMALL = 100  # pairs that are read at a time if they are wanted one by one, per
 _Table = ParquetCorpus | HubCorpus
 
 
+class Position(NamedTuple):
+    """Where to continue reading a corpus."""
+
+    first: int = 1  # number of the next pair, from 1
+    offsets: tuple[int, ...] = (0, 0)  # bytes before it in the decompressed files of a corpus of lines
+
+
+START = Position()
+
+
 class RawBlock(NamedTuple):
     """Consecutive pairs of a corpus, not decoded yet."""
 
     first: int  # number of the first pair, from 1
+    end: Position  # after the last pair
     lines: tuple[bytes, ...]  # of the file or of the two files, with their ends
     records: Sequence[Any] = ()  # instead of lines, for other kinds of corpora
 
@@ -50,35 +61,44 @@ class Block(NamedTuple):
     errors: dict[int, DataError]  # by number, ascending
 
 
-def read_blocks(corpus: Corpus, digests: Digests | None = None, size: int = BLOCK) -> Iterator[RawBlock]:
-    """Yield the pairs of a corpus in order, in blocks of `size` pairs.
+def read_blocks(
+    corpus: Corpus, digests: Digests | None = None, size: int = BLOCK, start: Position = START
+) -> Iterator[RawBlock]:
+    """Yield the pairs of a corpus in order, in blocks of `size` pairs, from a position on.
 
-    `digests` receives the SHA-256 of each text file that has been read to its end. Raises DataError if the
+    `digests` receives the SHA-256 of each text file that has been read completely. Raises DataError if the
     corpus is missing or unreadable, or if its sides differ in length.
     """
+    first = start.first
     if isinstance(corpus, TextCorpus):
-        yield from _read_sides(Path(corpus.source), Path(corpus.target), digests, size)
+        yield from _read_sides(Path(corpus.source), Path(corpus.target), digests, size, start)
     elif isinstance(corpus, _Table | ToyCorpus):
-        records = iter(toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else _load_table(corpus))
-        first = 1
-        while block := list(islice(records, size)):
-            yield RawBlock(first, (), block)
+        records = toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else _load_table(corpus)
+        remaining = iter(records) if first == 1 else (records[i] for i in range(first - 1, len(records)))
+        while block := list(islice(remaining, size)):
+            yield RawBlock(first, Position(first + len(block)), (), block)
             first += len(block)
     else:
-        with open_blocks(Path(_place(corpus)), digests) as file:
+        with open_blocks(Path(_place(corpus)), digests, first - 1, start.offsets[0]) as file:
             while lines := file.take(size):
-                yield RawBlock(file.lines - count_lines(lines) + 1, (lines,))
+                yield RawBlock(first, Position(file.lines + 1, (file.offset,)), (lines,))
+                first = file.lines + 1
 
 
-def _read_sides(source: Path, target: Path, digests: Digests | None, size: int) -> Iterator[RawBlock]:
-    with open_blocks(source, digests) as sources, open_blocks(target, digests) as targets:
-        first = 1
+def _read_sides(
+    source: Path, target: Path, digests: Digests | None, size: int, start: Position
+) -> Iterator[RawBlock]:
+    first, offsets = start
+    with (
+        open_blocks(source, digests, first - 1, offsets[0]) as sources,
+        open_blocks(target, digests, first - 1, offsets[1]) as targets,
+    ):
         while (lines := (sources.take(size), targets.take(size))) != (b"", b""):
             if sources.lines != targets.lines:
                 counts = sources.count_all(), targets.count_all()
                 reason = f"{source} has {counts[0]} lines but {target} has {counts[1]} lines"
                 raise DataError(f"{reason}; the pairs would be misaligned")
-            yield RawBlock(first, lines)
+            yield RawBlock(first, Position(sources.lines + 1, (sources.offset, targets.offset)), lines)
             first = sources.lines + 1
 
 
@@ -149,18 +169,18 @@ def files_of(corpus: Corpus) -> list[Path]:
 
 
 def content_hash(corpus: Corpus, digests: Digests | None = None) -> str:
-    """SHA-256 of the contents of a corpus, without modification times. Files in `digests` are not read."""
-    digest, files = hashlib.sha256(), files_of(corpus)
+    """SHA-256 of the contents of a corpus, without modification times. Files in `digests` are not read; the
+    others are added to it."""
+    digest, files, digests = hashlib.sha256(), files_of(corpus), {} if digests is None else digests
     if isinstance(corpus, HubCorpus) and not files:
         digest.update(_load_table(corpus)._fingerprint.encode())
     elif isinstance(corpus, ToyCorpus):
         digest.update(json.dumps(toy_pairs(corpus.toy)).encode())
     for file in files:
-        if digests and file in digests:
-            digest.update(digests[file])
-            continue
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+        if file not in digests:
+            with file.open("rb") as stream:
+                digests[file] = hashlib.file_digest(stream, "sha256").digest()
+        digest.update(digests[file])
     return digest.hexdigest()
 
 

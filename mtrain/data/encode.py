@@ -1,85 +1,41 @@
-"""Encodes the training pairs once, into a memory-mapped Arrow file with a fingerprint of its inputs.
+"""Prepares the data of a run: encodes the training pairs once, or reuses what earlier runs have encoded.
 
-With subword sampling, each epoch has a temporary file with new segmentations of the same rows.
+The data folder contains shards of encoded pairs, the validation pairs, and a summary, which is written last
+and records the inputs that all of it was made from, and the size and a hash of each shard.
 """
 
 import hashlib
 import json
 import logging
-import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from itertools import chain
-from operator import not_
 from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
+from safetensors import SafetensorError
 
 from mtrain.config.corpora import Corpus, Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.corpus import Block, files_of, good_pairs, parse_block, read_blocks, refuse_unless_skipped
+from mtrain.data.corpus import files_of, good_pairs
+from mtrain.data.encoded import EncodedCorpus, make_block_resegmenter
+from mtrain.data.encoder import Encoder, ShardWriter
 from mtrain.data.scan import CorpusScanner
+from mtrain.data.shards import BUCKET, Shard, ShardInfo, shard_file
+from mtrain.data.sources import read_digests, write_digests
 from mtrain.errors import DataError, ModelError, StorageError
-from mtrain.storage.atomic import write_folder
-from mtrain.storage.manifest import verify_folder
-from mtrain.tokenizer.sampling import make_resegment
+from mtrain.storage.atomic import write_atomically
+from mtrain.storage.manifest import sha256
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2  # version of the encoded files and of the holdout; if it changes, runs encode again
-BLOCK = 10_000  # pairs that are segmented and written at a time
-_IDS = pa.list_(pa.int32())
-_COLUMNS = {"source": _IDS, "target": _IDS, "source_length": pa.int32(), "target_length": pa.int32()}
-_SCHEMA = pa.schema(list(_COLUMNS.items()))
-# Its arguments are a block, the epoch and the number of the block.
-ResegmentBlock = Callable[[pa.Table, int, int], pa.RecordBatch]
-
-
-class EncodedCorpus:
-    """Token ids of the training pairs, memory-mapped. Each side of a row ends in EOS; lengths include it.
-
-    `weights[i]` is how often row i occurs in an epoch.
-    """
-
-    def __init__(self, path: Path, weights: npt.NDArray[np.float64], resegment: ResegmentBlock | None = None):
-        import datasets
-
-        self._folder, self._resegment = path.parent, resegment
-        self._dataset = datasets.Dataset.from_file(str(path)).with_format("arrow")
-        self.source_lengths: npt.NDArray[np.int32] = self._dataset.data.column("source_length").to_numpy()
-        self.target_lengths: npt.NDArray[np.int32] = self._dataset.data.column("target_length").to_numpy()
-        self.weights = weights
-
-    def __len__(self) -> int:
-        return len(self.source_lengths)
-
-    def fetch(self, rows: list[int]) -> tuple[pa.ListArray, pa.ListArray]:
-        """Source and target ids of the given rows, in the given order."""
-        table = self._dataset[rows]
-        return table.column("source").combine_chunks(), table.column("target").combine_chunks()
-
-    def epoch(self, number: int) -> "EncodedCorpus":
-        """The corpus of epoch `number` (from 0): this one or, with subword sampling, its rows with new
-        segmentations, which depend only on the epoch and the seed. Raises StorageError if they cannot be
-        written."""
-        if self._resegment is None:
-            return self
-        try:
-            # The file is unlinked at once; its space is freed when the corpus is garbage-collected.
-            with NamedTemporaryFile(dir=self._folder, prefix=".epoch-") as file:
-                with pa.OSFile(file.name, "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
-                    for block, start in enumerate(range(0, len(self), BLOCK)):
-                        rows = self._dataset[start : start + BLOCK]
-                        writer.write_batch(self._resegment(rows, number, block))
-                return EncodedCorpus(Path(file.name), self.weights)
-        except OSError as error:
-            raise StorageError(f"{self._folder}: cannot write: {error.strerror or error}") from error
+LAYOUT = 3  # version of the files of the data folder; if it changes, runs encode again
+# Part of the fingerprint. It never changes, so that the same pairs have the same fingerprint in old runs.
+_FINGERPRINT_FORMAT = 2
+_SUMMARY, _VALIDATION = "summary.json", "validation.jsonl"
+_OBSOLETE = ("train.arrow", "manifest.json")  # of layout 2
 
 
 class PreparedData(NamedTuple):
@@ -96,6 +52,11 @@ def check_corpora(data: DataConfig) -> None:
         files_of(corpus)
 
 
+def is_prepared(folder: Path) -> bool:
+    """Whether encoding into a data folder was begun, so that the data has been checked."""
+    return (folder / _SUMMARY).exists()
+
+
 def prepare_data(
     data: DataConfig,
     tokenizer: Tokenizer,
@@ -104,26 +65,40 @@ def prepare_data(
     expected: str | None = None,
     scanner: CorpusScanner | None = None,
 ) -> PreparedData:
-    """Encode the corpora into `folder`, or reuse its contents if none of their inputs has changed.
+    """Encode the corpora into `folder`, or reuse its contents if none of their inputs has changed. An
+    interrupted encoding is resumed, and only shards that are missing or damaged are encoded again.
 
     `expected` is the fingerprint of the data that a checkpoint was trained on. Raises ModelError if the data
-    differs from it, and DataError if a corpus is missing, malformed or misaligned, or if no training pair is
-    left.
+    differs from it; DataError if a corpus is missing, malformed or misaligned, or if no training pair is
+    left; StorageError if the folder cannot be written.
     """
-    scanner = scanner or CorpusScanner(data, seed, folder.parent)
+    scanner = scanner or CorpusScanner(data, seed, folder.parent, digests=read_digests(folder))
     fingerprint = _fingerprint(data, tokenizer, scanner)
     if expected not in (None, fingerprint):
         raise ModelError(
             f"{folder}: the corpus or the tokenizer changed since the checkpoints of this run were written; "
             "restore it, resume with --allow-data-change, or start another run with --run-dir"
         )
-    prepared = _load(folder, data, tokenizer, seed, fingerprint)
-    if prepared is None:
-        log.info("data: encoding the corpus into %s", folder)
-        write_folder(folder, lambda temporary: _encode_all(data, tokenizer, temporary, scanner, fingerprint))
-        prepared = _load(folder, data, tokenizer, seed, fingerprint)
-        assert prepared is not None
-    return prepared
+    summary = _read_summary(folder, fingerprint)
+    try:
+        if not summary.get("complete"):
+            log.info("data: encoding the corpus into %s", folder)
+            summary = _encode(data, tokenizer, folder, scanner, fingerprint, summary)
+        shards, damaged = _open_shards(folder, summary)
+        if damaged:
+            for index in damaged:
+                shard_file(folder, index).unlink(missing_ok=True)
+            summary = _encode(data, tokenizer, folder, scanner, fingerprint, summary)
+            shards, _ = _open_shards(folder, summary)
+        write_digests(folder, scanner.digests)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"{folder}: cannot write: {getattr(error, 'strerror', None) or error}") from error
+    validation = _read_validation(folder)
+    resegment = make_block_resegmenter(data, tokenizer, seed)
+    train = EncodedCorpus.open(shards, data.train, range(summary["buckets"]), folder.parent, resegment)
+    size = f"{len(train):,} training pairs (dropped: {_format_counts(summary['dropped']) or 'none'})"
+    log.info("data: %s, %s validation pairs", size, f"{len(validation):,}")
+    return PreparedData(train, validation, fingerprint)
 
 
 def _train_and_validation(data: DataConfig) -> list[Corpus]:
@@ -134,7 +109,7 @@ def _fingerprint(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner)
     """SHA-256 of settings and contents. Modification times and corpus weights do not change it."""
     keys = {"train", "validation", "max_length", "bad_lines", "subword_sampling"}
     settings = {
-        "format": FORMAT,
+        "format": _FINGERPRINT_FORMAT,
         "data": data.model_dump(mode="json", include=keys, exclude={"train": {"__all__": {"weight"}}}),
         "seed": scanner.seed,
         "tokenizer": tokenizer.fingerprint(),
@@ -143,139 +118,122 @@ def _fingerprint(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner)
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _load(
-    folder: Path, data: DataConfig, tokenizer: Tokenizer, seed: int, fingerprint: str
-) -> PreparedData | None:
-    """The encoded data in a folder, or None if it is missing, damaged or made from different inputs."""
+def _read_summary(folder: Path, fingerprint: str) -> dict[str, Any]:
+    """The summary of a data folder. Empty if the folder has none, if its summary or its validation pairs are
+    damaged, or if it was made from other inputs or by a version with another layout."""
     if not folder.exists():
-        return None
+        return {}
     try:
-        summary = json.loads((folder / "summary.json").read_bytes())
+        summary: dict[str, Any] = json.loads((folder / _SUMMARY).read_bytes())
         if summary["fingerprint"] != fingerprint:
-            return None
-        verify_folder(folder, ("train.arrow", "validation.jsonl", "summary.json"))
-        weights = np.repeat([corpus.weight for corpus in data.train], summary["kept"])
-        train = EncodedCorpus(folder / "train.arrow", weights, _block_resegmenter(data, tokenizer, seed))
-        with (folder / "validation.jsonl").open(encoding="utf-8", newline="\n") as lines:
-            validation = [Pair(*json.loads(line)) for line in lines]
-    except (ModelError, OSError, ValueError, TypeError, KeyError) as error:
+            return {}
+        if summary.get("layout") != LAYOUT:
+            message = "%s: was written by another version of mtrain; encoding the corpus again"
+            log.info(message, folder)
+            return {}
+        if sha256(folder / _VALIDATION) != summary["validation_sha256"]:
+            raise ValueError(f"{_VALIDATION} does not match its SHA-256")
+        content = {key: value for key, value in summary.items() if key != "sha256"}
+        if summary["sha256"] != _hash(content):
+            raise ValueError(f"{_SUMMARY} does not match its SHA-256")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         log.warning("%s: damaged; encoding the corpus again (%s)", folder, error)
-        return None
-    train_size = f"{len(train):,} training pairs (dropped: {_format_counts(summary['dropped']) or 'none'})"
-    log.info("data: %s, %s validation pairs", train_size, f"{len(validation):,}")
-    return PreparedData(train, validation, fingerprint)
+        return {}
+    return summary
 
 
-def _encode_all(
-    data: DataConfig, tokenizer: Tokenizer, folder: Path, scanner: CorpusScanner, fingerprint: str
-) -> None:
-    """Write `train.arrow`, `validation.jsonl` and `summary.json` into an empty folder."""
-    held_out: set[str] = set()
+def _write_summary(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    summary = {**summary, "sha256": _hash(summary)}
+    write_atomically(folder / _SUMMARY, json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _read_validation(folder: Path) -> list[Pair]:
+    with (folder / _VALIDATION).open(encoding="utf-8", newline="\n") as lines:
+        return [Pair(*json.loads(line)) for line in lines]
+
+
+def _encode(
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    folder: Path,
+    scanner: CorpusScanner,
+    fingerprint: str,
+    summary: dict[str, Any],
+) -> dict[str, Any]:
+    """Write the validation pairs, all missing shards, and the summary, which is returned.
+
+    `summary` is that of an interrupted encoding, or empty.
+    """
+    if not summary:
+        folder.mkdir(parents=True, exist_ok=True)
+        pairs = scanner.result.pairs
+        validation = _write_validation(data, folder, scanner)
+        summary = {"fingerprint": fingerprint, "layout": LAYOUT, "buckets": max(1, -(-pairs // BUCKET))}
+        summary = _write_summary(folder, {**summary, "validation_sha256": sha256(folder / _VALIDATION)})
+        write_digests(folder, scanner.digests)
+    else:
+        validation = _read_validation(folder)
+    is_holdout = isinstance(data.validation, Holdout)
+    held_out = frozenset(pair.source for pair in validation) if is_holdout else frozenset[str]()
+    encoder = Encoder(data, tokenizer, held_out)
+    infos = ShardWriter(data, encoder, folder, scanner.seed, fingerprint, summary["buckets"]).write()
+    summary = _summarize(data, folder, summary, infos)
+    if not sum(summary["kept"]):
+        (folder / _SUMMARY).unlink()
+        reasons = _format_counts(summary["dropped"]) or "none, the corpora are empty"
+        raise DataError(f"no training pair is left; dropped: {reasons}")
+    summary = _write_summary(folder, summary)
+    obsolete = [file for file in folder.glob("shard-*") if int(file.stem[6:]) >= len(infos)]
+    for file in (*obsolete, *(folder / name for name in _OBSOLETE)):
+        file.unlink(missing_ok=True)
+    return summary
+
+
+def _summarize(
+    data: DataConfig, folder: Path, summary: dict[str, Any], infos: Sequence[ShardInfo]
+) -> dict[str, Any]:
+    """The summary of a complete data folder."""
+    kept, dropped = [0] * len(data.train), Counter[str]()
+    for info in infos:
+        kept[info.corpus] += info.kept
+        dropped.update(info.dropped)
+    files = [shard_file(folder, index) for index in range(len(infos))]
+    shards = [{"size": file.stat().st_size, "index_sha256": Shard(file).index_sha256} for file in files]
+    started = {key: value for key, value in summary.items() if key != "sha256"}
+    return {**started, "complete": True, "kept": kept, "dropped": dropped, "shards": shards}
+
+
+def _write_validation(data: DataConfig, folder: Path, scanner: CorpusScanner) -> list[Pair]:
     if isinstance(data.validation, Holdout):
         validation = scanner.result.held_out
-        held_out = {pair.source for pair in validation}
     else:
         validation = list(good_pairs(data.validation, data.bad_lines))
     if not validation:
         raise DataError("data.validation has no pairs; give another corpus, or {holdout: N}")
-    with (folder / "validation.jsonl").open("w", encoding="utf-8", newline="\n") as lines:
-        lines.writelines(json.dumps(pair, ensure_ascii=False) + "\n" for pair in validation)
-    kept, dropped = [0] * len(data.train), Counter[str]()
-    with pa.OSFile(str(folder / "train.arrow"), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
-        for index, corpus in enumerate(data.train):
-            for raw in read_blocks(corpus, size=BLOCK):
-                block = parse_block(raw, corpus)
-                for error in block.errors.values():
-                    refuse_unless_skipped(error, data.bad_lines)
-                batch = _encode_block(block, tokenizer, data.max_length, held_out, dropped)
-                writer.write_batch(batch)
-                kept[index] += batch.num_rows
-    if not sum(kept):
-        reasons = _format_counts(dropped) or "none, the corpora are empty"
-        raise DataError(f"no training pair is left; dropped: {reasons}")
-    summary = {"fingerprint": fingerprint, "kept": kept, "dropped": dropped}
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    lines = (json.dumps(pair, ensure_ascii=False) + "\n" for pair in validation)
+    write_atomically(folder / _VALIDATION, "".join(lines))
+    return validation
+
+
+def _open_shards(folder: Path, summary: dict[str, Any]) -> tuple[list[Shard], list[int]]:
+    """The shards of a data folder, and the indices of those that are missing or damaged."""
+    shards, damaged = [], []
+    for index, entry in enumerate(summary["shards"]):
+        file = shard_file(folder, index)
+        try:
+            if file.exists() and file.stat().st_size != entry["size"]:
+                raise ModelError(f"{file}: damaged (its size is {file.stat().st_size}, not {entry['size']})")
+            shards.append(Shard(file).verify(entry["index_sha256"], range(summary["buckets"])))
+        except ModelError as error:
+            log.warning("%s; encoding this shard again", error)
+            damaged.append(index)
+    return shards, damaged
 
 
 def _format_counts(dropped: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
-
-
-def _encode_block(
-    block: Block, tokenizer: Tokenizer, max_length: int, held_out: set[str], dropped: Counter[str]
-) -> pa.RecordBatch:
-    """The usable pairs of a block, as ids; the others are counted in `dropped`."""
-    rows = tokenizer.encode_source(block.sources), tokenizer.encode_target(block.targets)
-    sides = [_Ragged.of(ids, tokenizer.special.eos) for ids in rows]
-    count = len(block.sources)
-    blank = [np.fromiter(map(not_, map(str.strip, texts)), np.bool_, count) for texts in block[:2]]
-    # Also empty if normalization removes every character.
-    empty = blank[0] | blank[1] | (np.minimum(sides[0].lengths, sides[1].lengths) == 1)
-    # Including duplicates, since validation must not score training pairs.
-    held = np.fromiter(map(held_out.__contains__, block.sources), np.bool_, count) & ~empty
-    too_long = (np.maximum(sides[0].lengths, sides[1].lengths) > max_length) & ~empty & ~held
-    counts = {
-        "bad": len(block.errors),
-        "empty": empty.sum(),
-        "held out": held.sum(),
-        "too long": too_long.sum(),
-    }
-    for reason, number in counts.items():
-        if number:
-            dropped[reason] += int(number)
-    kept = [side.select(~(empty | held | too_long)) for side in sides]
-    lists, lengths = [side.as_lists() for side in kept], [pa.array(side.lengths) for side in kept]
-    return pa.record_batch([*lists, *lengths], _SCHEMA)
-
-
-class _Ragged(NamedTuple):
-    """Rows of ids of different lengths."""
-
-    ids: npt.NDArray[np.int32]  # of all rows
-    lengths: npt.NDArray[np.int32]  # of each row
-
-    @classmethod
-    def of(cls, rows: list[list[int]], eos: int) -> "_Ragged":
-        """The given rows, with `eos` at the end of each."""
-        lengths = np.fromiter(map(len, rows), np.int32, len(rows)) + np.int32(1)
-        ids = np.full(int(lengths.sum()), eos, np.int32)
-        inside = np.ones(len(ids), np.bool_)
-        inside[np.cumsum(lengths) - 1] = False
-        ids[inside] = np.fromiter(chain.from_iterable(rows), np.int32, len(ids) - len(rows))
-        return cls(ids, lengths)
-
-    def select(self, rows: npt.NDArray[np.bool_]) -> "_Ragged":
-        """The rows for which a mask is True."""
-        return _Ragged(self.ids[np.repeat(rows, self.lengths)], self.lengths[rows])
-
-    def as_lists(self) -> pa.ListArray:
-        """The rows as an Arrow array."""
-        offsets = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
-        return pa.ListArray.from_arrays(offsets, self.ids)
-
-
-def _as_batch(rows: list[tuple[list[int], list[int]]]) -> pa.RecordBatch:
-    sides = [pa.array([ids[side] for ids in rows], _IDS) for side in (0, 1)]
-    return pa.record_batch([*sides, *(side.value_lengths() for side in sides)], _SCHEMA)
-
-
-def _block_resegmenter(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ResegmentBlock | None:
-    """A function that samples new segmentations of a block, or None without subword sampling. The
-    segmentations depend only on (seed, epoch, block).
-
-    A pair that would become too long keeps its segmentation, so every epoch has the same rows.
-    """
-    if data.subword_sampling is None:
-        return None
-    source = target = make_resegment(tokenizer.source, data.subword_sampling)
-    if tokenizer.target is not tokenizer.source:
-        target = make_resegment(tokenizer.target, data.subword_sampling)
-
-    def resegment(block: pa.Table, epoch: int, number: int) -> pa.RecordBatch:
-        generator, rows = random.Random(f"{seed} {epoch} {number}"), []
-        for old in zip(block["source"].to_pylist(), block["target"].to_pylist(), strict=True):
-            new = source(old[0], generator), target(old[1], generator)
-            rows.append(new if max(map(len, new)) <= data.max_length else old)
-        return _as_batch(rows)
-
-    return resegment

@@ -40,21 +40,27 @@ class _HashingReader(io.RawIOBase):
 
 
 @contextmanager
-def _open(path: Path, digests: Digests | None = None) -> Iterator[io.BufferedReader]:
-    """The decompressed contents of a plain, `.gz` or `.zst` file. `digests` receives the SHA-256 of the file
-    when it has been read to its end. Raises DataError if the file cannot be read."""
+def _open(path: Path, digests: Digests | None = None, offset: int = 0) -> Iterator[io.BufferedReader]:
+    """The decompressed contents of a plain, `.gz` or `.zst` file, from byte `offset` on. `digests` receives
+    the SHA-256 of the file when it has been read from its start to its end. Raises DataError if the file
+    cannot be read."""
     try:
         with path.open("rb", buffering=0) as file:
             hashing = _HashingReader(file)
             # Not opened by pyarrow, which cannot open a named pipe.
             raw = io.BufferedReader(cast(Any, hashing), _BUFFER)
             if path.suffix not in COMPRESSION:
+                if offset:
+                    file.seek(offset)
                 yield raw
             elif path.is_file() and not path.stat().st_size:
                 raise ValueError(f"empty, so not a {path.suffix} file")
             else:
                 with pa.input_stream(raw, compression=COMPRESSION[path.suffix]) as plain:
-                    yield io.BufferedReader(cast(Any, plain), _BUFFER)
+                    stream = io.BufferedReader(cast(Any, plain), _BUFFER)
+                    while offset and (skipped := stream.read(min(offset, _BUFFER))):
+                        offset -= len(skipped)
+                    yield stream
             if digests is not None:
                 while rest := file.read(_BUFFER):  # what follows the compressed data
                     hashing.hash.update(rest)
@@ -74,9 +80,10 @@ def count_lines(block: bytes) -> int:
 class LineBlocks:
     """Cuts a byte stream into blocks of lines, without decoding them."""
 
-    def __init__(self, stream: io.BufferedReader):
+    def __init__(self, stream: io.BufferedReader, lines: int = 0, offset: int = 0):
+        """`stream` starts after the given number of lines and bytes."""
         self._stream, self._rest = stream, b""
-        self.lines = 0  # read so far
+        self.lines, self.offset = lines, offset  # read so far, in lines and bytes
 
     def take(self, count: int) -> bytes:
         """The next `count` lines with their ends, or as many as there are."""
@@ -92,6 +99,7 @@ class LineBlocks:
             missing -= found
         taken = b"".join(parts)
         self.lines += count_lines(taken)
+        self.offset += len(taken)
         return taken
 
     def count_all(self) -> int:
@@ -102,11 +110,16 @@ class LineBlocks:
 
 
 @contextmanager
-def open_blocks(path: Path, digests: Digests | None = None) -> Iterator[LineBlocks]:
-    """The lines of a plain, `.gz` or `.zst` file, in blocks. `digests` receives the SHA-256 of the file when
-    it has been read to its end. Raises DataError if the file cannot be read."""
-    with _open(path, digests) as stream:
-        yield LineBlocks(stream)
+def open_blocks(
+    path: Path, digests: Digests | None = None, lines: int = 0, offset: int = 0
+) -> Iterator[LineBlocks]:
+    """The lines of a plain, `.gz` or `.zst` file after the first `lines`, which have `offset` decompressed
+    bytes, in blocks. `digests` receives the SHA-256 of the file when all of it has been read.
+
+    Raises DataError if the file cannot be read.
+    """
+    with _open(path, None if offset else digests, offset) as stream:
+        yield LineBlocks(stream, lines, offset)
 
 
 def decode_block(block: bytes, name: str, first: int) -> list[str | DataError]:

@@ -10,7 +10,7 @@ import torch
 from mtrain.config.schema import Config
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan, Rows, plan_batches
-from mtrain.data.encode import EncodedCorpus
+from mtrain.data.encoded import EncodedCorpus
 from mtrain.errors import DataError
 from mtrain.tokenizer.vocabulary import SpecialIds
 

@@ -40,7 +40,6 @@ class ScanResult:
     text: "TextSample"
     held_out: list[Pair]  # empty unless validation is a holdout
     findings: Findings | None  # None without a check
-    digests: Digests  # of the files that were read
 
 
 class CorpusScanner:
@@ -53,18 +52,21 @@ class CorpusScanner:
         folder: Path | None = None,
         check: bool = False,
         strict: bool = True,
+        digests: Digests | None = None,
     ):
         """With `check`, the data is also checked. With `strict`, an unreadable pair is an error, unless
-        `data.bad_lines` is `skip`. Temporary files are written to `folder`."""
+        `data.bad_lines` is `skip`. Temporary files are written to `folder`. `digests` has the SHA-256 of
+        files that need not be read to hash them."""
         self.data, self.seed = data, seed
         self._folder, self._check = folder, check
         self._bad_lines = data.bad_lines if strict else "skip"
+        self.digests: Digests = {} if digests is None else digests  # of all files hashed so far
 
     @cached_property
     def result(self) -> ScanResult:
         """One pass over the training corpora. Raises DataError if one is missing, misaligned or, if strict,
         has an unreadable pair; StorageError if the temporary files cannot be written."""
-        data, digests = self.data, Digests()
+        data, digests = self.data, self.digests
         check = DataCheck(data, digests) if self._check else None
         text = TextSample(SAMPLED_SENTENCES, self.seed, self._folder)
         count = data.validation.holdout if isinstance(data.validation, Holdout) else 0
@@ -84,15 +86,14 @@ class CorpusScanner:
             raise StorageError(f"cannot write temporary files: {error.strerror or error}") from error
         held_out = holdout.pairs()
         findings = check.findings(held_out) if check else None
-        return ScanResult(pairs, text, held_out, findings, digests)
+        return ScanResult(pairs, text, held_out, findings)
 
     @cached_property
     def content_hashes(self) -> list[str]:
-        """The content hash of each training corpus, then of each validation corpus. Files that `result`
-        has read are not read again."""
+        """The content hash of each training corpus, then of each validation corpus. Files in `digests`, such
+        as those that `result` has read, are not read."""
         validation = [] if isinstance(self.data.validation, Holdout) else self.data.validation
-        digests = self.result.digests if "result" in self.__dict__ else None
-        return [content_hash(corpus, digests) for corpus in (*self.data.train, *validation)]
+        return [content_hash(corpus, self.digests) for corpus in (*self.data.train, *validation)]
 
     @property
     def training_hashes(self) -> list[str]:

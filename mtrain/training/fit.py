@@ -8,8 +8,9 @@ from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.check_report import log_warnings
-from mtrain.data.encode import PreparedData, check_corpora, prepare_data
+from mtrain.data.encode import PreparedData, check_corpora, is_prepared, prepare_data
 from mtrain.data.scan import CorpusScanner
+from mtrain.data.sources import read_digests
 from mtrain.device import keep_freed_memory, limit_onednn_cache, make_current, resolve_device
 from mtrain.errors import UsageError
 from mtrain.evaluation.metrics import make_metrics
@@ -70,8 +71,9 @@ def make_trainer(
     keep_freed_memory()
     limit_onednn_cache()
     run_dir = Path(config.run_dir)
-    is_encoded, reduce_vocab_size = (run_dir / "data").exists(), vocab_size_is_automatic(config)
-    scanner = CorpusScanner(config.data, config.seed, run_dir, check=not is_encoded)
+    is_encoded, reduce_vocab_size = is_prepared(run_dir / "data"), vocab_size_is_automatic(config)
+    digests = read_digests(run_dir / "data")
+    scanner = CorpusScanner(config.data, config.seed, run_dir, check=not is_encoded, digests=digests)
     config, initial_model = resolve_config(config, scanner)
     require_exports(config)
     checkpoint = open_run(config, resume)

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -116,7 +117,8 @@ class Trainer:
         state, recipe = self.state, self.recipe
         for step in self.steps():
             metrics = self.train_step(step)
-            self.progress.add_step(metrics, [row for batch in step.batches for row in batch.rows])
+            rows = [row for batch in step.batches for row in batch.rows]
+            self.progress.add_step(metrics, partial(self.loader.corpus.places, rows))
             if state.step % recipe.log_every == 0:
                 self.progress.log_step(step.epoch, self.learning_rate)
 

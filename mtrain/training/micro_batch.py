@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mtrain.config.schema import Config
 from mtrain.data.batch import Batch
-from mtrain.data.encode import EncodedCorpus
+from mtrain.data.encoded import EncodedCorpus
 from mtrain.training.step import Learner
 
 ACTIVATION_SHARE = 0.5  # of the memory; the rest is for weights, optimizer and other programs

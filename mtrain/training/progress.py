@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -45,7 +45,7 @@ class Progress:
         self.file, self.state = run_dir / "metrics.jsonl", state
         disable = quiet or None  # None: disabled unless stderr is a terminal
         self.bar = tqdm(total=total_steps, initial=state.step, unit="step", disable=disable)
-        self.pending: deque[tuple[Callable[[], list[float]], int, Sequence[int]]] = deque()
+        self.pending: deque[tuple[Callable[[], list[float]], int, Callable[[], list[str]]]] = deque()
         self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # losses of single steps, nats/token
         self.unwritten: list[str] = []  # lines of metrics.jsonl that could not be written yet
         self.clock = time.perf_counter()
@@ -67,10 +67,10 @@ class Progress:
         repeated = self.state.validation_due and step == self.state.step and "validation" in record
         return step <= self.state.step and not repeated
 
-    def add_step(self, metrics: StepMetrics, rows: Sequence[int] = ()) -> None:
-        """Add the metrics of a step, whose pairs are `rows` of the corpus, and read those of the previous
-        step."""
-        self.pending.append((copy_to_host_async(metrics.values), metrics.tokens, rows))
+    def add_step(self, metrics: StepMetrics, places: Callable[[], list[str]] = list) -> None:
+        """Add the metrics of a step, and read those of the previous step. `places` returns where the pairs of
+        the step come from, as `file:line`."""
+        self.pending.append((copy_to_host_async(metrics.values), metrics.tokens, places))
         self.read_pending(keep=1)
         self.update_time(stepping=True)
         self.bar.update()
@@ -81,7 +81,7 @@ class Progress:
         Raises DivergedError after too many consecutive steps with a non-finite loss or gradient.
         """
         while len(self.pending) > keep:
-            values, tokens, rows = self.pending.popleft()
+            values, tokens, places = self.pending.popleft()
             loss, nll, norm, skipped = values()
             state, window = self.state, self.state.window
             for key, value in (("loss", loss), ("nll", nll), ("tokens", tokens)):
@@ -89,7 +89,7 @@ class Progress:
             window["norm"] = norm
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
             if not skipped:
-                self._watch_for_spikes(loss / tokens, state.step - len(self.pending), rows)
+                self._watch_for_spikes(loss / tokens, state.step - len(self.pending), places)
             else:
                 state.skipped_steps += 1
                 log.warning(
@@ -101,16 +101,15 @@ class Progress:
                     "lower training.learning_rate or raise training.warmup_steps"
                 )
 
-    def _watch_for_spikes(self, loss: float, step: int, rows: Sequence[int]) -> None:
+    def _watch_for_spikes(self, loss: float, step: int, places: Callable[[], list[str]]) -> None:
         """Log a warning if the loss is far above that of the previous steps, which bad pairs can cause."""
         if len(self.recent) == SPIKE_WINDOW:
             mean = fmean(self.recent)
             if loss > mean + max(MIN_SPIKE, 6 * pstdev(self.recent, mean)):
-                some = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
+                found = places()
+                some = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
                 usual = f"{mean:.2f} before"
-                log.warning(
-                    "step %d: loss %.2f nats/token, %s; rows %s of data/train.arrow", step, loss, usual, some
-                )
+                log.warning("step %d: loss %.2f nats/token, %s; pairs %s", step, loss, usual, some)
         self.recent.append(loss)
 
     def log_step(self, epoch: int, rate: float) -> None:

@@ -34,7 +34,12 @@ _CONTENTS = [
     *("config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model"),
     "origin.json",
 ]
-_LEFTOVERS = ["checkpoints/.index.json.tmp", "data/.epoch-*", *(f".{name}.tmp" for name in _CONTENTS)]
+_LEFTOVERS = [
+    "checkpoints/.index.json.tmp",
+    "data/.epoch-*",
+    "data/.*.tmp",
+    *(f".{name}.tmp" for name in _CONTENTS),
+]
 
 
 def open_run(config: Config, resume: str) -> Checkpoint | None:

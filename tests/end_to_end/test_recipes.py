@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
-from mtrain.data.encode import EncodedCorpus
+from mtrain.config.corpora import ToyCorpus
+from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.shards import Shard
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.documentation import blocks, prepare, run
 from tests.support.paths import ROOT
@@ -35,15 +36,20 @@ def test_commands_of_the_recipes_fit_together(tmp_path, monkeypatch, capsys):
 
     tagged = runs["multi30k-en-de-backtranslated"]
     tag = Tokenizer(tagged / "tokenizer").source.pieces.index("<bt>")
-    corpus = EncodedCorpus(tagged / "data/train.arrow", np.ones(220))
-    sources = corpus.fetch(list(range(220)))[
-        0
-    ].to_pylist()  # 200 human translations, then the synthetic pairs
+    sources = sources_of(tagged)  # 200 human translations, then the synthetic pairs
     assert [ids.count(tag) for ids in sources] == [0] * 200 + [1] * 20
 
-    reborn = EncodedCorpus(runs["multi30k-en-de-reborn"] / "data/train.arrow", np.ones(400))
-    sources = reborn.fetch(list(range(400)))[0].to_pylist()
+    sources = sources_of(runs["multi30k-en-de-reborn"])
+    assert len(sources) == 400
     assert sources[:200] == sources[200:]  # with human translations, then with the teacher's
+
+
+def sources_of(run: Path) -> list[list[int]]:
+    """The encoded source sentences of a run, in the order of its corpora."""
+    shards = [Shard(file) for file in sorted((run / "data").glob("shard-*"))]
+    corpora = [ToyCorpus(toy="train")] * len(shards)
+    corpus = EncodedCorpus.open(shards, corpora, buckets=[0])
+    return corpus.fetch(range(len(corpus)))[0].to_pylist()
 
 
 @pytest.mark.slow

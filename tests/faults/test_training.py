@@ -134,12 +134,13 @@ def test_16_a_single_pair_that_does_not_fit_in_memory_ends_training(parts, on_tr
         Learner(model, config.training).step(batches, 9, 0.1)
 
 
-def test_a_loss_spike_is_logged_with_its_rows(tmp_path, caplog):
+def test_a_loss_spike_is_logged_with_its_pairs(tmp_path, caplog):
     progress = Progress(tmp_path, checkpoint.TrainState(), 200, "fp32", quiet=True)
 
     def add(loss: float, rows: list[int]) -> None:
         progress.state.step += 1
-        progress.add_step(StepMetrics(torch.tensor([loss * 10, loss * 10, 1.0, 0.0]), 10), rows)
+        metrics = StepMetrics(torch.tensor([loss * 10, loss * 10, 1.0, 0.0]), 10)
+        progress.add_step(metrics, lambda: [f"a.en:{row}" for row in rows])
 
     generator = torch.Generator().manual_seed(0)
     for _ in range(SPIKE_WINDOW + 20):
@@ -149,7 +150,10 @@ def test_a_loss_spike_is_logged_with_its_rows(tmp_path, caplog):
         add(9.0, list(range(20)))
         add(3.0, [1])
     assert f"step {SPIKE_WINDOW + 21}: loss 9.00 nats/token, 3.0" in caplog.text
-    assert "rows 0, 1, 2, 3, 4, 5, 6, 7, .." in caplog.text and caplog.text.count("step ") == 1
+    assert (
+        "pairs a.en:0, a.en:1, a.en:2, a.en:3, a.en:4, a.en:5, a.en:6, a.en:7, .." in caplog.text
+        and caplog.text.count("step ") == 1
+    )
 
 
 def test_a_batch_is_cut_between_its_pairs(parts):

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.data import Pair, encode
+from mtrain.data import Pair, encoded, encoder
 from mtrain.data.encode import prepare_data
 from mtrain.data.scan import HoldoutSampler
 from mtrain.errors import DataError, ModelError, StorageError
@@ -70,7 +70,7 @@ def test_fetch_returns_rows_in_the_requested_order(tmp_path: Path, tokenizer: To
 def test_the_block_size_does_not_matter(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(encode, "BLOCK", 7)
+    monkeypatch.setattr(encoder, "BLOCK", 7)
     prepared = prepare_data(config(tmp_path), tokenizer, tmp_path / "data", seed=1)
     assert text_of(prepared, tokenizer) == TOY
 
@@ -105,10 +105,10 @@ def test_each_pair_has_the_weight_of_its_corpus(tmp_path: Path, tokenizer: Token
 def test_unchanged_data_is_reused(tmp_path: Path, tokenizer: Tokenizer, encodings: list[str]):
     data = config(tmp_path)
     first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
-    stamp = (tmp_path / "data" / "train.arrow").stat().st_mtime_ns
+    stamp = (tmp_path / "data" / "shard-00000.safetensors").stat().st_mtime_ns
     second = prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
     assert len(encodings) == 1
-    assert (tmp_path / "data" / "train.arrow").stat().st_mtime_ns == stamp
+    assert (tmp_path / "data" / "shard-00000.safetensors").stat().st_mtime_ns == stamp
     assert second.fingerprint == first.fingerprint
     assert rows(second) == rows(first)
     assert second.validation == first.validation
@@ -225,7 +225,7 @@ def test_a_changed_local_dataset_is_encoded_again(tmp_path: Path, tokenizer: Tok
         assert text_of(prepared, tokenizer) == pairs
 
 
-@pytest.mark.parametrize("damage", ["summary.json", "train.arrow", "validation.jsonl"])
+@pytest.mark.parametrize("damage", ["summary.json", "shard-00000.safetensors", "validation.jsonl"])
 @pytest.mark.parametrize("how", ["cut", "gone", "empty"])
 def test_damaged_data_is_encoded_again(tmp_path: Path, tokenizer: Tokenizer, damage: str, how: str):
     """Damaged as by a full disk, a kill or an interrupted copy."""
@@ -252,7 +252,7 @@ def test_an_interrupted_encoding_is_not_reused(tmp_path: Path, tokenizer, monkey
             return super().encode_source(texts)
 
     data = config(tmp_path)
-    monkeypatch.setattr(encode, "BLOCK", 50)
+    monkeypatch.setattr(encoder, "BLOCK", 50)
     with pytest.raises(KeyboardInterrupt):
         prepare_data(data, Interrupted(tokenizer.files[0].parent), tmp_path / "data", seed=1)
     assert len(prepare_data(data, tokenizer, tmp_path / "data", seed=1).train) == len(TOY)
@@ -405,7 +405,7 @@ def sampler(request, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def test_every_epoch_has_different_segmentations(tmp_path: Path, sampler: Tokenizer, monkeypatch):
-    monkeypatch.setattr(encode, "BLOCK", 70)
+    monkeypatch.setattr(encoded, "BLOCK", 70)
     prepared = prepare_data(config(tmp_path, subword_sampling=0.3), sampler, tmp_path / "data", seed=1)
     plain = rows(prepared)
     assert plain == rows(prepare_data(config(tmp_path), sampler, tmp_path / "other", seed=1))
@@ -425,7 +425,7 @@ def test_every_epoch_has_different_segmentations(tmp_path: Path, sampler: Tokeni
 def test_two_blocks_of_the_same_text_are_segmented_differently(
     tmp_path: Path, sampler: Tokenizer, monkeypatch
 ):
-    monkeypatch.setattr(encode, "BLOCK", 150)
+    monkeypatch.setattr(encoded, "BLOCK", 150)
     train = write(tmp_path / "t.tsv", TOY[:150] * 2)
     data = config(tmp_path, train, subword_sampling=0.3)
     sampled = rows(prepare_data(data, sampler, tmp_path / "data", seed=1), 0)
@@ -496,10 +496,10 @@ def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokeni
     held = prepared.train.epoch(0)
     assert len(held.fetch([0, 299])[0]) == 2
 
-    def full(*_):
+    def full(**_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pa, "OSFile", full)
+    monkeypatch.setattr(encoded, "TemporaryFile", full)
     with pytest.raises(StorageError, match="No space left"):
         prepared.train.epoch(1)
     assert sorted((tmp_path / "data").iterdir()) == before

@@ -74,8 +74,10 @@ def test_a_first_fit_reads_the_raw_text_twice(openings, first_run):
     file, folder = first_run
     fit = ("fit", file, "--device", "cpu")
     assert openings(folder, *fit) == {"one.tsv": 2, "two.tsv": 2, "test.tsv": 1}
-    # A resumed run only hashes them.
-    assert openings(folder, *fit, "--set", "training.max_steps=2") == {"one.tsv": 1, "two.tsv": 1}
+    # A resumed run does not read them, and hashes again only those that were written since.
+    assert openings(folder, *fit, "--set", "training.max_steps=2") == {}
+    (folder / "two.tsv").write_bytes((folder / "two.tsv").read_bytes())
+    assert openings(folder, *fit, "--set", "training.max_steps=3") == {"two.tsv": 1}
 
 
 def test_fit_after_tokenize_reads_the_raw_text_at_most_three_times(openings, first_run):
@@ -104,7 +106,8 @@ def test_hashes_computed_while_reading_equal_those_of_the_files(tmp_path: Path, 
     file.write_bytes(compress(b"\xef\xbb\xbfa\tb\r\n" * 100_000 + b"no newline\tat the end"))
     data = config(tmp_path, {"tsv": str(file)})
     scanner = CorpusScanner(data, seed=1, check=True)
-    assert scanner.result.digests.keys() == {file, tmp_path / "validation.tsv"}
+    assert scanner.result.pairs == 100_001
+    assert scanner.digests.keys() == {file, tmp_path / "validation.tsv"}
     assert scanner.content_hashes == [content_hash(each) for each in (*data.train, *data.validation)]
     assert scanner.training_hashes == scanner.content_hashes[:1]
     unread = CorpusScanner(data, seed=1)
@@ -122,7 +125,7 @@ def test_a_file_that_was_not_read_to_its_end_has_no_hash(tmp_path: Path):
 def test_the_bundled_corpus_needs_no_file(tmp_path: Path):
     data = config(tmp_path, {"toy": "test"}, {"toy": "validation"})
     scanner = CorpusScanner(data, seed=1)
-    assert scanner.result.pairs == 300 and scanner.result.digests == {}
+    assert scanner.result.pairs == 300 and scanner.digests == {}
     assert scanner.content_hashes == [content_hash(ToyCorpus(toy=split)) for split in ("test", "validation")]
 
 

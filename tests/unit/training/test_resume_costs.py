@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from pathlib import Path
 
-from mtrain.data.encode import EncodedCorpus
+from mtrain.data.encoded import EncodedCorpus
 from tests.support.training import fit_on_cpu
 
 

@@ -104,7 +104,11 @@ def test_a_tokenizer_older_than_the_text_is_logged(make_config, corpus, tmp_path
 
 def test_damaged_data_is_encoded_again(make_config, caplog):
     run = fit_on_cpu(make_config())
-    for name, damage in (("summary.json", b"{"), ("train.arrow", None), ("validation.jsonl", b"")):
+    for name, damage in (
+        ("summary.json", b"{"),
+        ("shard-00000.safetensors", None),
+        ("validation.jsonl", b""),
+    ):
         file = run / "data" / name
         contents = bytearray(file.read_bytes())
         contents[len(contents) // 2] ^= 1

@@ -1,0 +1,197 @@
+"""Shards: the encoded pairs of consecutive parts of a corpus, one file each.
+
+A shard is a safetensors file, which can be memory-mapped. It contains what is left of `SHARD` raw pairs:
+
+    source, target                  ids of all rows, each ending in EOS; uint16 if they fit, else int32
+    source_length, target_length    uint32, for each row
+    number                          uint32, for each row: number of its pair, from the first one of the shard
+    buckets (buckets + 1, 3)        int64: the rows, source ids and target ids before each bucket
+    sha256 (buckets, 32)            of the rows of each bucket
+
+Rows are grouped by bucket, which is a hash of (seed, corpus, pair), and ordered by number within a bucket.
+The rows of a bucket in all shards are a random sample of the corpus.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from mtrain.errors import ModelError
+from mtrain.storage.atomic import replace_durably
+
+SHARD = 250_000  # raw pairs
+BUCKET = 250_000  # raw pairs of the whole corpus, on average
+_KEY = "shard"  # of the metadata; a single key, because the order of several is random
+_DTYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U8": np.uint8}
+_ROWS = ("source", "target", "source_length", "target_length", "number")
+_MAX_HEADER = 2**20  # bytes; a header is far smaller
+Ids = npt.NDArray[np.integer]
+Indices = npt.NDArray[np.int64]
+
+
+class Rows(NamedTuple):
+    """Rows of ids of different lengths."""
+
+    ids: Ids  # of all rows
+    lengths: Ids  # of each row
+
+    @property
+    def starts(self) -> Indices:
+        """Where the ids of each row start, and where those of the last one end."""
+        return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+
+    def take(self, rows: Indices) -> "Rows":
+        """The given rows, in the given order."""
+        return Rows(self.ids[ranges(self.starts[rows], self.lengths[rows])], self.lengths[rows])
+
+    @staticmethod
+    def join(parts: Sequence["Rows"]) -> "Rows":
+        """The rows of several parts."""
+        return Rows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def ranges(starts: Ids, lengths: Ids) -> Indices:
+    """The indices start, start + 1, ... of several ranges, one after another."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """What a shard was made from, and what was dropped."""
+
+    fingerprint: str  # of the inputs of the whole corpus
+    corpus: int  # index in `data.train`
+    first: int  # number of the first raw pair in its corpus, from 1
+    pairs: int  # raw pairs
+    kept: int
+    dropped: dict[str, int]  # number of pairs by reason
+    ends: tuple[int, ...]  # where the raw pairs end in the decompressed files of the corpus, in bytes
+
+
+def buckets_of(numbers: Ids, seed: int, corpus: int, count: int) -> Indices:
+    """The bucket of each pair of a corpus, in [0, count): a hash (SplitMix64) of seed, corpus and number."""
+    key = hashlib.blake2b(f"{seed} {corpus}".encode(), digest_size=8).digest()
+    with np.errstate(over="ignore"):
+        x = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.frombuffer(key, np.uint64)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    high = (x ^ (x >> np.uint64(31))) >> np.uint64(32)
+    return ((high * np.uint64(count)) >> np.uint64(32)).astype(np.int64)
+
+
+def shard_file(folder: Path, index: int) -> Path:
+    """The file of shard `index`, from 0."""
+    return folder / f"shard-{index:05}.safetensors"
+
+
+def write_shard(
+    file: Path, sides: tuple[Rows, Rows], numbers: Ids, buckets: Indices, count: int, info: ShardInfo
+) -> None:
+    """Write a shard atomically. `numbers` (from the first pair of the shard) and `buckets` are those of the
+    rows; `count` is the number of buckets. Raises OSError."""
+    order = np.argsort(buckets, kind="stable")
+    sides = sides[0].take(order), sides[1].take(order)
+    edges = np.searchsorted(buckets[order], np.arange(count + 1))
+    index = np.stack([edges, *(side.starts[edges] for side in sides)], axis=1)
+    tensors = {
+        **{"source": sides[0].ids, "target": sides[1].ids},
+        **{"source_length": sides[0].lengths.astype(np.uint32)},
+        **{"target_length": sides[1].lengths.astype(np.uint32)},
+        **{"number": numbers[order].astype(np.uint32), "buckets": index},
+    }
+    digests = [_digest(tensors, index, bucket) for bucket in range(count)]
+    tensors["sha256"] = np.frombuffer(b"".join(digests), np.uint8).reshape(count, 32)
+    temporary = file.with_name(f".{file.name}.tmp")
+    save_file(tensors, temporary, {_KEY: json.dumps(asdict(info))})
+    replace_durably(temporary, file)
+
+
+def _digest(tensors: dict[str, Any], index: Indices, bucket: int) -> bytes:
+    """The SHA-256 of the rows of a bucket."""
+    digest = hashlib.sha256()
+    for name in _ROWS:
+        start, stop = index[bucket : bucket + 2, {"source": 1, "target": 2}.get(name, 0)]
+        digest.update(tensors[name][start:stop].tobytes())
+    return digest.digest()
+
+
+class Shard:
+    """A memory-mapped shard."""
+
+    def __init__(self, file: Path):
+        """Raises ModelError if the file is missing, or if it is visibly damaged."""
+        self.file = file
+        try:
+            self._header, self._tensors, info = _open(file)
+            self.info = ShardInfo(**{**info, "ends": tuple(info["ends"])})
+            rows, tokens = len(self._tensors["number"]), [len(self._tensors[side]) for side in _ROWS[:2]]
+            if self.buckets[-1].tolist() != [rows, *tokens]:
+                raise ValueError("its index does not match its rows")
+        except FileNotFoundError:
+            raise ModelError(f"{file}: missing") from None
+        except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+            raise ModelError(f"{file}: damaged ({error})") from None
+
+    @property
+    def buckets(self) -> Indices:
+        """The rows, source ids and target ids before each bucket (buckets + 1, 3)."""
+        return cast(Indices, self._tensors["buckets"])
+
+    def verify(self, index_sha256: str, buckets: Sequence[int]) -> Self:
+        """Compare the index of the shard, and the rows of some buckets, with their hashes. Raises ModelError
+        if one differs."""
+        if self.index_sha256 != index_sha256:
+            raise ModelError(f"{self.file}: damaged (its index has changed)")
+        for bucket in buckets:
+            if _digest(self._tensors, self.buckets, bucket) != self._tensors["sha256"][bucket].tobytes():
+                raise ModelError(f"{self.file}: damaged (its rows do not match their SHA-256)")
+        return self
+
+    @cached_property
+    def index_sha256(self) -> str:
+        """The SHA-256 of what describes the rows: the header, the buckets, and their hashes."""
+        hashes = (self._tensors[name].tobytes() for name in ("buckets", "sha256"))
+        return hashlib.sha256(b"".join((self._header, *hashes))).hexdigest()
+
+    def rows(self, buckets: Sequence[int]) -> Indices:
+        """The positions of the rows of some buckets, in the order of their numbers."""
+        edges = self.buckets[:, 0]
+        found = np.concatenate([np.arange(edges[i], edges[i + 1]) for i in buckets] or [np.arange(0)])
+        return found[np.argsort(self._tensors["number"][found], kind="stable")]
+
+    def numbers(self, rows: Indices) -> Indices:
+        """The numbers of some rows' pairs in their corpus, from 1."""
+        numbers: Indices = self._tensors["number"][rows].astype(np.int64) + self.info.first
+        return numbers
+
+    def side(self, name: str) -> Rows:
+        """All rows of a side, `source` or `target`, memory-mapped."""
+        return Rows(self._tensors[name], self._tensors[f"{name}_length"])
+
+
+def _open(file: Path) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
+    """The header of a safetensors file, its tensors, and the metadata of a shard."""
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if size > _MAX_HEADER:
+            raise ValueError("not a safetensors file")
+        header = stream.read(size)
+    entries = json.loads(header)
+    info = json.loads(entries.pop("__metadata__")[_KEY])
+    data = np.memmap(file, np.uint8, "r", offset=0)
+    tensors: dict[str, Any] = {}
+    for name, entry in entries.items():
+        start, stop = (8 + size + offset for offset in entry["data_offsets"])
+        if stop > len(data):
+            raise ValueError("truncated")
+        tensors[name] = data[start:stop].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return header, tensors, info

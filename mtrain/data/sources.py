@@ -1,0 +1,38 @@
+"""Remembers the SHA-256 of raw files, so that files that have not changed are not read again to hash them."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from mtrain.data.lines import Digests
+from mtrain.errors import StorageError
+from mtrain.storage.atomic import write_atomically
+
+SOURCES = "sources.json"  # in the data folder
+
+
+def read_digests(folder: Path) -> Digests:
+    """The recorded SHA-256 of the files whose size and times have not changed since."""
+    digests: Digests = {}
+    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+        for name, entry in json.loads((folder / SOURCES).read_bytes()).items():
+            if _stamp(Path(name)) == entry["stamp"]:
+                digests[Path(name)] = bytes.fromhex(entry["sha256"])
+    return digests
+
+
+def write_digests(folder: Path, digests: Digests) -> None:
+    """Record the SHA-256 of files, unless the folder is not writable."""
+    with suppress(OSError, StorageError):
+        entries = {
+            str(file): {"stamp": _stamp(file), "sha256": digest.hex()} for file, digest in digests.items()
+        }
+        if entries and read_digests(folder) != digests:
+            write_atomically(folder / SOURCES, json.dumps(entries, indent=1) + "\n")
+
+
+def _stamp(file: Path) -> list[int]:
+    """What changes if a file is written: its size, its modification time, and the time of its last change,
+    which cannot be set."""
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]

@@ -1,0 +1,37 @@
+"""Shards and buckets of any size contain each pair once, in the same order."""
+
+from hypothesis import strategies as st
+
+from mtrain.data import encode, encoder
+from mtrain.data.encode import prepare_data
+from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.shards import Shard
+from tests.support.encoding import TOY, config, rows_of, text_of, write
+
+
+def test_each_pair_is_in_one_bucket(tried, tokenizer, tmp_path_factory, monkeypatch):
+    @tried(
+        12,
+        sizes=st.lists(st.integers(0, 40), min_size=1, max_size=3).filter(any),
+        block=st.integers(1, 15),
+        shard=st.integers(1, 30),
+        bucket=st.integers(1, 60),
+    )
+    def check(sizes, block, shard, bucket):
+        for module, name, value in (
+            (encoder, "BLOCK", block),
+            (encoder, "SHARD", shard),
+            (encode, "BUCKET", bucket),
+        ):
+            monkeypatch.setattr(module, name, value)
+        folder = tmp_path_factory.mktemp("any")
+        train = [write(folder / f"{i}.tsv", TOY[:size]) for i, size in enumerate(sizes)]
+        data = config(folder, train)
+        for _ in range(2):  # encoded, then reused
+            prepared = prepare_data(data, tokenizer, folder / "data", seed=1)
+            assert text_of(prepared, tokenizer) == [pair for size in sizes for pair in TOY[:size]]
+        shards = [Shard(file) for file in sorted((folder / "data").glob("shard-*"))]
+        buckets = range(len(shards[0].buckets) - 1)
+        assert len(buckets) == -(-sum(sizes) // bucket)
+        parts = [row for i in buckets for row in rows_of(EncodedCorpus.open(shards, data.train, [i]))]
+        assert sorted(parts) == sorted(rows_of(prepared.train))

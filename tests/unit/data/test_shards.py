@@ -1,0 +1,275 @@
+"""Shards: what they contain, and how damaged, missing and interrupted ones are written again."""
+
+import gzip
+import hashlib
+import json
+import logging
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from mtrain.config.data import DataConfig
+from mtrain.data import Pair, encode, encoder
+from mtrain.data.corpus import content_hash, read_blocks
+from mtrain.data.encode import PreparedData, prepare_data
+from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.shards import Shard, buckets_of, shard_file
+from mtrain.errors import DataError, ModelError
+from mtrain.tokenizer.tokenizer import Tokenizer
+from tests.support.corpora import corpus
+from tests.support.encoding import TOY, config, rows, rows_of, text_of, write
+
+pytestmark = pytest.mark.usefixtures("logs")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch):
+    """Shards of 60 pairs, read 20 at a time, with 3 buckets for 300 pairs."""
+    for module, name, value in ((encoder, "BLOCK", 20), (encoder, "SHARD", 60), (encode, "BUCKET", 100)):
+        monkeypatch.setattr(module, name, value)
+
+
+def prepare(folder: Path, tokenizer: Tokenizer, data: DataConfig | None = None) -> PreparedData:
+    return prepare_data(data or config(folder), tokenizer, folder / "data", seed=1)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files that were written for a corpus, without the record of the raw files."""
+    files = [file for file in (folder / "data").iterdir() if file.name != "sources.json"]
+    return {file.name: file.read_bytes() for file in files}
+
+
+def test_each_pair_is_in_one_bucket_of_one_shard(tmp_path: Path, tokenizer: Tokenizer, small):
+    train = [
+        write(tmp_path / "a.tsv", TOY[:130]),
+        write(tmp_path / "b.tsv", []),
+        write(tmp_path / "c.tsv", TOY[130:]),
+    ]
+    data = config(tmp_path, [*train, {"toy": "validation"}])
+    prepared = prepare(tmp_path, tokenizer, data)
+    assert text_of(prepared, tokenizer)[:300] == TOY
+    summary = json.loads((tmp_path / "data/summary.json").read_text())
+    assert summary["kept"] == [130, 0, 170, 300] and summary["buckets"] == 6
+    shards = [Shard(shard_file(tmp_path / "data", index)) for index in range(len(summary["shards"]))]
+    assert [shard.info.pairs for shard in shards] == [60, 60, 10, 60, 60, 50, *[60] * 5]
+    parts = [EncodedCorpus.open(shards, data.train, [bucket]) for bucket in range(6)]
+    assert all(50 < len(part) < 150 for part in parts)
+    assert sorted(row for part in parts for row in rows_of(part)) == sorted(rows(prepared))
+    two = EncodedCorpus.open(shards, data.train, [4, 1])
+    found = {tuple(map(tuple, row)) for part in (parts[1], parts[4]) for row in rows_of(part)}
+    assert rows_of(two) == [row for row in rows(prepared) if tuple(map(tuple, row)) in found]
+
+
+def test_ids_take_two_bytes_below_65536_entries(tmp_path: Path, tokenizer: Tokenizer):
+    prepare(tmp_path, tokenizer)
+    tensors = load_file(shard_file(tmp_path / "data", 0))
+    assert tensors["source"].dtype == tensors["target"].dtype == np.uint16
+    assert tensors["number"].tolist() == list(range(300))
+
+
+def test_large_ids_are_read_back(tmp_path: Path, tokenizer: Tokenizer):
+    class Large(Tokenizer):
+        def encode_source(self, texts: list[str]) -> list[list[int]]:
+            return [[i + 70_000 for i in ids] for ids in super().encode_source(texts)]
+
+    large = Large(tokenizer.files[0].parent)
+    large.source_vocab_size = 80_000
+    plain = rows(prepare_data(config(tmp_path), tokenizer, tmp_path / "plain", seed=1))
+    expected = [([*(i + 70_000 for i in source[:-1]), source[-1]], target) for source, target in plain]
+    assert rows(prepare(tmp_path, large)) == expected
+
+
+def test_buckets_are_of_equal_size_and_depend_on_the_seed():
+    numbers = np.arange(1, 100_001)
+    counts = np.bincount(buckets_of(numbers, 1, 0, 10), minlength=10)
+    assert counts.sum() == 100_000 and abs(counts - 10_000).max() < 500
+    for other in (buckets_of(numbers, 2, 0, 10), buckets_of(numbers, 1, 1, 10)):
+        assert 0.08 < np.mean(other == buckets_of(numbers, 1, 0, 10)) < 0.12
+
+
+def test_locations_of_rows(tmp_path: Path, tokenizer: Tokenizer, small):
+    train = [
+        write(tmp_path / "a.tsv", [*TOY[:70], ("", "blank"), *TOY[70:80]]),
+        write(tmp_path / "b.tsv", TOY),
+    ]
+    prepared = prepare(tmp_path, tokenizer, config(tmp_path, train))
+    a, b = tmp_path / "a.tsv", tmp_path / "b.tsv"
+    assert prepared.train.places([0, 69, 70, 79, 80, 379]) == [
+        *(f"{a}:1", f"{a}:70", f"{a}:72", f"{a}:81", f"{b}:1", f"{b}:300")
+    ]
+
+
+# ------------------------------------------------------------------------------------ reading from a position
+
+
+@pytest.mark.parametrize("kind", ["text", "tsv", "tsv.gz", "jsonl", "toy", "parquet"])
+def test_reading_continues_at_any_block(tmp_path: Path, kind: str):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    records = [{"en": source, "fr": target} for source, target in TOY]
+    lines = {"tsv": ["\t".join(pair) for pair in TOY], "jsonl": list(map(json.dumps, records))}
+    for name, texts in (*lines.items(), ("en", [p.source for p in TOY]), ("fr", [p.target for p in TOY])):
+        (tmp_path / f"a.{name}").write_text("\ufeff" + "\r\n".join(texts), encoding="utf-8", newline="")
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress((tmp_path / "a.tsv").read_bytes()))
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "a.parquet")
+    fields = {"source_field": "en", "target_field": "fr"}
+    given = {
+        "text": {"source": tmp_path / "a.en", "target": tmp_path / "a.fr"},
+        "toy": {"toy": "validation"},
+        "jsonl": {"jsonl": tmp_path / "a.jsonl", **fields},
+        "parquet": {"parquet": tmp_path / "a.parquet", **fields},
+    }.get(kind, {"tsv": tmp_path / f"a.{kind}"})
+    blocks = list(read_blocks(corpus(**given), size=70))
+    assert [block.first for block in blocks] == [1, 71, 141, 211, 281]
+    for number, block in enumerate(blocks, start=1):
+        assert list(read_blocks(corpus(**given), size=70, start=block.end)) == blocks[number:]
+
+
+def test_unequal_line_counts_are_reported_after_continuing(tmp_path: Path):
+    (tmp_path / "a.en").write_text("a\n" * 30)
+    (tmp_path / "a.fr").write_text("b\n" * 25)
+    spec = corpus(source=tmp_path / "a.en", target=tmp_path / "a.fr")
+    [first] = islice(read_blocks(spec, size=10), 1)
+    with pytest.raises(DataError, match=r"a\.en has 30 lines but .*a\.fr has 25 lines"):
+        list(read_blocks(spec, size=10, start=first.end))
+
+
+# ----------------------------------------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "gone", "empty", "other"])
+@pytest.mark.parametrize("place", [0.001, 0.02, 0.3, 0.6, 0.999])
+def test_a_damaged_shard_is_named_and_encoded_again_alone(
+    tmp_path: Path, tokenizer: Tokenizer, small, caplog, how: str, place: float
+):
+    before = rows(prepare(tmp_path, tokenizer))
+    files, file = contents(tmp_path), shard_file(tmp_path / "data", 2)
+    untouched = {
+        other: other.stat().st_mtime_ns for other in (tmp_path / "data").glob("shard-*") if other != file
+    }
+    content = bytearray(file.read_bytes())
+    content[int(place * len(content))] ^= 4
+    damaged = {"flipped": content, "cut": content[: int(place * len(content))], "empty": b""}
+    file.unlink()
+    if how == "other":
+        file.write_bytes(shard_file(tmp_path / "data", 1).read_bytes())
+    elif how != "gone":
+        file.write_bytes(damaged[how])
+    caplog.clear()
+    assert rows(prepare(tmp_path, tokenizer)) == before
+    [warning] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warning.startswith(f"{file}: ") and warning.endswith("; encoding this shard again")
+    assert contents(tmp_path) == files
+    assert {other: other.stat().st_mtime_ns for other in untouched} == untouched
+
+
+def test_shards_of_other_inputs_are_replaced(tmp_path: Path, tokenizer: Tokenizer, small):
+    prepare(tmp_path, tokenizer)
+    shorter = config(tmp_path, write(tmp_path / "train.tsv", TOY[:100]))
+    assert text_of(prepare(tmp_path, tokenizer, shorter), tokenizer) == TOY[:100]
+    assert len(list((tmp_path / "data").glob("shard-*"))) == 2
+
+
+def test_data_of_an_older_layout_is_encoded_again(tmp_path: Path, tokenizer: Tokenizer, caplog):
+    """With the fingerprint that 84697cc computed, so that its runs resume."""
+    data = config(tmp_path)
+    keys = {"train", "validation", "max_length", "bad_lines", "subword_sampling"}
+    settings = {
+        "format": 2,
+        "data": data.model_dump(mode="json", include=keys, exclude={"train": {"__all__": {"weight"}}}),
+        "seed": 1,
+        "tokenizer": tokenizer.fingerprint(),
+    }
+    hashes = [content_hash(each) for each in (*data.train, *data.validation)]
+    fingerprint = hashlib.sha256(json.dumps([settings, hashes], sort_keys=True).encode()).hexdigest()
+    (tmp_path / "data").mkdir()
+    for name in ("train.arrow", "manifest.json", "validation.jsonl"):
+        (tmp_path / "data" / name).write_text("{}")
+    summary = {"fingerprint": fingerprint, "kept": [300], "dropped": {}}
+    (tmp_path / "data/summary.json").write_text(json.dumps(summary))
+    for times in (1, 1):
+        prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=fingerprint)
+        assert text_of(prepared, tokenizer) == TOY
+        assert (
+            caplog.text.count("was written by another version of mtrain; encoding the corpus again") == times
+        )
+    assert sorted(contents(tmp_path)) == ["shard-00000.safetensors", "summary.json", "validation.jsonl"]
+
+
+def test_a_file_that_is_not_a_shard_is_a_model_error(tmp_path: Path):
+    for content in (b"", b"\xff" * 100, b"\x02" + b"\0" * 7 + b"{}", b"\x02" + b"\0" * 7 + b"[]"):
+        (tmp_path / "shard").write_bytes(content)
+        with pytest.raises(ModelError, match="shard: damaged"):
+            Shard(tmp_path / "shard")
+
+
+# ------------------------------------------------------------------------------------------------------ kills
+
+PROGRAM = """if True:
+    import sys
+    from pathlib import Path
+    from mtrain.config.data import DataConfig
+    from mtrain.data import encode, encoder
+    from mtrain.tokenizer.tokenizer import Tokenizer
+    encoder.BLOCK, encoder.SHARD, encode.BUCKET = 20, 60, 100
+    data, tokenizer, folder = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
+    print("started", flush=True)
+    encode.prepare_data(data, Tokenizer(Path(tokenizer)), Path(folder), 1)"""
+
+
+def test_encoding_that_is_killed_resumes_to_identical_shards(tmp_path: Path, tokenizer: Tokenizer, small):
+    pairs = [Pair(f"{source} {i}", target) for i in range(20) for source, target in TOY]
+    data = config(tmp_path, write(tmp_path / "train.tsv", pairs), {"holdout": 30})
+    for name in ("expected", "killed"):
+        (tmp_path / name).mkdir()
+    expected = rows(prepare(tmp_path / "expected", tokenizer, data))
+    arguments = [data.model_dump_json(), str(tokenizer.files[0].parent), str(tmp_path / "killed/data")]
+    generator, kills, kept = random.Random(3), 0, 0
+    for _ in range(10):
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE)
+        assert process.stdout is not None and process.stdout.readline() == b"started\n"
+        time.sleep(generator.uniform(0, 0.4))
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        found = len(list((tmp_path / "killed/data").glob("shard-*")))
+        assert found >= kept
+        kept = found
+        process.stdout.close()
+    assert kills
+    assert rows(prepare(tmp_path / "killed", tokenizer, data)) == expected
+    same = contents(tmp_path / "expected")
+    assert {name: value for name, value in contents(tmp_path / "killed").items() if name in same} == same
+
+
+def test_encoding_resumes_after_the_last_complete_shard(tmp_path: Path, tokenizer: Tokenizer, small):
+    class Interrupted(Tokenizer):
+        limit = 10
+
+        def encode_source(self, texts: list[str]) -> list[list[int]]:
+            self.limit -= 1
+            if not self.limit:
+                raise KeyboardInterrupt
+            return super().encode_source(texts)
+
+    class Counting(Tokenizer):
+        calls = 0
+
+        def encode_source(self, texts: list[str]) -> list[list[int]]:
+            self.calls += 1
+            return super().encode_source(texts)
+
+    folder = tokenizer.files[0].parent
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path, Interrupted(folder))
+    counting = Counting(folder)
+    assert text_of(prepare(tmp_path, counting), tokenizer) == TOY
+    assert counting.calls == 6  # of 15: three shards were complete
