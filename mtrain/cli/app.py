@@ -67,6 +67,10 @@ def run(arguments: Sequence[str]) -> int:
             return 0
         raise
     except Exception as error:
+        try:
+            sys.stdout.flush()  # the results before the error
+        except OSError:
+            terminal.discard_output()
         return _report(*_describe(error))
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from mtrain.cli.terminal import discard_output
 from mtrain.data import COMPRESSION
 from mtrain.errors import StorageError, UsageError
 
@@ -58,8 +59,7 @@ def open_stdout() -> Iterator[IO[str]]:
         yield sys.stdout
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python must not flush the stream at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
 
 
 @contextmanager

@@ -30,6 +30,11 @@ def make_streams_usable() -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
+def discard_output() -> None:
+    """Discard what could not be written to stdout. Python would try again at exit, and exit with code 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def start_logging(quiet: bool, debug: bool) -> None:
     """Write log messages to stderr without breaking progress bars; with `quiet`, only warnings and errors."""
     from tqdm import tqdm

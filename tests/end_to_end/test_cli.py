@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mtrain import __version__
-from tests.support.cli import one_line
+from tests.support.cli import CLOSED, one_line, run_forked
 
 COMPUTE = ("demo", "fit", "translate", "score", "evaluate", "rerank")
 COMMANDS = (*COMPUTE, "check", "tokenize", "average", "import", "export")
@@ -178,10 +178,12 @@ def test_running_out_of_memory_has_its_own_code(mtrain, run_dir, monkeypatch, er
 
 
 def test_results_that_cannot_be_written_are_an_error(run_dir):
-    for arguments in (f"translate {run_dir} 'It rains.' --device cpu", "--help"):
-        command = f"{sys.executable} -m mtrain {arguments} >&-"
-        done = subprocess.run(command, shell=True, capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (6, "error: output: not writable\n")
+    expected = (6, "error: output: not writable\n")
+    code, _, err = run_forked("translate", run_dir, "It rains.", "--device", "cpu", stdout=CLOSED)
+    assert (code, err) == expected
+    command = f"{sys.executable} -m mtrain --help >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == expected
 
 
 def test_help_whose_reader_is_gone_is_no_failure():
@@ -202,24 +204,15 @@ def test_an_interrupt_while_data_is_prepared_is_one_line(mtrain, config_file, mo
     assert mtrain("fit", config_file, "--quiet") == (130, "", "stopped by SIGINT\n")
 
 
-def test_no_color_is_honored(run_dir):
+def test_no_color_is_honored(run_dir, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
     terminal_end, stderr = pty.openpty()
-    command = [
-        sys.executable,
-        "-m",
-        "mtrain",
-        "evaluate",
-        str(run_dir),
-        "--metrics",
-        "bleu",
-        "--device",
-        "cpu",
-    ]
-    environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm-256color"}
-    done = subprocess.run(command, stdout=stderr, stderr=stderr, env=environment)
+    job = ["evaluate", run_dir, "--metrics", "bleu", "--device", "cpu"]
+    code, *_ = run_forked(*job, stdout=stderr, stderr=stderr)
     os.close(stderr)
     with pytest.raises(OSError), open(terminal_end, "rb", buffering=0) as stream:  # noqa: PTH123
         shown = b""
         while True:
             shown += stream.read(4096)
-    assert done.returncode == 0 and b"BLEU" in shown and b"\x1b[3" not in shown and b"\x1b[1" not in shown
+    assert code == 0 and b"BLEU" in shown and b"\x1b[3" not in shown and b"\x1b[1" not in shown

@@ -15,7 +15,7 @@ import pytest
 
 from mtrain import Translator
 from mtrain.storage.manifest import write_manifest
-from tests.support.cli import changed, one_line
+from tests.support.cli import CLOSED, changed, one_line, run_forked
 from tests.support.training import PAIRS
 
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
@@ -102,10 +102,9 @@ def test_continue_resumes_an_interrupted_output(mtrain, run_dir, corpus, tmp_pat
 
 
 def test_an_unreadable_stdin_is_a_data_error(run_dir):
-    command = [sys.executable, "-m", "mtrain", "translate", str(run_dir), "--device", "cpu"]
     with Path(os.devnull).open("w") as write_only:
-        done = subprocess.run(command, stdin=write_only, capture_output=True, text=True)
-    assert done.returncode == 3 and "<stdin>: cannot read: Bad file descriptor" in one_line(done.stderr)
+        code, _, err = run_forked("translate", run_dir, "--device", "cpu", stdin=write_only.fileno())
+    assert code == 3 and "<stdin>: cannot read: Bad file descriptor" in one_line(err)
 
 
 def test_continue_needs_an_output_that_was_interrupted(mtrain, run_dir, corpus, tmp_path):
@@ -153,21 +152,20 @@ def test_an_input_is_never_overwritten(mtrain, run_dir, tmp_path):
     for job in ([file, "-o", tmp_path / "link"], [*other, "-o", file]):
         code, _, err = mtrain("translate", run_dir, "-i", *job, "--device", "cpu")
         assert code == 2 and "this file is also an input" in one_line(err)
-    command = [sys.executable, "-m", "mtrain", "translate", str(run_dir), "-o", str(file)]
     with file.open() as stdin:
-        done = subprocess.run(command, stdin=stdin, capture_output=True, text=True)
-    assert done.returncode == 2 and "this file is also an input" in one_line(done.stderr)
+        code, _, err = run_forked("translate", run_dir, "-o", file, stdin=stdin.fileno())
+    assert code == 2 and "this file is also an input" in one_line(err)
     assert file.read_text() == "It rains.\n"
 
 
 def test_dev_stdout_is_stdout(run_dir, tmp_path):
-    command = f"{sys.executable} -m mtrain translate {run_dir} 'It rains.' -o /dev/stdout --device cpu"
     out = tmp_path / "out"
     out.write_text("before\n")
-    done = subprocess.run(
-        f"{command} >> {out}; echo after >> {out}", shell=True, capture_output=True, text=True
-    )
-    assert done.returncode == 0 and out.read_text() == "before\nEs regnet.\nafter\n"
+    with out.open("a") as stdout:
+        job = ["translate", run_dir, "It rains.", "-o", "/dev/stdout", "--device", "cpu"]
+        assert run_forked(*job, stdout=stdout.fileno())[0] == 0
+        stdout.write("after\n")
+    assert out.read_text() == "before\nEs regnet.\nafter\n"
 
 
 def test_pipes_are_read_like_files(mtrain, run_dir, tmp_path):
@@ -211,16 +209,11 @@ def test_long_lines_are_translated_in_parts_and_stay_one_line(mtrain, run_dir, s
 
 def test_the_prompt_translates_typed_lines(run_dir):
     main_end, terminal = pty.openpty()
-    command = [sys.executable, "-m", "mtrain", "translate", str(run_dir), "--device", "cpu"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8:strict"}
-    process = subprocess.Popen(
-        command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
     os.write(main_end, b"It rains\xff.\nIt rains.\n\x04")
-    out, err = process.communicate(timeout=60)
+    code, out, err = run_forked("translate", run_dir, "--device", "cpu", stdin=terminal)
     os.close(main_end)
     os.close(terminal)
-    assert process.returncode == 0 and out == "Es regnet.\n" and "Type a sentence" in err
+    assert code == 0 and out == "Es regnet.\n" and "Type a sentence" in err
     assert "error: It rains\\udcff.: not valid UTF-8" in err
 
 
@@ -288,20 +281,24 @@ def test_sampling_options_work_with_samples_from_set(mtrain, run_dir):
     assert mtrain(*job, "--n-best", 2, "--device", "cpu")[1] == "Es regnet.\n" * 2
 
 
-@pytest.mark.parametrize(
-    "redirection",
-    [
-        "2>/dev/full",
-        "2>&-",
-        *(pytest.param(r, marks=pytest.mark.slow) for r in ("<&-", "2>&1 >/dev/null | head -0")),
-    ],
-)
-def test_an_unwritable_log_does_not_stop_a_command(run_dir, tmp_path, redirection):
-    long = "x " * 90  # is warned about
-    command = (
-        f"{sys.executable} -m mtrain translate {run_dir} --device cpu 'It rains.' '{long}' -o {tmp_path}/out"
-    )
-    subprocess.run(f"{command} {redirection}", shell=True, executable="/bin/bash", check=True)
+LONG = "x " * 90  # is warned about
+
+
+def test_an_unwritable_log_does_not_stop_a_command(run_dir, tmp_path):
+    job = ["translate", run_dir, "--device", "cpu", "It rains.", LONG, "-o"]
+    with Path("/dev/full").open("w") as full:
+        for name, stderr in (("full", full.fileno()), ("closed", CLOSED)):
+            assert run_forked(*job, tmp_path / name, stderr=stderr)[0] == 0
+            lines = (tmp_path / name).read_text().split("\n")
+            assert lines[0] == "Es regnet." and len(lines) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", "<&-", "2>&1 >/dev/null | head -0"])
+def test_a_shell_may_redirect_or_close_streams(run_dir, tmp_path, redirection):
+    command = f"{sys.executable} -m mtrain translate {run_dir} --device cpu 'It rains.' '{LONG}'"
+    command += f" -o {tmp_path}/out {redirection}"
+    subprocess.run(command, shell=True, executable="/bin/bash", check=True)
     lines = (tmp_path / "out").read_text().split("\n")
     assert lines[0] == "Es regnet." and len(lines) == 3
 
