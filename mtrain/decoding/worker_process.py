@@ -25,13 +25,13 @@ from safetensors.torch import load as load_weights
 from safetensors.torch import save as save_weights
 
 from mtrain import errors
+from mtrain.checkpoint.tensors import model_without_weights
 from mtrain.config.decoding import DecodingConfig
 from mtrain.config.model import ModelConfig
 from mtrain.decoding.decode import Models, decode_batch, for_decoding
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
 from mtrain.device import keep_freed_memory
-from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 _IDLE = 60.0  # seconds without a task after which a worker process ends
@@ -144,8 +144,9 @@ def _read_models(pipe: IO[bytes]) -> Models:
     models = []
     for config in given["models"]:
         weights = load_weights(pipe.read(json.loads(pipe.readline())))
-        model = Transformer(ModelConfig(**config)).eval()
+        model = model_without_weights(ModelConfig(**config)).eval()
         model.load_state_dict(weights, assign=True)
+        model.make_positions()
         models.append(model.to(next(iter(weights.values())).dtype))
     return Models(models, tokenizer, given["target_lang"], torch.device("cpu"))
 
