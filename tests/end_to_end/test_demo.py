@@ -14,6 +14,8 @@ FEW_STEPS = [
     "training.validate_every=2",
     "--set",
     "decoding.beam_size=1",
+    "--set",
+    "decoding.max_length_ratio=0.5",  # untrained models never end a sentence
 ]
 
 

@@ -195,17 +195,18 @@ def test_metrics_have_the_documented_fields_and_each_step_once(make_config):
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-@pytest.mark.parametrize("stop", [{"max_steps": 3}, {"max_steps": 7}, {"max_epochs": 1}, {"max_epochs": 2}])
-def test_resumed_equals_uninterrupted_with_subword_sampling(make_config, kind, stop):
+def test_resumed_equals_uninterrupted_with_subword_sampling(make_config, kind):
     sections = {"data": {"subword_sampling": 0.2}, "tokenizer": {"type": kind}, "model": {"dropout": 0.1}}
     recipe = {"log_every": 1, "validate_every": 100}
     whole = fit_on_cpu(make_config("whole", **sections, training={**recipe, "max_steps": 14}))
-    fit_on_cpu(make_config("parts", **sections, training={**recipe, "max_steps": 100, **stop}))
-    state = json.loads((last_checkpoint(whole.parent / "parts") / "state.json").read_text())
-    assert (state["next_batch"] == 0) == ("max_epochs" in stop)
-    resumed = fit_on_cpu(make_config("parts", **sections, training={**recipe, "max_steps": 14}))
-    assert losses(resumed) == losses(whole) and len({epoch for _, epoch, *_ in losses(whole)}) > 2
-    assert same_weights(whole, resumed)
+    assert len({epoch for _, epoch, *_ in losses(whole)}) > 2
+    for number, stop in enumerate(({"max_steps": 3}, {"max_steps": 7}, {"max_epochs": 1}, {"max_epochs": 2})):
+        name = f"parts{number}"
+        parts = fit_on_cpu(make_config(name, **sections, training={**recipe, "max_steps": 100, **stop}))
+        state = json.loads((last_checkpoint(parts) / "state.json").read_text())
+        assert (state["next_batch"] == 0) == ("max_epochs" in stop)
+        resumed = fit_on_cpu(make_config(name, **sections, training={**recipe, "max_steps": 14}))
+        assert losses(resumed) == losses(whole) and same_weights(whole, resumed), stop
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])

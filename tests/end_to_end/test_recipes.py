@@ -13,12 +13,13 @@ from mtrain.config.corpora import ToyCorpus
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.shards import Shard
 from mtrain.tokenizer.tokenizer import Tokenizer
-from tests.support.documentation import blocks, prepare, run
+from tests.support.documentation import FEW_STEPS, blocks, prepare, run
 from tests.support.paths import ROOT
 
 
 def test_commands_of_the_recipes_fit_together(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(FEW_STEPS, "decoding.beam_size", 1)
     prepare(tmp_path)
     runnable = [
         block for block in blocks(ROOT / "docs" / "recipes.md") if block.language == "bash" and not block.mark

@@ -91,10 +91,10 @@ def test_08_resumed_equals_uninterrupted_bit_for_bit(make_config, set_threads, a
         "log_every": 2,
     }
     model = {"dropout": 0.3}
-    whole = fit_on_cpu(make_config("whole", model=model, training={**recipe, "max_steps": 16}))
+    whole = fit_on_cpu(make_config("whole", model=model, training={**recipe, "max_steps": 12}))
     parts = make_config("parts", model=model, training={**recipe, "max_steps": at, "validate_every": 100})
     fit_on_cpu(parts)
-    resumed = fit_on_cpu(make_config("parts", model=model, training={**recipe, "max_steps": 16}))
+    resumed = fit_on_cpu(make_config("parts", model=model, training={**recipe, "max_steps": 12}))
     assert losses(resumed) == losses(whole)
     assert same_weights(whole, resumed)
     published = [(run / "model/model.safetensors").read_bytes() for run in (whole, resumed)]

@@ -1,9 +1,10 @@
 """Faults while saving: kills, full disks, failing writes, folders that are in use or cannot be written."""
 
 import itertools
+import os
+import resource
 import shutil
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Container, Iterator
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from mtrain.training.progress import Progress
 from mtrain.training.run_folder import locked_run_folder
 from tests.support.cli import one_line
 from tests.support.faults.file_operations import Operation, is_save, on_file_operation
+from tests.support.faults.processes import run_in_child, start, wait, wait_until
 from tests.support.faults.runs import contents_of
 from tests.support.faults.saves import Killed, fail_writes, no_space
 from tests.support.training import fit_on_cpu, last_checkpoint, losses, read_metrics, with_bleu
@@ -36,13 +38,13 @@ def killed_saves(make_config):
         recipe = {"checkpoint_every": 2, "keep_checkpoints": keep, "ema_decay": 0.9}
         trainer = make_trainer(make_config(training=recipe), device="cpu", quiet=True)
         steps, run = trainer.steps(), trainer.run_dir
-        for start in (run.with_name("old"), run.with_name("new")):
+        for copy in (run.with_name("old"), run.with_name("new")):
             trainer.train_step(next(steps))
             trainer.train_step(next(steps))
             trainer.state.best_step = trainer.state.step
             trainer.save(last=True)
             trainer.validate()  # publishes the weights
-            shutil.copytree(run, start)
+            shutil.copytree(run, copy)
         folders = [*checkpoint_folders(run.with_name("old")), checkpoint_folders(run)[-1]]
         expected = {folder.name: contents_of(folder) for folder in folders}
         done = 0
@@ -206,19 +208,15 @@ def test_03_metrics_that_cannot_be_written_are_written_with_the_next_line(tmp_pa
 
 
 def test_03_a_line_of_metrics_half_written_on_a_full_disk_is_written_once(tmp_path):
-    code = """
-import resource, sys
-from pathlib import Path
-from mtrain.checkpoint.checkpoint import TrainState
-from mtrain.training.progress import Progress
-progress = Progress(Path(sys.argv[1]), TrainState(), 10, "fp32", quiet=True)
-for rate, room in ((0.1, 10**6), (0.2, None), (0.3, 10**6)):
-    size = progress.file.stat().st_size if progress.file.exists() else 0
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room or size + 20, resource.RLIM_INFINITY))
-    progress.state.window = {"loss": 1.0, "nll": 1.0, "tokens": 1.0, "seconds": 1.0, "norm": 1.0}
-    progress.log_step(1, rate)
-"""
-    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
+    def write() -> None:
+        progress = Progress(tmp_path, checkpoint.TrainState(), 10, "fp32", quiet=True)
+        for rate, room in ((0.1, 10**6), (0.2, None), (0.3, 10**6)):
+            size = progress.file.stat().st_size if progress.file.exists() else 0
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room or size + 20, resource.RLIM_INFINITY))
+            progress.state.window = {"loss": 1.0, "nll": 1.0, "tokens": 1.0, "seconds": 1.0, "norm": 1.0}
+            progress.log_step(1, rate)
+
+    assert run_in_child(write) == 0
     assert [record["learning_rate"] for record in read_metrics(tmp_path)] == [0.1, 0.2, 0.3]
 
 
@@ -254,24 +252,24 @@ def test_04_a_file_in_the_place_of_the_run_folder_is_an_error_before_the_first_s
 def test_07_a_second_fit_in_a_run_folder_names_the_first(make_config, config_file, tmp_path, capsys):
     config = make_config()
     run = fit_on_cpu(config)
-    code = f"""if True:
-        from pathlib import Path
-        from mtrain.training.run_folder import locked_run_folder
-        with locked_run_folder(Path({str(run)!r})):
-            print("held", flush=True)
-            input()
-    """
-    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+    held = tmp_path / "held"
+
+    def hold() -> None:
+        with locked_run_folder(run):
+            held.touch()
+            time.sleep(120)
+
+    holder = start(hold)
+    assert wait_until(holder, held.exists) is None
     before = {file: file.stat().st_mtime_ns for file in run.rglob("*")}
     for command in ("fit", "tokenize"):
         with pytest.raises(SystemExit) as stop:
             main([command, str(config_file), "--run-dir", str(run), "--quiet"])
         assert stop.value.code == 2
-        assert f"process {holder.pid} on" in capsys.readouterr().err
+        assert f"process {holder} on" in capsys.readouterr().err
     assert {file: file.stat().st_mtime_ns for file in run.rglob("*")} == before
-    holder.kill()
-    holder.wait()
+    os.kill(holder, signal.SIGKILL)
+    wait(holder)
     fit_on_cpu(config)  # the lock of a dead process is released
 
 

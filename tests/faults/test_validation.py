@@ -124,8 +124,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("extra", [{}, {"average_checkpoints": 4}, {"ema_decay": 0.9}])
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_30_killed_during_validation_a_resumed_run_repeats_it(make_config, monkeypatch, extra, at):
+def test_30_killed_during_validation_a_resumed_run_repeats_it(make_config, monkeypatch, extra):
     """With the same scores, the same best checkpoint and the same patience as an uninterrupted run."""
     recipe = {"validate_every": 4, "checkpoint_every": 2, "max_steps": 14, "best_metric": "nll", **extra}
 
@@ -133,21 +132,28 @@ def test_30_killed_during_validation_a_resumed_run_repeats_it(make_config, monke
         return make_config(name, model={"dropout": 0.3}, training={**recipe, "patience": 2})
 
     whole = fit_on_cpu(config("whole"))
-    real, calls = Validator.__call__, []
+    real, calls, last = Validator.__call__, [], 0
 
     def killed(self, model):
         calls.append(1)
         scores = real(self, model)
-        if len(calls) == at:
+        if len(calls) == last:
             raise Killed
         return scores
 
     monkeypatch.setattr(Validator, "__call__", killed)
-    with pytest.raises(Killed):
-        fit_on_cpu(config("parts"))
-    saved = open_checkpoint(last_checkpoint(Path(config("parts").run_dir))).state
-    assert saved.step == 4 * at and saved.validation_due
-    parts = fit_on_cpu(config("parts"))
+    for last in (1, 2, 3):
+        calls.clear()
+        parts = config(f"parts{last}")
+        with pytest.raises(Killed):
+            fit_on_cpu(parts)
+        saved = open_checkpoint(last_checkpoint(Path(parts.run_dir))).state
+        assert saved.step == 4 * last and saved.validation_due
+        assert_same_validations(whole, fit_on_cpu(parts))
+
+
+def assert_same_validations(whole: Path, parts: Path) -> None:
+    """Two runs have the same scores, losses, weights, best checkpoint and published model."""
     scores = [
         [(line["step"], line["validation"]) for line in read_metrics(run) if "validation" in line]
         for run in (whole, parts)

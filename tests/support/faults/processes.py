@@ -13,9 +13,6 @@ import torch
 
 from mtrain.errors import MtrainError
 
-for _module in ("datasets", "torch._dynamo"):  # imported in the parent, so that no child spends time on it
-    importlib.import_module(_module)
-
 TIMEOUT = 120  # seconds for a process that is not killed
 
 
@@ -29,6 +26,8 @@ class ProcessEnd(NamedTuple):
 
 def start(work: Callable[[], object], stderr: Path | None = None) -> int:
     """Run `work` in a forked process and return its process id. Errors of mtrain set its exit code."""
+    for module in ("datasets", "torch._dynamo"):  # so that no child spends time on importing them
+        importlib.import_module(module)
     child = os.fork()
     if child == 0:
         code = 1

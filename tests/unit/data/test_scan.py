@@ -103,7 +103,9 @@ def compress_twice(text: bytes) -> bytes:
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, compress_twice])
 def test_hashes_computed_while_reading_equal_those_of_the_files(tmp_path: Path, compress):
     file = tmp_path / ("t.tsv" if compress is bytes else "t.tsv.gz")
-    file.write_bytes(compress(b"\xef\xbb\xbfa\tb\r\n" * 100_000 + b"no newline\tat the end"))
+    file.write_bytes(
+        compress(b"\xef\xbb\xbf" + (b"a " * 25 + b"\tb\r\n") * 10_000 + b"no newline\tat the end")
+    )
     data = config(tmp_path, {"tsv": str(file)})
     scanner = CorpusScanner(data, seed=1, check=True)
     assert scanner.result.pairs == 100_001

@@ -18,7 +18,8 @@ from mtrain.errors import UsageError
 from tests.support.training import PAIRS
 from tests.support.translation import words_of
 
-LINES = words_of(120)
+LINES = words_of(60)
+MANY_BATCHES = ["decoding.batch_tokens=128", "decoding.beam_size=1"]
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, forks, or needs glibc")
 
@@ -45,7 +46,9 @@ def helped(started: list[Translator], run_dir: Path) -> Translator:
     Tests share it unless one killed the process: starting another takes seconds, because it imports PyTorch.
     """
     if not started or not started[-1].workers.pids():
-        started.append(Translator.load(run_dir, "cpu", ["decoding.batch_tokens=1024"], workers=2))
+        started.append(
+            Translator.load(run_dir, "cpu", ["decoding.batch_tokens=512", "decoding.beam_size=3"], workers=2)
+        )
         assert started[-1].workers.start() == 1
     return started[-1]
 
@@ -100,14 +103,14 @@ def test_files_of_the_working_directory_do_not_break_worker_processes(
 ) -> None:
     (tmp_path / "json.py").write_text("raise RuntimeError")
     monkeypatch.chdir(tmp_path)
-    with Translator.load(run_dir, "cpu", ["decoding.batch_tokens=256"], workers=2) as translator:
+    with Translator.load(run_dir, "cpu", MANY_BATCHES, workers=2) as translator:
         assert translator.workers.start() == 1
         translator.translate(LINES)
         assert translator.workers.sent > 0 and len(translator.workers.pids()) == 1
 
 
 def test_worker_processes_start_once_there_is_enough_work(run_dir: Path) -> None:
-    with Translator.load(run_dir, "cpu", ["decoding.batch_tokens=256"], workers=2) as translator:
+    with Translator.load(run_dir, "cpu", MANY_BATCHES, workers=2) as translator:
         translator.translate(SOURCES)
         assert translator.workers.pids() == []
         translator.workers.start_after = 0.0
@@ -168,19 +171,21 @@ def test_translators_that_share_models_still_work_after_one_is_closed(run_dir: P
 
 
 @linux
-def test_memory_does_not_grow_when_translators_are_loaded_and_dropped_50_times(run_dir: Path) -> None:
+def test_memory_does_not_grow_when_translators_are_loaded_and_dropped(run_dir: Path) -> None:
     def load_and_translate(_: int) -> list[str]:
         translator = Translator.load(run_dir, "cpu", ["decoding.beam_size=1"], workers=2)
-        return [found.text for found in translator.translate(SOURCES)]
+        return [found.text for found in translator.translate(SOURCES[:2])]
 
     sizes = []
-    for number in range(50):
-        assert load_and_translate(number) == TARGETS
+    gc.freeze()  # so that collecting takes no time for what exists already
+    for number in range(30):
+        assert load_and_translate(number) == TARGETS[:2]
         gc.collect()
         sizes.append(resident())
-    assert sizes[-1] - sizes[9] < 32 * 2**20
+    gc.unfreeze()
+    assert sizes[-1] - sizes[9] < 10 * 2**20  # the weights of 20 models need more
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(load_and_translate, range(12))) == [TARGETS] * 12
+        assert list(pool.map(load_and_translate, range(8))) == [TARGETS[:2]] * 8
 
 
 def resident() -> int:
@@ -194,8 +199,10 @@ import torch
 from mtrain import Translator
 signal.alarm(120)  # in case that it hangs
 torch.set_num_threads(2)
-lines = sys.argv[2:] * 10
-translator = Translator.load(sys.argv[1], "cpu", ["decoding.batch_tokens=256"], workers=2)
+lines = sys.argv[2:] * 5
+translator = Translator.load(
+    sys.argv[1], "cpu", ["decoding.batch_tokens=128", "decoding.beam_size=1"], workers=2
+)
 translator.workers.start()
 texts = [found.text for found in translator.translate(lines)]
 child = os.fork()
@@ -256,10 +263,12 @@ def settings():
 
 torch.set_num_threads(2)
 before = settings()
-translator = Translator.load(sys.argv[1], "cpu", ["decoding.batch_tokens=256"], workers=2)
-translator.translate(sys.argv[2:] * 8)
+translator = Translator.load(
+    sys.argv[1], "cpu", ["decoding.batch_tokens=128", "decoding.beam_size=1"], workers=2
+)
+translator.translate(sys.argv[2:] * 4)
 translator.workers.start()
-translator.translate(sys.argv[2:] * 8)
+translator.translate(sys.argv[2:] * 4)
 assert before[0] == 1, before
 assert settings() == before, (settings()[:3], before[:3])
 """

@@ -57,8 +57,9 @@ def initial(model: Path) -> dict[str, torch.Tensor]:
 
 def test_a_run_starts_with_the_weights_the_tokenizer_and_the_sizes_of_its_model(tuned, run_dir, tmp_path):
     trainer = trainer_of(tuned(training={"ema_decay": 0.9}))
+    loaded = weights(trainer.model)
     for name, tensor in initial(run_dir).items():
-        assert torch.equal(weights(trainer.model)[name], tensor), name
+        assert torch.equal(loaded[name], tensor), name
         assert torch.equal(trainer.average.weights[name], tensor), name
     assert trainer.tokenizer.fingerprint() == load_model(run_dir).tokenizer.fingerprint()
     written = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
@@ -85,7 +86,8 @@ def test_a_model_with_an_output_bias_and_two_vocabularies_is_loaded_completely(t
     shape = {"output_bias": True, "tie_embeddings": "none", "norm": "post"}
     first = fit_on_cpu(make_config("first", model=shape, tokenizer={"joint": False, "vocab_size": 305}))
     trainer = trainer_of(tuned("second", first))
-    assert all(torch.equal(weights(trainer.model)[name], tensor) for name, tensor in initial(first).items())
+    loaded = weights(trainer.model)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in initial(first).items())
 
 
 # -------------------------------------------------------------------------------------------------- conflicts
@@ -199,11 +201,12 @@ def test_frozen_parameters_do_not_change_and_all_others_do(
     run = fit_on_cpu(tuned(init_from=first, training={**recipe, "freeze": freeze, "weight_decay": 0.5}))
     prefixes = {"embeddings": ("source_emb", "target_emb", "learned_")}
     frozen = tuple(prefix for part in freeze for prefix in prefixes.get(part, (part,)))
+    before = initial(first)
     last = last_checkpoint(run)
     moments = {name.partition(".")[2] for name in load_file(last / "optimizer.safetensors")}
     for file in last.glob("[ma]*.safetensors"):  # the model, and the average
         for name, tensor in load_file(file).items():
-            assert torch.equal(tensor, initial(first)[name]) == name.startswith(frozen), name
+            assert torch.equal(tensor, before[name]) == name.startswith(frozen), name
             assert (name in moments) == (not name.startswith(frozen)), name
     assert load_model(run)
 
