@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command()(demo.demo)
 app.command()(data.check)
 app.command()(data.tokenize)
+app.command()(data.prepare)
 app.command()(training.fit)
 app.command()(translation.translate)
 app.command()(translation.score)

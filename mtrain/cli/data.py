@@ -1,7 +1,8 @@
-"""`mtrain check` and `mtrain tokenize`."""
+"""`mtrain check`, `mtrain tokenize` and `mtrain prepare`."""
 
 import json
 import shlex
+from pathlib import Path
 from typing import Annotated
 
 from typer import Option
@@ -72,7 +73,37 @@ def tokenize(
     tokenizer = make_tokenizer(loaded, force)
     with open_stdout() as out:
         out.writelines(f"{file}\n" for file in tokenizer.files)
+    terminal.suggest(f"tokenizer saved; next: {_fit_command(config, run_dir, set_)}")
+
+
+def prepare(
+    config: ConfigFile,
+    workers: Annotated[
+        int | None,
+        Option(min=1, metavar="N", help="Number of processes that encode; by default one for each core."),
+    ] = None,
+    run_dir: RunDir = None,
+    set_: Set = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Check and encode the corpora of CONFIG.
+
+    Learns the tokenizer if there is none yet, and prints the folder of the encoded pairs. `mtrain fit` does
+    the same before training. The same command resumes an interrupted encoding.
+    """
+    terminal.start_logging(quiet, debug)
+    from mtrain.config.load import load_config
+    from mtrain.training.prepare import prepare as prepare_data
+
+    folder = prepare_data(load_config(config, overrides(set_, run_dir=run_dir)), workers, quiet)
+    with open_stdout() as out:
+        print(folder, file=out)
+    terminal.suggest(f"data saved; next: {_fit_command(config, run_dir, set_)}")
+
+
+def _fit_command(config: Path, run_dir: str | None, set_: list[str] | None) -> str:
+    """The command that trains with the same config."""
     same_run = [] if run_dir is None else ["--run-dir", run_dir]
     same_keys = [word for assignment in set_ or [] for word in ("--set", assignment)]
-    fit = shlex.join(["mtrain", "fit", str(config), *same_run, *same_keys])
-    terminal.suggest(f"tokenizer saved; next: {fit}")
+    return shlex.join(["mtrain", "fit", str(config), *same_run, *same_keys])

@@ -7,6 +7,7 @@ and records the inputs that all of it was made from, and the size and a hash of 
 import hashlib
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
@@ -20,9 +21,10 @@ from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import files_of, good_pairs
 from mtrain.data.encoded import EncodedCorpus, make_block_resegmenter
-from mtrain.data.encoder import Encoder, ShardWriter
+from mtrain.data.encoder import Encoder
 from mtrain.data.scan import CorpusScanner
-from mtrain.data.shards import BUCKET, Shard, ShardInfo, shard_file
+from mtrain.data.shard_writer import ShardWriter
+from mtrain.data.shards import BUCKET, SHARD, Shard, ShardInfo, shard_file
 from mtrain.data.sources import read_digests, write_digests
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.storage.atomic import write_atomically
@@ -64,9 +66,13 @@ def prepare_data(
     seed: int,
     expected: str | None = None,
     scanner: CorpusScanner | None = None,
+    workers: int | None = None,
+    quiet: bool = False,
 ) -> PreparedData:
     """Encode the corpora into `folder`, or reuse its contents if none of their inputs has changed. An
-    interrupted encoding is resumed, and only shards that are missing or damaged are encoded again.
+    interrupted encoding is resumed, and only shards that are missing or damaged are encoded again. The result
+    does not depend on the number of `workers`, the processes that encode; None is one for each core if the
+    corpus is large.
 
     `expected` is the fingerprint of the data that a checkpoint was trained on. Raises ModelError if the data
     differs from it; DataError if a corpus is missing, malformed or misaligned, or if no training pair is
@@ -80,16 +86,29 @@ def prepare_data(
             "restore it, resume with --allow-data-change, or start another run with --run-dir"
         )
     summary = _read_summary(folder, fingerprint)
+
+    def encode(summary: dict[str, Any]) -> dict[str, Any]:
+        if not summary:
+            summary = _start_encoding(data, folder, scanner, fingerprint)
+        writer = ShardWriter(
+            data, _make_encoder(data, tokenizer, folder), folder, seed, fingerprint, summary["buckets"]
+        )
+        pairs = summary["pairs"]
+        count = workers or (_cores() if pairs >= SHARD else 1)  # starting a process takes a second
+        return _finish_encoding(data, folder, summary, writer.write(pairs, count, quiet))
+
     try:
         if not summary.get("complete"):
             log.info("data: encoding the corpus into %s", folder)
-            summary = _encode(data, tokenizer, folder, scanner, fingerprint, summary)
+            summary = encode(summary)
         shards, damaged = _open_shards(folder, summary)
         if damaged:
             for index in damaged:
                 shard_file(folder, index).unlink(missing_ok=True)
-            summary = _encode(data, tokenizer, folder, scanner, fingerprint, summary)
-            shards, _ = _open_shards(folder, summary)
+            summary = encode(summary)
+            shards, damaged = _open_shards(folder, summary)
+        if damaged:
+            raise StorageError(f"{folder}: shards differ from what was written; check the disk")
         write_digests(folder, scanner.digests)
     except (OSError, SafetensorError) as error:
         raise StorageError(f"{folder}: cannot write: {getattr(error, 'strerror', None) or error}") from error
@@ -157,31 +176,34 @@ def _read_validation(folder: Path) -> list[Pair]:
         return [Pair(*json.loads(line)) for line in lines]
 
 
-def _encode(
-    data: DataConfig,
-    tokenizer: Tokenizer,
-    folder: Path,
-    scanner: CorpusScanner,
-    fingerprint: str,
-    summary: dict[str, Any],
-) -> dict[str, Any]:
-    """Write the validation pairs, all missing shards, and the summary, which is returned.
+def _cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    `summary` is that of an interrupted encoding, or empty.
-    """
-    if not summary:
-        folder.mkdir(parents=True, exist_ok=True)
-        pairs = scanner.result.pairs
-        validation = _write_validation(data, folder, scanner)
-        summary = {"fingerprint": fingerprint, "layout": LAYOUT, "buckets": max(1, -(-pairs // BUCKET))}
-        summary = _write_summary(folder, {**summary, "validation_sha256": sha256(folder / _VALIDATION)})
-        write_digests(folder, scanner.digests)
-    else:
-        validation = _read_validation(folder)
-    is_holdout = isinstance(data.validation, Holdout)
-    held_out = frozenset(pair.source for pair in validation) if is_holdout else frozenset[str]()
-    encoder = Encoder(data, tokenizer, held_out)
-    infos = ShardWriter(data, encoder, folder, scanner.seed, fingerprint, summary["buckets"]).write()
+
+def _start_encoding(
+    data: DataConfig, folder: Path, scanner: CorpusScanner, fingerprint: str
+) -> dict[str, Any]:
+    """Write the validation pairs, and the summary of an encoding that is not complete, which is returned."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pairs = scanner.result.pairs
+    _write_validation(data, folder, scanner)
+    summary = {"fingerprint": fingerprint, "layout": LAYOUT, "pairs": pairs}
+    summary |= {"buckets": max(1, -(-pairs // BUCKET)), "validation_sha256": sha256(folder / _VALIDATION)}
+    write_digests(folder, scanner.digests)
+    return _write_summary(folder, summary)
+
+
+def _make_encoder(data: DataConfig, tokenizer: Tokenizer, folder: Path) -> Encoder:
+    if not isinstance(data.validation, Holdout):
+        return Encoder(data, tokenizer, frozenset())
+    return Encoder(data, tokenizer, frozenset(pair.source for pair in _read_validation(folder)))
+
+
+def _finish_encoding(
+    data: DataConfig, folder: Path, summary: dict[str, Any], infos: Sequence[ShardInfo]
+) -> dict[str, Any]:
+    """Write the summary of a complete data folder, which is returned, and remove files of earlier data."""
     summary = _summarize(data, folder, summary, infos)
     if not sum(summary["kept"]):
         (folder / _SUMMARY).unlink()
@@ -208,7 +230,7 @@ def _summarize(
     return {**started, "complete": True, "kept": kept, "dropped": dropped, "shards": shards}
 
 
-def _write_validation(data: DataConfig, folder: Path, scanner: CorpusScanner) -> list[Pair]:
+def _write_validation(data: DataConfig, folder: Path, scanner: CorpusScanner) -> None:
     if isinstance(data.validation, Holdout):
         validation = scanner.result.held_out
     else:
@@ -217,7 +239,6 @@ def _write_validation(data: DataConfig, folder: Path, scanner: CorpusScanner) ->
         raise DataError("data.validation has no pairs; give another corpus, or {holdout: N}")
     lines = (json.dumps(pair, ensure_ascii=False) + "\n" for pair in validation)
     write_atomically(folder / _VALIDATION, "".join(lines))
-    return validation
 
 
 def _open_shards(folder: Path, summary: dict[str, Any]) -> tuple[list[Shard], list[int]]:

@@ -40,6 +40,7 @@ class Vocabulary:
     def __init__(self, file: Path, mapping: Path | None = None):
         """Load a `.model` file and the JSON file of a mapping. Raises ModelError if one is malformed."""
         self.processor = _load(file)
+        self.threads = -1  # that encode; -1: one for each core
         self.ids: dict[str, int] | None = None
         if mapping is None:
             model = self.processor
@@ -63,11 +64,11 @@ class Vocabulary:
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text."""
         if self.ids is None:
-            return cast(list[list[int]], self.processor.encode(texts, num_threads=-1))
+            return cast(list[list[int]], self.processor.encode(texts, num_threads=self.threads))
         tags = [match[0] if (match := _TAG.match(text)) else "" for text in texts]
         rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
         # SentencePiece returns text that it has no piece for unchanged; it may have an id in the mapping.
-        rows = self.processor.encode(rest, out_type=str, num_threads=-1)
+        rows = self.processor.encode(rest, out_type=str, num_threads=self.threads)
         tagged = ([tag, *row] if tag else row for tag, row in zip(tags, rows, strict=True))
         ids, unknown, reserved = self.ids, self.special.unk, {"<pad>", "</s>"}  # control tokens, never text
         return [[unknown if p in reserved else ids.get(p, unknown) for p in row] for row in tagged]

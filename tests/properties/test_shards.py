@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from mtrain.data import encode, encoder
+from mtrain.data import encode, shard_writer
 from mtrain.data.encode import prepare_data
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.shards import Shard
@@ -19,8 +19,8 @@ def test_each_pair_is_in_one_bucket(tried, tokenizer, tmp_path_factory, monkeypa
     )
     def check(sizes, block, shard, bucket):
         for module, name, value in (
-            (encoder, "BLOCK", block),
-            (encoder, "SHARD", shard),
+            (shard_writer, "BLOCK", block),
+            (shard_writer, "SHARD", shard),
             (encode, "BUCKET", bucket),
         ):
             monkeypatch.setattr(module, name, value)

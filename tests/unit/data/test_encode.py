@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.data import Pair, encoded, encoder
+from mtrain.data import Pair, encoded, shard_writer
 from mtrain.data.encode import prepare_data
 from mtrain.data.scan import HoldoutSampler
 from mtrain.errors import DataError, ModelError, StorageError
@@ -70,7 +70,7 @@ def test_fetch_returns_rows_in_the_requested_order(tmp_path: Path, tokenizer: To
 def test_the_block_size_does_not_matter(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(encoder, "BLOCK", 7)
+    monkeypatch.setattr(shard_writer, "BLOCK", 7)
     prepared = prepare_data(config(tmp_path), tokenizer, tmp_path / "data", seed=1)
     assert text_of(prepared, tokenizer) == TOY
 
@@ -252,7 +252,7 @@ def test_an_interrupted_encoding_is_not_reused(tmp_path: Path, tokenizer, monkey
             return super().encode_source(texts)
 
     data = config(tmp_path)
-    monkeypatch.setattr(encoder, "BLOCK", 50)
+    monkeypatch.setattr(shard_writer, "BLOCK", 50)
     with pytest.raises(KeyboardInterrupt):
         prepare_data(data, Interrupted(tokenizer.files[0].parent), tmp_path / "data", seed=1)
     assert len(prepare_data(data, tokenizer, tmp_path / "data", seed=1).train) == len(TOY)

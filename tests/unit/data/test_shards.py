@@ -17,12 +17,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from mtrain.config.data import DataConfig
-from mtrain.data import Pair, encode, encoder
+from mtrain.data import Pair, encode, encoder_process, shard_writer
 from mtrain.data.corpus import content_hash, read_blocks
 from mtrain.data.encode import PreparedData, prepare_data
 from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.encoder import Encoder
+from mtrain.data.scan import CorpusScanner
 from mtrain.data.shards import Shard, buckets_of, shard_file
-from mtrain.errors import DataError, ModelError
+from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.corpora import corpus
 from tests.support.encoding import TOY, config, rows, rows_of, text_of, write
@@ -33,7 +35,11 @@ pytestmark = pytest.mark.usefixtures("logs")
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch):
     """Shards of 60 pairs, read 20 at a time, with 3 buckets for 300 pairs."""
-    for module, name, value in ((encoder, "BLOCK", 20), (encoder, "SHARD", 60), (encode, "BUCKET", 100)):
+    for module, name, value in (
+        (shard_writer, "BLOCK", 20),
+        (shard_writer, "SHARD", 60),
+        (encode, "BUCKET", 100),
+    ):
         monkeypatch.setattr(module, name, value)
 
 
@@ -172,6 +178,17 @@ def test_a_damaged_shard_is_named_and_encoded_again_alone(
     assert {other: other.stat().st_mtime_ns for other in untouched} == untouched
 
 
+def test_a_disk_that_damages_every_shard_is_a_storage_error(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch
+):
+    def verify(self: Shard, *_) -> None:
+        raise ModelError(f"{self.file}: damaged")
+
+    monkeypatch.setattr(Shard, "verify", verify)
+    with pytest.raises(StorageError, match="check the disk"):
+        prepare(tmp_path, tokenizer)
+
+
 def test_shards_of_other_inputs_are_replaced(tmp_path: Path, tokenizer: Tokenizer, small):
     prepare(tmp_path, tokenizer)
     shorter = config(tmp_path, write(tmp_path / "train.tsv", TOY[:100]))
@@ -218,9 +235,9 @@ PROGRAM = """if True:
     import sys
     from pathlib import Path
     from mtrain.config.data import DataConfig
-    from mtrain.data import encode, encoder
+    from mtrain.data import encode, shard_writer
     from mtrain.tokenizer.tokenizer import Tokenizer
-    encoder.BLOCK, encoder.SHARD, encode.BUCKET = 20, 60, 100
+    shard_writer.BLOCK, shard_writer.SHARD, encode.BUCKET = 20, 60, 100
     data, tokenizer, folder = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
     print("started", flush=True)
     encode.prepare_data(data, Tokenizer(Path(tokenizer)), Path(folder), 1)"""
@@ -273,3 +290,76 @@ def test_encoding_resumes_after_the_last_complete_shard(tmp_path: Path, tokenize
     counting = Counting(folder)
     assert text_of(prepare(tmp_path, counting), tokenizer) == TOY
     assert counting.calls == 6  # of 15: three shards were complete
+
+
+# -------------------------------------------------------------------------------------------------- processes
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen]:
+    """The worker processes that were started."""
+    started: list[subprocess.Popen] = []
+    real = encoder_process.start
+
+    def start(encoder: Encoder) -> subprocess.Popen:
+        started.append(real(encoder))
+        return started[-1]
+
+    monkeypatch.setattr(encoder_process, "start", start)
+    return started
+
+
+def parallel(folder: Path, tokenizer: Tokenizer, data: DataConfig) -> PreparedData:
+    return prepare_data(data, tokenizer, folder / "data", seed=1, workers=2, quiet=True)
+
+
+def test_several_processes_write_the_same_shards(tmp_path: Path, tokenizer: Tokenizer, small, processes):
+    (tmp_path / "t.tsv.gz").write_bytes(gzip.compress("".join(f"{s}\t{t}\n" for s, t in TOY).encode()))
+    train = [{"tsv": str(tmp_path / "t.tsv.gz")}, {"toy": "test"}]
+    data = config(tmp_path, train, {"holdout": 20})
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one = prepare(tmp_path / "one", tokenizer, data)
+    two = parallel(tmp_path / "two", tokenizer, data)
+    assert rows(one) == rows(two) and len(processes) == 2
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert all(process.poll() is not None for process in processes)
+
+
+def test_a_bad_line_found_by_a_process_is_an_error(tmp_path: Path, tokenizer: Tokenizer, small):
+    data = config(tmp_path, bad_lines="skip")
+    scanner = CorpusScanner(data, seed=1)
+    assert scanner.result.pairs == 300
+    file = Path(data.train[0].tsv)
+    file.write_bytes(file.read_bytes().replace(b"\t", b" ", 1))  # while the corpus is prepared
+    strict = data.model_copy(update={"bad_lines": "error"})
+    with pytest.raises(DataError, match=r"train\.tsv:1: 1 column"):
+        prepare_data(strict, tokenizer, tmp_path / "data", 1, scanner=scanner, workers=2)
+
+
+def test_encoding_continues_without_processes_that_fail(
+    tmp_path: Path, tokenizer: Tokenizer, small, monkeypatch, caplog
+):
+    real = encoder_process.start
+
+    def start(encoder: Encoder) -> subprocess.Popen:
+        if caplog.text.count("cannot start"):
+            process = real(encoder)
+            process.kill()
+            return process
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(encoder_process, "start", start)
+    assert text_of(parallel(tmp_path, tokenizer, config(tmp_path)), tokenizer) == TOY
+    assert "cannot start a worker process: [Errno 11] Resource temporarily unavailable" in caplog.text
+    assert caplog.text.count("a worker process failed; encoding continues in the main process") == 1
+
+
+def test_progress_is_logged_without_a_terminal(
+    tmp_path: Path, tokenizer: Tokenizer, small, monkeypatch, caplog
+):
+    monkeypatch.setattr(shard_writer, "LOG_EVERY", 0)
+    prepare(tmp_path, tokenizer)
+    lines = [line for line in caplog.messages if line.startswith("data: encoded")]
+    assert len(lines) == 15 and lines[-1].startswith("data: encoded 300 of 300 pairs, ")
+    assert lines[-1].endswith(" pairs/s, 0.0 minutes left")

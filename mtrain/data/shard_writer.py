@@ -1,0 +1,128 @@
+"""Encodes the training corpora into shards. An interrupted encoding resumes after the last complete shard."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from tqdm import tqdm
+
+from mtrain.config.data import DataConfig
+from mtrain.data.corpus import BLOCK, START, Position, read_blocks
+from mtrain.data.encoder import EncodedBlock, Encoder
+from mtrain.data.encoder_process import Task, encode_all
+from mtrain.data.shards import SHARD, Ids, Rows, Shard, ShardInfo, buckets_of, shard_file, write_shard
+from mtrain.errors import ModelError
+
+log = logging.getLogger(__name__)
+
+LOG_EVERY = 30.0  # seconds, if there is no progress bar
+
+
+class ShardWriter:
+    """Writes the shards of a data folder that are missing."""
+
+    def __init__(
+        self, data: DataConfig, encoder: Encoder, folder: Path, seed: int, fingerprint: str, buckets: int
+    ):
+        """`fingerprint` identifies the inputs. Shards made from the same inputs are kept."""
+        self._data, self._encoder, self._folder = data, encoder, folder
+        self._seed, self._fingerprint, self._buckets = seed, fingerprint, buckets
+        self._infos: dict[int, ShardInfo] = {}
+        self._existed = 0  # pairs of shards that were kept
+
+    def write(self, pairs: int, workers: int = 1, quiet: bool = False) -> list[ShardInfo]:
+        """Write all missing shards, and return what describes each shard.
+
+        `pairs` is the number of pairs of all corpora, for the progress bar, which `quiet` disables.
+        """
+        blocks: list[EncodedBlock] = []
+        with EncodingProgress(pairs, quiet) as progress:
+            for task, block in encode_all(self._encoder, self._missing(), workers):
+                if block is not None:
+                    blocks.append(block)
+                    progress.add(block.pairs, self._existed)
+                else:
+                    self._infos[task.shard] = self._write(task, blocks)
+                    blocks = []
+        return [info for _, info in sorted(self._infos.items())]
+
+    def _missing(self) -> Iterator[Task]:
+        """The raw blocks of the missing shards. The shards that are not missing are recorded in `_infos`."""
+        index = 0
+        for number, corpus in enumerate(self._data.train):
+            position, blocks, pairs = START, None, SHARD
+            while pairs >= SHARD:  # until a shard has fewer pairs, or none
+                if info := self._existing(index, number, position):
+                    self._infos[index] = info
+                    self._existed += info.pairs
+                    position, blocks, pairs = Position(info.first + info.pairs, info.ends), None, info.pairs
+                else:
+                    blocks = blocks or read_blocks(corpus, size=BLOCK, start=position)
+                    first = position.first
+                    while position.first - first < SHARD and (raw := next(blocks, None)):
+                        yield Task(index, number, raw)
+                        position = raw.end
+                    if pairs := position.first - first:
+                        yield Task(index, number, None)
+                index += bool(pairs)
+
+    def _existing(self, index: int, corpus: int, position: Position) -> ShardInfo | None:
+        """What describes a shard of a corpus that is already in the folder; None if it must be written."""
+        try:
+            info = Shard(shard_file(self._folder, index)).info
+        except ModelError:
+            return None
+        wanted = (self._fingerprint, corpus, position.first)
+        return info if (info.fingerprint, info.corpus, info.first) == wanted else None
+
+    def _write(self, task: Task, blocks: list[EncodedBlock]) -> ShardInfo:
+        corpus = task.corpus
+        sides = (
+            Rows.join([block.sides[0] for block in blocks]),
+            Rows.join([block.sides[1] for block in blocks]),
+        )
+        numbers: Ids = np.concatenate([block.numbers for block in blocks])
+        pairs, end = sum(block.pairs for block in blocks), blocks[-1].end
+        dropped = Counter[str]()
+        for block in blocks:
+            dropped.update(block.dropped)
+        first = end.first - pairs
+        info = ShardInfo(self._fingerprint, corpus, first, pairs, len(numbers), dict(dropped), end.offsets)
+        buckets = buckets_of(numbers, self._seed, corpus, self._buckets)
+        file = shard_file(self._folder, task.shard)
+        write_shard(file, sides, numbers - first, buckets, self._buckets, info)
+        return info
+
+
+class EncodingProgress:
+    """A progress bar or, if stderr is not a terminal, a log message every so often."""
+
+    def __init__(self, pairs: int, quiet: bool):
+        disable = quiet or None  # None: disabled unless stderr is a terminal
+        self._bar = tqdm(total=pairs, unit=" pairs", desc="encoding", unit_scale=True, disable=disable)
+        self._start = self._logged = time.monotonic()
+        self._total, self._done = pairs, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def add(self, pairs: int, existed: int) -> None:
+        """Add pairs that were encoded. `existed` is how many were encoded before the start."""
+        self._done += pairs
+        if not self._bar.disable:
+            self._bar.initial = existed  # not part of the speed
+            self._bar.n = self._done + existed
+            self._bar.update(0)
+        now = time.monotonic()
+        if self._bar.disable and now - self._logged >= LOG_EVERY:
+            self._logged, speed = now, self._done / (now - self._start)
+            left = max(0.0, self._total - self._done - existed) / speed / 60
+            counts = f"{self._done + existed:,} of {self._total:,} pairs"
+            log.info("data: encoded %s, %s pairs/s, %.1f minutes left", counts, f"{speed:,.0f}", left)

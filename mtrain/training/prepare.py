@@ -1,0 +1,105 @@
+"""What happens before training: the run folder, its tokenizer and its encoded data."""
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from mtrain.checkpoint.checkpoint import Checkpoint
+from mtrain.checkpoint.model_folder import LoadedModel
+from mtrain.config.recipe import Choice
+from mtrain.config.schema import Config
+from mtrain.data.batching import BATCH_ORDER
+from mtrain.data.check_report import log_warnings
+from mtrain.data.encode import PreparedData, check_corpora, is_prepared, prepare_data
+from mtrain.data.scan import CorpusScanner
+from mtrain.data.sources import read_digests
+from mtrain.errors import UsageError
+from mtrain.interop.formats import require_exports
+from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.training.prepare_tokenizer import (
+    prepare_tokenizer,
+    use_learned_vocab_size,
+    vocab_size_is_automatic,
+)
+from mtrain.training.resolve_config import resolve_config
+from mtrain.training.run_folder import locked_run_folder, open_run, record_initial_model
+
+log = logging.getLogger(__name__)
+
+
+class PreparedRun(NamedTuple):
+    """Everything that a trainer starts from."""
+
+    config: Config
+    tokenizer: Tokenizer
+    data: PreparedData
+    checkpoint: Checkpoint | None  # to resume from
+    initial_model: LoadedModel | None  # whose weights a new run starts from
+    choices: list[Choice]  # of `model.preset: auto`
+
+
+def prepare(config: Config, workers: int | None = None, quiet: bool = False) -> Path:
+    """Create the run folder, its tokenizer and its encoded data, without training. Returns the data folder.
+
+    `workers` is as in `prepare_data`. Raises the errors of `mtrain.errors`.
+    """
+    check_corpora(config.data)
+    run_dir = Path(config.run_dir)
+    with locked_run_folder(run_dir):
+        prepare_run(config, quiet=quiet, workers=workers)
+    return run_dir / "data"
+
+
+def prepare_run(
+    config: Config,
+    resume: str = "auto",
+    allow_data_change: bool = False,
+    quiet: bool = False,
+    workers: int | None = None,
+) -> PreparedRun:
+    """Create or open the run folder, and prepare its tokenizer and data. The run folder is not locked.
+
+    The other arguments, and the errors, are those of `fit` and `prepare`.
+    """
+    run_dir = Path(config.run_dir)
+    is_encoded, reduce_vocab_size = is_prepared(run_dir / "data"), vocab_size_is_automatic(config)
+    digests = read_digests(run_dir / "data")
+    scanner = CorpusScanner(config.data, config.seed, run_dir, check=not is_encoded, digests=digests)
+    config, initial_model = resolve_config(config, scanner)
+    require_exports(config)
+    checkpoint = open_run(config, resume)
+    tokenizer = prepare_tokenizer(config, scanner, reduce_vocab_size=reduce_vocab_size)
+    if reduce_vocab_size:
+        config = use_learned_vocab_size(config)
+    if initial_model and initial_model.tokenizer.fingerprint() != tokenizer.fingerprint():
+        reason = f"its tokenizer differs from that of {config.training.init_from}"
+        raise UsageError(f"{run_dir}: {reason}; replace it with `mtrain tokenize CONFIG --force`")
+    if checkpoint is None:
+        record_initial_model(run_dir, initial_model, config.training.init_from)
+    if not is_encoded:
+        log_warnings(config.data, tokenizer, scanner)
+    expected = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
+    inputs = config.data, tokenizer, run_dir / "data", config.seed, expected, scanner
+    data = prepare_data(*inputs, workers=workers, quiet=quiet)
+    if checkpoint:
+        _accept_changes(checkpoint, tokenizer, data)
+    choices = []
+    if reduce_vocab_size and config.tokenizer.path is None:
+        choices = [Choice("tokenizer.vocab_size", config.tokenizer.vocab_size, "the size of the corpus")]
+    return PreparedRun(config, tokenizer, data, checkpoint, initial_model, choices)
+
+
+def _accept_changes(checkpoint: Checkpoint, tokenizer: Tokenizer, data: PreparedData) -> None:
+    """Adapt the state of a checkpoint to a tokenizer, data or order of batches that has changed since."""
+    state = checkpoint.state
+    if state.tokenizer_fingerprint != tokenizer.fingerprint():
+        log.warning("the tokenizer has changed; the model was trained with another vocabulary")
+        state.tokenizer_fingerprint = tokenizer.fingerprint()
+    if state.data_fingerprint != data.fingerprint:
+        log.warning("the training data has changed; restarting epoch %d", state.epoch + 1)
+        state.data_fingerprint, state.next_batch, state.steps_in_first_epoch = data.fingerprint, 0, None
+    if state.batch_order != BATCH_ORDER:
+        if state.next_batch:
+            message = "data: this version of mtrain orders batches differently; restarting epoch %d"
+            log.warning(message, state.epoch + 1)
+        state.batch_order, state.next_batch, state.steps_in_first_epoch = BATCH_ORDER, 0, None

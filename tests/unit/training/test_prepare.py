@@ -1,0 +1,35 @@
+"""`mtrain prepare`: what `fit` does before training."""
+
+import yaml
+
+from tests.support.encoding import TOY, write
+
+
+def test_fit_uses_what_prepare_has_encoded(mtrain, raw_config, tmp_path):
+    train = write(tmp_path / "train.tsv", TOY)
+    raw = {**raw_config, "run_dir": str(tmp_path / "run")}
+    raw["data"] = {**raw["data"], "train": train, "validation": {"holdout": 5}}
+    raw["tokenizer"] = {"vocab_size": 350}
+    raw["training"] = {**raw["training"], "max_steps": 1}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")
+    code, out, err = mtrain("prepare", tmp_path / "config.yaml")
+    assert code == 0 and out == f"{tmp_path / 'run/data'}\n"
+    assert "tokenizer: learning a unigram vocabulary of size 350" in err and "data: checked 300 pairs" in err
+    assert "data: 295 training pairs (dropped: 5 held out), 5 validation pairs" in err
+    assert not (tmp_path / "run/checkpoints").exists()
+    files = {file: file.stat().st_mtime_ns for file in (tmp_path / "run/data").iterdir()}
+    (tmp_path / "train.tsv").rename(tmp_path / "moved.tsv")
+    (tmp_path / "moved.tsv").rename(tmp_path / "train.tsv")
+    code, _, err = mtrain("fit", tmp_path / "config.yaml", "--device", "cpu")
+    assert code == 0 and "encoding the corpus" not in err and "checked" not in err
+    kept = {file: file.stat().st_mtime_ns for file in files if file.name != "sources.json"}
+    assert kept.items() <= files.items()
+    code, out, err = mtrain("prepare", tmp_path / "config.yaml", "--quiet")  # of a run with checkpoints
+    assert (code, out, err) == (0, f"{tmp_path / 'run/data'}\n", "")
+
+
+def test_mistakes_in_the_arguments_of_prepare_are_one_line(mtrain, config_file):
+    code, _, err = mtrain("prepare", config_file, "--workers", "0")
+    assert code == 2 and err.count("\n") == 1 and "--workers" in err
+    code, _, err = mtrain("prepare", config_file, "--set", "data.train.source=nowhere.en")
+    assert code == 3 and err == "error: nowhere.en: no such file\n"
