@@ -2,7 +2,7 @@
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import pyarrow as pa
 from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
 from mtrain.data.corpus import place_of
-from mtrain.data.shards import Ids, Indices, Rows, Shard, ranges
+from mtrain.data.shards import Ids, Rows, Shard, ranges
 from mtrain.errors import StorageError
 from mtrain.tokenizer.sampling import make_resegment
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -31,19 +31,19 @@ class _Part(NamedTuple):
     """Consecutive rows of a corpus, whose ids are in the same two arrays."""
 
     ids: tuple[Ids, Ids]  # source, target
-    starts: tuple[Indices, Indices]  # of each row in `ids`
+    starts: tuple[Ids, Ids]  # of each row in `ids`
     lengths: tuple[Ids, Ids]  # of each row
 
 
 class EncodedCorpus:
     """Token ids of the training pairs, memory-mapped. Each side of a row ends in EOS; lengths include it.
 
-    `weights[i]` is how often row i occurs in an epoch.
+    `weights[i]` is how often row i occurs in an epoch. In memory, a row takes 28 bytes.
     """
 
     def __init__(
         self,
-        parts: Sequence[_Part],
+        parts: Iterable[_Part],
         weights: npt.NDArray[np.float64],
         places: Callable[[Sequence[int]], list[str]],
         scratch: Path | None = None,
@@ -51,12 +51,15 @@ class EncodedCorpus:
     ):
         """`places` returns the locations of rows as `file:line`. New segmentations are written to temporary
         files in `scratch`."""
-        self._parts, self.weights, self.places = parts, weights, places
+        self.weights, self.places = weights, places
         self._scratch, self._resegment = scratch, resegment
-        self._edges = np.cumsum([0, *(len(part.lengths[0]) for part in parts)])
-        lengths = [np.concatenate([part.lengths[side] for part in parts]) for side in (0, 1)]
-        self.source_lengths: npt.NDArray[np.int32] = lengths[0].astype(np.int32)
-        self.target_lengths: npt.NDArray[np.int32] = lengths[1].astype(np.int32)
+        self._ids, self._starts, lengths = [], [], []
+        for part in parts:
+            self._ids.append(part.ids)
+            self._starts.append((_compact(part.starts[0]), _compact(part.starts[1])))
+            lengths.append([side.astype(np.int32) for side in part.lengths])
+        self._edges = np.cumsum([0, *(len(source) for source, _ in lengths)])  # first row of each part
+        self.source_lengths, self.target_lengths = map(np.concatenate, zip(*lengths, strict=True))
 
     @classmethod
     def open(
@@ -68,17 +71,7 @@ class EncodedCorpus:
         resegment: ResegmentBlock | None = None,
     ) -> "EncodedCorpus":
         """The rows of some buckets of all shards, in the order of their pairs in the corpora."""
-        chosen = [shard.rows(buckets) for shard in shards]
-        parts = []
-        for shard, rows in zip(shards, chosen, strict=True):
-            sides = shard.side("source"), shard.side("target")
-            parts.append(
-                _Part(
-                    (sides[0].ids, sides[1].ids),
-                    (sides[0].starts[rows], sides[1].starts[rows]),
-                    (sides[0].lengths[rows], sides[1].lengths[rows]),
-                )
-            )
+        chosen = [_compact(shard.rows(buckets)) for shard in shards]
         counts = [len(rows) for rows in chosen]
         weights = np.repeat([corpora[shard.info.corpus].weight for shard in shards], counts)
         edges = np.cumsum([0, *counts])
@@ -88,6 +81,7 @@ class EncodedCorpus:
             [number] = shards[part].numbers(chosen[part][row - edges[part]][None]).tolist()
             return place_of(corpora[shards[part].info.corpus], number)
 
+        parts = (_part_of(shard, rows) for shard, rows in zip(shards, chosen, strict=True))
         return cls(parts, weights, lambda rows: list(map(place, rows)), scratch, resegment)
 
     def __len__(self) -> int:
@@ -102,9 +96,10 @@ class EncodedCorpus:
             offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
             ids = np.empty(offsets[-1], np.int32)
             for owner in np.unique(owners).tolist():
-                part, mine = self._parts[owner], np.flatnonzero(owners == owner)
-                starts = part.starts[side][wanted[mine] - self._edges[owner]]
-                ids[ranges(offsets[mine], lengths[mine])] = part.ids[side][ranges(starts, lengths[mine])]
+                mine = np.flatnonzero(owners == owner)
+                starts = self._starts[owner][side][wanted[mine] - self._edges[owner]].astype(np.int64)
+                found = self._ids[owner][side][ranges(starts, lengths[mine])]
+                ids[ranges(offsets[mine], lengths[mine])] = found
             sides.append(pa.ListArray.from_arrays(offsets.astype(np.int32), ids))
         return sides[0], sides[1]
 
@@ -137,6 +132,17 @@ class EncodedCorpus:
             return EncodedCorpus([part], self.weights, self.places)
         except OSError as error:
             raise StorageError(f"{self._scratch}: cannot write: {error.strerror or error}") from error
+
+
+def _part_of(shard: Shard, rows: Ids) -> _Part:
+    sides = shard.side("source"), shard.side("target")
+    starts = sides[0].starts[rows], sides[1].starts[rows]
+    return _Part((sides[0].ids, sides[1].ids), starts, (sides[0].lengths[rows], sides[1].lengths[rows]))
+
+
+def _compact(indices: Ids) -> Ids:
+    """The same numbers in four bytes each, if they fit."""
+    return indices.astype(np.uint32) if indices.max(initial=0) < 2**32 else indices
 
 
 def make_block_resegmenter(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ResegmentBlock | None:
