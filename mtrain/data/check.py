@@ -1,8 +1,8 @@
 """Looks for problems in the data before training: counts, duplicates, leaks, suspicious pairs.
 
-A `DataCheck` sees every training pair once. Its memory grows by 8 bytes per pair, or by 24 if validation
-pairs are held out of training. It needs no tokenizer. If there is one, `segment` measures how it segments a
-sample of the training pairs.
+A `DataCheck` sees every training pair once. Its memory is bounded, unless validation pairs are held out of
+training: then it grows by 24 bytes per pair. It needs no tokenizer. If there is one, `segment` measures how
+it segments a sample of the training pairs.
 """
 
 import re
@@ -19,6 +19,7 @@ from mtrain.config.corpora import Corpus, Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import Block, parse_block, place_of, read_blocks
+from mtrain.data.duplicates import DuplicateCounter
 from mtrain.data.lines import Digests
 from mtrain.data.scripts import ScriptFilter, main_script, script_of
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -81,7 +82,7 @@ class Findings:
     """The result of a check."""
 
     sets: dict[str, Counts]  # by name: train, validation, and the test sets
-    duplicates: int  # training pairs that repeat an earlier one
+    duplicates: int  # training pairs that repeat an earlier one; see `DuplicateCounter`
     leaks: dict[str, Leak]
     lengths: tuple[list[int], list[int]]  # training pairs by words of source and target, in LENGTH_BINS
     ratios: list[int]  # in RATIO_BINS
@@ -106,8 +107,9 @@ class DataCheck:
         self._first: list[tuple[Block, Corpus]] = []  # usable pairs, until the scripts are known
         self._filters: tuple[ScriptFilter, ScriptFilter] | None = None
         self._scripts = ("", "")
-        # The keys of all training pairs; the last two are needed only to compare pairs held out at the end.
-        self._keys = [array("q") for _ in range(3 if self._holdout else 1)]
+        self._duplicates = DuplicateCounter()
+        # The keys of all training pairs, which are needed only to compare pairs held out at the end.
+        self._keys = [array("q") for _ in range(3 if self._holdout else 0)]
         self._lengths = [np.zeros(len(LENGTH_BINS), np.int64) for _ in Pair._fields]
         self._ratios = np.zeros(len(RATIO_BINS), np.int64)
         self._suspicious = {kind: Suspicious() for kind in KINDS}
@@ -132,7 +134,7 @@ class DataCheck:
             leaks = {"validation": self._leak_of(held_out), **leaks}
         return Findings(
             sets=self._sets,
-            duplicates=len(self._keys[0]) - len(np.unique(np.array(self._keys[0]))),
+            duplicates=self._duplicates.duplicates(),
             leaks=leaks,
             lengths=(self._lengths[0].tolist(), self._lengths[1].tolist()),
             ratios=self._ratios.tolist(),
@@ -163,6 +165,7 @@ class DataCheck:
         if not block.sources:
             return
         keys = _keys(block.sources, block.targets, normalize=self._holdout or bool(self._held_out))
+        self._duplicates.add(np.fromiter(keys[0], np.int64))
         for column, new in zip(self._keys, keys, strict=False):
             column.extend(new)
         for held_out in self._held_out.values():
