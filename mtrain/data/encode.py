@@ -109,7 +109,7 @@ def prepare_data(
             shards, damaged = _open_shards(folder, summary)
         if damaged:
             raise StorageError(f"{folder}: shards differ from what was written; check the disk")
-        write_digests(folder, scanner.digests)
+        write_digests(folder, scanner.digests, scanner.started)
     except (OSError, SafetensorError) as error:
         raise StorageError(f"{folder}: cannot write: {getattr(error, 'strerror', None) or error}") from error
     validation = _read_validation(folder)
@@ -190,7 +190,7 @@ def _start_encoding(
     _write_validation(data, folder, scanner)
     summary = {"fingerprint": fingerprint, "layout": LAYOUT, "pairs": pairs}
     summary |= {"buckets": max(1, -(-pairs // BUCKET)), "validation_sha256": sha256(folder / _VALIDATION)}
-    write_digests(folder, scanner.digests)
+    write_digests(folder, scanner.digests, scanner.started)
     return _write_summary(folder, summary)
 
 

@@ -7,6 +7,7 @@ checks the pairs, draws the held-out pairs, and keeps a sample of the text for t
 import hashlib
 import heapq
 import random
+import time
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class CorpusScanner:
         self.data, self.seed = data, seed
         self._folder, self._check = folder, check
         self._bad_lines = data.bad_lines if strict else "skip"
+        self.started = time.time_ns()
         self.digests: Digests = {} if digests is None else digests  # of all files hashed so far
 
     @cached_property

@@ -14,18 +14,22 @@ SOURCES = "sources.json"  # in the data folder
 def read_digests(folder: Path) -> Digests:
     """The recorded SHA-256 of the files whose size and times have not changed since."""
     digests: Digests = {}
-    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+    with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         for name, entry in json.loads((folder / SOURCES).read_bytes()).items():
             if _stamp(Path(name)) == entry["stamp"]:
                 digests[Path(name)] = bytes.fromhex(entry["sha256"])
     return digests
 
 
-def write_digests(folder: Path, digests: Digests) -> None:
-    """Record the SHA-256 of files, unless the folder is not writable."""
+def write_digests(folder: Path, digests: Digests, since: int) -> None:
+    """Record the SHA-256 of files, unless the folder is not writable. Files that have changed since a time
+    (in nanoseconds), when they may have been hashed already, are not recorded."""
     with suppress(OSError, StorageError):
+        stamps = {file: _stamp(file) for file in digests}
         entries = {
-            str(file): {"stamp": _stamp(file), "sha256": digest.hex()} for file, digest in digests.items()
+            str(file): {"stamp": stamps[file], "sha256": digest.hex()}
+            for file, digest in digests.items()
+            if stamps[file][-1] < since
         }
         if entries and read_digests(folder) != digests:
             write_atomically(folder / SOURCES, json.dumps(entries, indent=1) + "\n")

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from mtrain.data import Pair, encoded, shard_writer
 from mtrain.data.encode import prepare_data
-from mtrain.data.scan import HoldoutSampler
+from mtrain.data.scan import CorpusScanner, HoldoutSampler
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support import tokenizers
@@ -150,6 +151,26 @@ def test_one_changed_byte_changes_the_fingerprint(
     second = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     assert len(encodings) == 2
     assert second.fingerprint != first.fingerprint
+
+
+def test_a_file_that_changes_while_it_is_encoded_is_hashed_again(tmp_path: Path, tokenizer: Tokenizer):
+    data = config(tmp_path)
+    scanner = CorpusScanner(data, 1, tmp_path)
+    assert scanner.result.pairs == len(TOY)
+    time.sleep(0.05)  # the times of files have a resolution of some milliseconds
+    (tmp_path / "train.tsv").write_bytes((tmp_path / "train.tsv").read_bytes().replace(b"a", b"b"))
+    first = prepare_data(data, tokenizer, tmp_path / "data", seed=1, scanner=scanner)
+    with pytest.raises(ModelError, match="changed"):
+        prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+
+
+def test_a_damaged_record_of_raw_files_is_not_used(tmp_path: Path, tokenizer: Tokenizer):
+    data = config(tmp_path)
+    first = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    for content in (b"", b"[]", b"{", b'{"a": 1}', b'{"a": {"stamp": 1}}'):
+        (tmp_path / "data/sources.json").write_bytes(content)
+        again = prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+        assert again.fingerprint == first.fingerprint
 
 
 def test_a_rejected_corpus_leaves_the_encoded_data_unchanged(
