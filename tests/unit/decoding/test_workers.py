@@ -18,7 +18,7 @@ from mtrain.errors import UsageError
 from tests.support.training import PAIRS
 from tests.support.translation import words_of
 
-LINES = words_of(60)
+LINES = words_of(40)
 MANY_BATCHES = ["decoding.batch_tokens=128", "decoding.beam_size=1"]
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, forks, or needs glibc")
@@ -62,7 +62,10 @@ def test_threads_can_share_a_translator(translator: Translator) -> None:
 
 
 def test_an_error_in_a_worker_process_is_raised_in_this_process(helped: Translator) -> None:
-    broken = helped.with_settings(no_repeat_ngram=1, min_length_offset=400, max_length_offset=400)
+    most = list(range(100, helped.tokenizer.target_vocab_size))  # so that the others are soon used up
+    broken = helped.with_settings(
+        forbidden_ids=most, no_repeat_ngram=1, min_length_offset=400, max_length_offset=400
+    )
     for _ in range(2):  # the worker process survives the error
         sent = helped.workers.sent
         with pytest.raises(UsageError, match="exclude every translation"):
