@@ -1,5 +1,6 @@
 """One optimizer step: accumulation, R-Drop, the loss scale, workers, weight decay."""
 
+import logging
 import subprocess
 import sys
 import threading
@@ -149,6 +150,19 @@ def test_weight_decay_applies_to_matrices_and_embeddings_only(make_config, tie):
         assert id(parameter) in (spared if small else decayed), name
 
 
+def test_compiling_silences_the_warnings_of_the_compiler(parts, monkeypatch):
+    config, model, _, _ = parts
+    monkeypatch.setattr(Transformer, "compile", lambda *_, **__: None)  # importing the compiler takes seconds
+    warnings = logging.getLogger("torch._dynamo")
+    assert warnings.isEnabledFor(logging.WARNING)
+    try:
+        Learner(model, config.training.model_copy(update={"compile": "on"}))
+        assert not warnings.isEnabledFor(logging.WARNING)
+    finally:
+        torch._logging.set_logs()
+
+
+@pytest.mark.slow
 def test_compiling_logs_no_graph_breaks():
     code = """if True:
         import torch
