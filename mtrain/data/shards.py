@@ -12,6 +12,7 @@ Rows are grouped by bucket, which is a hash of (seed, corpus, pair), and ordered
 The rows of a bucket in all shards are a random sample of the corpus.
 """
 
+import errno
 import hashlib
 import json
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from mtrain.errors import ModelError
+from mtrain.errors import ModelError, StorageError
 from mtrain.storage.atomic import replace_durably
 
 SHARD = 250_000  # raw pairs
@@ -32,6 +33,7 @@ BUCKET = 250_000  # raw pairs of the whole corpus, on average
 _KEY = "shard"  # of the metadata; a single key, because the order of several is random
 _DTYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U8": np.uint8}
 _ROWS = ("source", "target", "source_length", "target_length", "number")
+_TENSORS = {*_ROWS, "buckets", "sha256"}
 _MAX_HEADER = 2**20  # bytes; a header is far smaller
 Ids = npt.NDArray[np.integer]
 Indices = npt.NDArray[np.int64]
@@ -128,17 +130,24 @@ class Shard:
     """A memory-mapped shard."""
 
     def __init__(self, file: Path):
-        """Raises ModelError if the file is missing, or if it is visibly damaged."""
+        """Raises ModelError if the file is missing, or if it is visibly damaged; StorageError if it cannot be
+        read for another reason, such as missing permissions or too many open files."""
         self.file = file
         try:
             self._header, self._tensors, info = _open(file)
             self.info = ShardInfo(**{**info, "ends": tuple(info["ends"])})
+            if absent := _TENSORS - self._tensors.keys():
+                raise ValueError(f"it has no {', '.join(sorted(absent))}")
             rows, tokens = len(self._tensors["number"]), [len(self._tensors[side]) for side in _ROWS[:2]]
             if self.buckets[-1].tolist() != [rows, *tokens]:
                 raise ValueError("its index does not match its rows")
         except FileNotFoundError:
             raise ModelError(f"{file}: missing") from None
-        except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise StorageError(f"{file}: cannot read: {error.strerror}") from error
+            raise ModelError(f"{file}: damaged ({error.strerror})") from None
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise ModelError(f"{file}: damaged ({error})") from None
 
     @property

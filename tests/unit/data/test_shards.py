@@ -1,9 +1,11 @@
 """Shards: what they contain, and how damaged, missing and interrupted ones are written again."""
 
+import errno
 import gzip
 import hashlib
 import json
 import logging
+import os
 import random
 import signal
 import subprocess
@@ -178,6 +180,52 @@ def test_a_damaged_shard_is_named_and_encoded_again_alone(
     assert {other: other.stat().st_mtime_ns for other in untouched} == untouched
 
 
+@pytest.mark.parametrize("name", ["sha256", "source_length", "number", "buckets", "data_offsets", "shard"])
+def test_a_shard_with_a_damaged_name_is_encoded_again(
+    tmp_path: Path, tokenizer: Tokenizer, caplog, name: str
+):
+    before = rows(prepare(tmp_path, tokenizer))
+    file = shard_file(tmp_path / "data", 0)
+    content = file.read_bytes()
+    file.write_bytes(content.replace(f'"{name}"'.encode(), f'"x{name[1:]}"'.encode(), 1))
+    assert rows(prepare(tmp_path, tokenizer)) == before
+    assert f"{file}: damaged" in caplog.text
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.ENOMEM])
+def test_a_shard_that_cannot_be_read_is_kept(tmp_path: Path, tokenizer: Tokenizer, monkeypatch, code: int):
+    prepare(tmp_path, tokenizer)
+    file, before = shard_file(tmp_path / "data", 0), contents(tmp_path)
+    real = Path.open
+
+    def fail(self: Path, *args, **keys):
+        if self == file:
+            raise OSError(code, os.strerror(code), str(self))
+        return real(self, *args, **keys)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fail)
+        with pytest.raises(StorageError, match=f"{file}: cannot read: {os.strerror(code)}"):
+            prepare(tmp_path, tokenizer)
+    assert contents(tmp_path) == before
+
+
+def test_a_shard_on_damaged_sectors_is_encoded_again(tmp_path: Path, tokenizer: Tokenizer, monkeypatch):
+    before = rows(prepare(tmp_path, tokenizer))
+    file, real = shard_file(tmp_path / "data", 0), Path.open
+    inode = file.stat().st_ino
+
+    def fail(self: Path, *args, **keys):
+        if self == file and file.stat().st_ino == inode:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
+        return real(self, *args, **keys)
+
+    with file.open("rb"), monkeypatch.context() as patch:  # open, so that the inode is not used again
+        patch.setattr(Path, "open", fail)
+        assert rows(prepare(tmp_path, tokenizer)) == before
+
+
 def test_a_disk_that_damages_every_shard_is_a_storage_error(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch
 ):
@@ -223,7 +271,8 @@ def test_data_of_an_older_layout_is_encoded_again(tmp_path: Path, tokenizer: Tok
 
 
 def test_a_file_that_is_not_a_shard_is_a_model_error(tmp_path: Path):
-    for content in (b"", b"\xff" * 100, b"\x02" + b"\0" * 7 + b"{}", b"\x02" + b"\0" * 7 + b"[]"):
+    two = b"\x02" + b"\0" * 7  # the length of the header
+    for content in (b"", b"\xff" * 100, two + b"{}", two + b"[]", two + b"12", two + b'""'):
         (tmp_path / "shard").write_bytes(content)
         with pytest.raises(ModelError, match="shard: damaged"):
             Shard(tmp_path / "shard")
