@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 
-from mtrain.config.corpora import Corpus, Holdout
+from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import files_of, good_pairs
 from mtrain.data.encoded import EncodedCorpus, make_block_resegmenter
 from mtrain.data.encoder import Encoder
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.scan import CorpusScanner, train_and_validation
 from mtrain.data.shard_writer import ShardWriter
 from mtrain.data.shards import BUCKET, SHARD, Shard, ShardInfo, shard_file
-from mtrain.data.sources import read_digests, write_digests
+from mtrain.data.sources import write_digests
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import sha256
@@ -50,7 +50,7 @@ class PreparedData(NamedTuple):
 
 def check_corpora(data: DataConfig) -> None:
     """Raise DataError if a file that the config names does not exist."""
-    for corpus in chain(_train_and_validation(data), data.test.values()):
+    for corpus in chain(train_and_validation(data), data.test.values()):
         files_of(corpus)
 
 
@@ -75,10 +75,10 @@ def prepare_data(
     corpus is large.
 
     `expected` is the fingerprint of the data that a checkpoint was trained on. Raises ModelError if the data
-    differs from it; DataError if a corpus is missing, malformed or misaligned, or if no training pair is
-    left; StorageError if the folder cannot be written.
+    differs from it; DataError if a corpus is missing, malformed or misaligned, if it changes
+    while it is encoded, or if no training pair is left; StorageError if the folder cannot be written.
     """
-    scanner = scanner or CorpusScanner(data, seed, folder.parent, digests=read_digests(folder))
+    scanner = scanner or CorpusScanner(data, seed, folder.parent, data_folder=folder)
     fingerprint = _fingerprint(data, tokenizer, scanner)
     if expected not in (None, fingerprint):
         raise ModelError(
@@ -90,9 +90,8 @@ def prepare_data(
     def encode(summary: dict[str, Any]) -> dict[str, Any]:
         if not summary:
             summary = _start_encoding(data, folder, scanner, fingerprint)
-        writer = ShardWriter(
-            data, _make_encoder(data, tokenizer, folder), folder, seed, fingerprint, summary["buckets"]
-        )
+        encoder = _make_encoder(data, tokenizer, folder)
+        writer = ShardWriter(scanner, encoder, folder, fingerprint, summary["buckets"])
         pairs = summary["pairs"]
         count = workers or (_cores() if pairs >= SHARD else 1)  # starting a process takes a second
         return _finish_encoding(data, folder, summary, writer.write(pairs, count, quiet))
@@ -118,10 +117,6 @@ def prepare_data(
     size = f"{len(train):,} training pairs (dropped: {_format_counts(summary['dropped']) or 'none'})"
     log.info("data: %s, %s validation pairs", size, f"{len(validation):,}")
     return PreparedData(train, validation, fingerprint)
-
-
-def _train_and_validation(data: DataConfig) -> list[Corpus]:
-    return data.train + ([] if isinstance(data.validation, Holdout) else data.validation)
 
 
 def _fingerprint(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> str:
@@ -235,6 +230,7 @@ def _write_validation(data: DataConfig, folder: Path, scanner: CorpusScanner) ->
         validation = scanner.result.held_out
     else:
         validation = list(good_pairs(data.validation, data.bad_lines))
+        scanner.require_unchanged(data.validation)
     if not validation:
         raise DataError("data.validation has no pairs; give another corpus, or {holdout: N}")
     lines = (json.dumps(pair, ensure_ascii=False) + "\n" for pair in validation)

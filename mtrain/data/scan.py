@@ -9,22 +9,24 @@ import heapq
 import random
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 
 import numpy as np
 
-from mtrain.config.corpora import Holdout
+from mtrain.config.corpora import Corpus, Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.check import DataCheck, Findings, segment
-from mtrain.data.corpus import content_hash, parse_block, read_blocks, refuse_unless_skipped
+from mtrain.data.corpus import content_hash, files_of, parse_block, read_blocks, refuse_unless_skipped
 from mtrain.data.lines import Digests
-from mtrain.errors import StorageError
+from mtrain.data.sources import read_digests, require_unchanged, stamps_of
+from mtrain.errors import DataError, StorageError
 from mtrain.tokenizer.learn import SAMPLED_SENTENCES
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -53,16 +55,19 @@ class CorpusScanner:
         folder: Path | None = None,
         check: bool = False,
         strict: bool = True,
-        digests: Digests | None = None,
+        data_folder: Path | None = None,
     ):
         """With `check`, the data is also checked. With `strict`, an unreadable pair is an error, unless
-        `data.bad_lines` is `skip`. Temporary files are written to `folder`. `digests` has the SHA-256 of
-        files that need not be read to hash them."""
+        `data.bad_lines` is `skip`. Temporary files are written to `folder`. Files whose SHA-256 is recorded
+        in `data_folder` are not read to hash them."""
         self.data, self.seed = data, seed
         self._folder, self._check = folder, check
         self._bad_lines = data.bad_lines if strict else "skip"
+        # First the time and the stamps, so that every later change of a file is noticed.
         self.started = time.time_ns()
-        self.digests: Digests = {} if digests is None else digests  # of all files hashed so far
+        self._stamps = stamps_of(chain.from_iterable(map(_existing_files, train_and_validation(data))))
+        # Of all files hashed so far.
+        self.digests: Digests = {} if data_folder is None else read_digests(data_folder)
 
     @cached_property
     def result(self) -> ScanResult:
@@ -94,13 +99,28 @@ class CorpusScanner:
     def content_hashes(self) -> list[str]:
         """The content hash of each training corpus, then of each validation corpus. Files in `digests`, such
         as those that `result` has read, are not read."""
-        validation = [] if isinstance(self.data.validation, Holdout) else self.data.validation
-        return [content_hash(corpus, self.digests) for corpus in (*self.data.train, *validation)]
+        return [content_hash(corpus, self.digests) for corpus in train_and_validation(self.data)]
+
+    def require_unchanged(self, corpora: Iterable[Corpus]) -> None:
+        """Raise DataError if a file of these training or validation corpora has changed since the scanner was
+        made, so that its hash may be that of other text."""
+        require_unchanged(chain.from_iterable(map(files_of, corpora)), self._stamps)
 
     @property
     def training_hashes(self) -> list[str]:
         """The content hash of each training corpus."""
         return self.content_hashes[: len(self.data.train)]
+
+
+def train_and_validation(data: DataConfig) -> list[Corpus]:
+    """The training corpora, then the validation corpora."""
+    return data.train + ([] if isinstance(data.validation, Holdout) else data.validation)
+
+
+def _existing_files(corpus: Corpus) -> list[Path]:
+    with suppress(DataError):  # reported when the file is read
+        return files_of(corpus)
+    return []
 
 
 def check_data(

@@ -10,10 +10,10 @@ from typing import Self
 import numpy as np
 from tqdm import tqdm
 
-from mtrain.config.data import DataConfig
 from mtrain.data.corpus import BLOCK, START, Position, read_blocks
 from mtrain.data.encoder import EncodedBlock, Encoder
 from mtrain.data.encoder_process import Task, encode_all
+from mtrain.data.scan import CorpusScanner
 from mtrain.data.shards import SHARD, Ids, Rows, Shard, ShardInfo, buckets_of, shard_file, write_shard
 from mtrain.errors import ModelError
 
@@ -26,18 +26,21 @@ class ShardWriter:
     """Writes the shards of a data folder that are missing."""
 
     def __init__(
-        self, data: DataConfig, encoder: Encoder, folder: Path, seed: int, fingerprint: str, buckets: int
+        self, scanner: CorpusScanner, encoder: Encoder, folder: Path, fingerprint: str, buckets: int
     ):
-        """`fingerprint` identifies the inputs. Shards made from the same inputs are kept."""
-        self._data, self._encoder, self._folder = data, encoder, folder
-        self._seed, self._fingerprint, self._buckets = seed, fingerprint, buckets
+        """`fingerprint` identifies the inputs, which `scanner` has read. Shards made from the same inputs are
+        kept."""
+        self._scanner, self._encoder, self._folder = scanner, encoder, folder
+        self._corpora, self._seed = scanner.data.train, scanner.seed
+        self._fingerprint, self._buckets = fingerprint, buckets
         self._infos: dict[int, ShardInfo] = {}
         self._existed = 0  # pairs of shards that were kept
 
     def write(self, pairs: int, workers: int = 1, quiet: bool = False) -> list[ShardInfo]:
         """Write all missing shards, and return what describes each shard.
 
-        `pairs` is the number of pairs of all corpora, for the progress bar, which `quiet` disables.
+        `pairs` is the number of pairs of all corpora, for the progress bar, which `quiet` disables. Raises
+        DataError if a corpus has changed since it was scanned; no shard of other text is written.
         """
         blocks: list[EncodedBlock] = []
         with EncodingProgress(pairs, quiet) as progress:
@@ -48,12 +51,13 @@ class ShardWriter:
                 else:
                     self._infos[task.shard] = self._write(task, blocks)
                     blocks = []
+        self._scanner.require_unchanged(self._corpora)  # a shorter corpus has fewer shards
         return [info for _, info in sorted(self._infos.items())]
 
     def _missing(self) -> Iterator[Task]:
         """The raw blocks of the missing shards. The shards that are not missing are recorded in `_infos`."""
         index = 0
-        for number, corpus in enumerate(self._data.train):
+        for number, corpus in enumerate(self._corpora):
             position, blocks, pairs = START, None, SHARD
             while pairs >= SHARD:  # until a shard has fewer pairs, or none
                 if info := self._existing(index, number, position):
@@ -94,6 +98,7 @@ class ShardWriter:
         info = ShardInfo(self._fingerprint, corpus, first, pairs, len(numbers), dict(dropped), end.offsets)
         buckets = buckets_of(numbers, self._seed, corpus, self._buckets)
         file = shard_file(self._folder, task.shard)
+        self._scanner.require_unchanged([self._corpora[corpus]])
         write_shard(file, sides, numbers - first, buckets, self._buckets, info)
         return info
 

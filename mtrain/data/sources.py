@@ -1,14 +1,16 @@
 """Remembers the SHA-256 of raw files, so that files that have not changed are not read again to hash them."""
 
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from mtrain.data.lines import Digests
-from mtrain.errors import StorageError
+from mtrain.errors import DataError, StorageError
 from mtrain.storage.atomic import write_atomically
 
 SOURCES = "sources.json"  # in the data folder
+Stamps = dict[Path, list[int]]  # of files: what changes if a file is written
 
 
 def read_digests(folder: Path) -> Digests:
@@ -29,14 +31,32 @@ def write_digests(folder: Path, digests: Digests, since: int) -> None:
         entries = {
             str(file): {"stamp": stamps[file], "sha256": digest.hex()}
             for file, digest in digests.items()
-            if stamps[file][-1] < since
+            if max(stamps[file][1:]) < since
         }
         if entries and read_digests(folder) != digests:
             write_atomically(folder / SOURCES, json.dumps(entries, indent=1) + "\n")
 
 
+def stamps_of(files: Iterable[Path]) -> Stamps:
+    """The stamps of the files that exist."""
+    stamps: Stamps = {}
+    for file in files:
+        with suppress(OSError):
+            stamps[file] = _stamp(file)
+    return stamps
+
+
+def require_unchanged(files: Iterable[Path], stamps: Stamps) -> None:
+    """Raise DataError if one of the files has changed since the stamps of all of them were taken."""
+    files = list(files)
+    now = stamps_of(files)
+    for file in files:
+        if now.get(file) != stamps.get(file):
+            raise DataError(f"{file}: changed while it was encoded; run again")
+
+
 def _stamp(file: Path) -> list[int]:
     """What changes if a file is written: its size, its modification time, and the time of its last change,
-    which cannot be set."""
+    which cannot be set (on Windows, of its creation)."""
     status = file.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]

@@ -12,7 +12,6 @@ from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.check_report import log_warnings
 from mtrain.data.encode import PreparedData, check_corpora, is_prepared, prepare_data
 from mtrain.data.scan import CorpusScanner
-from mtrain.data.sources import read_digests
 from mtrain.errors import UsageError
 from mtrain.interop.formats import require_exports
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -63,8 +62,8 @@ def prepare_run(
     """
     run_dir = Path(config.run_dir)
     is_encoded, reduce_vocab_size = is_prepared(run_dir / "data"), vocab_size_is_automatic(config)
-    digests = read_digests(run_dir / "data")
-    scanner = CorpusScanner(config.data, config.seed, run_dir, check=not is_encoded, digests=digests)
+    data_folder = run_dir / "data"
+    scanner = CorpusScanner(config.data, config.seed, run_dir, check=not is_encoded, data_folder=data_folder)
     config, initial_model = resolve_config(config, scanner)
     require_exports(config)
     checkpoint = open_run(config, resume)

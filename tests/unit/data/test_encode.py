@@ -153,15 +153,48 @@ def test_one_changed_byte_changes_the_fingerprint(
     assert second.fingerprint != first.fingerprint
 
 
-def test_a_file_that_changes_while_it_is_encoded_is_hashed_again(tmp_path: Path, tokenizer: Tokenizer):
-    data = config(tmp_path)
+@pytest.mark.parametrize("name", ["train.tsv", "validation.tsv"])
+def test_a_file_that_changes_before_it_is_encoded_is_an_error(
+    tmp_path: Path, tokenizer: Tokenizer, name: str
+):
+    data, file = config(tmp_path), tmp_path / name
+    expected = rows(prepare_data(data, tokenizer, tmp_path / "expected", seed=1))
+    content = file.read_bytes()
     scanner = CorpusScanner(data, 1, tmp_path)
-    assert scanner.result.pairs == len(TOY)
+    assert scanner.result.pairs == len(TOY) and scanner.content_hashes
     time.sleep(0.05)  # the times of files have a resolution of some milliseconds
-    (tmp_path / "train.tsv").write_bytes((tmp_path / "train.tsv").read_bytes().replace(b"a", b"b"))
-    first = prepare_data(data, tokenizer, tmp_path / "data", seed=1, scanner=scanner)
-    with pytest.raises(ModelError, match="changed"):
-        prepare_data(data, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
+    file.write_bytes(content.replace(b"a", b"b"))
+    with pytest.raises(DataError, match=f"{name}: changed while it was encoded; run again"):
+        prepare_data(data, tokenizer, tmp_path / "data", seed=1, scanner=scanner)
+    file.write_bytes(content)  # the fingerprint is that of the first scan again
+    prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    assert rows(prepared) == expected and prepared.validation == TOY[:3]
+
+
+def test_a_file_that_loses_its_last_shard_while_it_is_encoded_is_an_error(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch
+):
+    class Shortening(Tokenizer):
+        def encode_source(self, texts: list[str]) -> list[list[int]]:
+            time.sleep(0.05)
+            write(tmp_path / "train.tsv", TOY[:50])
+            return super().encode_source(texts)
+
+    data = config(tmp_path)
+    for name in ("BLOCK", "SHARD"):
+        monkeypatch.setattr(shard_writer, name, 50)
+    with pytest.raises(DataError, match="changed while it was encoded"):
+        prepare_data(data, Shortening(tokenizer.files[0].parent), tmp_path / "data", seed=1)
+    assert not json.loads((tmp_path / "data/summary.json").read_text()).get("complete")
+
+
+def test_a_file_that_may_have_changed_since_the_start_is_not_recorded(tmp_path: Path, tokenizer: Tokenizer):
+    """On Windows, only the modification time shows it."""
+    data, later = config(tmp_path), time.time() + 1000
+    os.utime(tmp_path / "train.tsv", (later, later))
+    prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    recorded = json.loads((tmp_path / "data/sources.json").read_text())
+    assert list(recorded) == [str(tmp_path / "validation.tsv")]
 
 
 def test_a_damaged_record_of_raw_files_is_not_used(tmp_path: Path, tokenizer: Tokenizer):
