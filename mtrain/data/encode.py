@@ -4,7 +4,6 @@ The data folder contains shards of encoded pairs, the validation pairs, and a su
 and records the inputs that all of it was made from, and the size and a hash of each shard.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -24,16 +23,15 @@ from mtrain.data.encoded import EncodedCorpus, make_block_resegmenter
 from mtrain.data.encoder import Encoder
 from mtrain.data.scan import CorpusScanner, train_and_validation
 from mtrain.data.shard_writer import ShardWriter
-from mtrain.data.shards import BUCKET, SHARD, Shard, ShardInfo, shard_file
+from mtrain.data.shards import BUCKET, LAYOUT, SHARD, Shard, ShardInfo, shard_file
 from mtrain.data.sources import write_digests
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.storage.atomic import write_atomically
-from mtrain.storage.manifest import sha256
+from mtrain.storage.manifest import sha256, sha256_of_json
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-LAYOUT = 3  # version of the files of the data folder; if it changes, runs encode again
 # Part of the fingerprint. It never changes, so that the same pairs have the same fingerprint in old runs.
 _FINGERPRINT_FORMAT = 2
 _SUMMARY, _VALIDATION = "summary.json", "validation.jsonl"
@@ -128,8 +126,7 @@ def _fingerprint(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner)
         "seed": scanner.seed,
         "tokenizer": tokenizer.fingerprint(),
     }
-    value = [settings, scanner.content_hashes]
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return sha256_of_json([settings, scanner.content_hashes])
 
 
 def _read_summary(folder: Path, fingerprint: str) -> dict[str, Any]:
@@ -148,7 +145,7 @@ def _read_summary(folder: Path, fingerprint: str) -> dict[str, Any]:
         if sha256(folder / _VALIDATION) != summary["validation_sha256"]:
             raise ValueError(f"{_VALIDATION} does not match its SHA-256")
         content = {key: value for key, value in summary.items() if key != "sha256"}
-        if summary["sha256"] != _hash(content):
+        if summary["sha256"] != sha256_of_json(content):
             raise ValueError(f"{_SUMMARY} does not match its SHA-256")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         log.warning("%s: damaged; encoding the corpus again (%s)", folder, error)
@@ -157,13 +154,9 @@ def _read_summary(folder: Path, fingerprint: str) -> dict[str, Any]:
 
 
 def _write_summary(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    summary = {**summary, "sha256": _hash(summary)}
+    summary = {**summary, "sha256": sha256_of_json(summary)}
     write_atomically(folder / _SUMMARY, json.dumps(summary, indent=1) + "\n")
     return summary
-
-
-def _hash(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _read_validation(folder: Path) -> list[Pair]:

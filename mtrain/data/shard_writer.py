@@ -14,7 +14,7 @@ from mtrain.data.corpus import BLOCK, START, Position, read_blocks
 from mtrain.data.encoder import EncodedBlock, Encoder
 from mtrain.data.encoder_process import Task, encode_all
 from mtrain.data.scan import CorpusScanner
-from mtrain.data.shards import SHARD, Ids, Rows, Shard, ShardInfo, buckets_of, shard_file, write_shard
+from mtrain.data.shards import LAYOUT, SHARD, Ids, Rows, Shard, ShardInfo, buckets_of, shard_file, write_shard
 from mtrain.errors import ModelError
 
 log = logging.getLogger(__name__)
@@ -80,8 +80,10 @@ class ShardWriter:
             info = Shard(shard_file(self._folder, index)).info
         except ModelError:
             return None
-        wanted = (self._fingerprint, corpus, position.first)
-        return info if (info.fingerprint, info.corpus, info.first) == wanted else None
+        made_from = (info.fingerprint, info.corpus, info.first)
+        made_as = (info.layout, info.capacity, info.buckets)
+        is_wanted = made_from == (self._fingerprint, corpus, position.first)
+        return info if is_wanted and made_as == (LAYOUT, SHARD, self._buckets) else None
 
     def _write(self, task: Task, blocks: list[EncodedBlock]) -> ShardInfo:
         corpus = task.corpus
@@ -95,11 +97,22 @@ class ShardWriter:
         for block in blocks:
             dropped.update(block.dropped)
         first = end.first - pairs
-        info = ShardInfo(self._fingerprint, corpus, first, pairs, len(numbers), dict(dropped), end.offsets)
+        info = ShardInfo(
+            LAYOUT,
+            SHARD,
+            self._buckets,
+            self._fingerprint,
+            corpus,
+            first,
+            pairs,
+            len(numbers),
+            dict(dropped),
+            end.offsets,
+        )
         buckets = buckets_of(numbers, self._seed, corpus, self._buckets)
         file = shard_file(self._folder, task.shard)
         self._scanner.require_unchanged([self._corpora[corpus]])
-        write_shard(file, sides, numbers - first, buckets, self._buckets, info)
+        write_shard(file, sides, numbers - first, buckets, info)
         return info
 
 

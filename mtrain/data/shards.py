@@ -27,7 +27,9 @@ from safetensors.numpy import save_file
 
 from mtrain.errors import ModelError, StorageError
 from mtrain.storage.atomic import replace_durably
+from mtrain.storage.manifest import sha256_of_json
 
+LAYOUT = 4  # version of the files of the data folder; if it changes, runs encode again
 SHARD = 250_000  # raw pairs
 BUCKET = 250_000  # raw pairs of the whole corpus, on average
 _KEY = "shard"  # of the metadata; a single key, because the order of several is random
@@ -70,6 +72,9 @@ def ranges(starts: Ids, lengths: Ids) -> Indices:
 class ShardInfo:
     """What a shard was made from, and what was dropped."""
 
+    layout: int  # `LAYOUT`
+    capacity: int  # raw pairs of each shard but the last one of a corpus
+    buckets: int
     fingerprint: str  # of the inputs of the whole corpus
     corpus: int  # index in `data.train`
     first: int  # number of the first raw pair in its corpus, from 1
@@ -96,10 +101,11 @@ def shard_file(folder: Path, index: int) -> Path:
 
 
 def write_shard(
-    file: Path, sides: tuple[Rows, Rows], numbers: Ids, buckets: Indices, count: int, info: ShardInfo
+    file: Path, sides: tuple[Rows, Rows], numbers: Ids, buckets: Indices, info: ShardInfo
 ) -> None:
     """Write a shard atomically. `numbers` (from the first pair of the shard) and `buckets` are those of the
-    rows; `count` is the number of buckets. Raises OSError."""
+    rows. Raises OSError."""
+    count = info.buckets
     order = np.argsort(buckets, kind="stable")
     sides = sides[0].take(order), sides[1].take(order)
     edges = np.searchsorted(buckets[order], np.arange(count + 1))
@@ -113,7 +119,8 @@ def write_shard(
     digests = [_digest(tensors, index, bucket) for bucket in range(count)]
     tensors["sha256"] = np.frombuffer(b"".join(digests), np.uint8).reshape(count, 32)
     temporary = file.with_name(f".{file.name}.tmp")
-    save_file(tensors, temporary, {_KEY: json.dumps(asdict(info))})
+    metadata = {**asdict(info), "sha256": sha256_of_json(asdict(info))}
+    save_file(tensors, temporary, {_KEY: json.dumps(metadata)})
     replace_durably(temporary, file)
 
 
@@ -135,11 +142,15 @@ class Shard:
         self.file = file
         try:
             self._header, self._tensors, info = _open(file)
+            digest = info.pop("sha256")
             self.info = ShardInfo(**{**info, "ends": tuple(info["ends"])})
+            if sha256_of_json(asdict(self.info)) != digest:
+                raise ValueError("its metadata does not match its SHA-256")
             if absent := _TENSORS - self._tensors.keys():
                 raise ValueError(f"it has no {', '.join(sorted(absent))}")
             rows, tokens = len(self._tensors["number"]), [len(self._tensors[side]) for side in _ROWS[:2]]
-            if self.buckets[-1].tolist() != [rows, *tokens]:
+            shape = len(self.buckets), self.buckets[-1].tolist()
+            if shape != (self.info.buckets + 1, [rows, *tokens]):
                 raise ValueError("its index does not match its rows")
         except FileNotFoundError:
             raise ModelError(f"{file}: missing") from None

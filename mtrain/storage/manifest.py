@@ -18,6 +18,11 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def sha256_of_json(value: object) -> str:
+    """The SHA-256 of a value as JSON with sorted keys, in hexadecimal."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def read_json(file: Path) -> Any:
     """Parse a JSON file of at most MAX_JSON_BYTES. Raises OSError or ValueError if that fails."""
     if not file.is_file() or file.stat().st_size > MAX_JSON_BYTES:  # reading from a pipe would block

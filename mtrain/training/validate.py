@@ -1,7 +1,5 @@
 """Validation: the loss on the references, and the scores of the decoded text."""
 
-import hashlib
-import json
 import logging
 import math
 from typing import NamedTuple
@@ -19,6 +17,7 @@ from mtrain.device import autocast, resolve_precision
 from mtrain.evaluation.metrics import make_metrics, score
 from mtrain.model.loss import translation_loss
 from mtrain.model.transformer import Transformer
+from mtrain.storage.manifest import sha256_of_json
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class Validator:
         if self.config.training.best_metric == "nll":  # does not depend on the search
             search = {}
         value = [self.sources, self.references, self.tokenizer.fingerprint(), search]
-        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        return sha256_of_json(value)
 
     def _encode(self, micro_batch_tokens: int) -> list[Batch]:
         """Batches for the loss; pairs longer than `data.max_length` are truncated."""

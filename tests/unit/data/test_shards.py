@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -178,6 +179,43 @@ def test_a_damaged_shard_is_named_and_encoded_again_alone(
     assert warning.startswith(f"{file}: ") and warning.endswith("; encoding this shard again")
     assert contents(tmp_path) == files
     assert {other: other.stat().st_mtime_ns for other in untouched} == untouched
+
+
+@pytest.mark.parametrize("changed", ["LAYOUT", "SHARD", "BUCKET"])
+@pytest.mark.parametrize("larger", [False, True])
+def test_shards_of_another_layout_are_replaced(
+    tmp_path: Path, tokenizer: Tokenizer, small, monkeypatch, changed: str, larger: bool
+):
+    old = {"LAYOUT": encode.LAYOUT, "SHARD": 60, "BUCKET": 100}[changed]
+    (tmp_path / "expected").mkdir()
+    prepare(tmp_path, tokenizer)
+    (tmp_path / "data/summary.json").unlink()  # so that the encoding is resumed
+    for module in (encode, shard_writer):
+        monkeypatch.setattr(module, changed, old + (30 if larger else -30), raising=False)
+    data = config(tmp_path)
+    expected = prepare(tmp_path / "expected", tokenizer, data)
+    assert rows(prepare(tmp_path, tokenizer, data)) == rows(expected)
+    assert contents(tmp_path) == contents(tmp_path / "expected")
+
+
+@pytest.mark.parametrize("name", ["first", "pairs", "ends", "kept", "dropped", "corpus"])
+def test_a_kept_shard_with_damaged_metadata_is_encoded_again(
+    tmp_path: Path, tokenizer: Tokenizer, small, name: str
+):
+    pairs = [*TOY[:59], ("", "empty"), *TOY[60:]]
+    data = config(tmp_path, write(tmp_path / "train.tsv", pairs))
+    prepare(tmp_path, tokenizer, data)
+    files, file = contents(tmp_path), shard_file(tmp_path / "data", 0)
+    key = f'\\"{name}\\": '.encode()
+    before, after = file.read_bytes().split(key)
+    digit = re.search(rb"\d", after).start()
+    damaged = after[:digit] + bytes([after[digit] ^ 1]) + after[digit + 1 :]
+    (tmp_path / "data/summary.json").unlink()  # so that the encoding is resumed
+    file.write_bytes(before + key + damaged)
+    with pytest.raises(ModelError, match="damaged"):
+        Shard(file)
+    prepare(tmp_path, tokenizer, data)
+    assert contents(tmp_path) == files
 
 
 @pytest.mark.parametrize("name", ["sha256", "source_length", "number", "buckets", "data_offsets", "shard"])
