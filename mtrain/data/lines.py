@@ -124,14 +124,16 @@ def open_blocks(
 
 def decode_block(block: bytes, name: str, first: int) -> list[str | DataError]:
     """The lines of a block, of which the first has number `first` (from 1) in the file `name`."""
-    block = block.removeprefix(_BOM) if first == 1 else block
+    if not block:
+        return []
+    block = block.removeprefix(_BOM) if first == 1 else block  # a line even if nothing is left of it
     try:
         text = block.decode("utf-8")
     except UnicodeDecodeError:
         return list(decode_lines(io.BytesIO(block), name, first))
     if "\0" in text:
         return list(decode_lines(io.BytesIO(block), name, first))
-    lines: list[str | DataError] = [*text.replace("\r\n", "\n").split("\n")] if text else []
+    lines: list[str | DataError] = [*text.replace("\r\n", "\n").split("\n")]
     if text.endswith("\n"):
         lines.pop()
     return lines

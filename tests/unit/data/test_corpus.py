@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.corpus import content_hash, files_of, good_pairs, read_pairs
+from mtrain.data.corpus import content_hash, files_of, good_pairs, parse_block, read_blocks, read_pairs
 from mtrain.data.encode import check_corpora
 from mtrain.data.lines import count_lines, decode_block, open_blocks, read_lines, read_text
 from mtrain.data.toy import toy_pairs
@@ -178,6 +178,16 @@ def test_blocks_of_any_size_contain_the_same_lines(tmp_path_factory, content, si
     assert blocks == [str(line) for line in read_lines(file)]
     with open_blocks(file) as lines:
         assert lines.count_all() == len(blocks)
+
+
+def test_a_byte_order_mark_alone_is_an_empty_line(tmp_path: Path):
+    (tmp_path / "a.en").write_bytes(b"\xef\xbb\xbf")
+    (tmp_path / "a.fr").write_bytes(b"tea\n")
+    assert read_text(tmp_path / "a.en") == [""]
+    spec = corpus(source=tmp_path / "a.en", target=tmp_path / "a.fr")
+    [raw] = read_blocks(spec, size=10)
+    block = parse_block(raw, spec)
+    assert (block.sources, block.targets) == ([""], ["tea"])
 
 
 # -------------------------------------------------------------------------------------------------- bad lines
