@@ -7,8 +7,10 @@ and records the inputs that all of it was made from, and the size and a hash of 
 import json
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +37,7 @@ log = logging.getLogger(__name__)
 # Part of the fingerprint. It never changes, so that the same pairs have the same fingerprint in old runs.
 _FINGERPRINT_FORMAT = 2
 _SUMMARY, _VALIDATION = "summary.json", "validation.jsonl"
+_SHARD_NAME = re.compile(r"shard-([0-9]{5,9})\.safetensors")
 _OBSOLETE = ("train.arrow", "manifest.json")  # of layout 2
 
 
@@ -106,6 +109,7 @@ def prepare_data(
             shards, damaged = _open_shards(folder, summary)
         if damaged:
             raise StorageError(f"{folder}: shards differ from what was written; check the disk")
+        _remove_obsolete(folder, len(shards))
         write_digests(folder, scanner.digests, scanner.started)
     except (OSError, SafetensorError) as error:
         raise StorageError(f"{folder}: cannot write: {getattr(error, 'strerror', None) or error}") from error
@@ -132,7 +136,7 @@ def _fingerprint(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner)
 def _read_summary(folder: Path, fingerprint: str) -> dict[str, Any]:
     """The summary of a data folder. Empty if the folder has none, if its summary or its validation pairs are
     damaged, or if it was made from other inputs or by a version with another layout."""
-    if not folder.exists():
+    if not (folder / _SUMMARY).exists():  # it is removed if no pair is left
         return {}
     try:
         summary: dict[str, Any] = json.loads((folder / _SUMMARY).read_bytes())
@@ -191,17 +195,13 @@ def _make_encoder(data: DataConfig, tokenizer: Tokenizer, folder: Path) -> Encod
 def _finish_encoding(
     data: DataConfig, folder: Path, summary: dict[str, Any], infos: Sequence[ShardInfo]
 ) -> dict[str, Any]:
-    """Write the summary of a complete data folder, which is returned, and remove files of earlier data."""
+    """Write the summary of a complete data folder, which is returned."""
     summary = _summarize(data, folder, summary, infos)
     if not sum(summary["kept"]):
         (folder / _SUMMARY).unlink()
         reasons = _format_counts(summary["dropped"]) or "none, the corpora are empty"
         raise DataError(f"no training pair is left; dropped: {reasons}")
-    summary = _write_summary(folder, summary)
-    obsolete = [file for file in folder.glob("shard-*") if int(file.stem[6:]) >= len(infos)]
-    for file in (*obsolete, *(folder / name for name in _OBSOLETE)):
-        file.unlink(missing_ok=True)
-    return summary
+    return _write_summary(folder, summary)
 
 
 def _summarize(
@@ -243,6 +243,15 @@ def _open_shards(folder: Path, summary: dict[str, Any]) -> tuple[list[Shard], li
             log.warning("%s; encoding this shard again", error)
             damaged.append(index)
     return shards, damaged
+
+
+def _remove_obsolete(folder: Path, shards: int) -> None:
+    """Remove what earlier data left in the folder: shards after the last one, and files of layout 2."""
+    indices = (int(found[1]) for file in folder.iterdir() if (found := _SHARD_NAME.fullmatch(file.name)))
+    after_last = (shard_file(folder, index) for index in indices if index >= shards)
+    for file in (*after_last, *(folder / name for name in _OBSOLETE)):
+        with suppress(OSError):  # does no harm, for example in a read-only folder
+            file.unlink(missing_ok=True)
 
 
 def _format_counts(dropped: dict[str, int]) -> str:

@@ -332,6 +332,13 @@ def test_dropped_pairs_are_counted_by_reason(tmp_path: Path, tokenizer: Tokenize
         assert dropped(caplog) == expected
 
 
+def test_a_start_after_no_pair_was_left_warns_of_nothing(tmp_path: Path, tokenizer: Tokenizer, caplog):
+    with pytest.raises(DataError, match="no training pair is left; dropped: 300 too long"):
+        prepare_data(config(tmp_path, max_length=2), tokenizer, tmp_path / "data", seed=1)
+    prepare_data(config(tmp_path), tokenizer, tmp_path / "data", seed=1)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 def test_a_bad_line_is_an_error_by_default(tmp_path: Path, tokenizer: Tokenizer):
     (tmp_path / "t.tsv").write_bytes(b"a\tb\ncaf\xe9\tbad\n")
     with pytest.raises(DataError, match=r"t\.tsv:2"):

@@ -282,6 +282,19 @@ def test_shards_of_other_inputs_are_replaced(tmp_path: Path, tokenizer: Tokenize
     assert len(list((tmp_path / "data").glob("shard-*"))) == 2
 
 
+def test_obsolete_files_are_removed_and_those_of_others_kept(tmp_path: Path, tokenizer: Tokenizer):
+    """Also those that remained because a process was killed after it had written the summary."""
+    before = rows(prepare(tmp_path, tokenizer))
+    own = set(contents(tmp_path))
+    others = {"shard-00000.safetensors.bak", "shard-00099.bak", "shard-99.safetensors", "shard-x", "notes"}
+    for name in (*others, "shard-00001.safetensors", "shard-100000.safetensors", "train.arrow"):
+        (tmp_path / "data" / name).write_text("x")
+    assert rows(prepare(tmp_path, tokenizer)) == before
+    assert set(contents(tmp_path)) == own | others
+    assert text_of(prepare(tmp_path, tokenizer, config(tmp_path, max_length=100)), tokenizer) == TOY
+    assert set(contents(tmp_path)) == own | others  # after encoding, too
+
+
 def test_data_of_an_older_layout_is_encoded_again(tmp_path: Path, tokenizer: Tokenizer, caplog):
     """With the fingerprint that 84697cc computed, so that its runs resume."""
     data = config(tmp_path)
