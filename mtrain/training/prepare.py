@@ -84,7 +84,7 @@ def prepare_run(
         _accept_changes(checkpoint, tokenizer, data)
     choices = []
     if reduce_vocab_size and config.tokenizer.path is None:
-        choices = [Choice("tokenizer.vocab_size", config.tokenizer.vocab_size, "the size of the corpus")]
+        choices = [Choice("tokenizer.vocab_size", config.tokenizer.vocab_size, "the corpus and the budget")]
     return PreparedRun(config, tokenizer, data, checkpoint, initial_model, choices)
 
 
