@@ -35,7 +35,7 @@ def demo(
     """Train, use and evaluate a toy model.
 
     Trains a small English-French model on a bundled corpus, translates a few sentences and computes BLEU.
-    Takes about two minutes on two CPU cores, and fails if the model is worse than expected.
+    Takes about one and a half minutes on two CPU cores, and fails if the model is worse than expected.
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
