@@ -26,7 +26,7 @@ def tokenize(config: Config, force: bool = False) -> Tokenizer:
     run_dir, reduce_vocab_size = Path(config.run_dir), vocab_size_is_automatic(config)
     scanner = CorpusScanner(config.data, config.seed, run_dir)
     with locked_run_folder(run_dir):
-        config, _ = resolve_config(config, scanner)
+        config, _ = resolve_config(config, scanner, learn_again=force)
         if not checkpoint_folders(run_dir):
             write_config(config)
         tokenizer = prepare_tokenizer(config, scanner, force, reduce_vocab_size)

@@ -37,13 +37,17 @@ _MAY_DIFFER = re.compile(r"model\.\w*dropout|decoding\.\w+")
 Values = dict[str, dict[str, Any]]  # by section and key
 
 
-def resolve_config(config: Config, scanner: CorpusScanner | None = None) -> tuple[Config, LoadedModel | None]:
+def resolve_config(
+    config: Config, scanner: CorpusScanner | None = None, learn_again: bool = False
+) -> tuple[Config, LoadedModel | None]:
     """Set the keys that come from another model or from `preset: auto`. Also returns the model that training
     starts from, if any.
 
     A run with checkpoints keeps its settings, even if the other model is missing by now or the corpus has
-    grown. Raises ModelError if a model is missing or damaged, UsageError naming a key that differs from that
-    model, DataError if the corpora cannot be read to count their pairs.
+    grown. A run with a tokenizer keeps its vocabulary size, unless with `learn_again`.
+
+    Raises ModelError if a model is missing or damaged, UsageError naming a key that differs from that model,
+    DataError if the corpora cannot be read to count their pairs.
     """
     run_dir = Path(config.run_dir)
     if checkpoint_folders(run_dir) and (file := run_dir / "config.yaml").exists():
@@ -54,7 +58,7 @@ def resolve_config(config: Config, scanner: CorpusScanner | None = None) -> tupl
         if path is not None:
             inherited: Values = {"tokenizer": {**_tokenizer_settings(Path(path)), "path": path}}
             config = _inherit_checked(config, inherited, f"tokenizer.path: {path}")
-        return _choose_vocab_size(config, scanner), None
+        return _choose_vocab_size(config, scanner, learn_again), None
     initial_model = load_model(Path(init_from))
     settings = initial_model.config.model_dump(mode="json")
     inherited = {section: settings[section] for section in ("tokenizer", "decoding")}
@@ -104,10 +108,14 @@ def _tokenizer_settings(model: Path) -> dict[str, Any]:
         raise ModelError(f"tokenizer.path: {file} has no valid tokenizer settings: {error}") from None
 
 
-def _choose_vocab_size(config: Config, scanner: CorpusScanner | None) -> Config:
-    """Set the vocabulary size that `model.preset: auto` chooses."""
+def _choose_vocab_size(config: Config, scanner: CorpusScanner | None, learn_again: bool) -> Config:
+    """Set the vocabulary size that `model.preset: auto` chooses, or has chosen for the run's tokenizer."""
     if config.model.preset != "auto" or config.tokenizer.path is not None:
         return config
+    file = Path(config.run_dir) / "tokenizer/config.yaml"
+    if file.exists() and not learn_again:  # the corpus need not be read to count its pairs
+        learned = validate(TokenizerConfig, read_yaml_file(file), str(file))
+        return _inherit(config, {"tokenizer": {"vocab_size": learned.vocab_size}})
     pairs = (scanner or CorpusScanner(config.data, config.seed, strict=False)).result.pairs
     tokens = pairs * TOKENS_PER_PAIR
     speed = ASSUMED_SPEEDS[resolve_device("auto").type]
