@@ -19,15 +19,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from mtrain import processes as processes_module
 from mtrain.config.data import DataConfig
-from mtrain.data import Pair, encode, encoder_process, shard_writer
+from mtrain.data import Pair, encode, shard_writer
 from mtrain.data.corpus import content_hash, read_blocks
 from mtrain.data.encode import PreparedData, prepare_data
 from mtrain.data.encoded import EncodedCorpus
-from mtrain.data.encoder import Encoder
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.shards import Shard, buckets_of, shard_file
 from mtrain.errors import DataError, ModelError, StorageError
+from mtrain.processes import WorkerProcess
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.corpora import corpus
 from tests.support.encoding import TOY, config, rows, rows_of, text_of, write
@@ -399,13 +400,13 @@ def test_encoding_resumes_after_the_last_complete_shard(tmp_path: Path, tokenize
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen]:
     """The worker processes that were started."""
     started: list[subprocess.Popen] = []
-    real = encoder_process.start
 
-    def start(encoder: Encoder) -> subprocess.Popen:
-        started.append(real(encoder))
-        return started[-1]
+    class Noted(WorkerProcess):
+        def __init__(self, *arguments) -> None:
+            super().__init__(*arguments)
+            started.append(self.process)
 
-    monkeypatch.setattr(encoder_process, "start", start)
+    monkeypatch.setattr(processes_module, "WorkerProcess", Noted)
     return started
 
 
@@ -440,19 +441,17 @@ def test_a_bad_line_found_by_a_process_is_an_error(tmp_path: Path, tokenizer: To
 def test_encoding_continues_without_processes_that_fail(
     tmp_path: Path, tokenizer: Tokenizer, small, monkeypatch, caplog
 ):
-    real = encoder_process.start
+    class Failing(WorkerProcess):
+        def __init__(self, *arguments) -> None:
+            if not caplog.text.count("cannot start"):
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            super().__init__(*arguments)
+            self.process.kill()
 
-    def start(encoder: Encoder) -> subprocess.Popen:
-        if caplog.text.count("cannot start"):
-            process = real(encoder)
-            process.kill()
-            return process
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(encoder_process, "start", start)
+    monkeypatch.setattr(processes_module, "WorkerProcess", Failing)
     assert text_of(parallel(tmp_path, tokenizer, config(tmp_path)), tokenizer) == TOY
     assert "cannot start a worker process: [Errno 11] Resource temporarily unavailable" in caplog.text
-    assert caplog.text.count("a worker process failed; encoding continues in the main process") == 1
+    assert caplog.text.count("a worker process failed; its work continues in the main process") == 1
 
 
 def test_progress_is_logged_without_a_terminal(
