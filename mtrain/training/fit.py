@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mtrain.config.schema import Config
-from mtrain.data.encode import check_corpora
+from mtrain.data.prepare_data import check_corpora
 from mtrain.device import keep_freed_memory, limit_onednn_cache, make_current, resolve_device
 from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports

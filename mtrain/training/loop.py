@@ -20,8 +20,8 @@ from mtrain.checkpoint.checkpoint import (
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.schema import Config
 from mtrain.data.batching import BATCH_ORDER
-from mtrain.data.encode import PreparedData
 from mtrain.data.loader import Loader, Step
+from mtrain.data.prepare_data import PreparedData
 from mtrain.device import describe_numerics, should_compile
 from mtrain.errors import Interrupted, StorageError
 from mtrain.interop.formats import describe_exports

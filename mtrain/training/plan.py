@@ -25,8 +25,8 @@ from mtrain.config.recipe import (
 )
 from mtrain.config.schema import Config
 from mtrain.data.batching import BatchPlan, plan_batches
-from mtrain.data.encode import PreparedData
 from mtrain.data.loader import require_pairs
+from mtrain.data.prepare_data import PreparedData
 from mtrain.errors import is_out_of_memory
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.timing import measure_speed

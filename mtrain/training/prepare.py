@@ -10,7 +10,7 @@ from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.check_report import log_warnings
-from mtrain.data.encode import PreparedData, check_corpora, is_prepared, prepare_data
+from mtrain.data.prepare_data import PreparedData, check_corpora, is_begun, prepare_data
 from mtrain.data.scan import CorpusScanner
 from mtrain.errors import UsageError
 from mtrain.interop.formats import require_exports
@@ -61,7 +61,7 @@ def prepare_run(
     The other arguments, and the errors, are those of `fit` and `prepare`.
     """
     run_dir = Path(config.run_dir)
-    is_encoded, reduce_vocab_size = is_prepared(run_dir / "data"), vocab_size_is_automatic(config)
+    is_encoded, reduce_vocab_size = is_begun(run_dir / "data"), vocab_size_is_automatic(config)
     data_folder = run_dir / "data"
     scanner = CorpusScanner(config.data, config.seed, run_dir, check=not is_encoded, data_folder=data_folder)
     config, initial_model = resolve_config(config, scanner)

@@ -6,8 +6,8 @@ import time
 import torch
 
 from mtrain.config.schema import Config
-from mtrain.data.encode import PreparedData
 from mtrain.data.loader import Loader
+from mtrain.data.prepare_data import PreparedData
 from mtrain.device import should_compile
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config

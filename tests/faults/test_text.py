@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from mtrain import Translator
 from mtrain.data.corpus import read_corpus, read_pairs
-from mtrain.data.encode import prepare_data
 from mtrain.data.lines import read_text
+from mtrain.data.prepare_data import prepare_data
 from mtrain.errors import DataError
 from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.tokenizer import Tokenizer

@@ -2,9 +2,10 @@
 
 from hypothesis import strategies as st
 
-from mtrain.data import encode, shard_writer
-from mtrain.data.encode import prepare_data
+from mtrain.data import prepare_data as preparation
+from mtrain.data import shard_writer
 from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.prepare_data import prepare_data
 from mtrain.data.shards import Shard
 from tests.support.encoding import TOY, config, rows_of, text_of, write
 
@@ -21,7 +22,7 @@ def test_each_pair_is_in_one_bucket(tried, tokenizer, tmp_path_factory, monkeypa
         for module, name, value in (
             (shard_writer, "BLOCK", block),
             (shard_writer, "SHARD", shard),
-            (encode, "BUCKET", bucket),
+            (preparation, "BUCKET", bucket),
         ):
             monkeypatch.setattr(module, name, value)
         folder = tmp_path_factory.mktemp("any")

@@ -8,8 +8,8 @@ import pytest
 
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.encode import PreparedData
 from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.prepare_data import PreparedData
 from mtrain.data.toy import toy_pairs
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.tokenizers import train

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, files_of, good_pairs, parse_block, read_blocks, read_pairs
-from mtrain.data.encode import check_corpora
 from mtrain.data.lines import count_lines, decode_block, open_blocks, read_lines, read_text
+from mtrain.data.prepare_data import check_corpora
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
 from tests.support.corpora import corpus, read, text_pair, write

@@ -21,10 +21,11 @@ from safetensors.numpy import load_file
 
 from mtrain import processes as processes_module
 from mtrain.config.data import DataConfig
-from mtrain.data import Pair, encode, shard_writer
+from mtrain.data import Pair, shard_writer
+from mtrain.data import prepare_data as preparation
 from mtrain.data.corpus import content_hash, read_blocks
-from mtrain.data.encode import PreparedData, prepare_data
 from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.prepare_data import PreparedData, prepare_data
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.shards import Shard, buckets_of, shard_file
 from mtrain.errors import DataError, ModelError, StorageError
@@ -42,7 +43,7 @@ def small(monkeypatch: pytest.MonkeyPatch):
     for module, name, value in (
         (shard_writer, "BLOCK", 20),
         (shard_writer, "SHARD", 60),
-        (encode, "BUCKET", 100),
+        (preparation, "BUCKET", 100),
     ):
         monkeypatch.setattr(module, name, value)
 
@@ -187,11 +188,11 @@ def test_a_damaged_shard_is_named_and_encoded_again_alone(
 def test_shards_of_another_layout_are_replaced(
     tmp_path: Path, tokenizer: Tokenizer, small, monkeypatch, changed: str, larger: bool
 ):
-    old = {"LAYOUT": encode.LAYOUT, "SHARD": 60, "BUCKET": 100}[changed]
+    old = {"LAYOUT": preparation.LAYOUT, "SHARD": 60, "BUCKET": 100}[changed]
     (tmp_path / "expected").mkdir()
     prepare(tmp_path, tokenizer)
     (tmp_path / "data/summary.json").unlink()  # so that the encoding is resumed
-    for module in (encode, shard_writer):
+    for module in (preparation, shard_writer):
         monkeypatch.setattr(module, changed, old + (30 if larger else -30), raising=False)
     data = config(tmp_path)
     expected = prepare(tmp_path / "expected", tokenizer, data)
@@ -336,12 +337,12 @@ PROGRAM = """if True:
     import sys
     from pathlib import Path
     from mtrain.config.data import DataConfig
-    from mtrain.data import encode, shard_writer
+    from mtrain.data import prepare_data, shard_writer
     from mtrain.tokenizer.tokenizer import Tokenizer
-    shard_writer.BLOCK, shard_writer.SHARD, encode.BUCKET = 20, 60, 100
+    shard_writer.BLOCK, shard_writer.SHARD, prepare_data.BUCKET = 20, 60, 100
     data, tokenizer, folder = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
     print("started", flush=True)
-    encode.prepare_data(data, Tokenizer(Path(tokenizer)), Path(folder), 1)"""
+    prepare_data.prepare_data(data, Tokenizer(Path(tokenizer)), Path(folder), 1)"""
 
 
 def test_encoding_that_is_killed_resumes_to_identical_shards(tmp_path: Path, tokenizer: Tokenizer, small):

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mtrain.config.load import load_config
 from mtrain.config.model import ModelConfig
 from mtrain.data.batch import collate
-from mtrain.data.encode import prepare_data
+from mtrain.data.prepare_data import prepare_data
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.paths import ROOT

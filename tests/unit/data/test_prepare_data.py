@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain.data import Pair, encoded, shard_writer
-from mtrain.data.encode import prepare_data
+from mtrain.data.prepare_data import prepare_data
 from mtrain.data.scan import CorpusScanner, HoldoutSampler
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ def encodings() -> Iterator[list[str]]:
             if "encoding the corpus into" in record.getMessage():
                 done.append(record.getMessage())
 
-    handler, logger = Collect(), logging.getLogger("mtrain.data.encode")
+    handler, logger = Collect(), logging.getLogger("mtrain.data.prepare_data")
     logger.addHandler(handler)
     yield done
     logger.removeHandler(handler)
@@ -505,7 +505,7 @@ def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: T
     program = """if True:
         import json, os, sys
         from pathlib import Path
-        from mtrain.data.encode import prepare_data
+        from mtrain.data.prepare_data import prepare_data
         from mtrain.config.data import DataConfig
         from mtrain.tokenizer.tokenizer import Tokenizer
         os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])

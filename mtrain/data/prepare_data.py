@@ -55,7 +55,7 @@ def check_corpora(data: DataConfig) -> None:
         files_of(corpus)
 
 
-def is_prepared(folder: Path) -> bool:
+def is_begun(folder: Path) -> bool:
     """Whether encoding into a data folder was begun, so that the data has been checked."""
     return (folder / _SUMMARY).exists()
 
