@@ -19,16 +19,24 @@ class CorpusSpec(Section):
 
 
 class TextCorpus(CorpusSpec):
-    """Two parallel plain-text files with one sentence per line."""
+    """Two parallel plain-text files with one sentence per line, or several pairs of files."""
 
-    source: str = Field(description="file of source sentences, one per line; may be compressed (.gz, .zst)")
-    target: str = Field(description="file of target sentences, one per line; may be compressed (.gz, .zst)")
+    source: str = Field(
+        description="file of source sentences, one per line, or a pattern such as `part-*.en`, which stands "
+        "for all files that match it, in the order of their names; may be compressed (.gz, .zst)"
+    )
+    target: str = Field(
+        description="file of target sentences, one per line, or a pattern such as `part-*.de`, one for each "
+        "file of `source`; may be compressed (.gz, .zst)"
+    )
 
 
 class TsvCorpus(CorpusSpec):
-    """A tab-separated file with one pair per line."""
+    """One or more tab-separated files with one pair per line."""
 
-    tsv: str = Field(description="tab-separated file; may be compressed (.gz, .zst)")
+    tsv: str = Field(
+        description="tab-separated file, or a pattern such as `part-*.tsv`; may be compressed (.gz, .zst)"
+    )
     source_column: int = Field(0, ge=0, description="column of the source sentence, starting at 0")
     target_column: int = Field(1, ge=0, description="column of the target sentence, starting at 0")
 
@@ -45,9 +53,12 @@ class FieldsCorpus(CorpusSpec):
 
 
 class JsonlCorpus(FieldsCorpus):
-    """A JSON Lines file with one object per line."""
+    """One or more JSON Lines files with one object per line."""
 
-    jsonl: str = Field(description="file with one JSON object per line; may be compressed (.gz, .zst)")
+    jsonl: str = Field(
+        description="file with one JSON object per line, or a pattern such as `part-*.jsonl`; may be "
+        "compressed (.gz, .zst)"
+    )
 
 
 class ParquetCorpus(FieldsCorpus):

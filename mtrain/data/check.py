@@ -18,7 +18,7 @@ import numpy.typing as npt
 from mtrain.config.corpora import Corpus, Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.corpus import Block, parse_block, place_of, read_blocks
+from mtrain.data.corpus import Block, parse_block, read_blocks
 from mtrain.data.duplicates import DuplicateCounter
 from mtrain.data.lines import Digests
 from mtrain.data.scripts import ScriptFilter, main_script, script_of
@@ -59,12 +59,12 @@ class Suspicious:
     count: int = 0
     places: list[str] = field(default_factory=list)  # file:line of the first ones
 
-    def add(self, corpus: Corpus, numbers: Iterable[int]) -> None:
-        """Count the pairs of a corpus with these numbers."""
+    def add(self, block: Block, numbers: Iterable[int]) -> None:
+        """Count the pairs of a block with these numbers."""
         for number in numbers:
             self.count += 1
             if len(self.places) < _PLACES:
-                self.places.append(place_of(corpus, number))
+                self.places.append(block.place_of(number))
 
 
 @dataclass
@@ -189,7 +189,7 @@ class DataCheck:
         counted: set[int] = set()
         for kind, found in zip(KINDS, (copied, extreme, sorted(unexpected)), strict=True):
             rows = [i for i in found if i not in counted]
-            self._suspicious[kind].add(corpus, (block.numbers[i] for i in rows))
+            self._suspicious[kind].add(block, (block.numbers[i] for i in rows))
             counted.update(rows)
 
 
@@ -203,7 +203,7 @@ def _count(block: Block, counts: Counts) -> Block:
     if all(filled):
         return block
     sources, targets = (list(compress(texts, filled)) for texts in block[:2])
-    return Block(sources, targets, list(compress(block.numbers, filled)), {})
+    return block._replace(sources=sources, targets=targets, numbers=list(compress(block.numbers, filled)))
 
 
 def _usable(corpora: Iterable[Corpus], counts: Counts, digests: Digests | None) -> Iterator[Pair]:

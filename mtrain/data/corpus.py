@@ -5,11 +5,12 @@ with different line counts are an error, because their lines would be misaligned
 is a DataError with `file:line` and the reason.
 """
 
-import glob
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -24,11 +25,13 @@ from mtrain.config.corpora import (
     TsvCorpus,
 )
 from mtrain.data import Pair
-from mtrain.data.lines import Digests, decode_block, open_blocks
+from mtrain.data.corpus_files import files_by_pair, files_of, name_of
+from mtrain.data.lines import Digests, LineBlocks, decode_block, open_blocks
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
 
 BLOCK = 10_000  # pairs that are read at a time
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SMALL = 100  # pairs that are read at a time if they are wanted one by one, perhaps from a pipe
 _Table = ParquetCorpus | HubCorpus
 
@@ -37,7 +40,9 @@ class Position(NamedTuple):
     """Where to continue reading a corpus."""
 
     first: int = 1  # number of the next pair, from 1
-    offsets: tuple[int, ...] = (0, 0)  # bytes before it in the decompressed files of a corpus of lines
+    # Of a corpus of lines: the bytes before it in the decompressed file of each side and, after the first of
+    # several files, the index of the file and the number of pairs before that file.
+    offsets: tuple[int, ...] = (0, 0)
 
 
 START = Position()
@@ -49,7 +54,9 @@ class RawBlock(NamedTuple):
     first: int  # number of the first pair, from 1
     end: Position  # after the last pair
     lines: tuple[bytes, ...]  # of the file or of the two files, with their ends
-    records: Sequence[Any] = ()  # instead of lines, for other kinds of corpora
+    records: Sequence[Any]  # instead of lines, for other kinds of corpora
+    names: tuple[str, ...]  # of the file or of the two files
+    skipped: int = 0  # pairs of the corpus before these files
 
 
 class Block(NamedTuple):
@@ -59,6 +66,12 @@ class Block(NamedTuple):
     targets: list[str]
     numbers: Sequence[int]  # of the readable pairs in the corpus, from 1
     errors: dict[int, DataError]  # by number, ascending
+    name: str  # of the file, that of the sources if there are two
+    skipped: int = 0  # pairs of the corpus before this file
+
+    def place_of(self, number: int) -> str:
+        """The location of a pair, as `file:line`."""
+        return f"{self.name}:{number - self.skipped}"
 
 
 def read_blocks(
@@ -69,59 +82,75 @@ def read_blocks(
     `digests` receives the SHA-256 of each text file that has been read completely. Raises DataError if the
     corpus is missing or unreadable, or if its sides differ in length.
     """
+    if not isinstance(corpus, _Table | ToyCorpus):
+        yield from _read_lines(files_by_pair(corpus), digests, size, start)
+        return
     first = start.first
-    if isinstance(corpus, TextCorpus):
-        yield from _read_sides(Path(corpus.source), Path(corpus.target), digests, size, start)
-    elif isinstance(corpus, _Table | ToyCorpus):
-        records = toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else _load_table(corpus)
-        remaining = iter(records) if first == 1 else (records[i] for i in range(first - 1, len(records)))
-        while block := list(islice(remaining, size)):
-            yield RawBlock(first, Position(first + len(block)), (), block)
-            first += len(block)
-    else:
-        with open_blocks(Path(_place(corpus)), digests, first - 1, start.offsets[0]) as file:
-            while lines := file.take(size):
-                yield RawBlock(first, Position(file.lines + 1, (file.offset,)), (lines,))
-                first = file.lines + 1
+    records = toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else _load_table(corpus)
+    remaining = iter(records) if first == 1 else (records[i] for i in range(first - 1, len(records)))
+    while block := list(islice(remaining, size)):
+        yield RawBlock(first, Position(first + len(block)), (), block, (name_of(corpus),))
+        first += len(block)
 
 
-def _read_sides(
-    source: Path, target: Path, digests: Digests | None, size: int, start: Position
+def _read_lines(
+    files: list[tuple[Path, ...]], digests: Digests | None, size: int, start: Position
 ) -> Iterator[RawBlock]:
+    """Read files of lines one after another, or pairs of files."""
     first, offsets = start
-    with (
-        open_blocks(source, digests, first - 1, offsets[0]) as sources,
-        open_blocks(target, digests, first - 1, offsets[1]) as targets,
-    ):
-        while (lines := (sources.take(size), targets.take(size))) != (b"", b""):
-            if sources.lines != targets.lines:
-                counts = sources.count_all(), targets.count_all()
-                reason = f"{source} has {counts[0]} lines but {target} has {counts[1]} lines"
-                raise DataError(f"{reason}; the pairs would be misaligned")
-            yield RawBlock(first, Position(sources.lines + 1, (sources.offset, targets.offset)), lines)
-            first = sources.lines + 1
+    sides, index, skipped = len(files[0]), 0, 0
+    if len(offsets) == sides + 2:
+        index, skipped = offsets[sides:]
+    for number, paths in enumerate(files[index:], index):
+        with ExitStack() as stack:
+            streams = [
+                stack.enter_context(open_blocks(path, digests, first - 1 - skipped, offset))
+                for path, offset in zip(paths, offsets, strict=False)
+            ]
+            # Blocks end at multiples of their size, whatever the sizes of the files.
+            while any(lines := tuple(stream.take(size - (first - 1) % size) for stream in streams)):
+                _require_equal_counts(paths, streams)
+                end = skipped + streams[0].lines + 1
+                offsets = tuple(stream.offset for stream in streams)
+                position = Position(end, (*offsets, *((number, skipped) if number else ())))
+                yield RawBlock(first, position, lines, (), tuple(map(str, paths)), skipped)
+                first = end
+        offsets, skipped = (0,) * sides, first - 1
+
+
+def _require_equal_counts(paths: Sequence[Path], streams: Sequence[LineBlocks]) -> None:
+    """Raise DataError if the files of two sides differ in length."""
+    if len({stream.lines for stream in streams}) > 1:
+        counts = [stream.count_all() for stream in streams]
+        reason = f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]} lines"
+        raise DataError(f"{reason}; the pairs would be misaligned")
 
 
 def parse_block(raw: RawBlock, corpus: Corpus) -> Block:
     """Decode the pairs of a block."""
+    first, skipped, name = raw.first, raw.skipped, raw.names[0]
+    lines = zip(raw.lines, raw.names, strict=True) if raw.lines else ()
+    sides = [decode_block(side, file, first - skipped) for side, file in lines]
+    items: list[Pair | DataError]
     if isinstance(corpus, TextCorpus):
-        names = corpus.source, corpus.target
-        sides = [decode_block(*each, raw.first) for each in zip(raw.lines, names, strict=True)]
         if all(set(map(type, side)) <= {str} for side in sides):  # fast path: everything is readable
             sources, targets = cast(list[list[str]], sides)
-            return Block(sources, targets, range(raw.first, raw.first + len(sources)), {})
+            return Block(sources, targets, range(first, first + len(sources)), {}, name, skipped)
         both = zip(*sides, strict=True)
-        items = [next((side for side in pair if isinstance(side, DataError)), pair) for pair in both]
+        errors_first = (next((side for side in pair if isinstance(side, DataError)), pair) for pair in both)
+        items = [item if isinstance(item, DataError) else Pair(*cast(Pair, item)) for item in errors_first]
     elif isinstance(corpus, ToyCorpus):
         items = [*raw.records]
     else:
-        place = _place(corpus)
-        records = decode_block(raw.lines[0], place, raw.first) if raw.lines else raw.records
-        items = [_try_pair(item, corpus, f"{place}:{n}") for n, item in enumerate(records, raw.first)]
-    errors = {n: item for n, item in enumerate(items, raw.first) if isinstance(item, DataError)}
-    numbers = [n for n in range(raw.first, raw.first + len(items)) if n not in errors]
+        records = sides[0] if sides else raw.records
+        items = [_try_pair(item, corpus, name, n) for n, item in enumerate(records, first - skipped)]
+    errors = {n: item for n, item in enumerate(items, first) if isinstance(item, DataError)}
+    numbers: Sequence[int] = range(first, first + len(items))
+    if errors:
+        numbers = [n for n in numbers if n not in errors]
     pairs = [item for item in items if not isinstance(item, DataError)]
-    return Block([pair[0] for pair in pairs], [pair[1] for pair in pairs], numbers, errors)
+    columns = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return Block(*columns, numbers, errors, name, skipped)
 
 
 def read_corpus(corpus: Corpus, digests: Digests | None = None) -> Iterator[Pair | DataError]:
@@ -153,21 +182,6 @@ def good_pairs(corpora: Iterable[Corpus], bad_lines: str) -> Iterator[Pair]:
     return (pair for corpus in corpora for pair in read_pairs(corpus, bad_lines) if pair is not None)
 
 
-def files_of(corpus: Corpus) -> list[Path]:
-    """The local files of a corpus. Raises DataError for the first that does not exist."""
-    if isinstance(corpus, HubCorpus):
-        return sorted(path for path in Path(corpus.hub).rglob("*") if path.is_file())
-    if isinstance(corpus, ToyCorpus):
-        return []
-    names = [corpus.source, corpus.target] if isinstance(corpus, TextCorpus) else [_place(corpus)]
-    if isinstance(corpus, ParquetCorpus):
-        names = sorted(glob.glob(corpus.parquet)) or names  # noqa: PTH207 (absolute patterns)
-    for file in map(Path, names):
-        if not file.is_file():
-            raise DataError(f"{file}: {'not a file' if file.exists() else 'no such file'}")
-    return [Path(name) for name in names]
-
-
 def content_hash(corpus: Corpus, digests: Digests | None = None) -> str:
     """SHA-256 of the contents of a corpus, without modification times. Files in `digests` are not read; the
     others are added to it."""
@@ -184,56 +198,46 @@ def content_hash(corpus: Corpus, digests: Digests | None = None) -> str:
     return digest.hexdigest()
 
 
-def _place(corpus: Corpus) -> str:
-    """The file, pattern or dataset that a corpus names. Not for text corpora, which have two files."""
-    keys = ("tsv", "jsonl", "parquet", "hub")
-    return str(next(getattr(corpus, key) for key in keys if hasattr(corpus, key)))
-
-
-def place_of(corpus: Corpus, number: int) -> str:
-    """The location of a pair, as `file:line`. `number` counts from 1."""
-    if isinstance(corpus, TextCorpus):
-        return f"{corpus.source}:{number}"
-    return f"toy {corpus.toy}:{number}" if isinstance(corpus, ToyCorpus) else f"{_place(corpus)}:{number}"
-
-
 # -------------------------------------------------------------------------------------------------- pairs
 
 
-def _try_pair(item: Any, corpus: TsvCorpus | FieldsCorpus, where: str) -> Pair | DataError:
-    """The pair in a line of TSV or JSONL, or in a row of a table; or a DataError if it has none."""
+def _try_pair(item: Any, corpus: TsvCorpus | FieldsCorpus, name: str, number: int) -> Pair | DataError:
+    """The pair in a line of TSV or JSONL, or in a row of a table; or a DataError if it has none. `number` is
+    that of the line in the file `name`."""
+    if isinstance(item, DataError):
+        return item
     try:
-        return item if isinstance(item, DataError) else _pair_of(item, corpus, where)
+        return _pair_of(item, corpus)
     except DataError as error:
-        return error
+        return DataError(f"{name}:{number}: {error}")
 
 
-def _pair_of(item: Any, corpus: TsvCorpus | FieldsCorpus, where: str) -> Pair:
+def _pair_of(item: Any, corpus: TsvCorpus | FieldsCorpus) -> Pair:
     if isinstance(corpus, TsvCorpus):
         columns = item.split("\t")
         needed = max(corpus.source_column, corpus.target_column) + 1
         if len(columns) < needed:
-            raise DataError(f"{where}: {len(columns)} column(s); at least {needed} expected")
+            raise DataError(f"{len(columns)} column(s); at least {needed} expected")
         return Pair(columns[corpus.source_column], columns[corpus.target_column])
     if isinstance(item, str):
         try:
             item = json.loads(item)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: not JSON: {error}") from None
-    return Pair(_text_of(item, corpus.source_field, where), _text_of(item, corpus.target_field, where))
+            raise DataError(f"not JSON: {error}") from None
+    return Pair(_text_of(item, corpus.source_field), _text_of(item, corpus.target_field))
 
 
-def _text_of(record: Any, field: str, where: str) -> str:
+def _text_of(record: Any, field: str) -> str:
     value = record
     for key in field.split("."):
         if not isinstance(value, dict) or key not in value:
             known = ", ".join(map(str, value)) if isinstance(value, dict) else "none"
-            raise DataError(f"{where}: no field '{field}'; available fields: {known}")
+            raise DataError(f"no field '{field}'; available fields: {known}")
         value = value[key]
     if not isinstance(value, str):
-        raise DataError(f"{where}: field '{field}' is not a string")
-    if "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
-        raise DataError(f"{where}: field '{field}' contains a NUL or an unpaired surrogate")
+        raise DataError(f"field '{field}' is not a string")
+    if "\0" in value or _SURROGATE.search(value):
+        raise DataError(f"field '{field}' contains a NUL or an unpaired surrogate")
     return value
 
 
@@ -250,4 +254,4 @@ def _load_table(corpus: _Table) -> Any:
         return datasets.load_dataset(corpus.hub, corpus.config, split=corpus.split, revision=corpus.revision)
     except Exception as error:  # the library and its dependencies raise dozens of exception types
         reason = " ".join(str(error.__cause__ or error).split())[:300]
-        raise DataError(f"{_place(corpus)}: cannot load the dataset: {reason}") from error
+        raise DataError(f"{name_of(corpus)}: cannot load the dataset: {reason}") from error

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
-from mtrain.data.corpus import place_of
+from mtrain.data.corpus_files import place_of
 from mtrain.data.shards import Ids, Rows, Shard, ranges
 from mtrain.errors import StorageError
 from mtrain.tokenizer.sampling import make_resegment

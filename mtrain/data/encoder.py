@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
 from mtrain.data.corpus import Block, Position, RawBlock, parse_block, refuse_unless_skipped
 from mtrain.data.shards import Ids, Indices, Rows, ranges
@@ -46,14 +47,15 @@ class Encoder:
         data = DataConfig.model_validate(settings["data"])
         return cls(data, tokenizer, frozenset(settings["held_out"]))
 
-    def parse(self, raw: RawBlock, corpus: int) -> Block:
-        """Decode a block of corpus number `corpus` (from 0)."""
-        return parse_block(raw, self._data.train[corpus])
+    @property
+    def corpora(self) -> list[Corpus]:
+        """The training corpora."""
+        return self._data.train
 
     def encode(self, raw: RawBlock, corpus: int) -> EncodedBlock:
         """Encode a block of corpus number `corpus` (from 0). Raises DataError if a pair is unreadable and
         `data.bad_lines` is not `skip`."""
-        return self.encode_block(self.parse(raw, corpus), raw.end)
+        return self.encode_block(parse_block(raw, self.corpora[corpus]), raw.end)
 
     def encode_block(self, block: Block, end: Position) -> EncodedBlock:
         """Like `encode`, for a decoded block, after which the corpus continues at `end`."""

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from safetensors.numpy import load, save
 
-from mtrain.data.corpus import Block, Position, RawBlock
+from mtrain.data.block_messages import pack_block, unpack_block
+from mtrain.data.corpus import START, RawBlock
 from mtrain.data.encoder import EncodedBlock, Encoder
 from mtrain.data.shards import Ids, Rows
 from mtrain.errors import DataError
@@ -44,12 +45,8 @@ def encode_all(encoder: Encoder, tasks: Iterable[Task], workers: int) -> Iterato
 def _call(process: WorkerProcess, encoder: Encoder, raw: RawBlock, corpus: int) -> EncodedBlock:
     """Encode a block in a process. Raises DataError as `Encoder.encode` does; WorkerEndedError if the process
     has ended."""
-    task: dict[str, Any] = {"corpus": corpus, "first": raw.first, "end": raw.end}
-    if not raw.lines:  # rows of a table may contain values that JSON cannot represent
-        block = encoder.parse(raw, corpus)
-        task |= {"sources": block.sources, "targets": block.targets, "numbers": [*block.numbers]}
-        task["errors"] = {n: str(e) for n, e in block.errors.items()}
-    answer, contents = process.call(Message(task, tuple(raw.lines)))
+    message = pack_block(raw, encoder.corpora[corpus], {"corpus": corpus})
+    answer, contents = process.call(message)
     if "error" in answer:
         raise DataError(answer["error"])
     arrays = load(contents[0])
@@ -71,19 +68,11 @@ def serve() -> None:
 
 def _answer(encoder: Encoder, task: Message) -> Message:
     try:
-        block = _encode_task(encoder, *task)
+        number = task.header["corpus"]
+        block = encoder.encode_block(unpack_block(task, encoder.corpora[number]), START)
     except DataError as error:
         return Message({"error": str(error)})
     arrays: dict[str, Ids] = {"number": block.numbers}
     for name, side in zip(("source", "target"), block.sides, strict=True):
         arrays |= {name: side.ids, f"{name}_length": side.lengths}
     return Message({"dropped": block.dropped, "pairs": block.pairs}, (save(arrays),))
-
-
-def _encode_task(encoder: Encoder, task: dict[str, Any], lines: tuple[bytes, ...]) -> EncodedBlock:
-    end = Position(task["end"][0], tuple(task["end"][1]))
-    if lines:
-        return encoder.encode(RawBlock(task["first"], end, lines), task["corpus"])
-    errors = {int(number): DataError(message) for number, message in task["errors"].items()}
-    block = Block(task["sources"], task["targets"], task["numbers"], errors)
-    return encoder.encode_block(block, end)

@@ -20,7 +20,8 @@ from safetensors import SafetensorError
 from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.corpus import files_of, good_pairs
+from mtrain.data.corpus import good_pairs
+from mtrain.data.corpus_files import files_of
 from mtrain.data.encoded import EncodedCorpus, make_block_resegmenter
 from mtrain.data.encoder import Encoder
 from mtrain.data.scan import CorpusScanner, train_and_validation

@@ -23,7 +23,8 @@ from mtrain.config.corpora import Corpus, Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.check import DataCheck, Findings, segment
-from mtrain.data.corpus import content_hash, files_of, parse_block, read_blocks, refuse_unless_skipped
+from mtrain.data.corpus import content_hash, parse_block, read_blocks, refuse_unless_skipped
+from mtrain.data.corpus_files import files_of
 from mtrain.data.lines import Digests
 from mtrain.data.sources import read_digests, require_unchanged, stamps_of
 from mtrain.errors import DataError, StorageError

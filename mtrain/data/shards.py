@@ -81,7 +81,7 @@ class ShardInfo:
     pairs: int  # raw pairs
     kept: int
     dropped: dict[str, int]  # number of pairs by reason
-    ends: tuple[int, ...]  # where the raw pairs end in the decompressed files of the corpus, in bytes
+    ends: tuple[int, ...]  # `Position.offsets` after the raw pairs
 
 
 def buckets_of(numbers: Ids, seed: int, corpus: int, count: int) -> Indices:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.corpus import content_hash, files_of, good_pairs, parse_block, read_blocks, read_pairs
+from mtrain.data.corpus import content_hash, good_pairs, parse_block, read_blocks, read_pairs
+from mtrain.data.corpus_files import files_of
 from mtrain.data.lines import count_lines, decode_block, open_blocks, read_lines, read_text
 from mtrain.data.prepare_data import check_corpora
 from mtrain.data.toy import toy_pairs
@@ -313,6 +314,87 @@ def test_a_file_that_is_not_parquet(tmp_path: Path):
     with pytest.raises(DataError, match="cannot load") as caught:
         read(parquet=file, **FIELDS)
     assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------- several files
+
+
+def test_several_files_are_read_in_the_order_of_their_names(tmp_path: Path):
+    write(tmp_path / "part-1.en", ["\ufeffa", "b"])
+    (tmp_path / "part-1.fr").write_bytes(b"A\r\nB\r\n")
+    (tmp_path / "part-2.en").touch()
+    (tmp_path / "part-2.fr").touch()
+    (tmp_path / "part-3.en").write_bytes(b"\xef\xbb\xbfc\nd")  # no line break at the end
+    write(tmp_path / "part-3.fr", ["C", "D"])
+    write(tmp_path / "other.en", ["x"])
+    spec = corpus(source=tmp_path / "part-*.en", target=tmp_path / "part-*.fr")
+    assert read(source=spec.source, target=spec.target) == [("a", "A"), ("b", "B"), ("c", "C"), ("d", "D")]
+    names = [f"part-{i}.{side}" for side in ("en", "fr") for i in "123"]
+    assert [file.name for file in files_of(spec)] == names
+    for size in (1, 2, 3, 9):
+        blocks = list(read_blocks(spec, size=size))
+        for number, block in enumerate(blocks, start=1):
+            assert list(read_blocks(spec, size=size, start=block.end)) == blocks[number:]
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_several_files_of_tsv_and_jsonl(tmp_path: Path, suffix: str):
+    pack = PACKERS[suffix]
+    for number, text in enumerate((b"a\tA\nb\tB\n", b"c\tC")):
+        (tmp_path / f"{number}.tsv{suffix}").write_bytes(pack(text))
+    for number, text in enumerate((b'{"en": "a", "fr": "A"}\n', b'{"en": "b", "fr": "B"}\n')):
+        (tmp_path / f"{number}.jsonl{suffix}").write_bytes(pack(text))
+    assert read(tsv=tmp_path / f"?.tsv{suffix}") == [("a", "A"), ("b", "B"), ("c", "C")]
+    assert read(jsonl=tmp_path / f"[01].jsonl{suffix}", **FIELDS) == [("a", "A"), ("b", "B")]
+
+
+def test_a_file_whose_name_is_a_pattern_is_read_alone(tmp_path: Path):
+    write(tmp_path / "a[1].tsv", ["a\tb"])
+    write(tmp_path / "a1.tsv", ["c\td"])
+    assert read(tsv=tmp_path / "a[1].tsv") == [("a", "b")]
+
+
+def test_blocks_end_at_multiples_of_their_size(tmp_path: Path):
+    for number, count in enumerate((3, 1, 8)):
+        write(tmp_path / f"{number}.tsv", ["a\tb"] * count)
+    blocks = list(read_blocks(corpus(tsv=tmp_path / "*.tsv"), size=5))
+    assert [block.first for block in blocks] == [1, 4, 5, 6, 11]
+
+
+def test_unpaired_files_are_an_error(tmp_path: Path):
+    spec = {"source": str(tmp_path / "part-*.en"), "target": str(tmp_path / "part-*.fr")}
+    for name in ("part-1.en", "part-2.en", "part-1.fr", "part-3.fr"):
+        write(tmp_path / name, ["a"])
+    with pytest.raises(DataError, match=r"part-2\.en: no file of .*part-\*\.fr belongs to it"):
+        check_corpora(data_config(train=spec))
+    write(tmp_path / "part-3.en", ["a"])
+    write(tmp_path / "part-2.fr", ["a"])
+    write(tmp_path / "part-4.fr", ["a"])
+    with pytest.raises(DataError, match=r"part-4\.fr: no file of .*part-\*\.en belongs to it"):
+        read(**spec)
+    with pytest.raises(DataError, match=r"en matches 3 files but .*r matches 4; each source file needs"):
+        read(source=spec["source"], target=tmp_path / "part-*.*r")
+
+
+def test_lines_must_match_file_by_file(tmp_path: Path):
+    """Here both sides have as many lines in total."""
+    for name, lines in (("1.en", "ab"), ("2.en", "cde"), ("1.fr", "abc"), ("2.fr", "de")):
+        write(tmp_path / name, [*lines])
+    with pytest.raises(
+        DataError, match=r"1\.en has 2 lines but .*1\.fr has 3 lines; the pairs would be misa"
+    ):
+        read(source=tmp_path / "*.en", target=tmp_path / "*.fr")
+
+
+def test_errors_name_the_line_of_the_file(tmp_path: Path):
+    write(tmp_path / "1.tsv", ["a\tb"] * 3)
+    write(tmp_path / "2.tsv", ["a\tb", "bad"])
+    with pytest.raises(DataError, match=r"2\.tsv:2: 1 column\(s\); at least 2 expected"):
+        read(tsv=tmp_path / "*.tsv")
+    (tmp_path / "1.en").write_bytes(b"a\n")
+    (tmp_path / "2.en").write_bytes(b"a\ncaf\xe9\n")
+    with pytest.raises(DataError, match=r"2\.en:2: not valid UTF-8"):
+        read(source=tmp_path / "?.en", target=tmp_path / "?.en")
 
 
 # ----------------------------------------------------------------------------------------------- fingerprints

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -426,6 +426,21 @@ def test_several_processes_write_the_same_shards(tmp_path: Path, tokenizer: Toke
     assert rows(one) == rows(two) and len(processes) == 2
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert all(process.poll() is not None for process in processes)
+
+
+def test_several_files_are_encoded_like_one(tmp_path: Path, tokenizer: Tokenizer, small, processes):
+    """Their ends are not those of shards. A shard is encoded again from the middle of the second file."""
+    for number, (start, end) in enumerate(pairwise((0, 10, 250, 300))):
+        write(tmp_path / f"part-{number}.tsv", TOY[start:end])
+    several = config(tmp_path, {"tsv": str(tmp_path / "part-*.tsv")})
+    for name in ("one", "several"):
+        (tmp_path / name).mkdir()
+    one = prepare(tmp_path / "one", tokenizer, config(tmp_path))
+    assert rows(parallel(tmp_path / "several", tokenizer, several)) == rows(one) and len(processes) == 2
+    files, file = contents(tmp_path / "several"), shard_file(tmp_path / "several/data", 2)
+    file.unlink()
+    assert rows(prepare(tmp_path / "several", tokenizer, several)) == rows(one)
+    assert contents(tmp_path / "several") == files
 
 
 def test_a_bad_line_found_by_a_process_is_an_error(tmp_path: Path, tokenizer: Tokenizer, small):

@@ -1,0 +1,31 @@
+"""Blocks of raw pairs as messages to worker processes, which decode them."""
+
+from typing import Any
+
+from mtrain.config.corpora import Corpus
+from mtrain.data.corpus import Block, Position, RawBlock, parse_block
+from mtrain.errors import DataError
+from mtrain.processes import Message
+
+
+def pack_block(raw: RawBlock, corpus: Corpus, header: dict[str, Any]) -> Message:
+    """A raw block as a message, with some more keys in its header."""
+    if raw.lines:
+        header = {**header, "first": raw.first, "names": raw.names, "skipped": raw.skipped}
+        return Message(header, raw.lines)
+    # Rows of a table may contain values that JSON cannot represent.
+    block = parse_block(raw, corpus)
+    header = {**header, **block._asdict(), "numbers": [*block.numbers]}
+    return Message({**header, "errors": {number: str(error) for number, error in block.errors.items()}})
+
+
+def unpack_block(message: Message, corpus: Corpus) -> Block:
+    """The decoded block in a message."""
+    header = message.header
+    if message.contents:
+        start = Position(header["first"])
+        raw = RawBlock(header["first"], start, message.contents, (), header["names"], header["skipped"])
+        return parse_block(raw, corpus)
+    errors = {int(number): DataError(text) for number, text in header["errors"].items()}
+    fields = {key: header[key] for key in Block._fields}
+    return Block(**{**fields, "errors": errors})

@@ -1,0 +1,93 @@
+"""The local files of a corpus. The name of a file of the config may be a pattern that matches several."""
+
+import glob
+import re
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+from mtrain.config.corpora import (
+    Corpus,
+    HubCorpus,
+    JsonlCorpus,
+    ParquetCorpus,
+    TextCorpus,
+    ToyCorpus,
+    TsvCorpus,
+)
+from mtrain.errors import DataError
+
+_WILDCARD = re.compile(r"(\*|\?|\[[^]]+\])")
+
+
+def files_of(corpus: Corpus) -> list[Path]:
+    """The local files of a corpus. Raises DataError if one does not exist, or if a file lacks the one of the
+    other side."""
+    if isinstance(corpus, HubCorpus):
+        return sorted(path for path in Path(corpus.hub).rglob("*") if path.is_file())
+    if isinstance(corpus, ToyCorpus):
+        return []
+    if isinstance(corpus, ParquetCorpus):
+        files = _expand(corpus.parquet)
+    else:
+        files = [*chain.from_iterable(zip(*files_by_pair(corpus), strict=True))]
+    for file in files:
+        if not file.is_file():
+            raise DataError(f"{file}: {'not a file' if file.exists() else 'no such file'}")
+    return files
+
+
+def files_by_pair(corpus: TextCorpus | TsvCorpus | JsonlCorpus) -> list[tuple[Path, ...]]:
+    """The files of a corpus of lines; source files with their target files. They may be missing, or pipes.
+    Raises DataError if a file lacks the one of the other side."""
+    if not isinstance(corpus, TextCorpus):
+        return [(file,) for file in _expand(name_of(corpus))]
+    patterns = corpus.source, corpus.target
+    sides = _expand(corpus.source), _expand(corpus.target)
+    _require_partners(patterns, sides)
+    return [*zip(*sides, strict=True)]
+
+
+def name_of(corpus: Corpus) -> str:
+    """The file, pattern or dataset that a corpus names; that of the sources if it names two."""
+    if isinstance(corpus, ToyCorpus):
+        return f"toy {corpus.toy}"
+    keys = ("source", "tsv", "jsonl", "parquet", "hub")
+    return str(next(getattr(corpus, key) for key in keys if hasattr(corpus, key)))
+
+
+def place_of(corpus: Corpus, number: int) -> str:
+    """The location of a pair, as `file:line`, or `pattern:line` in a corpus of several files. `number` counts
+    from 1."""
+    return f"{name_of(corpus)}:{number}"
+
+
+def _expand(pattern: str) -> list[Path]:
+    """The files that match the pattern, sorted by name, or the one file of this name."""
+    names = [] if Path(pattern).exists() else sorted(glob.glob(pattern))  # noqa: PTH207 (absolute)
+    return [Path(name) for name in names or [pattern]]
+
+
+def _require_partners(patterns: tuple[str, str], sides: tuple[list[Path], list[Path]]) -> None:
+    """Raise DataError if a source or target file lacks the other one. Files belong together if the wildcards
+    of their patterns stand for the same text."""
+    matches = [_wildcards(*side) for side in zip(patterns, sides, strict=True)]
+    if all(matches) and len(matches[0][0]) == len(matches[1][0]):
+        for files, found, others, pattern in zip(sides, matches, matches[::-1], patterns[::-1], strict=True):
+            for file, text in zip(files, found, strict=True):
+                if text not in others:
+                    raise DataError(f"{file}: no file of {pattern} belongs to it")
+    if len(sides[0]) != len(sides[1]):
+        counts = [f"{pattern} matches {len(side)}" for pattern, side in zip(patterns, sides, strict=True)]
+        raise DataError(f"{counts[0]} files but {counts[1]}; each source file needs a target file")
+
+
+def _wildcards(pattern: str, files: Sequence[Path]) -> list[tuple[str, ...]]:
+    """What the wildcards of a pattern stand for in the name of each file. Empty if a name does not match."""
+    parts = _WILDCARD.split(str(Path(pattern)))
+    groups = {"*": "([^/]*)", "?": "([^/])"}
+    expression = "".join(
+        groups.get(part, "(.)") if i % 2 else re.escape(part) for i, part in enumerate(parts)
+    )
+    found = [re.fullmatch(expression, str(file), re.DOTALL) for file in files]
+    return [match.groups() for match in found if match] if all(found) else []
