@@ -29,11 +29,6 @@ def is_stream(path: Path | None) -> bool:
     return path is None or is_stdout(path) or (path.exists() and not path.is_file())
 
 
-def is_compressed(path: Path) -> bool:
-    """Whether output to a path is compressed."""
-    return path.suffix in COMPRESSION and not is_stdout(path)
-
-
 def require_writable(path: Path | None, inputs: Sequence[Path | None]) -> None:
     """Check an output file before any work. Raises StorageError if its folder is missing or it is a folder,
     UsageError if it is also one of the `inputs` or stdin."""

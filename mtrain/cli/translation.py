@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Option
 
@@ -24,21 +24,18 @@ from mtrain.cli.options import (
     Set,
     overrides,
 )
-from mtrain.cli.output import (
-    is_compressed,
-    is_stream,
-    open_output,
-    open_stdout,
-    require_writable,
-    write_lines,
-)
+from mtrain.cli.output import is_stream, open_output, open_stdout, require_writable, write_lines
+from mtrain.data import COMPRESSION
 from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
     from mtrain.decoding.translate import Translator
     from mtrain.decoding.translation import Translation
+    from mtrain.progress_bar import ProgressBar
 
 log = logging.getLogger(__name__)
+
+REPORT_AFTER = 1.0  # seconds after which a translation ends with a message about its speed
 
 
 class Format(NamedTuple):
@@ -61,6 +58,38 @@ class Format(NamedTuple):
         return translation.answer(self.n_best, self.scores, self.alignments)
 
 
+class Job(NamedTuple):
+    """What to do with each input line."""
+
+    translator: "Translator"
+    prefix: Path | None
+    form: Format
+    progress: "ProgressBar"
+
+    def answers(self, lines: Iterable[str], first: int = 0) -> Iterator[str]:
+        """Yield the output for `lines`, the first of which has the number `first`."""
+        prefixes = None if self.prefix is None else islice(terminal.read_lines(self.prefix), first, None)
+        form, scored = self.form, self.form.scores or self.form.json
+        for best in self.translator.stream(
+            lines, form.n_best, form.alignments, prefixes, first, scored=scored
+        ):
+            yield form.render(best)
+            self.progress.add(1, best.tokens)
+
+    def description(self) -> dict[str, Any]:
+        """Everything that determines the output, besides the lines."""
+        from mtrain.storage.manifest import sha256
+
+        prefix, decoding = self.prefix, self.translator.decoding
+        return {
+            "model": self.translator.fingerprint,
+            "decoding": decoding.model_dump(mode="json", exclude={"batch_tokens", "workers"}),
+            "prefix": None if prefix is None else sha256(prefix) if prefix.is_file() else "a pipe",
+            "form": list(self.form),
+            "lines_each": self.form.lines_each,
+        }
+
+
 def translate(
     model: ModelFolder,
     text: Annotated[
@@ -77,6 +106,15 @@ def translate(
     ] = 1,
     length_penalty: LengthPenalty = None,
     batch_tokens: BatchTokens = None,
+    workers: Annotated[
+        int | None,
+        Option(
+            min=1,
+            max=64,
+            metavar="N",
+            help="Number of processes that translate on a CPU; each holds a copy of the model.",
+        ),
+    ] = None,
     ensemble: Ensemble = None,
     prefix: Annotated[
         Path | None, Option(metavar="FILE", help="File with a prefix for each translation, one per line.")
@@ -124,10 +162,11 @@ def translate(
     if continue_:
         _check_continue(output_file, prefix)
     typed = [terminal.require_unicode(sentence) for sentence in text or []]
-    search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
+    search = {"beam_size": beam_size, "length_penalty": length_penalty}
+    speed = {"batch_tokens": batch_tokens, "workers": workers}
     samples_set = any(assignment.startswith("decoding.samples=") for assignment in set_ or [])
     samples = n_best if sample and not samples_set else None
-    settings = overrides(set_, "decoding.", samples=samples, **search)
+    settings = overrides(set_, "decoding.", samples=samples, **search, **speed)
     translator = load_translator(model, device, settings, ensemble)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     given = {name: value for name, value in sampling.items() if value is not None}
@@ -143,13 +182,41 @@ def translate(
 
         Prompt(translator, n_best).run()
         return
+    from mtrain.progress_bar import ProgressBar
+
+    total = len(typed) if typed else _count_lines(input_file)
+    if prefix is not None and total is not None:
+        _check_prefixes(prefix, total)
     lines = iter(typed) if typed else terminal.read_lines(input_file or Path("-"))
     form = Format(n_best, scores, alignments, json_)
-    if output_file is None or is_stream(output_file) or is_compressed(output_file):
-        with open_output(output_file) as out:
-            write_lines(_translations(translator, lines, prefix, form), out)
-    else:
-        _write_resumable(translator, lines, prefix, form, output_file, continue_)
+    with ProgressBar("translated", "lines", total, quiet or bool(typed)) as progress:
+        job = Job(translator, prefix, form, progress)
+        if output_file is None or is_stream(output_file):
+            with open_output(output_file) as out:
+                write_lines(job.answers(lines), out)
+        else:
+            _write_resumable(job, lines, output_file, continue_)
+    if progress.count and progress.seconds >= REPORT_AFTER and not typed:
+        done = f"{progress.count:,} lines in {progress.seconds:,.1f} s"
+        log.info("translated %s: %s", done, progress.speed())
+
+
+def _count_lines(file: Path | None) -> int | None:
+    """The number of lines of an input, and None for a pipe. Raises DataError for a line that is not valid
+    text, so that it does not end a long translation."""
+    from mtrain.data.lines import count_valid_lines
+
+    return count_valid_lines(file) if file is not None and file.is_file() else None
+
+
+def _check_prefixes(file: Path, lines: int) -> None:
+    """Raise UsageError unless a file has a prefix for each of the input lines."""
+    count = _count_lines(file)
+    if count is not None and count != lines:
+        raise UsageError(
+            f"{file}: has {count:,} lines but the input has {lines:,}; give one prefix for each line "
+            "(it may be empty)"
+        )
 
 
 def _check_input(text: Sequence[str] | None, input_file: Path | None, prefix: Path | None) -> None:
@@ -165,8 +232,6 @@ def _check_input(text: Sequence[str] | None, input_file: Path | None, prefix: Pa
 def _check_continue(output_file: Path | None, prefix: Path | None) -> None:
     if output_file is None or is_stream(output_file):
         raise UsageError("--continue requires -o FILE, the output file to resume")
-    if is_compressed(output_file):
-        raise UsageError(f"--continue: the compressed {output_file} cannot be resumed; give a plain file")
     if prefix is not None and not prefix.is_file():
         raise UsageError("--continue requires a --prefix that can be read again: a file, not a pipe")
 
@@ -193,52 +258,28 @@ def refuse_beam_size_of_sampling(translator: "Translator", beam_size: int | None
         )
 
 
-def _translations(
-    translator: "Translator", lines: Iterable[str], prefix: Path | None, form: Format, first: int = 0
-) -> Iterator[str]:
-    """Yield the output for `lines`, the first of which has the number `first`."""
-    prefixes = None if prefix is None else islice(terminal.read_lines(prefix), first, None)
-    scored = form.scores or form.json
-    for best in translator.stream(lines, form.n_best, form.alignments, prefixes, first, scored=scored):
-        yield form.render(best)
-
-
-def _write_resumable(
-    translator: "Translator",
-    lines: Iterable[str],
-    prefix: Path | None,
-    form: Format,
-    path: Path,
-    continue_: bool,
-) -> None:
+def _write_resumable(job: Job, lines: Iterator[str], path: Path, continue_: bool) -> None:
     """Write the translations of `lines` to a file which --continue can resume after an interruption."""
-    from mtrain.storage.manifest import sha256
     from mtrain.storage.resumable import ResumableOutput
 
-    job = {
-        "model": translator.fingerprint,
-        "decoding": translator.decoding.model_dump(mode="json", exclude={"batch_tokens", "workers"}),
-        "prefix": None if prefix is None else sha256(prefix) if prefix.is_file() else "a pipe",
-        "form": list(form),
-        "lines_each": form.lines_each,
-    }
-    file = ResumableOutput(path.resolve(), job, continue_)
+    file = ResumableOutput(path.resolve(), job.description(), continue_, COMPRESSION.get(path.suffix))
     if continue_ and not file.interrupted and path.exists():
-        _require_complete(path, sum(1 for _ in lines) * form.lines_each)
+        _require_complete(path, sum(1 for _ in lines) * job.form.lines_each)
         return
     with file:
-        remaining = iter(lines)
-        file.skip(remaining)
-        inputs, remaining = tee(remaining)
-        answers = _translations(translator, remaining, prefix, form, first=file.lines_done)
-        for line, answer in zip(inputs, answers, strict=True):
+        file.skip(lines)
+        job.progress.set_done_before(file.lines_done)
+        inputs, remaining = tee(lines)
+        for line, answer in zip(inputs, job.answers(remaining, file.lines_done), strict=True):
             file.write(line, answer)
 
 
 def _require_complete(path: Path, count: int) -> None:
     """Raise UsageError unless a file has `count` lines."""
-    with path.open("rb") as stream:
-        if sum(1 for _ in stream) != count:
+    from mtrain.data.lines import open_blocks
+
+    with open_blocks(path) as blocks:
+        if blocks.count_all() != count:
             raise UsageError(f"{path}: there is nothing to resume; leave out --continue to replace the file")
     log.warning("%s is already complete; whether this model and input produced it was not checked", path)
 

@@ -1,14 +1,10 @@
 """Encodes the training corpora into shards. An interrupted encoding resumes after the last complete shard."""
 
-import logging
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 import numpy as np
-from tqdm import tqdm
 
 from mtrain.data.corpus import BLOCK, START, Position, read_blocks
 from mtrain.data.encoder import EncodedBlock, Encoder
@@ -16,10 +12,7 @@ from mtrain.data.encoder_process import Task, encode_all
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.shards import LAYOUT, SHARD, Ids, Rows, Shard, ShardInfo, buckets_of, shard_file, write_shard
 from mtrain.errors import ModelError
-
-log = logging.getLogger(__name__)
-
-LOG_EVERY = 30.0  # seconds, if there is no progress bar
+from mtrain.progress_bar import ProgressBar
 
 
 class ShardWriter:
@@ -43,11 +36,12 @@ class ShardWriter:
         DataError if a corpus has changed since it was scanned; no shard of other text is written.
         """
         blocks: list[EncodedBlock] = []
-        with EncodingProgress(pairs, quiet) as progress:
+        with ProgressBar("data: encoded", "pairs", pairs, quiet) as progress:
             for task, block in encode_all(self._encoder, self._missing(), workers):
                 if block is not None:
                     blocks.append(block)
-                    progress.add(block.pairs, self._existed)
+                    progress.set_done_before(self._existed)
+                    progress.add(block.pairs)
                 else:
                     self._infos[task.shard] = self._write(task, blocks)
                     blocks = []
@@ -114,33 +108,3 @@ class ShardWriter:
         self._scanner.require_unchanged([self._corpora[corpus]])
         write_shard(file, sides, numbers - first, buckets, info)
         return info
-
-
-class EncodingProgress:
-    """A progress bar or, if stderr is not a terminal, a log message every so often."""
-
-    def __init__(self, pairs: int, quiet: bool):
-        disable = quiet or None  # None: disabled unless stderr is a terminal
-        self._bar = tqdm(total=pairs, unit=" pairs", desc="encoding", unit_scale=True, disable=disable)
-        self._start = self._logged = time.monotonic()
-        self._total, self._done = pairs, 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def add(self, pairs: int, existed: int) -> None:
-        """Add pairs that were encoded. `existed` is how many were encoded before the start."""
-        self._done += pairs
-        if not self._bar.disable:
-            self._bar.initial = existed  # not part of the speed
-            self._bar.n = self._done + existed
-            self._bar.update(0)
-        now = time.monotonic()
-        if self._bar.disable and now - self._logged >= LOG_EVERY:
-            self._logged, speed = now, self._done / (now - self._start)
-            left = max(0.0, self._total - self._done - existed) / speed / 60
-            counts = f"{self._done + existed:,} of {self._total:,} pairs"
-            log.info("data: encoded %s, %s pairs/s, %.1f minutes left", counts, f"{speed:,.0f}", left)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from mtrain.errors import StorageError, UsageError
-from mtrain.storage.atomic import write_atomically
+from mtrain.storage.atomic import replace_durably, write_atomically
 from mtrain.storage.locks import try_lock
 
 log = logging.getLogger(__name__)
 
 SAVE_EVERY = 5.0  # seconds; a killed process loses at most this much work
+_BUFFER = 2**20  # bytes
 
 
 class OutputState(NamedTuple):
@@ -38,13 +40,22 @@ class ResumableOutput:
             for line in lines:
                 output.write(line, answer(line))
 
-    On success, FILE.part is renamed to FILE. After an error or an interruption, FILE.part is kept if it has
-    any answers. Raises StorageError if a file cannot be written.
+    On success, FILE.part is compressed if FILE is to be, and renamed to FILE. After an error or an
+    interruption, FILE.part is kept if it has any answers. Raises StorageError if a file cannot be written.
     """
 
-    def __init__(self, path: Path, job: dict[str, Any], resume: bool, save_every: float = SAVE_EVERY):
-        """`job` contains everything that determines the answers. Resuming requires an equal job."""
+    def __init__(
+        self,
+        path: Path,
+        job: dict[str, Any],
+        resume: bool,
+        compression: str | None = None,
+        save_every: float = SAVE_EVERY,
+    ):
+        """`job` contains everything that determines the answers. Resuming requires an equal job.
+        `compression` of FILE is `gzip`, `zstd` or None; FILE.part is never compressed."""
         self.path, self.job, self.resume = path, json.loads(json.dumps(job)), resume
+        self.compression = compression
         self.part = path.with_name(f"{path.name}.part")
         self.state_file = path.with_name(f"{path.name}.part.json")
         self._digest = hashlib.sha256()  # of the input lines seen so far
@@ -165,17 +176,25 @@ class ResumableOutput:
             raise self._cannot_write(error) from None
 
     def _finish(self) -> None:
-        """Rename FILE.part to FILE; if that fails, --continue tries again."""
+        """Move FILE.part to FILE, compressed if requested; if that fails, --continue tries again."""
+        compressed = self.part.with_name(f".{self.part.name}.tmp")
         try:
             self._save()
             self._stream.close()  # open files cannot be renamed on Windows
+            if self.compression is not None:
+                _compress(self.part, compressed, self.compression)
+            complete = self.part if self.compression is None else compressed
             if self.path.is_file():
-                self.part.chmod(self.path.stat().st_mode)
-            self.part.replace(self.path)
+                complete.chmod(self.path.stat().st_mode)
+            replace_durably(complete, self.path)
+            self.part.unlink(missing_ok=True)
             self.state_file.unlink(missing_ok=True)
-        except (OSError, StorageError) as error:
+        except BaseException as error:
             self._keep_answers(error)
             raise
+        finally:
+            with suppress(OSError):
+                compressed.unlink()
 
     def _keep_answers(self, error: BaseException) -> None:
         """Keep FILE.part for --continue, or remove it if it has no answers."""
@@ -200,6 +219,17 @@ class ResumableOutput:
 
     def _cannot_write(self, error: OSError) -> StorageError:
         return StorageError(f"{self.path}: cannot write: {error.strerror}")
+
+
+def _compress(file: Path, compressed: Path, compression: str) -> None:
+    import pyarrow as pa  # takes long to import
+
+    with (
+        file.open("rb") as plain,
+        compressed.open("wb") as raw,
+        pa.output_stream(raw, compression=compression) as stream,
+    ):
+        shutil.copyfileobj(plain, stream, _BUFFER)
 
 
 def _encode(line: str) -> bytes:

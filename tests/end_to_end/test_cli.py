@@ -70,7 +70,7 @@ def test_a_missing_config_is_a_usage_error(mtrain, command):
         (["translate", "{run}", "Hi", "--continue"], 2, "--continue requires -o FILE"),
         (["translate", "{run}", "Hi", "-o", "{corpus}"], 6, "cannot write: a folder, not a file"),
         (["translate", "{run}", "Hi", "--prefix", "nowhere.de"], 3, "nowhere.de: no such file"),
-        (["translate", "{run}", "Hi", "--prefix", "{corpus}/train.de"], 2, "more prefixes than lines"),
+        (["translate", "{run}", "Hi", "--prefix", "{corpus}/train.de"], 2, "give one prefix for each line"),
         (
             ["translate", "{run}", "Hi", "--prefix", "-"],
             2,

@@ -4,10 +4,14 @@ import gzip
 import json
 import os
 import pty
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +19,7 @@ import pytest
 
 from mtrain import Translator
 from mtrain.storage.manifest import write_manifest
-from tests.support.cli import CLOSED, changed, one_line, run_forked
+from tests.support.cli import CLOSED, changed, one_line, run_forked, start_forked
 from tests.support.training import PAIRS
 
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
@@ -143,6 +147,69 @@ def test_output_is_compressed_by_its_suffix_and_replaced_when_complete(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["bad.en", name]
 
 
+def test_a_killed_translation_is_resumed_to_the_same_output(mtrain, run_dir, corpus, tmp_path, monkeypatch):
+    from mtrain.storage.resumable import ResumableOutput
+
+    monkeypatch.setattr("mtrain.storage.resumable.ResumableOutput", partial(ResumableOutput, save_every=0.0))
+    monkeypatch.setattr("mtrain.decoding.split.WINDOW_CHARACTERS", 60)
+    os.mkfifo(tmp_path / "in")
+    job, out = ["translate", run_dir, "--device", "cpu", "-o", tmp_path / "out.gz", "-i"], tmp_path / "out.gz"
+    with Path(os.devnull).open("r+") as null:
+        child = start_forked(*job, tmp_path / "in", streams=[null.fileno()] * 3)
+    with (tmp_path / "in").open("w") as pipe:
+        pipe.write("".join(f"{line}\n" for line in SOURCES[:5]))
+        pipe.flush()
+        state = tmp_path / "out.gz.part.json"
+        while not state.exists() or json.loads(state.read_text())["lines"] < 2:
+            time.sleep(0.01)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    code, _, err = mtrain(*job, corpus / "train.en", "--continue")
+    assert code == 0 and re.search("resuming after [2-5] lines", err) and decompressed(out) == EXPECTED
+    code, _, err = mtrain(*job, corpus / "train.en", "--continue")
+    assert code == 0 and "out.gz is already complete" in err
+    assert {file.name for file in tmp_path.iterdir()} == {"in", "out.gz"}
+
+
+def test_bad_lines_of_a_file_are_found_first_and_those_of_a_pipe_keep_what_was_translated(
+    mtrain, run_dir, stdin, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("mtrain.decoding.split.WINDOW_CHARACTERS", 5)
+    text = f"{SOURCES[0]}\n{SOURCES[1]}\n".encode()
+    (tmp_path / "in").write_bytes(text + b"\xff\n")
+    job = ["translate", run_dir, "-o", tmp_path / "out", "--device", "cpu"]
+    code, _, err = mtrain(*job, "-i", tmp_path / "in")
+    assert code == 3 and "in:3: not valid UTF-8" in one_line(err) and len(list(tmp_path.iterdir())) == 1
+    stdin(text + b"\xff\n")
+    code, _, err = mtrain(*job)
+    kept, error = err.splitlines()
+    assert code == 3 and "out.part contains the output of 2 lines; use --continue to resume" in kept
+    assert error == "error: <stdin>:3: not valid UTF-8 (byte 1 of the line)"
+    stdin(text + f"{SOURCES[2]}\n".encode())
+    assert mtrain(*job, "--continue")[0] == 0
+    assert (tmp_path / "out").read_text() == "".join(f"{target}\n" for target in TARGETS[:3])
+
+
+def test_the_speed_is_reported_at_the_end(mtrain, run_dir, corpus, monkeypatch):
+    monkeypatch.setattr("mtrain.cli.translation.REPORT_AFTER", 0)
+    job = ["translate", run_dir, "-i", corpus / "train.en", "--device", "cpu", "--workers", 2]
+    code, out, err = mtrain(*job)
+    speeds = r"[\d,]+ lines/s, [\d,]+ target tokens/s"
+    assert (code, out) == (0, EXPECTED) and re.fullmatch(rf"translated 8 lines in \d+\.\d s: {speeds}\n", err)
+    assert mtrain(*job, "--quiet") == (0, EXPECTED, "")
+
+
+def test_prefixes_are_counted_first(mtrain, run_dir, corpus, tmp_path):
+    (tmp_path / "short").write_text("Die\n")
+    job = ["translate", run_dir, "--prefix", tmp_path / "short", "--device", "cpu"]
+    for given, count in (["-i", corpus / "train.en"], 8), (SOURCES[:2], 2):
+        code, out, err = mtrain(*job, *given)
+        assert (code, out) == (
+            2,
+            "",
+        ) and f"short: has 1 lines but the input has {count}; give one prefix" in one_line(err)
+
+
 def test_an_input_is_never_overwritten(mtrain, run_dir, tmp_path):
     file = tmp_path / "in.en"
     file.write_text("It rains.\n")
@@ -232,7 +299,6 @@ def test_the_prompt_has_no_output_file(mtrain, stdin, monkeypatch, tmp_path):
         (["--scores", "--json"], "--scores has no effect with --json"),
         (["--continue"], "--continue requires -o FILE"),
         (["--continue", "-o", "/dev/stdout"], "--continue requires -o FILE"),
-        (["--continue", "-o", "out.gz"], "--continue: the compressed out.gz cannot be resumed"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

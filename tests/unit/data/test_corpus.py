@@ -14,7 +14,7 @@ from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, good_pairs, parse_block, read_blocks, read_pairs
 from mtrain.data.corpus_files import files_of
-from mtrain.data.lines import count_lines, decode_block, open_blocks, read_lines, read_text
+from mtrain.data.lines import count_lines, count_valid_lines, decode_block, open_blocks, read_lines, read_text
 from mtrain.data.prepare_data import check_corpora
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
@@ -245,6 +245,18 @@ def test_read_text_is_strict(tmp_path: Path):
     assert [isinstance(line, DataError) for line in read_lines(tmp_path / "a")] == [False, True]
     with pytest.raises(DataError, match="a:2"):
         read_text(tmp_path / "a")
+
+
+@pytest.mark.parametrize("end", PACKERS)
+def test_valid_lines_are_counted(tmp_path: Path, end: str):
+    file, lines = tmp_path / f"a{end}", b"\xef\xbb\xbf\n" + b"ok\n" * 39_998
+    for last in (b"ok\n", b"\xc2\x85 ok", b"\r"):
+        file.write_bytes(PACKERS[end](lines + last))
+        assert count_valid_lines(file) == len(read_text(file)) == 40_000
+    for last in (b"\xff\n", b"\0"):
+        file.write_bytes(PACKERS[end](lines + last + b"ok\n"))
+        with pytest.raises(DataError, match=f"a{end}:40000: "):
+            count_valid_lines(file)
 
 
 # ---------------------------------------------------------------------------------- missing and damaged files

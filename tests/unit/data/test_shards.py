@@ -20,6 +20,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from mtrain import processes as processes_module
+from mtrain import progress_bar
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair, shard_writer
 from mtrain.data import prepare_data as preparation
@@ -473,7 +474,7 @@ def test_encoding_continues_without_processes_that_fail(
 def test_progress_is_logged_without_a_terminal(
     tmp_path: Path, tokenizer: Tokenizer, small, monkeypatch, caplog
 ):
-    monkeypatch.setattr(shard_writer, "LOG_EVERY", 0)
+    monkeypatch.setattr(progress_bar, "LOG_EVERY", 0)
     prepare(tmp_path, tokenizer)
     lines = [line for line in caplog.messages if line.startswith("data: encoded")]
     assert len(lines) == 15 and lines[-1].startswith("data: encoded 300 of 300 pairs, ")

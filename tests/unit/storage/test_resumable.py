@@ -1,11 +1,14 @@
 """An interrupted output file is resumed, and never mixed with the answers of another job."""
 
+import gzip
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from mtrain.errors import StorageError, UsageError
@@ -22,10 +25,11 @@ def answer(
     stop: int | None = None,
     job: dict = JOB,
     save_every: float = 0.0,
+    compression: str | None = None,
 ) -> int:
     """Answer each line with its upper-case form, and raise KeyboardInterrupt before line `stop`. Returns the
     number of lines that an earlier run had answered."""
-    with ResumableOutput(path, job, resume, save_every) as output:
+    with ResumableOutput(path, job, resume, compression, save_every) as output:
         start, iterator = output.lines_done, iter(lines)
         output.skip(iterator)
         for line in iterator:
@@ -70,6 +74,35 @@ def test_an_output_is_interrupted_and_resumed_several_times(out):
     for stop in (3, 3, 7):
         interrupt(out, stop, resume=True)
     assert answer(out, resume=True) == 7 and out.read_text() == whole()
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+def test_a_compressed_output_is_resumed_and_compressed_once_it_is_complete(out, part, compression):
+    out.write_text("old")
+    out.chmod(0o600)
+    interrupt(out, 4, compression=compression)
+    assert out.read_text() == "old" and part.read_text() == whole(LINES[:4])
+    assert answer(out, resume=True, compression=compression) == 4
+    assert pa.input_stream(out, compression=compression).read().decode() == whole()
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in out.parent.iterdir()] == ["out"]
+    answer(out, [], compression=compression)
+    assert pa.input_stream(out, compression=compression).read() == b""
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_answers_are_kept_if_they_cannot_be_compressed(out, part, monkeypatch, caplog, failure):
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(shutil, "copyfileobj", fail)
+    with pytest.raises((StorageError, KeyboardInterrupt)):
+        answer(out, compression="gzip")
+    assert "contains the output of 10 lines; use --continue" in caplog.text
+    assert sorted(file.name for file in out.parent.iterdir()) == ["out.part", "out.part.json"]
+    monkeypatch.undo()
+    assert answer(out, resume=True, compression="gzip") == 10
+    assert gzip.decompress(out.read_bytes()).decode() == whole()
 
 
 def test_answers_after_the_last_save_are_written_again(out, part):
