@@ -29,7 +29,7 @@ def check(
 
     from mtrain.config.load import load_config
     from mtrain.data.check_report import format_report, list_warnings
-    from mtrain.data.prepare_data import check_corpora
+    from mtrain.data.data_folder import check_corpora
     from mtrain.data.scan import CorpusScanner, check_data
     from mtrain.training.prepare_tokenizer import existing_tokenizer
     from mtrain.training.resolve_config import resolve_config
@@ -65,7 +65,7 @@ def tokenize(
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
-    from mtrain.data.prepare_data import check_corpora
+    from mtrain.data.data_folder import check_corpora
     from mtrain.training.prepare_tokenizer import tokenize as make_tokenizer
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))
@@ -80,7 +80,12 @@ def prepare(
     config: ConfigFile,
     workers: Annotated[
         int | None,
-        Option(min=1, metavar="N", help="Number of processes that encode; by default one for each core."),
+        Option(
+            min=1,
+            metavar="N",
+            help="Number of processes that encode; by default one for each core, "
+            "but a single one below 250,000 pairs.",
+        ),
     ] = None,
     run_dir: RunDir = None,
     set_: Set = None,
@@ -90,7 +95,8 @@ def prepare(
     """Check and encode the corpora of CONFIG.
 
     Learns the tokenizer if there is none yet, and prints the folder of the encoded pairs. `mtrain fit` does
-    the same before training. The same command resumes an interrupted encoding.
+    the same before training. The same command resumes an interrupted encoding. With `data.folder`, several
+    runs share the encoded pairs.
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config

@@ -20,6 +20,10 @@ class DataConfig(Section):
         description="validation corpus, a list of corpora, or `{holdout: N}` for N pairs taken out of `train`"
     )
     test: dict[str, Corpus] = Field({}, description="test sets by name, for `mtrain evaluate`")
+    folder: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = Field(
+        None,
+        description="folder of encoded pairs, which several runs may share; null: `data/` in the run folder",
+    )
     max_length: int = Field(
         256,
         ge=2,

@@ -1,5 +1,6 @@
 """The whole configuration, made of the sections of the other modules, and that of a model folder."""
 
+import os
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -57,6 +58,10 @@ class Config(Section):
         planned = recipe.max_steps or recipe.max_epochs or (auto and recipe.max_minutes)
         if recipe.schedule in ("cosine", "linear") and not planned:
             raise ValueError(f"training.schedule: {recipe.schedule} needs max_steps or max_epochs")
+        if self.data.folder and os.path.abspath(self.data.folder) == os.path.abspath(self.run_dir):  # noqa: PTH100
+            raise ValueError(
+                "data.folder must differ from run_dir; give another folder, such as data/encoded"
+            )
         # The settings of a reused tokenizer are compared with the config later.
         reused = self.tokenizer.path or self.training.init_from
         if self.training.init_from and self.model.preset:

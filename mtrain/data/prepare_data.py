@@ -1,45 +1,48 @@
-"""Prepares the data of a run: encodes the training pairs once, or reuses what earlier runs have encoded.
+"""Prepares the data of a run: encodes the training pairs once, or reuses what earlier runs have encoded."""
 
-The data folder contains shards of encoded pairs, the validation pairs, and a summary, which is written last
-and records the inputs that all of it was made from, and the size and a hash of each shard.
-"""
-
-import json
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
-from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from safetensors import SafetensorError
+from typing import NamedTuple
 
 from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import good_pairs
 from mtrain.data.corpus_files import files_of
+from mtrain.data.data_folder import (
+    Inputs,
+    Summary,
+    hashes_of_missing,
+    inputs_of,
+    is_current,
+    locked_data_folder,
+    open_shards,
+    read_inputs,
+    read_summary,
+    read_validation,
+    remove_obsolete,
+    remove_summary,
+    require_same_inputs,
+    write_summary,
+    write_tokenizer,
+    write_validation,
+)
 from mtrain.data.encoded import EncodedCorpus, make_block_resegmenter
 from mtrain.data.encoder import Encoder
-from mtrain.data.scan import CorpusScanner, train_and_validation
+from mtrain.data.scan import CorpusScanner
 from mtrain.data.shard_writer import ShardWriter
 from mtrain.data.shards import BUCKET, LAYOUT, SHARD, Shard, ShardInfo, shard_file
-from mtrain.data.sources import write_digests
-from mtrain.errors import DataError, ModelError, StorageError
-from mtrain.storage.atomic import write_atomically
-from mtrain.storage.manifest import sha256, sha256_of_json
+from mtrain.data.sources import read_digests, write_digests
+from mtrain.errors import DataError, ModelError, StorageError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 # Part of the fingerprint. It never changes, so that the same pairs have the same fingerprint in old runs.
 _FINGERPRINT_FORMAT = 2
-_SUMMARY, _VALIDATION = "summary.json", "validation.jsonl"
-_SHARD_NAME = re.compile(r"shard-([0-9]{5,9})\.safetensors")
-_OBSOLETE = ("train.arrow", "manifest.json")  # of layout 2
 
 
 class PreparedData(NamedTuple):
@@ -50,15 +53,16 @@ class PreparedData(NamedTuple):
     fingerprint: str
 
 
-def check_corpora(data: DataConfig) -> None:
-    """Raise DataError if a file that the config names does not exist."""
-    for corpus in chain(train_and_validation(data), data.test.values()):
-        files_of(corpus)
-
-
-def is_begun(folder: Path) -> bool:
-    """Whether encoding into a data folder was begun, so that the data has been checked."""
-    return (folder / _SUMMARY).exists()
+def make_scanner(
+    data: DataConfig, folder: Path, run_dir: Path, seed: int, check: bool = False
+) -> CorpusScanner:
+    """A scanner of the corpora of a run, which does not read what the data folder knows of them. The held-out
+    pairs are drawn by `seed` or, if `data.folder` was begun with another seed, by that one."""
+    recorded = read_inputs(folder) if data.folder is not None else None
+    if recorded is not None:
+        seed = recorded.seed
+    missing, folders = hashes_of_missing(data, folder), (folder, run_dir / "data")
+    return CorpusScanner(data, seed, run_dir, check, data_folders=folders, missing=missing)
 
 
 def prepare_data(
@@ -70,60 +74,55 @@ def prepare_data(
     scanner: CorpusScanner | None = None,
     workers: int | None = None,
     quiet: bool = False,
+    run_dir: Path | None = None,
 ) -> PreparedData:
     """Encode the corpora into `folder`, or reuse its contents if none of their inputs has changed. An
     interrupted encoding is resumed, and only shards that are missing or damaged are encoded again. The result
     does not depend on the number of `workers`, the processes that encode; None is one for each core if the
-    corpus is large.
+    corpus is large. `run_dir` is the run folder, by default that of `RUN/data`.
+
+    With `data.folder`, other inputs are an error, because other runs may use the folder; its seed is used.
 
     `expected` is the fingerprint of the data that a checkpoint was trained on. Raises ModelError if the data
     differs from it; DataError if a corpus is missing, malformed or misaligned, if it changes
-    while it is encoded, or if no training pair is left; StorageError if the folder cannot be written.
+    while it is encoded, or if no training pair is left; UsageError if a shared folder was prepared with other
+    settings; StorageError if the folder cannot be written.
     """
-    scanner = scanner or CorpusScanner(data, seed, folder.parent, data_folder=folder)
-    fingerprint = _fingerprint(data, tokenizer, scanner)
-    if expected not in (None, fingerprint):
+    run_dir, shared = run_dir or folder.parent, data.folder is not None
+    scanner = scanner or make_scanner(data, folder, run_dir, seed)
+    found = _read_usable_summary(folder, shared)
+    inputs, recorded = _describe_inputs(data, tokenizer, scanner), inputs_of(found)
+    if shared and recorded:
+        require_same_inputs(folder, recorded, inputs)
+        inputs = recorded
+    if expected not in (None, inputs.fingerprint):
         raise ModelError(
             f"{folder}: the corpus or the tokenizer changed since the checkpoints of this run were written; "
-            "restore it, resume with --allow-data-change, or start another run with --run-dir"
+            "restore it, resume with `mtrain fit --allow-data-change`, or start another run with --run-dir"
         )
-    summary = _read_summary(folder, fingerprint)
-
-    def encode(summary: dict[str, Any]) -> dict[str, Any]:
-        if not summary:
-            summary = _start_encoding(data, folder, scanner, fingerprint)
-        encoder = _make_encoder(data, tokenizer, folder)
-        writer = ShardWriter(scanner, encoder, folder, fingerprint, summary["buckets"])
-        pairs = summary["pairs"]
-        count = workers or (_cores() if pairs >= SHARD else 1)  # starting a process takes a second
-        return _finish_encoding(data, folder, summary, writer.write(pairs, count, quiet))
-
-    try:
-        if not summary.get("complete"):
-            log.info("data: encoding the corpus into %s", folder)
-            summary = encode(summary)
-        shards, damaged = _open_shards(folder, summary)
-        if damaged:
-            for index in damaged:
-                shard_file(folder, index).unlink(missing_ok=True)
-            summary = encode(summary)
-            shards, damaged = _open_shards(folder, summary)
-        if damaged:
-            raise StorageError(f"{folder}: shards differ from what was written; check the disk")
-        _remove_obsolete(folder, len(shards))
-        write_digests(folder, scanner.digests, scanner.started)
-    except (OSError, SafetensorError) as error:
-        raise StorageError(f"{folder}: cannot write: {getattr(error, 'strerror', None) or error}") from error
-    validation = _read_validation(folder)
+    preparation = _Preparation(data, tokenizer, folder, scanner, inputs, workers, quiet)
+    summary = found if recorded == inputs else {}
+    if not summary.get("complete"):
+        summary = preparation.encode(summary, found)
+    shards, damaged = open_shards(folder, summary)
+    if damaged:
+        summary = preparation.encode_again(damaged, summary)
+        shards, damaged = open_shards(folder, summary)
+    if damaged:
+        raise StorageError(f"{folder}: shards differ from what was written; check the disk")
+    if not shared:  # a shared folder has only been used for the same corpora
+        remove_obsolete(folder, len(shards))
+    if scanner.digests.items() - read_digests(folder).items():
+        write_digests(run_dir / "data", scanner.digests, scanner.started)
+    validation = read_validation(folder)
     resegment = make_block_resegmenter(data, tokenizer, seed)
-    train = EncodedCorpus.open(shards, data.train, range(summary["buckets"]), folder.parent, resegment)
+    train = EncodedCorpus.open(shards, data.train, range(summary["buckets"]), run_dir, resegment)
     size = f"{len(train):,} training pairs (dropped: {_format_counts(summary['dropped']) or 'none'})"
     log.info("data: %s, %s validation pairs", size, f"{len(validation):,}")
-    return PreparedData(train, validation, fingerprint)
+    return PreparedData(train, validation, inputs.fingerprint)
 
 
-def _fingerprint(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> str:
-    """SHA-256 of settings and contents. Modification times and corpus weights do not change it."""
+def _describe_inputs(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> Inputs:
     keys = {"train", "validation", "max_length", "bad_lines", "subword_sampling"}
     settings = {
         "format": _FINGERPRINT_FORMAT,
@@ -131,42 +130,23 @@ def _fingerprint(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner)
         "seed": scanner.seed,
         "tokenizer": tokenizer.fingerprint(),
     }
-    return sha256_of_json([settings, scanner.content_hashes])
+    return Inputs(settings, scanner.content_hashes)
 
 
-def _read_summary(folder: Path, fingerprint: str) -> dict[str, Any]:
-    """The summary of a data folder. Empty if the folder has none, if its summary or its validation pairs are
-    damaged, or if it was made from other inputs or by a version with another layout."""
-    if not (folder / _SUMMARY).exists():  # it is removed if no pair is left
-        return {}
+def _read_usable_summary(folder: Path, shared: bool) -> Summary:
+    """The summary of a data folder. Empty if it has none that can be used, which is logged. Raises UsageError
+    if another version has written a shared folder."""
     try:
-        summary: dict[str, Any] = json.loads((folder / _SUMMARY).read_bytes())
-        if summary["fingerprint"] != fingerprint:
-            return {}
-        if summary.get("layout") != LAYOUT:
-            message = "%s: was written by another version of mtrain; encoding the corpus again"
-            log.info(message, folder)
-            return {}
-        if sha256(folder / _VALIDATION) != summary["validation_sha256"]:
-            raise ValueError(f"{_VALIDATION} does not match its SHA-256")
-        content = {key: value for key, value in summary.items() if key != "sha256"}
-        if summary["sha256"] != sha256_of_json(content):
-            raise ValueError(f"{_SUMMARY} does not match its SHA-256")
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        log.warning("%s: damaged; encoding the corpus again (%s)", folder, error)
+        summary = read_summary(folder)
+    except ModelError as error:
+        log.warning("%s; encoding the corpus again", error)
         return {}
-    return summary
-
-
-def _write_summary(folder: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    summary = {**summary, "sha256": sha256_of_json(summary)}
-    write_atomically(folder / _SUMMARY, json.dumps(summary, indent=1) + "\n")
-    return summary
-
-
-def _read_validation(folder: Path) -> list[Pair]:
-    with (folder / _VALIDATION).open(encoding="utf-8", newline="\n") as lines:
-        return [Pair(*json.loads(line)) for line in lines]
+    if not summary or is_current(summary):
+        return summary
+    if shared:
+        raise UsageError(f"{folder}: was prepared by another version of mtrain; give another data.folder")
+    log.info("%s: was written by another version of mtrain; encoding the corpus again", folder)
+    return {}
 
 
 def _cores() -> int:
@@ -174,85 +154,97 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _start_encoding(
-    data: DataConfig, folder: Path, scanner: CorpusScanner, fingerprint: str
-) -> dict[str, Any]:
-    """Write the validation pairs, and the summary of an encoding that is not complete, which is returned."""
-    folder.mkdir(parents=True, exist_ok=True)
-    pairs = scanner.result.pairs
-    _write_validation(data, folder, scanner)
-    summary = {"fingerprint": fingerprint, "layout": LAYOUT, "pairs": pairs}
-    summary |= {"buckets": max(1, -(-pairs // BUCKET)), "validation_sha256": sha256(folder / _VALIDATION)}
-    write_digests(folder, scanner.digests, scanner.started)
-    return _write_summary(folder, summary)
+class _Preparation(NamedTuple):
+    """Encoding from the given inputs into a data folder, which is locked meanwhile."""
+
+    data: DataConfig
+    tokenizer: Tokenizer
+    folder: Path
+    scanner: CorpusScanner
+    inputs: Inputs
+    workers: int | None
+    quiet: bool
+
+    def encode(self, summary: Summary, found: Summary) -> Summary:
+        """Encode, and return the summary of the complete folder. `summary` is that of an encoding from the
+        same inputs that is resumed, if any; `found` is that of the folder."""
+        message = "resuming the encoding of the corpus into" if summary else "encoding the corpus into"
+        log.info("data: %s %s", message, self.folder)
+        with locked_data_folder(self.folder, self.data.folder is not None):
+            return self._encode_missing(summary or self._start(found))
+
+    def encode_again(self, damaged: Sequence[int], summary: Summary) -> Summary:
+        """Encode damaged shards again, and return the summary of the complete folder."""
+        for corpus in self.data.train:
+            try:
+                files_of(corpus)
+            except DataError as error:
+                raise DataError(f"{error}; it is needed to repair {self.folder}") from None
+        with locked_data_folder(self.folder, self.data.folder is not None):
+            for index in damaged:
+                shard_file(self.folder, index).unlink(missing_ok=True)
+            return self._encode_missing(summary)
+
+    def _start(self, found: Summary) -> Summary:
+        """Write the tokenizer, the validation pairs, and the summary of an encoding that is not complete,
+        which is returned."""
+        folder, inputs = self.folder, self.inputs
+        reusable = _has_same_pairs(found, inputs)  # for example, with another tokenizer
+        pairs = found["pairs"] if reusable else self.scanner.result.pairs
+        write_tokenizer(folder, self.tokenizer)
+        digest = found["validation_sha256"] if reusable else write_validation(folder, self._validation())
+        write_digests(folder, self.scanner.digests, self.scanner.started)
+        summary = {"fingerprint": inputs.fingerprint, "layout": LAYOUT, "inputs": inputs._asdict()}
+        summary |= {"pairs": pairs, "buckets": max(1, -(-pairs // BUCKET)), "validation_sha256": digest}
+        return write_summary(folder, summary)
+
+    def _validation(self) -> list[Pair]:
+        data = self.data
+        if isinstance(data.validation, Holdout):
+            validation = self.scanner.result.held_out
+        else:
+            validation = list(good_pairs(data.validation, data.bad_lines))
+            self.scanner.require_unchanged(data.validation)
+        if not validation:
+            raise DataError("data.validation has no pairs; give another corpus, or {holdout: N}")
+        return validation
+
+    def _encode_missing(self, summary: Summary) -> Summary:
+        """Write the shards that are missing, and the summary of the complete folder, which is returned."""
+        held_out: frozenset[str] = frozenset()
+        if isinstance(self.data.validation, Holdout):
+            held_out = frozenset(pair.source for pair in read_validation(self.folder))
+        encoder = Encoder(self.data, self.tokenizer, held_out)
+        writer = ShardWriter(self.scanner, encoder, self.folder, self.inputs.fingerprint, summary["buckets"])
+        pairs = summary["pairs"]
+        count = self.workers or (_cores() if pairs >= SHARD else 1)  # starting a process takes a second
+        infos = writer.write(pairs, count, self.quiet)
+        summary = {**summary, **_describe_shards(self.folder, len(self.data.train), infos)}
+        if not sum(summary["kept"]):
+            remove_summary(self.folder)
+            reasons = _format_counts(summary["dropped"]) or "none, the corpora are empty"
+            raise DataError(f"no training pair is left; dropped: {reasons}")
+        return write_summary(self.folder, summary)
 
 
-def _make_encoder(data: DataConfig, tokenizer: Tokenizer, folder: Path) -> Encoder:
-    if not isinstance(data.validation, Holdout):
-        return Encoder(data, tokenizer, frozenset())
-    return Encoder(data, tokenizer, frozenset(pair.source for pair in _read_validation(folder)))
+def _has_same_pairs(summary: Summary, inputs: Inputs) -> bool:
+    """Whether the readable pairs and the validation pairs are the same as those that a summary describes."""
+    found = inputs_of(summary)
+    if found is None or (found.contents, found.seed) != (inputs.contents, inputs.seed):
+        return False
+    keys = ("train", "validation", "bad_lines")
+    return all(found.settings["data"][key] == inputs.settings["data"][key] for key in keys)
 
 
-def _finish_encoding(
-    data: DataConfig, folder: Path, summary: dict[str, Any], infos: Sequence[ShardInfo]
-) -> dict[str, Any]:
-    """Write the summary of a complete data folder, which is returned."""
-    summary = _summarize(data, folder, summary, infos)
-    if not sum(summary["kept"]):
-        (folder / _SUMMARY).unlink()
-        reasons = _format_counts(summary["dropped"]) or "none, the corpora are empty"
-        raise DataError(f"no training pair is left; dropped: {reasons}")
-    return _write_summary(folder, summary)
-
-
-def _summarize(
-    data: DataConfig, folder: Path, summary: dict[str, Any], infos: Sequence[ShardInfo]
-) -> dict[str, Any]:
-    """The summary of a complete data folder."""
-    kept, dropped = [0] * len(data.train), Counter[str]()
+def _describe_shards(folder: Path, corpora: int, infos: Sequence[ShardInfo]) -> Summary:
+    """What the summary of a complete data folder says about its shards."""
+    kept, dropped = [0] * corpora, Counter[str]()
     for info in infos:
         kept[info.corpus] += info.kept
         dropped.update(info.dropped)
     files = [shard_file(folder, index) for index in range(len(infos))]
     shards = [{"size": file.stat().st_size, "index_sha256": Shard(file).index_sha256} for file in files]
-    started = {key: value for key, value in summary.items() if key != "sha256"}
-    return {**started, "complete": True, "kept": kept, "dropped": dropped, "shards": shards}
-
-
-def _write_validation(data: DataConfig, folder: Path, scanner: CorpusScanner) -> None:
-    if isinstance(data.validation, Holdout):
-        validation = scanner.result.held_out
-    else:
-        validation = list(good_pairs(data.validation, data.bad_lines))
-        scanner.require_unchanged(data.validation)
-    if not validation:
-        raise DataError("data.validation has no pairs; give another corpus, or {holdout: N}")
-    lines = (json.dumps(pair, ensure_ascii=False) + "\n" for pair in validation)
-    write_atomically(folder / _VALIDATION, "".join(lines))
-
-
-def _open_shards(folder: Path, summary: dict[str, Any]) -> tuple[list[Shard], list[int]]:
-    """The shards of a data folder, and the indices of those that are missing or damaged."""
-    shards, damaged = [], []
-    for index, entry in enumerate(summary["shards"]):
-        file = shard_file(folder, index)
-        try:
-            if file.exists() and file.stat().st_size != entry["size"]:
-                raise ModelError(f"{file}: damaged (its size is {file.stat().st_size}, not {entry['size']})")
-            shards.append(Shard(file).verify(entry["index_sha256"], range(summary["buckets"])))
-        except ModelError as error:
-            log.warning("%s; encoding this shard again", error)
-            damaged.append(index)
-    return shards, damaged
-
-
-def _remove_obsolete(folder: Path, shards: int) -> None:
-    """Remove what earlier data left in the folder: shards after the last one, and files of layout 2."""
-    indices = (int(found[1]) for file in folder.iterdir() if (found := _SHARD_NAME.fullmatch(file.name)))
-    after_last = (shard_file(folder, index) for index in indices if index >= shards)
-    for file in (*after_last, *(folder / name for name in _OBSOLETE)):
-        with suppress(OSError):  # does no harm, for example in a read-only folder
-            file.unlink(missing_ok=True)
+    return {"complete": True, "kept": kept, "dropped": dropped, "shards": shards}
 
 
 def _format_counts(dropped: dict[str, int]) -> str:

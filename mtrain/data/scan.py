@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, compress, islice
+from itertools import chain, compress, islice, zip_longest
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 
@@ -56,11 +56,13 @@ class CorpusScanner:
         folder: Path | None = None,
         check: bool = False,
         strict: bool = True,
-        data_folder: Path | None = None,
+        data_folders: Sequence[Path] = (),
+        missing: Sequence[str | None] = (),
     ):
         """With `check`, the data is also checked. With `strict`, an unreadable pair is an error, unless
         `data.bad_lines` is `skip`. Temporary files are written to `folder`. Files whose SHA-256 is recorded
-        in `data_folder` are not read to hash them."""
+        in one of `data_folders` are not read to hash them. `missing` are the content hashes of the training
+        and validation corpora whose files are missing, and None for the others."""
         self.data, self.seed = data, seed
         self._folder, self._check = folder, check
         self._bad_lines = data.bad_lines if strict else "skip"
@@ -68,7 +70,10 @@ class CorpusScanner:
         self.started = time.time_ns()
         self._stamps = stamps_of(chain.from_iterable(map(_existing_files, train_and_validation(data))))
         # Of all files hashed so far.
-        self.digests: Digests = {} if data_folder is None else read_digests(data_folder)
+        self.digests: Digests = {}
+        for each in data_folders:
+            self.digests |= read_digests(each)
+        self._missing = missing
 
     @cached_property
     def result(self) -> ScanResult:
@@ -100,7 +105,8 @@ class CorpusScanner:
     def content_hashes(self) -> list[str]:
         """The content hash of each training corpus, then of each validation corpus. Files in `digests`, such
         as those that `result` has read, are not read."""
-        return [content_hash(corpus, self.digests) for corpus in train_and_validation(self.data)]
+        corpora = zip_longest(train_and_validation(self.data), self._missing)
+        return [known or content_hash(corpus, self.digests) for corpus, known in corpora]
 
     def require_unchanged(self, corpora: Iterable[Corpus]) -> None:
         """Raise DataError if a file of these training or validation corpora has changed since the scanner was

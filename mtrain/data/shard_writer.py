@@ -27,13 +27,14 @@ class ShardWriter:
         self._corpora, self._seed = scanner.data.train, scanner.seed
         self._fingerprint, self._buckets = fingerprint, buckets
         self._infos: dict[int, ShardInfo] = {}
-        self._existed = 0  # pairs of shards that were kept
+        self._existed = 0  # readable pairs of shards that were kept
 
     def write(self, pairs: int, workers: int = 1, quiet: bool = False) -> list[ShardInfo]:
         """Write all missing shards, and return what describes each shard.
 
-        `pairs` is the number of pairs of all corpora, for the progress bar, which `quiet` disables. Raises
-        DataError if a corpus has changed since it was scanned; no shard of other text is written.
+        `pairs` is the number of readable pairs of all corpora, for the progress bar, which `quiet` disables.
+        Raises DataError if a corpus has changed since it was scanned, and no shard of other text is written;
+        StorageError if a shard cannot be written.
         """
         blocks: list[EncodedBlock] = []
         with ProgressBar("data: encoded", "pairs", pairs, quiet) as progress:
@@ -41,7 +42,7 @@ class ShardWriter:
                 if block is not None:
                     blocks.append(block)
                     progress.set_done_before(self._existed)
-                    progress.add(block.pairs)
+                    progress.add(block.pairs - block.dropped.get("bad", 0))
                 else:
                     self._infos[task.shard] = self._write(task, blocks)
                     blocks = []
@@ -56,7 +57,7 @@ class ShardWriter:
             while pairs >= SHARD:  # until a shard has fewer pairs, or none
                 if info := self._existing(index, number, position):
                     self._infos[index] = info
-                    self._existed += info.pairs
+                    self._existed += info.pairs - info.dropped.get("bad", 0)
                     position, blocks, pairs = Position(info.first + info.pairs, info.ends), None, info.pairs
                 else:
                     blocks = blocks or read_blocks(corpus, size=BLOCK, start=position)

@@ -16,6 +16,7 @@ import errno
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from mtrain.errors import ModelError, StorageError
@@ -104,7 +106,7 @@ def write_shard(
     file: Path, sides: tuple[Rows, Rows], numbers: Ids, buckets: Indices, info: ShardInfo
 ) -> None:
     """Write a shard atomically. `numbers` (from the first pair of the shard) and `buckets` are those of the
-    rows. Raises OSError."""
+    rows. Raises StorageError."""
     count = info.buckets
     order = np.argsort(buckets, kind="stable")
     sides = sides[0].take(order), sides[1].take(order)
@@ -120,8 +122,13 @@ def write_shard(
     tensors["sha256"] = np.frombuffer(b"".join(digests), np.uint8).reshape(count, 32)
     temporary = file.with_name(f".{file.name}.tmp")
     metadata = {**asdict(info), "sha256": sha256_of_json(asdict(info))}
-    save_file(tensors, temporary, {_KEY: json.dumps(metadata)})
-    replace_durably(temporary, file)
+    try:
+        save_file(tensors, temporary, {_KEY: json.dumps(metadata)})
+        replace_durably(temporary, file)
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):  # it would occupy a disk that may be full
+            temporary.unlink(missing_ok=True)
+        raise StorageError(f"{file}: cannot write: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _digest(tensors: dict[str, Any], index: Indices, bucket: int) -> bytes:

@@ -18,23 +18,25 @@ def read_digests(folder: Path) -> Digests:
     digests: Digests = {}
     with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         for name, entry in json.loads((folder / SOURCES).read_bytes()).items():
-            if _stamp(Path(name)) == entry["stamp"]:
-                digests[Path(name)] = bytes.fromhex(entry["sha256"])
+            with suppress(OSError):  # the file is missing
+                if _stamp(Path(name)) == entry["stamp"]:
+                    digests[Path(name)] = bytes.fromhex(entry["sha256"])
     return digests
 
 
 def write_digests(folder: Path, digests: Digests, since: int) -> None:
-    """Record the SHA-256 of files, unless the folder is not writable. Files that have changed since a time
-    (in nanoseconds), when they may have been hashed already, are not recorded."""
+    """Record the SHA-256 of files, unless all are recorded or the folder is not writable. Files that have
+    changed since a time (in nanoseconds), when they may have been hashed already, are not recorded."""
     with suppress(OSError, StorageError):
         stamps = {file: _stamp(file) for file in digests}
+        stable = {file: digest for file, digest in digests.items() if max(stamps[file][1:]) < since}
+        if stable.items() <= read_digests(folder).items():
+            return
         entries = {
-            str(file): {"stamp": stamps[file], "sha256": digest.hex()}
-            for file, digest in digests.items()
-            if max(stamps[file][1:]) < since
+            str(file): {"stamp": stamps[file], "sha256": digest.hex()} for file, digest in stable.items()
         }
-        if entries and read_digests(folder) != digests:
-            write_atomically(folder / SOURCES, json.dumps(entries, indent=1) + "\n")
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / SOURCES, json.dumps(entries, indent=1) + "\n")
 
 
 def stamps_of(files: Iterable[Path]) -> Stamps:

@@ -32,6 +32,8 @@ def write_atomically(file: Path, text: str) -> None:
         write_text(temporary, text)
         replace_durably(temporary, file)
     except OSError as error:
+        with suppress(OSError):  # it would occupy a disk that may be full
+            temporary.unlink(missing_ok=True)
         raise StorageError(f"{file}: cannot write: {error.strerror}") from error
 
 

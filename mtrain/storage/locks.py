@@ -1,6 +1,10 @@
 """File locks, so that only one process at a time writes to a file or folder."""
 
 import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -16,10 +20,50 @@ def try_lock(file: Path) -> FileLock | None:
     """
     file.open("ab").close()  # creates it without changing its modification time
     lock = FileLock(file)
+    return lock if _acquire(lock, file, wait=False) else None
+
+
+@contextmanager
+def wait_for_lock(file: Path) -> Iterator[None]:
+    """Lock `file` as `try_lock` does, but wait while another process holds the lock, which is logged. The
+    thread that holds the lock may take it again."""
+    file.open("ab").close()
+    lock = FileLock(file, is_singleton=True)
+    if not _acquire(lock, file, wait=False):
+        log.info("%s: in use by %s; waiting", file.parent, owner_of(file))
+        _acquire(lock, file, wait=True)
     try:
-        lock.acquire(timeout=0)
+        record_owner(file)
+        yield
+    finally:
+        lock.release()
+
+
+def _acquire(lock: FileLock, file: Path, wait: bool) -> bool:
+    """Whether the lock is held now, or the file system does not support locks."""
+    try:
+        lock.acquire(timeout=-1 if wait else 0, poll_interval=0.2)
     except Timeout:
-        return None
+        return False
     except (OSError, NotImplementedError):
         log.warning("%s: cannot be locked; make sure that only one process writes here", file)
-    return lock
+    return True
+
+
+def record_owner(file: Path) -> None:
+    """Write the name of this process beside a file that it has locked."""
+    with suppress(OSError):  # the lock holds even if the disk is full
+        text = f"process {os.getpid()} on {socket.gethostname()}\n"
+        _owner_file(file).write_text(text, encoding="utf-8")
+
+
+def owner_of(file: Path) -> str:
+    """The process that holds a lock, or `another process` if it is not known."""
+    with suppress(OSError):
+        name = _owner_file(file).read_text(encoding="utf-8", errors="replace").strip()
+        return name or "another process"
+    return "another process"
+
+
+def _owner_file(file: Path) -> Path:
+    return file.with_name(f"{file.name}-owner")

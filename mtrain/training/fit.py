@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mtrain.config.schema import Config
-from mtrain.data.prepare_data import check_corpora
+from mtrain.data.data_folder import check_corpora, find_data_folder
 from mtrain.device import keep_freed_memory, limit_onednn_cache, make_current, resolve_device
 from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
@@ -31,9 +31,10 @@ def fit(
     resolve_device(device)
     if config.training.init_from is None:  # otherwise, the sizes are not known yet
         require_exports(config)
-    check_corpora(config.data)
+    run_dir = Path(config.run_dir)
+    check_corpora(config.data, find_data_folder(config.data, run_dir))
     make_metrics(("bleu", "chrf"), config.data.target_lang)  # missing dependencies are reported at startup
-    with locked_run_folder(Path(config.run_dir)):
+    with locked_run_folder(run_dir):
         trainer = make_trainer(config, resume, device, quiet, allow_data_change)
         with StopSignal() as stop:
             trainer.run(stop)

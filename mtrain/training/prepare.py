@@ -10,9 +10,10 @@ from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.check_report import log_warnings
-from mtrain.data.prepare_data import PreparedData, check_corpora, is_begun, prepare_data
-from mtrain.data.scan import CorpusScanner
+from mtrain.data.data_folder import check_corpora, find_data_folder, is_begun, locked_unless_complete
+from mtrain.data.prepare_data import PreparedData, make_scanner, prepare_data
 from mtrain.errors import UsageError
+from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.prepare_tokenizer import (
@@ -42,11 +43,13 @@ def prepare(config: Config, workers: int | None = None, quiet: bool = False) -> 
 
     `workers` is as in `prepare_data`. Raises the errors of `mtrain.errors`.
     """
-    check_corpora(config.data)
     run_dir = Path(config.run_dir)
+    folder = find_data_folder(config.data, run_dir)
+    check_corpora(config.data, folder)
+    make_metrics(("bleu", "chrf"), config.data.target_lang)  # which training needs
     with locked_run_folder(run_dir):
         prepare_run(config, quiet=quiet, workers=workers)
-    return run_dir / "data"
+    return folder
 
 
 def prepare_run(
@@ -61,9 +64,22 @@ def prepare_run(
     The other arguments, and the errors, are those of `fit` and `prepare`.
     """
     run_dir = Path(config.run_dir)
-    is_encoded, reduce_vocab_size = is_begun(run_dir / "data"), vocab_size_is_automatic(config)
-    data_folder = run_dir / "data"
-    scanner = CorpusScanner(config.data, config.seed, run_dir, check=not is_encoded, data_folder=data_folder)
+    folder = find_data_folder(config.data, run_dir)
+    with locked_unless_complete(folder, shared=config.data.folder is not None):
+        return _prepare_run(config, run_dir, folder, resume, allow_data_change, quiet, workers)
+
+
+def _prepare_run(
+    config: Config,
+    run_dir: Path,
+    folder: Path,
+    resume: str,
+    allow_data_change: bool,
+    quiet: bool,
+    workers: int | None,
+) -> PreparedRun:
+    is_checked, reduce_vocab_size = is_begun(folder), vocab_size_is_automatic(config)
+    scanner = make_scanner(config.data, folder, run_dir, config.seed, check=not is_checked)
     config, initial_model = resolve_config(config, scanner)
     require_exports(config)
     checkpoint = open_run(config, resume)
@@ -75,11 +91,11 @@ def prepare_run(
         raise UsageError(f"{run_dir}: {reason}; replace it with `mtrain tokenize CONFIG --force`")
     if checkpoint is None:
         record_initial_model(run_dir, initial_model, config.training.init_from)
-    if not is_encoded:
+    if not is_checked:
         log_warnings(config.data, tokenizer, scanner)
     expected = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
-    inputs = config.data, tokenizer, run_dir / "data", config.seed, expected, scanner
-    data = prepare_data(*inputs, workers=workers, quiet=quiet)
+    inputs = config.data, tokenizer, folder, config.seed, expected, scanner
+    data = prepare_data(*inputs, workers=workers, quiet=quiet, run_dir=run_dir)
     if checkpoint:
         _accept_changes(checkpoint, tokenizer, data)
     choices = []

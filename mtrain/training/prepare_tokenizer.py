@@ -2,29 +2,34 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import copy_tokenizer, tokenizer_folder
-from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
-from mtrain.config.yaml_io import read_yaml_file, to_yaml
+from mtrain.config.yaml_io import to_yaml
+from mtrain.data.data_folder import CURE, find_data_folder, shared_tokenizer
+from mtrain.data.prepare_data import make_scanner
 from mtrain.data.scan import CorpusScanner
 from mtrain.errors import ModelError, UsageError
 from mtrain.storage.atomic import write_folder, write_text
+from mtrain.storage.manifest import MANIFEST
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training.resolve_config import resolve_config
+from mtrain.training.resolve_config import resolve_config, tokenizer_settings
 from mtrain.training.run_folder import locked_run_folder, write_config
 
 log = logging.getLogger(__name__)
+
+_SETTINGS = "config.yaml"
 
 
 def tokenize(config: Config, force: bool = False) -> Tokenizer:
     """Create the run folder and its tokenizer, without training. Raises what `prepare_tokenizer` raises."""
     run_dir, reduce_vocab_size = Path(config.run_dir), vocab_size_is_automatic(config)
-    scanner = CorpusScanner(config.data, config.seed, run_dir)
+    scanner = make_scanner(config.data, find_data_folder(config.data, run_dir), run_dir, config.seed)
     with locked_run_folder(run_dir):
         config, _ = resolve_config(config, scanner, learn_again=force)
         if not checkpoint_folders(run_dir):
@@ -45,8 +50,7 @@ def use_learned_vocab_size(config: Config) -> Config:
 
     It is smaller than the automatic choice if the text is too small for that.
     """
-    file = Path(config.run_dir) / "tokenizer/config.yaml"
-    learned = validate(TokenizerConfig, read_yaml_file(file), str(file))
+    learned = tokenizer_settings(Path(config.run_dir) / "tokenizer")
     if learned == config.tokenizer:
         return config
     config = config.model_copy(update={"tokenizer": learned})
@@ -66,8 +70,8 @@ def prepare_tokenizer(
     """
     scanner = scanner or CorpusScanner(config.data, config.seed, Path(config.run_dir))
     run_dir, settings = Path(config.run_dir), config.tokenizer
-    folder = run_dir / "tokenizer"
-    settings_file, learned_from = folder / "config.yaml", folder / "learnt-from.json"
+    folder, shared = run_dir / "tokenizer", shared_tokenizer(config.data)
+    learned_from = folder / "learnt-from.json"
     trained = bool(checkpoint_folders(run_dir))
 
     def hashes() -> str:
@@ -75,11 +79,10 @@ def prepare_tokenizer(
 
     if force and trained:
         raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")
-    if settings_file.exists() and not force:
-        learned = validate(TokenizerConfig, read_yaml_file(settings_file), str(settings_file))
-        if reduce_vocab_size:  # chosen from another corpus or budget, or reduced
-            settings = settings.model_copy(update={"vocab_size": learned.vocab_size})
-        if learned != settings:
+    if force and shared:
+        raise UsageError(f"{shared}: may be in use by other runs; give another data.folder")
+    if (folder / _SETTINGS).exists() and not force:
+        if _with_learned_size(settings, folder, reduce_vocab_size) != tokenizer_settings(folder):
             raise UsageError(
                 f"{folder}: was learned with other tokenizer settings; restore them, or replace it with "
                 "`mtrain tokenize CONFIG --force`"
@@ -97,7 +100,11 @@ def prepare_tokenizer(
 
     def fill(temporary: Path) -> None:
         learned = settings
-        if settings.path is None:
+        if shared is not None:
+            learned = _with_learned_size(settings, shared, reduce_vocab_size)
+            _require_same_tokenizer(learned, shared)
+            shutil.copytree(shared, temporary, ignore=shutil.ignore_patterns(MANIFEST), dirs_exist_ok=True)
+        elif settings.path is None:
             text = scanner.result.text
             sides = (lambda: text.side(0)), (lambda: text.side(1))
             size = train_tokenizer(settings, *sides, temporary, config.seed, reduce_vocab_size)
@@ -105,15 +112,35 @@ def prepare_tokenizer(
             write_text(temporary / learned_from.name, hashes())
         else:
             copy_tokenizer(tokenizer_folder(Path(settings.path)), temporary)
-        write_text(temporary / settings_file.name, to_yaml(learned))
+        write_text(temporary / _SETTINGS, to_yaml(learned))
 
     write_folder(folder, fill)
     return Tokenizer(folder)
 
 
+def _with_learned_size(settings: TokenizerConfig, folder: Path, reduce_vocab_size: bool) -> TokenizerConfig:
+    """The settings; if `reduce_vocab_size`, with the vocabulary size of the tokenizer in `folder`, which was
+    chosen from another corpus or budget, or reduced."""
+    if not reduce_vocab_size:
+        return settings
+    return settings.model_copy(update={"vocab_size": tokenizer_settings(folder).vocab_size})
+
+
+def _require_same_tokenizer(settings: TokenizerConfig, shared: Path) -> None:
+    """Raise UsageError if the tokenizer in `data.folder` is not the one that `settings` describe."""
+    learned = tokenizer_settings(shared)
+    if settings.path is not None and Path(settings.path).exists():
+        if Tokenizer(tokenizer_folder(Path(settings.path))).fingerprint() != Tokenizer(shared).fingerprint():
+            raise UsageError(f"{shared}: is not the tokenizer of {settings.path}; give another data.folder")
+        return
+    for key, old in learned.model_dump().items():
+        if (new := getattr(settings, key)) != old:
+            raise UsageError(f"{shared}: was learned with tokenizer.{key} {old}, not {new}; {CURE}")
+
+
 def existing_tokenizer(config: Config) -> Tokenizer | None:
     """The tokenizer of the run or of `tokenizer.path`, if it exists already."""
     folder = Path(config.run_dir) / "tokenizer"
-    if (folder / "config.yaml").exists():
+    if (folder / _SETTINGS).exists():
         return Tokenizer(folder)
     return Tokenizer(tokenizer_folder(Path(config.tokenizer.path))) if config.tokenizer.path else None

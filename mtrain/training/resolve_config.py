@@ -27,6 +27,7 @@ from mtrain.config.recipe import (
 from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import read_yaml_file
+from mtrain.data.data_folder import shared_tokenizer
 from mtrain.data.scan import CorpusScanner
 from mtrain.device import resolve_device
 from mtrain.errors import ModelError, UsageError
@@ -56,7 +57,7 @@ def resolve_config(
     init_from, path = config.training.init_from, config.tokenizer.path
     if init_from is None:
         if path is not None:
-            inherited: Values = {"tokenizer": {**_tokenizer_settings(Path(path)), "path": path}}
+            inherited: Values = {"tokenizer": {**_settings_of_model(config, Path(path)), "path": path}}
             config = _inherit_checked(config, inherited, f"tokenizer.path: {path}")
         return _choose_vocab_size(config, scanner, learn_again), None
     initial_model = load_model(Path(init_from))
@@ -96,8 +97,16 @@ def _planned_steps(config: Config, saved: Config) -> int | None:
     return max(1, round(steps * minutes / saved.training.max_minutes))
 
 
-def _tokenizer_settings(model: Path) -> dict[str, Any]:
-    """The tokenizer settings of a model or run folder."""
+def tokenizer_settings(folder: Path) -> TokenizerConfig:
+    """The settings of the tokenizer folder of a run, or of the one in `data.folder`."""
+    file = folder / "config.yaml"
+    return validate(TokenizerConfig, read_yaml_file(file), str(file))
+
+
+def _settings_of_model(config: Config, model: Path) -> dict[str, Any]:
+    """The tokenizer settings of a model or run folder. It may be missing if `data.folder` contains a copy."""
+    if not model.exists() and (shared := shared_tokenizer(config.data)):
+        return tokenizer_settings(shared).model_dump(mode="json")
     try:
         file = tokenizer_folder(model).parent / "config.yaml"
     except ModelError as error:
@@ -112,10 +121,10 @@ def _choose_vocab_size(config: Config, scanner: CorpusScanner | None, learn_agai
     """Set the vocabulary size that `model.preset: auto` chooses, or has chosen for the run's tokenizer."""
     if config.model.preset != "auto" or config.tokenizer.path is not None:
         return config
-    file = Path(config.run_dir) / "tokenizer/config.yaml"
-    if file.exists() and not learn_again:  # the corpus need not be read to count its pairs
-        learned = validate(TokenizerConfig, read_yaml_file(file), str(file))
-        return _inherit(config, {"tokenizer": {"vocab_size": learned.vocab_size}})
+    own, shared = Path(config.run_dir) / "tokenizer", shared_tokenizer(config.data)
+    folder = own if (own / "config.yaml").exists() else shared
+    if folder and not learn_again:  # the corpus need not be read to count its pairs
+        return _inherit(config, {"tokenizer": {"vocab_size": tokenizer_settings(folder).vocab_size}})
     pairs = (scanner or CorpusScanner(config.data, config.seed, strict=False)).result.pairs
     tokens = pairs * TOKENS_PER_PAIR
     speed = ASSUMED_SPEEDS[resolve_device("auto").type]

@@ -2,12 +2,10 @@
 
 import json
 import logging
-import os
 import re
 import shutil
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +14,17 @@ from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
+from mtrain.data.data_folder import LOCK
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.storage.atomic import recover, write_atomically
-from mtrain.storage.locks import try_lock
+from mtrain.storage.locks import owner_of, record_owner, try_lock
 
 log = logging.getLogger(__name__)
 
 # Keys that may change when a run is resumed. If this changes the search of validations, the best score is
 # discarded.
 _MAY_CHANGE = re.compile(
-    r"run_dir|(decoding|export)\..+|training\.(max_\w+|micro_batch_tokens|validate_every|checkpoint_every|"
+    r"run_dir|data\.folder|(decoding|export)\..+|training\.(max_\w+|micro_batch_tokens|validate_every|checkpoint_every|"
     r"keep_checkpoints|log_every|patience)"
 )
 _CORPUS_KEYS = ("source", "target", "tsv", "jsonl", "parquet", "hub", "toy", "holdout")
@@ -34,12 +33,7 @@ _CONTENTS = [
     *("config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model"),
     "origin.json",
 ]
-_LEFTOVERS = [
-    "checkpoints/.index.json.tmp",
-    "data/.epoch-*",
-    "data/.*.tmp",
-    *(f".{name}.tmp" for name in _CONTENTS),
-]
+_LEFTOVERS = ["checkpoints/.index.json.tmp", "data/.epoch-*", *(f".{name}.tmp" for name in _CONTENTS)]
 
 
 def open_run(config: Config, resume: str) -> Checkpoint | None:
@@ -80,7 +74,7 @@ def locked_run_folder(run_dir: Path) -> Iterator[None]:
         run_dir.mkdir(parents=True, exist_ok=True)
         config = run_dir / "config.yaml"
         is_run = config.is_file() and config.read_text(encoding="utf-8", errors="replace").startswith(_HEADER)
-        if not is_run and (foreign := [name for name in _CONTENTS if (run_dir / name).exists()]):
+        if not is_run and (foreign := [name for name in _CONTENTS if _is_foreign(run_dir / name)]):
             raise UsageError(
                 f"{run_dir}: is not a run folder, and a run would overwrite its {foreign[0]}; "
                 "give another --run-dir"
@@ -88,20 +82,22 @@ def locked_run_folder(run_dir: Path) -> Iterator[None]:
         lock = try_lock(run_dir / ".lock")
     except OSError as error:
         raise StorageError(f"{run_dir}: cannot create the run folder: {error.strerror}") from None
-    owner = run_dir / ".lock-owner"
     if lock is None:
-        name = "another process"
-        with suppress(OSError):
-            name = owner.read_text(encoding="utf-8", errors="replace").strip() or name
+        name = owner_of(run_dir / ".lock")
         raise UsageError(f"{run_dir}: in use by {name}; wait, or give another --run-dir")
     try:
-        with suppress(OSError):  # the lock holds even if the disk is full
-            owner.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+        record_owner(run_dir / ".lock")
         if is_run:
             _clean_up(run_dir)
         yield
     finally:
         lock.release()
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether mtrain has not made what is in this place of a folder that is not a run folder. A data folder
+    may have been made before the config was written, or by another run."""
+    return path.exists() and not (path / LOCK).exists()
 
 
 def _clean_up(run_dir: Path) -> None:

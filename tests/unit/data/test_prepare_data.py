@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -37,7 +38,7 @@ def encodings() -> Iterator[list[str]]:
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "encoding the corpus into" in record.getMessage():
+            if re.search("encoding (of )?the corpus into", record.getMessage()):
                 done.append(record.getMessage())
 
     handler, logger = Collect(), logging.getLogger("mtrain.data.prepare_data")

@@ -54,8 +54,9 @@ def prepare(folder: Path, tokenizer: Tokenizer, data: DataConfig | None = None) 
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The files that were written for a corpus, without the record of the raw files."""
-    files = [file for file in (folder / "data").iterdir() if file.name != "sources.json"]
+    """The files that were written for a corpus, without the lock and the record of the raw files."""
+    others = (".lock", ".lock-owner", "sources.json")
+    files = [file for file in (folder / "data").iterdir() if file.is_file() and file.name not in others]
     return {file.name: file.read_bytes() for file in files}
 
 

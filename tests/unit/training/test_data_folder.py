@@ -1,0 +1,287 @@
+"""`data.folder`: several runs share encoded pairs, read-only and without the raw files too."""
+
+import errno
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mtrain.config.schema import Config
+from mtrain.data.data_folder import locked_data_folder
+from mtrain.errors import DataError, ModelError, StorageError, UsageError
+from mtrain.training.prepare import prepare
+from mtrain.training.prepare_tokenizer import tokenize
+from tests.support.faults.file_operations import Operation, on_file_operation
+from tests.support.training import PAIRS, fit_on_cpu, losses, same_weights
+
+TSV = "".join(f"{source}\t{target}\n" for source, target in PAIRS)
+Make = Callable[..., Config]
+
+
+@pytest.fixture
+def make(make_config: Make, tmp_path: Path) -> Make:
+    """Make a config with `data.folder: shared`, and a corpus of its own, whose last pair is held out."""
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/train.tsv").write_text(TSV, encoding="utf-8")
+
+    def make(run: str = "run", seed: int = 1, data: dict | None = None, **sections: dict) -> Config:
+        train = {"tsv": str(tmp_path / "raw/train.tsv")}
+        given = {"folder": str(tmp_path / "shared"), "train": train, "validation": {"holdout": 2}, "test": {}}
+        config = make_config(run, data={**given, **(data or {})}, **sections)
+        return config.model_copy(update={"seed": seed})
+
+    return make
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    """The contents of all files in a folder."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """A folder of a read-only file system."""
+
+    def refuse(operation: Operation) -> None:
+        if operation.path.is_relative_to(folder):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(operation.path))
+
+    with on_file_operation(refuse):
+        yield
+
+
+def test_runs_share_a_copy_of_the_folder_without_the_raw_files(make, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "mtrain")
+    assert prepare(make("first")) == tmp_path / "shared"
+    assert not (tmp_path / "first/data").exists()
+    own = fit_on_cpu(make("own", data={"folder": None}))
+    shutil.move(tmp_path / "shared", tmp_path / "copy")
+    shutil.rmtree(tmp_path / "raw")
+    shutil.rmtree(tmp_path / "first")
+    copy = {"folder": str(tmp_path / "copy"), "test": {"t": {"toy": "test"}, "gone": {"tsv": "gone.tsv"}}}
+    before = contents_of(tmp_path / "copy")
+    caplog.clear()
+    with read_only(tmp_path / "copy"):
+        same, other = fit_on_cpu(make("same", data=copy)), fit_on_cpu(make("other", 2, data=copy))
+        assert losses(same) == losses(own) and same_weights(same, own)
+        assert losses(same) != losses(other)
+        fit_on_cpu(make("same", data=copy, training={"max_steps": 10}))
+    assert losses(same)[-1][0] == 10
+    assert contents_of(tmp_path / "copy") == before
+    assert caplog.text.count(f"using the pairs in {tmp_path / 'copy'} without the raw files") == 3
+    assert "gone.tsv: no such file; `mtrain evaluate` needs it for data.test.gone" in caplog.text
+    assert "learning" not in caplog.text and "encoding" not in caplog.text and "checked" not in caplog.text
+    for run in (same, other):
+        learned = (tmp_path / "copy/tokenizer/joint.model").read_bytes()
+        assert (run / "tokenizer/joint.model").read_bytes() == learned
+
+
+def test_a_copied_run_folder_needs_no_raw_files(make, tmp_path):
+    run = fit_on_cpu(make(data={"folder": None}))
+    shutil.rmtree(tmp_path / "raw")
+    fit_on_cpu(make(data={"folder": None}, training={"max_steps": 10}))
+    assert losses(run)[-1][0] == 10
+    (run / "data/shard-00000.safetensors").unlink()
+    with pytest.raises(DataError, match=r"train\.tsv: no such file; it is needed to repair"):
+        fit_on_cpu(make(data={"folder": None}, training={"max_steps": 12}))
+
+
+def test_the_data_of_a_run_can_be_shared(make, tmp_path):
+    first = fit_on_cpu(make(data={"folder": None}))
+    before = contents_of(first / "data")
+    fit_on_cpu(make("second", 2, data={"folder": str(first / "data"), "subword_sampling": 0.1}))
+    assert contents_of(first / "data") == before
+
+
+def test_a_run_may_move_to_a_data_folder(make, tmp_path):
+    run = fit_on_cpu(make(data={"folder": None}))
+    shutil.move(run / "data", tmp_path / "moved")
+    fit_on_cpu(make(data={"folder": str(tmp_path / "moved")}, training={"max_steps": 10}))
+    assert losses(run)[-1][0] == 10
+
+
+def test_the_paths_of_the_corpora_may_differ(make, tmp_path):
+    prepare(make("first"))
+    before = contents_of(tmp_path / "shared")
+    (tmp_path / "raw").rename(tmp_path / "moved")
+    prepare(make("second", data={"train": {"tsv": str(tmp_path / "moved/train.tsv"), "weight": 2.0}}))
+    assert contents_of(tmp_path / "shared") == before
+    with pytest.raises(DataError, match=r"typing_error\.tsv: no such file"):
+        prepare(make("third", data={"train": {"tsv": "typing_error.tsv"}}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "error", "message"),
+    [
+        ({"data": {"max_length": 32}}, UsageError, "was prepared with data.max_length 64, not 32"),
+        ({"data": {"bad_lines": "skip"}}, UsageError, "was prepared with data.bad_lines error, not skip"),
+        ({"data": {"train": [{"toy": "train"}]}}, UsageError, "was prepared with another data.train"),
+        ({"data": {"validation": {"holdout": 1}}}, UsageError, "was prepared with another data.validation"),
+        ({"tokenizer": {"vocab_size": 331}}, UsageError, "learned with tokenizer.vocab_size 330, not 331"),
+        ({}, DataError, r"was prepared from other contents of .*raw/train\.tsv"),
+    ],
+)
+@pytest.mark.parametrize("complete", [True, False], ids=["complete", "begun"])
+def test_other_inputs_are_an_error_and_change_nothing(make, tmp_path, sections, error, message, complete):
+    prepare(make("first"))
+    if not complete:
+        (tmp_path / "shared/summary.json").write_text(
+            json.dumps(unfinished(json.loads((tmp_path / "shared/summary.json").read_text())))
+        )
+    if not sections:
+        (tmp_path / "raw/train.tsv").write_text(TSV.replace("cat", "cow"), encoding="utf-8")
+    before = contents_of(tmp_path / "shared")
+    with pytest.raises(error, match=f"{message}; restore it, or give another data.folder"):
+        prepare(make("second", **sections))
+    assert contents_of(tmp_path / "shared") == before
+
+
+def unfinished(summary: dict) -> dict:
+    """The summary of an encoding that was begun."""
+    from mtrain.storage.manifest import sha256_of_json
+
+    begun = {key: summary[key] for key in ("fingerprint", "layout", "inputs", "pairs", "buckets")}
+    begun["validation_sha256"] = summary["validation_sha256"]
+    return {**begun, "sha256": sha256_of_json(begun)}
+
+
+def test_an_encoding_begun_with_another_seed_is_completed_with_that_seed(make, tmp_path):
+    prepare(make("first", 1))
+    expected = contents_of(tmp_path / "shared")
+    summary = tmp_path / "shared/summary.json"
+    summary.write_text(json.dumps(unfinished(json.loads(summary.read_text()))))
+    (tmp_path / "shared/shard-00000.safetensors").unlink()
+    prepare(make("second", 2))
+    assert contents_of(tmp_path / "shared") == expected
+
+
+def test_a_damaged_shard_of_a_shared_folder_is_encoded_again(make, tmp_path, caplog):
+    prepare(make("first"))
+    before, file = contents_of(tmp_path / "shared"), tmp_path / "shared/shard-00000.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with read_only(tmp_path / "shared"), pytest.raises(StorageError, match="Read-only file system"):
+        prepare(make("second", 2))
+    prepare(make("second", 2))
+    assert contents_of(tmp_path / "shared") == before
+    assert "encoding this shard again" in caplog.text
+
+
+def test_the_folder_of_another_version_is_kept(make, tmp_path):
+    prepare(make("first"))
+    summary = tmp_path / "shared/summary.json"
+    summary.write_text(json.dumps({**json.loads(summary.read_text()), "layout": 2}))
+    before = contents_of(tmp_path / "shared")
+    with pytest.raises(UsageError, match=r"another version of mtrain; give another data\.folder"):
+        prepare(make("second"))
+    assert contents_of(tmp_path / "shared") == before
+
+
+@pytest.mark.parametrize(
+    "name", ["validation.jsonl", "tokenizer/notes", "summary.json", "shard-00000.safetensors"]
+)
+def test_a_folder_with_foreign_files_is_not_a_data_folder(make, tmp_path, name):
+    file = tmp_path / "shared" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    with pytest.raises(UsageError, match="shared: is not a data folder, and would be overwritten"):
+        prepare(make())
+    assert [path for path in (tmp_path / "shared").rglob("*") if path.is_file()] == [file]
+
+
+def test_other_files_in_a_data_folder_are_kept(make, tmp_path):
+    names = ("train.en", "manifest.json", "train.arrow", ".mine.tmp")
+    (tmp_path / "shared").mkdir()
+    for name in names:
+        (tmp_path / "shared" / name).write_text("precious")
+    prepare(make("first"))
+    prepare(make("second"))
+    assert {(tmp_path / "shared" / name).read_text() for name in names} == {"precious"}
+
+
+def test_a_second_process_waits_until_the_folder_is_complete(make, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "mtrain")
+    with locked_data_folder(tmp_path / "shared", shared=True):
+        runs = [threading.Thread(target=prepare, args=[make(name)]) for name in ("a", "b")]
+        for run in runs:
+            run.start()
+        end = time.monotonic() + 30
+        while caplog.text.count("waiting") < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+    for run in runs:
+        run.join()
+    owner = f"process {os.getpid()} on "
+    assert caplog.text.count(f"{tmp_path / 'shared'}: in use by {owner}") == 2
+    assert caplog.text.count("tokenizer: learning") == caplog.text.count("encoding the corpus into") == 1
+    assert (tmp_path / "a/tokenizer/joint.model").exists() and (tmp_path / "b/tokenizer/joint.model").exists()
+
+
+def test_the_tokenizer_of_a_shared_folder_is_not_replaced(make, tmp_path):
+    prepare(make("first"))
+    before = contents_of(tmp_path / "shared")
+    with pytest.raises(UsageError, match="shared/tokenizer: may be in use by other runs"):
+        tokenize(make("second"), force=True)
+    assert tokenize(make("second")).fingerprint() == tokenize(make("first")).fingerprint()
+    own = tokenize(make("third", data={"folder": None}, tokenizer={"vocab_size": 331}))
+    with pytest.raises(UsageError, match="was prepared with another tokenizer"):
+        prepare(make("third", tokenizer={"vocab_size": 331}))
+    assert own.source_vocab_size == 331
+    assert contents_of(tmp_path / "shared") == before
+
+
+def test_a_reused_tokenizer_is_part_of_the_folder(make, tmp_path):
+    own = {"folder": None}
+    tokenize(make("model", data=own))
+    reused = {"tokenizer": {"path": str(tmp_path / "model")}}
+    prepare(make("first", **reused))
+    prepare(make("second", **reused))
+    shutil.copytree(tmp_path / "model", tmp_path / "other")
+    prepare(make("third", tokenizer={"path": str(tmp_path / "other")}))  # the same tokenizer
+    shutil.rmtree(tmp_path / "model")
+    prepare(make("fourth", **reused))
+    tokenize(make("different", data=own, tokenizer={"vocab_size": 340}))
+    with pytest.raises(UsageError, match=f"is not the tokenizer of {tmp_path / 'different'}; give another"):
+        prepare(make("fifth", tokenizer={"path": str(tmp_path / "different"), "vocab_size": 340}))
+    with pytest.raises(ModelError, match="no such model or run folder"):
+        prepare(make("sixth", tokenizer={"path": str(tmp_path / "nowhere")}, data=own))
+
+
+def test_an_automatic_vocabulary_size_is_that_of_the_folder(make, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "mtrain")
+    automatic = {"tokenizer": {}, "model": {"preset": "auto"}, "training": {"max_steps": 4}}
+    raw = [make(name).model_dump(mode="json") for name in ("first", "second")]
+    configs = [Config.model_validate({**each, **automatic}) for each in raw]
+    prepare(configs[0])
+    (tmp_path / "raw/train.tsv").unlink()
+    caplog.clear()
+    prepare(configs[1])
+    assert "learning" not in caplog.text
+    sizes = [(tmp_path / name / "tokenizer/config.yaml").read_text() for name in ("first", "second")]
+    assert sizes[0] == sizes[1]
+
+
+def test_the_data_folder_is_not_the_run_folder(make, tmp_path):
+    with pytest.raises(UsageError, match=r"data\.folder must differ from run_dir"):
+        make(data={"folder": f"{tmp_path}/./run"})
+
+
+def test_a_later_start_writes_nothing_but_a_record_of_changed_times(make, tmp_path):
+    os.utime(tmp_path / "raw/train.tsv", (2**33, 2**33))  # in the future: it may be written again
+    for data in ({"folder": None}, {}):
+        folder = prepare(make("own" if data else "run", data=data))
+        with read_only(folder):
+            prepare(make("own" if data else "run", data=data))
+    assert not (tmp_path / "run/data/sources.json").exists()
+    os.utime(tmp_path / "raw/train.tsv", (1, 1))
+    time.sleep(0.05)
+    with read_only(tmp_path / "shared"):
+        prepare(make())
+    assert list(json.loads((tmp_path / "run/data/sources.json").read_text())) == [
+        str(tmp_path / "raw/train.tsv")
+    ]
