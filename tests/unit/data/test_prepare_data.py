@@ -264,6 +264,17 @@ def test_every_input_changes_the_fingerprint(tmp_path: Path, tokenizer: Tokenize
     assert second.fingerprint != first.fingerprint
 
 
+@pytest.mark.parametrize("validation", [None, {"holdout": 10}])
+def test_pairs_that_were_counted_are_not_read_to_count_them_again(tmp_path, tokenizer: Tokenizer, validation):
+    first = prepare_data(config(tmp_path, validation=validation), tokenizer, tmp_path / "data", seed=1)
+    data = config(tmp_path, validation=validation, max_length=100)
+    scanner = CorpusScanner(data, 1)
+    second = prepare_data(data, tokenizer, tmp_path / "data", seed=1, scanner=scanner)
+    assert "result" not in vars(scanner)
+    assert rows(second) == rows(first) and second.validation == first.validation
+    assert second.fingerprint != first.fingerprint
+
+
 def test_a_changed_local_dataset_is_encoded_again(tmp_path: Path, tokenizer: Tokenizer, monkeypatch):
     import datasets
 

@@ -8,11 +8,13 @@ import logging
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from itertools import islice, pairwise
+from collections.abc import Callable
+from itertools import count, islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +35,9 @@ from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.processes import WorkerProcess
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.corpora import corpus
-from tests.support.encoding import TOY, config, rows, rows_of, text_of, write
+from tests.support.encoding import TOY, config, dropped, rows, rows_of, text_of, write
+from tests.support.faults.file_operations import Operation, on_file_operation
+from tests.support.faults.saves import Killed
 
 pytestmark = pytest.mark.usefixtures("logs")
 
@@ -344,7 +348,8 @@ PROGRAM = """if True:
     shard_writer.BLOCK, shard_writer.SHARD, prepare_data.BUCKET = 20, 60, 100
     data, tokenizer, folder = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
     print("started", flush=True)
-    prepare_data.prepare_data(data, Tokenizer(Path(tokenizer)), Path(folder), 1)"""
+    inputs, workers = (data, Tokenizer(Path(tokenizer)), Path(folder), 1), int(sys.argv[4])
+    prepare_data.prepare_data(*inputs, workers=workers, quiet=True)"""
 
 
 def test_encoding_that_is_killed_resumes_to_identical_shards(tmp_path: Path, tokenizer: Tokenizer, small):
@@ -353,7 +358,7 @@ def test_encoding_that_is_killed_resumes_to_identical_shards(tmp_path: Path, tok
     for name in ("expected", "killed"):
         (tmp_path / name).mkdir()
     expected = rows(prepare(tmp_path / "expected", tokenizer, data))
-    arguments = [data.model_dump_json(), str(tokenizer.files[0].parent), str(tmp_path / "killed/data")]
+    arguments = [data.model_dump_json(), str(tokenizer.files[0].parent), str(tmp_path / "killed/data"), "1"]
     generator, kills, kept = random.Random(3), 0, 0
     for _ in range(10):
         process = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE)
@@ -369,6 +374,91 @@ def test_encoding_that_is_killed_resumes_to_identical_shards(tmp_path: Path, tok
     assert rows(prepare(tmp_path / "killed", tokenizer, data)) == expected
     same = contents(tmp_path / "expected")
     assert {name: value for name, value in contents(tmp_path / "killed").items() if name in same} == same
+
+
+def test_a_full_disk_leaves_no_temporary_file(tmp_path: Path, tokenizer: Tokenizer, small):
+    """The shards that are complete are kept."""
+
+    def full(operation: Operation) -> None:
+        if operation.name == "os.fsync" and "shard-00002" in operation.path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    message = r"shard-00002\.safetensors: cannot write: No space left on device"
+    with on_file_operation(full), pytest.raises(StorageError, match=message):
+        prepare(tmp_path, tokenizer)
+    names = ["shard-00000.safetensors", "shard-00001.safetensors", "summary.json", "validation.jsonl"]
+    assert sorted(contents(tmp_path)) == names
+    assert text_of(prepare(tmp_path, tokenizer), tokenizer) == TOY
+
+
+def test_a_kill_at_any_rename_or_removal_leaves_what_the_next_start_completes(
+    tmp_path: Path, tokenizer: Tokenizer, small
+):
+    """The folder contains more shards of an earlier corpus, which are removed at the end."""
+    prepare(tmp_path, tokenizer, config(tmp_path, write(tmp_path / "train.tsv", TOY[:150])))
+    data = config(tmp_path, write(tmp_path / "train.tsv", TOY[200:280]))
+    shutil.copytree(tmp_path / "data", tmp_path / "earlier")
+    prepare(tmp_path, tokenizer, data)
+    expected = contents(tmp_path)
+    assert len(list((tmp_path / "earlier").glob("shard-*"))) == 3 and len(expected) == 4
+
+    def kill(operation: Operation) -> None:  # from one operation on, none succeeds
+        nonlocal done
+        is_counted = operation.name in ("os.rename", "os.remove")
+        if is_counted and operation.path.is_relative_to(tmp_path / "data"):
+            if done >= allowed:
+                raise Killed
+            done += 1
+
+    for allowed in count():  # noqa: B007
+        done = 0
+        shutil.rmtree(tmp_path / "data")
+        shutil.copytree(tmp_path / "earlier", tmp_path / "data")
+        try:
+            with on_file_operation(kill):
+                prepare(tmp_path, tokenizer, data)
+        except Killed:
+            prepare(tmp_path, tokenizer, data)
+            assert contents(tmp_path) == expected
+        else:
+            break
+    assert allowed > 8
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds processes in /proc")
+def test_worker_processes_end_with_a_killed_one(tmp_path: Path, tokenizer: Tokenizer, small):
+    pairs = [Pair(f"{source} {i}", target) for i in range(20) for source, target in TOY]
+    data = config(tmp_path, write(tmp_path / "train.tsv", pairs))
+    arguments = [data.model_dump_json(), str(tokenizer.files[0].parent), str(tmp_path / "data"), "2"]
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stderr=subprocess.PIPE)
+    while process.poll() is None and not list((tmp_path / "data").glob("shard-*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL and process.stderr is not None
+    process.stderr.read()  # ends when the last process has ended that could write to it
+    process.stderr.close()
+    assert not json.loads((tmp_path / "data/summary.json").read_text()).get("complete")
+    assert text_of(prepare(tmp_path, tokenizer, data), tokenizer) == pairs
+
+
+def test_an_encoding_that_is_resumed_says_so(tmp_path: Path, tokenizer: Tokenizer, small, caplog):
+    with on_file_operation(interrupt_at("shard-00001")), pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path, tokenizer)
+    assert caplog.text.count(f"data: encoding the corpus into {tmp_path / 'data'}") == 1
+    caplog.clear()
+    prepare(tmp_path, tokenizer)
+    assert f"data: resuming the encoding of the corpus into {tmp_path / 'data'}" in caplog.text
+    assert "data: encoding" not in caplog.text
+
+
+def interrupt_at(name: str) -> Callable[[Operation], None]:
+    """Interrupt before the first operation on a file whose name contains `name`."""
+
+    def interrupt(operation: Operation) -> None:
+        if name in operation.path.name:
+            raise KeyboardInterrupt
+
+    return interrupt
 
 
 def test_encoding_resumes_after_the_last_complete_shard(tmp_path: Path, tokenizer: Tokenizer, small):
@@ -417,15 +507,32 @@ def parallel(folder: Path, tokenizer: Tokenizer, data: DataConfig) -> PreparedDa
     return prepare_data(data, tokenizer, folder / "data", seed=1, workers=2, quiet=True)
 
 
-def test_several_processes_write_the_same_shards(tmp_path: Path, tokenizer: Tokenizer, small, processes):
-    (tmp_path / "t.tsv.gz").write_bytes(gzip.compress("".join(f"{s}\t{t}\n" for s, t in TOY).encode()))
-    train = [{"tsv": str(tmp_path / "t.tsv.gz")}, {"toy": "test"}]
-    data = config(tmp_path, train, {"holdout": 20})
+def test_several_processes_write_the_same_shards(
+    tmp_path: Path, tokenizer: Tokenizer, small, processes, monkeypatch, caplog
+):
+    """Of every kind of corpus, with pairs that cannot be read."""
+    import datasets
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+    records = [{"en": source, "fr": target} for source, target in TOY]
+    lines = "".join(f"{s}\t{t}\n" for s, t in TOY).replace("\t", " ", 1).encode()
+    (tmp_path / "t.tsv.gz").write_bytes(gzip.compress(lines))
+    objects = "".join(json.dumps(record) + "\n" for record in records[:70])
+    (tmp_path / "a.jsonl").write_text(objects + '{"en": "no French"}\nnot JSON\n')
+    pq.write_table(pa.Table.from_pylist([*records[70:140], {"en": "null"}]), tmp_path / "a.parquet")
+    fields = {"source_field": "en", "target_field": "fr"}
+    tables = [{kind: str(tmp_path / f"a.{kind}"), **fields} for kind in ("jsonl", "parquet")]
+    train = [{"tsv": str(tmp_path / "t.tsv.gz")}, {"toy": "test"}, *tables]
+    data = config(tmp_path, train, {"holdout": 20}, bad_lines="skip")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     one = prepare(tmp_path / "one", tokenizer, data)
     two = parallel(tmp_path / "two", tokenizer, data)
     assert rows(one) == rows(two) and len(processes) == 2
+    assert dropped(caplog)["bad"] == 4
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert all(process.poll() is not None for process in processes)
 
@@ -480,3 +587,22 @@ def test_progress_is_logged_without_a_terminal(
     lines = [line for line in caplog.messages if line.startswith("data: encoded")]
     assert len(lines) == 15 and lines[-1].startswith("data: encoded 300 of 300 pairs, ")
     assert lines[-1].endswith(" pairs/s, 0.0 minutes left")
+
+
+def test_pairs_that_cannot_be_read_do_not_shift_the_others(
+    tmp_path: Path, tokenizer: Tokenizer, small, monkeypatch, caplog
+):
+    """Here at the borders of shards, which have 60 lines each."""
+    monkeypatch.setattr(progress_bar, "LOG_EVERY", 0)
+    bad = {0, 58, 59, 60, 61, 119, 180, 299}
+    lines = ["bad\n" if i in bad else f"{source}\t{target}\n" for i, (source, target) in enumerate(TOY)]
+    (tmp_path / "train.tsv").write_text("".join(lines), encoding="utf-8")
+    data = config(tmp_path, {"tsv": str(tmp_path / "train.tsv")}, bad_lines="skip")
+    for _ in range(2):  # encoded, then one shard again
+        prepared = prepare(tmp_path, tokenizer, data)
+        assert text_of(prepared, tokenizer) == [pair for i, pair in enumerate(TOY) if i not in bad]
+        assert dropped(caplog) == {"bad": len(bad)}
+        assert prepared.train.places([0, 57, 291]) == [f"{tmp_path / 'train.tsv'}:{n}" for n in (2, 63, 299)]
+        last = [line for line in caplog.messages if line.startswith("data: encoded")][-1]
+        assert last.startswith("data: encoded 292 of 292 pairs, ")
+        shard_file(tmp_path / "data", 4).unlink()

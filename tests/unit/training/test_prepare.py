@@ -1,7 +1,12 @@
 """`mtrain prepare`: what `fit` does before training."""
 
+import re
+from importlib.util import find_spec
+
+import pytest
 import yaml
 
+from mtrain.data.shards import SHARD
 from tests.support.encoding import TOY, write
 
 
@@ -15,6 +20,7 @@ def test_fit_uses_what_prepare_has_encoded(mtrain, raw_config, tmp_path):
     code, out, err = mtrain("prepare", tmp_path / "config.yaml")
     assert code == 0 and out == f"{tmp_path / 'run/data'}\n"
     assert "tokenizer: learning a unigram vocabulary of size 350" in err and "data: checked 300 pairs" in err
+    assert f"data saved; next: mtrain fit {tmp_path / 'config.yaml'}\n" in err
     assert "data: 295 training pairs (dropped: 5 held out), 5 validation pairs" in err
     assert not (tmp_path / "run/checkpoints").exists()
     files = {file: file.stat().st_mtime_ns for file in (tmp_path / "run/data").iterdir()}
@@ -26,6 +32,19 @@ def test_fit_uses_what_prepare_has_encoded(mtrain, raw_config, tmp_path):
     assert kept.items() <= files.items()
     code, out, err = mtrain("prepare", tmp_path / "config.yaml", "--quiet")  # of a run with checkpoints
     assert (code, out, err) == (0, f"{tmp_path / 'run/data'}\n", "")
+
+
+@pytest.mark.skipif(find_spec("MeCab") is not None, reason="needs an environment without MeCab")
+def test_a_missing_dependency_is_reported_before_any_work(mtrain, config_file, tmp_path):
+    code, _, err = mtrain("prepare", config_file, "--set", "data.target_lang=ja")
+    assert code == 2 and "the BLEU tokenizer ja-mecab is not installed" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_help_states_the_size_below_which_one_process_encodes(mtrain):
+    assert f"below {SHARD:,} pairs" in " ".join(
+        re.sub("[^\\w,]", " ", mtrain("prepare", "--help")[1]).split()
+    )
 
 
 def test_mistakes_in_the_arguments_of_prepare_are_one_line(mtrain, config_file):
