@@ -31,7 +31,9 @@ class TrainState:
 
     step: int = 0  # optimizer steps taken
     epoch: int = 0
-    next_batch: int = 0  # steps taken in this epoch
+    epoch_window: int = 0  # number of the window in the epoch; see mtrain.data.windows
+    next_batch: int = 0  # steps taken in this window
+    window_layout: tuple[int, int] = (1, 1)  # what determines the windows of an epoch; by default, one window
     batch_order: int = 0  # version of the order of batches; see mtrain.data.batching
     target_tokens_seen: int = 0
     seconds: float = 0.0  # of training and validation
@@ -58,7 +60,10 @@ _VALIDATION_FIELDS = (
     "validation_due",
 )  # fmt: skip
 # Fields that checkpoints of earlier versions lack.
-_ADDED_FIELDS = {"batch_order", "validation_due", "steps_in_first_epoch", "best_alignment_layer"}
+_ADDED_FIELDS = {
+    *("batch_order", "validation_due", "steps_in_first_epoch", "best_alignment_layer", "epoch_window"),
+    "window_layout",
+}
 
 
 def checkpoint_folders(run_dir: Path, every: int = 1) -> list[Path]:

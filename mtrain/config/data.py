@@ -38,6 +38,12 @@ class DataConfig(Section):
         description="sample new segmentations in each epoch: alpha of unigram, dropout of BPE; null: never",
     )
 
+    window_pairs: int = Field(
+        4_000_000,
+        ge=1,
+        description="about how many pairs are shuffled and held in memory at a time, at 200 bytes each",
+    )
+
     @model_validator(mode="after")
     def _weights_are_for_training(self) -> Self:
         validation = self.validation if isinstance(self.validation, list) else []

@@ -24,6 +24,12 @@ class Batch:
     target_tokens: int  # labels that are not padding
     rows: list[int]  # row numbers of the pairs in the encoded corpus
 
+    @classmethod
+    def of_size(cls, pairs: int, length: int) -> Self:
+        """A batch of pairs of `length` tokens on both sides, to measure memory."""
+        ids = torch.zeros(pairs, length, dtype=torch.int64)
+        return cls(ids, torch.ones_like(ids, dtype=torch.bool), ids, ids, ids.numel(), [0] * pairs)
+
     @property
     def positions(self) -> int:
         """Tokens of both sides, including padding."""

@@ -1,4 +1,4 @@
-"""Plans the batches of an epoch: a pure function of lengths, budget, seed, epoch and rank.
+"""Plans the batches of an epoch, or of a window of it: a pure function of lengths, budget, seed and rank.
 
 The pairs of an optimizer step have similar lengths, so that little of it is padding. Which pairs a
 step contains does not depend on the hardware; only its division into micro-batches, which must fit in
@@ -20,12 +20,12 @@ Rows = npt.NDArray[np.int64]
 
 
 class BatchPlan(NamedTuple):
-    """The batches of one epoch. `steps[i][j]` has the rows of this rank's micro-batch j in optimizer step i;
+    """The batches of one window. `steps[i][j]` has the rows of this rank's micro-batch j in optimizer step i;
     every rank has the same number of steps and micro-batches. The other fields count tokens of all ranks."""
 
     steps: list[list[Rows]]
     step_tokens: list[int]  # target tokens of each step, without padding
-    tokens: tuple[int, int] = (0, 0)  # source and target tokens of the epoch, without padding
+    tokens: tuple[int, int] = (0, 0)  # source and target tokens of the window, without padding
     padded_tokens: tuple[int, int] = (0, 0)  # with padding
 
     @property
@@ -38,7 +38,7 @@ class BatchPlan(NamedTuple):
 
 
 class Padding(NamedTuple):
-    """Shares of padding among the tokens of an epoch."""
+    """Shares of padding among the tokens of a window."""
 
     source: float
     target: float
@@ -51,21 +51,22 @@ def plan_batches(
     batch_tokens: int,
     micro_batch_tokens: int,
     seed: int,
-    epoch: int,
+    key: tuple[int, ...],
     rank: int = 0,
     world_size: int = 1,
     weights: npt.NDArray[np.floating] | None = None,
     workers: int = 1,
 ) -> BatchPlan:
-    """Plan the batches of an epoch, in which each row occurs once, or as often as its weight says.
+    """Plan the batches of a window, in which each row occurs once, or as often as its weight says.
 
     A step has at most `batch_tokens` padded tokens on either side, and a micro-batch at most
-    `micro_batch_tokens`. (seed, epoch) determines the order of the steps and how pairs of equal lengths are
-    grouped. In each step, every rank has the same number of micro-batches, a multiple of `workers`.
+    `micro_batch_tokens`. (seed, *key) determines the order of the steps and how pairs of equal lengths are
+    grouped; `key` is (epoch,), or (epoch, window) if there are several windows. In each step, every rank has
+    the same number of micro-batches, a multiple of `workers`.
 
     No row may be longer than `micro_batch_tokens`. O(rows log rows).
     """
-    generator = np.random.default_rng([seed, epoch])
+    generator = np.random.default_rng([seed, *key])
     rows = np.arange(len(source_lengths))
     if weights is not None:
         rows = np.repeat(rows, np.floor(weights + generator.random(len(rows))).astype(np.int64))

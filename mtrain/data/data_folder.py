@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,15 +155,16 @@ def shared_tokenizer(data: DataConfig) -> Path | None:
     return folder
 
 
-def open_shards(folder: Path, summary: Summary) -> tuple[list[Shard], list[int]]:
-    """The shards of a data folder, and the indices of those that are missing or damaged."""
+def open_shards(folder: Path, summary: Summary, buckets: Sequence[int]) -> tuple[list[Shard], list[int]]:
+    """The shards of a data folder, and the indices of those that are missing or damaged. The rows of some
+    buckets are verified."""
     shards, damaged = [], []
     for index, entry in enumerate(summary["shards"]):
         file = shard_file(folder, index)
         try:
             if file.exists() and file.stat().st_size != entry["size"]:
                 raise ModelError(f"{file}: damaged (its size is {file.stat().st_size}, not {entry['size']})")
-            shards.append(Shard(file).verify(entry["index_sha256"], range(summary["buckets"])))
+            shards.append(Shard(file).verify(entry["index_sha256"], buckets))
         except ModelError as error:
             log.warning("%s; encoding this shard again", error)
             damaged.append(index)

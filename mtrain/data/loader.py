@@ -1,7 +1,9 @@
-"""Loads the training batches: plans one epoch at a time, and makes batches a few steps ahead."""
+"""Loads the training batches: plans a window while the previous one is used, and makes batches a few steps
+ahead."""
 
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -11,10 +13,22 @@ from mtrain.config.schema import Config
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan, Rows, plan_batches
 from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.windows import WindowedCorpus
 from mtrain.errors import DataError
 from mtrain.tokenizer.vocabulary import SpecialIds
 
 AHEAD = 3  # steps whose batches are made in advance
+
+
+class Position(NamedTuple):
+    """A step of the training data. All numbers are from 0."""
+
+    epoch: int = 0
+    window: int = 0  # of the epoch
+    step: int = 0  # of the window
+
+
+START = Position()
 
 
 class Step(NamedTuple):
@@ -23,11 +37,25 @@ class Step(NamedTuple):
     epoch: int  # from 1
     tokens: int  # target tokens of all batches
     batches: list[Batch]  # the micro-batches
-    position: tuple[int, int]  # epoch (from 0) and index of the next step, to resume from
+    places: Callable[[], list[str]]  # where its pairs come from, as `file:line`
+    next: Position  # of the next step, to resume from
+
+
+class Window(NamedTuple):
+    """A part of an epoch that is planned at once."""
+
+    corpus: EncodedCorpus
+    plan: BatchPlan
+    share: float  # of the pairs of the epoch that it has; 1.0 if it is the whole epoch
+
+    @property
+    def steps_in_epoch(self) -> int:
+        """The number of steps in an epoch; an estimate if it has several windows."""
+        return round(len(self.plan.steps) / self.share)
 
 
 def require_pairs(plan: BatchPlan, epoch: int) -> None:
-    """Raise DataError if an epoch (from 0) has no pairs."""
+    """Raise DataError if a window of an epoch (from 0) has no pairs."""
     if not plan.steps:
         raise DataError(f"epoch {epoch + 1} has no training pairs; raise the weights of data.train")
 
@@ -38,7 +66,7 @@ class Loader:
 
     def __init__(
         self,
-        corpus: EncodedCorpus,
+        corpus: WindowedCorpus,
         config: Config,
         special: SpecialIds,
         device: torch.device,
@@ -47,42 +75,83 @@ class Loader:
     ):
         self.corpus, self.config, self.special, self.device = corpus, config, special, device
         self.micro_batch_tokens, self.workers = micro_batch_tokens, workers
-        self._opened: dict[int, tuple[EncodedCorpus, BatchPlan]] = {}
+        self._opened: dict[tuple[int, int], Window] = {}
+        self._opening = threading.Lock()
 
-    def plan(self, epoch: int) -> BatchPlan:
-        """The plan of an epoch (from 0). Raises DataError if it has no pairs."""
-        return self._open(epoch)[1]
+    def open(self, epoch: int, window: int = 0, cancelled: threading.Event | None = None) -> Window:
+        """Open and plan a window (both from 0). The latest one is cached.
 
-    def steps(self, epoch: int, index: int) -> Iterator[Step]:
-        """Yield steps without end, starting with step `index` of `epoch` (both from 0)."""
+        Raises DataError if it has no pairs or is damaged, and what `Resegmenter` raises.
+        """
+        with self._opening:
+            if (epoch, window) not in self._opened:
+                corpus, recipe = self.corpus.open(epoch, window, cancelled), self.config.training
+                lengths = (corpus.source_lengths, corpus.target_lengths)
+                sizes = (recipe.batch_tokens, self.micro_batch_tokens)
+                key = (self.config.seed, self.corpus.key(epoch, window))
+                plan = plan_batches(*lengths, *sizes, *key, weights=corpus.weights, workers=self.workers)
+                require_pairs(plan, epoch)
+                share = self.corpus.share_of_epoch(corpus)
+                self._opened = {(epoch, window): Window(corpus, plan, share)}
+            return self._opened[epoch, window]
+
+    def steps(self, start: Position = START) -> Generator[Step, None, None]:
+        """Yield steps without end. While a window is used, the next one is opened in the background."""
         pending: deque[Future[Step]] = deque()
-        with ThreadPoolExecutor(1, "loader") as pool:
-            while True:
-                corpus, plan = self._open(epoch)
-                for i in range(index, len(plan.steps)):
-                    pending.append(pool.submit(self._make, corpus, plan, epoch, i))
-                    if len(pending) > AHEAD:
+        cancelled = threading.Event()
+        with ThreadPoolExecutor(1, "windows") as background, ThreadPoolExecutor(1, "loader") as pool:
+            try:
+                position, window = start, self.open(start.epoch, start.window)
+                while True:
+                    after = self._after(position)
+                    in_advance = self._is_needed(after)
+                    if in_advance:
+                        opening = background.submit(self.open, after.epoch, after.window, cancelled)
+                    last = len(window.plan.steps) - 1
+                    for index in range(position.step, last + 1):
+                        following = position._replace(step=index + 1) if index < last else after
+                        pending.append(pool.submit(self._make, window, position.epoch, index, following))
+                        if len(pending) > AHEAD:
+                            yield pending.popleft().result()
+                    # If the next window is ready, its batches are made before the last ones are used.
+                    while pending and not (in_advance and opening.done() and not opening.exception()):
                         yield pending.popleft().result()
-                while pending:  # prepare the next epoch only if it is needed
-                    yield pending.popleft().result()
-                epoch, index = epoch + 1, 0
+                    position = after
+                    window = opening.result() if in_advance else self.open(after.epoch, after.window)
+            finally:
+                cancelled.set()
 
-    def _make(self, corpus: EncodedCorpus, plan: BatchPlan, epoch: int, index: int) -> Step:
-        after = (epoch + 1, 0) if index + 1 == len(plan.steps) else (epoch, index + 1)
-        batches = [self.batch(rows, corpus) for rows in plan.steps[index] if len(rows)]
-        return Step(epoch + 1, plan.step_tokens[index], batches, after)
+    def _after(self, position: Position) -> Position:
+        """The start of the window that follows that of a position."""
+        epoch, window, _ = position
+        is_last = window + 1 >= len(self.corpus.windows(epoch))
+        return Position(epoch + 1) if is_last else Position(epoch, window + 1)
+
+    def _is_needed(self, position: Position) -> bool:
+        """Whether training continues at the start of a window."""
+        last = self.config.training.max_epochs
+        return last is None or position.epoch < last
+
+    def _make(self, window: Window, epoch: int, index: int, following: Position) -> Step:
+        batches = [self.batch(rows, window.corpus) for rows in window.plan.steps[index] if len(rows)]
+
+        def places() -> list[str]:
+            return window.corpus.places([row for batch in batches for row in batch.rows])
+
+        return Step(epoch + 1, window.plan.step_tokens[index], batches, places, following)
 
     def batch(self, rows: Rows, corpus: EncodedCorpus) -> Batch:
-        """The tensors of some rows of an epoch's corpus, pinned if the device is a GPU. They are moved to the
-        device later, so that it holds one micro-batch at a time."""
+        """The tensors of some rows of a window, pinned if the device is a GPU. They are moved to the device
+        later, so that it holds one micro-batch at a time."""
         indices: list[int] = rows.tolist()
         batch = collate(*corpus.fetch(indices), self.special.pad, self.special.bos, indices)
         return batch.pinned() if self.device.type == "cuda" else batch
 
-    def largest(self, epoch: int) -> list[Batch]:
-        """The batches of an epoch that need the most memory: the one with the most padded tokens, and the one
-        with the largest attention matrices."""
-        corpus, plan = self._open(epoch)
+    def largest(self, window: Window) -> list[Batch]:
+        """The batches of a window that need the most memory: the one with the most padded tokens, and the one
+        with the largest attention matrices. If there are other windows, also one of the longest possible
+        pairs, which they may contain."""
+        corpus, plan = window.corpus, window.plan
         micro_batches = [rows for step in plan.steps for rows in step if len(rows)]
         sizes = [
             (len(rows), int(corpus.source_lengths[rows].max()), int(corpus.target_lengths[rows].max()))
@@ -90,15 +159,8 @@ class Loader:
         ]
         linear = max(range(len(micro_batches)), key=lambda i: sizes[i][0] * (sizes[i][1] + sizes[i][2]))
         square = max(range(len(micro_batches)), key=lambda i: sizes[i][0] * max(sizes[i][1:]) ** 2)
-        return [self.batch(micro_batches[i], corpus) for i in dict.fromkeys((linear, square))]
-
-    def _open(self, epoch: int) -> tuple[EncodedCorpus, BatchPlan]:
-        """The corpus and the plan of an epoch. Those of the latest epoch are cached."""
-        if epoch not in self._opened:
-            corpus, recipe = self.corpus.epoch(epoch), self.config.training
-            lengths = (corpus.source_lengths, corpus.target_lengths)
-            sizes = (recipe.batch_tokens, self.micro_batch_tokens, self.config.seed, epoch)
-            plan = plan_batches(*lengths, *sizes, weights=corpus.weights, workers=self.workers)
-            require_pairs(plan, epoch)
-            self._opened = {epoch: (corpus, plan)}
-        return self._opened[epoch]
+        found = [self.batch(micro_batches[i], corpus) for i in dict.fromkeys((linear, square))]
+        if window.share < 1:
+            longest = self.config.data.max_length
+            found.append(Batch.of_size(self.micro_batch_tokens // longest, longest))
+        return found

@@ -30,12 +30,13 @@ from mtrain.data.data_folder import (
     write_tokenizer,
     write_validation,
 )
-from mtrain.data.encoded import EncodedCorpus, make_block_resegmenter
 from mtrain.data.encoder import Encoder
+from mtrain.data.resegment import Resegmenter
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.shard_writer import ShardWriter
 from mtrain.data.shards import BUCKET, LAYOUT, SHARD, Shard, ShardInfo, shard_file
 from mtrain.data.sources import read_digests, write_digests
+from mtrain.data.windows import ONE_WINDOW, WindowedCorpus, WindowLayout
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -48,7 +49,7 @@ _FINGERPRINT_FORMAT = 2
 class PreparedData(NamedTuple):
     """What training reads: encoded training pairs, validation pairs as text, and a hash of their inputs."""
 
-    train: EncodedCorpus
+    train: WindowedCorpus
     validation: list[Pair]
     fingerprint: str
 
@@ -104,10 +105,11 @@ def prepare_data(
     summary = found if recorded == inputs else {}
     if not summary.get("complete"):
         summary = preparation.encode(summary, found)
-    shards, damaged = open_shards(folder, summary)
+    buckets = _buckets_to_verify(summary, data.window_pairs)
+    shards, damaged = open_shards(folder, summary, buckets)
     if damaged:
         summary = preparation.encode_again(damaged, summary)
-        shards, damaged = open_shards(folder, summary)
+        shards, damaged = open_shards(folder, summary, buckets)
     if damaged:
         raise StorageError(f"{folder}: shards differ from what was written; check the disk")
     if not shared:  # a shared folder has only been used for the same corpora
@@ -115,8 +117,8 @@ def prepare_data(
     if scanner.digests.items() - read_digests(folder).items():
         write_digests(run_dir / "data", scanner.digests, scanner.started)
     validation = read_validation(folder)
-    resegment = make_block_resegmenter(data, tokenizer, seed)
-    train = EncodedCorpus.open(shards, data.train, range(summary["buckets"]), run_dir, resegment)
+    resegment = None if data.subword_sampling is None else Resegmenter(data, tokenizer, seed, run_dir)
+    train = WindowedCorpus(shards, data.train, data.window_pairs, seed, buckets, resegment)
     size = f"{len(train):,} training pairs (dropped: {_format_counts(summary['dropped']) or 'none'})"
     log.info("data: %s, %s validation pairs", size, f"{len(validation):,}")
     return PreparedData(train, validation, inputs.fingerprint)
@@ -245,6 +247,13 @@ def _describe_shards(folder: Path, corpora: int, infos: Sequence[ShardInfo]) -> 
     files = [shard_file(folder, index) for index in range(len(infos))]
     shards = [{"size": file.stat().st_size, "index_sha256": Shard(file).index_sha256} for file in files]
     return {"complete": True, "kept": kept, "dropped": dropped, "shards": shards}
+
+
+def _buckets_to_verify(summary: Summary, window_pairs: int) -> Sequence[int]:
+    """The buckets whose rows are verified at startup: all if they are one window. Otherwise, each is verified
+    before it is used first."""
+    layout = WindowLayout.of(sum(summary["kept"]), summary["buckets"], window_pairs)
+    return range(summary["buckets"] if layout == ONE_WINDOW else 0)
 
 
 def _format_counts(dropped: dict[str, int]) -> str:

@@ -15,7 +15,7 @@ The rows of a bucket in all shards are a random sample of the corpus.
 import errno
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
@@ -136,12 +137,21 @@ def _digest(tensors: dict[str, Any], index: Indices, bucket: int) -> bytes:
     digest = hashlib.sha256()
     for name in _ROWS:
         start, stop = index[bucket : bucket + 2, {"source": 1, "target": 2}.get(name, 0)]
-        digest.update(tensors[name][start:stop].tobytes())
+        digest.update(tensors[name][start:stop])
     return digest.digest()
 
 
+class BucketRows(NamedTuple):
+    """Where the rows of some buckets of a shard are. The pairs are source and target."""
+
+    positions: Indices  # among all rows of the shard
+    starts: tuple[Indices, Indices]  # of each row in the ids of the shard
+    lengths: tuple[Ids, Ids]  # of each row
+
+
 class Shard:
-    """A memory-mapped shard."""
+    """A memory-mapped shard. It keeps no file open, because a corpus may have more shards than a process may
+    have open files."""
 
     def __init__(self, file: Path):
         """Raises ModelError if the file is missing, or if it is visibly damaged; StorageError if it cannot be
@@ -178,10 +188,14 @@ class Shard:
         if one differs."""
         if self.index_sha256 != index_sha256:
             raise ModelError(f"{self.file}: damaged (its index has changed)")
+        self.verify_rows(buckets)
+        return self
+
+    def verify_rows(self, buckets: Iterable[int]) -> None:
+        """Compare the rows of some buckets with their hashes. Raises ModelError if one differs."""
         for bucket in buckets:
             if _digest(self._tensors, self.buckets, bucket) != self._tensors["sha256"][bucket].tobytes():
                 raise ModelError(f"{self.file}: damaged (its rows do not match their SHA-256)")
-        return self
 
     @cached_property
     def index_sha256(self) -> str:
@@ -189,20 +203,31 @@ class Shard:
         hashes = (self._tensors[name].tobytes() for name in ("buckets", "sha256"))
         return hashlib.sha256(b"".join((self._header, *hashes))).hexdigest()
 
-    def rows(self, buckets: Sequence[int]) -> Indices:
-        """The positions of the rows of some buckets, in the order of their numbers."""
-        edges = self.buckets[:, 0]
-        found = np.concatenate([np.arange(edges[i], edges[i + 1]) for i in buckets] or [np.arange(0)])
-        return found[np.argsort(self._tensors["number"][found], kind="stable")]
+    def rows(self, buckets: Sequence[int]) -> "BucketRows":
+        """The rows of some buckets, in the order of their numbers."""
+        chosen = np.asarray(buckets, np.int64)
+        index = self.buckets[chosen]  # (chosen, 3)
+        counts = self.buckets[chosen + 1, 0] - index[:, 0]
+        positions = ranges(index[:, 0], counts)
+        firsts = np.cumsum(counts) - counts  # of each bucket in `positions`
+        order = np.argsort(self._tensors["number"][positions], kind="stable")
+        starts, lengths = [], []
+        for side, name in enumerate(_ROWS[:2], start=1):
+            found: Ids = self._tensors[f"{name}_length"][positions]
+            before = np.concatenate([[0], np.cumsum(found, dtype=np.int64)])
+            starts.append((before[:-1] + np.repeat(index[:, side] - before[firsts], counts))[order])
+            lengths.append(found[order])
+        return BucketRows(positions[order], (starts[0], starts[1]), (lengths[0], lengths[1]))
 
     def numbers(self, rows: Indices) -> Indices:
         """The numbers of some rows' pairs in their corpus, from 1."""
         numbers: Indices = self._tensors["number"][rows].astype(np.int64) + self.info.first
         return numbers
 
-    def side(self, name: str) -> Rows:
-        """All rows of a side, `source` or `target`, memory-mapped."""
-        return Rows(self._tensors[name], self._tensors[f"{name}_length"])
+    @property
+    def ids(self) -> tuple[Ids, Ids]:
+        """The ids of all source sides and of all target sides."""
+        return self._tensors["source"], self._tensors["target"]
 
 
 def _open(file: Path) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
@@ -214,7 +239,8 @@ def _open(file: Path) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
         header = stream.read(size)
     entries = json.loads(header)
     info = json.loads(entries.pop("__metadata__")[_KEY])
-    data = np.memmap(file, np.uint8, "r", offset=0)
+    with pa.memory_map(str(file)) as mapped:
+        data = np.frombuffer(mapped.read_buffer(), np.uint8)
     tensors: dict[str, Any] = {}
     for name, entry in entries.items():
         start, stop = (8 + size + offset for offset in entry["data_offsets"])

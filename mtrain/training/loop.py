@@ -2,8 +2,9 @@
 
 import logging
 import math
-from collections.abc import Iterator
-from functools import partial
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -20,10 +21,10 @@ from mtrain.checkpoint.checkpoint import (
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.schema import Config
 from mtrain.data.batching import BATCH_ORDER
-from mtrain.data.loader import Loader, Step
+from mtrain.data.loader import Loader, Position, Step, Window
 from mtrain.data.prepare_data import PreparedData
 from mtrain.device import describe_numerics, should_compile
-from mtrain.errors import Interrupted, StorageError
+from mtrain.errors import DataError, Interrupted, StorageError
 from mtrain.interop.formats import describe_exports
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
@@ -68,6 +69,7 @@ class Trainer:
         self.average = WeightAverage(self.model, self.recipe)
         self.state = TrainState(
             batch_order=BATCH_ORDER,
+            window_layout=data.train.layout,
             data_fingerprint=data.fingerprint,
             tokenizer_fingerprint=tokenizer.fingerprint(),
         )
@@ -107,7 +109,7 @@ class Trainer:
         if self.checkpoint is not None:
             rename_newer_checkpoints(self.checkpoint)
         self._log_setup()
-        for batch in self.loader.largest(self.state.epoch):  # fail now, not hours later, if memory is short
+        for batch in self.loader.largest(self._window()):  # fail now, not hours later, if memory is short
             self.learner.dry_run(batch)
         self.progress.start()
         with self.progress.bar:
@@ -115,42 +117,60 @@ class Trainer:
 
     def _train(self, stop: StopSignal) -> None:
         state, recipe = self.state, self.recipe
-        for step in self.steps():
-            metrics = self.train_step(step)
-            rows = [row for batch in step.batches for row in batch.rows]
-            self.progress.add_step(metrics, partial(self.loader.corpus.places, rows))
-            if state.step % recipe.log_every == 0:
-                self.progress.log_step(step.epoch, self.learning_rate)
+        with closing(self.steps()) as steps:
+            while True:
+                step = self._load(steps)
+                metrics = self.train_step(step)
+                self.progress.add_step(metrics, step.places)
+                if state.step % recipe.log_every == 0:
+                    self.progress.log_step(step.epoch, self.learning_rate)
 
-            reason = self._limit_reached()
-            stopped = stop.received  # read once: a signal that arrives later is handled after the next save
-            state.validation_due = state.step % recipe.validate_every == 0 or reason is not None
-            if state.validation_due or state.step % recipe.checkpoint_every == 0 or stopped:
-                self.save(last=bool(reason or stopped))
-            if state.validation_due and not stopped:  # a stopped run validates when it is resumed
-                self.validate(last=reason is not None)
-                reason = reason or self._limit_reached()  # the patience may be exhausted
-                if self.saved_step == state.step:
-                    stopped = stop.received
-            self.progress.update_time()
+                reason = self._limit_reached()
+                stopped = (
+                    stop.received
+                )  # read once: a signal that arrives later is handled after the next save
+                state.validation_due = state.step % recipe.validate_every == 0 or reason is not None
+                if state.validation_due or state.step % recipe.checkpoint_every == 0 or stopped:
+                    self.save(last=bool(reason or stopped))
+                if state.validation_due and not stopped:  # a stopped run validates when it is resumed
+                    self.validate(last=reason is not None)
+                    reason = reason or self._limit_reached()  # the patience may be exhausted
+                    if self.saved_step == state.step:
+                        stopped = stop.received
+                self.progress.update_time()
 
-            if reason and not state.validation_due:
-                log.info("finished after %d steps, %.1f minutes: %s", state.step, state.seconds / 60, reason)
-                break
-            if stopped:
-                message = f"stopped by {stopped.name}; saved at step {state.step}; run it again to resume"
-                raise Interrupted(message, stopped)
+                if reason and not state.validation_due:
+                    log.info(
+                        "finished after %d steps, %.1f minutes: %s", state.step, state.seconds / 60, reason
+                    )
+                    break
+                if stopped:
+                    message = f"stopped by {stopped.name}; saved at step {state.step}; run it again to resume"
+                    raise Interrupted(message, stopped)
 
-    def steps(self) -> Iterator[Step]:
+    def _load(self, steps: Iterator[Step]) -> Step:
+        """The next step. If it cannot be loaded, what was learned since the last checkpoint is saved."""
+        start = time.perf_counter()
+        try:
+            return next(steps)
+        except (DataError, StorageError):
+            if self.state.step and self.saved_step != self.state.step:
+                self.save(last=True)
+            raise
+        finally:
+            self.progress.add_waiting(time.perf_counter() - start)
+
+    def steps(self) -> Generator[Step, None, None]:
         """Yield the steps that follow the current state, without end."""
-        return self.loader.steps(self.state.epoch, self.state.next_batch)
+        state = self.state
+        return self.loader.steps(Position(state.epoch, state.epoch_window, state.next_batch))
 
     def train_step(self, step: Step) -> StepMetrics:
         """Take one optimizer step and advance the state."""
         state = self.state
         state.step += 1
         state.target_tokens_seen += step.tokens
-        state.epoch, state.next_batch = step.position
+        state.epoch, state.epoch_window, state.next_batch = step.next
         metrics = self.learner.step(step.batches, step.tokens, self.learning_rate)
         self.learner.run_in_worker(lambda: self.average.update(state.step))
         return metrics
@@ -226,7 +246,7 @@ class Trainer:
         limits = [] if recipe.max_steps is None else [recipe.max_steps]
         if recipe.max_epochs is not None:
             if state.steps_in_first_epoch is None:
-                state.steps_in_first_epoch = len(self.loader.plan(0).steps)
+                state.steps_in_first_epoch = self.loader.open(epoch=0).steps_in_epoch
             limits.append(recipe.max_epochs * state.steps_in_first_epoch)
         return min(limits, default=None)
 
@@ -251,13 +271,21 @@ class Trainer:
     def _log_setup(self) -> None:
         parameters = sum(p.numel() for p in self.model.parameters())
         frozen = sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
-        plan = self.loader.plan(self.state.epoch)
         log.info("device: %s", self._numerics())
         sizes = (parameters / 1e6, frozen / 1e6, self.tokenizer.target_vocab_size)
         log.info("model: %.2f million parameters (%.2f frozen), vocabulary size %d", *sizes)
         log.info("exports: %s", describe_exports(self.model.config))
-        padding = (100 * share for share in plan.padding)
-        message = "epoch: %d steps; padding: %.1f%% source, %.1f%% target, %.1f%% both"
-        log.info(message, len(plan.steps), *padding)
+        window, count = self._window(), len(self.loader.corpus.windows(self.state.epoch))
+        steps = f"{window.steps_in_epoch} steps"
+        if count > 1:
+            steps = f"about {steps} in {count} windows"
+        padding = (100 * share for share in window.plan.padding)
+        log.info("epoch: %s; padding: %.1f%% source, %.1f%% target, %.1f%% both", steps, *padding)
         if self.total_steps is not None:
-            log.info("planned: %d steps, %.1f epochs", self.total_steps, self.total_steps / len(plan.steps))
+            is_estimate = count > 1 and self.total_steps != self.recipe.max_steps
+            planned = f"{'about ' * is_estimate}{self.total_steps} steps"
+            log.info("planned: %s, %.1f epochs", planned, self.total_steps / window.steps_in_epoch)
+
+    def _window(self) -> Window:
+        """The window of the next step."""
+        return self.loader.open(self.state.epoch, self.state.epoch_window)

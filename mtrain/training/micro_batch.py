@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mtrain.config.schema import Config
 from mtrain.data.batch import Batch
-from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.windows import ONE_WINDOW, WindowedCorpus
 from mtrain.training.step import Learner
 
 ACTIVATION_SHARE = 0.5  # of the memory; the rest is for weights, optimizer and other programs
@@ -92,12 +92,7 @@ def choose_micro_batch_tokens(learner: Learner, longest: int, batch_tokens: int,
     `longest` is the length of the longest sentence. The number depends only on the recipe, the longest
     sentence and the machine, so that a resumed run has the same micro-batches.
     """
-
-    def batch(rows: int) -> Batch:
-        ids = torch.zeros(rows, longest, dtype=torch.int64)
-        return Batch(ids, torch.ones_like(ids, dtype=torch.bool), ids, ids, ids.numel(), [0] * rows)
-
-    small, large = (activation_bytes(learner, batch(rows)) for rows in (2, 4))
+    small, large = (activation_bytes(learner, Batch.of_size(pairs, longest)) for pairs in (2, 4))
     per_token = (large - small) / (2 * longest)
     workers, per_batch = len(learner.replicas), max(0, small - 2 * longest * per_token)
     on_gpu = learner.device.type == "cuda"
@@ -107,13 +102,14 @@ def choose_micro_batch_tokens(learner: Learner, longest: int, batch_tokens: int,
     return tokens
 
 
-def micro_batch_tokens(config: Config, train: EncodedCorpus, learner: Learner) -> int:
+def micro_batch_tokens(config: Config, train: WindowedCorpus, learner: Learner) -> int:
     """Padded tokens of a micro-batch: as configured, or as many as fit in memory."""
     recipe = config.training
     if recipe.micro_batch_tokens != "auto":
         return recipe.micro_batch_limit
-    longest = max(int(train.source_lengths.max()), int(train.target_lengths.max()))
-    if config.data.subword_sampling is not None:
-        longest = config.data.max_length  # another segmentation may be as long
+    longest = config.data.max_length  # other windows and other segmentations may be as long
+    if train.layout == ONE_WINDOW and config.data.subword_sampling is None:
+        lengths = train.encoded().source_lengths, train.encoded().target_lengths
+        longest = max(int(side.max()) for side in lengths)
     memory = available_memory(learner.device)
     return choose_micro_batch_tokens(learner, longest, recipe.micro_batch_limit, memory)

@@ -24,8 +24,8 @@ from mtrain.config.recipe import (
     warmup,
 )
 from mtrain.config.schema import Config
-from mtrain.data.batching import BatchPlan, plan_batches
-from mtrain.data.loader import require_pairs
+from mtrain.data.batching import plan_batches
+from mtrain.data.loader import Window, require_pairs
 from mtrain.data.prepare_data import PreparedData
 from mtrain.errors import is_out_of_memory
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -67,27 +67,32 @@ def complete_config(
     Logs what `model.preset: auto` chose, including `earlier` choices. Raises DataError if no pair is left.
     """
 
+    train = data.train.encoded()  # the first window of the first epoch
+    share = data.train.share_of_epoch(train)
+
     @cache
-    def epoch(batch_tokens: int) -> BatchPlan:
-        lengths = data.train.source_lengths, data.train.target_lengths
+    def epoch(batch_tokens: int) -> Window:
+        lengths = train.source_lengths, train.target_lengths
         limits = batch_tokens, max(batch_tokens, config.data.max_length)
-        plan = plan_batches(*lengths, *limits, seed=config.seed, epoch=0, weights=data.train.weights)
+        key = config.seed, data.train.key(0, 0)
+        plan = plan_batches(*lengths, *limits, *key, weights=train.weights)
         require_pairs(plan, epoch=0)
-        return plan
+        return Window(train, plan, share)
 
     def size() -> CorpusSize:
-        lengths, shares = data.train.target_lengths, np.minimum(data.train.weights, 1)
+        lengths, shares = train.target_lengths, np.minimum(train.weights, 1)
         pairs, tokens = shares.sum(), (lengths * shares).sum()
         validation = len(data.validation) * tokens / pairs
-        epoch_tokens = epoch(max(config.training.batch_tokens, config.data.max_length)).tokens[1]
-        return CorpusSize(*(round(float(number)) for number in (pairs, tokens, epoch_tokens, validation)))
+        planned = epoch(max(config.training.batch_tokens, config.data.max_length)).plan.tokens[1]
+        numbers = pairs / share, tokens / share, planned / share, validation
+        return CorpusSize(*(round(float(number)) for number in numbers))
 
     def speed(sized: Config) -> float:
         log.info("timing some training steps")
         return measure_speed(sized, tokenizer, data, device)
 
     assumed_speed = ASSUMED_SPEEDS[device.type]
-    work = Workload(size, lambda batch_tokens: len(epoch(batch_tokens).steps), speed, assumed_speed)
+    work = Workload(size, lambda batch_tokens: epoch(batch_tokens).steps_in_epoch, speed, assumed_speed)
     completed, choices = plan_run(config, work)
     if config.model.preset == "auto":
         log_choices([*earlier, *choices])

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
-from mtrain.checkpoint.checkpoint import Checkpoint
+from mtrain.checkpoint.checkpoint import Checkpoint, TrainState
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
@@ -112,9 +112,26 @@ def _accept_changes(checkpoint: Checkpoint, tokenizer: Tokenizer, data: Prepared
         state.tokenizer_fingerprint = tokenizer.fingerprint()
     if state.data_fingerprint != data.fingerprint:
         log.warning("the training data has changed; restarting epoch %d", state.epoch + 1)
-        state.data_fingerprint, state.next_batch, state.steps_in_first_epoch = data.fingerprint, 0, None
+        state.data_fingerprint = data.fingerprint
+        _restart_epoch(state)
     if state.batch_order != BATCH_ORDER:
-        if state.next_batch:
+        if _is_in_epoch(state):
             message = "data: this version of mtrain orders batches differently; restarting epoch %d"
             log.warning(message, state.epoch + 1)
-        state.batch_order, state.next_batch, state.steps_in_first_epoch = BATCH_ORDER, 0, None
+        state.batch_order = BATCH_ORDER
+        _restart_epoch(state)
+    if state.window_layout != data.train.layout:
+        if _is_in_epoch(state):
+            message = "data: the windows of an epoch have changed (data.window_pairs); restarting epoch %d"
+            log.warning(message, state.epoch + 1)
+        state.window_layout = data.train.layout
+        _restart_epoch(state)
+
+
+def _is_in_epoch(state: TrainState) -> bool:
+    """Whether a part of the current epoch has been trained on."""
+    return bool(state.epoch_window or state.next_batch)
+
+
+def _restart_epoch(state: TrainState) -> None:
+    state.epoch_window, state.next_batch, state.steps_in_first_epoch = 0, 0, None

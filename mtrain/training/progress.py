@@ -75,6 +75,11 @@ class Progress:
         self.update_time(stepping=True)
         self.bar.update()
 
+    def add_waiting(self, seconds: float) -> None:
+        """Add the time that the next step has waited for its data."""
+        window = self.state.window
+        window["data_seconds"] = window.get("data_seconds", 0.0) + seconds
+
     def read_pending(self, keep: int = 0) -> None:
         """Read the metrics of all but the newest `keep` steps.
 
@@ -84,7 +89,7 @@ class Progress:
             values, tokens, places = self.pending.popleft()
             loss, nll, norm, skipped = values()
             state, window = self.state, self.state.window
-            for key, value in (("loss", loss), ("nll", nll), ("tokens", tokens)):
+            for key, value in (("loss", loss), ("nll", nll), ("tokens", tokens), ("steps", 1)):
                 window[key] = window.get(key, 0.0) + value
             window["norm"] = norm
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
@@ -125,6 +130,7 @@ class Progress:
             grad_norm=window["norm"],
             target_tokens=state.target_tokens_seen,
             target_tokens_per_second=speed,
+            data_seconds=window.get("data_seconds", 0.0) / window["steps"],
             skipped_steps=state.skipped_steps,
         )
         state.window = {}

@@ -39,7 +39,7 @@ def measure_speed(config: Config, tokenizer: Tokenizer, data: PreparedData, devi
 
 def _time_steps(learner: Learner, config: Config, tokenizer: Tokenizer, data: PreparedData) -> float:
     sizes = micro_batch_tokens(config, data.train, learner), len(learner.replicas)
-    steps = Loader(data.train, config, tokenizer.special, learner.device, *sizes).steps(0, 0)
+    steps = Loader(data.train, config, tokenizer.special, learner.device, *sizes).steps()
     tokens, count, first = 0, 0, time.perf_counter()
     start = first
     for number, step in enumerate(steps, start=1):

@@ -65,9 +65,9 @@ def prepare(config: Config, device: torch.device, options: argparse.Namespace, s
     if is_incomplete(config):
         config = complete_config(config, tokenizer, data, device)
         write_config(config)
-    network, corpus = model_config(config.model, tokenizer, config.data.max_length), data.train.epoch(0)
+    network, corpus = model_config(config.model, tokenizer, config.data.max_length), data.train.open(0)
     recipe, lengths = config.training, (corpus.source_lengths, corpus.target_lengths)
-    sizes = (recipe.batch_tokens, recipe.micro_batch_limit, config.seed, 0)
+    sizes = (recipe.batch_tokens, recipe.micro_batch_limit, config.seed, data.train.key(0, 0))
     plan = plan_batches(*lengths, *sizes, weights=corpus.weights)
     _export(corpus, plan, streams)
     training = {**recipe.model_dump(mode="json"), "micro_batch_tokens": recipe.micro_batch_limit}

@@ -69,7 +69,7 @@ def test_a_step_never_waits_for_the_device(parts, precision):
 
 def test_batches_are_in_pinned_memory(make_config):
     trainer = make_trainer(make_config(), device="cuda", quiet=True)
-    batch = trainer.loader.largest(0)[0]
+    batch = trainer.loader.largest(trainer.loader.open(0))[0]
     assert batch.source.is_pinned() and batch.split(0)[-1].labels.is_pinned()
 
 

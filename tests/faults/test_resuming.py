@@ -109,7 +109,7 @@ def test_08_a_run_killed_at_any_step_takes_the_same_steps(make_config, monkeypat
 
     def train_step(self, step):
         key, rows = self.state.step + 1, [batch.rows for batch in step.batches]
-        assert taken.setdefault(key, (rows, step.position)) == (rows, step.position)
+        assert taken.setdefault(key, (rows, step.next)) == (rows, step.next)
         sums = real(self, step)
         if key == dies:
             raise Killed
@@ -222,7 +222,7 @@ def test_10_a_tokenizer_that_changed_under_a_run(make_config, tmp_path, trained,
     config = make_config()
 
     def encoded():
-        corpus = make_trainer(config, device="cpu", quiet=True).loader.corpus
+        corpus = make_trainer(config, device="cpu", quiet=True).loader.corpus.encoded()
         return corpus.fetch(list(range(8)))[0].to_pylist()
 
     first = encoded()
@@ -302,7 +302,7 @@ def test_10_a_corpus_that_changed_before_anything_was_trained_is_encoded_again(m
     for contents in (text, text, text.replace(b"cat", b"cow")):
         Path(files["source"]).write_bytes(contents)
         trainer = make_trainer(make_config(data={"train": files}), device="cpu", quiet=True)
-        encoded.append(trainer.loader.corpus.fetch([0])[0].to_pylist())
+        encoded.append(trainer.loader.corpus.encoded().fetch([0])[0].to_pylist())
     assert encoded[0] == encoded[1] != encoded[2]
 
 

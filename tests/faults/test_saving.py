@@ -197,12 +197,12 @@ def test_03_one_failed_write_is_repeated_in_a_new_folder(make_config, failing, c
 
 def test_03_metrics_that_cannot_be_written_are_written_with_the_next_line(tmp_path, caplog):
     progress = Progress(tmp_path, checkpoint.TrainState(), 10, "fp32", quiet=True)
-    progress.state.window = {"loss": 1.0, "nll": 1.0, "tokens": 1.0, "seconds": 1.0, "norm": 1.0}
+    progress.state.window = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
     (tmp_path / "metrics.jsonl").mkdir()
     progress.log_step(1, 0.1)
     assert "metrics.jsonl: cannot write: Is a directory; trying again" in caplog.text
     (tmp_path / "metrics.jsonl").rmdir()
-    progress.state.window = {"loss": 1.0, "nll": 1.0, "tokens": 1.0, "seconds": 1.0, "norm": 1.0}
+    progress.state.window = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
     progress.log_step(1, 0.2)
     assert [record["learning_rate"] for record in read_metrics(tmp_path)] == [0.1, 0.2]
 
@@ -213,7 +213,14 @@ def test_03_a_line_of_metrics_half_written_on_a_full_disk_is_written_once(tmp_pa
         for rate, room in ((0.1, 10**6), (0.2, None), (0.3, 10**6)):
             size = progress.file.stat().st_size if progress.file.exists() else 0
             resource.setrlimit(resource.RLIMIT_FSIZE, (room or size + 20, resource.RLIM_INFINITY))
-            progress.state.window = {"loss": 1.0, "nll": 1.0, "tokens": 1.0, "seconds": 1.0, "norm": 1.0}
+            progress.state.window = {
+                "loss": 1.0,
+                "nll": 1.0,
+                "tokens": 1.0,
+                "seconds": 1.0,
+                "norm": 1.0,
+                "steps": 1,
+            }
             progress.log_step(1, rate)
 
     assert run_in_child(write) == 0

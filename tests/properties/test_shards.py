@@ -7,7 +7,7 @@ from mtrain.data import shard_writer
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.shards import Shard
-from tests.support.encoding import TOY, config, rows_of, text_of, write
+from tests.support.encoding import TOY, config, rows, rows_of, text_of, write
 
 
 def test_each_pair_is_in_one_bucket(tried, tokenizer, tmp_path_factory, monkeypatch):
@@ -35,4 +35,4 @@ def test_each_pair_is_in_one_bucket(tried, tokenizer, tmp_path_factory, monkeypa
         buckets = range(len(shards[0].buckets) - 1)
         assert len(buckets) == -(-sum(sizes) // bucket)
         parts = [row for i in buckets for row in rows_of(EncodedCorpus.open(shards, data.train, [i]))]
-        assert sorted(parts) == sorted(rows_of(prepared.train))
+        assert sorted(parts) == sorted(rows(prepared))

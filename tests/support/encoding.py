@@ -39,7 +39,7 @@ def config(tmp_path: Path, train=None, validation=None, **keys) -> DataConfig:
 
 def rows(prepared: PreparedData, epoch: int | None = None) -> list[tuple[list[int], list[int]]]:
     """Source and target ids of all training pairs, as segmented in an epoch."""
-    return rows_of(prepared.train if epoch is None else prepared.train.epoch(epoch))
+    return rows_of(prepared.train.encoded() if epoch is None else prepared.train.open(epoch))
 
 
 def rows_of(corpus: EncodedCorpus) -> list[tuple[list[int], list[int]]]:

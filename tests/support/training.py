@@ -173,7 +173,9 @@ def parts(make_config, run_dir):
 def batches_of(rows_of_each, data, tokenizer):
     """A batch for each list of rows of the training data."""
     special = tokenizer.special
-    return [collate(*data.train.fetch(rows), special.pad, special.bos, rows) for rows in rows_of_each]
+    return [
+        collate(*data.train.encoded().fetch(rows), special.pad, special.bos, rows) for rows in rows_of_each
+    ]
 
 
 def weights(model) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.data import Pair, encoded, shard_writer
+from mtrain.data import Pair, resegment, shard_writer
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.scan import CorpusScanner, HoldoutSampler
 from mtrain.errors import DataError, ModelError, StorageError
@@ -55,18 +55,18 @@ def test_encoded_pairs_decode_to_their_text(tmp_path: Path, tokenizer: Tokenizer
     assert len(prepared.train) == len(TOY)
     assert text_of(prepared, tokenizer) == TOY
     assert all(source[-1] == target[-1] == EOS for source, target in rows(prepared))
-    assert prepared.train.source_lengths.tolist() == [len(source) for source, _ in rows(prepared)]
-    assert prepared.train.target_lengths.tolist() == [len(target) for _, target in rows(prepared)]
+    assert prepared.train.encoded().source_lengths.tolist() == [len(source) for source, _ in rows(prepared)]
+    assert prepared.train.encoded().target_lengths.tolist() == [len(target) for _, target in rows(prepared)]
     assert prepared.validation == TOY[:3]
 
 
 def test_fetch_returns_rows_in_the_requested_order(tmp_path: Path, tokenizer: Tokenizer):
     prepared = prepare_data(config(tmp_path), tokenizer, tmp_path / "data", seed=1)
     whole = rows(prepared)
-    source, target = prepared.train.fetch([7, 2, 7, 299])
+    source, target = prepared.train.encoded().fetch([7, 2, 7, 299])
     assert source.to_pylist() == [whole[i][0] for i in (7, 2, 7, 299)]
     assert target.to_pylist() == [whole[i][1] for i in (7, 2, 7, 299)]
-    assert [len(column) for column in prepared.train.fetch([])] == [0, 0]  # a rank without rows
+    assert [len(column) for column in prepared.train.encoded().fetch([])] == [0, 0]  # a rank without rows
 
 
 def test_the_block_size_does_not_matter(
@@ -97,7 +97,7 @@ def test_each_pair_has_the_weight_of_its_corpus(tmp_path: Path, tokenizer: Token
         {**write(tmp_path / "d.tsv", TOY[8:9]), "weight": 0.1},
     ]
     prepared = prepare_data(config(tmp_path, train), tokenizer, tmp_path / "data", seed=1)
-    assert prepared.train.weights.tolist() == [2.5] * 5 + [1.0] * 3 + [0.1]
+    assert prepared.train.encoded().weights.tolist() == [2.5] * 5 + [1.0] * 3 + [0.1]
     assert text_of(prepared, tokenizer) == TOY[:9]
 
 
@@ -132,7 +132,7 @@ def test_new_weights_take_effect_without_encoding(tmp_path: Path, tokenizer: Tok
     heavier = config(tmp_path, {**train, "weight": 3.0})
     second = prepare_data(heavier, tokenizer, tmp_path / "data", seed=1, expected=first.fingerprint)
     assert len(encodings) == 1
-    assert set(second.train.weights) == {3.0}
+    assert set(second.train.encoded().weights) == {3.0}
 
 
 @pytest.mark.parametrize("name", ["train.tsv", "validation.tsv"])
@@ -478,18 +478,18 @@ def sampler(request, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def test_every_epoch_has_different_segmentations(tmp_path: Path, sampler: Tokenizer, monkeypatch):
-    monkeypatch.setattr(encoded, "BLOCK", 70)
+    monkeypatch.setattr(resegment, "BLOCK", 70)
     prepared = prepare_data(config(tmp_path, subword_sampling=0.3), sampler, tmp_path / "data", seed=1)
     plain = rows(prepared)
     assert plain == rows(prepare_data(config(tmp_path), sampler, tmp_path / "other", seed=1))
-    epochs = [prepared.train.epoch(number) for number in range(3)]
+    epochs = [prepared.train.open(number) for number in range(3)]
     for corpus in epochs:
         sampled = rows_of(corpus)
         assert [sampler.decode(list(pair)) for pair in sampled] == [list(pair) for pair in TOY]
         assert all(source[-1] == target[-1] == EOS for source, target in sampled)
         assert corpus.source_lengths.tolist() == [len(source) for source, _ in sampled]
         assert corpus.target_lengths.tolist() == [len(target) for _, target in sampled]
-        assert corpus.weights is prepared.train.weights
+        assert (corpus.weights == 1).all() and len(corpus.weights) == len(TOY)
         for side in (0, 1):
             assert 10 < sum(new[side] != old[side] for new, old in zip(sampled, plain, strict=True)) < 300
     assert rows_of(epochs[0]) != rows_of(epochs[1]) != rows_of(epochs[2]) != rows_of(epochs[0])
@@ -498,7 +498,7 @@ def test_every_epoch_has_different_segmentations(tmp_path: Path, sampler: Tokeni
 def test_two_blocks_of_the_same_text_are_segmented_differently(
     tmp_path: Path, sampler: Tokenizer, monkeypatch
 ):
-    monkeypatch.setattr(encoded, "BLOCK", 150)
+    monkeypatch.setattr(resegment, "BLOCK", 150)
     train = write(tmp_path / "t.tsv", TOY[:150] * 2)
     data = config(tmp_path, train, subword_sampling=0.3)
     sampled = rows(prepare_data(data, sampler, tmp_path / "data", seed=1), 0)
@@ -509,7 +509,7 @@ def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: T
     """Including in a new process that runs on one core."""
     data = config(tmp_path, subword_sampling=0.3)
     prepared = prepare_data(data, sampler, tmp_path / "data", seed=1)
-    held = prepared.train.epoch(3)
+    held = prepared.train.open(3)
     rows(prepared, 2)
     assert rows(prepared, 3) == rows_of(held)
     elsewhere = prepare_data(data, sampler, tmp_path / "elsewhere", 1, prepared.fingerprint)
@@ -522,7 +522,7 @@ def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: T
         from mtrain.tokenizer.tokenizer import Tokenizer
         os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
         data, tokenizer, folder = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
-        corpus = prepare_data(data, Tokenizer(Path(tokenizer)), Path(folder), 1).train.epoch(3)
+        corpus = prepare_data(data, Tokenizer(Path(tokenizer)), Path(folder), 1).train.open(3)
         source, target = corpus.fetch(list(range(len(corpus))))
         print(json.dumps([source.to_pylist(), target.to_pylist()]))"""
     arguments = [data.model_dump_json(), str(sampler.files[0].parent), str(tmp_path / "data")]
@@ -556,7 +556,7 @@ def test_pairs_that_would_get_too_long_keep_their_segmentation(tmp_path: Path, s
 
 def test_only_training_pairs_are_sampled_and_only_if_configured(tmp_path: Path, sampler: Tokenizer):
     prepared = prepare_data(config(tmp_path), sampler, tmp_path / "plain", seed=1)
-    assert prepared.train.epoch(4) is prepared.train
+    assert prepared.train.open(4) is prepared.train.encoded()
     sampled = prepare_data(config(tmp_path, subword_sampling=0.3), sampler, tmp_path / "data", seed=1)
     assert rows(sampled) == rows(prepared) != rows(sampled, 0)
     assert sampled.validation == prepared.validation
@@ -566,14 +566,14 @@ def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokeni
     data = config(tmp_path, subword_sampling=0.3)
     prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     before = sorted((tmp_path / "data").iterdir())
-    held = prepared.train.epoch(0)
+    held = prepared.train.open(0)
     assert len(held.fetch([0, 299])[0]) == 2
 
     def full(**_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(encoded, "TemporaryFile", full)
+    monkeypatch.setattr(resegment, "TemporaryFile", full)
     with pytest.raises(StorageError, match="No space left"):
-        prepared.train.epoch(1)
+        prepared.train.open(1)
     assert sorted((tmp_path / "data").iterdir()) == before
     assert len(held.fetch([0, 299])[0]) == 2

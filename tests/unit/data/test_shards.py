@@ -119,7 +119,7 @@ def test_locations_of_rows(tmp_path: Path, tokenizer: Tokenizer, small):
     ]
     prepared = prepare(tmp_path, tokenizer, config(tmp_path, train))
     a, b = tmp_path / "a.tsv", tmp_path / "b.tsv"
-    assert prepared.train.places([0, 69, 70, 79, 80, 379]) == [
+    assert prepared.train.encoded().places([0, 69, 70, 79, 80, 379]) == [
         *(f"{a}:1", f"{a}:70", f"{a}:72", f"{a}:81", f"{b}:1", f"{b}:300")
     ]
 

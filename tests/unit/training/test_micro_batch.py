@@ -10,6 +10,8 @@ import torch
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch
+from mtrain.data.batching import plan_batches
+from mtrain.data.loader import Window
 from mtrain.model.transformer import Transformer
 from mtrain.training import micro_batch as memory
 from mtrain.training.fit import fit, make_trainer
@@ -112,13 +114,14 @@ def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(
 ):
     set_threads(workers)
     trainer = make_trainer(make_config(model={"dropout": 0.3}), device="cpu", quiet=True)
-    batch = trainer.loader.largest(0)[0]
-    planned = [rows for step in trainer.loader.plan(0).steps for rows in step if len(rows)]
-    sizes = [trainer.loader.batch(rows, trainer.loader.corpus) for rows in planned]
+    window = trainer.loader.open(0)
+    batch = trainer.loader.largest(window)[0]
+    planned = [rows for step in window.plan.steps for rows in step if len(rows)]
+    sizes = [trainer.loader.batch(rows, window.corpus) for rows in planned]
     positions = [each.source.numel() + each.labels.numel() for each in sizes]
     assert batch.source.numel() + batch.labels.numel() == max(positions)
     squares = [each.labels.size(0) * max(each.source.size(1), each.labels.size(1)) ** 2 for each in sizes]
-    last = trainer.loader.largest(0)[-1]
+    last = trainer.loader.largest(window)[-1]
     assert last.labels.size(0) * max(last.source.size(1), last.labels.size(1)) ** 2 == max(squares)
     before = torch.get_rng_state()
     weights = [parameter.clone() for parameter in trainer.model.parameters()]
@@ -149,12 +152,9 @@ def test_the_largest_micro_batches_are_found_for_very_long_sentences(make_config
         side = pa.array([np.zeros(lengths[row], np.int32) for row in rows], pa.list_(pa.int32()))
         return side, side
 
-    corpus = SimpleNamespace(
-        source_lengths=lengths, target_lengths=lengths, fetch=fetch, weights=np.ones(401)
-    )
-    corpus.epoch = lambda _: corpus
-    loader.corpus = corpus
-    many, long = (batch.rows for batch in loader.largest(0))
+    corpus = SimpleNamespace(source_lengths=lengths, target_lengths=lengths, fetch=fetch)
+    plan = plan_batches(lengths, lengths, 60_000, 60_000, seed=1, key=(0,))
+    many, long = (batch.rows for batch in loader.largest(Window(corpus, plan, share=1.0)))
     assert len(many) == 200 and long == [400]
 
 

@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from pathlib import Path
 
-from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.windows import WindowedCorpus
 from tests.support.training import fit_on_cpu
 
 
@@ -12,13 +12,13 @@ def test_resuming_with_max_epochs_does_not_sample_the_first_epoch_again(make_con
     keys = {"data": {"subword_sampling": 0.2}}
     recipe = {"max_steps": None, "patience": None}
     fit_on_cpu(make_config(**keys, training={**recipe, "max_epochs": 2}))
-    sampled, real = [], EncodedCorpus.epoch
+    sampled, real = [], WindowedCorpus.open
 
-    def epoch(self, number):
-        sampled.append(number)
-        return real(self, number)
+    def open_window(self, epoch, *arguments):
+        sampled.append(epoch)
+        return real(self, epoch, *arguments)
 
-    monkeypatch.setattr(EncodedCorpus, "epoch", epoch)
+    monkeypatch.setattr(WindowedCorpus, "open", open_window)
     fit_on_cpu(make_config(**keys, training={**recipe, "max_epochs": 3}))
     assert set(sampled) == {2}
 

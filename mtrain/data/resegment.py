@@ -1,0 +1,160 @@
+"""New segmentations of encoded pairs, for subword sampling.
+
+Sampling is pure Python, so it would slow down training in the same process: threads share Python's global
+interpreter lock. Many pairs are therefore segmented in worker processes.
+"""
+
+import os
+import random
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, suppress
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryFile
+from threading import Event
+from typing import IO
+
+import numpy as np
+
+from mtrain.config.data import DataConfig
+from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.shards import Ids, Rows
+from mtrain.errors import StorageError
+from mtrain.processes import Message, WorkerPool, WorkerProcess
+from mtrain.processes import serve as serve_tasks
+from mtrain.tokenizer.sampling import make_resegment
+from mtrain.tokenizer.tokenizer import Tokenizer
+
+BLOCK = 10_000  # rows that are segmented at a time
+MAX_PROCESSES = 4  # each keeps up with about ... target tokens/s
+
+Sides = tuple[Rows, Rows]  # source, target
+Key = tuple[int, ...]  # the epoch or, if it has several windows, the epoch and the window
+# Its arguments are the rows of a block, the key, and the number of the block.
+ResegmentBlock = Callable[[Sides, Key, int], Sides]
+
+
+class CancelledError(Exception):
+    """The result is no longer needed."""
+
+
+class Resegmenter:
+    """Samples new segmentations, which depend only on the seed, the key and the rows."""
+
+    def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int, scratch: Path):
+        """`data.subword_sampling` must be set. Segmentations are written to temporary files in `scratch`."""
+        self._block = _make_block_resegmenter(data, tokenizer, seed)
+        folder = str(tokenizer.files[0].parent.resolve())
+        self._settings = {"data": data.model_dump(mode="json"), "tokenizer": folder, "seed": seed}
+        largest = max(tokenizer.source_vocab_size, tokenizer.target_vocab_size)
+        self._dtype = np.dtype(np.uint16 if largest <= 2**16 else np.int32)
+        self._scratch = scratch
+
+    def __call__(self, corpus: EncodedCorpus, key: Key, cancelled: Event) -> EncodedCorpus:
+        """The rows of a corpus with new segmentations. Raises StorageError if they cannot be written;
+        CancelledError if the event is set meanwhile."""
+        try:
+            # The files have no names; their space is freed when the corpus is garbage-collected.
+            with TemporaryFile(dir=self._scratch) as source, TemporaryFile(dir=self._scratch) as target:
+                files, lengths = (source, target), np.empty((2, len(corpus)), np.int32)
+                start = 0
+                with closing(self._blocks(corpus, key)) as blocks:
+                    for block in blocks:
+                        if cancelled.is_set():
+                            raise CancelledError
+                        stop = start + len(block[0].lengths)
+                        for file, side, of_rows in zip(files, block, lengths, strict=True):
+                            of_rows[start:stop] = side.lengths
+                            file.write(side.ids.astype(self._dtype).tobytes())
+                        start = stop
+                return corpus.with_ids((self._map(source), self._map(target)), (lengths[0], lengths[1]))
+        except OSError as error:
+            raise StorageError(f"{self._scratch}: cannot write: {error.strerror or error}") from error
+
+    def _map(self, file: IO[bytes]) -> Ids:
+        file.flush()
+        return np.memmap(file, self._dtype, "r")
+
+    def _blocks(self, corpus: EncodedCorpus, key: Key) -> Generator[Sides, None, None]:
+        """New segmentations of all rows, a block at a time."""
+
+        def rows(block: int) -> Sides:
+            return corpus.rows(np.arange(block * BLOCK, min((block + 1) * BLOCK, len(corpus))))
+
+        def local(block: int) -> Sides:
+            return self._block(rows(block), key, block)
+
+        def remote(process: WorkerProcess, block: int) -> Sides:
+            answer = process.call(_to_message(rows(block), {"key": key, "block": block}))
+            return _from_message(answer)
+
+        blocks = range(-(-len(corpus) // BLOCK))
+        if len(blocks) <= 1:  # starting a process takes longer
+            yield from map(local, blocks)
+        else:
+            for _, new in self._pool.map(blocks, remote, local):
+                yield new
+
+    @cached_property
+    def _pool(self) -> WorkerPool:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return WorkerPool(__name__, Message(self._settings), max(1, min(cores // 2, MAX_PROCESSES)))
+
+
+def _make_block_resegmenter(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ResegmentBlock:
+    """A function that samples new segmentations of a block. They depend only on (seed, key, block).
+
+    A pair that would become too long keeps its segmentation, so every epoch has the same rows.
+    """
+    assert data.subword_sampling is not None
+    source = target = make_resegment(tokenizer.source, data.subword_sampling)
+    if tokenizer.target is not tokenizer.source:
+        target = make_resegment(tokenizer.target, data.subword_sampling)
+
+    def resegment(block: Sides, key: Key, number: int) -> Sides:
+        generator = random.Random(" ".join(map(str, (seed, *key, number))))
+        rows: tuple[list[list[int]], list[list[int]]] = [], []
+        for old in zip(*map(_to_lists, block), strict=True):
+            new = source(old[0], generator), target(old[1], generator)
+            for side, ids in zip(rows, new if max(map(len, new)) <= data.max_length else old, strict=True):
+                side.append(ids)
+        return _from_lists(rows[0]), _from_lists(rows[1])
+
+    return resegment
+
+
+def _to_lists(rows: Rows) -> Iterator[list[int]]:
+    ids = rows.ids.tolist()
+    return (ids[start:stop] for start, stop in pairwise(rows.starts.tolist()))
+
+
+def _from_lists(rows: list[list[int]]) -> Rows:
+    return Rows(np.concatenate(rows, dtype=np.int32), np.array(list(map(len, rows)), np.int32))
+
+
+def _to_message(sides: Sides, header: dict[str, object]) -> Message:
+    return Message(header, tuple(array.astype(np.int32).tobytes() for side in sides for array in side))
+
+
+def _from_message(message: Message) -> Sides:
+    arrays = [np.frombuffer(content, np.int32) for content in message.contents]
+    return Rows(*arrays[:2]), Rows(*arrays[2:])
+
+
+def serve() -> None:
+    """The worker process: segment blocks until the pipe is closed."""
+    with suppress(AttributeError, OSError):
+        os.nice(10)  # training has priority
+
+    def prepare(settings: Message) -> Callable[[Message], Message]:
+        data = DataConfig.model_validate(settings.header["data"])
+        tokenizer = Tokenizer(Path(settings.header["tokenizer"]))
+        resegment = _make_block_resegmenter(data, tokenizer, settings.header["seed"])
+
+        def answer(task: Message) -> Message:
+            return _to_message(resegment(_from_message(task), task.header["key"], task.header["block"]), {})
+
+        return answer
+
+    serve_tasks(prepare)

@@ -1,0 +1,121 @@
+"""The training pairs of a data folder, which are opened a window at a time.
+
+An epoch is a sequence of windows, each of a few whole buckets of all shards (`mtrain.data.shards`). Memory
+therefore depends on the size of a window, and not on that of the corpus.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from threading import Event
+from typing import NamedTuple
+
+import numpy as np
+
+from mtrain.config.corpora import Corpus
+from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.resegment import Key, Resegmenter
+from mtrain.data.shards import Shard
+from mtrain.errors import DataError, ModelError
+
+
+class WindowLayout(NamedTuple):
+    """What determines the windows of an epoch, in addition to its seed."""
+
+    buckets: int
+    largest: int  # number of buckets in a window, at most
+
+    @classmethod
+    def of(cls, pairs: int, buckets: int, window_pairs: int) -> "WindowLayout":
+        """Windows of about `window_pairs` pairs of a corpus that has `pairs` pairs in `buckets` buckets."""
+        largest = max(1, window_pairs * buckets // max(pairs, 1))
+        return cls(buckets, largest) if largest < buckets else ONE_WINDOW
+
+    def windows(self, seed: int, epoch: int) -> list[list[int]]:
+        """The buckets of each window of an epoch, if there are several windows.
+
+        Their order is random. The first window is a single bucket, so that training starts soon, and each
+        window is at most twice as large as the one before it.
+        """
+        order = np.random.default_rng([seed, epoch]).permutation(self.buckets).tolist()
+        windows, size, start = [], 1, 0
+        while start < self.buckets:
+            windows.append(sorted(order[start : start + size]))
+            start, size = start + size, min(2 * size, self.largest)
+        return windows
+
+
+ONE_WINDOW = WindowLayout(1, 1)
+
+
+class WindowedCorpus:
+    """The pairs of some shards."""
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        corpora: Sequence[Corpus],
+        window_pairs: int,
+        seed: int,
+        verified: Iterable[int] = (),
+        resegment: Resegmenter | None = None,
+    ):
+        """`verified` are the buckets that have been compared with their hashes; the others are compared
+        before they are used first. `resegment` samples new segmentations for each epoch."""
+        self._shards, self._corpora, self._seed = shards, corpora, seed
+        self._verified, self._resegment = set(verified), resegment
+        self._pairs = sum(shard.info.kept for shard in shards)
+        # Including repetitions by the weights of corpora.
+        self._epoch_pairs = sum(shard.info.kept * corpora[shard.info.corpus].weight for shard in shards)
+        counts = np.sum([np.diff(shard.buckets[:, 0]) for shard in shards], axis=0)
+        self._buckets = np.flatnonzero(counts).tolist()  # small corpora may have empty ones
+        self.layout = WindowLayout.of(self._pairs, len(self._buckets), window_pairs)
+        self._whole: EncodedCorpus | None = None  # if it is one window
+
+    def __len__(self) -> int:
+        return self._pairs
+
+    def windows(self, epoch: int) -> list[list[int]]:
+        """The buckets of each window of an epoch."""
+        if self.layout == ONE_WINDOW:
+            return [self._buckets]
+        return [[self._buckets[i] for i in window] for window in self.layout.windows(self._seed, epoch)]
+
+    def key(self, epoch: int, window: int) -> Key:
+        """What the random choices of a window depend on, in addition to the seed."""
+        return (epoch,) if self.layout == ONE_WINDOW else (epoch, window)
+
+    def encoded(self, epoch: int = 0, window: int = 0) -> EncodedCorpus:
+        """The pairs of a window (from 0) as they were encoded. Raises DataError if they are damaged."""
+        if self._whole is not None:
+            return self._whole
+        buckets = self.windows(epoch)[window]
+        self._verify(buckets)
+        corpus = EncodedCorpus.open(self._shards, self._corpora, buckets)
+        if self.layout == ONE_WINDOW:
+            self._whole = corpus
+        return corpus
+
+    def open(self, epoch: int, window: int = 0, cancelled: Event | None = None) -> EncodedCorpus:
+        """Like `encoded`, but with new segmentations if there is subword sampling. Raises also what
+        `Resegmenter` raises."""
+        encoded = self.encoded(epoch, window)
+        if self._resegment is None:
+            return encoded
+        return self._resegment(encoded, self.key(epoch, window), cancelled or Event())
+
+    def share_of_epoch(self, window: EncodedCorpus) -> float:
+        """The share of an epoch's pairs that a window has, on average. It is 1 if it is the only window."""
+        return 1.0 if self.layout == ONE_WINDOW else window.expected_pairs / self._epoch_pairs
+
+    def _verify(self, buckets: Sequence[int]) -> None:
+        unverified = [bucket for bucket in buckets if bucket not in self._verified]
+        for shard in self._shards:
+            try:
+                shard.verify_rows(unverified)
+            except ModelError as error:
+                cure = "restore it"
+                with suppress(OSError):  # a missing shard is encoded again at the next start
+                    shard.file.unlink()
+                    cure = "run again to encode this shard again"
+                raise DataError(f"{error}; {cure}") from None
+        self._verified.update(unverified)

@@ -1,0 +1,94 @@
+"""Windows of any size contain each pair once an epoch, in an order that does not depend on interruptions."""
+
+from collections import Counter
+from functools import partial
+from itertools import pairwise, takewhile
+
+import torch
+from hypothesis import strategies as st
+
+from mtrain.config.load import validate
+from mtrain.config.schema import Config
+from mtrain.data import prepare_data as preparation
+from mtrain.data import shard_writer
+from mtrain.data.batching import plan_batches
+from mtrain.data.loader import START, Loader, Position
+from mtrain.data.prepare_data import prepare_data
+from mtrain.data.windows import ONE_WINDOW, WindowLayout
+from tests.support.encoding import TOY, config, write
+
+LAYOUTS = {
+    "pairs": st.integers(1, 10**9),
+    "buckets": st.integers(1, 300),
+    "window_pairs": st.integers(1, 10**8),
+}
+
+
+def test_windows_contain_each_bucket_once_and_grow_from_a_single_one(tried):
+    @tried(60, **LAYOUTS, seed=st.integers(0, 2**40), epoch=st.integers(0, 99))
+    def check(pairs, buckets, window_pairs, seed, epoch):
+        layout = WindowLayout.of(pairs, buckets, window_pairs)
+        assert (layout == ONE_WINDOW) == (pairs <= window_pairs or buckets == 1)
+        if layout == ONE_WINDOW:
+            return
+        windows = layout.windows(seed, epoch)
+        assert windows == layout.windows(seed, epoch)
+        assert sorted(bucket for window in windows for bucket in window) == list(range(buckets))
+        sizes = list(map(len, windows))
+        assert sizes[0] == 1 and all(size <= 2 * last for last, size in pairwise(sizes))
+        assert max(sizes) == 1 or max(sizes) * pairs / buckets <= window_pairs
+
+
+def steps_of_epochs(loader: Loader, epochs: int, start: Position) -> list:
+    """The positions and pairs of the steps of the first epochs, from a position on."""
+    steps = takewhile(lambda step: step.epoch <= epochs, loader.steps(start))
+    return [(step.next, [batch.labels.tolist() for batch in step.batches], step.places()) for step in steps]
+
+
+def test_each_pair_occurs_once_an_epoch_and_resuming_keeps_the_order(
+    tried, tokenizer, tmp_path_factory, monkeypatch
+):
+    @tried(
+        5,
+        sizes=st.lists(st.integers(0, 60), min_size=1, max_size=3).filter(any),
+        block=st.integers(3, 40),
+        shard=st.integers(5, 70),
+        bucket=st.integers(3, 60),
+        window_pairs=st.integers(1, 100),
+        batch_tokens=st.integers(64, 400),
+        sampling=st.sampled_from([None, 0.3]),
+        world_size=st.integers(1, 4),
+        data=st.data(),
+    )
+    def check(sizes, block, shard, bucket, window_pairs, batch_tokens, sampling, world_size, data):
+        for module, name, value in (
+            (shard_writer, "BLOCK", block),
+            (shard_writer, "SHARD", shard),
+            (preparation, "BUCKET", bucket),
+        ):
+            monkeypatch.setattr(module, name, value)
+        folder = tmp_path_factory.mktemp("any")
+        train = [write(folder / f"{i}.tsv", TOY[:size]) for i, size in enumerate(sizes)]
+        keys = {"max_length": 64, "window_pairs": window_pairs, "subword_sampling": sampling}
+        section = config(folder, train, **keys)
+        prepared = prepare_data(section, tokenizer, folder / "data", seed=1)
+        raw = {"run_dir": str(folder), "data": section.model_dump(exclude_unset=True)}
+        given = validate(Config, raw | {"training": {"batch_tokens": batch_tokens}}, "test")
+
+        def loader():
+            corpus = prepare_data(section, tokenizer, folder / "data", seed=1).train
+            return Loader(corpus, given, tokenizer.special, torch.device("cpu"), 64)
+
+        whole = steps_of_epochs(loader(), 2, START)
+        assert len(prepared.train) == sum(sizes)
+        pairs = Counter(place for _, _, places in whole for place in places)
+        assert pairs == {f"{folder}/{i}.tsv:{n + 1}": 2 for i, size in enumerate(sizes) for n in range(size)}
+        for number in range(len(prepared.train.windows(epoch=0))):
+            window = prepared.train.open(0, number)
+            sides = window.source_lengths, window.target_lengths
+            plan = partial(plan_batches, *sides, batch_tokens, 64, seed=1, key=prepared.train.key(0, number))
+            plans = [plan(rank=rank, world_size=world_size) for rank in range(world_size)]
+            rows = [row for plan in plans for step in plan.steps for part in step for row in part.tolist()]
+            assert sorted(rows) == list(range(len(window)))
+        at = data.draw(st.integers(0, len(whole) - 2))
+        assert steps_of_epochs(loader(), 2, whole[at][0]) == whole[at + 1 :]
