@@ -124,7 +124,10 @@ def write_shard(
     temporary = file.with_name(f".{file.name}.tmp")
     metadata = {**asdict(info), "sha256": sha256_of_json(asdict(info))}
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         save_file(tensors, temporary, {_KEY: json.dumps(metadata)})
+        temporary.chmod(mode)  # otherwise only the owner could read it, but others may share the data
         replace_durably(temporary, file)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):  # it would occupy a disk that may be full

@@ -85,6 +85,12 @@ def test_each_pair_is_in_one_bucket_of_one_shard(tmp_path: Path, tokenizer: Toke
     assert rows_of(two) == [row for row in rows(prepared) if tuple(map(tuple, row)) in found]
 
 
+def test_whoever_can_read_other_files_can_read_shards(tmp_path: Path, tokenizer: Tokenizer):
+    prepare(tmp_path, tokenizer)
+    modes = {file.stat().st_mode for file in (tmp_path / "data").glob("*.*")}
+    assert modes == {(tmp_path / "train.tsv").stat().st_mode}
+
+
 def test_ids_take_two_bytes_below_65536_entries(tmp_path: Path, tokenizer: Tokenizer):
     prepare(tmp_path, tokenizer)
     tensors = load_file(shard_file(tmp_path / "data", 0))
