@@ -70,5 +70,5 @@ class ProgressBar:
         message = f"{self._done} {done:,}{of_total} {self._unit}, {self.speed()}"
         if self._total is None:
             return message
-        left = max(0, self._total - done) * self.seconds / self.count / 60
+        left = max(0, self._total - done) * self.seconds / max(self.count, 1) / 60
         return f"{message}, {left:,.1f} minutes left"
