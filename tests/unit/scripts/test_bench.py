@@ -122,7 +122,7 @@ def test_all_tools_get_the_same_batches(job):
     for ours, theirs in zip(open_trainer(job).steps(), islice(streams.steps(), 3), strict=False):
         assert ours.tokens == sum(int(batch.target_keep.sum()) for batch in theirs)
     config, tokenizer = load_config(f"{job.run_dir}/config.yaml"), Tokenizer(Path(job.run_dir) / "tokenizer")
-    corpus = prepare_data(config.data, tokenizer, Path(job.run_dir) / "data", config.seed).train
+    corpus = prepare_data(config.data, tokenizer, Path(job.run_dir) / "data", config.seed).train.encoded()
     rows = streams.rows[:7]
     special = tokenizer.special
     ours = collate(*corpus.fetch(rows.tolist()), special.pad, special.bos, rows.tolist())
