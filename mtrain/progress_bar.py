@@ -68,7 +68,7 @@ class ProgressBar:
         done = self._before + self.count
         of_total = "" if self._total is None else f" of {self._total:,}"
         message = f"{self._done} {done:,}{of_total} {self._unit}, {self.speed()}"
-        if self._total is None:
+        if self._total is None or not self.count:
             return message
         left = max(0, self._total - done) * self.seconds / max(self.count, 1) / 60
         return f"{message}, {left:,.1f} minutes left"

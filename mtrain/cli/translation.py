@@ -71,10 +71,9 @@ class Job(NamedTuple):
         prefixes = None if self.prefix is None else islice(terminal.read_lines(self.prefix), first, None)
         form, scored = self.form, self.form.scores or self.form.json
         for best in self.translator.stream(
-            lines, form.n_best, form.alignments, prefixes, first, scored=scored
+            lines, form.n_best, form.alignments, prefixes, first, scored=scored, progress=self.progress.add
         ):
             yield form.render(best)
-            self.progress.add(1, best.tokens)
 
     def description(self) -> dict[str, Any]:
         """Everything that determines the output, besides the lines."""

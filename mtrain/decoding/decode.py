@@ -79,7 +79,10 @@ def decode_batch(
     source, keep = padded([part.source for part in parts], pad_id, models.device, _SOURCE_MULTIPLE)
     prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
     found = search(models.models, source, keep, config, prefixes, keys, scored)
-    found = [_possible(hypotheses, models.models, config) for hypotheses in found]
+    found = [
+        _possible(hypotheses, models.models, config, part)
+        for hypotheses, part in zip(found, parts, strict=True)
+    ]
     found = [_ranked(hypotheses, models, config)[:n_best] for hypotheses in found]
     aligned = None
     if alignments:
@@ -102,9 +105,9 @@ def decode_batch(
 
 
 def _possible(
-    hypotheses: list[Hypothesis], models: Sequence[Transformer], config: DecodingConfig
+    hypotheses: list[Hypothesis], models: Sequence[Transformer], config: DecodingConfig, part: Part
 ) -> list[Hypothesis]:
-    """The hypotheses that the constraints allow. Raises an error if there are none."""
+    """The hypotheses of a part that the constraints allow. Raises an error if there are none."""
     possible = [h for h in hypotheses if h.log_prob > -math.inf]
     min_length = config.min_length_offset or config.min_length_ratio
     constrained = bool(config.no_repeat_ngram or min_length or config.forbidden_ids)
@@ -112,7 +115,8 @@ def _possible(
     if not finite or not (possible or (constrained and _weights_are_finite(models))):
         raise ModelError("the model's outputs are not finite; its weights are damaged, or try fp32 precision")
     if not possible:
-        raise UsageError("the decoding constraints exclude every translation of a line; relax them")
+        line = part.key[0] + 1
+        raise UsageError(f"the decoding constraints exclude every translation of line {line}; relax them")
     return possible
 
 

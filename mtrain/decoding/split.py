@@ -16,20 +16,27 @@ _SENTENCE_END = re.compile(
     r"""(?:(?<!\b[A-Z][a-z])(?<!\b[A-Z])\.|[!?…])["'”’»)\]]*\s+(?=[^a-z\s])|[。！？]+"""
 )
 _BLOCK = 10_000  # maximum characters that are segmented at a time, to bound memory
-WINDOW = 4096  # lines that are read, sorted by length and translated before the next are read
+# Lines that are read, sorted by length and translated before the next are read. Larger windows gain no speed,
+# except with many workers: they wait for each other at the end of a window, so each needs many batches of it.
+WINDOW = 4096
+WINDOW_PER_WORKER = 2048  # lines
 FIRST_WINDOW = 256  # lines of the first window of a stream; later windows double, so output starts early
-WINDOW_CHARACTERS = 1_000_000  # maximum characters of a window, so that long lines form smaller windows
+WINDOW_CHARACTERS = 1_000_000  # maximum characters of `WINDOW` lines, so that long lines form smaller windows
 
 
 def windows(
     lines: Iterable[str], prefixes: Iterable[str] | None, most: int
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yield windows of lines and the prefixes of their translations, if any: at most `most` lines each, fewer
-    if they reach `WINDOW_CHARACTERS`. Raises UsageError if there are more or fewer prefixes than lines."""
+    if they are long (see `WINDOW_CHARACTERS`).
+
+    Raises UsageError if there are more or fewer prefixes than lines.
+    """
     texts: list[str] = []
     beginnings: list[str] = []
     size, rest = 0, None if prefixes is None else iter(prefixes)
     wanted = most if isinstance(lines, list) else min(FIRST_WINDOW, most)
+    most_characters = WINDOW_CHARACTERS * max(1, most // WINDOW)
     for text in lines:
         if not isinstance(text, str):
             raise TypeError("texts must be strings")
@@ -41,7 +48,7 @@ def windows(
             beginnings.append(beginning)
             size += len(beginning)
         size += len(text)
-        if len(texts) >= wanted or size >= WINDOW_CHARACTERS:
+        if len(texts) >= wanted or size >= most_characters:
             yield texts, beginnings
             texts, beginnings, size, wanted = [], [], 0, min(2 * wanted, most)
     if rest is not None and next(rest, None) is not None:

@@ -4,7 +4,7 @@
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +18,7 @@ from mtrain.config.languages import base_language
 from mtrain.config.load import validate
 from mtrain.decoding.decode import Models
 from mtrain.decoding.mbr import sentence_metric
-from mtrain.decoding.split import WINDOW, Part, parts_of, windows
+from mtrain.decoding.split import WINDOW, WINDOW_PER_WORKER, Part, parts_of, windows
 from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best
 from mtrain.decoding.workers import Workers
 from mtrain.device import default_worker_count, resolve_device, resolve_precision
@@ -174,14 +174,16 @@ class Translator:
         alignments: bool = False,
         prefixes: Iterable[str] | None = None,
         first: int = 0,
-        window: int = WINDOW,
+        window: int | None = None,
         scored: bool = True,
+        progress: Callable[[int, int], object] = lambda lines, tokens: None,
     ) -> Iterator[Translation]:
         """Like `translate`, but yields translations, in bounded memory: reads at most `window` lines at a
-        time.
+        time, by default 4,096, or 2,048 for each of more than two workers.
 
         `first` is the index of the first line in the whole input. It makes sampling independent of where an
-        interrupted translation was resumed.
+        interrupted translation was resumed. `progress` is called with the number of lines and of target
+        tokens whenever some are translated, which is before they can be yielded in order.
         """
         lines = [lines] if isinstance(lines, str) else lines
         workers = self.workers
@@ -191,11 +193,17 @@ class Translator:
             found = f"only {self.decoding.hypotheses} are decoded"
             advice = "raise decoding.beam_size or decoding.samples"
             raise UsageError(f"{n_best} translations of each line were requested, but {found}; {advice}")
+        window = window or max(WINDOW, WINDOW_PER_WORKER * workers.count)
+
+        def decoded(part: Part, found: list[Translation]) -> None:
+            progress(int(part.key[1] == 0), found[0].tokens)  # a line is counted with its first part
+
         for texts, beginnings in windows(lines, prefixes, window):
             parts = parts_of(texts, beginnings, self.tokenizer, self.max_length, first)
-            translations = workers.decode(self.decoding, parts, n_best, alignments, scored)
+            translations = workers.decode(self.decoding, parts, n_best, alignments, scored, decoded)
             pairs = zip(parts, translations, strict=True)
             by_line = {line: list(group) for line, group in groupby(pairs, lambda pair: pair[0].line)}
+            progress(len(texts) - len(by_line), 0)  # the empty lines
             for line in range(len(texts)):
                 if line in by_line:
                     yield self._joined(by_line[line], n_best)

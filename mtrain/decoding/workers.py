@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -61,9 +61,16 @@ class Workers:
         self._end = weakref.finalize(self, _kill, self._pid, self._processes)
 
     def decode(
-        self, config: DecodingConfig, parts: Sequence[Part], n_best: int, alignments: bool, scored: bool
+        self,
+        config: DecodingConfig,
+        parts: Sequence[Part],
+        n_best: int,
+        alignments: bool,
+        scored: bool,
+        decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None,
     ) -> list[list[Translation]]:
-        """Like `decode_batch`, but for any number of parts, in batches of similar length."""
+        """Like `decode_batch`, but for any number of parts, in batches of similar length. `decoded` is called
+        with each part and its translations, once those of all longer parts are known, too."""
         if os.getpid() != self._pid:  # the threads and processes are the parent's
             self._end.detach()
             self._start_up(processes=False)
@@ -81,6 +88,7 @@ class Workers:
         for rows, translations in zip(batches, mapped(decode_rows, batches), strict=True):
             for row, found in zip(rows, translations, strict=True):
                 results[row] = found
+                decoded(parts[row], found)
         return results
 
     def batches(self, config: DecodingConfig, lengths: Sequence[int]) -> list[list[int]]:

@@ -18,7 +18,7 @@ from mtrain.storage.locks import try_lock
 
 log = logging.getLogger(__name__)
 
-SAVE_EVERY = 5.0  # seconds; a killed process loses at most this much work
+SAVE_EVERY = 5.0  # seconds; a killed process loses at most the answers of this time
 _BUFFER = 2**20  # bytes
 
 

@@ -21,6 +21,7 @@ def test_windows_are_bounded_by_lines_and_by_characters() -> None:
     stream = (text for text in ["a"] * 9000)
     assert [len(texts) for texts, _ in windows(stream, None, 4096)] == [256, 512, 1024, 2048, 4096, 1064]
     assert [len(texts) for texts, _ in windows(["a" * 400_000] * 7, None, 4096)] == [3, 3, 1]
+    assert [len(texts) for texts, _ in windows(["a" * 400_000] * 7, None, 8192)] == [5, 2]
     assert list(windows([], None, 4)) == []
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,37 @@ def test_outputs_that_are_not_finite_are_an_error(
         broken.with_settings(**settings).translate(["It rains."], scored=scored)
 
 
+def test_progress_counts_each_line_and_token_while_a_window_is_translated(translator: Translator) -> None:
+    lines = [*SOURCES, "", "It rains. " * 40, *SOURCES, ""]  # one is translated in parts
+    small = translator.with_settings(batch_tokens=64, beam_size=1)
+    counted: list[tuple[int, int]] = []
+    stream = small.stream(lines, progress=lambda *counts: counted.append(counts))
+    found = [next(stream)]
+    assert sum(lines for lines, _ in counted) == len(lines)  # all are one window
+    found += stream
+    assert [sum(counts) for counts in zip(*counted, strict=True)] == [
+        len(lines),
+        sum(translation.tokens for translation in found),
+    ]
+    assert len(counted) > len(lines)
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, 4096), (2, 4096), (4, 8192)])
+def test_each_worker_has_enough_lines_of_a_window(translator: Translator, workers: int, most: int) -> None:
+    read = yielded = ahead = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal read
+        for _ in range(20_000):
+            read += 1
+            yield ""
+
+    for _ in translator.with_settings(workers=workers).stream(lines()):
+        ahead = max(ahead, read - yielded)
+        yielded += 1
+    assert (yielded, ahead) == (20_000, most)
+
+
 @pytest.mark.parametrize("scored", [True, False])
 def test_constraints_that_exclude_every_translation_are_an_error(
     translator: Translator, scored: bool
@@ -116,8 +148,8 @@ def test_constraints_that_exclude_every_translation_are_an_error(
     impossible = {"no_repeat_ngram": 1, "min_length_offset": 400, "max_length_offset": 400}
     for beam_size in (1, 2):
         constrained = translator.with_settings(**impossible, beam_size=beam_size)
-        with pytest.raises(UsageError, match="the decoding constraints exclude every translation of a line"):
-            constrained.translate(["It rains."], scored=scored)
+        with pytest.raises(UsageError, match="decoding constraints exclude every translation of line 3; rel"):
+            constrained.translate(["", "", "It rains.", ""], scored=scored)
 
 
 @pytest.mark.parametrize(

@@ -197,10 +197,10 @@ def test_a_process_that_fails_is_reported_with_its_last_line(job, capfd):
 @pytest.mark.slow
 @pytest.mark.network  # installs the other tools on first use, which takes minutes
 @pytest.mark.parametrize("peer", train.PEERS)
-def test_the_other_tools_train(peer, capsys):
+def test_the_other_tools_train(peer, capfd):
     environment_of_peers = str(peer_environment.default_folder())
     bench.main(["train", CONFIG, *SHORT, "--against", peer, "--peer-env", environment_of_peers])
-    ours, theirs = json.loads(capsys.readouterr().out)["rows"]
+    ours, theirs = json.loads(capfd.readouterr().out)["rows"]
     assert theirs["tool"] == peer and 0 <= theirs["padding"]["median"] < 1
     speeds = [row["target_tokens_per_second"]["median"] for row in (ours, theirs)]
     assert theirs["mtrain_ratio"] == pytest.approx(speeds[0] / speeds[1])
@@ -209,10 +209,10 @@ def test_the_other_tools_train(peer, capsys):
 @pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.parametrize("peer", translate.PEERS)
-def test_the_other_tools_translate(peer, run_dir, corpus, capsys):
+def test_the_other_tools_translate(peer, run_dir, corpus, capfd):
     arguments = ["--length", "4", "--repeats", "1", "--device", "cpu", "--against", peer, "--json"]
     bench.main(["translate", str(run_dir), str(corpus / "train.en"), *arguments])
-    ours, *theirs = json.loads(capsys.readouterr().out)["rows"]
+    ours, *theirs = json.loads(capfd.readouterr().out)["rows"]
     assert theirs and {row["tool"] for row in theirs} == {peer}
     speeds = [row["settings"][1]["sentences_per_second"]["median"] for row in (ours, theirs[0])]
     assert theirs[0]["settings"][1]["mtrain_ratio"] == pytest.approx(speeds[0] / speeds[1])
