@@ -80,6 +80,11 @@ class WorkerProcess:
                 pipe.close()
 
 
+def count_cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class WorkerPool:
     """Worker processes that share tasks. They end when the pool is closed or garbage-collected, and when this
     process ends."""

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from mtrain.config.data import DataConfig
-from mtrain.data.check import LENGTH_BINS, RATIO_BINS, Findings
+from mtrain.data.block_check import LENGTH_BINS, RATIO_BINS
+from mtrain.data.check import Findings
 from mtrain.data.scan import CorpusScanner, check_data
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -22,7 +23,9 @@ def log_warnings(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner)
     warnings = list_warnings(findings, data.bad_lines)
     for warning in warnings:
         log.warning("data: %s", warning)
-    log.info("data: checked %s pairs, %d warning(s)", f"{findings.sets['train'].usable:,}", len(warnings))
+    pairs, seconds = scanner.result.pairs, scanner.result.seconds
+    cost = f"{pairs:,} pairs in {seconds:,.1f} s ({pairs / max(seconds, 1e-9):,.0f} pairs/s)"
+    log.info("data: read and checked %s, %d warning(s)", cost, len(warnings))
 
 
 def list_warnings(findings: Findings, bad_lines: str = "error") -> list[str]:
@@ -54,7 +57,9 @@ def _shares(findings: Findings, bad_lines: str) -> Iterator[str]:
         if suspicious.count > _MANY * usable:
             yield f"{suspicious.count:,} training pairs ({suspicious.count / usable:.1%}) have {kind}"
     if findings.duplicates > _REPEATED * usable:
-        yield f"{findings.duplicates:,} training pairs ({findings.duplicates / usable:.1%}) are duplicates"
+        about = "about " if findings.duplicates_error else ""
+        share = findings.duplicates / usable
+        yield f"{about}{findings.duplicates:,} training pairs ({share:.1%}) are duplicates"
     unknown = max(findings.segmentation.unknown) if findings.segmentation else 0
     if unknown > _MANY:
         yield f"{unknown:.1%} of the tokens of one side are unknown or bytes"
@@ -66,7 +71,10 @@ def format_report(findings: Findings, bad_lines: str = "error") -> str:
         f"{name}: {counts.usable:,} pairs (empty: {counts.empty:,}, unreadable: {counts.bad:,})"
         for name, counts in findings.sets.items()
     ]
-    lines.append(f"duplicate training pairs: {findings.duplicates:,}")
+    about, error = "", ""
+    if findings.duplicates_error:
+        about, error = "about ", f" (estimated; standard error {findings.duplicates_error:,})"
+    lines.append(f"duplicate training pairs: {about}{findings.duplicates:,}{error}")
     lines.append("script: {} to {}".format(*(script or "none" for script in findings.scripts)))
     words = [f"{start} to {end - 1}" for start, end in pairwise(LENGTH_BINS)]
     words.append(f"{LENGTH_BINS[-1]} or more")

@@ -133,7 +133,8 @@ def decode_block(block: bytes, name: str, first: int) -> list[str | DataError]:
         return list(decode_lines(io.BytesIO(block), name, first))
     if "\0" in text:
         return list(decode_lines(io.BytesIO(block), name, first))
-    lines: list[str | DataError] = [*text.replace("\r\n", "\n").split("\n")]
+    text = text.replace("\r\n", "\n") if "\r" in text else text
+    lines = cast(list[str | DataError], text.split("\n"))
     if text.endswith("\n"):
         lines.pop()
     return lines

@@ -1,11 +1,10 @@
 """Prepares the data of a run: encodes the training pairs once, or reuses what earlier runs have encoded."""
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
@@ -38,6 +37,7 @@ from mtrain.data.shards import BUCKET, LAYOUT, SHARD, Shard, ShardInfo, shard_fi
 from mtrain.data.sources import read_digests, write_digests
 from mtrain.data.windows import ONE_WINDOW, WindowedCorpus, WindowLayout
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
+from mtrain.processes import count_cores
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -55,15 +55,23 @@ class PreparedData(NamedTuple):
 
 
 def make_scanner(
-    data: DataConfig, folder: Path, run_dir: Path, seed: int, check: bool = False
+    data: DataConfig,
+    folder: Path,
+    run_dir: Path,
+    seed: int,
+    check: bool = False,
+    workers: int | None = None,
+    quiet: bool = True,
 ) -> CorpusScanner:
     """A scanner of the corpora of a run, which does not read what the data folder knows of them. The held-out
-    pairs are drawn by `seed` or, if `data.folder` was begun with another seed, by that one."""
+    pairs are drawn by `seed` or, if `data.folder` was begun with another seed, by that one. `check` and
+    `workers` and `quiet` are as in `CorpusScanner`."""
     recorded = read_inputs(folder) if data.folder is not None else None
     if recorded is not None:
         seed = recorded.seed
     missing, folders = hashes_of_missing(data, folder), (folder, run_dir / "data")
-    return CorpusScanner(data, seed, run_dir, check, data_folders=folders, missing=missing)
+    given: dict[str, Any] = {"data_folders": folders, "missing": missing}
+    return CorpusScanner(data, seed, run_dir, check, **given, workers=workers, quiet=quiet)
 
 
 def prepare_data(
@@ -151,11 +159,6 @@ def _read_usable_summary(folder: Path, shared: bool) -> Summary:
     return {}
 
 
-def _cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class _Preparation(NamedTuple):
     """Encoding from the given inputs into a data folder, which is locked meanwhile."""
 
@@ -219,7 +222,7 @@ class _Preparation(NamedTuple):
         encoder = Encoder(self.data, self.tokenizer, held_out)
         writer = ShardWriter(self.scanner, encoder, self.folder, self.inputs.fingerprint, summary["buckets"])
         pairs = summary["pairs"]
-        count = self.workers or (_cores() if pairs >= SHARD else 1)  # starting a process takes a second
+        count = self.workers or (count_cores() if pairs >= SHARD else 1)  # starting a process takes a second
         infos = writer.write(pairs, count, self.quiet)
         summary = {**summary, **_describe_shards(self.folder, len(self.data.train), infos)}
         if not sum(summary["kept"]):

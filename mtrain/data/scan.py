@@ -4,36 +4,35 @@ A new run reads the raw text twice: once here, and once to encode it. This pass 
 checks the pairs, draws the held-out pairs, and keeps a sample of the text for the tokenizer.
 """
 
-import hashlib
-import heapq
-import random
 import time
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, compress, islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
-
-import numpy as np
 
 from mtrain.config.corpora import Corpus, Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.check import DataCheck, Findings, segment
-from mtrain.data.corpus import content_hash, parse_block, read_blocks, refuse_unless_skipped
+from mtrain.data.block_check import usable_pairs
+from mtrain.data.block_scan import BlockScanner, ScanTask, scan_all
+from mtrain.data.check import SCRIPT_PAIRS, DataCheck, Findings, segment
+from mtrain.data.corpus import BLOCK, Block, RawBlock, content_hash, parse_block, read_blocks
 from mtrain.data.corpus_files import files_of
 from mtrain.data.lines import Digests
+from mtrain.data.samples import HoldoutSampler, TextSample
 from mtrain.data.sources import read_digests, require_unchanged, stamps_of
 from mtrain.errors import DataError, StorageError
+from mtrain.processes import count_cores
+from mtrain.progress_bar import ProgressBar
 from mtrain.tokenizer.learn import SAMPLED_SENTENCES
 from mtrain.tokenizer.tokenizer import Tokenizer
 
-_IN_MEMORY = 2**26  # bytes of the sample, on each side; a larger sample goes to a temporary file
-_CANDIDATES = 10_000  # held-out candidates kept in memory in addition to twice the requested number
+_LARGE = 2**26  # bytes of all files; scanning less takes less time than starting processes
+_PEEKED = 10  # maximum number of blocks that are read to determine the scripts
 _SEGMENTED = 20_000  # maximum number of pairs that a check segments
+IndexedBlock = tuple[int, RawBlock]  # with the index of the corpus, from 0
 
 
 @dataclass
@@ -41,9 +40,10 @@ class ScanResult:
     """The result of one pass over the training corpora."""
 
     pairs: int  # readable pairs
-    text: "TextSample"
+    text: TextSample
     held_out: list[Pair]  # empty unless validation is a holdout
     findings: Findings | None  # None without a check
+    seconds: float  # that the pass took
 
 
 class CorpusScanner:
@@ -58,14 +58,18 @@ class CorpusScanner:
         strict: bool = True,
         data_folders: Sequence[Path] = (),
         missing: Sequence[str | None] = (),
+        workers: int | None = None,
+        quiet: bool = True,
     ):
         """With `check`, the data is also checked. With `strict`, an unreadable pair is an error, unless
         `data.bad_lines` is `skip`. Temporary files are written to `folder`. Files whose SHA-256 is recorded
         in one of `data_folders` are not read to hash them. `missing` are the content hashes of the training
-        and validation corpora whose files are missing, and None for the others."""
+        and validation corpora whose files are missing, and None for the others. The result does not depend on
+        the number of `workers`, the processes that scan the text; None is one for each core if the corpora
+        are large. `quiet` disables the progress bar."""
         self.data, self.seed = data, seed
-        self._folder, self._check = folder, check
-        self._bad_lines = data.bad_lines if strict else "skip"
+        self._folder, self._check, self._strict = folder, check, strict
+        self._workers, self._quiet = workers, quiet
         # First the time and the stamps, so that every later change of a file is noticed.
         self.started = time.time_ns()
         self._stamps = stamps_of(chain.from_iterable(map(_existing_files, train_and_validation(data))))
@@ -79,27 +83,49 @@ class CorpusScanner:
     def result(self) -> ScanResult:
         """One pass over the training corpora. Raises DataError if one is missing, misaligned or, if strict,
         has an unreadable pair; StorageError if the temporary files cannot be written."""
-        data, digests = self.data, self.digests
-        check = DataCheck(data, digests) if self._check else None
-        text = TextSample(SAMPLED_SENTENCES, self.seed, self._folder)
-        count = data.validation.holdout if isinstance(data.validation, Holdout) else 0
-        holdout, pairs = HoldoutSampler(count, self.seed), 0
+        start = time.monotonic()
+        data = self.data
+        held_out = data.validation.holdout if isinstance(data.validation, Holdout) else 0
+        text, holdout = TextSample(SAMPLED_SENTENCES, self._folder), HoldoutSampler(held_out)
         try:
-            for corpus in data.train:
-                for raw in read_blocks(corpus, digests):
-                    block = parse_block(raw, corpus)
-                    if check is not None:
-                        check.add(block, corpus)
-                    for error in block.errors.values():
-                        refuse_unless_skipped(error, self._bad_lines)
-                    pairs += len(block.sources)
-                    text.add(block.sources, block.targets)
-                    holdout.add(block.sources, block.targets)
+            check = DataCheck(data, self.digests, self._folder) if self._check else None
+            blocks = self._blocks()
+            first, usable = self._read_first(blocks) if check else ([], [])
+            block_check = check.block_check(usable) if check else None
+            scanner = BlockScanner(data, self.seed, self._strict, held_out, block_check)
+            tasks = (ScanTask(i, raw, text.rate, holdout.limit) for i, raw in chain(first, blocks))
+            with ProgressBar("data: read", "pairs", quiet=self._quiet) as progress:
+                for _, block in scan_all(scanner, tasks, self._workers or self._choose_workers()):
+                    progress.add(block.pairs)
+                    text.add(block.sample)
+                    holdout.add(block.candidates)
+                    if check is not None and block.findings is not None:
+                        check.add(block.findings)
+            drawn = holdout.pairs()
+            findings = check.findings(drawn) if check else None
         except OSError as error:
             raise StorageError(f"cannot write temporary files: {error.strerror or error}") from error
-        held_out = holdout.pairs()
-        findings = check.findings(held_out) if check else None
-        return ScanResult(pairs, text, held_out, findings)
+        return ScanResult(progress.count, text, drawn, findings, time.monotonic() - start)
+
+    def _blocks(self) -> Iterator[IndexedBlock]:
+        """The raw blocks of the training corpora, with the index of the corpus."""
+        for index, corpus in enumerate(self.data.train):
+            for raw in read_blocks(corpus, self.digests, BLOCK):
+                yield index, raw
+
+    def _read_first(self, blocks: Iterator[IndexedBlock]) -> tuple[list[IndexedBlock], list[Block]]:
+        """Take blocks until they have enough usable pairs to determine the scripts. Also returns these."""
+        first, usable = [], list[Block]()
+        for index, raw in islice(blocks, _PEEKED):
+            first.append((index, raw))
+            usable.append(usable_pairs(parse_block(raw, self.data.train[index])))
+            if sum(len(block.sources) for block in usable) >= SCRIPT_PAIRS:
+                break
+        return first, usable
+
+    def _choose_workers(self) -> int:
+        files = chain.from_iterable(map(_existing_files, self.data.train))
+        return count_cores() if sum(file.stat().st_size for file in files) >= _LARGE else 1
 
     @cached_property
     def content_hashes(self) -> list[str]:
@@ -146,76 +172,3 @@ def check_data(
         sample = list(islice(usable, 0, None, -(-count // _SEGMENTED)))
         findings.segmentation = segment(sample, tokenizer, data.max_length)
     return findings
-
-
-class TextSample:
-    """A uniform sample of at most `limit` pairs, in the order of the corpus. A corpus of up to `limit` pairs
-    is sampled completely.
-
-    Each pair draws a number in [0, 1) and is kept if that is below `rate`; when the sample is full, `rate` is
-    halved. The text is stored in files; in memory, each pair that was ever in the sample takes 8 bytes.
-    """
-
-    def __init__(self, limit: int, seed: int, folder: Path | None = None):
-        self._limit, self._rate, self._random = limit, 1.0, random.Random(seed)
-        self._draws = array("d")  # of the pairs in the files; those at or above `_rate` left the sample
-        self._size = 0
-        place = None if folder is None else str(folder)
-        self._files = [SpooledTemporaryFile(_IN_MEMORY, dir=place) for _ in Pair._fields]  # noqa: SIM115
-
-    def __len__(self) -> int:
-        return self._size
-
-    def add(self, sources: Sequence[str], targets: Sequence[str]) -> None:
-        """Consider the next pairs."""
-        draws = [self._random.random() for _ in sources]
-        kept = [draw < self._rate for draw in draws]
-        for file, texts in zip(self._files, (sources, targets), strict=True):
-            # Text has no NUL, but a field of JSON may have a line break.
-            chosen = (text.replace("\n", "\0") + "\n" for text in compress(texts, kept))
-            file.write("".join(chosen).encode())
-        self._draws.extend(compress(draws, kept))
-        self._size += sum(kept)
-        while self._size > self._limit:
-            self._rate /= 2
-            self._size = int((np.frombuffer(self._draws) < self._rate).sum())
-
-    def side(self, index: int) -> Iterator[str]:
-        """The source (0) or target (1) texts of the sample."""
-        file = self._files[index]
-        file.seek(0)
-        for draw, line in zip(self._draws, file, strict=True):
-            if draw < self._rate:
-                yield line[:-1].decode().replace("\0", "\n")
-
-    def pairs(self) -> Iterator[Pair]:
-        """The pairs of the sample."""
-        return map(Pair, self.side(0), self.side(1))
-
-
-class HoldoutSampler:
-    """Draws `count` pairs with distinct sources; each source is equally likely.
-
-    They are the pairs with the smallest hash of seed and source. If the corpus grows, no pair that was in it
-    before becomes held out; if it shrinks, only the missing held-out pairs are replaced.
-    """
-
-    def __init__(self, count: int, seed: int):
-        self._count, self._seed, self._seen = count, seed, 0
-        self._drawn: dict[bytes, tuple[int, Pair]] = {}  # position and pair, by hash
-
-    def add(self, sources: Sequence[str], targets: Sequence[str]) -> None:
-        """Consider the next pairs of the corpus."""
-        if not self._count:
-            return
-        for source, target in zip(sources, targets, strict=True):
-            if source.strip() and target.strip():
-                digest = hashlib.blake2b(f"{self._seed} {source}".encode(), digest_size=16).digest()
-                self._drawn.setdefault(digest, (self._seen, Pair(source, target)))
-                self._seen += 1
-        if len(self._drawn) > 2 * self._count + _CANDIDATES:
-            self._drawn = dict(heapq.nsmallest(self._count, self._drawn.items()))
-
-    def pairs(self) -> list[Pair]:
-        """The drawn pairs, in the order of the corpus."""
-        return [pair for _, pair in sorted(dict(heapq.nsmallest(self._count, self._drawn.items())).values())]

@@ -50,7 +50,7 @@ class ScriptFilter:
         """The indices of the texts most of whose letters have another script."""
         if not texts or (self._script == "LATIN" and all(map(str.isascii, texts))):  # fast path
             return []
-        joined = "\0".join(texts)
+        joined = "\0".join([*texts, ""])
         codes = np.frombuffer(joined.encode("utf-32-le"), np.uint32)
         weights = self._weights[codes]
         if (unknown := weights == _UNKNOWN).any():
@@ -58,9 +58,8 @@ class ScriptFilter:
                 script = _script_of(chr(code))
                 self._weights[code] = 0 if not script else 1 if script == self._script else -1
             weights = self._weights[codes]
-        sums = np.concatenate([[0], np.cumsum(weights, dtype=np.int64)])
-        ends = np.concatenate([np.flatnonzero(codes == 0), [len(codes)]])
-        starts = np.concatenate([[0], ends[:-1] + 1])
+        starts = np.append(0, np.flatnonzero(codes == 0)[:-1] + 1)
         # If most letters have the expected script, it is the most frequent one.
-        doubtful: npt.NDArray[np.int64] = np.flatnonzero(sums[ends] - sums[starts] <= 0)
+        sums = np.add.reduceat(weights, starts, dtype=np.int32)
+        doubtful: npt.NDArray[np.int64] = np.flatnonzero(sums <= 0)
         return [i for i in doubtful.tolist() if script_of(texts[i]) not in (self._script, "")]

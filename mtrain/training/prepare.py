@@ -79,7 +79,7 @@ def _prepare_run(
     workers: int | None,
 ) -> PreparedRun:
     is_checked, reduce_vocab_size = is_begun(folder), vocab_size_is_automatic(config)
-    scanner = make_scanner(config.data, folder, run_dir, config.seed, check=not is_checked)
+    scanner = make_scanner(config.data, folder, run_dir, config.seed, not is_checked, workers, quiet)
     config, initial_model = resolve_config(config, scanner)
     require_exports(config)
     checkpoint = open_run(config, resume)

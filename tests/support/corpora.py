@@ -1,12 +1,13 @@
 """Corpora of every kind, and lines that are hard to read."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from mtrain.config.corpora import Corpus
 from mtrain.data import Pair
-from mtrain.data.corpus import read_pairs
+from mtrain.data.corpus import Block, read_pairs
 
 
 def corpus(**spec) -> Corpus:
@@ -25,6 +26,12 @@ def write(path: Path, lines: list[str], end: str = "\n", final: bool = True) -> 
     """Write a text file with the given line ends, and with or without the last one."""
     path.write_bytes((end.join(lines) + (end if final else "")).encode())
     return path
+
+
+def block_of(pairs: Sequence[tuple[str, str]], first: int = 1) -> Block:
+    """Readable pairs as a block. The first one has number `first` in its corpus."""
+    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+    return Block(sources, targets, range(first, first + len(pairs)), {}, "file")
 
 
 def text_pair(folder: Path, sources: bytes, targets: bytes) -> Corpus:

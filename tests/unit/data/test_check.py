@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections import Counter
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from mtrain.config.corpora import Holdout
 from mtrain.config.load import Config
+from mtrain.data import check
 from mtrain.data.check import Counts, Leak
 from mtrain.data.check_report import format_report, list_warnings
 from mtrain.data.scan import CorpusScanner, check_data
@@ -88,6 +90,15 @@ def test_repeated_pairs(corpora):
     found = check_data(corpora(GOOD + GOOD[:30]).data)
     assert found.duplicates == 30
     assert list_warnings(found) == ["30 training pairs (13.0%) are duplicates"]
+
+
+def test_the_number_of_many_repeated_pairs_is_an_estimate(corpora, monkeypatch):
+    monkeypatch.setattr(check, "DISTINCT", 100)
+    found = check_data(corpora(GOOD + GOOD[:100]).data)
+    assert 50 < found.duplicates < 150 and 0 < found.duplicates_error < 30
+    assert list_warnings(found)[0].startswith(f"about {found.duplicates} training pairs (")
+    estimate = f"about {found.duplicates} (estimated; standard error {found.duplicates_error})"
+    assert f"duplicate training pairs: {estimate}" in format_report(found)
 
 
 def test_leaks_are_the_first_warnings(corpora):
@@ -194,7 +205,8 @@ def test_fit_checks_the_data_before_it_first_encodes_it(corpora, caplog):
         with caplog.at_level(logging.INFO, logger="mtrain"):
             make_trainer(config, device="cpu", quiet=True)
         assert caplog.text.count("data: LEAK: 2 of the 2 sources of validation") == expected
-        assert caplog.text.count("data: checked 200 pairs, 1 warning(s)") == expected
+        cost = r"data: read and checked 200 pairs in \d+\.\d s \([\d,]+ pairs/s\), 1 warning\(s\)"
+        assert len(re.findall(cost, caplog.text)) == expected
 
 
 def test_the_command_prints_a_report_or_json(mtrain, config_file):

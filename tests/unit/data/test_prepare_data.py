@@ -20,10 +20,12 @@ from hypothesis import strategies as st
 
 from mtrain.data import Pair, resegment, shard_writer
 from mtrain.data.prepare_data import prepare_data
-from mtrain.data.scan import CorpusScanner, HoldoutSampler
+from mtrain.data.samples import HoldoutSampler, draw_candidates
+from mtrain.data.scan import CorpusScanner
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support import tokenizers
+from tests.support.corpora import block_of
 from tests.support.encoding import TOY, config, dropped, rows, rows_of, text_of, write
 
 pytestmark = pytest.mark.usefixtures("logs")
@@ -399,8 +401,8 @@ def test_holdout_is_drawn_by_seed(tmp_path: Path, tokenizer: Tokenizer):
 
 
 def draw(pairs: list[Pair], count: int, seed: int) -> list[Pair]:
-    holdout = HoldoutSampler(count, seed)
-    holdout.add(*zip(*pairs, strict=True))
+    holdout = HoldoutSampler(count)
+    holdout.add(draw_candidates(block_of(pairs), 0, seed, count, holdout.limit))
     return holdout.pairs()
 
 

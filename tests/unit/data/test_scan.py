@@ -6,15 +6,19 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from mtrain.config.corpora import ToyCorpus
-from mtrain.data import Pair
+from mtrain.data import Pair, samples, scan
+from mtrain.data.check import Counts
 from mtrain.data.corpus import content_hash, read_corpus
-from mtrain.data.scan import CorpusScanner, TextSample, check_data
+from mtrain.data.samples import TextSample, sample_block
+from mtrain.data.scan import CorpusScanner, check_data
 from mtrain.errors import DataError, StorageError
-from tests.support.corpora import corpus
+from tests.support.corpora import block_of, corpus
 from tests.support.encoding import TOY, config, write
 
 WATCHED: dict[str, Counter[str]] = {}  # by folder: how often each of its files was opened
@@ -140,17 +144,73 @@ def test_an_unreadable_pair_ends_a_strict_scan_unless_skipped(tmp_path: Path):
     with pytest.raises(DataError, match=r"t\.tsv:2: not valid UTF-8 .*; fix it, or set data\.bad_lines"):
         CorpusScanner(config(tmp_path, train), seed=1).result  # noqa: B018
     for data, strict in ((config(tmp_path, train), False), (config(tmp_path, train, bad_lines="skip"), True)):
-        scan = CorpusScanner(data, seed=1, strict=strict).result
-        assert scan.pairs == 2 and list(scan.text.pairs()) == [("a", "b"), ("c", "d")]
+        result = CorpusScanner(data, seed=1, strict=strict).result
+        assert result.pairs == 2 and list(result.text.pairs()) == [("a", "b"), ("c", "d")]
+
+
+# -------------------------------------------------------------------------------------------------- processes
+
+
+def various_corpora(folder: Path) -> list[dict[str, str]]:
+    """Corpora with every kind of pair that a check finds."""
+    odd = [
+        *(("", "empty"), ("Copied as it was.", "Copied as it was."), ("A sentence that is long.", "x")),
+        *(("Hello.", "Это предложение."), ("i LIKE pears", "!")),
+    ]
+    (folder / "part-1.tsv").write_bytes(b"bad\n" * 3 + b"i eat caf\xe9\tbad\n")
+    write(folder / "part-2.tsv", [*TOY, *odd, *TOY[:40]])
+    table = pa.table({"en": [source for source, _ in TOY], "fr": [target for _, target in TOY]})
+    pq.write_table(table, folder / "t.parquet")
+    (folder / "t.jsonl").write_text('{"en": "line\\nbreak", "fr": "a"}\n{"en": 1}\n' * 20, encoding="utf-8")
+    fields = {"source_field": "en", "target_field": "fr"}
+    tables = [{"parquet": str(folder / "t.parquet"), **fields}, {"jsonl": str(folder / "t.jsonl"), **fields}]
+    return [{"tsv": str(folder / "part-*.tsv")}, *tables]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "BLOCK", 20)
+    monkeypatch.setattr(scan, "SCRIPT_PAIRS", 30)
+
+
+@pytest.mark.parametrize("validation", [{"holdout": 10}, {"toy": "train"}])
+def test_the_result_does_not_depend_on_the_number_of_processes(
+    tmp_path: Path, validation, small_blocks, monkeypatch
+):
+    monkeypatch.setattr(scan, "SAMPLED_SENTENCES", 200)
+    monkeypatch.setattr(samples, "CANDIDATES", 5)
+    data = config(tmp_path, various_corpora(tmp_path), validation, test={"news": {"toy": "test"}})
+    results = []
+    for workers in (1, 2):
+        scanner = CorpusScanner(data, 1, check=True, strict=False, workers=workers)
+        found = scanner.result
+        assert 100 <= len(found.text) <= 200
+        results.append((found.pairs, found.held_out, found.findings, [*found.text.pairs()], scanner.digests))
+    assert results[0] == results[1]
+    findings = results[0][2]
+    assert findings.sets["train"] == Counts(usable=664, empty=1, bad=24) and findings.duplicates > 300
+    assert findings.suspicious["a copied source"].places[0] == f"{tmp_path / 'part-2.tsv'}:302"
+    assert all(suspicious.count for suspicious in findings.suspicious.values())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_first_unreadable_pair_is_reported(tmp_path: Path, small_blocks, workers: int):
+    lines = ["bad\n" if i in (70, 150) else f"{source}\t{target}\n" for i, (source, target) in enumerate(TOY)]
+    (tmp_path / "t.tsv").write_text("".join(lines), encoding="utf-8")
+    scanner = CorpusScanner(config(tmp_path, {"tsv": str(tmp_path / "t.tsv")}), seed=1, workers=workers)
+    with pytest.raises(
+        DataError, match=r"t\.tsv:71: 1 column\(s\); at least 2 expected; fix it, or set data"
+    ):
+        scanner.result  # noqa: B018
 
 
 # ---------------------------------------------------------------------------------------------------- samples
 
 
 def sample(pairs: list[Pair], limit: int, seed: int = 1) -> TextSample:
-    text = TextSample(limit, seed)
+    text = TextSample(limit)
     for start in range(0, len(pairs), 7):
-        text.add(*zip(*pairs[start : start + 7], strict=True))
+        text.add(sample_block(block_of(pairs[start : start + 7], start + 1), 0, seed, text.rate))
     return text
 
 

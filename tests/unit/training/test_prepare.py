@@ -19,7 +19,7 @@ def test_fit_uses_what_prepare_has_encoded(mtrain, raw_config, tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")
     code, out, err = mtrain("prepare", tmp_path / "config.yaml")
     assert code == 0 and out == f"{tmp_path / 'run/data'}\n"
-    assert "tokenizer: learning a unigram vocabulary of size 350" in err and "data: checked 300 pairs" in err
+    assert "tokenizer: learning a unigram vocabulary of size 350" in err and "checked 300 pairs" in err
     assert f"data saved; next: mtrain fit {tmp_path / 'config.yaml'}\n" in err
     assert "data: 295 training pairs (dropped: 5 held out), 5 validation pairs" in err
     assert not (tmp_path / "run/checkpoints").exists()

@@ -1,0 +1,122 @@
+"""The check of a block of training pairs, which needs no other block."""
+
+from collections.abc import Sequence
+from itertools import compress, repeat
+from operator import eq
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrain.data.corpus import Block
+from mtrain.data.keys import Keys, common, hash_pairs, hash_texts, normalize
+from mtrain.data.scripts import ScriptFilter, script_of
+
+KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
+LENGTH_BINS = (1, 6, 11, 21, 31, 51, 101)  # words; each bin ends where the next begins
+RATIO_BINS = (0.0, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # target characters / source characters
+PLACES = 5  # locations listed for each kind of suspicious pair
+EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
+_LONG = 20
+_NO_KEYS: Keys = np.empty(0, np.uint64)
+
+
+class Columns(NamedTuple):
+    """Hashes of pairs, of their sources, and of their normalized sources."""
+
+    pairs: Keys
+    sources: Keys
+    normalized: Keys
+
+
+class BlockFindings(NamedTuple):
+    """What a check finds in one block. All but `keys` and `leaked` can be written as JSON."""
+
+    usable: int
+    empty: int
+    bad: int
+    lengths: tuple[list[int], list[int]]  # pairs by words of source and target, in LENGTH_BINS
+    ratios: list[int]  # in RATIO_BINS
+    suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
+    keys: Columns  # of the usable pairs; only the hashes that are needed
+    leaked: Columns  # the wanted hashes that occur among those of the pairs
+
+
+class BlockCheck:
+    """Checks blocks of training pairs."""
+
+    def __init__(self, scripts: tuple[str, str], wanted: Columns, keep_keys: bool):
+        """`scripts` are those of source and target, and `wanted` are the sorted hashes of other sets. With
+        `keep_keys`, all hashes of sources are returned; without, only those of pairs."""
+        self.scripts, self.wanted, self.keep_keys = scripts, wanted, keep_keys
+        self._filters = ScriptFilter(scripts[0]), ScriptFilter(scripts[1])
+
+    def check(self, block: Block) -> BlockFindings:
+        """Check a block."""
+        bad, total = len(block.errors), len(block.sources)
+        block = usable_pairs(block)
+        sources, targets = block.sources, block.targets
+        keys, leaked = self._hash(sources, targets)
+        lengths = count_words(sources), count_words(targets)
+        sizes = [np.fromiter(map(len, texts), np.int64, len(texts)) for texts in (sources, targets)]
+        ratios = sizes[1] / sizes[0]
+        extreme = (np.maximum(*sizes) >= _LONG) & ~((ratios > 1 / EXTREME_RATIO) & (ratios < EXTREME_RATIO))
+        return BlockFindings(
+            len(sources),
+            total - len(sources),
+            bad,
+            lengths,
+            _histogram(ratios, RATIO_BINS),
+            self._suspicious(block, np.flatnonzero(extreme).tolist()),
+            keys,
+            leaked,
+        )
+
+    def _hash(self, sources: list[str], targets: list[str]) -> tuple[Columns, Columns]:
+        keys = hash_columns(sources, targets, self.keep_keys or bool(len(self.wanted.pairs)))
+        leaked = Columns(*map(common, keys, self.wanted))
+        return (keys if self.keep_keys else Columns(keys.pairs, _NO_KEYS, _NO_KEYS)), leaked
+
+    def _suspicious(self, block: Block, extreme: list[int]) -> dict[str, tuple[int, list[str]]]:
+        """Count each suspicious pair as one kind, the first that applies."""
+        equal = compress(range(len(block.sources)), map(eq, block.sources, block.targets))
+        copied = [i for i in equal if script_of(block.sources[i])]
+        sides = zip(self._filters, (block.sources, block.targets), strict=True)
+        unexpected = {i for filter_, texts in sides for i in filter_.unexpected(texts)}
+        found, counted = {}, set[int]()
+        for kind, rows in zip(KINDS, (copied, extreme, sorted(unexpected)), strict=True):
+            new = [i for i in rows if i not in counted]
+            counted.update(new)
+            found[kind] = len(new), [block.place_of(block.numbers[i]) for i in new[:PLACES]]
+        return found
+
+
+def usable_pairs(block: Block) -> Block:
+    """The pairs of a block whose source and target are not blank."""
+    if all(map(str.strip, block.sources)) and all(map(str.strip, block.targets)):  # fast path
+        return block._replace(errors={})
+    stripped = zip(map(str.strip, block.sources), map(str.strip, block.targets), strict=True)
+    filled = [bool(source and target) for source, target in stripped]
+    sources, targets = (list(compress(texts, filled)) for texts in (block.sources, block.targets))
+    return block._replace(
+        sources=sources, targets=targets, numbers=list(compress(block.numbers, filled)), errors={}
+    )
+
+
+def hash_columns(sources: Sequence[str], targets: Sequence[str], normalized: bool = True) -> Columns:
+    """The hashes of some pairs; optionally without those of normalized sources."""
+    exact = hash_texts(sources)
+    pairs = hash_pairs(exact, hash_texts(targets))
+    return Columns(pairs, exact, hash_texts(normalize(sources)) if normalized else _NO_KEYS)
+
+
+def count_words(texts: Sequence[str]) -> list[int]:
+    """How many texts have how many words, in LENGTH_BINS."""
+    words = np.fromiter(map(str.count, texts, repeat(" ")), np.int64, len(texts)) + 1
+    return _histogram(words, LENGTH_BINS)
+
+
+def _histogram(values: npt.NDArray[np.generic], bins: Sequence[float]) -> list[int]:
+    """How many values are in each bin."""
+    counts = np.bincount(np.searchsorted(bins, values, side="right") - 1, minlength=len(bins))
+    return [int(count) for count in counts]

@@ -1,0 +1,142 @@
+"""The scan of blocks of training pairs, in this process or in several."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from typing import NamedTuple
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from mtrain.config.data import DataConfig
+from mtrain.data.block_check import BlockCheck, BlockFindings, Columns
+from mtrain.data.block_messages import pack_block, unpack_block
+from mtrain.data.corpus import Block, RawBlock, parse_block, refuse_unless_skipped
+from mtrain.data.samples import BlockSample, Candidate, draw_candidates, sample_block
+from mtrain.errors import DataError
+from mtrain.processes import Message, WorkerPool, WorkerProcess
+from mtrain.processes import serve as serve_tasks
+
+_COLUMNS = [f"{name}_{column}" for name in ("keys", "leaked") for column in Columns._fields]
+
+
+class ScanTask(NamedTuple):
+    """A block to scan, and which of its pairs may still be drawn."""
+
+    corpus: int  # index, from 0
+    raw: RawBlock
+    rate: int  # of the text sample
+    limit: str  # of digests of held-out pairs
+
+
+class ScannedBlock(NamedTuple):
+    """What a scan collects from a block."""
+
+    pairs: int  # readable pairs
+    sample: BlockSample
+    candidates: list[Candidate]  # to be held out
+    findings: BlockFindings | None
+
+
+class BlockScanner:
+    """Scans blocks of the training corpora."""
+
+    def __init__(self, data: DataConfig, seed: int, strict: bool, held_out: int, check: BlockCheck | None):
+        """With `strict`, an unreadable pair is an error, unless `data.bad_lines` is `skip`. `held_out` is the
+        number of pairs to hold out."""
+        self.data, self._seed, self._strict, self._held_out = data, seed, strict, held_out
+        self._check = check
+
+    def scan(self, task: ScanTask) -> ScannedBlock:
+        """Scan a block. Raises DataError if, with `strict`, a pair is unreadable."""
+        block = parse_block(task.raw, self.data.train[task.corpus])
+        return self.scan_block(block, task.corpus, task.rate, task.limit)
+
+    def scan_block(self, block: Block, corpus: int, rate: int, limit: str) -> ScannedBlock:
+        """Like `scan`, for a decoded block."""
+        if self._strict:
+            for error in block.errors.values():
+                refuse_unless_skipped(error, self.data.bad_lines)
+        return ScannedBlock(
+            len(block.sources),
+            sample_block(block, corpus, self._seed, rate),
+            draw_candidates(block, corpus, self._seed, self._held_out, limit),
+            self._check.check(block) if self._check else None,
+        )
+
+    def settings(self) -> Message:
+        """What another process needs to make this scanner."""
+        header = {"data": self.data.model_dump(mode="json"), "seed": self._seed, "strict": self._strict}
+        header |= {"held_out": self._held_out}
+        if self._check is None:
+            return Message(header)
+        check = {"scripts": self._check.scripts, "keep_keys": self._check.keep_keys}
+        return Message({**header, **check}, (save(self._check.wanted._asdict()),))
+
+    @classmethod
+    def with_settings(cls, settings: Message) -> "BlockScanner":
+        """A scanner with the `settings` of another one."""
+        header, contents = settings
+        check = None
+        if contents:
+            check = BlockCheck(header["scripts"], Columns(**load(contents[0])), header["keep_keys"])
+        data = DataConfig.model_validate(header["data"])
+        return cls(data, header["seed"], header["strict"], header["held_out"], check)
+
+
+def scan_all(
+    scanner: BlockScanner, tasks: Iterable[ScanTask], workers: int
+) -> Iterator[tuple[ScanTask, ScannedBlock]]:
+    """Scan blocks in order, with `workers` processes if these are several. Raises what scanning raises."""
+
+    def call(process: WorkerProcess, task: ScanTask) -> ScannedBlock:
+        header = {"corpus": task.corpus, "rate": task.rate, "limit": task.limit}
+        answer = process.call(pack_block(task.raw, scanner.data.train[task.corpus], header))
+        if "error" in answer.header:
+            raise DataError(answer.header["error"])
+        return _unpack(answer)
+
+    if workers == 1:
+        yield from ((task, scanner.scan(task)) for task in tasks)
+        return
+    with closing(WorkerPool(__name__, scanner.settings(), workers)) as pool:
+        yield from pool.map(tasks, remote=call, local=scanner.scan)
+
+
+def serve() -> None:
+    """The worker process: scan blocks until the pipe is closed."""
+
+    def prepare(settings: Message) -> Callable[[Message], Message]:
+        scanner = BlockScanner.with_settings(settings)
+        return lambda task: _answer(scanner, task)
+
+    serve_tasks(prepare)
+
+
+def _answer(scanner: BlockScanner, task: Message) -> Message:
+    corpus = task.header["corpus"]
+    block = unpack_block(task, scanner.data.train[corpus])
+    try:
+        return _pack(scanner.scan_block(block, corpus, task.header["rate"], task.header["limit"]))
+    except DataError as error:
+        return Message({"error": str(error)})
+
+
+def _pack(scanned: ScannedBlock) -> Message:
+    header = {"pairs": scanned.pairs, "candidates": scanned.candidates}
+    arrays: dict[str, np.ndarray] = {"draws": scanned.sample.draws}
+    if (findings := scanned.findings) is not None:
+        found = findings._asdict()
+        columns = (*found.pop("keys"), *found.pop("leaked"))
+        arrays |= dict(zip(_COLUMNS, columns, strict=True))
+        header["findings"] = found
+    return Message(header, (save(arrays), *scanned.sample.texts))
+
+
+def _unpack(answer: Message) -> ScannedBlock:
+    header, (packed, source, target) = answer
+    arrays, findings = load(packed), None
+    if found := header.get("findings"):
+        columns = [arrays[name] for name in _COLUMNS]
+        findings = BlockFindings(**found, keys=Columns(*columns[:3]), leaked=Columns(*columns[3:]))
+    candidates = [Candidate(*each) for each in header["candidates"]]
+    return ScannedBlock(header["pairs"], BlockSample(arrays["draws"], (source, target)), candidates, findings)

@@ -1,0 +1,142 @@
+"""Random samples of the training pairs: the text that the tokenizer is learned from, and the held-out pairs.
+
+Which pairs are sampled depends on hashes, not on the order in which blocks are added.
+"""
+
+import hashlib
+import heapq
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrain.data import Pair
+from mtrain.data.corpus import Block
+from mtrain.data.shards import hash_numbers
+
+_IN_MEMORY = 2**26  # bytes of the sample, on each side; a larger sample goes to a temporary file
+CANDIDATES = 10_000  # held-out candidates kept in memory in addition to twice the requested number
+ALL = 2**32  # the rate of a sample that contains every pair
+ANY = "g" * 32  # a limit that is larger than every digest
+Draws = npt.NDArray[np.uint32]
+
+
+class BlockSample(NamedTuple):
+    """The pairs of a block that are in a sample."""
+
+    draws: Draws
+    texts: tuple[bytes, bytes]  # sources and targets, each followed by a line end
+
+
+def sample_block(block: Block, corpus: int, seed: int, rate: int) -> BlockSample:
+    """Sample each pair of a block of corpus number `corpus` with probability `rate` / 2**32."""
+    numbers = np.asarray(block.numbers, np.int64)
+    draws = (hash_numbers(numbers, f"sample {seed} {corpus}") >> np.uint64(32)).astype(np.uint32)
+    kept = draws < rate
+    texts = block.sources, block.targets
+    sides = iter(texts) if kept.all() else (list(compress(side, kept)) for side in texts)
+    return BlockSample(draws[kept], (_to_lines(next(sides)), _to_lines(next(sides))))
+
+
+def _to_lines(texts: list[str]) -> bytes:
+    """The texts as lines. Text has no NUL, but a field of JSON may have a line end."""
+    lines = "\n".join([*texts, ""])
+    if lines.count("\n") > len(texts):
+        lines = "\n".join([*(text.replace("\n", "\0") for text in texts), ""])
+    return lines.encode()
+
+
+class TextSample:
+    """A uniform sample of at most `limit` pairs, in the order of the corpus. A corpus of up to `limit` pairs
+    is sampled completely.
+
+    Each pair has a random number and is kept if that is below `rate`; when the sample is full, `rate` is
+    halved. The text is stored in files; in memory, each pair that was ever in the sample takes 4 bytes.
+    """
+
+    def __init__(self, limit: int, folder: Path | None = None):
+        self._limit, self.rate = limit, ALL
+        self._draws = array("I")  # of the pairs in the files; those at or above `rate` left the sample
+        self._size = 0
+        place = None if folder is None else str(folder)
+        self._files = [SpooledTemporaryFile(_IN_MEMORY, dir=place) for _ in Pair._fields]  # noqa: SIM115
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, sample: BlockSample) -> None:
+        """Add the next block, sampled at `rate` or a higher rate."""
+        for file, texts in zip(self._files, sample.texts, strict=True):
+            file.write(texts)
+        self._draws.frombytes(sample.draws.tobytes())
+        self._size += int((sample.draws < self.rate).sum())
+        while self._size > self._limit:
+            self.rate //= 2
+            self._size = int((np.frombuffer(self._draws, np.uint32) < self.rate).sum())
+
+    def side(self, index: int) -> Iterator[str]:
+        """The source (0) or target (1) texts of the sample."""
+        file = self._files[index]
+        file.seek(0)
+        for draw, line in zip(self._draws, file, strict=True):
+            if draw < self.rate:
+                yield line[:-1].decode().replace("\0", "\n")
+
+    def pairs(self) -> Iterator[Pair]:
+        """The pairs of the sample."""
+        return map(Pair, self.side(0), self.side(1))
+
+
+class Candidate(NamedTuple):
+    """A pair that may be held out."""
+
+    digest: str  # of seed and source, in hexadecimal
+    corpus: int  # index, from 0
+    number: int  # of the pair in its corpus
+    source: str
+    target: str
+
+
+def draw_candidates(block: Block, corpus: int, seed: int, count: int, limit: str = ANY) -> list[Candidate]:
+    """At most `count` pairs of a block that may be held out: the smallest digests up to `limit`."""
+    if not count:
+        return []
+    found: dict[str, Candidate] = {}
+    for number, source, target in zip(block.numbers, block.sources, block.targets, strict=True):
+        digest = hashlib.blake2b(f"{seed} {source}".encode(), digest_size=16).hexdigest()
+        if digest <= limit and digest not in found and source.strip() and target.strip():
+            found[digest] = Candidate(digest, corpus, number, source, target)
+    return heapq.nsmallest(count, found.values()) if len(found) > count else list(found.values())
+
+
+class HoldoutSampler:
+    """Draws `count` pairs with distinct sources; each source is equally likely.
+
+    They are the pairs with the smallest hash of seed and source. If the corpus grows, no pair that was in it
+    before becomes held out; if it shrinks, only the missing held-out pairs are replaced.
+    """
+
+    def __init__(self, count: int):
+        self._count, self.limit = count, ANY  # pairs with a larger digest are not drawn
+        self._drawn: dict[str, Candidate] = {}  # by digest, the first pair of each source
+
+    def add(self, candidates: Iterable[Candidate]) -> None:
+        """Consider the candidates of the next block."""
+        for candidate in candidates:
+            self._drawn.setdefault(candidate.digest, candidate)
+        if len(self._drawn) > 2 * self._count + CANDIDATES:
+            self._drawn = {each.digest: each for each in self._smallest()}
+            self.limit = max(self._drawn)
+
+    def pairs(self) -> list[Pair]:
+        """The drawn pairs, in the order of the corpora."""
+        drawn = sorted(self._smallest(), key=lambda each: (each.corpus, each.number))
+        return [Pair(each.source, each.target) for each in drawn]
+
+    def _smallest(self) -> Sequence[Candidate]:
+        return heapq.nsmallest(self._count, self._drawn.values())

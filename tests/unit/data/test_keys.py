@@ -1,0 +1,41 @@
+"""Hashes of texts, and their normalization."""
+
+import re
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtrain.data.keys import common, hash_pairs, hash_texts, normalize, unique
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0")) | st.text(
+    "aA ß_½²İ!-é、カ\u0301", max_size=9
+)
+KEYS = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 5)).map(lambda keys: np.array(keys, np.uint64))
+
+
+@given(texts=st.lists(TEXT))
+def test_normalization_keeps_words_only(texts: list[str]):
+    expected = [re.sub(r"[^\w]+", " ", text.casefold()).strip() or text for text in texts]
+    assert normalize(texts) == expected
+
+
+@given(texts=st.lists(TEXT))
+def test_only_equal_texts_have_the_same_hash(texts: list[str]):
+    assert len(set(hash_texts(texts).tolist())) == len(set(texts))
+
+
+def test_the_hash_of_a_text_never_changes():
+    """It is the same in all processes."""
+    assert hash_texts(["", "é"]).tolist() == [0x2D06800538D394C2, 0xF7940A006CF10CB3]
+
+
+def test_a_pair_and_its_reverse_have_different_hashes():
+    a, b = hash_texts(["a"]), hash_texts(["b"])
+    assert len({hash_pairs(*sides).item() for sides in ((a, a), (a, b), (b, a), (b, b))}) == 4
+
+
+@given(keys=KEYS, wanted=KEYS)
+def test_sets_of_keys(keys: np.ndarray, wanted: np.ndarray):
+    assert unique(keys).tolist() == sorted(set(keys.tolist()))
+    assert set(common(keys, unique(wanted)).tolist()) == set(keys.tolist()) & set(wanted.tolist())
