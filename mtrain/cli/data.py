@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from mtrain.cli import terminal
-from mtrain.cli.options import ConfigFile, Debug, Json, Quiet, RunDir, Set, overrides
+from mtrain.cli.options import ConfigFile, Debug, Json, NoCheck, Quiet, RunDir, Set, overrides
 from mtrain.cli.output import open_stdout
 
 
@@ -83,11 +83,12 @@ def prepare(
         Option(
             min=1,
             metavar="N",
-            help="Number of processes that encode; by default one for each core, "
+            help="Number of processes that check and encode; by default one for each core, "
             "but a single one below 250,000 pairs.",
         ),
     ] = None,
     run_dir: RunDir = None,
+    no_check: NoCheck = False,
     set_: Set = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -102,7 +103,8 @@ def prepare(
     from mtrain.config.load import load_config
     from mtrain.training.prepare import prepare as prepare_data
 
-    folder = prepare_data(load_config(config, overrides(set_, run_dir=run_dir)), workers, quiet)
+    given = [*(set_ or []), *["data.check=false"] * no_check]
+    folder = prepare_data(load_config(config, overrides(given, run_dir=run_dir)), workers, quiet)
     with open_stdout() as out:
         print(folder, file=out)
     terminal.suggest(f"data saved; next: {_fit_command(config, run_dir, set_)}")

@@ -45,6 +45,9 @@ Set = Annotated[
     Option("--set", metavar="SECTION.KEY=VALUE", help="Override a configuration key; repeatable."),
 ]
 Device = Annotated[str, Option(metavar="DEVICE", help="Device to compute on: auto, cpu, cuda or cuda:N.")]
+NoCheck = Annotated[
+    bool, Option("--no-check", help="Do not check the corpora before encoding them (data.check).")
+]
 Quiet = Annotated[bool, Option("--quiet", help="Print only warnings and errors.")]
 Debug = Annotated[bool, Option("--debug", help="Print debug messages and tracebacks.")]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Option
 
 from mtrain.cli import terminal
-from mtrain.cli.options import ConfigFile, Debug, Device, Quiet, RunDir, Set, overrides
+from mtrain.cli.options import ConfigFile, Debug, Device, NoCheck, Quiet, RunDir, Set, overrides
 
 
 def fit(
@@ -23,6 +23,7 @@ def fit(
     allow_data_change: Annotated[
         bool, Option("--allow-data-change", help="Resume even though the corpus has changed.")
     ] = False,
+    no_check: NoCheck = False,
     set_: Set = None,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -35,7 +36,8 @@ def fit(
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
 
-    loaded = load_config(config, overrides(set_, run_dir=run_dir))
+    given = [*(set_ or []), *["data.check=false"] * no_check]
+    loaded = load_config(config, overrides(given, run_dir=run_dir))
     from mtrain.training.fit import fit as fit_model
 
     fit_model(loaded, resume, device, quiet, allow_data_change)

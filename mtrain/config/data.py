@@ -33,6 +33,9 @@ class DataConfig(Section):
     bad_lines: Literal["error", "skip"] = Field(
         "error", description="what to do with invalid UTF-8, NUL characters and missing fields"
     )
+    check: bool = Field(
+        True, description="whether to check the corpora before they are first encoded, as `mtrain check` does"
+    )
     subword_sampling: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
         description="sample new segmentations in each epoch: alpha of unigram, dropout of BPE; null: never",

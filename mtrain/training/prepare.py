@@ -78,8 +78,8 @@ def _prepare_run(
     quiet: bool,
     workers: int | None,
 ) -> PreparedRun:
-    is_checked, reduce_vocab_size = is_begun(folder), vocab_size_is_automatic(config)
-    scanner = make_scanner(config.data, folder, run_dir, config.seed, not is_checked, workers, quiet)
+    check, reduce_vocab_size = config.data.check and not is_begun(folder), vocab_size_is_automatic(config)
+    scanner = make_scanner(config.data, folder, run_dir, config.seed, check, workers, quiet)
     config, initial_model = resolve_config(config, scanner)
     require_exports(config)
     checkpoint = open_run(config, resume)
@@ -91,7 +91,7 @@ def _prepare_run(
         raise UsageError(f"{run_dir}: {reason}; replace it with `mtrain tokenize CONFIG --force`")
     if checkpoint is None:
         record_initial_model(run_dir, initial_model, config.training.init_from)
-    if not is_checked:
+    if check:
         log_warnings(config.data, tokenizer, scanner)
     expected = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
     inputs = config.data, tokenizer, folder, config.seed, expected, scanner

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 # Keys that may change when a run is resumed. If this changes the search of validations, the best score is
 # discarded.
 _MAY_CHANGE = re.compile(
-    r"run_dir|data\.(folder|window_pairs)|(decoding|export)\..+|"
+    r"run_dir|data\.(check|folder|window_pairs)|(decoding|export)\..+|"
     r"training\.(max_\w+|micro_batch_tokens|validate_every|checkpoint_every|"
     r"keep_checkpoints|log_every|patience)"
 )

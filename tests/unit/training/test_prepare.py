@@ -34,6 +34,17 @@ def test_fit_uses_what_prepare_has_encoded(mtrain, raw_config, tmp_path):
     assert (code, out, err) == (0, f"{tmp_path / 'run/data'}\n", "")
 
 
+@pytest.mark.parametrize("command", ["prepare", "fit"])
+@pytest.mark.parametrize("choice", [["--no-check"], ["--set", "data.check=false"]])
+def test_the_corpora_need_not_be_checked(mtrain, config_file, tmp_path, command, choice):
+    code, _, err = mtrain(command, config_file, *choice)
+    assert code == 0 and "encoding the corpus into" in err and "checked" not in err and "LEAK" not in err
+    code, _, err = mtrain("fit", config_file)  # with the key as it was
+    assert code == 0 and "checked" not in err
+    code, out, _ = mtrain("check", config_file, "--set", "data.check=false")
+    assert code == 0 and "warning: LEAK" in out
+
+
 @pytest.mark.skipif(find_spec("MeCab") is not None, reason="needs an environment without MeCab")
 def test_a_missing_dependency_is_reported_before_any_work(mtrain, config_file, tmp_path):
     code, _, err = mtrain("prepare", config_file, "--set", "data.target_lang=ja")
