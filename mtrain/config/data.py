@@ -44,7 +44,7 @@ class DataConfig(Section):
     window_pairs: int = Field(
         4_000_000,
         ge=1,
-        description="about how many pairs are shuffled and held in memory at a time, at 200 bytes each",
+        description="about how many pairs are shuffled together and held in memory, at 150 bytes each",
     )
 
     @model_validator(mode="after")

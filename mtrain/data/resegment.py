@@ -4,10 +4,9 @@ Sampling is pure Python, so it would slow down training in the same process: thr
 interpreter lock. Many pairs are therefore segmented in worker processes.
 """
 
-import os
 import random
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -21,13 +20,13 @@ from mtrain.config.data import DataConfig
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.shards import Ids, Rows
 from mtrain.errors import StorageError
-from mtrain.processes import Message, WorkerPool, WorkerProcess
+from mtrain.processes import Message, WorkerPool, WorkerProcess, count_cores
 from mtrain.processes import serve as serve_tasks
 from mtrain.tokenizer.sampling import make_resegment
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 BLOCK = 10_000  # rows that are segmented at a time
-MAX_PROCESSES = 4  # each keeps up with about ... target tokens/s
+MAX_PROCESSES = 4  # each segments about 6,000 pairs of 13 words a second
 
 Sides = tuple[Rows, Rows]  # source, target
 Key = tuple[int, ...]  # the epoch or, if it has several windows, the epoch and the window
@@ -98,8 +97,8 @@ class Resegmenter:
 
     @cached_property
     def _pool(self) -> WorkerPool:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return WorkerPool(__name__, Message(self._settings), max(1, min(cores // 2, MAX_PROCESSES)))
+        count = max(1, min(count_cores() // 2, MAX_PROCESSES))
+        return WorkerPool(__name__, Message(self._settings), count)
 
 
 def _make_block_resegmenter(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ResegmentBlock:
@@ -144,8 +143,6 @@ def _from_message(message: Message) -> Sides:
 
 def serve() -> None:
     """The worker process: segment blocks until the pipe is closed."""
-    with suppress(AttributeError, OSError):
-        os.nice(10)  # training has priority
 
     def prepare(settings: Message) -> Callable[[Message], Message]:
         data = DataConfig.model_validate(settings.header["data"])

@@ -18,11 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mtrain import processes
 from mtrain.data import Pair, resegment, shard_writer
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.samples import HoldoutSampler, draw_candidates
 from mtrain.data.scan import CorpusScanner
 from mtrain.errors import DataError, ModelError, StorageError
+from mtrain.tokenizer.sampling import make_resegment
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support import tokenizers
 from tests.support.corpora import block_of
@@ -495,6 +497,27 @@ def test_every_epoch_has_different_segmentations(tmp_path: Path, sampler: Tokeni
         for side in (0, 1):
             assert 10 < sum(new[side] != old[side] for new, old in zip(sampled, plain, strict=True)) < 300
     assert rows_of(epochs[0]) != rows_of(epochs[1]) != rows_of(epochs[2]) != rows_of(epochs[0])
+
+
+def test_segmentations_depend_on_seed_epoch_and_block_as_in_version_0_1(
+    tmp_path: Path, sampler: Tokenizer, monkeypatch, caplog
+):
+    """With worker processes, and without those that cannot start."""
+    monkeypatch.setattr(resegment, "BLOCK", 130)
+    sample, expected = make_resegment(sampler.source, 0.3), []
+    prepared = prepare_data(config(tmp_path, subword_sampling=0.3), sampler, tmp_path / "data", seed=1)
+    for number, start in enumerate((0, 130, 260)):
+        generator = random.Random(f"1 7 {number}")
+        for source, target in rows(prepared)[start : start + 130]:
+            expected.append((sample(source, generator), sample(target, generator)))
+    assert rows(prepared, 7) == expected and "cannot start" not in caplog.text
+
+    def refuse(*_):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(processes, "WorkerProcess", refuse)
+    again = prepare_data(config(tmp_path, subword_sampling=0.3), sampler, tmp_path / "data", seed=1)
+    assert rows(again, 7) == expected and "cannot start" in caplog.text
 
 
 def test_two_blocks_of_the_same_text_are_segmented_differently(

@@ -91,6 +91,15 @@ def test_whoever_can_read_other_files_can_read_shards(tmp_path: Path, tokenizer:
     assert modes == {(tmp_path / "train.tsv").stat().st_mode}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_shards_keep_no_file_open(tmp_path: Path, tokenizer: Tokenizer, small):
+    """A billion pairs are 4,000 shards, and a process may often have only 1,024 files open."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    prepared = prepare(tmp_path, tokenizer)
+    assert text_of(prepared, tokenizer) == TOY
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_ids_take_two_bytes_below_65536_entries(tmp_path: Path, tokenizer: Tokenizer):
     prepare(tmp_path, tokenizer)
     tensors = load_file(shard_file(tmp_path / "data", 0))
