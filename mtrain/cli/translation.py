@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -66,12 +66,20 @@ class Job(NamedTuple):
     form: Format
     progress: "ProgressBar"
 
-    def answers(self, lines: Iterable[str], first: int = 0) -> Iterator[str]:
-        """Yield the output for `lines`, the first of which has the number `first`."""
+    def answers(
+        self, lines: Iterable[str], first: int = 0, waiting: Callable[[], object] = lambda: None
+    ) -> Iterator[str]:
+        """Yield the output for `lines`, the first of which has the number `first`. `waiting` is called often
+        while they are translated."""
+
+        def count(lines: int, tokens: int) -> None:
+            self.progress.add(lines, tokens)
+            waiting()
+
         prefixes = None if self.prefix is None else islice(terminal.read_lines(self.prefix), first, None)
         form, scored = self.form, self.form.scores or self.form.json
         for best in self.translator.stream(
-            lines, form.n_best, form.alignments, prefixes, first, scored=scored, progress=self.progress.add
+            lines, form.n_best, form.alignments, prefixes, first, scored=scored, progress=count
         ):
             yield form.render(best)
 
@@ -269,7 +277,8 @@ def _write_resumable(job: Job, lines: Iterator[str], path: Path, continue_: bool
         file.skip(lines)
         job.progress.set_done_before(file.lines_done)
         inputs, remaining = tee(lines)
-        for line, answer in zip(inputs, job.answers(remaining, file.lines_done), strict=True):
+        answers = job.answers(remaining, file.lines_done, file.save_if_due)
+        for line, answer in zip(inputs, answers, strict=True):
             file.write(line, answer)
 
 

@@ -150,7 +150,11 @@ class ResumableOutput:
         lines, size = self._done.lines + 1, self._done.bytes + len(contents)
         # A single assignment, so that the state is consistent if an exception interrupts this method.
         self._done = OutputState(lines, self._digest.hexdigest(), size)
-        if time.monotonic() - self._saved_at >= self._save_every:
+        self.save_if_due()
+
+    def save_if_due(self) -> None:
+        """Save the answers if the last time is long ago. Call this while waiting for the next answers."""
+        if self._saved != self._done and time.monotonic() - self._saved_at >= self._save_every:
             self._save()
 
     def _save(self) -> None:

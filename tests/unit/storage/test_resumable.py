@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,19 @@ def test_a_compressed_output_is_resumed_and_compressed_once_it_is_complete(out, 
     assert [file.name for file in out.parent.iterdir()] == ["out"]
     answer(out, [], compression=compression)
     assert pa.input_stream(out, compression=compression).read() == b""
+
+
+def test_answers_are_saved_while_waiting_for_the_next(out, part):
+    def recorded() -> int:
+        return json.loads(part.with_name("out.part.json").read_text())["lines"]
+
+    with ResumableOutput(out, JOB, False, save_every=0.5) as output:
+        output.write(LINES[0], "LINE 0\n")
+        output.save_if_due()
+        assert recorded() == 0
+        time.sleep(0.5)
+        output.save_if_due()
+        assert recorded() == 1 and part.read_text() == "LINE 0\n"
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
