@@ -123,7 +123,7 @@ def _answer(scanner: BlockScanner, task: Message) -> Message:
 
 def _pack(scanned: ScannedBlock) -> Message:
     header = {"pairs": scanned.pairs, "candidates": scanned.candidates}
-    arrays: dict[str, np.ndarray] = {"draws": scanned.sample.draws}
+    arrays: dict[str, np.ndarray] = {"draws": scanned.sample.draws, "sizes": scanned.sample.sizes}
     if (findings := scanned.findings) is not None:
         found = findings._asdict()
         columns = (*found.pop("keys"), *found.pop("leaked"))
@@ -139,4 +139,6 @@ def _unpack(answer: Message) -> ScannedBlock:
         columns = [arrays[name] for name in _COLUMNS]
         findings = BlockFindings(**found, keys=Columns(*columns[:3]), leaked=Columns(*columns[3:]))
     candidates = [Candidate(*each) for each in header["candidates"]]
-    return ScannedBlock(header["pairs"], BlockSample(arrays["draws"], (source, target)), candidates, findings)
+    return ScannedBlock(
+        header["pairs"], BlockSample(arrays["draws"], arrays["sizes"], (source, target)), candidates, findings
+    )

@@ -11,7 +11,6 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -85,12 +84,12 @@ def read_blocks(
     if not isinstance(corpus, _Table | ToyCorpus):
         yield from _read_lines(files_by_pair(corpus), digests, size, start)
         return
-    first = start.first
     records = toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else _load_table(corpus)
-    remaining = iter(records) if first == 1 else (records[i] for i in range(first - 1, len(records)))
-    while block := list(islice(remaining, size)):
-        yield RawBlock(first, Position(first + len(block)), (), block, (name_of(corpus),))
-        first += len(block)
+    for begin in range(start.first - 1, len(records), size):
+        block = records[begin : begin + size]
+        if isinstance(block, dict):  # the columns of a table
+            block = [dict(zip(block, row, strict=True)) for row in zip(*block.values(), strict=True)]
+        yield RawBlock(begin + 1, Position(begin + 1 + len(block)), (), block, (name_of(corpus),))
 
 
 def _read_lines(
@@ -131,11 +130,10 @@ def parse_block(raw: RawBlock, corpus: Corpus) -> Block:
     first, skipped, name = raw.first, raw.skipped, raw.names[0]
     lines = zip(raw.lines, raw.names, strict=True) if raw.lines else ()
     sides = [decode_block(side, file, first - skipped) for side, file in lines]
+    if columns := _readable_columns(sides, corpus):  # fast path
+        return Block(*columns, range(first, first + len(columns[0])), {}, name, skipped)
     items: list[Pair | DataError]
     if isinstance(corpus, TextCorpus):
-        if all(set(map(type, side)) <= {str} for side in sides):  # fast path: everything is readable
-            sources, targets = cast(list[list[str]], sides)
-            return Block(sources, targets, range(first, first + len(sources)), {}, name, skipped)
         both = zip(*sides, strict=True)
         errors_first = (next((side for side in pair if isinstance(side, DataError)), pair) for pair in both)
         items = [item if isinstance(item, DataError) else Pair(*cast(Pair, item)) for item in errors_first]
@@ -149,8 +147,23 @@ def parse_block(raw: RawBlock, corpus: Corpus) -> Block:
     if errors:
         numbers = [n for n in numbers if n not in errors]
     pairs = [item for item in items if not isinstance(item, DataError)]
-    columns = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return Block(*columns, numbers, errors, name, skipped)
+    sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return Block(sources, targets, numbers, errors, name, skipped)
+
+
+def _readable_columns(
+    sides: list[list[str | DataError]], corpus: Corpus
+) -> tuple[list[str], list[str]] | None:
+    """The source and target texts in lines of text or TSV. None if one cannot be read."""
+    if not isinstance(corpus, TextCorpus | TsvCorpus) or any(set(map(type, side)) - {str} for side in sides):
+        return None
+    lines = cast(list[list[str]], sides)
+    if isinstance(corpus, TextCorpus):
+        return lines[0], lines[1]
+    rows, columns = [line.split("\t") for line in lines[0]], (corpus.source_column, corpus.target_column)
+    if min(map(len, rows), default=0) <= max(columns):
+        return None
+    return [row[columns[0]] for row in rows], [row[columns[1]] for row in rows]
 
 
 def read_corpus(corpus: Corpus, digests: Digests | None = None) -> Iterator[Pair | DataError]:

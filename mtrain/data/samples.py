@@ -19,17 +19,18 @@ from mtrain.data import Pair
 from mtrain.data.corpus import Block
 from mtrain.data.shards import hash_numbers
 
-_IN_MEMORY = 2**26  # bytes of the sample, on each side; a larger sample goes to a temporary file
+_IN_MEMORY = 2**24  # bytes of the sample, on each side; a larger sample goes to a temporary file
 CANDIDATES = 10_000  # held-out candidates kept in memory in addition to twice the requested number
 ALL = 2**32  # the rate of a sample that contains every pair
 ANY = "g" * 32  # a limit that is larger than every digest
-Draws = npt.NDArray[np.uint32]
+Integers = npt.NDArray[np.uint32]
 
 
 class BlockSample(NamedTuple):
     """The pairs of a block that are in a sample."""
 
-    draws: Draws
+    draws: Integers  # of the pairs
+    sizes: Integers  # of the pairs, in characters
     texts: tuple[bytes, bytes]  # sources and targets, each followed by a line end
 
 
@@ -39,8 +40,10 @@ def sample_block(block: Block, corpus: int, seed: int, rate: int) -> BlockSample
     draws = (hash_numbers(numbers, f"sample {seed} {corpus}") >> np.uint64(32)).astype(np.uint32)
     kept = draws < rate
     texts = block.sources, block.targets
-    sides = iter(texts) if kept.all() else (list(compress(side, kept)) for side in texts)
-    return BlockSample(draws[kept], (_to_lines(next(sides)), _to_lines(next(sides))))
+    if not kept.all():
+        texts = list(compress(block.sources, kept)), list(compress(block.targets, kept))
+    sizes = sum(np.fromiter(map(len, side), np.uint32, len(side)) for side in texts)
+    return BlockSample(draws[kept], np.asarray(sizes), (_to_lines(texts[0]), _to_lines(texts[1])))
 
 
 def _to_lines(texts: list[str]) -> bytes:
@@ -52,32 +55,41 @@ def _to_lines(texts: list[str]) -> bytes:
 
 
 class TextSample:
-    """A uniform sample of at most `limit` pairs, in the order of the corpus. A corpus of up to `limit` pairs
-    is sampled completely.
+    """A uniform sample of pairs of at most `limit` characters, in the order of the corpus. A corpus of up to
+    `limit` characters is sampled completely.
 
-    Each pair has a random number and is kept if that is below `rate`; when the sample is full, `rate` is
-    halved. The text is stored in files; in memory, each pair that was ever in the sample takes 4 bytes.
+    Each pair has a random number and is kept if that is below `rate`, which is reduced by an eighth when the
+    sample is full. The text is stored in files; in memory, each pair that was ever in the sample takes 8
+    bytes.
     """
 
     def __init__(self, limit: int, folder: Path | None = None):
         self._limit, self.rate = limit, ALL
-        self._draws = array("I")  # of the pairs in the files; those at or above `rate` left the sample
-        self._size = 0
+        # Of the pairs in the files; those whose draws are at or above `rate` left the sample.
+        self._draws, self._sizes = array("I"), array("I")
+        self._pairs = self._size = 0
         place = None if folder is None else str(folder)
         self._files = [SpooledTemporaryFile(_IN_MEMORY, dir=place) for _ in Pair._fields]  # noqa: SIM115
 
     def __len__(self) -> int:
-        return self._size
+        return self._pairs
 
     def add(self, sample: BlockSample) -> None:
         """Add the next block, sampled at `rate` or a higher rate."""
         for file, texts in zip(self._files, sample.texts, strict=True):
             file.write(texts)
         self._draws.frombytes(sample.draws.tobytes())
-        self._size += int((sample.draws < self.rate).sum())
+        self._sizes.frombytes(sample.sizes.tobytes())
+        self._count(sample.draws, sample.sizes)
         while self._size > self._limit:
-            self.rate //= 2
-            self._size = int((np.frombuffer(self._draws, np.uint32) < self.rate).sum())
+            self.rate -= -(-self.rate // 8)
+            self._pairs = self._size = 0
+            self._count(np.frombuffer(self._draws, np.uint32), np.frombuffer(self._sizes, np.uint32))
+
+    def _count(self, draws: Integers, sizes: Integers) -> None:
+        kept = draws < self.rate
+        self._pairs += int(kept.sum())
+        self._size += int(sizes[kept].sum())
 
     def side(self, index: int) -> Iterator[str]:
         """The source (0) or target (1) texts of the sample."""

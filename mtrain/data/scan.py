@@ -26,7 +26,7 @@ from mtrain.data.sources import read_digests, require_unchanged, stamps_of
 from mtrain.errors import DataError, StorageError
 from mtrain.processes import count_cores
 from mtrain.progress_bar import ProgressBar
-from mtrain.tokenizer.learn import SAMPLED_SENTENCES
+from mtrain.tokenizer.learn import SAMPLED_CHARACTERS
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 _LARGE = 2**26  # bytes of all files; scanning less takes less time than starting processes
@@ -86,7 +86,7 @@ class CorpusScanner:
         start = time.monotonic()
         data = self.data
         held_out = data.validation.holdout if isinstance(data.validation, Holdout) else 0
-        text, holdout = TextSample(SAMPLED_SENTENCES, self._folder), HoldoutSampler(held_out)
+        text, holdout = TextSample(SAMPLED_CHARACTERS, self._folder), HoldoutSampler(held_out)
         try:
             check = DataCheck(data, self.digests, self._folder) if self._check else None
             blocks = self._blocks()

@@ -19,8 +19,9 @@ from mtrain.tokenizer.vocabulary import SpecialIds
 
 log = logging.getLogger(__name__)
 
-# More sentences hardly change a vocabulary, but SentencePiece holds all of them in memory.
-SAMPLED_SENTENCES = 5_000_000
+# More text hardly changes a vocabulary, but SentencePiece takes about 20 bytes of memory for each character.
+SAMPLED_CHARACTERS = 80_000_000
+_SENTENCES = 5_000_000  # of which SentencePiece draws a sample, if they are shorter than 16 characters
 
 Sentences = Callable[[], Iterable[str]]  # called once for each pass over the text
 
@@ -102,7 +103,7 @@ def _learn(config: TokenizerConfig, size: int, sentences: Sentences, seed: int) 
             normalization_rule_name=config.normalization,
             user_defined_symbols=config.symbols,
             **SpecialIds().options(),
-            input_sentence_size=SAMPLED_SENTENCES,
+            input_sentence_size=_SENTENCES,
             shuffle_input_sentence=True,
             max_sentence_length=16384,  # bytes; longer lines are ignored
             num_threads=4,  # fixed, because the order of floating-point sums decides which pieces survive

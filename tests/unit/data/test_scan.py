@@ -177,14 +177,14 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_result_does_not_depend_on_the_number_of_processes(
     tmp_path: Path, validation, small_blocks, monkeypatch
 ):
-    monkeypatch.setattr(scan, "SAMPLED_SENTENCES", 200)
+    monkeypatch.setattr(scan, "SAMPLED_CHARACTERS", 10_000)
     monkeypatch.setattr(samples, "CANDIDATES", 5)
     data = config(tmp_path, various_corpora(tmp_path), validation, test={"news": {"toy": "test"}})
     results = []
     for workers in (1, 2):
         scanner = CorpusScanner(data, 1, check=True, strict=False, workers=workers)
         found = scanner.result
-        assert 100 <= len(found.text) <= 200
+        assert 100 < len(found.text) < found.pairs
         results.append((found.pairs, found.held_out, found.findings, [*found.text.pairs()], scanner.digests))
     assert results[0] == results[1]
     findings = results[0][2]
@@ -216,7 +216,7 @@ def sample(pairs: list[Pair], limit: int, seed: int = 1) -> TextSample:
 
 def test_a_sample_of_few_pairs_contains_all_of_them():
     pairs = [*TOY, Pair("", "empty"), Pair("line\nbreak", "\r\u2028"), TOY[0]]
-    text = sample(pairs, len(pairs))
+    text = sample(pairs, sum(map(len, sum(pairs, ()))))
     assert list(text.pairs()) == pairs and len(text) == len(pairs)
     for side in (0, 1):
         for _ in range(2):  # SentencePiece may read it twice
@@ -224,19 +224,19 @@ def test_a_sample_of_few_pairs_contains_all_of_them():
 
 
 def test_a_sample_of_many_pairs_is_uniform_and_in_order():
-    pairs = [Pair(str(i), str(-i)) for i in range(1000)]
+    pairs = [Pair(f"{i:03}", f"-{i:03}") for i in range(1000)]
     counts = [0] * len(pairs)
     for seed in range(200):
-        text = sample(pairs, 100, seed)
+        text = sample(pairs, 700, seed)
         numbers = [int(source) for source in text.side(0)]
-        assert 0 < len(numbers) == len(text) <= 100
+        assert 60 < len(numbers) == len(text) <= 100  # of 7 characters
         assert numbers == sorted(set(numbers))
-        assert list(text.side(1)) == [str(-i) for i in numbers]
+        assert list(text.side(1)) == [f"-{i:03}" for i in numbers]
         for i in numbers:
             counts[i] += 1
     first, second = sum(counts[:500]), sum(counts[500:])
     assert abs(first - second) < 0.1 * (first + second)
-    assert list(sample(pairs, 100).pairs()) == list(sample(pairs, 100).pairs())
+    assert list(sample(pairs, 700).pairs()) == list(sample(pairs, 700).pairs())
 
 
 def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
