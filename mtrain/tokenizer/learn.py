@@ -19,7 +19,7 @@ from mtrain.tokenizer.vocabulary import SpecialIds
 
 log = logging.getLogger(__name__)
 
-# More text hardly changes a vocabulary, but SentencePiece takes about 20 bytes of memory for each character.
+# SentencePiece takes about 20 bytes of memory for each character when it learns a unigram vocabulary.
 SAMPLED_CHARACTERS = 80_000_000
 _SENTENCES = 5_000_000  # of which SentencePiece draws a sample, if they are shorter than 16 characters
 
