@@ -126,9 +126,8 @@ class Trainer:
                     self.progress.log_step(step.epoch, self.learning_rate)
 
                 reason = self._limit_reached()
-                stopped = (
-                    stop.received
-                )  # read once: a signal that arrives later is handled after the next save
+                # Read once: a signal that arrives later is handled after the next save.
+                stopped = stop.received
                 state.validation_due = state.step % recipe.validate_every == 0 or reason is not None
                 if state.validation_due or state.step % recipe.checkpoint_every == 0 or stopped:
                     self.save(last=bool(reason or stopped))
