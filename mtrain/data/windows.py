@@ -115,7 +115,7 @@ class WindowedCorpus:
             except ModelError as error:
                 cure = "restore it"
                 with suppress(OSError):  # a missing shard is encoded again at the next start
-                    shard.file.unlink()
-                    cure = "run again to encode this shard again"
+                    kept = shard.file.replace(shard.file.with_suffix(".damaged"))
+                    cure = f"renamed to {kept.name}; run again to encode this shard again"
                 raise DataError(f"{error}; {cure}") from None
         self._verified.update(unverified)

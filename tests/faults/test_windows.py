@@ -118,11 +118,12 @@ def test_damage_is_found_before_a_window_is_used_and_repaired_at_the_next_start(
     file = shard_file(run / "data", 2)
     content = file.read_bytes()
     at = content.index(Shard(file).ids[0][-4:].tobytes())
-    file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    damaged = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+    file.write_bytes(damaged)
     if not writable:
-        real = Path.unlink
+        real = Path.replace
         monkeypatch.setattr(
-            Path, "unlink", lambda self, **keys: refuse() if self == file else real(self, **keys)
+            Path, "replace", lambda self, target: refuse() if self == file else real(self, target)
         )
 
     def refuse():
@@ -135,6 +136,7 @@ def test_damage_is_found_before_a_window_is_used_and_repaired_at_the_next_start(
     assert 1 <= reached.step < 14 and reached.step == losses(run)[-1][0]  # what was learned is saved
     assert losses(run) == losses(whole)[: reached.step]
     if writable:
+        assert file.with_suffix(".damaged").read_bytes() == damaged  # nothing is lost if the text is gone
         caplog.clear()
         caplog.set_level(logging.WARNING)
         fit_on_cpu(small("parts", training=recipe))
