@@ -43,7 +43,7 @@ OPEN_IF_NULL = ("training.learning_rate", "training.warmup_steps", "training.max
 class CorpusSize(NamedTuple):
     """The size of the training corpus and of the validation set, in pairs and in target tokens with EOS."""
 
-    pairs: int  # distinct training pairs; repetitions by `weight` do not count
+    pairs: int  # training pairs of an epoch, each counted at most once, whatever its `weight`
     tokens: int  # of these pairs
     epoch_tokens: int  # of all pairs of an epoch, including repetitions
     validation_tokens: int
@@ -148,7 +148,7 @@ def choose_batch(tokens: float) -> int:
 
 
 def _batch_for_steps(steps: int) -> int:
-    """The batch size b for which `choose_batch(steps * b)` is b: 0.4 ** 2 of the steps."""
+    """The batch size of a run of `steps` steps: the solution of b = 0.4 * sqrt(steps * b)."""
     return _power_of_two(0.16 * steps)
 
 
@@ -185,8 +185,10 @@ def dropout(epochs: float) -> float:
 def choose_training(
     size: CorpusSize, budget: Budget, tokens: float, batch: int, steps: int, width: int
 ) -> list[Choice]:
-    """The values that do not determine the sizes, for a model of width `width` and a run of `steps` steps of
-    `batch` padded tokens, on `tokens` target tokens in all."""
+    """All automatic values except the model sizes and the vocabulary, for a model of width `width`.
+
+    The run has `steps` steps of `batch` padded tokens, and `tokens` target tokens in all.
+    """
     epochs = tokens / size.epoch_tokens
     interval = math.ceil(steps / validations(tokens, size))
     choices = [
@@ -202,7 +204,7 @@ def choose_training(
     ]
     if budget.minutes is not None:
         choices.append(Choice("training.max_steps", steps, f"as many as {budget.minutes:g} minutes allow"))
-    # With an earlier limit, a schedule for the given max_steps does not reach its end.
+    # If another limit ends the run before max_steps, a cosine schedule would not reach zero.
     if budget.unlimited or (budget.steps or steps) > steps:
         reason = "no limit is given" if budget.unlimited else "max_steps may not be reached"
         return [

@@ -74,7 +74,8 @@ def test_recipes_state_the_numbers_of_the_automatic_recipe():
         *(f"{number:,}" for number in thresholds),
         *epochs,
         f"{recipe.TOKENS_PER_PARAMETER} target tokens per parameter",
-        f"at most {recipe.SUFFICIENT_VOCABULARY:,}, or one entry for {recipe.TOKENS_PER_ENTRY} tokens in all",
+        f"A size above {recipe.SUFFICIENT_VOCABULARY:,} is used only if",
+        f"at least {recipe.TOKENS_PER_ENTRY} target tokens for each entry",
         *(
             "| `{}` | {d_model} | {ffn_dim} | {heads} | {encoder_layers} + {decoder_layers} |".format(
                 name, **sizes
