@@ -13,7 +13,7 @@ from mtrain.kernels.autocast import product_dtype
 
 IGNORE = -100  # label of padding, the default `ignore_index` of torch.nn.functional.cross_entropy
 # Logits that exist at a time: as many as fit a CPU's cache, or keep a GPU busy.
-_MAX_LOGITS = {"cpu": 2**22, "cuda": 2**26}
+MAX_LOGITS = {"cpu": 2**22, "cuda": 2**26}
 
 
 def projected_cross_entropy(
@@ -44,7 +44,7 @@ def projected_cross_entropy(
     # Decided here because gradients are always disabled inside an autograd function.
     trained = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
     with_grad = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))
-    chunk = max_logits or _MAX_LOGITS.get(device, _MAX_LOGITS["cuda"])
+    chunk = max_logits or MAX_LOGITS.get(device, MAX_LOGITS["cuda"])
     rows = 2 * max(1, chunk // weight.size(0) // 2)  # even, to keep R-Drop's pairs together
     arguments = (hidden, weight, bias, labels, smoothing, r_drop, dtype, with_grad, rows)
     loss, nll = _ProjectedCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from mtrain.model.layers import Dropout, Linear
 # takes up to a third less time for 8 to 32 keys, equally long for 128, and a quarter longer for 256. It also
 # stores the attention weights. They take no more memory than queries and keys, because `attend` limits the
 # number of keys to twice the head width.
-_MAX_EAGER_KEYS = 64
+MAX_EAGER_KEYS = 64
 
 
 @dataclass
@@ -167,7 +167,7 @@ def attend(
     # On a CPU the fused kernel would draw its dropout from a generator that all threads share.
     explicit = attention_weights is not None or (on_cpu and dropout.active)
     trained = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
-    few_keys = keys.size(2) <= min(_MAX_EAGER_KEYS, 2 * keys.size(3))
+    few_keys = keys.size(2) <= min(MAX_EAGER_KEYS, 2 * keys.size(3))
     eager = on_cpu and trained and few_keys and not explicit
     # The fused kernel takes a mask or `causal`, not both; the other kernels take only a mask.
     if causal and (explicit or eager or keep is not None):

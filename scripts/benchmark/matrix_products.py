@@ -1,4 +1,4 @@
-"""The matrix products of a training step: their FLOPs and their time, which is a lower bound for the step.
+"""The time of the matrix products of a training step, which is a lower bound for the step.
 
 Each product is timed alone and writes its result to memory that is already allocated. The sizes are those of
 the mean micro-batch without padding.
@@ -7,74 +7,21 @@ the mean micro-batch without padding.
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from benchmark.job import TrainingJob, answer_with
+from mtrain.config.model import ModelConfig
+from mtrain.model.cost import Product, Shape, products_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class Product(NamedTuple):
-    """`batch` products of (rows, inner) with (inner, columns) matrices in the forward pass."""
-
-    batch: int
-    rows: int
-    inner: int
-    columns: int
-
-    @property
-    def flops(self) -> int:
-        """Operations forward and backward: the gradient of each factor costs as much as the product."""
-        return 3 * 2 * self.batch * self.rows * self.inner * self.columns
-
-
-def products_of(model: dict[str, Any], shape: tuple[int, int, int]) -> Counter[Product]:
-    """The number of times that each product occurs in a step.
-
-    `model` has the fields of ModelConfig; `shape` is the number of sentences, source and target tokens.
-    Causal attention is counted in full.
-    """
-    sentences, source, target = shape
-    width, heads, inner = model["d_model"], model["heads"], model["ffn_dim"]
-    gates = 2 if model["activation"] == "swiglu" else 1
-
-    def linear(tokens: int, *sizes: tuple[int, int]) -> list[Product]:
-        return [Product(1, tokens, *size) for size in sizes]
-
-    def attention(queries: int, keys: int) -> list[Product]:
-        long, wide = round(queries / sentences), round(keys / sentences)
-        head = width // heads
-        return [Product(sentences * heads, long, head, wide), Product(sentences * heads, long, wide, head)]
-
-    square, feed_forward = (width, width), ((width, gates * inner), (inner, width))
-    self_attention = ((width, 3 * width), square)
-    encoder = linear(source, *self_attention, *feed_forward) + attention(source, source)
-    decoder = linear(target, *self_attention, square, square, *feed_forward) + attention(target, target)
-    decoder += linear(source, (width, 2 * width)) + attention(target, source)
-    counts: Counter[Product] = Counter()
-    for products, times in (
-        (encoder, model["encoder_layers"]),
-        (decoder, model["decoder_layers"]),
-        (linear(target, (width, model["target_vocab_size"])), 1),
-    ):
-        for product in products:
-            counts[product] += times
-    return counts
-
-
-def flops_of(counts: Counter[Product]) -> int:
-    """Floating-point operations of a step's matrix products."""
-    return sum(product.flops * times for product, times in counts.items())
 
 
 def products_of_job(job: TrainingJob) -> Counter[Product]:
     """The products of a step with the mean micro-batch of a job; R-Drop runs it through the model twice."""
     copies = 2 if job.training["r_drop"] else 1
-    sentences, source, target = (copies * size for size in job.shape)
-    return products_of(job.model, (sentences, source, target))
+    return products_of(ModelConfig(**job.model), Shape(*job.shape).repeated(copies))
 
 
 def bound(job: TrainingJob) -> dict[str, float]:

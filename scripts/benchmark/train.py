@@ -22,6 +22,7 @@ from mtrain.data.data_folder import check_corpora
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.prepare_data import prepare_data
 from mtrain.device import resolve_device, resolve_precision
+from mtrain.model.cost import flops_of
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.plan import complete_config, is_incomplete
@@ -125,7 +126,7 @@ def _contestants(options: argparse.Namespace, precision: str, python: str) -> li
 
 def _evaluate(results: dict[Contestant, list[dict[str, Any]]], job: TrainingJob) -> dict[str, Any]:
     """The rows of the table, and the bounds."""
-    flops = matrix_products.flops_of(matrix_products.products_of_job(job))
+    flops = flops_of(matrix_products.products_of_job(job))
     target_tokens = job.shape[2]
     bounds = {
         each.precision: [target_tokens / run["seconds"] for run in runs]

@@ -1,0 +1,266 @@
+"""What a training step costs: parameters, floating-point operations and memory, as formulas of the sizes.
+
+A FLOP is a multiplication or an addition. As usual, only matrix products count (Kaplan et al., "Scaling Laws
+for Neural Language Models", 2020, section 2.1); the gradient of each of the two factors takes as many as the
+product, so a step takes three times as many as its forward pass. Memory is counted tensor by tensor, as in
+Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, section 4.
+
+Symbols: see `mtrain.model`; F is the width of the feed-forward network.
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+from mtrain.config.model import ModelConfig
+from mtrain.kernels.cross_entropy import MAX_LOGITS
+from mtrain.model.attention import MAX_EAGER_KEYS
+
+FP32 = 4  # bytes
+_ID = 8  # bytes of a token id
+
+
+class Shape(NamedTuple):
+    """The size of a micro-batch. Tokens include padding."""
+
+    sentences: int
+    source: int  # tokens of all sentences
+    target: int
+
+    @classmethod
+    def of_lengths(cls, sentences: int, source: int, target: int) -> "Shape":
+        """`sentences` pairs, padded to the lengths `source` and `target`."""
+        return cls(sentences, sentences * source, sentences * target)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The lengths of source and target."""
+        return round(self.source / self.sentences), round(self.target / self.sentences)
+
+    def repeated(self, times: int) -> "Shape":
+        """The shape with each sentence `times` times, as in R-Drop."""
+        return Shape(*(times * size for size in self))
+
+
+# ------------------------------------------------------------------------------------------------- parameters
+
+
+class Parameters(NamedTuple):
+    """Numbers of parameters. Tied embeddings count once."""
+
+    embeddings: int  # of both languages and of learned positions; with a tied output projection
+    encoder: int
+    decoder: int
+    projection: int  # to the vocabulary: its bias, and its weight unless tied
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self)
+
+
+def count_parameters(config: ModelConfig) -> Parameters:
+    """The parameters of a model."""
+    width, vocabulary = config.d_model, config.target_vocab_size
+    final_norm = 2 * width if config.norm == "pre" else 0
+    embeddings = config.source_vocab_size + (0 if config.tie_embeddings == "all" else vocabulary)
+    if config.positions == "learned":
+        embeddings += 2 * config.max_positions
+    projection = width * vocabulary if config.tie_embeddings == "none" else 0
+    if config.output_bias:
+        projection += vocabulary
+    encoder = config.encoder_layers * (_linear_parameters(config, 1) + 2 * 2 * width) + final_norm
+    decoder = config.decoder_layers * (_linear_parameters(config, 2) + 3 * 2 * width) + final_norm
+    return Parameters(width * embeddings, encoder, decoder, projection)
+
+
+def _linear_parameters(config: ModelConfig, attentions: int) -> int:
+    """Parameters of the linear maps of a layer that has some attentions, and a feed-forward network."""
+    attention, feed_forward = _linear_maps(config)
+    maps = attentions * attention + feed_forward
+    return sum((inner + 1) * columns for inner, columns in maps)
+
+
+def _linear_maps(config: ModelConfig) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Inputs and outputs of the linear maps of an attention and of a feed-forward network."""
+    width, inner = config.d_model, config.ffn_dim
+    gates = 2 if config.activation == "swiglu" else 1
+    return [(width, 3 * width), (width, width)], [(width, gates * inner), (inner, width)]
+
+
+# ------------------------------------------------------------------------------------------------------ FLOPs
+
+
+class Product(NamedTuple):
+    """`batch` products of (rows, inner) with (inner, columns) matrices in the forward pass."""
+
+    batch: int
+    rows: int
+    inner: int
+    columns: int
+
+    @property
+    def flops(self) -> int:
+        """Operations forward and backward."""
+        return 3 * 2 * self.batch * self.rows * self.inner * self.columns
+
+
+def products_of(config: ModelConfig, shape: Shape) -> Counter[Product]:
+    """The number of times that each matrix product occurs in a step on one micro-batch.
+
+    Causal attention is counted in full, and what fused attention computes again in the backward pass is not
+    counted.
+    """
+    sentences, source, target = shape
+    lengths, heads = shape.lengths, config.heads
+
+    def attention(queries: int, keys: int) -> list[Product]:
+        head = config.d_model // heads
+        scores = Product(sentences * heads, queries, head, keys)
+        return [scores, Product(sentences * heads, queries, keys, head)]
+
+    def linear(tokens: int, maps: list[tuple[int, int]]) -> list[Product]:
+        return [Product(1, tokens, *sizes) for sizes in maps]
+
+    attention_maps, feed_forward = _linear_maps(config)
+    square, keys_values = (config.d_model, config.d_model), (config.d_model, 2 * config.d_model)
+    encoder = linear(source, attention_maps + feed_forward) + attention(lengths[0], lengths[0])
+    decoder = linear(target, [*attention_maps, square, square, *feed_forward])
+    decoder += linear(source, [keys_values]) + attention(lengths[1], lengths[1])
+    decoder += attention(lengths[1], lengths[0])
+    counts: Counter[Product] = Counter()
+    for products, times in (
+        (encoder, config.encoder_layers),
+        (decoder, config.decoder_layers),
+        (linear(target, [(config.d_model, config.target_vocab_size)]), 1),
+    ):
+        for product in products:
+            counts[product] += times
+    return counts
+
+
+def flops_of(counts: Counter[Product]) -> int:
+    """Floating-point operations of matrix products, forward and backward."""
+    return sum(product.flops * times for product, times in counts.items())
+
+
+# ----------------------------------------------------------------------------------------------------- memory
+
+
+class Numerics(NamedTuple):
+    """What memory depends on besides the sizes: the device, and the precision of matrix products."""
+
+    on_cpu: bool
+    product_bytes: int  # of a number: 4 in fp32, 2 in bf16 and fp16
+
+    @property
+    def is_low(self) -> bool:
+        """Whether products are in lower precision than weights."""
+        return self.product_bytes < FP32
+
+    def mask_bytes(self, rate: float, number: int) -> int:
+        """Bytes of an element of a dropout mask for numbers of `number` bytes. On a CPU it has their type,
+        elsewhere it is boolean."""
+        if not rate:
+            return 0
+        return number if self.on_cpu else 1
+
+
+def activation_bytes(config: ModelConfig, shape: Shape, numerics: Numerics) -> int:
+    """Bytes that the forward pass of a micro-batch saves for the backward pass, without compilation.
+
+    They include copies of the weights in low precision, and the gradients that the loss computes early.
+    """
+    _, source, target = shape
+    longest_source, longest_target = shape.lengths
+
+    def attention(queries: int, keys: int, length: int, is_self: bool = True) -> int:
+        """Of `queries` tokens over `keys` tokens, `length` in each sentence."""
+        rotary = is_self and config.positions == "rotary"
+        return _attention_bytes(config, numerics, queries, keys, length, rotary)
+
+    def layer(tokens: int, attentions: int) -> int:
+        """All but the attentions themselves."""
+        sublayers = (attentions + 1) * tokens * _sublayer_bytes(config, numerics)
+        weights = numerics.product_bytes * _linear_parameters(config, attentions) if numerics.is_low else 0
+        return sublayers + tokens * _feed_forward_bytes(config, numerics) + weights
+
+    encoder = layer(source, 1) + attention(source, source, longest_source)
+    decoder = layer(target, 2) + attention(target, target, longest_target)
+    decoder += attention(target, source, longest_source, is_self=False)
+    memory = numerics.product_bytes * source * config.d_model  # the input of its projections
+    total = config.encoder_layers * encoder + config.decoder_layers * decoder
+    total += memory * (config.decoder_layers if numerics.is_low else 1)
+    per_token = _ID + numerics.mask_bytes(config.dropout, FP32) * config.d_model  # embeddings
+    if config.norm == "pre":
+        per_token += _norm_bytes(config)
+    return total + (source + target) * per_token + loss_gradient_bytes(config, shape)
+
+
+def _norm_bytes(config: ModelConfig) -> int:
+    """Of layer normalization, for each token: its input, a mean and a standard deviation."""
+    return FP32 * (config.d_model + 2)
+
+
+def _sublayer_bytes(config: ModelConfig, numerics: Numerics) -> int:
+    """Of a residual connection, for each token: its norm, the input of its first product, and its dropout."""
+    number = numerics.product_bytes
+    return _norm_bytes(config) + (number + numerics.mask_bytes(config.dropout, number)) * config.d_model
+
+
+def _feed_forward_bytes(config: ModelConfig, numerics: Numerics) -> int:
+    """Of a feed-forward network, for each token: what its activation function saves, its dropout, and the
+    input of the second product."""
+    rate = config.dropout if config.activation_dropout is None else config.activation_dropout
+    activation = {"relu": 1, "gelu": 1, "silu": 1, "swiglu": 3}[config.activation]
+    # ReLU saves its result, which is the input of the product unless dropout changes it.
+    product = 0 if config.activation == "relu" and not rate else 1
+    number = numerics.product_bytes
+    return config.ffn_dim * ((activation + product) * number + numerics.mask_bytes(rate, number))
+
+
+def _attention_bytes(
+    config: ModelConfig, numerics: Numerics, queries: int, keys: int, length: int, rotary: bool
+) -> int:
+    """Of attention of `queries` tokens over `keys` tokens, `length` in each sentence: queries, keys, values,
+    and the input of the output projection; weights or their normalizers, according to the kernel that
+    `mtrain.model.attention.attend` chooses."""
+    number, width = numerics.product_bytes, config.d_model
+    inputs, output = (queries + 2 * keys) * width, number * queries * width
+    weights, normalizers = FP32 * config.heads * queries * length, FP32 * config.heads * queries
+    # Queries, keys and values are views of one tensor, which rotated copies do not replace.
+    rotated = number * (queries + keys) * width if rotary else 0
+    if not numerics.on_cpu:
+        return number * inputs + rotated + output + normalizers
+    total = FP32 * inputs + output  # on a CPU, attention is computed in fp32
+    if config.attention_dropout:
+        return total + 3 * weights  # before and after dropout, and its mask
+    if length <= min(MAX_EAGER_KEYS, 2 * width // config.heads):
+        return total + weights
+    return total + normalizers + (FP32 * queries * width if numerics.is_low else rotated)
+
+
+def loss_gradient_bytes(config: ModelConfig, shape: Shape) -> int:
+    """Bytes of the gradients that the forward pass of the loss computes: of the hidden states, and of the
+    weight and the bias of the projection."""
+    numbers = (shape.target + config.target_vocab_size) * config.d_model
+    return FP32 * (numbers + (config.target_vocab_size if config.output_bias else 0))
+
+
+def loss_workspace_bytes(config: ModelConfig, shape: Shape, numerics: Numerics, r_drop: bool) -> int:
+    """Bytes that the loss needs for a moment, besides the gradients that it saves: logits and their
+    gradients, of a chunk of tokens at a time; or copies of the gradients at the start of the backward
+    pass."""
+    number, vocabulary = numerics.product_bytes, config.target_vocab_size
+    limit = MAX_LOGITS["cpu" if numerics.on_cpu else "cuda"]
+    rows = min(shape.target, 2 * max(1, limit // vocabulary // 2))
+    logits = number + FP32  # and their softmax, which becomes the gradient
+    if config.output_bias and numerics.is_low:
+        logits += FP32
+    extra = 2 * FP32 if not numerics.on_cpu else number if numerics.is_low else 0
+    if r_drop:  # differences of the logits, their products with both softmaxes, and the gradient of these
+        extra = max(extra, 5 * FP32 // 2)
+    weight = vocabulary * config.d_model
+    # A copy of the weight in low precision, and the chunk's share of the gradient of the weight.
+    products = number * weight * (2 if numerics.is_low else 1)
+    hidden = FP32 * shape.target * config.d_model
+    return max(rows * vocabulary * (logits + extra) + products + hidden, loss_gradient_bytes(config, shape))

@@ -1,0 +1,60 @@
+"""The formulas of costs agree with real models: their parameters, and the operations that PyTorch counts."""
+
+import itertools
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from mtrain.config.model import ModelConfig
+from mtrain.config.presets import PRESETS
+from mtrain.model.cost import Shape, count_parameters, flops_of, products_of
+from mtrain.model.loss import translation_loss
+from mtrain.model.transformer import Transformer
+from tests.support.transformer import ids
+
+WORDS = {"source_vocab_size": 90, "target_vocab_size": 110, "max_positions": 40}
+SMALL = {"d_model": 32, "heads": 4, "encoder_layers": 2, "decoder_layers": 3, "ffn_dim": 80}
+CHOICES = {
+    "tie_embeddings": ["none", "decoder"],
+    "positions": ["sinusoidal", "learned"],
+    "norm": ["pre", "post"],
+    "activation": ["relu", "swiglu"],
+    "output_bias": [False, True],
+}
+KINDS = [dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())]
+
+
+@pytest.mark.parametrize("sizes", [*PRESETS.values(), *({**SMALL, **kind} for kind in KINDS)])
+def test_parameters_are_those_of_the_model(sizes):
+    tied = {"tie_embeddings": "all"} | WORDS | {"target_vocab_size": 90}
+    config = ModelConfig(**(WORDS if "tie_embeddings" in sizes else tied) | sizes)
+    with torch.device("meta"):
+        model = Transformer(config)
+    counts = count_parameters(config)
+    assert counts.total == sum(parameter.numel() for parameter in model.parameters())
+    for part in ("encoder", "decoder"):
+        named = [
+            p.numel() for name, p in model.named_parameters() if name.startswith((part + ".", part + "_"))
+        ]
+        assert getattr(counts, part) == sum(named)
+
+
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+def test_flops_of_a_step_are_those_that_pytorch_counts(activation):
+    config = ModelConfig(**SMALL, **WORDS, activation=activation, tie_embeddings="decoder", dropout=0.1)
+    sentences, source, target = 5, 9, 10
+    model = Transformer(config).train()
+    sides = ids(sentences, source, vocab=90), ids(sentences, target, vocab=110)
+    with FlopCounterMode(display=False) as counter:
+        hidden = model(sides[0], torch.ones_like(sides[0], dtype=torch.bool), sides[1])
+        translation_loss(hidden, *model.projection(), sides[1], sides[1].numel(), 0.1).loss.backward()
+    counts = products_of(config, Shape.of_lengths(sentences, source, target))
+    assert flops_of(counts) == counter.get_total_flops()
+
+
+def test_r_drop_doubles_the_flops():
+    config = ModelConfig(**SMALL, **WORDS, tie_embeddings="decoder")
+    shape = Shape.of_lengths(5, 9, 10)
+    once, twice = (flops_of(products_of(config, shape.repeated(times))) for times in (1, 2))
+    assert twice == 2 * once
