@@ -7,8 +7,8 @@ from mtrain.data.data_folder import check_corpora, find_data_folder
 from mtrain.device import keep_freed_memory, limit_onednn_cache, make_current, resolve_device
 from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
+from mtrain.training.complete_config import complete_config, is_incomplete
 from mtrain.training.loop import Trainer
-from mtrain.training.plan import complete_config, is_incomplete
 from mtrain.training.prepare import prepare_run
 from mtrain.training.run_folder import locked_run_folder, write_config
 from mtrain.training.signals import StopSignal

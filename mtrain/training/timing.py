@@ -1,17 +1,23 @@
-"""Measures the speed of training, to plan how many steps fit in `training.max_minutes`."""
+"""Measures the speed of training, for `mtrain plan` and for the steps that fit in `training.max_minutes`."""
 
 import gc
 import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import cycle
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import torch
 
-from mtrain.config.schema import Config
-from mtrain.data.loader import Loader
-from mtrain.data.prepare_data import PreparedData
+from mtrain.config.model import ModelConfig
+from mtrain.config.training import TrainingConfig
+from mtrain.data.batch import Batch, collate
+from mtrain.data.batching import BatchPlan
+from mtrain.data.loader import START, Step
 from mtrain.device import should_compile
 from mtrain.model.transformer import Transformer
-from mtrain.tokenizer.tokenizer import Tokenizer, model_config
-from mtrain.training.micro_batch import micro_batch_tokens
+from mtrain.training.lengths import TrainingLengths
 from mtrain.training.step import Learner, make_learner
 
 UNTIMED_STEPS = 2  # which allocate memory, and compile
@@ -19,27 +25,49 @@ TIMED_STEPS, TIMED_SECONDS = 6, 4.0  # at least both
 MAX_SECONDS = 20.0  # then fewer steps suffice
 
 
-def measure_speed(config: Config, tokenizer: Tokenizer, data: PreparedData, device: torch.device) -> float:
-    """The target tokens/s of training with a config on `device`, from some steps of the first epoch.
+def measure_speed(
+    network: ModelConfig,
+    recipe: TrainingConfig,
+    device: torch.device,
+    steps_of: Callable[[Learner], Iterable[Step]],
+) -> float:
+    """The target tokens/s of training a model on `device`, from some of the steps that `steps_of` returns for
+    its learner.
 
     Trains a temporary model. PyTorch's random generators change.
     """
-    network = model_config(config.model, tokenizer, config.data.max_length)
-    learner = make_learner(Transformer(network).to(device).train(), config.training)
+    learner = make_learner(Transformer(network).to(device).train(), recipe)
     try:
-        return _time_steps(learner, config, tokenizer, data)
+        return _time_steps(learner, steps_of(learner))
     finally:
         del learner
-        if should_compile(device, config.training.compile):
+        if should_compile(device, recipe.compile):
             torch.compiler.reset()  # the number of compiled variants of a function is limited
         gc.collect()  # a compiled model refers to itself
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _time_steps(learner: Learner, config: Config, tokenizer: Tokenizer, data: PreparedData) -> float:
-    sizes = micro_batch_tokens(config, data.train, learner), len(learner.replicas)
-    steps = Loader(data.train, config, tokenizer.special, learner.device, *sizes).steps()
+def random_steps(
+    network: ModelConfig, lengths: TrainingLengths, plan: BatchPlan, seed: int = 0
+) -> Iterator[Step]:
+    """Yield the steps of a plan without end, with random tokens in pairs of these lengths."""
+    generator = np.random.default_rng(seed)
+
+    def ids(counts: npt.NDArray[np.integer], vocabulary: int) -> pa.ListArray:
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        return pa.ListArray.from_arrays(starts, generator.integers(vocabulary, size=starts[-1]))
+
+    def batch(rows: npt.NDArray[np.int64]) -> Batch:
+        source = ids(lengths.source[rows], network.source_vocab_size)
+        target = ids(lengths.target[rows], network.target_vocab_size)
+        return collate(source, target, network.pad_id, network.bos_id, rows.tolist())
+
+    for step, tokens in cycle(zip(plan.steps, plan.step_tokens, strict=True)):
+        yield Step(1, tokens, [batch(rows) for rows in step if len(rows)], list, START)
+
+
+def _time_steps(learner: Learner, steps: Iterable[Step]) -> float:
     tokens, count, first = 0, 0, time.perf_counter()
     start = first
     for number, step in enumerate(steps, start=1):

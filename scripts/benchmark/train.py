@@ -25,7 +25,7 @@ from mtrain.device import resolve_device, resolve_precision
 from mtrain.model.cost import flops_of
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import model_config
-from mtrain.training.plan import complete_config, is_incomplete
+from mtrain.training.complete_config import complete_config, is_incomplete
 from mtrain.training.prepare_tokenizer import tokenize
 from mtrain.training.run_folder import write_config
 

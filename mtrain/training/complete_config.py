@@ -1,7 +1,8 @@
-"""Plans a new run: chooses the values that `model.preset: auto` and keys without a value leave open."""
+"""Completes the config of a new run: chooses the values that `model.preset: auto` and keys without a value
+leave open. (`mtrain.training.plan` is `mtrain plan`, which predicts what a run costs.)"""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -24,11 +25,15 @@ from mtrain.config.recipe import (
     warmup,
 )
 from mtrain.config.schema import Config
-from mtrain.data.batching import plan_batches
-from mtrain.data.loader import Window, require_pairs
+from mtrain.data.batching import BatchPlan
+from mtrain.data.loader import Loader, Step
 from mtrain.data.prepare_data import PreparedData
 from mtrain.errors import is_out_of_memory
-from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer, model_config
+from mtrain.training.lengths import TrainingLengths
+from mtrain.training.micro_batch import micro_batch_tokens
+from mtrain.training.step import Learner
+from mtrain.training.table import align
 from mtrain.training.timing import measure_speed
 
 log = logging.getLogger(__name__)
@@ -67,36 +72,45 @@ def complete_config(
     Logs what `model.preset: auto` chose, including `earlier` choices. Raises DataError if no pair is left.
     """
 
-    train = data.train.encoded()  # the first window of the first epoch
-    share = data.train.share_of_epoch(train)
-
-    @cache
-    def epoch(batch_tokens: int) -> Window:
-        lengths = train.source_lengths, train.target_lengths
-        limits = batch_tokens, max(batch_tokens, config.data.max_length)
-        key = config.seed, data.train.key(0, 0)
-        plan = plan_batches(*lengths, *limits, *key, weights=train.weights)
-        require_pairs(plan, epoch=0)
-        return Window(train, plan, share)
-
-    def size() -> CorpusSize:
-        lengths, shares = train.target_lengths, np.minimum(train.weights, 1)
-        pairs, tokens = shares.sum(), (lengths * shares).sum()
-        validation = len(data.validation) * tokens / pairs
-        planned = epoch(max(config.training.batch_tokens, config.data.max_length)).plan.tokens[1]
-        numbers = pairs / share, tokens / share, planned / share, validation
-        return CorpusSize(*(round(float(number)) for number in numbers))
-
     def speed(sized: Config) -> float:
         log.info("timing some training steps")
-        return measure_speed(sized, tokenizer, data, device)
+        network = model_config(sized.model, tokenizer, sized.data.max_length)
 
-    assumed_speed = ASSUMED_SPEEDS[device.type]
-    work = Workload(size, lambda batch_tokens: epoch(batch_tokens).steps_in_epoch, speed, assumed_speed)
+        def steps(learner: Learner) -> Iterator[Step]:
+            sizes = micro_batch_tokens(sized, data.train, learner), len(learner.replicas)
+            return Loader(data.train, sized, tokenizer.special, learner.device, *sizes).steps()
+
+        return measure_speed(network, sized.training, device, steps)
+
+    lengths = TrainingLengths.of_data(data, config.seed)
+    work = make_workload(config, lengths, speed, ASSUMED_SPEEDS[device.type])
     completed, choices = plan_run(config, work)
     if config.model.preset == "auto":
         log_choices([*earlier, *choices])
     return completed
+
+
+def make_workload(
+    config: Config, lengths: TrainingLengths, speed: Callable[[Config], float], assumed_speed: float
+) -> Workload:
+    """The workload of training on pairs of these lengths. For `speed` and `assumed_speed` see `Workload`."""
+
+    @cache
+    def plan(batch_tokens: int) -> BatchPlan:
+        return lengths.plan(batch_tokens, max(batch_tokens, config.data.max_length))
+
+    def size() -> CorpusSize:
+        shares = np.minimum(lengths.weights, 1)
+        pairs, tokens = shares.sum(), (lengths.target * shares).sum()
+        validation = lengths.validation_pairs * tokens / pairs
+        planned = plan(max(config.training.batch_tokens, config.data.max_length)).tokens[1]
+        numbers = (*(number / lengths.share for number in (pairs, tokens, planned)), validation)
+        return CorpusSize(*(round(float(number)) for number in numbers))
+
+    def steps_per_epoch(batch_tokens: int) -> int:
+        return lengths.steps_in_epoch(plan(batch_tokens))
+
+    return Workload(size, steps_per_epoch, speed, assumed_speed)
 
 
 def plan_run(config: Config, work: Workload) -> tuple[Config, list[Choice]]:
@@ -229,8 +243,6 @@ class _Timer:
 
 def log_choices(choices: Sequence[Choice]) -> None:
     """Log the values that were chosen, with reasons, as a table."""
-    values = [(choice.key, str(choice.value), choice.reason) for choice in choices]
-    widths = [max(len(row[column]) for row in values) for column in (0, 1)]
     log.info("model.preset: auto chose these values; to change one, give the key in the config:")
-    for key, value, reason in values:
-        log.info("  %-*s  %*s  %s", widths[0], key, widths[1], value, reason)
+    for line in align([(choice.key, str(choice.value), choice.reason) for choice in choices]):
+        log.info("  %s", line)

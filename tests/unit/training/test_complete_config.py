@@ -11,7 +11,7 @@ from mtrain.config.load import validate
 from mtrain.config.presets import PRESETS, SIZES
 from mtrain.config.recipe import AUTOMATIC, OPEN_IF_NULL, CorpusSize
 from mtrain.config.schema import Config
-from mtrain.training.plan import Workload, plan_run
+from mtrain.training.complete_config import Workload, plan_run
 from mtrain.training.resolve_config import resolve_config
 from mtrain.training.run_folder import write_config
 from mtrain.training.schedule import learning_rate

@@ -1,0 +1,112 @@
+"""The lengths of the training pairs, from which batches are planned before training begins."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrain.config.schema import Config
+from mtrain.data import Pair
+from mtrain.data.batching import BatchPlan, plan_batches
+from mtrain.data.loader import require_pairs
+from mtrain.data.prepare_data import PreparedData
+from mtrain.data.scan import CorpusScanner
+from mtrain.errors import DataError
+from mtrain.tokenizer.tokenizer import Tokenizer
+
+CHARACTERS_PER_TOKEN = 4.0  # assumed before there is a tokenizer
+_SAMPLED = 20_000  # pairs of text that are segmented, at most
+_PLANNED = 1_000_000  # pairs to whose number the sample is repeated, so that large batches are full, too
+
+Lengths = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingLengths:
+    """The lengths of the pairs of an epoch, or of some of them, in tokens with EOS."""
+
+    source: Lengths
+    target: Lengths
+    weights: npt.NDArray[np.floating]  # how often each pair occurs in an epoch
+    share: float  # of the number of pairs of an epoch that these are
+    is_complete: bool  # whether no other pair is in an epoch
+    validation_pairs: int
+    seed: int
+    key: tuple[int, ...]  # of the plan of the batches
+    origin: str  # for messages
+
+    @classmethod
+    def of_data(cls, data: PreparedData, seed: int, origin: str = "encoded pairs") -> "TrainingLengths":
+        """Those of encoded pairs: the first window of the first epoch."""
+        window = data.train.encoded()
+        share = data.train.share_of_epoch(window)
+        return cls(
+            source=window.source_lengths,
+            target=window.target_lengths,
+            weights=window.weights,
+            share=share,
+            is_complete=share >= 1,
+            validation_pairs=len(data.validation),
+            seed=seed,
+            key=data.train.key(0, 0),
+            origin=origin,
+        )
+
+    @classmethod
+    def of_text(
+        cls, config: Config, scanner: CorpusScanner, tokenizer: Tokenizer | None
+    ) -> "TrainingLengths":
+        """Those of a sample of the text. Without a tokenizer they are estimated. All corpora count once.
+
+        Raises what `scanner` raises, and DataError if no pair is left.
+        """
+        pairs, text = scanner.result.pairs, scanner.result.text
+        every = max(1, -(-len(text) // _SAMPLED))
+        sample = list(islice(text.pairs(), 0, None, every))
+        source, target = _token_counts(sample, tokenizer)
+        kept = (source > 1) & (target > 1) & (np.maximum(source, target) <= config.data.max_length)
+        if not kept.any():
+            raise DataError("no training pair is left; all are empty or longer than data.max_length")
+        origin = f"{len(sample):,} of {pairs:,} pairs segmented"
+        if tokenizer is None:
+            origin = f"estimated at {CHARACTERS_PER_TOKEN:g} characters per token"
+        copies = max(1, min(pairs, _PLANNED) // len(sample))
+        return cls(
+            source=np.tile(source[kept], copies),
+            target=np.tile(target[kept], copies),
+            weights=np.ones(copies * int(kept.sum())),
+            share=copies * len(sample) / pairs,
+            is_complete=len(sample) == pairs,
+            validation_pairs=len(scanner.result.held_out),
+            seed=config.seed,
+            key=(0,),
+            origin=origin,
+        )
+
+    def plan(
+        self, batch_tokens: int, micro_batch_tokens: int, world_size: int = 1, workers: int = 1
+    ) -> BatchPlan:
+        """The batches of these pairs on the first of `world_size` ranks; see `plan_batches`. Raises DataError
+        if there are none."""
+        sizes = self.source, self.target, batch_tokens, micro_batch_tokens, self.seed, self.key
+        plan = plan_batches(*sizes, 0, world_size, self.weights, workers)
+        require_pairs(plan, epoch=0)
+        return plan
+
+    def steps_in_epoch(self, plan: BatchPlan) -> int:
+        """The number of steps in an epoch; an estimate if these are not all of its pairs."""
+        return max(1, round(len(plan.steps) / self.share))
+
+
+def _token_counts(pairs: Iterable[Pair], tokenizer: Tokenizer | None) -> tuple[Lengths, Lengths]:
+    """The lengths of sources and targets with EOS. Empty text has the length 1."""
+    sides = [list(side) for side in zip(*pairs, strict=True)] or [[], []]
+    if tokenizer is None:
+        characters = [np.array([len(text.strip()) for text in side]) for side in sides]
+        counts = [np.ceil(side / CHARACTERS_PER_TOKEN).astype(np.int64) + 1 for side in characters]
+    else:
+        encoded = tokenizer.encode_source(sides[0]), tokenizer.encode_target(sides[1])
+        counts = [np.array([len(ids) + 1 for ids in side]) for side in encoded]
+    return counts[0], counts[1]
