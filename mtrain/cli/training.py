@@ -1,12 +1,16 @@
-"""`mtrain fit`."""
+"""`mtrain fit` and `mtrain plan`."""
 
+import json
+import math
 import shlex
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Option
 
 from mtrain.cli import terminal
-from mtrain.cli.options import ConfigFile, Debug, Device, NoCheck, Quiet, RunDir, Set, overrides
+from mtrain.cli.options import ConfigFile, Debug, Device, Json, NoCheck, Quiet, RunDir, Set, overrides
+from mtrain.cli.output import open_stdout
+from mtrain.errors import UsageError
 
 
 def fit(
@@ -42,3 +46,43 @@ def fit(
 
     fit_model(loaded, resume, device, quiet, allow_data_change)
     terminal.suggest(f"model saved; try: mtrain translate {shlex.quote(loaded.run_dir)} 'Hello.'")
+
+
+def plan(
+    config: ConfigFile,
+    hardware: Annotated[
+        Literal["a100", "h100", "h200", "cpu", "measured"],
+        Option(
+            help="GPU to predict for; cpu: this machine's cores, at an assumed speed; measured: time some "
+            "steps on this machine."
+        ),
+    ] = "measured",
+    devices: Annotated[int, Option(min=1, metavar="N", help="Number of devices.")] = 1,
+    price: Annotated[
+        float | None, Option(metavar="PER_HOUR", help="Price of a device for an hour, to print the cost.")
+    ] = None,
+    run_dir: RunDir = None,
+    json_: Json = False,
+    set_: Set = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Predict memory, FLOPs, hours and cost of a run.
+
+    Prints the parameters, the FLOPs of a step, the memory of a device, the steps of an epoch, the
+    communication between several devices, and what to change if the memory does not suffice. Writes nothing.
+    Reads the text of CONFIG unless it is encoded already.
+    """
+    terminal.start_logging(quiet, debug)
+    if price is not None and not 0 <= price < math.inf:
+        raise UsageError(f"--price {price}: must be a finite number of at least 0")
+    from mtrain.config.load import load_config
+
+    loaded = load_config(config, overrides(set_, run_dir=run_dir))
+    from mtrain.training.plan import plan as make_plan
+    from mtrain.training.plan_report import format_plan
+
+    found = make_plan(loaded, hardware, devices, price, quiet)
+    with open_stdout() as out:
+        text = json.dumps(found.to_json(), indent=1) if json_ else format_plan(found)
+        print(terminal.escape_control_characters(text), file=out)

@@ -242,6 +242,14 @@ def require_same_inputs(folder: Path, recorded: Inputs, inputs: Inputs) -> None:
             raise DataError(f"{folder}: was prepared from other contents of {names}; {CURE}")
 
 
+def has_same_settings(recorded: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Whether the settings of `Inputs` agree, except for what may differ: see `require_same_inputs`."""
+    old, new = recorded["data"], settings["data"]
+    corpora = all(_without_paths(old[key]) == _without_paths(new[key]) for key in ("train", "validation"))
+    lengths = all(old[key] == new[key] for key in ("max_length", "bad_lines"))
+    return corpora and lengths and bool(recorded["tokenizer"] == settings["tokenizer"])
+
+
 def _settings_of(data: DataConfig) -> dict[str, Any]:
     return data.model_dump(mode="json", exclude={"train": {"__all__": {"weight"}}})
 

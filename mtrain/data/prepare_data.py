@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from mtrain.data.corpus_files import files_of
 from mtrain.data.data_folder import (
     Inputs,
     Summary,
+    has_same_settings,
     hashes_of_missing,
     inputs_of,
     is_current,
@@ -132,15 +134,34 @@ def prepare_data(
     return PreparedData(train, validation, inputs.fingerprint)
 
 
+def open_prepared(data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: int) -> PreparedData | None:
+    """The contents of a data folder, if it is complete and was made with these settings. Nothing is written,
+    and neither the raw files nor the rows of the shards are read."""
+    with suppress(ModelError, OSError):
+        summary = read_summary(folder)
+        inputs = inputs_of(summary)
+        if not summary.get("complete") or inputs is None:
+            return None
+        if has_same_settings(inputs.settings, _describe_settings(data, tokenizer, seed)):
+            shards, damaged = open_shards(folder, summary, ())
+            if not damaged:
+                train = WindowedCorpus(shards, data.train, data.window_pairs, seed, range(summary["buckets"]))
+                return PreparedData(train, read_validation(folder), inputs.fingerprint)
+    return None
+
+
 def _describe_inputs(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> Inputs:
+    return Inputs(_describe_settings(data, tokenizer, scanner.seed), scanner.content_hashes)
+
+
+def _describe_settings(data: DataConfig, tokenizer: Tokenizer, seed: int) -> dict[str, Any]:
     keys = {"train", "validation", "max_length", "bad_lines", "subword_sampling"}
-    settings = {
+    return {
         "format": _FINGERPRINT_FORMAT,
         "data": data.model_dump(mode="json", include=keys, exclude={"train": {"__all__": {"weight"}}}),
-        "seed": scanner.seed,
+        "seed": seed,
         "tokenizer": tokenizer.fingerprint(),
     }
-    return Inputs(settings, scanner.content_hashes)
 
 
 def _read_usable_summary(folder: Path, shared: bool) -> Summary:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -87,16 +87,28 @@ def activation_bytes(learner: Learner, batch: Batch) -> int:
 
 def choose_micro_batch_tokens(learner: Learner, longest: int, batch_tokens: int, memory: int) -> int:
     """Choose the number of padded tokens of a micro-batch: `batch_tokens` (on a CPU, at most MAX_CPU_TOKENS),
-    halved until the activations of all workers fit in `memory` bytes, but no less than `longest`.
+    halved until the activations of all workers fit in half of `memory` bytes, but no less than `longest`.
 
     `longest` is the length of the longest sentence. The number depends only on the recipe, the longest
     sentence and the machine, so that a resumed run has the same micro-batches.
     """
-    small, large = (activation_bytes(learner, Batch.of_size(pairs, longest)) for pairs in (2, 4))
+
+    def size(pairs: int) -> int:
+        return activation_bytes(learner, Batch.of_size(pairs, longest))
+
+    workers, on_cpu = len(learner.replicas), learner.device.type != "cuda"
+    return fit_micro_batch_tokens(size, longest, batch_tokens, memory, workers, on_cpu)
+
+
+def fit_micro_batch_tokens(
+    size: Callable[[int], int], longest: int, batch_tokens: int, memory: float, workers: int, on_cpu: bool
+) -> int:
+    """Like `choose_micro_batch_tokens`, given the bytes of the activations of some pairs of the longest
+    sentences, as a function of their number."""
+    small, large = size(2), size(4)
     per_token = (large - small) / (2 * longest)
-    workers, per_batch = len(learner.replicas), max(0, small - 2 * longest * per_token)
-    on_gpu = learner.device.type == "cuda"
-    tokens = batch_tokens if on_gpu else min(batch_tokens, max(longest, MAX_CPU_TOKENS))
+    per_batch = max(0, small - 2 * longest * per_token)
+    tokens = min(batch_tokens, max(longest, MAX_CPU_TOKENS)) if on_cpu else batch_tokens
     while tokens // 2 >= longest and (tokens * per_token + per_batch) * workers > ACTIVATION_SHARE * memory:
         tokens //= 2
     return tokens

@@ -139,8 +139,10 @@ def _require_same_tokenizer(settings: TokenizerConfig, shared: Path) -> None:
 
 
 def existing_tokenizer(config: Config) -> Tokenizer | None:
-    """The tokenizer of the run or of `tokenizer.path`, if it exists already."""
+    """The tokenizer of the run, of `data.folder` or of `tokenizer.path`, if it exists already."""
     folder = Path(config.run_dir) / "tokenizer"
     if (folder / _SETTINGS).exists():
         return Tokenizer(folder)
+    if (shared := shared_tokenizer(config.data)) is not None:
+        return Tokenizer(shared)
     return Tokenizer(tokenizer_folder(Path(config.tokenizer.path))) if config.tokenizer.path else None

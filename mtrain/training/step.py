@@ -212,10 +212,13 @@ class Learner:
 
 def make_learner(model: Transformer, config: TrainingConfig) -> Learner:
     """The learner of a model, with as many workers as suit its device."""
-    device = next(model.parameters()).device
-    if should_compile(device, config.compile):  # torch.compile is not thread-safe
-        return Learner(model, config)
-    return Learner(model, config, default_worker_count(device))
+    return Learner(model, config, worker_count(next(model.parameters()).device, config))
+
+
+def worker_count(device: torch.device, config: TrainingConfig) -> int:
+    """The number of threads that share the micro-batches of a step."""
+    # torch.compile is not thread-safe
+    return 1 if should_compile(device, config.compile) else default_worker_count(device)
 
 
 def _gradients(model: Transformer) -> list[Tensor]:

@@ -13,7 +13,7 @@ from mtrain import __version__
 from tests.support.cli import CLOSED, one_line, run_forked
 
 COMPUTE = ("demo", "fit", "translate", "score", "evaluate", "rerank")
-COMMANDS = (*COMPUTE, "check", "tokenize", "average", "import", "export")
+COMMANDS = (*COMPUTE, "plan", "check", "tokenize", "average", "import", "export")
 
 
 def test_help_and_version(mtrain):
@@ -32,7 +32,7 @@ def test_commands_that_compute_nothing_refuse_device(mtrain, config_file):
         assert code == 2 and "No such option" in one_line(err) and "--device" in err
 
 
-@pytest.mark.parametrize("command", ["fit", "tokenize"])
+@pytest.mark.parametrize("command", ["fit", "plan", "tokenize"])
 def test_a_missing_config_is_a_usage_error(mtrain, command):
     code, out, err = mtrain(command, "nowhere.yaml")
     assert (code, out) == (2, "") and "nowhere.yaml: no such config file" in one_line(err)

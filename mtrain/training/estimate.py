@@ -1,0 +1,206 @@
+"""Predicts memory and time of one device: what its optimizer steps consist of, and what they cost.
+
+Pure functions of the config, the lengths of the training pairs and the numbers of the hardware. The costs of
+a micro-batch are those of `mtrain.model.cost`; `mtrain.training.scaling` predicts runs on several devices.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mtrain.config.model import ModelConfig
+from mtrain.config.schema import Config
+from mtrain.model.cost import (
+    FP32,
+    Numerics,
+    Shape,
+    activation_bytes,
+    count_parameters,
+    flops_of,
+    loss_gradient_bytes,
+    loss_workspace_bytes,
+    products_of,
+)
+from mtrain.training.hardware import BANDWIDTH_UTILIZATION, UTILIZATION, Hardware
+from mtrain.training.lengths import TrainingLengths
+from mtrain.training.micro_batch import fit_micro_batch_tokens
+
+# Times that a byte of the activations is read or written outside of matrix products: it is written and read
+# in the forward pass, and read in the backward pass, which writes a gradient of the same size. Assumed.
+ACTIVATION_PASSES = 4
+OPTIMIZER_NUMBERS = 8  # fp32 numbers that AdamW reads and writes for each parameter, with the gradient norm
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peak memory of one device, in bytes."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    average: int  # of the weights, with training.ema_decay
+    activations: int
+    logits: int  # with the gradients that the loss computes early
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(vars(self).values())
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch, in tokens with EOS."""
+
+    origin: str  # of the lengths of the pairs
+    pairs: int
+    source_tokens: int
+    target_tokens: int
+    padding: float  # share of all tokens that devices process
+    steps: int
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """An optimizer step, on average."""
+
+    target_tokens: float  # of all devices, without padding
+    flops: float  # forward and backward, of all devices
+    micro_batches: float  # of one device
+    micro_batch_tokens: int  # limit of the padded tokens of a micro-batch, on either side
+
+
+class StepTime(NamedTuple):
+    """Seconds of one device in an optimizer step, without communication."""
+
+    forward_backward: float
+    update: float  # of the weights
+
+
+@dataclass(frozen=True)
+class Device:
+    """How a device trains."""
+
+    hardware: Hardware
+    precision: str
+    workers: int = 1  # threads, each with gradients and activations of its own
+
+    @property
+    def numerics(self) -> Numerics:
+        """What the memory of activations depends on."""
+        return Numerics(self.hardware.on_cpu, FP32 if self.precision == "fp32" else FP32 // 2)
+
+
+class Estimator:
+    """Predicts the costs of one of `devices` devices that train a model with a complete config."""
+
+    def __init__(
+        self, config: Config, network: ModelConfig, lengths: TrainingLengths, device: Device, devices: int = 1
+    ):
+        self.recipe, self.network, self.lengths = config.training, network, lengths
+        self.device, self.devices, self.numerics = device, devices, device.numerics
+        self.copies = 2 if self.recipe.r_drop else 1  # of each micro-batch
+        self.longest = config.data.max_length  # sentence, in tokens
+        if lengths.is_complete and config.data.subword_sampling is None:
+            self.longest = int(max(lengths.source.max(), lengths.target.max()))
+        self.micro_batch_tokens = self._choose_micro_batch_tokens()
+        sizes = self.recipe.batch_tokens, self.micro_batch_tokens, devices, device.workers
+        self.plan = lengths.plan(*sizes)
+        self.shapes = self._shapes()
+
+    def _choose_micro_batch_tokens(self) -> int:
+        """As training does, from the memory that activations take by the formulas."""
+        limit, hardware = self.recipe.micro_batch_limit, self.device.hardware
+        if self.recipe.micro_batch_tokens != "auto":
+            return limit
+
+        def size(pairs: int) -> int:
+            return activation_bytes(self.network, self._longest_shape(pairs), self.numerics)
+
+        sizes = self.longest, limit, hardware.memory, self.device.workers, hardware.on_cpu
+        return fit_micro_batch_tokens(size, *sizes)
+
+    def _shapes(self) -> Counter[Shape]:
+        """The shapes of the micro-batches of this device."""
+        source, target = self.lengths.source, self.lengths.target
+        micro_batches = [rows for step in self.plan.steps for rows in step if len(rows)]
+        sizes = ((len(rows), int(source[rows].max()), int(target[rows].max())) for rows in micro_batches)
+        return Counter(Shape.of_lengths(*size).repeated(self.copies) for size in sizes)
+
+    def _longest_shape(self, pairs: int) -> Shape:
+        return Shape.of_lengths(pairs, self.longest, self.longest).repeated(self.copies)
+
+    @property
+    def trained_parameters(self) -> int:
+        """The number of parameters that `training.freeze` leaves."""
+        counts = count_parameters(self.network)._asdict()
+        return sum(count for part, count in counts.items() if part not in self.recipe.freeze)
+
+    # ------------------------------------------------------------------------------------------------- memory
+
+    def memory(self) -> Memory:
+        """Peak memory, with the largest micro-batch."""
+        candidates = list(self.shapes)
+        if not self.lengths.is_complete:  # other pairs may be as long as is possible
+            candidates.append(self._longest_shape(max(1, self.micro_batch_tokens // self.longest)))
+        return max(map(self.memory_of, candidates), key=lambda memory: memory.total)
+
+    def memory_of(self, shape: Shape) -> Memory:
+        """Peak memory, with a micro-batch of a shape."""
+        workers, weights = self.device.workers, FP32 * count_parameters(self.network).total
+        trained, loss = FP32 * self.trained_parameters, loss_gradient_bytes(self.network, shape)
+        workspace = loss_workspace_bytes(self.network, shape, self.numerics, self.recipe.r_drop > 0)
+        return Memory(
+            weights=weights,
+            gradients=trained * workers,
+            optimizer=2 * trained,
+            average=0 if self.recipe.ema_decay is None else weights,
+            activations=workers * (activation_bytes(self.network, shape, self.numerics) - loss),
+            logits=workers * (loss + workspace),
+        )
+
+    def fits(self, memory: Memory) -> bool:
+        """Whether the device has as much memory as that."""
+        return memory.total <= self.device.hardware.usable_memory
+
+    def largest_fitting_micro_batch(self) -> int | None:
+        """A half, a quarter, ... of the tokens of the micro-batch, such that it fits in memory; None if not
+        even a single sentence does."""
+        tokens = self.micro_batch_tokens // 2
+        while tokens >= self.longest:
+            if self.fits(self.memory_of(self._longest_shape(tokens // self.longest))):
+                return tokens
+            tokens //= 2
+        return None
+
+    # --------------------------------------------------------------------------------------------------- time
+
+    def epoch(self) -> Epoch:
+        """What an epoch consists of."""
+        lengths, plan = self.lengths, self.plan
+        source, target = (round(tokens / lengths.share) for tokens in plan.tokens)
+        pairs = round(float(lengths.weights.sum()) / lengths.share)
+        steps = lengths.steps_in_epoch(plan)
+        return Epoch(lengths.origin, pairs, source, target, plan.padding.both, steps)
+
+    def step(self) -> StepCost:
+        """What an optimizer step consists of."""
+        steps, tokens = len(self.plan.steps), self.plan.tokens[1]
+        micro_batches = self.shapes.total() / steps
+        return StepCost(tokens / steps, self._flops() * self.devices, micro_batches, self.micro_batch_tokens)
+
+    def _flops(self) -> float:
+        """Of a device in a step."""
+        flops = (flops_of(products_of(self.network, shape)) * n for shape, n in self.shapes.items())
+        return sum(flops) / len(self.plan.steps)
+
+    def time(self) -> StepTime:
+        """The time of a step, by the rates of the hardware: matrix products at a part of its peak, everything
+        else at a part of the bandwidth of its memory."""
+        hardware, numerics = self.device.hardware, self.numerics
+        bandwidth = BANDWIDTH_UTILIZATION * hardware.bandwidth
+        sizes = (activation_bytes(self.network, shape, numerics) * n for shape, n in self.shapes.items())
+        moved = ACTIVATION_PASSES * sum(sizes) / len(self.plan.steps)
+        products = self._flops() / (UTILIZATION * hardware.flops(numerics.product_bytes))
+        update = OPTIMIZER_NUMBERS * FP32 * self.trained_parameters
+        return StepTime(products + moved / bandwidth, update / bandwidth)

@@ -1,0 +1,210 @@
+"""`mtrain plan`: predicts the memory, the FLOPs, the communication and the hours of a run before it starts.
+
+(`mtrain.training.complete_config` is what chooses the values that a config leaves open.)
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtrain.config.model import ModelConfig
+from mtrain.config.presets import SIZES
+from mtrain.config.recipe import ASSUMED_SPEEDS
+from mtrain.config.schema import Config
+from mtrain.config.training import TrainingConfig
+from mtrain.data.data_folder import check_corpora, find_data_folder
+from mtrain.data.loader import Step
+from mtrain.data.prepare_data import open_prepared
+from mtrain.data.scan import CorpusScanner
+from mtrain.device import resolve_device, resolve_precision
+from mtrain.model.cost import FP32, count_parameters
+from mtrain.tokenizer.tokenizer import Tokenizer, model_config
+from mtrain.training.complete_config import is_incomplete, log_choices, make_workload, plan_run
+from mtrain.training.estimate import Device, Epoch, Estimator, Memory, StepCost, StepTime
+from mtrain.training.hardware import GPUS, Hardware, find_hardware
+from mtrain.training.lengths import TrainingLengths
+from mtrain.training.prepare_tokenizer import existing_tokenizer
+from mtrain.training.resolve_config import resolve_config
+from mtrain.training.scaling import Run, predict_run
+from mtrain.training.step import Learner, worker_count
+from mtrain.training.timing import measure_speed, random_steps
+
+log = logging.getLogger(__name__)
+
+POOR = 0.8  # efficiency below which communication is worth reducing
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `mtrain plan` predicts. Sizes are in bytes."""
+
+    hardware: str
+    devices: int
+    precision: str
+    model: dict[str, int]
+    parameters: dict[str, int]
+    epoch: Epoch
+    step: StepCost
+    memory: Memory
+    device_memory: float
+    usable_memory: float  # of a device, for tensors
+    fits: bool
+    runs: list[Run]  # one for each kind of link; empty if steps were to be timed but do not fit in memory
+    advice: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON has it."""
+        values = asdict(self)
+        values["memory"]["total"] = self.memory.total
+        return values
+
+
+def plan(
+    config: Config,
+    hardware: str = "measured",
+    devices: int = 1,
+    price: float | None = None,
+    quiet: bool = False,
+) -> Plan:
+    """Plan a run on `devices` devices of a kind (see `find_hardware`), each of which costs `price` an hour.
+
+    Nothing is written. The lengths of the training pairs are those of the encoded corpus if there is one,
+    else those of a sample of the text. Raises the errors of `mtrain.errors`.
+    """
+    data, device = config.data, find_hardware(hardware)
+    check_corpora(data, find_data_folder(data, Path(config.run_dir)))
+    scanner = CorpusScanner(data, config.seed, strict=False, quiet=quiet)
+    config, initial_model = resolve_config(config, scanner)
+    tokenizer = existing_tokenizer(config) if initial_model is None else initial_model.tokenizer
+    lengths = _find_lengths(config, scanner, tokenizer)
+    planner = _Planner(device, devices, lengths, tokenizer)
+    return planner.plan(planner.complete(config), price)
+
+
+def _find_lengths(config: Config, scanner: CorpusScanner, tokenizer: Tokenizer | None) -> TrainingLengths:
+    folder = find_data_folder(config.data, Path(config.run_dir))
+    data = None if tokenizer is None else open_prepared(config.data, tokenizer, folder, config.seed)
+    if data is not None:
+        return TrainingLengths.of_data(data, config.seed, f"encoded pairs in {folder}")
+    if any(corpus.weight != 1 for corpus in config.data.train):
+        log.warning("the weights of data.train are ignored; run `mtrain prepare` first to include them")
+    return TrainingLengths.of_text(config, scanner, tokenizer)
+
+
+class _Planner:
+    """Plans runs on `devices` devices, with pairs of these lengths."""
+
+    def __init__(
+        self, hardware: Hardware, devices: int, lengths: TrainingLengths, tokenizer: Tokenizer | None
+    ):
+        self.hardware, self.devices, self.lengths, self.tokenizer = hardware, devices, lengths, tokenizer
+
+    def complete(self, config: Config) -> Config:
+        """The config with a value for every key. What `model.preset: auto` chose is logged."""
+        if not is_incomplete(config):
+            return config
+        assumed = ASSUMED_SPEEDS["cpu" if self.hardware.on_cpu else "cuda"]
+        work = make_workload(config, self.lengths, self._speed, assumed)
+        completed, choices = plan_run(config, work)
+        if choices:
+            log_choices(choices)
+        return completed
+
+    def plan(self, config: Config, price: float | None) -> Plan:
+        """The plan for a complete config."""
+        estimator = self._estimator(config)
+        memory, step, epoch = estimator.memory(), estimator.step(), estimator.epoch()
+        fits, runs = estimator.fits(memory), []
+        if fits or not self.hardware.is_measured:
+            trained, network = FP32 * estimator.trained_parameters, estimator.network
+            # The gradient of the source embedding is known last.
+            gradients = trained, FP32 * network.source_vocab_size * network.d_model
+            costs = step, self._time(estimator, config), epoch, gradients
+            links = self.hardware.links if self.devices > 1 else [None]
+            runs = [predict_run(config.training, *costs, self.devices, link, price) for link in links]
+        parameters = count_parameters(estimator.network)
+        return Plan(
+            hardware=self.hardware.name,
+            devices=self.devices,
+            precision=estimator.device.precision,
+            model={key: getattr(config.model, key) for key in SIZES},
+            parameters={**parameters._asdict(), "total": parameters.total},
+            epoch=epoch,
+            step=step,
+            memory=memory,
+            device_memory=self.hardware.memory,
+            usable_memory=self.hardware.usable_memory,
+            fits=fits,
+            runs=runs,
+            advice=[*_advise_memory(estimator, fits), *_advise_speed(runs)],
+        )
+
+    def _estimator(self, config: Config, devices: int | None = None) -> Estimator:
+        device = self._device(config.training)
+        sizes = self._network(config), self.lengths, device, devices or self.devices
+        return Estimator(config, *sizes)
+
+    def _network(self, config: Config) -> ModelConfig:
+        if self.tokenizer is not None:
+            return model_config(config.model, self.tokenizer, config.data.max_length)
+        size = config.tokenizer.vocab_size
+        length = config.data.max_length
+        sizes = {"source_vocab_size": size, "target_vocab_size": size, "max_positions": length}
+        return ModelConfig.model_validate({**config.model.model_dump(), **sizes})
+
+    def _device(self, recipe: TrainingConfig) -> Device:
+        """How the hardware trains: as this machine does, or as GPUs with bf16 do."""
+        if self.hardware.name in GPUS:
+            return Device(self.hardware, "bf16" if recipe.precision == "auto" else recipe.precision)
+        device = self._own_device()
+        precision = resolve_precision(device, recipe.precision)
+        return Device(self.hardware, precision, worker_count(device, recipe))
+
+    def _own_device(self) -> torch.device:
+        return torch.device("cpu") if self.hardware.on_cpu else resolve_device("auto")
+
+    def _time(self, estimator: Estimator, config: Config) -> StepTime:
+        """The time of a step of one device, measured or predicted."""
+        if not self.hardware.is_measured:
+            return estimator.time()
+        log.info("timing some training steps")
+        alone = self._estimator(config, devices=1)
+        network, device = alone.network, self._own_device()
+
+        def steps(_: Learner) -> Iterator[Step]:
+            return random_steps(network, self.lengths, alone.plan)
+
+        speed = measure_speed(network, config.training, device, steps)
+        return StepTime(estimator.step().target_tokens / speed / self.devices, 0.0)
+
+    def _speed(self, config: Config) -> float:
+        """Target tokens/s of all devices, without communication. Raises MemoryError if memory is short."""
+        estimator = self._estimator(config)
+        if not estimator.fits(estimator.memory()):
+            raise MemoryError
+        return estimator.step().target_tokens / sum(self._time(estimator, config))
+
+
+def _advise_memory(estimator: Estimator, fits: bool) -> Iterator[str]:
+    """What to change if the memory does not suffice."""
+    if fits:
+        return
+    tokens, recipe = estimator.largest_fitting_micro_batch(), estimator.recipe
+    if tokens is not None:
+        yield f"set training.micro_batch_tokens to {tokens * (2 if recipe.r_drop else 1)}"
+        return
+    yield "choose a smaller model.preset: a single sentence of data.max_length does not fit"
+    if recipe.ema_decay is not None:
+        yield "set training.ema_decay to null, or use training.average_checkpoints instead"
+
+
+def _advise_speed(runs: Sequence[Run]) -> Iterator[str]:
+    """What to change if devices wait for communication."""
+    slow = [str(run.link) for run in runs if run.efficiency < POOR]
+    if slow:
+        names = " and ".join(slow)
+        yield f"with {names}, use fewer devices or raise training.batch_tokens: communication takes too long"

@@ -1,0 +1,79 @@
+"""The plan of a run as a plain table."""
+
+from collections.abc import Iterator
+
+from mtrain.training.hardware import BANDWIDTH_UTILIZATION, GPUS, UTILIZATION
+from mtrain.training.plan import Plan
+from mtrain.training.scaling import Run
+from mtrain.training.table import align
+
+Row = tuple[str, str, str]  # name, value, remark
+
+
+def format_plan(plan: Plan) -> str:
+    """The plan as text, without a line end."""
+    lines = list(align([*_costs(plan), *_memory(plan), *(row for run in plan.runs for row in _run(run))]))
+    if plan.hardware in GPUS:
+        rates = f"{UTILIZATION:.0%} of peak FLOP/s, {BANDWIDTH_UTILIZATION:.0%} of peak bandwidth"
+        lines.append(f"assumed, not measured: {rates}")
+    return "\n".join([*lines, *(f"advice: {advice}" for advice in plan.advice)])
+
+
+def _costs(plan: Plan) -> Iterator[Row]:
+    parameters, epoch, step = plan.parameters, plan.epoch, plan.step
+    yield "hardware", plan.hardware, f"{plan.devices} device(s), {plan.precision}"
+    parts = ", ".join(f"{_count(number)} {part}" for part, number in parameters.items() if part != "total")
+    yield "parameters", _count(parameters["total"]), parts
+    yield "pairs", f"{epoch.pairs:,}", epoch.origin
+    languages = f"{epoch.source_tokens:,} source, {epoch.target_tokens:,} target"
+    tokens = epoch.source_tokens + epoch.target_tokens
+    yield "tokens per epoch", f"{tokens:,}", f"{languages}; {epoch.padding:.1%} padding in addition"
+    yield "steps per epoch", f"{epoch.steps:,}", f"of {step.target_tokens:,.0f} target tokens"
+    per_device = f"{step.micro_batches:.3g} per device and step, of up to {step.micro_batch_tokens:,} tokens"
+    yield "micro-batches", f"{step.micro_batches * plan.devices:.3g}", per_device
+    yield "FLOPs per step", _scaled(step.flops), "matrix products, forward and backward"
+
+
+def _memory(plan: Plan) -> Iterator[Row]:
+    yield "memory per device", _bytes(plan.memory.total), _verdict(plan)
+    for part, size in vars(plan.memory).items():
+        if size:
+            yield f"  {part}", _bytes(size), ""
+
+
+def _verdict(plan: Plan) -> str:
+    usable = f"{_bytes(plan.usable_memory)} usable of {_bytes(plan.device_memory)}"
+    return f"{'fits' if plan.fits else 'DOES NOT FIT'}: {usable}"
+
+
+def _run(run: Run) -> Iterator[Row]:
+    if run.link is not None:
+        seconds = f"in {_seconds(run.communication_seconds)}, most of it during the backward pass"
+        yield f"by {run.link}", _bytes(run.sent_bytes), f"sent by each device in a step, {seconds}"
+        yield "  scaling efficiency", f"{run.efficiency:.0%}", "of the speed of as many single devices"
+    indent = "  " if run.link else ""
+    speed = f"{run.target_tokens_per_second:,.0f} target tokens/s"
+    yield f"{indent}step", _seconds(run.step_seconds), speed
+    yield f"{indent}epoch", f"{run.epoch_hours:.3g} h", ""
+    yield f"{indent}run", f"{run.hours:.3g} h", f"{run.steps:,} steps, without validation; limit: {run.limit}"
+    if run.cost is not None:
+        yield f"{indent}cost", f"{run.cost:,.2f}", ""
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e6:.1f}M"
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"
+
+
+def _seconds(number: float) -> str:
+    return f"{number:.2f} s" if number >= 1 else f"{number * 1e3:.1f} ms"
+
+
+def _scaled(number: float) -> str:
+    for prefix, size in (("P", 1e15), ("T", 1e12)):
+        if number >= size:
+            return f"{number / size:.2f} {prefix}FLOP"
+    return f"{number / 1e9:.2f} GFLOP"

@@ -1,0 +1,96 @@
+"""Predicts the speed of several devices, and how long a run takes.
+
+Each device computes its share of a step. The gradients are summed by a ring (Patarasuk and Yuan, "Bandwidth
+optimal all-reduce algorithms for clusters of workstations", 2009), in which each device sends
+2 (N - 1) / N times the size of the gradients, while the backward pass of the last micro-batch runs. The time
+of a step is that of its computation, plus the part of the communication that is not hidden.
+"""
+
+from dataclasses import dataclass
+
+from mtrain.config.recipe import useful_epochs
+from mtrain.config.training import TrainingConfig
+from mtrain.training.estimate import Epoch, StepCost, StepTime
+from mtrain.training.hardware import BANDWIDTH_UTILIZATION, Link
+
+BACKWARD_SHARE = 2 / 3  # of the time of a micro-batch: two of the three products of each weight
+BUCKET = 25 * 2**20  # bytes of gradients that DistributedDataParallel sends at once by default
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on devices that are connected by one kind of link."""
+
+    link: str | None  # None for a single device
+    sent_bytes: float  # by each device in a step
+    communication_seconds: float  # of a step, hidden or not
+    step_seconds: float
+    efficiency: float  # speed per device, relative to that of a single device
+    target_tokens_per_second: float  # of all devices
+    epoch_hours: float
+    steps: int  # of the whole run
+    limit: str  # that ends it
+    hours: float  # of training, without validation
+    cost: float | None  # of all devices; None without a price
+
+
+def predict_run(
+    recipe: TrainingConfig,
+    step: StepCost,
+    time: StepTime,
+    epoch: Epoch,
+    gradient_bytes: tuple[int, int],
+    devices: int = 1,
+    link: Link | None = None,
+    price: float | None = None,
+) -> Run:
+    """Predict a run with steps that take each device `time`.
+
+    `gradient_bytes` are those of all gradients, and those of the gradient that is known last: as long as it
+    is sent, there is nothing left to compute. `price` is that of a device for an hour.
+    """
+    sent, communication, exposed = 0.0, 0.0, 0.0
+    if link is not None and devices > 1:
+        sent, communication = all_reduce(gradient_bytes[0], devices, link)
+        hidden = BACKWARD_SHARE * time.forward_backward / step.micro_batches
+        last = min(1.0, max(BUCKET, gradient_bytes[1]) / gradient_bytes[0])
+        exposed = max(communication - hidden, communication * last)
+    alone, seconds = devices * time.forward_backward + time.update, sum(time) + exposed
+    steps, limit = planned_steps(recipe, epoch, seconds)
+    hours = steps * seconds / 3600
+    return Run(
+        link=None if link is None else link.name,
+        sent_bytes=sent,
+        communication_seconds=communication,
+        step_seconds=seconds,
+        efficiency=alone / (devices * seconds),
+        target_tokens_per_second=step.target_tokens / seconds,
+        epoch_hours=epoch.steps * seconds / 3600,
+        steps=steps,
+        limit=limit,
+        hours=hours,
+        cost=None if price is None else price * devices * hours,
+    )
+
+
+def all_reduce(size: int, devices: int, link: Link) -> tuple[float, float]:
+    """Bytes that each device sends to sum `size` bytes over all devices, and the seconds that this takes."""
+    messages, buckets = 2 * (devices - 1), -(-size // BUCKET)
+    sent = messages / devices * size
+    return sent, sent / (BANDWIDTH_UTILIZATION * link.bandwidth) + buckets * messages * link.latency
+
+
+def planned_steps(recipe: TrainingConfig, epoch: Epoch, step_seconds: float) -> tuple[int, str]:
+    """The number of steps of a run, and the limit that ends it. Early stopping is not predicted."""
+    limits = []
+    if recipe.max_steps is not None:
+        limits.append((recipe.max_steps, f"max_steps {recipe.max_steps:,}"))
+    if recipe.max_epochs is not None:
+        limits.append((recipe.max_epochs * epoch.steps, f"max_epochs {recipe.max_epochs:,}"))
+    if recipe.max_minutes is not None:
+        steps = max(1, round(recipe.max_minutes * 60 / step_seconds))
+        limits.append((steps, f"max_minutes {recipe.max_minutes:g}"))
+    if not limits:
+        epochs = useful_epochs(epoch.pairs)
+        limits.append((max(1, round(epochs * epoch.steps)), f"none is given; {epochs:.0f} epochs assumed"))
+    return min(limits)

@@ -1,0 +1,78 @@
+"""Predicted memory and FLOPs agree with real steps; the other numbers follow from the plan of the batches."""
+
+import itertools
+
+import measure_costs
+import pytest
+import torch
+
+from mtrain.config.model import ModelConfig
+from mtrain.config.training import TrainingConfig
+from mtrain.data.batch import Batch
+from mtrain.model.cost import Numerics, Shape, activation_bytes
+from mtrain.model.transformer import Transformer
+from mtrain.training.micro_batch import activation_bytes as measured_activation_bytes
+from mtrain.training.step import Learner
+
+SIZES = {"d_model": 32, "heads": 4, "encoder_layers": 2, "decoder_layers": 3, "ffn_dim": 80}
+WORDS = {"source_vocab_size": 90, "target_vocab_size": 110, "max_positions": 80, "tie_embeddings": "decoder"}
+CHOICES = [
+    {},
+    {"dropout": 0.0},
+    {"dropout": 0.0, "activation_dropout": 0.2},
+    {"activation_dropout": 0.0},
+    {"attention_dropout": 0.1},
+    {"activation": "gelu"},
+    {"activation": "silu", "dropout": 0.0},
+    {"activation": "swiglu"},
+    {"norm": "post"},
+    {"positions": "learned"},
+    {"positions": "rotary"},
+    {"output_bias": True},
+    {"tie_embeddings": "none"},
+]
+
+
+@pytest.mark.parametrize(
+    ("choice", "precision", "lengths"),
+    list(itertools.product(CHOICES, ["fp32", "bf16"], [(12, 9), (80, 72)])),
+)
+def test_activations_take_as_much_memory_as_predicted(choice, precision, lengths):
+    """Of short sentences and of long ones, for which a CPU uses another kernel for attention."""
+    config = ModelConfig(**SIZES | WORDS | choice)
+    source, target = lengths
+    batch = random_batch(16, source, target)
+    learner = Learner(Transformer(config).train(), TrainingConfig(max_steps=1, precision=precision))
+    measured = measured_activation_bytes(learner, batch)
+    numerics = Numerics(on_cpu=True, product_bytes=4 if precision == "fp32" else 2)
+    predicted = activation_bytes(config, Shape.of_lengths(16, source, target), numerics)
+    assert predicted == pytest.approx(measured, rel=0.1)
+
+
+def random_batch(pairs: int, source: int, target: int) -> Batch:
+    ids = [torch.randint(4, 90, (pairs, length)) for length in (source, target)]
+    return Batch(
+        ids[0], torch.ones_like(ids[0], dtype=torch.bool), ids[1], ids[1], ids[1].numel(), [0] * pairs
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("preset", measure_costs.PRESETS)
+def test_steps_of_the_presets_cost_what_is_predicted(preset, precision):
+    config, network = measure_costs.make_config(preset, training={"precision": precision})
+    predicted, measured = measure_costs.predict(config, network), measure_costs.measure(config, network)
+    assert predicted.flops == pytest.approx(measured.flops, rel=0.001)
+    assert predicted.memory == pytest.approx(measured.memory, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "training", [{}, {"ema_decay": 0.99}, {"r_drop": 5.0}], ids=["plain", "average", "r_drop"]
+)
+def test_a_small_step_costs_what_is_predicted(training, monkeypatch):
+    monkeypatch.setattr(measure_costs, "PAIRS", 24)
+    monkeypatch.setitem(measure_costs.VOCABULARIES, "tiny", 500)
+    config, network = measure_costs.make_config("tiny", training={"precision": "fp32", **training})
+    predicted, measured = measure_costs.predict(config, network), measure_costs.measure(config, network)
+    assert predicted.flops == measured.flops
+    assert predicted.memory == pytest.approx(measured.memory, rel=0.15)
