@@ -23,7 +23,7 @@ def test_help_and_version(mtrain):
     for command in COMMANDS:
         code, out, _ = mtrain(command, "--help")
         assert code == 0 and all(option in out for option in ("--set", "--quiet", "--debug", "--help"))
-        assert ("--device" in out) == (command in COMPUTE)
+        assert ("--device " in out) == (command in COMPUTE)
 
 
 def test_commands_that_compute_nothing_refuse_device(mtrain, config_file):
