@@ -8,14 +8,19 @@ import json
 import logging
 import os
 import queue
+import signal
 import subprocess
 import sys
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from typing import IO, Any, NamedTuple, TypeVar
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO, Any, Generic, NamedTuple, TypeVar
+
+from mtrain import errors
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +33,23 @@ _MAIN = (
     "from importlib import import_module; import_module(sys.argv[1]).serve()"
 )
 _AHEAD = 2  # tasks for each process that are prepared in advance
+_PATIENCE = 5.0  # seconds that a process whose pipe is closed may still take to end
 
 
 class WorkerEndedError(Exception):
-    """The process has ended, or never started."""
+    """A worker process has ended. The message says how: "was killed by SIGKILL", for example."""
+
+    def __init__(self, code: int):
+        """`code` is the exit code of the process, or minus the number of the signal that killed it."""
+        super().__init__(_describe_end(code))
+        self.code = code
+
+
+def _describe_end(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+    return f"was killed by {name}" + ", perhaps because memory ran out" * (name == "SIGKILL")
 
 
 class Message(NamedTuple):
@@ -41,14 +59,19 @@ class Message(NamedTuple):
     contents: tuple[bytes, ...] = ()
 
 
+Receive = Callable[[], Message]
+Answer = Callable[[Message], Message]
+
+
 class WorkerProcess:
     """The parent's side of a worker process."""
 
-    def __init__(self, module: str, settings: Message, threads: int = 1):
-        """Start a process that calls `serve()` of a module, which receives `settings` first. Its libraries
-        use `threads` threads. Raises OSError if no process can be started."""
+    def __init__(self, module: str, threads: int = 1):
+        """Start a process that calls `serve()` of a module. Its libraries use `threads` threads. Raises
+        OSError if no process can be started."""
         if not sys.executable or getattr(sys, "frozen", False):
             raise OSError("this program is not run by a Python interpreter")
+        self.ready = False  # whether `prepare` is done
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _MAIN, module],
             stdin=subprocess.PIPE,
@@ -56,28 +79,58 @@ class WorkerProcess:
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             start_new_session=True,  # only the parent handles Ctrl-C
         )
-        assert self.process.stdin is not None
-        with suppress(OSError):  # noticed at the first task
-            self.process.stdin.write(json.dumps(sys.path).encode() + b"\n")
-            send(self.process.stdin, settings)
+
+    def prepare(self, settings: Iterable[Message]) -> None:
+        """Send the messages that the process needs before its first task, and wait until it is ready. Raises
+        what `call` raises."""
+        with self._noticing_end():
+            self._stdin.write(json.dumps(sys.path).encode() + b"\n")
+            for message in settings:
+                send(self._stdin, message)
+            self._receive()
+        self.ready = True
 
     def call(self, task: Message) -> Message:
-        """Send a task, and wait for the answer. Raises WorkerEndedError."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        try:
-            send(self.process.stdin, task)
-            return receive(self.process.stdout)
-        except (OSError, ValueError, EOFError) as error:
-            raise WorkerEndedError from error
+        """Send a task, and wait for the answer. Raises the exception that the process has raised, or
+        WorkerEndedError."""
+        with self._noticing_end():
+            send(self._stdin, task)
+            return self._receive()
 
-    def kill(self) -> None:
-        """End the process, and close the pipes."""
+    def kill(self, patience: float = 0.0) -> int:
+        """Kill the process, unless it ends within `patience` seconds, and close the pipes. Returns its exit
+        code, or minus the number of the signal that ended it."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience)
         self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
+        code = self.process.wait()
+        for pipe in (self._stdin, self._stdout):
             with suppress(OSError):  # unread data cannot be flushed
                 pipe.close()
+        return code
+
+    @property
+    def _stdin(self) -> IO[bytes]:
+        assert self.process.stdin is not None
+        return self.process.stdin
+
+    @property
+    def _stdout(self) -> IO[bytes]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def _receive(self) -> Message:
+        answer = receive(self._stdout)
+        if "error" in answer.header:
+            raise _to_exception(**answer.header)
+        return answer
+
+    @contextmanager
+    def _noticing_end(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, EOFError) as error:
+            raise WorkerEndedError(self.kill(_PATIENCE)) from error
 
 
 def count_cores() -> int:
@@ -85,23 +138,38 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+# ------------------------------------------------------------------------------------------ several processes
+
+
+@dataclass
+class _Slot:
+    """A place for a worker process in a pool."""
+
+    process: WorkerProcess | None  # None if it could not be started, or has ended
+    replaced: bool = False  # whether this is not the first process
+
+
 class WorkerPool:
     """Worker processes that share tasks. They end when the pool is closed or garbage-collected, and when this
     process ends."""
 
     def __init__(self, module: str, settings: Message, count: int):
-        """Start `count` processes. The arguments are those of `WorkerProcess`."""
-        self._count = count
-        self._free: queue.SimpleQueue[WorkerProcess | None] = queue.SimpleQueue()
+        """Start `count` processes. `module` is as in `WorkerProcess`; each process is given `settings`
+        first."""
+        self._module, self._settings, self._count = module, settings, count
         self._processes: list[WorkerProcess] = []
         self._end = weakref.finalize(self, _kill_all, os.getpid(), self._processes)
-        for _ in range(count):
-            try:
-                self._processes.append(WorkerProcess(module, settings))
-                self._free.put(self._processes[-1])
-            except OSError as error:  # too many processes, for example
-                log.warning("cannot start a worker process: %s", error)
-                self._free.put(None)
+        self._free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
+        for _ in range(count):  # none is waited for, so that all import their modules at the same time
+            self._free.put(_Slot(self._start()))
+
+    def _start(self) -> WorkerProcess | None:
+        try:
+            self._processes.append(process := WorkerProcess(self._module))
+        except OSError as error:  # too many processes, for example
+            log.warning("cannot start a worker process: %s", error)
+            return None
+        return process
 
     def map(
         self,
@@ -109,19 +177,22 @@ class WorkerPool:
         remote: Callable[[WorkerProcess, Task], Result],
         local: Callable[[Task], Result],
     ) -> Iterator[tuple[Task, Result]]:
-        """Yield each task and its result, in order. A task is given to `remote` with a free process, or to
-        `local` if that process could not be started or has ended. Raises what they raise."""
+        """Yield each task and its result, in order. A task is given to `remote` with a free process. A
+        process that ends is replaced once; after that, or if a process cannot be started, its tasks are given
+        to `local`. Raises what they raise."""
 
         def run(task: Task) -> Result:
-            process = self._free.get()
+            slot = self._free.get()
             try:
-                if process is not None:
-                    return remote(process, task)
-            except WorkerEndedError:
-                log.warning("a worker process failed; its work continues in the main process")
-                process = None
+                while slot.process is not None:
+                    try:
+                        if not slot.process.ready:
+                            slot.process.prepare([self._settings])
+                        return remote(slot.process, task)
+                    except WorkerEndedError as error:
+                        self._replace(slot, error)
             finally:
-                self._free.put(process)
+                self._free.put(slot)
             return local(task)
 
         pending: deque[tuple[Task, Future[Result]]] = deque()
@@ -139,6 +210,13 @@ class WorkerPool:
                 for _, future in pending:
                     future.cancel()
 
+    def _replace(self, slot: _Slot, error: WorkerEndedError) -> None:
+        """Start another process in place of the one that has ended, unless it was a replacement itself."""
+        plan = "its work continues in the main process" if slot.replaced else "starting another one"
+        log.warning("a worker process %s; %s", error, plan)
+        slot.process = None if slot.replaced else self._start()
+        slot.replaced = True
+
     def close(self) -> None:
         """End the processes."""
         self._end()
@@ -148,6 +226,33 @@ def _kill_all(pid: int, processes: list[WorkerProcess]) -> None:
     if os.getpid() == pid:  # not in a fork
         for process in processes:
             process.kill()
+
+
+class Job(NamedTuple, Generic[Task, Result]):
+    """Work on tasks that this process or worker processes can do."""
+
+    module: str  # whose `serve` does it in a worker process
+    settings: Message  # that a worker process is given first
+    pack: Callable[[Task], Message]  # makes a task a message to a worker process
+    unpack: Callable[[Message], Result]  # makes its answer a result
+    local: Callable[[Task], Result]  # does the work in this process
+
+
+def map_tasks(job: Job[Task, Result], tasks: Iterable[Task], workers: int) -> Iterator[tuple[Task, Result]]:
+    """Yield each task and its result, in order. The work is done by `workers` processes, or by this one if
+    `workers` is 1. Raises what the work raises."""
+    if workers == 1:
+        yield from ((task, job.local(task)) for task in tasks)
+        return
+
+    def remote(process: WorkerProcess, task: Task) -> Result:
+        return job.unpack(process.call(job.pack(task)))
+
+    with closing(WorkerPool(job.module, job.settings, workers)) as pool:
+        yield from pool.map(tasks, remote, job.local)
+
+
+# --------------------------------------------------------------------------------------------------- messages
 
 
 def send(pipe: IO[bytes], message: Message) -> None:
@@ -171,12 +276,63 @@ def receive(pipe: IO[bytes]) -> Message:
     return Message(header, contents)
 
 
-def serve(prepare: Callable[[Message], Callable[[Message], Message]]) -> None:
-    """The worker process: answer tasks until the pipe is closed. `prepare` is given the settings, and returns
-    the function that answers a task."""
-    tasks, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing else must write to the pipe
-    with suppress(OSError, EOFError):  # the parent has ended
-        answer = prepare(receive(tasks))
+def serve(prepare: Callable[[Receive], Answer]) -> None:
+    """The worker process: answer tasks until the pipe is closed. `prepare` is given a function that receives
+    the settings, and returns the function that answers a task. What they raise is raised by the parent."""
+    parent = _Parent()
+    with suppress(_ParentEndedError):
+        try:
+            answer = prepare(parent.receive)
+        except Exception as error:
+            parent.send(Message(_describe(error)))
+            sys.exit(1)
+        parent.send(Message({}))
         while True:
-            send(answers, answer(receive(tasks)))
+            task = parent.receive()
+            try:
+                result = answer(task)
+            except Exception as error:
+                result = Message(_describe(error))
+            parent.send(result)
+
+
+class _ParentEndedError(Exception):
+    """The parent process has ended, or closed the pipes."""
+
+
+class _Parent:
+    """The worker's side of the pipes."""
+
+    def __init__(self) -> None:
+        self._tasks, self._answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing else must write to the pipe
+
+    def receive(self) -> Message:
+        """The next message. Raises _ParentEndedError."""
+        try:
+            return receive(self._tasks)
+        except (OSError, EOFError) as error:
+            raise _ParentEndedError from error
+
+    def send(self, message: Message) -> None:
+        """Send a message. Raises _ParentEndedError."""
+        try:
+            send(self._answers, message)
+        except OSError as error:
+            raise _ParentEndedError from error
+
+
+def _describe(error: Exception) -> dict[str, str]:
+    """An exception as the header of a message."""
+    expected = isinstance(error, errors.MtrainError | MemoryError)
+    details = "" if expected else traceback.format_exc()
+    return {"error": str(error), "kind": type(error).__name__, "details": details}
+
+
+def _to_exception(error: str, kind: str, details: str) -> Exception:
+    """The exception that the header of a message describes; a RuntimeError if it was not expected."""
+    unexpected = MemoryError if kind == "MemoryError" else RuntimeError
+    exception: Exception = getattr(errors, kind, unexpected)(error or kind)
+    if details:
+        exception.add_note(f"In a worker process:\n{details}")
+    return exception

@@ -1,7 +1,6 @@
 """The scan of blocks of training pairs, in this process or in several."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +11,7 @@ from mtrain.data.block_check import BlockCheck, BlockFindings, Columns
 from mtrain.data.block_messages import pack_block, unpack_block
 from mtrain.data.corpus import Block, RawBlock, parse_block, refuse_unless_skipped
 from mtrain.data.samples import BlockSample, Candidate, draw_candidates, sample_block
-from mtrain.errors import DataError
-from mtrain.processes import Message, WorkerPool, WorkerProcess
+from mtrain.processes import Answer, Job, Message, Receive, map_tasks
 from mtrain.processes import serve as serve_tasks
 
 _COLUMNS = [f"{name}_{column}" for name in ("keys", "leaked") for column in Columns._fields]
@@ -86,39 +84,30 @@ class BlockScanner:
 def scan_all(
     scanner: BlockScanner, tasks: Iterable[ScanTask], workers: int
 ) -> Iterator[tuple[ScanTask, ScannedBlock]]:
-    """Scan blocks in order, with `workers` processes if these are several. Raises what scanning raises."""
+    """Scan blocks in order, with `workers` processes if these are several. Raises what `BlockScanner.scan`
+    raises."""
 
-    def call(process: WorkerProcess, task: ScanTask) -> ScannedBlock:
+    def pack(task: ScanTask) -> Message:
         header = {"corpus": task.corpus, "rate": task.rate, "limit": task.limit}
-        answer = process.call(pack_block(task.raw, scanner.data.train[task.corpus], header))
-        if "error" in answer.header:
-            raise DataError(answer.header["error"])
-        return _unpack(answer)
+        return pack_block(task.raw, scanner.data.train[task.corpus], header)
 
-    if workers == 1:
-        yield from ((task, scanner.scan(task)) for task in tasks)
-        return
-    with closing(WorkerPool(__name__, scanner.settings(), workers)) as pool:
-        yield from pool.map(tasks, remote=call, local=scanner.scan)
+    return map_tasks(Job(__name__, scanner.settings(), pack, _unpack, scanner.scan), tasks, workers)
 
 
 def serve() -> None:
     """The worker process: scan blocks until the pipe is closed."""
-
-    def prepare(settings: Message) -> Callable[[Message], Message]:
-        scanner = BlockScanner.with_settings(settings)
-        return lambda task: _answer(scanner, task)
-
-    serve_tasks(prepare)
+    serve_tasks(_prepare)
 
 
-def _answer(scanner: BlockScanner, task: Message) -> Message:
-    corpus = task.header["corpus"]
-    block = unpack_block(task, scanner.data.train[corpus])
-    try:
+def _prepare(receive: Receive) -> Answer:
+    scanner = BlockScanner.with_settings(receive())
+
+    def answer(task: Message) -> Message:
+        corpus = task.header["corpus"]
+        block = unpack_block(task, scanner.data.train[corpus])
         return _pack(scanner.scan_block(block, corpus, task.header["rate"], task.header["limit"]))
-    except DataError as error:
-        return Message({"error": str(error)})
+
+    return answer
 
 
 def _pack(scanned: ScannedBlock) -> Message:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
-from mtrain.data.corpus import Block, Position, RawBlock, parse_block, refuse_unless_skipped
+from mtrain.data.corpus import Block, RawBlock, parse_block, refuse_unless_skipped
 from mtrain.data.shards import Ids, Indices, Rows, ranges
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -21,7 +21,6 @@ class EncodedBlock(NamedTuple):
     numbers: Indices  # of the pairs in their corpus, from 1
     dropped: dict[str, int]  # number of other pairs by reason
     pairs: int  # all pairs
-    end: Position
 
 
 class Encoder:
@@ -55,10 +54,10 @@ class Encoder:
     def encode(self, raw: RawBlock, corpus: int) -> EncodedBlock:
         """Encode a block of corpus number `corpus` (from 0). Raises DataError if a pair is unreadable and
         `data.bad_lines` is not `skip`."""
-        return self.encode_block(parse_block(raw, self.corpora[corpus]), raw.end)
+        return self.encode_block(parse_block(raw, self.corpora[corpus]))
 
-    def encode_block(self, block: Block, end: Position) -> EncodedBlock:
-        """Like `encode`, for a decoded block, after which the corpus continues at `end`."""
+    def encode_block(self, block: Block) -> EncodedBlock:
+        """Like `encode`, for a decoded block."""
         tokenizer = self._tokenizer
         for error in block.errors.values():
             refuse_unless_skipped(error, self._data.bad_lines)
@@ -79,7 +78,6 @@ class Encoder:
             np.asarray(block.numbers, np.int64)[kept],
             {reason: number for reason, number in counts.items() if number},
             count + len(block.errors),
-            end,
         )
 
     def _with_eos(self, rows: list[list[int]]) -> Rows:

@@ -20,7 +20,7 @@ from mtrain.config.data import DataConfig
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.shards import Ids, Rows
 from mtrain.errors import StorageError
-from mtrain.processes import Message, WorkerPool, WorkerProcess, count_cores
+from mtrain.processes import Answer, Message, Receive, WorkerPool, WorkerProcess, count_cores
 from mtrain.processes import serve as serve_tasks
 from mtrain.tokenizer.sampling import make_resegment
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -143,15 +143,15 @@ def _from_message(message: Message) -> Sides:
 
 def serve() -> None:
     """The worker process: segment blocks until the pipe is closed."""
+    serve_tasks(_prepare)
 
-    def prepare(settings: Message) -> Callable[[Message], Message]:
-        data = DataConfig.model_validate(settings.header["data"])
-        tokenizer = Tokenizer(Path(settings.header["tokenizer"]))
-        resegment = _make_block_resegmenter(data, tokenizer, settings.header["seed"])
 
-        def answer(task: Message) -> Message:
-            return _to_message(resegment(_from_message(task), task.header["key"], task.header["block"]), {})
+def _prepare(receive: Receive) -> Answer:
+    settings = receive().header
+    data, tokenizer = DataConfig.model_validate(settings["data"]), Tokenizer(Path(settings["tokenizer"]))
+    resegment = _make_block_resegmenter(data, tokenizer, settings["seed"])
 
-        return answer
+    def answer(task: Message) -> Message:
+        return _to_message(resegment(_from_message(task), task.header["key"], task.header["block"]), {})
 
-    serve_tasks(prepare)
+    return answer

@@ -8,7 +8,7 @@ import numpy as np
 
 from mtrain.data.corpus import BLOCK, START, Position, read_blocks
 from mtrain.data.encoder import EncodedBlock, Encoder
-from mtrain.data.encoder_process import Task, encode_all
+from mtrain.data.encoder_process import EncodingTask, encode_all
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.shards import LAYOUT, SHARD, Ids, Rows, Shard, ShardInfo, buckets_of, shard_file, write_shard
 from mtrain.errors import ModelError
@@ -36,20 +36,19 @@ class ShardWriter:
         Raises DataError if a corpus has changed since it was scanned, and no shard of other text is written;
         StorageError if a shard cannot be written.
         """
-        blocks: list[EncodedBlock] = []
         with ProgressBar("data: encoded", "pairs", pairs, quiet) as progress:
+            blocks: list[EncodedBlock] = []
             for task, block in encode_all(self._encoder, self._missing(), workers):
-                if block is not None:
-                    blocks.append(block)
-                    progress.set_done_before(self._existed)
-                    progress.add(block.pairs - block.dropped.get("bad", 0))
-                else:
+                blocks.append(block)
+                progress.set_done_before(self._existed)
+                progress.add(block.pairs - block.dropped.get("bad", 0))
+                if task.is_last:
                     self._infos[task.shard] = self._write(task, blocks)
                     blocks = []
         self._scanner.require_unchanged(self._corpora)  # a shorter corpus has fewer shards
         return [info for _, info in sorted(self._infos.items())]
 
-    def _missing(self) -> Iterator[Task]:
+    def _missing(self) -> Iterator[EncodingTask]:
         """The raw blocks of the missing shards. The shards that are not missing are recorded in `_infos`."""
         index = 0
         for number, corpus in enumerate(self._corpora):
@@ -61,12 +60,14 @@ class ShardWriter:
                     position, blocks, pairs = Position(info.first + info.pairs, info.ends), None, info.pairs
                 else:
                     blocks = blocks or read_blocks(corpus, size=BLOCK, start=position)
-                    first = position.first
-                    while position.first - first < SHARD and (raw := next(blocks, None)):
-                        yield Task(index, number, raw)
+                    first, raw = position.first, next(blocks, None)
+                    while raw:
                         position = raw.end
-                    if pairs := position.first - first:
-                        yield Task(index, number, None)
+                        is_full = position.first - first >= SHARD
+                        following = None if is_full else next(blocks, None)
+                        yield EncodingTask(index, number, raw, is_last=following is None)
+                        raw = following
+                    pairs = position.first - first
                 index += bool(pairs)
 
     def _existing(self, index: int, corpus: int, position: Position) -> ShardInfo | None:
@@ -80,14 +81,15 @@ class ShardWriter:
         is_wanted = made_from == (self._fingerprint, corpus, position.first)
         return info if is_wanted and made_as == (LAYOUT, SHARD, self._buckets) else None
 
-    def _write(self, task: Task, blocks: list[EncodedBlock]) -> ShardInfo:
-        corpus = task.corpus
+    def _write(self, last: EncodingTask, blocks: list[EncodedBlock]) -> ShardInfo:
+        """Write the shard of the given blocks; `last` is the task of the last one."""
+        corpus, end = last.corpus, last.raw.end
         sides = (
             Rows.join([block.sides[0] for block in blocks]),
             Rows.join([block.sides[1] for block in blocks]),
         )
         numbers: Ids = np.concatenate([block.numbers for block in blocks])
-        pairs, end = sum(block.pairs for block in blocks), blocks[-1].end
+        pairs = sum(block.pairs for block in blocks)
         dropped = Counter[str]()
         for block in blocks:
             dropped.update(block.dropped)
@@ -105,7 +107,7 @@ class ShardWriter:
             end.offsets,
         )
         buckets = buckets_of(numbers, self._seed, corpus, self._buckets)
-        file = shard_file(self._folder, task.shard)
+        file = shard_file(self._folder, last.shard)
         self._scanner.require_unchanged([self._corpora[corpus]])
         write_shard(file, sides, numbers - first, buckets, info)
         return info

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,8 +21,9 @@ from mtrain.config.decoding import DecodingConfig
 from mtrain.decoding.decode import Models, decode_batch, for_decoding, in_batches
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
-from mtrain.decoding.worker_process import WorkerEndedError, WorkerProcess
+from mtrain.decoding.worker_process import decode_remotely, messages_of, start_process
 from mtrain.device import thread_pool
+from mtrain.processes import Message, WorkerEndedError, WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -110,8 +111,8 @@ class Workers:
             if process is not None:
                 try:
                     return self._send(process, *task)
-                except WorkerEndedError:
-                    self._remove(process)
+                except WorkerEndedError as error:
+                    self._remove(process, error)
             return decode_batch(self.models, *task)
         start = time.perf_counter()
         try:
@@ -123,7 +124,7 @@ class Workers:
     def _send(self, process: WorkerProcess, *task: Any) -> list[list[Translation]]:
         self.sent += 1
         try:
-            found = process.decode(*task)
+            found = decode_remotely(process, *task)
         except WorkerEndedError:
             raise
         except Exception:  # raised by decoding, so the process is still usable
@@ -157,36 +158,36 @@ class Workers:
         with self._lock:
             while len(self._processes) < self._wanted:
                 try:
-                    process = WorkerProcess(self._threads)
+                    process = start_process(self._threads)
                 except OSError as error:  # too many processes, for example
-                    self._give_up(str(error))
+                    self._give_up(f"cannot start a worker process: {error}")
                     break
                 self._processes.append(process)
                 # The thread must not hold a reference to this object, which may be dropped meanwhile.
-                arguments = (process, self.originals, self.precision, self._free)
+                messages = messages_of(self.originals, self.precision, self._threads)
+                arguments = (process, messages, self._free)
                 starting.append(threading.Thread(target=_prepare, args=arguments, daemon=True))
                 starting[-1].start()
         return starting
 
-    def _remove(self, process: WorkerProcess) -> None:
+    def _remove(self, process: WorkerProcess, error: WorkerEndedError) -> None:
         """Remove a worker process that has ended. Another is started in its place unless it failed."""
-        code = process.kill(patience=5)
         with self._lock:
             self._processes.remove(process)
-            if code != 0:
-                self._give_up(f"exit code {code}")
+            if error.code != 0:
+                self._give_up(f"a worker process {error}")
 
     def _give_up(self, reason: str) -> None:
-        log.warning("a worker process failed (%s); decoding continues without worker processes", reason)
+        log.warning("%s; decoding continues without worker processes", reason)
         self._wanted = 0
 
 
 def _prepare(
-    process: WorkerProcess, models: Models, precision: str, free: "queue.SimpleQueue[WorkerProcess]"
+    process: WorkerProcess, messages: Iterator[Message], free: "queue.SimpleQueue[WorkerProcess]"
 ) -> None:
     """Prepare a process for tasks. If it fails, it is killed, and its first task raises WorkerEndedError."""
     try:
-        process.prepare(models, precision)
+        process.prepare(messages)
     except Exception as error:
         if not isinstance(error, WorkerEndedError):
             log.warning("a worker process could not be prepared: %s", error)

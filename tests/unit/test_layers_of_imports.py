@@ -13,8 +13,8 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "mtrain"
 # Each module may import from the rows above its own and, in a package, from its own package.
 ORDER = [
-    ["errors", "kernels", "processes", "progress_bar"],
-    ["device"],
+    ["errors", "kernels", "progress_bar"],
+    ["device", "processes"],
     ["config", "storage"],
     ["tokenizer"],
     ["data", "model"],

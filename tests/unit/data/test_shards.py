@@ -591,7 +591,8 @@ def test_encoding_continues_without_processes_that_fail(
     monkeypatch.setattr(processes_module, "WorkerProcess", Failing)
     assert text_of(parallel(tmp_path, tokenizer, config(tmp_path)), tokenizer) == TOY
     assert "cannot start a worker process: [Errno 11] Resource temporarily unavailable" in caplog.text
-    assert caplog.text.count("a worker process failed; its work continues in the main process") == 1
+    assert caplog.text.count("was killed by SIGKILL, perhaps because memory ran out; starting another") == 1
+    assert caplog.text.count("was killed by SIGKILL, perhaps because memory ran out; its work continues") == 1
 
 
 def test_progress_is_logged_without_a_terminal(

@@ -1,0 +1,80 @@
+"""Worker processes: results in order, errors that are not hidden, and processes that end."""
+
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtrain.errors import DataError
+from mtrain.processes import Job, Message, WorkerPool, map_tasks
+
+WORKER = "tests.support.worker"  # its processes do what their tasks say
+Action = tuple[str, Any]
+KILLED = "a worker process was killed by SIGKILL, perhaps because memory ran out; "
+REPLACED, ABANDONED = "starting another one", "its work continues in the main process"
+
+
+def job(settings: Message) -> Job[Action, Any]:
+    return Job(
+        WORKER,
+        settings,
+        pack=lambda task: Message({"action": task[0], "value": task[1]}),
+        unpack=lambda answer: answer.header["result"],
+        local=lambda task: f"local {task[1]}",
+    )
+
+
+def results(tasks: Iterable[Action], workers: int = 2, **settings: str) -> list[Any]:
+    """The results of some tasks."""
+    return [result for _, result in map_tasks(job(Message(settings)), tasks, workers)]
+
+
+def test_results_are_in_the_order_of_the_tasks():
+    tasks = [("echo", number) for number in range(20)]
+    assert list(map_tasks(job(Message({})), tasks, 2)) == [(task, task[1]) for task in tasks]
+    assert results(tasks[:2], workers=1) == ["local 0", "local 1"]
+
+
+def test_all_processes_are_started_before_one_is_waited_for(tmp_path: Path, monkeypatch):
+    """Each takes a while to import its modules, and the settings are larger than the buffer of a pipe."""
+    gate, settings = tmp_path / "gate", Message({}, (b"x" * 2**20,))
+    monkeypatch.setenv("TEST_GATE", str(gate))
+    with closing(WorkerPool(WORKER, settings, 2)) as pool:
+        gate.touch()
+        task = Message({"action": "echo", "value": 1})
+        [(_, answer)] = pool.map([task], lambda process, task: process.call(task), lambda task: task)
+    assert answer.contents == settings.contents
+
+
+def test_an_error_of_the_user_is_raised_here():
+    with pytest.raises(DataError, match="refused: line 3"):
+        results([("refuse", "line 3")])
+
+
+def test_a_bug_is_raised_here_with_the_traceback_of_the_process():
+    with pytest.raises(RuntimeError, match="integer division or modulo by zero") as raised:
+        results([("divide", 0)])
+    assert 'tests/support/worker.py", line' in raised.value.__notes__[0]
+
+
+def test_an_error_before_the_first_task_is_not_hidden(tmp_path: Path):
+    with pytest.raises(RuntimeError, match="No such file or directory"):
+        results([("echo", 1)], read=str(tmp_path / "missing"))
+
+
+def test_a_process_that_is_killed_is_replaced(tmp_path: Path, caplog):
+    tasks = [("echo", 0), ("end once", str(tmp_path / "file")), ("echo", 2)]
+    assert results(tasks, workers=3) == [0, str(tmp_path / "file"), 2]
+    assert caplog.messages == [KILLED + REPLACED]
+
+
+def test_the_main_process_does_the_work_of_a_process_that_is_killed_again(caplog):
+    assert results([("be killed", "task"), ("echo", 1)]) == ["local task", 1]
+    assert caplog.messages == [KILLED + REPLACED, KILLED + ABANDONED]
+
+
+def test_the_exit_code_of_a_process_is_reported(caplog):
+    assert results([("exit", 3)]) == ["local 3"]
+    assert caplog.messages[0] == f"a worker process ended with exit code 3; {REPLACED}"
