@@ -29,7 +29,7 @@ def check(
 
     from mtrain.config.load import load_config
     from mtrain.data.check_report import format_report, list_warnings
-    from mtrain.data.data_folder import check_corpora
+    from mtrain.data.same_inputs import check_corpora
     from mtrain.data.scan import CorpusScanner, check_data
     from mtrain.training.prepare_tokenizer import existing_tokenizer
     from mtrain.training.resolve_config import resolve_config
@@ -65,7 +65,7 @@ def tokenize(
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
-    from mtrain.data.data_folder import check_corpora
+    from mtrain.data.same_inputs import check_corpora
     from mtrain.training.prepare_tokenizer import tokenize as make_tokenizer
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))

@@ -13,30 +13,30 @@ from mtrain.data import Pair
 from mtrain.data.corpus import good_pairs
 from mtrain.data.corpus_files import files_of
 from mtrain.data.data_folder import (
-    Inputs,
-    Summary,
-    has_same_settings,
-    hashes_of_missing,
-    inputs_of,
-    is_current,
-    locked_data_folder,
     open_shards,
-    read_inputs,
-    read_summary,
     read_validation,
     remove_obsolete,
-    remove_summary,
-    require_same_inputs,
-    write_summary,
     write_tokenizer,
     write_validation,
 )
 from mtrain.data.encoder import Encoder
+from mtrain.data.folder_lock import locked_data_folder
 from mtrain.data.resegment import Resegmenter
+from mtrain.data.same_inputs import has_same_settings, hashes_of_missing, require_same_inputs
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.shard_writer import ShardWriter
 from mtrain.data.shards import BUCKET, LAYOUT, SHARD, Shard, ShardInfo, shard_file
 from mtrain.data.sources import read_digests, write_digests
+from mtrain.data.summary import (
+    Inputs,
+    Summary,
+    inputs_of,
+    is_current,
+    read_inputs,
+    read_summary,
+    remove_summary,
+    write_summary,
+)
 from mtrain.data.windows import ONE_WINDOW, WindowedCorpus, WindowLayout
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
 from mtrain.processes import count_cores

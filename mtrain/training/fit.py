@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from mtrain.config.schema import Config
-from mtrain.data.data_folder import check_corpora, find_data_folder
+from mtrain.data.data_folder import find_data_folder
+from mtrain.data.same_inputs import check_corpora
 from mtrain.device import keep_freed_memory, limit_onednn_cache, make_current, resolve_device
 from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports

@@ -16,9 +16,10 @@ from mtrain.config.presets import SIZES
 from mtrain.config.recipe import ASSUMED_SPEEDS
 from mtrain.config.schema import Config
 from mtrain.config.training import TrainingConfig
-from mtrain.data.data_folder import check_corpora, find_data_folder
+from mtrain.data.data_folder import find_data_folder
 from mtrain.data.loader import Step
 from mtrain.data.prepare_data import open_prepared
+from mtrain.data.same_inputs import check_corpora
 from mtrain.data.scan import CorpusScanner
 from mtrain.device import resolve_device, resolve_precision
 from mtrain.model.cost import FP32, count_parameters

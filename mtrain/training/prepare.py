@@ -10,8 +10,10 @@ from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.check_report import log_warnings
-from mtrain.data.data_folder import check_corpora, find_data_folder, is_begun, locked_unless_complete
+from mtrain.data.data_folder import find_data_folder
+from mtrain.data.folder_lock import is_begun, locked_unless_complete
 from mtrain.data.prepare_data import PreparedData, make_scanner, prepare_data
+from mtrain.data.same_inputs import check_corpora
 from mtrain.errors import UsageError
 from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports

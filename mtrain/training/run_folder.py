@@ -14,7 +14,7 @@ from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
-from mtrain.data.data_folder import LOCK
+from mtrain.data.folder_lock import LOCK
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.storage.atomic import recover, write_atomically
 from mtrain.storage.locks import owner_of, record_owner, try_lock

@@ -14,8 +14,8 @@ from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, good_pairs, parse_block, read_blocks, read_pairs
 from mtrain.data.corpus_files import files_of
-from mtrain.data.data_folder import check_corpora
 from mtrain.data.lines import count_lines, count_valid_lines, decode_block, open_blocks, read_lines, read_text
+from mtrain.data.same_inputs import check_corpora
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
 from tests.support.corpora import corpus, read, text_pair, write

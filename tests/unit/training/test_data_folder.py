@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mtrain.config.schema import Config
-from mtrain.data.data_folder import locked_data_folder
+from mtrain.data.folder_lock import locked_data_folder
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
 from mtrain.training.prepare import prepare
 from mtrain.training.prepare_tokenizer import tokenize
