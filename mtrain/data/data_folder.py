@@ -4,26 +4,25 @@ A complete folder is only read, so several runs can share it, on a read-only fil
 raw files.
 """
 
+import hashlib
 import json
-import logging
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.shards import Shard, shard_file
-from mtrain.data.summary import VALIDATION, Summary
-from mtrain.errors import ModelError
+from mtrain.data.summary import Summary
+from mtrain.errors import ModelError, StorageError
 from mtrain.storage.atomic import write_atomically, write_folder
-from mtrain.storage.manifest import MANIFEST, sha256
+from mtrain.storage.manifest import MANIFEST
 from mtrain.tokenizer.tokenizer import Tokenizer
 
-log = logging.getLogger(__name__)
-
-TOKENIZER = "tokenizer"
+VALIDATION, TOKENIZER = "validation.jsonl", "tokenizer"
 SHARD_NAME = re.compile(r"shard-([0-9]{5,9})\.safetensors")
 _OBSOLETE = ("train.arrow", MANIFEST)  # of layout 2
 
@@ -33,17 +32,29 @@ def find_data_folder(data: DataConfig, run_dir: Path) -> Path:
     return run_dir / "data" if data.folder is None else Path(data.folder)
 
 
-def write_validation(folder: Path, pairs: list[Pair]) -> str:
-    """Write the validation pairs, and return the SHA-256 of their file. Raises StorageError."""
-    lines = (json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs)
-    write_atomically(folder / VALIDATION, "".join(lines))
-    return sha256(folder / VALIDATION)
+def write_validation(folder: Path, pairs: list[Pair], digest: str | None = None) -> str:
+    """Write the validation pairs, and return the SHA-256 of their file. If `digest` is given and is another
+    one, nothing is written. Raises StorageError."""
+    text = "".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs)
+    new_digest = hashlib.sha256(text.encode()).hexdigest()
+    if digest in (None, new_digest):
+        write_atomically(folder / VALIDATION, text)
+    return new_digest
 
 
-def read_validation(folder: Path) -> list[Pair]:
-    """The validation pairs."""
-    with (folder / VALIDATION).open(encoding="utf-8", newline="\n") as lines:
-        return [Pair(*json.loads(line)) for line in lines]
+def read_validation(folder: Path, summary: Summary) -> list[Pair]:
+    """The validation pairs. Raises ModelError if their file is missing or damaged; StorageError if it cannot
+    be read."""
+    file = folder / VALIDATION
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(f"{file}: missing") from None
+    except OSError as error:
+        raise StorageError(f"{file}: cannot read: {error.strerror}") from error
+    if hashlib.sha256(content).hexdigest() != summary["validation_sha256"]:
+        raise ModelError(f"{file}: damaged (it does not match its SHA-256)")
+    return [Pair(*json.loads(line)) for line in content.decode().split("\n")[:-1]]
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
@@ -62,20 +73,51 @@ def shared_tokenizer(data: DataConfig) -> Path | None:
     return folder
 
 
-def open_shards(folder: Path, summary: Summary, buckets: Sequence[int]) -> tuple[list[Shard], list[int]]:
-    """The shards of a data folder, and the indices of those that are missing or damaged. The rows of some
-    buckets are verified."""
-    shards, damaged = [], []
+class Contents(NamedTuple):
+    """What a complete data folder contains, as far as it is neither missing nor damaged."""
+
+    shards: list[Shard]
+    validation: list[Pair]
+    damaged_shards: dict[int, str]  # by index: what is wrong
+    damaged_validation: str | None = None  # what is wrong
+
+    @property
+    def problem(self) -> str | None:
+        """The first thing that is missing or damaged."""
+        return next(iter(self.damaged_shards.values()), self.damaged_validation)
+
+
+def open_contents(
+    folder: Path, summary: Summary, buckets: Sequence[int], suspects: Container[int] = ()
+) -> Contents:
+    """Open the shards and read the validation pairs of a complete data folder. The rows of some `buckets` are
+    verified and, in the shards that are `suspects`, all rows. Raises StorageError if a file cannot be
+    read."""
+    shards, damaged = [], {}
     for index, entry in enumerate(summary["shards"]):
-        file = shard_file(folder, index)
+        verified = range(summary["buckets"]) if index in suspects else buckets
         try:
-            if file.exists() and file.stat().st_size != entry["size"]:
-                raise ModelError(f"{file}: damaged (its size is {file.stat().st_size}, not {entry['size']})")
-            shards.append(Shard(file).verify(entry["index_sha256"], buckets))
+            require_size(folder, index, entry)
+            shards.append(Shard(shard_file(folder, index)).verify(entry["index_sha256"], verified))
         except ModelError as error:
-            log.warning("%s; encoding this shard again", error)
-            damaged.append(index)
-    return shards, damaged
+            damaged[index] = str(error)
+    try:
+        return Contents(shards, read_validation(folder, summary), damaged)
+    except ModelError as error:
+        return Contents(shards, [], damaged, str(error))
+
+
+def require_size(folder: Path, index: int, entry: dict[str, Any]) -> None:
+    """Raise ModelError if a shard is missing or has another size than its entry in the summary says."""
+    file = shard_file(folder, index)
+    try:
+        size = file.stat().st_size
+    except FileNotFoundError:
+        raise ModelError(f"{file}: missing") from None
+    except OSError as error:
+        raise StorageError(f"{file}: cannot read: {error.strerror}") from error
+    if size != entry["size"]:
+        raise ModelError(f"{file}: damaged (its size is {size}, not {entry['size']})")
 
 
 def remove_obsolete(folder: Path, shards: int) -> None:

@@ -1,83 +1,130 @@
-"""Compares the corpora and settings of a run with those that a data folder was made from."""
+"""Compares the corpora and settings of a run with the inputs of a data folder."""
 
 import logging
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from mtrain.config.corpora import Corpus, HubCorpus
 from mtrain.config.data import DataConfig
-from mtrain.data.corpus_files import files_of
-from mtrain.data.scan import train_and_validation
-from mtrain.data.summary import Inputs, inputs_of, read_summary
-from mtrain.errors import DataError, ModelError, UsageError
+from mtrain.data.corpus import content_hash
+from mtrain.data.corpus_files import files_of, name_of
+from mtrain.data.lines import Digests
+from mtrain.data.scan import CorpusScanner, train_and_validation
+from mtrain.data.summary import CURE, Inputs, Summary, find_summary, inputs_of
+from mtrain.errors import DataError, UsageError
 
 log = logging.getLogger(__name__)
 
-CURE = "restore it, or give another data.folder"
 _PATHS = ("source", "target", "tsv", "jsonl", "parquet", "hub")  # keys of a corpus
-
-
-def hashes_of_missing(data: DataConfig, folder: Path) -> list[str | None]:
-    """For each training corpus, then each validation corpus: its content hash if its files are missing, but
-    its pairs are in the complete data folder `folder`; else None. Datasets on the Hugging Face Hub count as
-    missing if the folder is shared."""
-    corpora = train_and_validation(data)
-    with suppress(ModelError):
-        summary = read_summary(folder)
-        inputs = inputs_of(summary)
-        recorded = inputs and _corpora_of(inputs.settings["data"])
-        if summary.get("complete") and inputs and recorded == _corpora_of(_settings_of(data)):
-            return [
-                content if _is_missing(corpus, data.folder is not None) else None
-                for corpus, content in zip(corpora, inputs.contents, strict=True)
-            ]
-    return [None] * len(corpora)
 
 
 def check_corpora(data: DataConfig, folder: Path | None = None) -> None:
     """Raise DataError if a file that the config names does not exist. If the pairs of all missing files of
-    the training and validation corpora are in the data folder `folder`, that is logged instead."""
-    corpora = train_and_validation(data)
-    known = [None] * len(corpora) if folder is None else hashes_of_missing(data, folder)
-    for corpus, content in zip(corpora, known, strict=True):
-        if content is None:
-            files_of(corpus)
-    if any(known):
+    the training and validation corpora are in the data folder `folder`, that is logged instead. Raises also
+    what `find_summary` raises."""
+    summary, unusable = ({}, None) if folder is None else find_summary(folder, data.folder is not None)
+    in_folder = hashes_of_missing(data, summary)
+    for corpus, content in zip(train_and_validation(data), in_folder, strict=True):
+        try:
+            if content is None:
+                files_of(corpus)
+        except DataError as error:
+            if unusable is None:
+                raise
+            raise DataError(f"{unusable}; to encode the corpus again, restore its files ({error})") from None
+    if any(in_folder):
         log.info("data: using the pairs in %s without the raw files", folder)
     for name, test in data.test.items():
         try:
             files_of(test)
         except DataError as error:
-            if not any(known):
+            if not any(in_folder):
                 raise
             log.warning("%s; `mtrain evaluate` needs it for data.test.%s", error, name)
 
 
-def require_same_inputs(folder: Path, recorded: Inputs, inputs: Inputs) -> None:
-    """Raise an error that names the first difference between the inputs of a shared data folder and those of
-    a run. The seed, subword sampling and the paths of the corpora may differ."""
-    old, new = recorded.settings["data"], inputs.settings["data"]
+def hashes_of_missing(data: DataConfig, summary: Summary) -> list[str | None]:
+    """The recorded content hash of each training corpus, then of each validation corpus, that the run reads
+    from the data folder alone; None for the others.
+
+    These are the corpora whose files are missing and, if the folder is shared, the datasets on the Hugging
+    Face Hub, provided that the folder is complete and was made from the same corpora.
+    """
+    corpora, inputs = train_and_validation(data), inputs_of(summary)
+    if not inputs or not summary.get("complete"):
+        return [None] * len(corpora)
+    if _corpora_of(inputs.settings["data"]) != _corpora_of(_settings_of(data)):
+        return [None] * len(corpora)
+    return [
+        content if _is_missing(corpus, data.folder is not None) else None
+        for corpus, content in zip(corpora, inputs.contents, strict=True)
+    ]
+
+
+def require_same_inputs(folder: Path, inputs: Inputs, own: Inputs) -> None:
+    """Raise an error that names the first difference between `inputs`, from which a shared data folder was
+    made, and the inputs of a run. The seed, subword sampling and the paths of the corpora may differ."""
+    old, new = inputs.settings["data"], own.settings["data"]
     for key in ("max_length", "bad_lines"):
         if old[key] != new[key]:
             raise UsageError(f"{folder}: was prepared with data.{key} {old[key]}, not {new[key]}; {CURE}")
     for key in ("train", "validation"):
         if _without_paths(old[key]) != _without_paths(new[key]):
             raise UsageError(f"{folder}: was prepared with another data.{key}; {CURE}")
-    if recorded.settings["tokenizer"] != inputs.settings["tokenizer"]:
+    if inputs.settings["tokenizer"] != own.settings["tokenizer"]:
         raise UsageError(f"{folder}: was prepared with another tokenizer; {CURE}")
-    for corpus, before, now in zip(_corpora_of(new), recorded.contents, inputs.contents, strict=True):
+    for corpus, before, now in zip(_corpora_of(new), inputs.contents, own.contents, strict=True):
         if before != now:
             names = " and ".join(str(corpus[key]) for key in _PATHS if key in corpus) or "the toy corpus"
             raise DataError(f"{folder}: was prepared from other contents of {names}; {CURE}")
 
 
-def has_same_settings(recorded: dict[str, Any], settings: dict[str, Any]) -> bool:
-    """Whether the settings of `Inputs` agree, except for what may differ: see `require_same_inputs`."""
-    old, new = recorded["data"], settings["data"]
+def require_same_text(
+    corpora: Iterable[Corpus], contents: Iterable[str], digests: Digests, problem: str
+) -> None:
+    """Raise DataError unless the text from which corpora were encoded is there, to solve a problem of the
+    data folder. `contents` are the content hashes of that text; `digests` is as in `content_hash`."""
+    for corpus, content in zip(corpora, contents, strict=True):
+        try:
+            same = content_hash(corpus, digests) == content
+        except DataError as error:
+            raise DataError(f"{problem}; to repair it, restore the corpus ({error})") from None
+        if not same:
+            reason = f"{name_of(corpus)} has other contents than were encoded"
+            raise DataError(f"{problem}; to repair it, restore the corpus ({reason})")
+
+
+def has_same_text(data: DataConfig, folder: Path, scanner: CorpusScanner) -> bool:
+    """Whether a data folder was begun from the text of a run. A shared folder must have been, which
+    `require_same_inputs` ensures."""
+    inputs = inputs_of(find_summary(folder, data.folder is not None)[0])
+    if inputs is None or data.folder is not None:
+        return inputs is not None
+    return _is_same_text(inputs.settings["data"], _settings_of(data)) and (
+        inputs.contents == scanner.content_hashes
+    )
+
+
+def has_same_pairs(summary: Summary, own: Inputs) -> bool:
+    """Whether a data folder was begun from the readable pairs of a run, with the same validation pairs."""
+    inputs = inputs_of(summary)
+    if inputs is None or (inputs.contents, inputs.seed) != (own.contents, own.seed):
+        return False
+    return _is_same_text(inputs.settings["data"], own.settings["data"])
+
+
+def has_same_settings(inputs: Inputs, settings: dict[str, Any]) -> bool:
+    """Whether a data folder was made with the settings of a run, except for what may differ: see
+    `require_same_inputs`."""
+    old, new = inputs.settings["data"], settings["data"]
     corpora = all(_without_paths(old[key]) == _without_paths(new[key]) for key in ("train", "validation"))
     lengths = all(old[key] == new[key] for key in ("max_length", "bad_lines"))
-    return corpora and lengths and bool(recorded["tokenizer"] == settings["tokenizer"])
+    return corpora and lengths and bool(inputs.settings["tokenizer"] == settings["tokenizer"])
+
+
+def _is_same_text(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    return all(old[key] == new[key] for key in ("train", "validation", "bad_lines"))
 
 
 def _settings_of(data: DataConfig) -> dict[str, Any]:

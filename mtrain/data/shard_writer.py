@@ -19,13 +19,20 @@ class ShardWriter:
     """Writes the shards of a data folder that are missing."""
 
     def __init__(
-        self, scanner: CorpusScanner, encoder: Encoder, folder: Path, fingerprint: str, buckets: int
+        self,
+        scanner: CorpusScanner,
+        encoder: Encoder,
+        folder: Path,
+        fingerprint: str,
+        buckets: int,
+        replaced: dict[int, str],
     ):
         """`fingerprint` identifies the inputs, which `scanner` has read. Shards made from the same inputs are
-        kept."""
+        kept, except for those that are `replaced`, which are given with the SHA-256 of their index: the new
+        shard must have the same."""
         self._scanner, self._encoder, self._folder = scanner, encoder, folder
         self._corpora, self._seed = scanner.data.train, scanner.seed
-        self._fingerprint, self._buckets = fingerprint, buckets
+        self._fingerprint, self._buckets, self._replaced = fingerprint, buckets, replaced
         self._infos: dict[int, ShardInfo] = {}
         self._existed = 0  # readable pairs of shards that were kept
 
@@ -33,8 +40,8 @@ class ShardWriter:
         """Write all missing shards, and return what describes each shard.
 
         `pairs` is the number of readable pairs of all corpora, for the progress bar, which `quiet` disables.
-        Raises DataError if a corpus has changed since it was scanned, and no shard of other text is written;
-        StorageError if a shard cannot be written.
+        Raises DataError if a corpus has changed since it was scanned, and no shard of other text is written,
+        or if a replaced shard would change; StorageError if a shard cannot be written.
         """
         with ProgressBar("data: encoded", "pairs", pairs, quiet) as progress:
             blocks: list[EncodedBlock] = []
@@ -72,6 +79,8 @@ class ShardWriter:
 
     def _existing(self, index: int, corpus: int, position: Position) -> ShardInfo | None:
         """What describes a shard of a corpus that is already in the folder; None if it must be written."""
+        if index in self._replaced:
+            return None
         try:
             info = Shard(shard_file(self._folder, index)).info
         except ModelError:
@@ -109,5 +118,5 @@ class ShardWriter:
         buckets = buckets_of(numbers, self._seed, corpus, self._buckets)
         file = shard_file(self._folder, last.shard)
         self._scanner.require_unchanged([self._corpora[corpus]])
-        write_shard(file, sides, numbers - first, buckets, info)
+        write_shard(file, sides, numbers - first, buckets, info, self._replaced.get(last.shard))
         return info

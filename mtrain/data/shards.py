@@ -28,7 +28,7 @@ import pyarrow as pa
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from mtrain.errors import ModelError, StorageError
+from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.storage.atomic import replace_durably
 from mtrain.storage.manifest import sha256_of_json
 
@@ -109,10 +109,19 @@ def shard_file(folder: Path, index: int) -> Path:
 
 
 def write_shard(
-    file: Path, sides: tuple[Rows, Rows], numbers: Ids, buckets: Indices, info: ShardInfo
+    file: Path,
+    sides: tuple[Rows, Rows],
+    numbers: Ids,
+    buckets: Indices,
+    info: ShardInfo,
+    index_sha256: str | None = None,
 ) -> None:
-    """Write a shard atomically. `numbers` (from the first pair of the shard) and `buckets` are those of the
-    rows. Raises StorageError."""
+    """Write a shard atomically. Each row has its number (from the first pair of the shard) in `numbers`, and
+    its bucket in `buckets`.
+
+    Raises DataError if the index of the shard does not have the SHA-256 `index_sha256`, if that is given;
+    StorageError if the shard cannot be written. In both cases, an existing file is kept.
+    """
     count = info.buckets
     order = np.argsort(buckets, kind="stable")
     sides = sides[0].take(order), sides[1].take(order)
@@ -133,11 +142,17 @@ def write_shard(
         mode = temporary.stat().st_mode
         save_file(tensors, temporary, {_KEY: json.dumps(metadata)})
         temporary.chmod(mode)  # otherwise only the owner could read it, but others may share the data
+        if index_sha256 is not None and Shard(temporary).index_sha256 != index_sha256:
+            raise DataError(
+                f"{file}: encoding this shard again gives other contents than it had; restore the shard, or "
+                "use the versions of mtrain and its libraries that encoded it"
+            )
         replace_durably(temporary, file)
     except (OSError, SafetensorError) as error:
+        raise StorageError(f"{file}: cannot write: {getattr(error, 'strerror', None) or error}") from error
+    finally:
         with suppress(OSError):  # it would occupy a disk that may be full
             temporary.unlink(missing_ok=True)
-        raise StorageError(f"{file}: cannot write: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _digest(tensors: dict[str, Any], index: Indices, bucket: int) -> bytes:

@@ -5,16 +5,16 @@ each shard.
 """
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mtrain.data.shards import LAYOUT
-from mtrain.errors import ModelError
+from mtrain.errors import ModelError, UsageError
 from mtrain.storage.atomic import write_atomically
-from mtrain.storage.manifest import sha256, sha256_of_json
+from mtrain.storage.manifest import sha256_of_json
 
-SUMMARY, VALIDATION = "summary.json", "validation.jsonl"
+SUMMARY = "summary.json"
+CURE = "restore it, or give another data.folder"
 Summary = dict[str, Any]
 
 
@@ -36,22 +36,40 @@ class Inputs(NamedTuple):
 
 
 def read_summary(folder: Path) -> Summary:
-    """The summary of a data folder; empty if it has none. Raises ModelError if the summary or the validation
-    pairs are damaged. Only the layout of a summary that `is_current` rejects is known."""
-    if not (folder / SUMMARY).exists():  # it is removed if no pair is left
+    """The summary of a data folder; empty if it has none. If another version of mtrain has written it, it has
+    only its layout. Raises ModelError if it is damaged."""
+    file = folder / SUMMARY
+    if not file.exists():  # it is removed if no pair is left
         return {}
     try:
-        summary: Summary = json.loads((folder / SUMMARY).read_bytes())
-        if not is_current(summary):
-            return {"layout": summary.get("layout")}
-        if sha256(folder / VALIDATION) != summary["validation_sha256"]:
-            raise ValueError(f"{VALIDATION} does not match its SHA-256")
+        summary: Summary = json.loads(file.read_bytes())
         content = {key: value for key, value in summary.items() if key != "sha256"}
-        if summary["sha256"] != sha256_of_json(content):
-            raise ValueError(f"{SUMMARY} does not match its SHA-256")
+        is_usable = is_current(summary)
+        if (is_usable or "sha256" in summary) and summary["sha256"] != sha256_of_json(content):
+            raise ValueError("it does not match its SHA-256")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{folder}: damaged ({error})") from None
-    return summary
+        raise ModelError(f"{file}: damaged ({error})") from None
+    return summary if is_usable else {"layout": summary.get("layout")}
+
+
+def find_summary(folder: Path, shared: bool) -> tuple[Summary, str | None]:
+    """The summary of a data folder; empty if it has none that can be used. Also the reason why a summary
+    cannot be used. In a shared folder, that is an error, because other runs may use the folder.
+
+    Raises ModelError if the summary of a shared folder is damaged; UsageError if another version of mtrain
+    has written it.
+    """
+    try:
+        summary = read_summary(folder)
+    except ModelError as error:
+        if shared:
+            raise ModelError(f"{error}; {CURE}") from None
+        return {}, str(error)
+    if not summary or is_current(summary):
+        return summary, None
+    if shared:
+        raise UsageError(f"{folder}: was prepared by another version of mtrain; give another data.folder")
+    return {}, f"{folder}: was written by another version of mtrain"
 
 
 def is_current(summary: Summary) -> bool:
@@ -62,13 +80,6 @@ def is_current(summary: Summary) -> bool:
 def inputs_of(summary: Summary) -> Inputs | None:
     """The inputs of a data folder; None if they are not known."""
     return Inputs(**summary["inputs"]) if is_current(summary) else None
-
-
-def read_inputs(folder: Path) -> Inputs | None:
-    """The inputs of a data folder; None if it has none, or is damaged."""
-    with suppress(ModelError):
-        return inputs_of(read_summary(folder))
-    return None
 
 
 def write_summary(folder: Path, summary: Summary) -> Summary:

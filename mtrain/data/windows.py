@@ -5,7 +5,7 @@ therefore depends on the size of a window, and not on that of the corpus.
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from pathlib import Path
 from threading import Event
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from mtrain.config.corpora import Corpus
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.resegment import Key, Resegmenter
 from mtrain.data.shards import Shard
+from mtrain.data.suspects import add_suspect
 from mtrain.errors import DataError, ModelError
 
 
@@ -56,11 +57,14 @@ class WindowedCorpus:
         corpora: Sequence[Corpus],
         window_pairs: int,
         seed: int,
+        run_dir: Path,
         verified: Iterable[int] = (),
         resegment: Resegmenter | None = None,
     ):
         """`verified` are the buckets that have been compared with their hashes; the others are compared
-        before they are used first. `resegment` samples new segmentations for each epoch."""
+        before their first use. Damaged shards are recorded in `run_dir`. `resegment` samples new
+        segmentations for each epoch."""
+        self._run_dir = run_dir
         self._shards, self._corpora, self._seed = shards, corpora, seed
         self._verified, self._resegment = set(verified), resegment
         self._pairs = sum(shard.info.kept for shard in shards)
@@ -109,13 +113,11 @@ class WindowedCorpus:
 
     def _verify(self, buckets: Sequence[int]) -> None:
         unverified = [bucket for bucket in buckets if bucket not in self._verified]
-        for shard in self._shards:
+        for index, shard in enumerate(self._shards):
             try:
                 shard.verify_rows(unverified)
             except ModelError as error:
-                cure = "restore it"
-                with suppress(OSError):  # a missing shard is encoded again at the next start
-                    kept = shard.file.replace(shard.file.with_suffix(".damaged"))
-                    cure = f"renamed to {kept.name}; run again to encode this shard again"
+                is_recorded = add_suspect(self._run_dir, index)
+                cure = "run again to encode this shard again" if is_recorded else "restore it"
                 raise DataError(f"{error}; {cure}") from None
         self._verified.update(unverified)

@@ -11,9 +11,9 @@ from mtrain.config.schema import Config
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.check_report import log_warnings
 from mtrain.data.data_folder import find_data_folder
-from mtrain.data.folder_lock import is_begun, locked_unless_complete
+from mtrain.data.folder_lock import locked_unless_complete
 from mtrain.data.prepare_data import PreparedData, make_scanner, prepare_data
-from mtrain.data.same_inputs import check_corpora
+from mtrain.data.same_inputs import check_corpora, has_same_text
 from mtrain.errors import UsageError
 from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
@@ -80,8 +80,12 @@ def _prepare_run(
     quiet: bool,
     workers: int | None,
 ) -> PreparedRun:
-    check, reduce_vocab_size = config.data.check and not is_begun(folder), vocab_size_is_automatic(config)
-    scanner = make_scanner(config.data, folder, run_dir, config.seed, check, workers, quiet)
+    reduce_vocab_size = vocab_size_is_automatic(config)
+    inputs = config.data, folder, run_dir, config.seed
+    scanner = make_scanner(*inputs, check=False, workers=workers, quiet=quiet)
+    check = config.data.check and not has_same_text(config.data, folder, scanner)
+    if check:
+        scanner = make_scanner(*inputs, check, workers, quiet)
     config, initial_model = resolve_config(config, scanner)
     require_exports(config)
     checkpoint = open_run(config, resume)
@@ -96,8 +100,8 @@ def _prepare_run(
     if check:
         log_warnings(config.data, tokenizer, scanner)
     expected = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
-    inputs = config.data, tokenizer, folder, config.seed, expected, scanner
-    data = prepare_data(*inputs, workers=workers, quiet=quiet, run_dir=run_dir)
+    given = config.data, tokenizer, folder, config.seed, expected, scanner
+    data = prepare_data(*given, workers=workers, quiet=quiet, run_dir=run_dir)
     if checkpoint:
         _accept_changes(checkpoint, tokenizer, data)
     choices = []

@@ -12,8 +12,8 @@ from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.data_folder import find_data_folder, shared_tokenizer
 from mtrain.data.prepare_data import make_scanner
-from mtrain.data.same_inputs import CURE
 from mtrain.data.scan import CorpusScanner
+from mtrain.data.summary import CURE
 from mtrain.errors import ModelError, UsageError
 from mtrain.storage.atomic import write_folder, write_text
 from mtrain.storage.manifest import MANIFEST

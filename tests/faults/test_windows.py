@@ -1,19 +1,21 @@
 """Runs whose epochs have several windows: resuming, damaged data, and changed windows."""
 
+import errno
 import json
 import logging
+import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from mtrain.checkpoint.checkpoint import open_checkpoint
-from mtrain.data import prepare_data as preparation
-from mtrain.data import shard_writer
+from mtrain.data import folder_encoder, shard_writer
 from mtrain.data.shards import Shard, shard_file
 from mtrain.errors import DataError, UsageError
 from mtrain.storage.manifest import write_manifest
 from mtrain.training import loop
+from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.training import PAIRS, fit_on_cpu, last_checkpoint, losses, read_metrics, same_weights
 
 RECIPE = {"batch_tokens": 160, "validate_every": 1000, "checkpoint_every": 1000, "log_every": 1}
@@ -25,7 +27,7 @@ def small(make_config, monkeypatch, tmp_path):
     for module, name, value in (
         (shard_writer, "BLOCK", 16),
         (shard_writer, "SHARD", 16),
-        (preparation, "BUCKET", 8),
+        (folder_encoder, "BUCKET", 8),
     ):
         monkeypatch.setattr(module, name, value)
     lines = [f"{source} {i}\t{target} {i}\n" for i in range(8) for source, target in PAIRS]
@@ -108,42 +110,58 @@ def test_a_checkpoint_without_windows_resumes_a_corpus_that_is_one_window(small,
     assert "restarting" not in caplog.text
 
 
-@pytest.mark.parametrize("writable", [True, False])
-def test_damage_is_found_before_a_window_is_used_and_repaired_at_the_next_start(
-    small, monkeypatch, caplog, writable
-):
-    recipe = {"max_steps": 14}
-    whole = fit_on_cpu(small("whole", training=recipe))
+@pytest.fixture
+def damaged(small):
+    """A run that has taken a step, an uninterrupted one, and a shard of the first whose rows are damaged."""
+    whole = fit_on_cpu(small("whole", training={"max_steps": 14}))
     run = fit_on_cpu(small("parts", training={"max_steps": 1}))
     file = shard_file(run / "data", 2)
     content = file.read_bytes()
     at = content.index(Shard(file).ids[0][-4:].tobytes())
-    damaged = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
-    file.write_bytes(damaged)
-    if not writable:
-        real = Path.replace
-        monkeypatch.setattr(
-            Path, "replace", lambda self, target: refuse() if self == file else real(self, target)
-        )
+    file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    return run, whole, file, content
 
-    def refuse():
-        raise PermissionError(13, "Permission denied")
 
-    cure = "run again to encode this shard again" if writable else "restore it"
-    with pytest.raises(DataError, match=f"{file}: damaged .*; {cure}"):
+def test_damage_is_found_before_a_window_is_used_and_repaired_at_the_next_start(small, damaged, caplog):
+    run, whole, file, content = damaged
+    recipe, found = {"max_steps": 14}, file.read_bytes()
+    with pytest.raises(DataError, match=f"{file}: damaged .*; run again to encode this shard again"):
         fit_on_cpu(small("parts", training=recipe))
     reached = state_of(run)
     assert 1 <= reached.step < 14 and reached.step == losses(run)[-1][0]  # what was learned is saved
     assert losses(run) == losses(whole)[: reached.step]
-    if writable:
-        assert file.with_suffix(".damaged").read_bytes() == damaged  # nothing is lost if the text is gone
-        caplog.clear()
-        caplog.set_level(logging.WARNING)
-        fit_on_cpu(small("parts", training=recipe))
-        assert [m for m in caplog.messages if "encoding" in m] == [
-            f"{file}: missing; encoding this shard again"
-        ]
-        assert file.read_bytes() == content and losses(run) == losses(whole)
+    assert file.read_bytes() == found  # nothing is lost if the text is gone
+    caplog.clear()
+    caplog.set_level(logging.WARNING)
+    fit_on_cpu(small("parts", training=recipe))
+    [message] = [message for message in caplog.messages if "encoding" in message]
+    assert message.startswith(f"{file}: damaged ") and message.endswith("; encoding this shard again")
+    assert file.read_bytes() == content and losses(run) == losses(whole)
+    assert not (run / "suspect-shards.json").exists()
+
+
+def test_a_shard_that_was_repaired_after_its_damage_was_found_is_kept(small, damaged, caplog):
+    """By another run with the same data folder."""
+    run, whole, file, content = damaged
+    with pytest.raises(DataError, match="damaged"):
+        fit_on_cpu(small("parts", training={"max_steps": 14}))
+    file.write_bytes(content)
+    written = file.stat().st_mtime_ns
+    caplog.clear()
+    fit_on_cpu(small("parts", training={"max_steps": 14}))
+    assert losses(run) == losses(whole) and file.stat().st_mtime_ns == written
+    assert "encoding" not in caplog.text and not (run / "suspect-shards.json").exists()
+
+
+def test_a_run_folder_that_cannot_be_written_does_not_hide_the_damage(small, damaged):
+    _, _, file, _ = damaged
+
+    def refuse(operation: Operation) -> None:
+        if "suspect-shards" in operation.path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with on_file_operation(refuse), pytest.raises(DataError, match=f"{file}: damaged .*; restore it"):
+        fit_on_cpu(small("parts", training={"max_steps": 14}))
 
 
 def test_window_pairs_must_be_positive(small):

@@ -2,8 +2,7 @@
 
 from hypothesis import strategies as st
 
-from mtrain.data import prepare_data as preparation
-from mtrain.data import shard_writer
+from mtrain.data import folder_encoder, shard_writer
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.shards import Shard
@@ -22,7 +21,7 @@ def test_each_pair_is_in_one_bucket(tried, tokenizer, tmp_path_factory, monkeypa
         for module, name, value in (
             (shard_writer, "BLOCK", block),
             (shard_writer, "SHARD", shard),
-            (preparation, "BUCKET", bucket),
+            (folder_encoder, "BUCKET", bucket),
         ):
             monkeypatch.setattr(module, name, value)
         folder = tmp_path_factory.mktemp("any")

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
-from mtrain.data import prepare_data as preparation
-from mtrain.data import shard_writer
+from mtrain.data import folder_encoder, shard_writer
 from mtrain.data.batching import plan_batches
 from mtrain.data.loader import START, Loader, Position
 from mtrain.data.prepare_data import prepare_data
@@ -64,7 +63,7 @@ def test_each_pair_occurs_once_an_epoch_and_resuming_keeps_the_order(
         for module, name, value in (
             (shard_writer, "BLOCK", block),
             (shard_writer, "SHARD", shard),
-            (preparation, "BUCKET", bucket),
+            (folder_encoder, "BUCKET", bucket),
         ):
             monkeypatch.setattr(module, name, value)
         folder = tmp_path_factory.mktemp("any")

@@ -24,8 +24,7 @@ from safetensors.numpy import load_file
 from mtrain import processes as processes_module
 from mtrain import progress_bar
 from mtrain.config.data import DataConfig
-from mtrain.data import Pair, shard_writer
-from mtrain.data import prepare_data as preparation
+from mtrain.data import Pair, folder_encoder, shard_writer
 from mtrain.data.corpus import content_hash, read_blocks
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.prepare_data import PreparedData, prepare_data
@@ -48,7 +47,7 @@ def small(monkeypatch: pytest.MonkeyPatch):
     for module, name, value in (
         (shard_writer, "BLOCK", 20),
         (shard_writer, "SHARD", 60),
-        (preparation, "BUCKET", 100),
+        (folder_encoder, "BUCKET", 100),
     ):
         monkeypatch.setattr(module, name, value)
 
@@ -204,16 +203,51 @@ def test_a_damaged_shard_is_named_and_encoded_again_alone(
     assert {other: other.stat().st_mtime_ns for other in untouched} == untouched
 
 
+def test_a_damaged_shard_is_kept_until_the_new_one_is_complete(tmp_path: Path, tokenizer: Tokenizer, small):
+    prepare(tmp_path, tokenizer)
+    before, file = contents(tmp_path), shard_file(tmp_path / "data", 2)
+    damaged = before[file.name][:-1] + b"x"
+    file.write_bytes(damaged)
+
+    def full(operation: Operation) -> None:
+        if operation.name == "os.fsync" and file.name in operation.path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with on_file_operation(full), pytest.raises(StorageError, match="No space left on device"):
+        prepare(tmp_path, tokenizer)
+    assert contents(tmp_path) == {**before, file.name: damaged}
+    prepare(tmp_path, tokenizer)
+    assert contents(tmp_path) == before
+
+
+def test_a_shard_is_not_replaced_by_one_with_other_contents(tmp_path: Path, tokenizer: Tokenizer, small):
+    """Such as those of another version of SentencePiece."""
+
+    class Other(Tokenizer):
+        def encode_source(self, texts: list[str]) -> list[list[int]]:
+            return [ids[::-1] for ids in super().encode_source(texts)]
+
+    before = rows(prepare(tmp_path, tokenizer))
+    files, file = contents(tmp_path), shard_file(tmp_path / "data", 2)
+    file.write_bytes(files[file.name][:-1] + b"x")
+    damaged = contents(tmp_path)
+    message = f"{file}: encoding this shard again gives other contents than it had"
+    with pytest.raises(DataError, match=message):
+        prepare(tmp_path, Other(tokenizer.files[0].parent))
+    assert contents(tmp_path) == damaged
+    assert rows(prepare(tmp_path, tokenizer)) == before
+
+
 @pytest.mark.parametrize("changed", ["LAYOUT", "SHARD", "BUCKET"])
 @pytest.mark.parametrize("larger", [False, True])
 def test_shards_of_another_layout_are_replaced(
     tmp_path: Path, tokenizer: Tokenizer, small, monkeypatch, changed: str, larger: bool
 ):
-    old = {"LAYOUT": preparation.LAYOUT, "SHARD": 60, "BUCKET": 100}[changed]
+    old = {"LAYOUT": folder_encoder.LAYOUT, "SHARD": 60, "BUCKET": 100}[changed]
     (tmp_path / "expected").mkdir()
     prepare(tmp_path, tokenizer)
     (tmp_path / "data/summary.json").unlink()  # so that the encoding is resumed
-    for module in (preparation, shard_writer):
+    for module in (folder_encoder, shard_writer):
         monkeypatch.setattr(module, changed, old + (30 if larger else -30), raising=False)
     data = config(tmp_path)
     expected = prepare(tmp_path / "expected", tokenizer, data)
@@ -358,13 +392,14 @@ PROGRAM = """if True:
     import sys
     from pathlib import Path
     from mtrain.config.data import DataConfig
-    from mtrain.data import prepare_data, shard_writer
+    from mtrain.data import folder_encoder, shard_writer
+    from mtrain.data.prepare_data import prepare_data
     from mtrain.tokenizer.tokenizer import Tokenizer
-    shard_writer.BLOCK, shard_writer.SHARD, prepare_data.BUCKET = 20, 60, 100
+    shard_writer.BLOCK, shard_writer.SHARD, folder_encoder.BUCKET = 20, 60, 100
     data, tokenizer, folder = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
     print("started", flush=True)
     inputs, workers = (data, Tokenizer(Path(tokenizer)), Path(folder), 1), int(sys.argv[4])
-    prepare_data.prepare_data(*inputs, workers=workers, quiet=True)"""
+    prepare_data(*inputs, workers=workers, quiet=True)"""
 
 
 def test_encoding_that_is_killed_resumes_to_identical_shards(tmp_path: Path, tokenizer: Tokenizer, small):

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from mtrain.config.schema import Config
 from mtrain.data.folder_lock import locked_data_folder
+from mtrain.data.summary import read_summary, write_summary
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
 from mtrain.training.prepare import prepare
 from mtrain.training.prepare_tokenizer import tokenize
@@ -43,6 +45,13 @@ def make(make_config: Make, tmp_path: Path) -> Make:
 def contents_of(folder: Path) -> dict[str, bytes]:
     """The contents of all files in a folder."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    """Contents with one changed bit."""
+    damaged = bytearray(content)
+    damaged[at] ^= 1
+    return bytes(damaged)
 
 
 @contextmanager
@@ -89,7 +98,8 @@ def test_a_copied_run_folder_needs_no_raw_files(make, tmp_path):
     fit_on_cpu(make(data={"folder": None}, training={"max_steps": 10}))
     assert losses(run)[-1][0] == 10
     (run / "data/shard-00000.safetensors").unlink()
-    with pytest.raises(DataError, match=r"train\.tsv: no such file; it is needed to repair"):
+    message = r"shard-00000\.safetensors: missing; to repair it, restore the corpus \(.*tsv: no such file"
+    with pytest.raises(DataError, match=message):
         fit_on_cpu(make(data={"folder": None}, training={"max_steps": 12}))
 
 
@@ -132,9 +142,7 @@ def test_the_paths_of_the_corpora_may_differ(make, tmp_path):
 def test_other_inputs_are_an_error_and_change_nothing(make, tmp_path, sections, error, message, complete):
     prepare(make("first"))
     if not complete:
-        (tmp_path / "shared/summary.json").write_text(
-            json.dumps(unfinished(json.loads((tmp_path / "shared/summary.json").read_text())))
-        )
+        write_unfinished(tmp_path / "shared")
     if not sections:
         (tmp_path / "raw/train.tsv").write_text(TSV.replace("cat", "cow"), encoding="utf-8")
     before = contents_of(tmp_path / "shared")
@@ -143,20 +151,16 @@ def test_other_inputs_are_an_error_and_change_nothing(make, tmp_path, sections, 
     assert contents_of(tmp_path / "shared") == before
 
 
-def unfinished(summary: dict) -> dict:
-    """The summary of an encoding that was begun."""
-    from mtrain.storage.manifest import sha256_of_json
-
-    begun = {key: summary[key] for key in ("fingerprint", "layout", "inputs", "pairs", "buckets")}
-    begun["validation_sha256"] = summary["validation_sha256"]
-    return {**begun, "sha256": sha256_of_json(begun)}
+def write_unfinished(folder: Path) -> None:
+    """Replace the summary by that of an encoding that was begun."""
+    ended = ("complete", "kept", "dropped", "shards")
+    write_summary(folder, {key: value for key, value in read_summary(folder).items() if key not in ended})
 
 
 def test_an_encoding_begun_with_another_seed_is_completed_with_that_seed(make, tmp_path):
     prepare(make("first", 1))
     expected = contents_of(tmp_path / "shared")
-    summary = tmp_path / "shared/summary.json"
-    summary.write_text(json.dumps(unfinished(json.loads(summary.read_text()))))
+    write_unfinished(tmp_path / "shared")
     (tmp_path / "shared/shard-00000.safetensors").unlink()
     prepare(make("second", 2))
     assert contents_of(tmp_path / "shared") == expected
@@ -165,18 +169,158 @@ def test_an_encoding_begun_with_another_seed_is_completed_with_that_seed(make, t
 def test_a_damaged_shard_of_a_shared_folder_is_encoded_again(make, tmp_path, caplog):
     prepare(make("first"))
     before, file = contents_of(tmp_path / "shared"), tmp_path / "shared/shard-00000.safetensors"
-    file.write_bytes(file.read_bytes()[:-1])
-    with read_only(tmp_path / "shared"), pytest.raises(StorageError, match="Read-only file system"):
-        prepare(make("second", 2))
+    for content in (before[file.name][:-1], flipped(before[file.name], -1), None):
+        file.unlink()
+        if content is not None:
+            file.write_bytes(content)
+        message = rf"cannot write: Read-only file system \({file}: {'damaged' if content else 'missing'}"
+        with read_only(tmp_path / "shared"), pytest.raises(StorageError, match=message):
+            prepare(make("second", 2))
     prepare(make("second", 2))
     assert contents_of(tmp_path / "shared") == before
     assert "encoding this shard again" in caplog.text
 
 
+@pytest.mark.parametrize("place", [0.01, 0.2, 0.5, 0.8, 0.97])
+def test_a_damaged_summary_of_a_shared_folder_is_an_error_and_changes_nothing(make, tmp_path, place):
+    prepare(make("first"))
+    file = tmp_path / "shared/summary.json"
+    file.write_bytes(flipped(file.read_bytes(), int(place * file.stat().st_size)))
+    before = contents_of(tmp_path / "shared")
+    for _ in ("with", "without the raw files"):
+        message = rf"{file}: damaged \(.*\); restore it, or give another data\.folder"
+        with pytest.raises(ModelError, match=message):
+            prepare(make("second", 2))
+        shutil.rmtree(tmp_path / "raw", ignore_errors=True)
+    assert contents_of(tmp_path / "shared") == before
+
+
+def test_a_damaged_summary_is_named_if_the_raw_files_are_gone(make, tmp_path):
+    prepare(make(data={"folder": None}))
+    file = tmp_path / "run/data/summary.json"
+    file.write_bytes(file.read_bytes()[:-9])
+    shutil.rmtree(tmp_path / "raw")
+    before = contents_of(tmp_path / "run/data")
+    message = rf"{file}: damaged .*; to encode the corpus again, restore its files \(.*tsv: no such file\)"
+    with pytest.raises(DataError, match=message):
+        prepare(make(data={"folder": None}))
+    assert contents_of(tmp_path / "run/data") == before
+
+
+@pytest.mark.parametrize("damage", ["flipped", "missing"])
+@pytest.mark.parametrize("validation", [{"holdout": 2}, {"toy": "test"}])
+@pytest.mark.parametrize("complete", [True, False], ids=["complete", "begun"])
+def test_damaged_validation_pairs_are_drawn_again_with_the_seed_of_the_folder(
+    make, tmp_path, caplog, damage, validation, complete
+):
+    prepare(make("first", 1, data={"validation": validation}))
+    before, file = contents_of(tmp_path / "shared"), tmp_path / "shared/validation.jsonl"
+    shard = tmp_path / "shared/shard-00000.safetensors"
+    written = shard.stat().st_mtime_ns
+    if not complete:
+        write_unfinished(tmp_path / "shared")
+    file.unlink()
+    if damage == "flipped":
+        file.write_bytes(flipped(before[file.name], 9))
+    prepare(make("second", 2, data={"validation": validation}))
+    assert contents_of(tmp_path / "shared") == before and shard.stat().st_mtime_ns == written
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    [warning] = [text for text in warnings if "validation.jsonl" in text]
+    assert re.fullmatch(rf"{file}: (damaged .*|missing); drawing the validation pairs again", warning)
+
+
+def test_damaged_validation_pairs_are_named_if_the_raw_files_are_gone(make, tmp_path):
+    prepare(make("first"))
+    file = tmp_path / "shared/validation.jsonl"
+    file.write_bytes(b"")
+    shutil.rmtree(tmp_path / "raw")
+    before = contents_of(tmp_path / "shared")
+    message = rf"{file}: damaged .*; to repair it, restore the corpus \(.*tsv: no such file\)"
+    with pytest.raises(DataError, match=message):
+        prepare(make("second"))
+    assert contents_of(tmp_path / "shared") == before
+
+
+def start_while_locked(config: Config, folder: Path, caplog, change: Callable[[], None]) -> list[Exception]:
+    """Prepare in a thread, and change something while it waits for the lock of the folder. Returns the error
+    that it raises, if any."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            prepare(config)
+        except Exception as error:
+            errors.append(error)
+
+    with locked_data_folder(folder, shared=True):
+        thread = threading.Thread(target=run)
+        thread.start()
+        end = time.monotonic() + 30
+        while "waiting" not in caplog.text and time.monotonic() < end:
+            time.sleep(0.01)
+        change()
+    thread.join()
+    return errors
+
+
+def test_a_shard_that_another_process_has_repaired_is_not_encoded_again(make, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "mtrain")
+    prepare(make("first"))
+    before, file = contents_of(tmp_path / "shared"), tmp_path / "shared/shard-00000.safetensors"
+    file.write_bytes(flipped(before[file.name], -1))
+    caplog.clear()
+    repaired = tmp_path / "repaired"
+    repaired.write_bytes(before[file.name])
+    written = repaired.stat().st_mtime_ns
+    assert not start_while_locked(make("second"), file.parent, caplog, lambda: repaired.replace(file))
+    assert contents_of(tmp_path / "shared") == before and file.stat().st_mtime_ns == written
+    assert "encoding" not in caplog.text
+
+
+def test_a_folder_that_another_process_prepares_from_other_inputs_is_not_repaired(make, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "mtrain")
+    prepare(make("first"))
+    file = tmp_path / "shared/shard-00000.safetensors"
+    file.write_bytes(flipped(file.read_bytes(), -1))
+    before = file.read_bytes()
+
+    def change() -> None:
+        summary = read_summary(tmp_path / "shared")
+        summary["inputs"]["contents"][0] = "other"
+        write_summary(tmp_path / "shared", summary)
+
+    [error] = start_while_locked(make("second"), tmp_path / "shared", caplog, change)
+    assert "shared: has been prepared again from other inputs; run again" in str(error)
+    assert isinstance(error, DataError) and file.read_bytes() == before
+
+
+def test_a_dataset_of_the_hub_that_has_changed_does_not_repair_a_shard(make, tmp_path, monkeypatch):
+    import datasets
+
+    def publish(pairs: list[tuple[str, str]]) -> None:
+        table = datasets.Dataset.from_list([{"en": source, "de": target} for source, target in pairs])
+        monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: table)
+
+    publish(PAIRS)
+    train = {"train": {"hub": "some/dataset", "source_field": "en", "target_field": "de"}}
+    prepare(make("first", data=train))
+    before, file = contents_of(tmp_path / "shared"), tmp_path / "shared/shard-00000.safetensors"
+    file.write_bytes(flipped(before[file.name], -1))
+    damaged = file.read_bytes()
+    publish(PAIRS[::-1])
+    message = rf"{file}: damaged .*\(some/dataset has other contents than were encoded\)"
+    with pytest.raises(DataError, match=message):
+        prepare(make("second", data=train))
+    assert file.read_bytes() == damaged
+    publish(PAIRS)
+    prepare(make("second", data=train))
+    assert contents_of(tmp_path / "shared") == before
+
+
 def test_the_folder_of_another_version_is_kept(make, tmp_path):
     prepare(make("first"))
-    summary = tmp_path / "shared/summary.json"
-    summary.write_text(json.dumps({**json.loads(summary.read_text()), "layout": 2}))
+    summary = json.loads((tmp_path / "shared/summary.json").read_text())
+    write_summary(tmp_path / "shared", {**summary, "layout": 2})
     before = contents_of(tmp_path / "shared")
     with pytest.raises(UsageError, match=r"another version of mtrain; give another data\.folder"):
         prepare(make("second"))

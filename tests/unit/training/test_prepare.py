@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from mtrain.data.shards import SHARD
+from mtrain.training.prepare import prepare
 from tests.support.encoding import TOY, write
 
 
@@ -43,6 +44,17 @@ def test_the_corpora_need_not_be_checked(mtrain, config_file, tmp_path, command,
     assert code == 0 and "checked" not in err
     code, out, _ = mtrain("check", config_file, "--set", "data.check=false")
     assert code == 0 and "warning: LEAK" in out
+
+
+def test_a_changed_corpus_is_checked_again(make_config, tmp_path, caplog):
+    caplog.set_level("INFO", "mtrain")
+    train = write(tmp_path / "train.tsv", TOY)
+    config = make_config(data={"train": train, "validation": {"holdout": 5}}, tokenizer={"vocab_size": 350})
+    for pairs, checked in ((TOY, True), (TOY, False), (TOY[:-1], True), (TOY[:-1], False)):
+        write(tmp_path / "train.tsv", pairs)
+        caplog.clear()
+        prepare(config)
+        assert (f"checked {len(pairs)} pairs" in caplog.text) == checked
 
 
 @pytest.mark.skipif(find_spec("MeCab") is not None, reason="needs an environment without MeCab")

@@ -1,0 +1,166 @@
+"""Encodes the corpora of a run into a data folder, and repairs what is missing or damaged there."""
+
+import logging
+from collections import Counter
+from collections.abc import Container, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from mtrain.config.corpora import Holdout
+from mtrain.config.data import DataConfig
+from mtrain.data import Pair
+from mtrain.data.corpus import good_pairs
+from mtrain.data.data_folder import (
+    Contents,
+    open_contents,
+    read_validation,
+    write_tokenizer,
+    write_validation,
+)
+from mtrain.data.encoder import Encoder
+from mtrain.data.folder_lock import locked_data_folder
+from mtrain.data.same_inputs import has_same_pairs, require_same_text
+from mtrain.data.scan import CorpusScanner
+from mtrain.data.shard_writer import ShardWriter
+from mtrain.data.shards import BUCKET, LAYOUT, SHARD, Shard, ShardInfo, shard_file
+from mtrain.data.sources import write_digests
+from mtrain.data.summary import Inputs, Summary, inputs_of, read_summary, remove_summary, write_summary
+from mtrain.errors import DataError, ModelError, StorageError
+from mtrain.processes import count_cores
+from mtrain.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class FolderEncoder(NamedTuple):
+    """Encodes from the given inputs into a data folder, which is locked meanwhile."""
+
+    data: DataConfig
+    tokenizer: Tokenizer
+    folder: Path
+    scanner: CorpusScanner
+    inputs: Inputs
+    workers: int | None
+    quiet: bool
+
+    def encode(self, previous: Summary) -> Summary:
+        """Encode, and return the summary of the complete folder. `previous` is the summary of the folder so
+        far; an encoding from the same inputs is resumed."""
+        resumes = inputs_of(previous) == self.inputs
+        message = "resuming the encoding of the corpus into" if resumes else "encoding the corpus into"
+        log.info("data: %s %s", message, self.folder)
+        with locked_data_folder(self.folder, self.data.folder is not None):
+            summary = previous if resumes else self._start(previous)
+            self._restore_validation(summary)
+            infos = self._write_shards(summary, {})
+            summary = {**summary, **_describe_shards(self.folder, len(self.data.train), infos)}
+            if not sum(summary["kept"]):
+                remove_summary(self.folder)
+                reasons = format_counts(summary["dropped"]) or "none, the corpora are empty"
+                raise DataError(f"no training pair is left; dropped: {reasons}")
+            return write_summary(self.folder, summary)
+
+    def repair(self, problem: str, buckets: Sequence[int], suspects: Container[int]) -> Contents:
+        """Encode the missing and damaged shards of a complete folder again, and restore the validation pairs,
+        unless another process has done so meanwhile. Returns the contents of the folder. `problem` is the
+        first thing that was missing or damaged; the other arguments are as in `open_contents`.
+
+        Raises DataError if the text that was encoded is not there, or if what is encoded from it differs
+        from what was there before. A damaged file is replaced when the new one is complete.
+        """
+        with locked_data_folder(self.folder, self.data.folder is not None, problem):
+            summary = read_summary(self.folder)
+            if inputs_of(summary) != self.inputs or not summary.get("complete"):
+                raise DataError(f"{self.folder}: has been prepared again from other inputs; run again")
+            self._restore_validation(summary)
+            contents = open_contents(self.folder, summary, buckets, suspects)
+            if not contents.damaged_shards:
+                return contents
+            self._encode_again(summary, contents.damaged_shards)
+            contents = open_contents(self.folder, summary, buckets, suspects)
+        if contents.problem:
+            raise StorageError(f"{contents.problem}, although it has just been written; check the disk")
+        return contents
+
+    def _start(self, previous: Summary) -> Summary:
+        """Write the tokenizer, the validation pairs, and the summary of an encoding that is not complete,
+        which is returned."""
+        folder, inputs = self.folder, self.inputs
+        write_tokenizer(folder, self.tokenizer)
+        if has_same_pairs(previous, inputs):  # for example, with another tokenizer
+            pairs, digest = previous["pairs"], previous["validation_sha256"]
+        else:
+            pairs, digest = self.scanner.result.pairs, write_validation(folder, self._draw_validation())
+        write_digests(folder, self.scanner.digests, self.scanner.started)
+        summary = {"fingerprint": inputs.fingerprint, "layout": LAYOUT, "inputs": inputs._asdict()}
+        summary |= {"pairs": pairs, "buckets": max(1, -(-pairs // BUCKET)), "validation_sha256": digest}
+        return write_summary(folder, summary)
+
+    def _draw_validation(self) -> list[Pair]:
+        data = self.data
+        if isinstance(data.validation, Holdout):
+            validation = self.scanner.result.held_out
+        else:
+            validation = list(good_pairs(data.validation, data.bad_lines))
+            self.scanner.require_unchanged(data.validation)
+        if not validation:
+            raise DataError("data.validation has no pairs; give another corpus, or {holdout: N}")
+        return validation
+
+    def _restore_validation(self, summary: Summary) -> None:
+        """Draw the validation pairs again if their file is missing or damaged. Raises DataError if they
+        differ from the pairs that were drawn before."""
+        try:
+            read_validation(self.folder, summary)
+        except ModelError as error:
+            problem = str(error)
+        else:
+            return
+        data, contents = self.data, self.inputs.contents
+        if isinstance(data.validation, Holdout):
+            require_same_text(data.train, contents, self.scanner.digests, problem)
+        else:
+            contents = contents[len(data.train) :]
+            require_same_text(data.validation, contents, self.scanner.digests, problem)
+        log.warning("%s; drawing the validation pairs again", problem)
+        digest = summary["validation_sha256"]
+        if write_validation(self.folder, self._draw_validation(), digest) != digest:
+            raise DataError(f"{problem}; drawing the validation pairs again gives others; restore the file")
+
+    def _encode_again(self, summary: Summary, damaged: dict[int, str]) -> None:
+        """Replace damaged shards by shards with the same contents."""
+        contents = self.inputs.contents[: len(self.data.train)]
+        problem = next(iter(damaged.values()))
+        require_same_text(self.data.train, contents, self.scanner.digests, problem)
+        for reason in damaged.values():
+            log.warning("%s; encoding this shard again", reason)
+        entries = summary["shards"]
+        self._write_shards(summary, {index: entries[index]["index_sha256"] for index in damaged})
+
+    def _write_shards(self, summary: Summary, replaced: dict[int, str]) -> list[ShardInfo]:
+        """Write the shards that are missing or `replaced`; see `ShardWriter`."""
+        held_out: frozenset[str] = frozenset()
+        if isinstance(self.data.validation, Holdout):
+            held_out = frozenset(pair.source for pair in read_validation(self.folder, summary))
+        encoder = Encoder(self.data, self.tokenizer, held_out)
+        inputs = self.inputs.fingerprint, summary["buckets"], replaced
+        writer = ShardWriter(self.scanner, encoder, self.folder, *inputs)
+        pairs = summary["pairs"]
+        count = self.workers or (count_cores() if pairs >= SHARD else 1)  # starting a process takes a second
+        return writer.write(pairs, count, self.quiet)
+
+
+def _describe_shards(folder: Path, corpora: int, infos: Sequence[ShardInfo]) -> Summary:
+    """What the summary of a complete data folder says about its shards."""
+    kept, dropped = [0] * corpora, Counter[str]()
+    for info in infos:
+        kept[info.corpus] += info.kept
+        dropped.update(info.dropped)
+    files = [shard_file(folder, index) for index in range(len(infos))]
+    shards = [{"size": file.stat().st_size, "index_sha256": Shard(file).index_sha256} for file in files]
+    return {"complete": True, "kept": kept, "dropped": dropped, "shards": shards}
+
+
+def format_counts(dropped: dict[str, int]) -> str:
+    """The number of dropped pairs for each reason, as text."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
