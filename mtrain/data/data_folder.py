@@ -17,19 +17,27 @@ from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.shards import Shard, shard_file
 from mtrain.data.summary import Summary
-from mtrain.errors import ModelError, StorageError
+from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.storage.atomic import write_atomically, write_folder
 from mtrain.storage.manifest import MANIFEST
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 VALIDATION, TOKENIZER = "validation.jsonl", "tokenizer"
 SHARD_NAME = re.compile(r"shard-([0-9]{5,9})\.safetensors")
+_OF_RUNS = ("checkpoints", "metrics.jsonl", "data/summary.json")  # in run folders, not in data folders
 _OBSOLETE = ("train.arrow", MANIFEST)  # of layout 2
 
 
 def find_data_folder(data: DataConfig, run_dir: Path) -> Path:
-    """The data folder of a run."""
-    return run_dir / "data" if data.folder is None else Path(data.folder)
+    """The data folder of a run. Raises UsageError if `data.folder` is a run folder."""
+    if data.folder is None:
+        return run_dir / "data"
+    folder = Path(data.folder)
+    if (folder / "config.yaml").exists() and any((folder / name).exists() for name in _OF_RUNS):
+        own = folder / "data"
+        cure = f"its data folder is {own}" if (own / "summary.json").exists() else "give another data.folder"
+        raise UsageError(f"{folder}: is a run folder, not a data folder; {cure}")
+    return folder
 
 
 def write_validation(folder: Path, pairs: list[Pair], digest: str | None = None) -> str:

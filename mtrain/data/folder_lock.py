@@ -11,7 +11,7 @@ from mtrain.data.sources import SOURCES
 from mtrain.data.summary import SUMMARY, read_summary
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.storage.atomic import recover
-from mtrain.storage.locks import wait_for_lock
+from mtrain.storage.locks import owner_file, wait_for_lock
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def locked_data_folder(folder: Path, shared: bool, reason: str | None = None) ->
 
 def _require_no_foreign_files(folder: Path, shared: bool) -> None:
     """Raise UsageError if a shared folder contains files that mtrain did not write and would overwrite."""
-    if not shared or not folder.exists() or (folder / LOCK).exists():
+    if not shared or not folder.exists() or owner_file(folder / LOCK).exists():
         return
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         if json.loads((folder / SUMMARY).read_bytes())["fingerprint"]:

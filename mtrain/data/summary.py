@@ -49,7 +49,9 @@ def read_summary(folder: Path) -> Summary:
             raise ValueError("it does not match its SHA-256")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelError(f"{file}: damaged ({error})") from None
-    return summary if is_usable else {"layout": summary.get("layout")}
+    if is_usable:
+        return summary
+    return {"layout": summary.get("layout")} if "fingerprint" in summary else {}  # another program's
 
 
 def find_summary(folder: Path, shared: bool) -> tuple[Summary, str | None]:

@@ -54,16 +54,17 @@ def record_owner(file: Path) -> None:
     """Write the name of this process beside a file that it has locked."""
     with suppress(OSError):  # the lock holds even if the disk is full
         text = f"process {os.getpid()} on {socket.gethostname()}\n"
-        _owner_file(file).write_text(text, encoding="utf-8")
+        owner_file(file).write_text(text, encoding="utf-8")
 
 
 def owner_of(file: Path) -> str:
     """The process that holds a lock, or `another process` if it is not known."""
     with suppress(OSError):
-        name = _owner_file(file).read_text(encoding="utf-8", errors="replace").strip()
+        name = owner_file(file).read_text(encoding="utf-8", errors="replace").strip()
         return name or "another process"
     return "another process"
 
 
-def _owner_file(file: Path) -> Path:
+def owner_file(file: Path) -> Path:
+    """The file that names the process that locked `file`. It remains when the lock is released."""
     return file.with_name(f"{file.name}-owner")

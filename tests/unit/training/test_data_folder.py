@@ -410,6 +410,31 @@ def test_an_automatic_vocabulary_size_is_that_of_the_folder(make, tmp_path, capl
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.parametrize("raw_files", [True, False])
+def test_a_run_folder_is_not_a_data_folder(make, tmp_path, raw_files):
+    prepare(make("base", data={"folder": None}))
+    before = contents_of(tmp_path / "base")
+    if not raw_files:
+        shutil.rmtree(tmp_path / "raw")
+    base = tmp_path / "base"
+    message = f"{base}: is a run folder, not a data folder; its data folder is {base / 'data'}"
+    for command in (prepare, tokenize, fit_on_cpu):
+        with pytest.raises(UsageError, match=message):
+            command(make("other", data={"folder": str(base)}))
+    assert contents_of(tmp_path / "base") == before
+    shutil.rmtree(base / "data")
+    (base / "checkpoints").mkdir()
+    with pytest.raises(UsageError, match="is a run folder, not a data folder; give another"):
+        prepare(make("other", data={"folder": str(base)}))
+
+
+def test_the_lock_of_another_program_does_not_make_a_data_folder(make, tmp_path):
+    (tmp_path / "shared/tokenizer").mkdir(parents=True)
+    (tmp_path / "shared/.lock").touch()
+    with pytest.raises(UsageError, match="shared: is not a data folder, and would be overwritten"):
+        prepare(make())
+
+
 def test_the_data_folder_is_not_the_run_folder(make, tmp_path):
     with pytest.raises(UsageError, match=r"data\.folder must differ from run_dir"):
         make(data={"folder": f"{tmp_path}/./run"})
