@@ -91,7 +91,7 @@ class FolderEncoder(NamedTuple):
             pairs, digest = previous["pairs"], previous["validation_sha256"]
         else:
             pairs, digest = self.scanner.result.pairs, write_validation(folder, self._draw_validation())
-        write_digests(folder, self.scanner.digests, self.scanner.started)
+        write_digests(folder, self.scanner.digests, self.scanner.stamps, self.scanner.started)
         summary = {"fingerprint": inputs.fingerprint, "layout": LAYOUT, "inputs": inputs._asdict()}
         summary |= {"pairs": pairs, "buckets": max(1, -(-pairs // BUCKET)), "validation_sha256": digest}
         return write_summary(folder, summary)

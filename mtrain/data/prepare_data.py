@@ -104,7 +104,7 @@ def prepare_data(
     if not shared:  # a shared folder has only been used for the same corpora
         remove_obsolete(folder, len(contents.shards))
     if scanner.digests.items() - read_digests(folder).items():
-        write_digests(run_dir / "data", scanner.digests, scanner.started)
+        write_digests(run_dir / "data", scanner.digests, scanner.stamps, scanner.started)
     resegment = None if data.subword_sampling is None else Resegmenter(data, tokenizer, seed, run_dir)
     corpus = contents.shards, data.train, data.window_pairs, seed
     train = WindowedCorpus(*corpus, run_dir, buckets, resegment)

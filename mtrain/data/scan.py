@@ -72,7 +72,7 @@ class CorpusScanner:
         self._workers, self._quiet = workers, quiet
         # First the time and the stamps, so that every later change of a file is noticed.
         self.started = time.time_ns()
-        self._stamps = stamps_of(chain.from_iterable(map(_existing_files, train_and_validation(data))))
+        self.stamps = stamps_of(chain.from_iterable(map(_existing_files, train_and_validation(data))))
         # Of all files hashed so far.
         self.digests: Digests = {}
         for each in data_folders:
@@ -137,7 +137,7 @@ class CorpusScanner:
     def require_unchanged(self, corpora: Iterable[Corpus]) -> None:
         """Raise DataError if a file of these training or validation corpora has changed since the scanner was
         made, so that its hash may be that of other text."""
-        require_unchanged(chain.from_iterable(map(files_of, corpora)), self._stamps)
+        require_unchanged(chain.from_iterable(map(files_of, corpora)), self.stamps)
 
     @property
     def training_hashes(self) -> list[str]:

@@ -24,12 +24,18 @@ def read_digests(folder: Path) -> Digests:
     return digests
 
 
-def write_digests(folder: Path, digests: Digests, since: int) -> None:
-    """Record the SHA-256 of files, unless all are recorded or the folder is not writable. Files that have
-    changed since a time (in nanoseconds), when they may have been hashed already, are not recorded."""
+def write_digests(folder: Path, digests: Digests, stamps: Stamps, since: int) -> None:
+    """Record the SHA-256 of files, unless all are recorded or the folder is not writable.
+
+    A file is only recorded if it has not changed since before it was hashed: its stamp must be the same as in
+    `stamps`, and older than `since`, when these were taken (in nanoseconds).
+    """
     with suppress(OSError, StorageError):
-        stamps = {file: _stamp(file) for file in digests}
-        stable = {file: digest for file, digest in digests.items() if max(stamps[file][1:]) < since}
+        stable = {
+            file: digest
+            for file, digest in digests.items()
+            if stamps.get(file) == _stamp(file) and max(stamps[file][1:]) < since
+        }
         if stable.items() <= read_digests(folder).items():
             return
         entries = {

@@ -23,6 +23,7 @@ from mtrain.data import Pair, resegment, shard_writer
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.samples import HoldoutSampler, draw_candidates
 from mtrain.data.scan import CorpusScanner
+from mtrain.data.sources import read_digests, stamps_of, write_digests
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.tokenizer.sampling import make_resegment
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -45,7 +46,7 @@ def encodings() -> Iterator[list[str]]:
             if re.search("encoding (of )?the corpus into", record.getMessage()):
                 done.append(record.getMessage())
 
-    handler, logger = Collect(), logging.getLogger("mtrain.data.prepare_data")
+    handler, logger = Collect(), logging.getLogger("mtrain.data.folder_encoder")
     logger.addHandler(handler)
     yield done
     logger.removeHandler(handler)
@@ -200,6 +201,17 @@ def test_a_file_that_may_have_changed_since_the_start_is_not_recorded(tmp_path: 
     prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     recorded = json.loads((tmp_path / "data/sources.json").read_text())
     assert list(recorded) == [str(tmp_path / "validation.tsv")]
+
+
+def test_a_file_that_has_changed_since_its_stamp_was_taken_is_not_recorded(tmp_path: Path):
+    """Its times seem older than the start if the clock of a file server is slow."""
+    files = [tmp_path / "old", tmp_path / "new", tmp_path / "unknown"]
+    for file in files:
+        file.write_text("old")
+    stamps, later = stamps_of(files[:2]), time.time_ns() + 10**12
+    files[1].write_text("newer")
+    write_digests(tmp_path, dict.fromkeys(files, b"hash of the old text"), stamps, later)
+    assert list(read_digests(tmp_path)) == files[:1]
 
 
 def test_a_damaged_record_of_raw_files_is_not_used(tmp_path: Path, tokenizer: Tokenizer):
