@@ -15,13 +15,14 @@ from mtrain.model.cost import (
     Numerics,
     Shape,
     activation_bytes,
+    count_operations,
     count_parameters,
     flops_of,
     loss_gradient_bytes,
     loss_workspace_bytes,
     products_of,
 )
-from mtrain.training.hardware import BANDWIDTH_UTILIZATION, UTILIZATION, Hardware
+from mtrain.training.hardware import BANDWIDTH_UTILIZATION, LAUNCH_SECONDS, UTILIZATION, Hardware
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.micro_batch import fit_micro_batch_tokens
 
@@ -196,11 +197,14 @@ class Estimator:
 
     def time(self) -> StepTime:
         """The time of a step, by the rates of the hardware: matrix products at a part of its peak, everything
-        else at a part of the bandwidth of its memory."""
+        else at a part of the bandwidth of its memory. On a GPU, at least the time to launch all operations.
+        """
         hardware, numerics = self.device.hardware, self.numerics
         bandwidth = BANDWIDTH_UTILIZATION * hardware.bandwidth
         sizes = (activation_bytes(self.network, shape, numerics) * n for shape, n in self.shapes.items())
         moved = ACTIVATION_PASSES * sum(sizes) / len(self.plan.steps)
         products = self._flops() / (UTILIZATION * hardware.flops(numerics.product_bytes))
         update = OPTIMIZER_NUMBERS * FP32 * self.trained_parameters
-        return StepTime(products + moved / bandwidth, update / bandwidth)
+        operations = count_operations(self.network) * self.shapes.total() / len(self.plan.steps)
+        launches = 0.0 if hardware.on_cpu else operations * LAUNCH_SECONDS
+        return StepTime(max(products + moved / bandwidth, launches), update / bandwidth)

@@ -124,7 +124,7 @@ class _Planner:
             trained, network = FP32 * estimator.trained_parameters, estimator.network
             # The gradient of the source embedding is known last.
             gradients = trained, FP32 * network.source_vocab_size * network.d_model
-            costs = step, self._time(estimator, config), epoch, gradients
+            costs = step, *self._times(estimator, config), epoch, gradients
             links = self.hardware.links if self.devices > 1 else [None]
             runs = [predict_run(config.training, *costs, self.devices, link, price) for link in links]
         parameters = count_parameters(estimator.network)
@@ -168,26 +168,28 @@ class _Planner:
     def _own_device(self) -> torch.device:
         return torch.device("cpu") if self.hardware.on_cpu else resolve_device("auto")
 
-    def _time(self, estimator: Estimator, config: Config) -> StepTime:
-        """The time of a step of one device, measured or predicted."""
+    def _times(self, estimator: Estimator, config: Config) -> tuple[StepTime, float]:
+        """The time of a step, of one of the devices and in seconds of a single one, measured or predicted."""
+        alone = estimator if self.devices == 1 else self._estimator(config, devices=1)
         if not self.hardware.is_measured:
-            return estimator.time()
+            return estimator.time(), sum(alone.time())
         log.info("timing some training steps")
-        alone = self._estimator(config, devices=1)
         network, device = alone.network, self._own_device()
 
         def steps(_: Learner) -> Iterator[Step]:
             return random_steps(network, self.lengths, alone.plan)
 
         speed = measure_speed(network, config.training, device, steps)
-        return StepTime(estimator.step().target_tokens / speed / self.devices, 0.0)
+        seconds = alone.step().target_tokens / speed
+        return StepTime(seconds / self.devices, 0.0), seconds
 
     def _speed(self, config: Config) -> float:
         """Target tokens/s of all devices, without communication. Raises MemoryError if memory is short."""
         estimator = self._estimator(config)
         if not estimator.fits(estimator.memory()):
             raise MemoryError
-        return estimator.step().target_tokens / sum(self._time(estimator, config))
+        time, _ = self._times(estimator, config)
+        return estimator.step().target_tokens / sum(time)
 
 
 def _advise_memory(estimator: Estimator, fits: bool) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mtrain.training.hardware import BANDWIDTH_UTILIZATION, GPUS, UTILIZATION
+from mtrain.training.hardware import BANDWIDTH_UTILIZATION, GPUS, LAUNCH_SECONDS, UTILIZATION
 from mtrain.training.plan import Plan
 from mtrain.training.scaling import Run
 from mtrain.training.table import align
@@ -14,7 +14,8 @@ def format_plan(plan: Plan) -> str:
     """The plan as text, without a line end."""
     lines = list(align([*_costs(plan), *_memory(plan), *(row for run in plan.runs for row in _run(run))]))
     if plan.hardware in GPUS:
-        rates = f"{UTILIZATION:.0%} of peak FLOP/s, {BANDWIDTH_UTILIZATION:.0%} of peak bandwidth"
+        rates = f"{UTILIZATION:.0%} of peak FLOP/s, {BANDWIDTH_UTILIZATION:.0%} of peak bandwidth, "
+        rates += f"{LAUNCH_SECONDS * 1e6:.0f} us per operation"
         lines.append(f"assumed, not measured: {rates}")
     return "\n".join([*lines, *(f"advice: {advice}" for advice in plan.advice)])
 
@@ -54,8 +55,8 @@ def _run(run: Run) -> Iterator[Row]:
     indent = "  " if run.link else ""
     speed = f"{run.target_tokens_per_second:,.0f} target tokens/s"
     yield f"{indent}step", _seconds(run.step_seconds), speed
-    yield f"{indent}epoch", f"{run.epoch_hours:.3g} h", ""
-    yield f"{indent}run", f"{run.hours:.3g} h", f"{run.steps:,} steps, without validation; limit: {run.limit}"
+    yield f"{indent}epoch", _duration(run.epoch_hours), ""
+    yield f"{indent}run", _duration(run.hours), f"{run.steps:,} steps, without validation; limit: {run.limit}"
     if run.cost is not None:
         yield f"{indent}cost", f"{run.cost:,.2f}", ""
 
@@ -70,6 +71,12 @@ def _bytes(number: float) -> str:
 
 def _seconds(number: float) -> str:
     return f"{number:.2f} s" if number >= 1 else f"{number * 1e3:.1f} ms"
+
+
+def _duration(hours: float) -> str:
+    if hours >= 1:
+        return f"{hours:,.1f} h"
+    return f"{hours * 60:.1f} min" if hours >= 1 / 60 else _seconds(hours * 3600)
 
 
 def _scaled(number: float) -> str:

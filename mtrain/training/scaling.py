@@ -25,7 +25,7 @@ class Run:
     sent_bytes: float  # by each device in a step
     communication_seconds: float  # of a step, hidden or not
     step_seconds: float
-    efficiency: float  # speed per device, relative to that of a single device
+    efficiency: float  # speed per device, relative to that of a single device with the same batch
     target_tokens_per_second: float  # of all devices
     epoch_hours: float
     steps: int  # of the whole run
@@ -38,13 +38,14 @@ def predict_run(
     recipe: TrainingConfig,
     step: StepCost,
     time: StepTime,
+    alone: float,
     epoch: Epoch,
     gradient_bytes: tuple[int, int],
     devices: int = 1,
     link: Link | None = None,
     price: float | None = None,
 ) -> Run:
-    """Predict a run with steps that take each device `time`.
+    """Predict a run with steps that take each device `time`, and a single device `alone` seconds.
 
     `gradient_bytes` are those of all gradients, and those of the gradient that is known last: as long as it
     is sent, there is nothing left to compute. `price` is that of a device for an hour.
@@ -55,7 +56,7 @@ def predict_run(
         hidden = BACKWARD_SHARE * time.forward_backward / step.micro_batches
         last = min(1.0, max(BUCKET, gradient_bytes[1]) / gradient_bytes[0])
         exposed = max(communication - hidden, communication * last)
-    alone, seconds = devices * time.forward_backward + time.update, sum(time) + exposed
+    seconds = sum(time) + exposed
     steps, limit = planned_steps(recipe, epoch, seconds)
     hours = steps * seconds / 3600
     return Run(

@@ -1,14 +1,16 @@
 """The formulas of costs agree with real models: their parameters, and the operations that PyTorch counts."""
 
 import itertools
+import re
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.presets import PRESETS
-from mtrain.model.cost import Shape, count_parameters, flops_of, products_of
+from mtrain.model.cost import Shape, count_operations, count_parameters, flops_of, products_of
 from mtrain.model.loss import translation_loss
 from mtrain.model.transformer import Transformer
 from tests.support.transformer import ids
@@ -51,6 +53,38 @@ def test_flops_of_a_step_are_those_that_pytorch_counts(activation):
         translation_loss(hidden, *model.projection(), sides[1], sides[1].numel(), 0.1).loss.backward()
     counts = products_of(config, Shape.of_lengths(sentences, source, target))
     assert flops_of(counts) == counter.get_total_flops()
+
+
+class Operations(TorchDispatchMode):
+    """Counts dispatched operations that compute something."""
+
+    VIEWS = re.compile(
+        r"aten\.(.*view|t|transpose|permute|expand|slice|select|unbind|detach|alias|.*empty.*)\b"
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += self.VIEWS.match(str(function)) is None
+        return function(*args, **(kwargs or {}))
+
+
+def test_operations_are_about_as_many_as_pytorch_dispatches():
+    for layers in ((1, 1), (3, 1), (1, 3)):
+        config = ModelConfig(
+            **SMALL
+            | WORDS
+            | {"tie_embeddings": "decoder"}
+            | {"encoder_layers": layers[0], "decoder_layers": layers[1]}
+        )
+        model = Transformer(config).train()
+        source, target = ids(5, 9), ids(5, 10)
+        with Operations() as operations:
+            hidden = model(source, torch.ones_like(source, dtype=torch.bool), target)
+            translation_loss(hidden, *model.projection(), target, target.numel(), 0.1).loss.backward()
+        assert count_operations(config) == pytest.approx(operations.count, rel=0.5)
 
 
 def test_r_drop_doubles_the_flops():

@@ -3,14 +3,18 @@
 import itertools
 
 import measure_costs
+import numpy as np
 import pytest
 import torch
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch
-from mtrain.model.cost import Numerics, Shape, activation_bytes
+from mtrain.model.cost import Numerics, Shape, activation_bytes, count_operations, count_parameters
 from mtrain.model.transformer import Transformer
+from mtrain.training.estimate import Device, Estimator
+from mtrain.training.hardware import find_hardware
+from mtrain.training.lengths import TrainingLengths
 from mtrain.training.micro_batch import activation_bytes as measured_activation_bytes
 from mtrain.training.step import Learner
 
@@ -76,3 +80,53 @@ def test_a_small_step_costs_what_is_predicted(training, monkeypatch):
     predicted, measured = measure_costs.predict(config, network), measure_costs.measure(config, network)
     assert predicted.flops == measured.flops
     assert predicted.memory == pytest.approx(measured.memory, rel=0.15)
+
+
+def estimator(training=None, memory=10**12, share=1.0, length=20) -> Estimator:
+    """Of a tiny model on a GPU with some memory, and 64 pairs of some length."""
+    recipe = {"batch_tokens": 64 * 32, "micro_batch_tokens": 64 * 32, **(training or {})}
+    config, network = measure_costs.make_config("tiny", training=recipe)
+    lengths = np.full(64, length)
+    pairs = TrainingLengths(lengths, lengths, np.ones(64), share, share == 1, 0, 1, (0,), "test")
+    return Estimator(config, network, pairs, Device(find_hardware("a100")._replace(memory=memory), "bf16"))
+
+
+def test_frozen_parts_have_no_gradients_and_no_moments():
+    trained, frozen = estimator().memory(), estimator({"freeze": ["embeddings", "encoder"]}).memory()
+    assert frozen.weights == trained.weights == trained.gradients
+    parameters = count_parameters(estimator().network)
+    assert frozen.gradients == 4 * parameters.decoder and frozen.optimizer == 2 * frozen.gradients
+
+
+def test_other_pairs_may_be_as_long_as_is_possible():
+    whole, part = estimator(), estimator(share=0.5)
+    assert (whole.longest, part.longest) == (20, 32)
+    assert part.memory().activations > whole.memory().activations
+    assert part.epoch().steps == 2 * whole.epoch().steps and part.epoch().pairs == 128
+
+
+def test_an_automatic_micro_batch_is_reduced_until_it_fits():
+    needed = estimator().memory().total
+    automatic = {"micro_batch_tokens": "auto"}
+    sizes = [estimator(automatic, memory).micro_batch_tokens for memory in (10 * needed, needed, needed // 4)]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] == 64 * 32 and sizes[2] < sizes[0]
+
+
+def test_the_largest_micro_batch_that_fits_is_found():
+    roomy = estimator()
+    needed = roomy.memory().total
+    short = estimator(memory=needed)  # of which a part is reserved
+    assert roomy.fits(roomy.memory()) and not short.fits(short.memory())
+    smaller = short.largest_fitting_micro_batch()
+    assert smaller is not None and smaller < short.micro_batch_tokens
+    again = estimator({"micro_batch_tokens": smaller}, needed)
+    assert again.fits(again.memory())
+    assert estimator(memory=1000).largest_fitting_micro_batch() is None
+
+
+def test_small_models_wait_for_the_launch_of_operations():
+    """A GPU computes a tiny step in less time than Python takes to launch it."""
+    slow = estimator().time().forward_backward
+    assert slow == pytest.approx(5e-6 * count_operations(estimator().network))
+    many = estimator({"micro_batch_tokens": 32}).time().forward_backward
+    assert many > 10 * slow
