@@ -6,14 +6,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mtrain.kernels.linear import MIN_ROWS
 from mtrain.kernels.topk import beam_topk, row_topk
 from mtrain.model.transformer import Transformer
 
 # Share of finished sentences at which they are removed from the batch. Removing them copies the cache.
 REMOVE_AT = 0.2
-# On a CPU, matrices with fewer rows are multiplied by other kernels, whose results differ in the last bits.
-# Models decode at least this many rows, so that a translation does not depend on the size of its batch.
-MIN_ROWS = 4
 
 
 def remaining_sentences(active: Tensor, rows: int) -> Tensor | None:

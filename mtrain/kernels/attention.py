@@ -101,12 +101,15 @@ def cached_attention(
     The arguments are laid out for batched products: queries (B*H, T, D), keys (B*H, D, S) and values
     (B*H, S, D). With few queries, setting up the fused kernel takes longer than these products.
     """
-    weights = _scaled_product(queries, keys, queries.size(-1) ** -0.5, keep_bias).softmax(dim=-1)
+    # Scaled first: on Intel CPUs the rounding of baddbmm with an `alpha` depends on the number of keys, so
+    # padding would change the result.
+    queries = queries * queries.size(-1) ** -0.5
+    scores = torch.bmm(queries, keys) if keep_bias is None else torch.baddbmm(keep_bias, queries, keys)
+    weights = scores.softmax(dim=-1)
     return torch.bmm(weights, values), weights
 
 
-def _scaled_product(a: Tensor, b: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
-    """scale * a b + bias, of a (X, P, Q) and b (X, Q, R), in one pass."""
-    if bias is None:  # with beta=0, baddbmm does not read its first argument
-        return torch.baddbmm(a.new_empty(1), a, b, beta=0, alpha=scale)
-    return torch.baddbmm(bias, a, b, alpha=scale)
+def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """scale * a b of a (X, P, Q) and b (X, Q, R), in one pass."""
+    # With beta=0, baddbmm does not read its first argument.
+    return torch.baddbmm(a.new_empty(1), a, b, beta=0, alpha=scale)

@@ -1,7 +1,7 @@
 """Linear maps for inference, with copies of their weights that make products faster."""
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,10 @@ from mtrain.kernels.undocumented import undocumented
 # what the copy saves. The choice ignores the number of rows, so that the result for a row does not depend
 # on the other rows.
 MIN_WEIGHT_ELEMENTS = 200_000
+# On a CPU, matrices with fewer rows are multiplied by other kernels, whose results differ in the last bits.
+# Models decode at least this many rows, so that a translation does not depend on the size of its batch.
+MIN_ROWS = 4
+_MANY_ROWS = 32
 
 
 class PackedLinear:
@@ -52,13 +56,32 @@ class PackedLinear:
 def pack(
     weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None, stays_low: bool | None = None
 ) -> PackedLinear | None:
-    """A PackedLinear if that takes less time than the original: for large weights, and for all if results
-    stay in low precision, which is the default on a GPU. None without a `dtype`."""
+    """A PackedLinear in `dtype` if that takes less time than the original: for large weights, and for all if
+    results stay in low precision, which is the default on a GPU.
+
+    Otherwise None, or, if the original would round few rows in another way than many, a PackedLinear in the
+    type of the weight.
+    """
     if stays_low is None:
         stays_low = weight.is_cuda
-    if dtype is None or not (stays_low or weight.is_cuda or weight.numel() >= MIN_WEIGHT_ELEMENTS):
-        return None
-    return PackedLinear(weight, bias, dtype, stays_low)
+    if dtype is not None and (stays_low or weight.is_cuda or weight.numel() >= MIN_WEIGHT_ELEMENTS):
+        return PackedLinear(weight, bias, dtype, stays_low)
+    if not _rounds_rows_alike(weight.dtype, weight.device, *weight.shape):
+        return PackedLinear(weight, bias, weight.dtype)
+    return None
+
+
+@cache
+def _rounds_rows_alike(dtype: torch.dtype, device: torch.device, outputs: int, inputs: int) -> bool:
+    """Whether a map of this size rounds the result for a row in the same way for few rows as for many.
+
+    On Intel CPUs, MKL splits the sums of a product with few rows in another way, depending on the sizes.
+    """
+    if device.type != "cpu":
+        return True
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(rows, inputs, generator=generator).to(dtype) for rows in (_MANY_ROWS, outputs))
+    return torch.equal(F.linear(x[:MIN_ROWS], weight), F.linear(x, weight)[:MIN_ROWS])
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: PackedLinear | None) -> Tensor:

@@ -77,6 +77,8 @@ def test_translations_do_not_depend_on_the_batch(
     short = {"max_length_ratio": 0.5, "max_length_offset": 6}  # most of the random lines would never end
     fixed = translator.with_settings(precision=precision, workers=1, **short, **settings)
     lines = [*words_of(12, seed=8), *(" ".join(words_of(5, seed=n)) for n in range(3))]
+    lines += ["a"]  # a single token
+    assert len(fixed.tokenizer.encode_source(["a"])[0]) == 1
     count = fixed.decoding.hypotheses
     alone = fixed.with_settings(batch_tokens=1).translate(lines, n_best=count)  # one line at a time
     for tokens in (100, 1000, 100_000)[count > 1 :]:

@@ -97,3 +97,15 @@ def test_cached_attention_equals_the_formula(masked: bool) -> None:
     expected = attention_weights(queries, keys, keep)
     torch.testing.assert_close(weights.view(2, 3, 5, 16), expected, **DOUBLE)
     torch.testing.assert_close(expected @ values, reference(queries, keys, values, keep), **DOUBLE)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@torch.inference_mode()
+def test_cached_attention_does_not_depend_on_the_padding(rows: int) -> None:
+    queries, keys, values = (random(12, n, 32, seed=n).float() for n in (rows, 160, 160))
+    expected = cached_attention(queries, keys[:, :16].transpose(1, 2), values[:, :16], None)[0]
+    for padded in (32, 48, 160):
+        bias = torch.zeros(12, rows, padded)
+        bias[:, :, 16:] = -math.inf
+        found, _ = cached_attention(queries, keys[:, :padded].transpose(1, 2), values[:, :padded], bias)
+        assert torch.equal(found, expected)

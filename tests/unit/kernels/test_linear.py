@@ -76,14 +76,20 @@ def test_slices_of_a_layer_are_parts_of_its_output(layout: str) -> None:
         torch.testing.assert_close(layer.slice(x, 4, 9), layer(x)[:, 4:9], rtol=0.01, atol=0.02)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "shape", [(96, 32), (128, 128), (128, 256), (384, 256), (800, 96), (2000, 512)], ids=str
+)
 @torch.inference_mode()
-def test_a_row_of_the_result_does_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
+def test_a_row_of_the_result_does_not_depend_on_the_other_rows(
+    shape: tuple[int, int], dtype: torch.dtype | None
+) -> None:
     torch.manual_seed(2)
-    x, packed = torch.randn(70, 96), PackedLinear(torch.randn(800, 96), torch.randn(800), dtype)
-    together = packed(x)
-    for rows in (4, 5, 16, 23, 64):
-        assert torch.equal(packed(x[:rows]), together[:rows])
+    x, weight, bias = torch.randn(70, shape[1]), torch.randn(shape), torch.randn(shape[0])
+    packed = pack(weight, bias, dtype)
+    together = linear(x, weight, bias, packed)
+    for rows in (4, 5, 9, 16, 23, 64):
+        assert torch.equal(linear(x[:rows], weight, bias, packed), together[:rows])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -95,9 +101,8 @@ def test_packing_keeps_full_precision(layout: str, dtype: torch.dtype) -> None:
 
 
 def test_large_weights_are_packed_and_all_that_stay_in_low_precision() -> None:
-    small, large = torch.empty(100, 100), torch.empty(2000, 150)
-    assert pack(small, None, None) is pack(large, None, None) is None  # nothing would be faster
-    assert pack(small, None, torch.bfloat16) is None
+    small, large = torch.zeros(100, 24), torch.zeros(2000, 150)
+    assert pack(small, None, None) is pack(small, None, torch.bfloat16) is None  # nothing would be faster
     packed = pack(large, None, torch.bfloat16)
     assert packed is not None and packed.dtype == torch.bfloat16 and not packed.stays_low
     packed = pack(small, None, torch.bfloat16, stays_low=True)
