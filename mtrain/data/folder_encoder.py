@@ -22,7 +22,7 @@ from mtrain.data.folder_lock import locked_data_folder
 from mtrain.data.same_inputs import has_same_pairs, require_same_text
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.shard_writer import ShardWriter
-from mtrain.data.shards import BUCKET, LAYOUT, SHARD, Shard, ShardInfo, shard_file
+from mtrain.data.shards import BUCKET, LAYOUT, MAX_BUCKETS, SHARD, Shard, ShardInfo, shard_file
 from mtrain.data.sources import write_digests
 from mtrain.data.summary import Inputs, Summary, inputs_of, read_summary, remove_summary, write_summary
 from mtrain.errors import DataError, ModelError, StorageError
@@ -93,7 +93,8 @@ class FolderEncoder(NamedTuple):
             pairs, digest = self.scanner.result.pairs, write_validation(folder, self._draw_validation())
         write_digests(folder, self.scanner.digests, self.scanner.stamps, self.scanner.started)
         summary = {"fingerprint": inputs.fingerprint, "layout": LAYOUT, "inputs": inputs._asdict()}
-        summary |= {"pairs": pairs, "buckets": max(1, -(-pairs // BUCKET)), "validation_sha256": digest}
+        buckets = min(max(1, -(-pairs // BUCKET)), MAX_BUCKETS)
+        summary |= {"pairs": pairs, "buckets": buckets, "validation_sha256": digest}
         return write_summary(folder, summary)
 
     def _draw_validation(self) -> list[Pair]:

@@ -35,6 +35,7 @@ from mtrain.storage.manifest import sha256_of_json
 LAYOUT = 4  # version of the files of the data folder; if it changes, runs encode again
 SHARD = 250_000  # raw pairs
 BUCKET = 250_000  # raw pairs of the whole corpus, on average
+MAX_BUCKETS = 1024  # otherwise, the indices of all shards would grow with the square of the corpus
 _KEY = "shard"  # of the metadata; a single key, because the order of several is random
 _DTYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U8": np.uint8}
 _ROWS = ("source", "target", "source_length", "target_length", "number")

@@ -70,7 +70,9 @@ class WindowedCorpus:
         self._pairs = sum(shard.info.kept for shard in shards)
         # Including repetitions by the weights of corpora.
         self._epoch_pairs = sum(shard.info.kept * corpora[shard.info.corpus].weight for shard in shards)
-        counts = np.sum([np.diff(shard.buckets[:, 0]) for shard in shards], axis=0)
+        counts = np.zeros(len(shards[0].buckets) - 1, np.int64)  # rows of each bucket
+        for shard in shards:
+            counts += np.diff(shard.buckets[:, 0])
         self._buckets = np.flatnonzero(counts).tolist()  # small corpora may have empty ones
         self.layout = WindowLayout.of(self._pairs, len(self._buckets), window_pairs)
         self._whole: EncodedCorpus | None = None  # if it is one window

@@ -30,6 +30,7 @@ from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.prepare_data import PreparedData, prepare_data
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.shards import Shard, buckets_of, shard_file
+from mtrain.data.summary import read_summary, write_summary
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.processes import WorkerProcess
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -124,6 +125,29 @@ def test_buckets_are_of_equal_size_and_depend_on_the_seed():
     assert counts.sum() == 100_000 and abs(counts - 10_000).max() < 500
     for other in (buckets_of(numbers, 2, 0, 10), buckets_of(numbers, 1, 1, 10)):
         assert 0.08 < np.mean(other == buckets_of(numbers, 1, 0, 10)) < 0.12
+
+
+def test_the_number_of_buckets_is_bounded(tmp_path: Path, tokenizer: Tokenizer, small, monkeypatch):
+    """A folder with more buckets, as earlier versions wrote it, keeps them when its encoding is resumed."""
+    monkeypatch.setattr(folder_encoder, "BUCKET", 30)
+    for name in ("many", "few"):
+        (tmp_path / name).mkdir()
+    many = prepare(tmp_path / "many", tokenizer)
+    expected = contents(tmp_path / "many")
+    monkeypatch.setattr(folder_encoder, "MAX_BUCKETS", 4)
+    few = prepare(tmp_path / "few", tokenizer)
+    assert [len(Shard(shard_file(tmp_path / name / "data", 0)).buckets) - 1 for name in ("many", "few")] == [
+        *(10, 4)
+    ]
+    assert rows(few) == rows(many)
+    summary = read_summary(tmp_path / "many/data")
+    del summary["complete"]
+    write_summary(tmp_path / "many/data", summary)
+    shard_file(tmp_path / "many/data", 3).unlink()
+    assert rows(prepare(tmp_path / "many", tokenizer)) == rows(many)
+    assert {name: content for name, content in contents(tmp_path / "many").items() if "shard" in name} == {
+        name: content for name, content in expected.items() if "shard" in name
+    }
 
 
 def test_locations_of_rows(tmp_path: Path, tokenizer: Tokenizer, small):
