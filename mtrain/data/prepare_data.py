@@ -146,6 +146,6 @@ def _describe_settings(data: DataConfig, tokenizer: Tokenizer, seed: int) -> dic
 
 def _buckets_to_verify(summary: Summary, window_pairs: int) -> Sequence[int]:
     """The buckets whose rows are verified at startup: all if they are one window. Otherwise, each is verified
-    before its first use."""
+    before its use."""
     layout = WindowLayout.of(sum(summary["kept"]), summary["buckets"], window_pairs)
     return range(summary["buckets"] if layout == ONE_WINDOW else 0)

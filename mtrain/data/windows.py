@@ -61,8 +61,7 @@ class WindowedCorpus:
         verified: Iterable[int] = (),
         resegment: Resegmenter | None = None,
     ):
-        """`verified` are the buckets that have been compared with their hashes; the others are compared
-        before their first use. Damaged shards are recorded in `run_dir`. `resegment` samples new
+        """`verified` are the buckets that have just been compared with their hashes. Damaged shards are recorded in `run_dir`. `resegment` samples new
         segmentations for each epoch."""
         self._run_dir = run_dir
         self._shards, self._corpora, self._seed = shards, corpora, seed
@@ -114,6 +113,9 @@ class WindowedCorpus:
         return 1.0 if self.layout == ONE_WINDOW else window.expected_pairs / self._epoch_pairs
 
     def _verify(self, buckets: Sequence[int]) -> None:
+        """Compare the rows of some buckets with their hashes, unless that has just been done. This reads them
+        one after another, which is faster than in the order of training, and they stay in memory meanwhile.
+        Raises DataError if they are damaged."""
         unverified = [bucket for bucket in buckets if bucket not in self._verified]
         for index, shard in enumerate(self._shards):
             try:
@@ -122,4 +124,4 @@ class WindowedCorpus:
                 is_recorded = add_suspect(self._run_dir, index)
                 cure = "run again to encode this shard again" if is_recorded else "restore it"
                 raise DataError(f"{error}; {cure}") from None
-        self._verified.update(unverified)
+        self._verified.difference_update(buckets)

@@ -262,6 +262,19 @@ def test_a_shard_is_not_replaced_by_one_with_other_contents(tmp_path: Path, toke
     assert rows(prepare(tmp_path, tokenizer)) == before
 
 
+def test_a_window_is_verified_in_each_epoch(tmp_path: Path, tokenizer: Tokenizer, small):
+    train = prepare(tmp_path, tokenizer, config(tmp_path, window_pairs=100)).train
+    windows = [(epoch, window) for epoch in (0, 1) for window in range(len(train.windows(epoch)))]
+    assert sum(len(train.open(*window)) for window in windows) == 2 * len(TOY)
+    file = shard_file(tmp_path / "data", 2)
+    with file.open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        stream.write(b"x")
+    with pytest.raises(DataError, match=f"{file}: damaged"):
+        for window in windows:
+            train.open(*window)
+
+
 @pytest.mark.parametrize("changed", ["LAYOUT", "SHARD", "BUCKET"])
 @pytest.mark.parametrize("larger", [False, True])
 def test_shards_of_another_layout_are_replaced(
