@@ -37,7 +37,10 @@ class WindowLayout(NamedTuple):
         Their order is random. The first window is a single bucket, so that training starts soon, and each
         window is at most twice as large as the one before it.
         """
-        order = np.random.default_rng([seed, epoch]).permutation(self.buckets).tolist()
+        # With a key of its own, because the batches of window 0 depend on [seed, epoch, 0], which NumPy takes
+        # for the same as [seed, epoch].
+        sequence = np.random.SeedSequence([seed, epoch], spawn_key=(0,))
+        order = np.random.default_rng(sequence).permutation(self.buckets).tolist()
         windows, size, start = [], 1, 0
         while start < self.buckets:
             windows.append(sorted(order[start : start + size]))
@@ -61,8 +64,8 @@ class WindowedCorpus:
         verified: Iterable[int] = (),
         resegment: Resegmenter | None = None,
     ):
-        """`verified` are the buckets that have just been compared with their hashes. Damaged shards are recorded in `run_dir`. `resegment` samples new
-        segmentations for each epoch."""
+        """`verified` are the buckets that have just been compared with their hashes. Damaged shards are
+        recorded in `run_dir`. `resegment` samples new segmentations for each epoch."""
         self._run_dir = run_dir
         self._shards, self._corpora, self._seed = shards, corpora, seed
         self._verified, self._resegment = set(verified), resegment

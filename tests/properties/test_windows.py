@@ -4,6 +4,7 @@ from collections import Counter
 from functools import partial
 from itertools import pairwise, takewhile
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
@@ -36,6 +37,16 @@ def test_windows_contain_each_bucket_once_and_grow_from_a_single_one(tried):
         sizes = list(map(len, windows))
         assert sizes[0] == 1 and all(size <= 2 * last for last, size in pairwise(sizes))
         assert max(sizes) == 1 or max(sizes) * pairs / buckets <= window_pairs
+
+
+def test_the_order_of_the_buckets_is_independent_of_the_batches():
+    """NumPy fills seeds with zeros."""
+    layout, same = WindowLayout(buckets=40, largest=1), 0
+    for epoch in range(100):
+        order = [bucket for [bucket] in layout.windows(1, epoch)]
+        seeds = ([1, epoch], [1, epoch, 0], [1, epoch, 0, 0], [1, epoch, 1])
+        same += order in [np.random.default_rng(seed).permutation(40).tolist() for seed in seeds]
+    assert not same
 
 
 def steps_of_epochs(loader: Loader, epochs: int, start: Position) -> list:
