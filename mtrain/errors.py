@@ -35,6 +35,10 @@ class StorageError(MtrainError, exit_code=6):
     """Reading or writing failed for an external reason: disk full, no permission."""
 
 
+class DistributedError(MtrainError, exit_code=7):
+    """The processes of a command ("ranks") cannot work together: one is lost, or they differ."""
+
+
 class Interrupted(MtrainError, exit_code=130):
     """A signal stopped the command after it saved its state. The exit code is 128 + the signal number."""
 

@@ -96,5 +96,6 @@ def _report(message: str, code: int) -> int:
         traceback.print_exc()
     with suppress(OSError):
         line = terminal.escape_control_characters(" ".join(message.split()))
-        print(line if code > 128 else f"error: {line}", file=sys.stderr)  # above 128: stopped by a signal
+        kind = "" if code > 128 else "error: "  # above 128: stopped by a signal
+        print(f"{terminal.rank_prefix()}{kind}{line}", file=sys.stderr)
     return code

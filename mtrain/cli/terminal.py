@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -36,12 +37,17 @@ def discard_output() -> None:
 
 
 def start_logging(quiet: bool, debug: bool) -> None:
-    """Write log messages to stderr without breaking progress bars; with `quiet`, only warnings and errors."""
+    """Write log messages to stderr without breaking progress bars; with `quiet`, only warnings and errors. Of
+    several ranks, only the first writes other messages, too."""
     from tqdm import tqdm
+
+    quiet = quiet or bool(read_launch().rank)
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            prefix = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+            prefix = (
+                "" if record.levelno < logging.WARNING else f"{rank_prefix()}{record.levelname.lower()}: "
+            )
             with suppress(OSError):  # a closed stderr must not stop a long run
                 tqdm.write(prefix + escape_control_characters(self.format(record)), file=sys.stderr)
 
@@ -50,6 +56,12 @@ def start_logging(quiet: bool, debug: bool) -> None:
     logger.setLevel(logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO)
     if quiet or not sys.stderr.isatty():
         os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+
+
+def rank_prefix() -> str:
+    """What the warnings and errors of a rank begin with; empty on rank 0."""
+    rank = read_launch().rank
+    return f"rank {rank}: " if rank else ""
 
 
 def suggest(text: str) -> None:

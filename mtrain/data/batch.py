@@ -1,7 +1,7 @@
 """The tensors of one micro-batch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -29,6 +29,12 @@ class Batch:
         """A batch of pairs of `length` tokens on both sides, to measure memory."""
         ids = torch.zeros(pairs, length, dtype=torch.int64)
         return cls(ids, torch.ones_like(ids, dtype=torch.bool), ids, ids, ids.numel(), [0] * pairs)
+
+    @classmethod
+    def without_pairs(cls) -> Self:
+        """A batch whose loss and gradient are zero: all of its few positions are padding."""
+        batch = cls.of_size(2, 2)
+        return replace(batch, labels=torch.full_like(batch.labels, IGNORE), target_tokens=0, rows=[])
 
     @property
     def positions(self) -> int:

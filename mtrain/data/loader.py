@@ -35,8 +35,8 @@ class Step(NamedTuple):
     """The input of one optimizer step."""
 
     epoch: int  # from 1
-    tokens: int  # target tokens of all batches
-    batches: list[Batch]  # the micro-batches
+    tokens: int  # target tokens of all batches, of all ranks
+    batches: list[Batch]  # the micro-batches of this rank
     places: Callable[[], list[str]]  # where its pairs come from, as `file:line`
     next: Position  # of the next step, to resume from
 
@@ -61,8 +61,9 @@ def require_pairs(plan: BatchPlan, epoch: int) -> None:
 
 
 class Loader:
-    """The training batches of a corpus, for `device`. The number of micro-batches in a step is a multiple of
-    `workers`, unless the step has too few pairs."""
+    """The training batches of a corpus, for `device` and, if there are several ranks, for one of them. The
+    number of micro-batches in a step is a multiple of `workers`, unless the step has too few pairs; a rank
+    without pairs has a batch without pairs."""
 
     def __init__(
         self,
@@ -72,9 +73,12 @@ class Loader:
         device: torch.device,
         micro_batch_tokens: int,
         workers: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
     ):
         self.corpus, self.config, self.special, self.device = corpus, config, special, device
         self.micro_batch_tokens, self.workers = micro_batch_tokens, workers
+        self.rank, self.world_size = rank, world_size
         self._opened: dict[tuple[int, int], Window] = {}
         self._opening = threading.Lock()
 
@@ -89,7 +93,8 @@ class Loader:
                 lengths = (corpus.source_lengths, corpus.target_lengths)
                 sizes = (recipe.batch_tokens, self.micro_batch_tokens)
                 key = (self.config.seed, self.corpus.key(epoch, window))
-                plan = plan_batches(*lengths, *sizes, *key, weights=corpus.weights, workers=self.workers)
+                ranks = (self.rank, self.world_size)
+                plan = plan_batches(*lengths, *sizes, *key, *ranks, corpus.weights, self.workers)
                 require_pairs(plan, epoch)
                 share = self.corpus.share_of_epoch(corpus)
                 self._opened = {(epoch, window): Window(corpus, plan, share)}
@@ -134,6 +139,7 @@ class Loader:
 
     def _make(self, window: Window, epoch: int, index: int, following: Position) -> Step:
         batches = [self.batch(rows, window.corpus) for rows in window.plan.steps[index] if len(rows)]
+        batches = batches or [Batch.without_pairs()]
 
         def places() -> list[str]:
             return window.corpus.places([row for batch in batches for row in batch.rows])
@@ -153,6 +159,8 @@ class Loader:
         pairs, which they may contain."""
         corpus, plan = window.corpus, window.plan
         micro_batches = [rows for step in plan.steps for rows in step if len(rows)]
+        if not micro_batches:  # the other ranks have all pairs of the window
+            return []
         sizes = [
             (len(rows), int(corpus.source_lengths[rows].max()), int(corpus.target_lengths[rows].max()))
             for rows in micro_batches

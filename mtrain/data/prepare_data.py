@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.data_folder import open_contents, remove_obsolete
+from mtrain.data.data_folder import Contents, open_contents, remove_obsolete
 from mtrain.data.folder_encoder import FolderEncoder, format_counts
 from mtrain.data.resegment import Resegmenter
 from mtrain.data.same_inputs import has_same_settings, hashes_of_missing, require_same_inputs
@@ -105,9 +105,7 @@ def prepare_data(
         remove_obsolete(folder, len(contents.shards))
     if scanner.digests.items() - read_digests(folder).items():
         write_digests(run_dir / "data", scanner.digests, scanner.stamps, scanner.started)
-    resegment = None if data.subword_sampling is None else Resegmenter(data, tokenizer, seed, run_dir)
-    corpus = contents.shards, data.train, data.window_pairs, seed
-    train = WindowedCorpus(*corpus, run_dir, buckets, resegment)
+    train = _make_corpus(contents, buckets, data, tokenizer, seed, run_dir)
     size = f"{len(train):,} training pairs (dropped: {format_counts(summary['dropped']) or 'none'})"
     log.info("data: %s, %s validation pairs", size, f"{len(contents.validation):,}")
     return PreparedData(train, contents.validation, inputs.fingerprint)
@@ -128,6 +126,39 @@ def open_prepared(data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: in
                 train = WindowedCorpus(*corpus, verified=range(summary["buckets"]))
                 return PreparedData(train, contents.validation, inputs.fingerprint)
     return None
+
+
+def open_complete_data(
+    data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: int, run_dir: Path
+) -> PreparedData:
+    """The contents of a data folder that another process has just prepared with these settings. Nothing is
+    written, and the raw files are not read.
+
+    Raises ModelError or StorageError if this process does not find the same contents.
+    """
+    summary = read_summary(folder)
+    inputs = inputs_of(summary)
+    if inputs is None or not summary.get("complete"):
+        raise StorageError(f"{folder}: is incomplete; all processes must use the same file system for it")
+    buckets = _buckets_to_verify(summary, data.window_pairs)
+    contents = open_contents(folder, summary, buckets)
+    if contents.problem:
+        raise ModelError(f"{contents.problem}; all processes must use the same file system for it")
+    train = _make_corpus(contents, buckets, data, tokenizer, seed, run_dir)
+    return PreparedData(train, contents.validation, inputs.fingerprint)
+
+
+def _make_corpus(
+    contents: Contents,
+    verified: Sequence[int],
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    seed: int,
+    run_dir: Path,
+) -> WindowedCorpus:
+    resegment = None if data.subword_sampling is None else Resegmenter(data, tokenizer, seed, run_dir)
+    corpus = contents.shards, data.train, data.window_pairs, seed
+    return WindowedCorpus(*corpus, run_dir, verified, resegment)
 
 
 def _describe_inputs(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> Inputs:

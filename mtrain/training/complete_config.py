@@ -66,8 +66,9 @@ def complete_config(
     data: PreparedData,
     device: torch.device,
     earlier: Sequence[Choice] = (),
+    ranks: int = 1,
 ) -> Config:
-    """The config of a new run with a value for every key.
+    """The config of a new run on some `ranks` with a value for every key.
 
     Logs what `model.preset: auto` chose, including `earlier` choices. Raises DataError if no pair is left.
     """
@@ -80,10 +81,10 @@ def complete_config(
             sizes = micro_batch_tokens(sized, data.train, learner), len(learner.replicas)
             return Loader(data.train, sized, tokenizer.special, learner.device, *sizes).steps()
 
-        return measure_speed(network, sized.training, device, steps)
+        return measure_speed(network, sized.training, device, steps, ranks)
 
     lengths = TrainingLengths.of_data(data, config.seed)
-    work = make_workload(config, lengths, speed, ASSUMED_SPEEDS[device.type])
+    work = make_workload(config, lengths, speed, ranks * ASSUMED_SPEEDS[device.type])
     completed, choices = plan_run(config, work)
     if config.model.preset == "auto":
         log_choices([*earlier, *choices])

@@ -1,16 +1,22 @@
 """`mtrain fit`: prepare the run folder, the tokenizer and the data, then train."""
 
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 from mtrain.config.schema import Config
 from mtrain.data.data_folder import find_data_folder
 from mtrain.data.same_inputs import check_corpora
-from mtrain.device import keep_freed_memory, limit_onednn_cache, make_current, resolve_device
+from mtrain.device import keep_freed_memory, limit_onednn_cache, resolve_device
+from mtrain.distributed.launch import read_launch
+from mtrain.distributed.many_ranks import joined_ranks
+from mtrain.distributed.ranks import Json, Ranks
 from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
 from mtrain.training.complete_config import complete_config, is_incomplete
 from mtrain.training.loop import Trainer
-from mtrain.training.prepare import prepare_run
+from mtrain.training.prepare import PreparedRun, open_prepared_run, prepare_run
 from mtrain.training.run_folder import locked_run_folder, write_config
 from mtrain.training.signals import StopSignal
 
@@ -24,21 +30,29 @@ def fit(
 ) -> None:
     """Train the model of a config and publish the best weights in `RUN/model`.
 
+    If torchrun has started several processes, each is given a device and a share of the work. Rank 0 alone
+    writes files.
+
     `resume`: `auto` resumes from the newest valid checkpoint, if there is one; `never` requires a new run
-    folder; a path resumes from that checkpoint. With `allow_data_change`, a run may resume with a changed
-    corpus, from the start of an epoch. Raises the errors of `mtrain.errors`; Interrupted after SIGINT or
-    SIGTERM, once the state is saved.
+    folder; a path resumes from that checkpoint. When torchrun restarts the processes, it is always `auto`.
+    With `allow_data_change`, a run may resume with a changed corpus, from the start of an epoch. Raises the
+    errors of `mtrain.errors`; Interrupted after SIGINT or SIGTERM, once the state is saved.
     """
-    resolve_device(device)
-    if config.training.init_from is None:  # otherwise, the sizes are not known yet
-        require_exports(config)
-    run_dir = Path(config.run_dir)
-    check_corpora(config.data, find_data_folder(config.data, run_dir))
-    make_metrics(("bleu", "chrf"), config.data.target_lang)  # missing dependencies are reported at startup
-    with locked_run_folder(run_dir):
-        trainer = make_trainer(config, resume, device, quiet, allow_data_change)
-        with StopSignal() as stop:
-            trainer.run(stop)
+    if read_launch().restarts:
+        resume = "auto"
+    with joined_ranks(device) as ranks:
+        given = {"--resume": resume, "--allow-data-change": str(allow_data_change)}
+        ranks.require_equal({**dict(_keys_of(config.model_dump(mode="json"))), **given})
+        run_dir = Path(config.run_dir)
+        if ranks.is_first:
+            if config.training.init_from is None:  # otherwise, the sizes are not known yet
+                require_exports(config)
+            check_corpora(config.data, find_data_folder(config.data, run_dir))
+        make_metrics(("bleu", "chrf"), config.data.target_lang)  # missing dependencies: reported at startup
+        with locked_run_folder(run_dir) if ranks.is_first else nullcontext():
+            trainer = make_trainer(config, resume, device, quiet, allow_data_change, ranks)
+            with StopSignal() as stop:
+                trainer.run(stop)
 
 
 def make_trainer(
@@ -47,19 +61,36 @@ def make_trainer(
     device: str = "auto",
     quiet: bool = False,
     allow_data_change: bool = False,
+    ranks: Ranks | None = None,
 ) -> Trainer:
     """Create or open the run folder, prepare its tokenizer and data, and make a trainer.
 
-    Arguments and errors are those of `fit`. The run folder is not locked.
+    Arguments and errors are those of `fit`; `ranks` have the device already. The run folder is not locked.
     """
-    torch_device = resolve_device(device)
-    make_current(torch_device)
+    ranks = ranks or Ranks(resolve_device(device))
     keep_freed_memory()
     limit_onednn_cache()
-    config, tokenizer, data, checkpoint, initial_model, choices = prepare_run(
-        config, resume, allow_data_change, quiet
-    )
-    if is_incomplete(config):
-        config = complete_config(config, tokenizer, data, torch_device, choices)
-        write_config(config)
-    return Trainer(config, tokenizer, data, torch_device, checkpoint, quiet, initial_model)
+    run = _prepare(config, resume, allow_data_change, quiet, ranks) if ranks.is_first else None
+    description = ranks.from_first(run and run.describe(), preparing=True)
+    run = run or open_prepared_run(description)
+    fingerprints = {"the tokenizer": run.tokenizer.fingerprint(), "the training data": run.data.fingerprint}
+    ranks.require_equal(fingerprints)
+    return Trainer(run, quiet, ranks)
+
+
+def _prepare(config: Config, resume: str, allow_data_change: bool, quiet: bool, ranks: Ranks) -> PreparedRun:
+    run = prepare_run(config, resume, allow_data_change, quiet)
+    if is_incomplete(run.config):
+        inputs = run.config, run.tokenizer, run.data
+        run = run._replace(config=complete_config(*inputs, ranks.device, run.choices, ranks.size))
+        write_config(run.config)
+    return run
+
+
+def _keys_of(values: Json, path: str = "") -> Iterator[tuple[str, str]]:
+    """The keys of a config in dotted form, and their values."""
+    if isinstance(values, dict) and values:
+        for key, value in values.items():
+            yield from _keys_of(value, f"{path}.{key}".lstrip("."))
+    else:
+        yield path, json.dumps(values)

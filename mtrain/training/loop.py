@@ -3,9 +3,11 @@
 import logging
 import math
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
+from signal import Signals
 
 import torch
 
@@ -18,23 +20,24 @@ from mtrain.checkpoint.checkpoint import (
     restore_validation,
     save_checkpoint,
 )
-from mtrain.checkpoint.model_folder import LoadedModel
-from mtrain.config.schema import Config
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.loader import Loader, Position, Step, Window
-from mtrain.data.prepare_data import PreparedData
+from mtrain.data.windows import WindowedCorpus
 from mtrain.device import describe_numerics, should_compile
-from mtrain.errors import DataError, Interrupted, StorageError
+from mtrain.distributed.ranks import Json, Ranks
+from mtrain.errors import DataError, DistributedError, Interrupted, StorageError
 from mtrain.interop.formats import describe_exports
 from mtrain.model.transformer import Transformer
-from mtrain.tokenizer.tokenizer import Tokenizer, model_config
+from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.average import WeightAverage
 from mtrain.training.micro_batch import micro_batch_tokens
 from mtrain.training.model_selection import ModelSelection
+from mtrain.training.parallel import make_learner_of_rank
+from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress
 from mtrain.training.schedule import learning_rate
 from mtrain.training.signals import StopSignal
-from mtrain.training.step import StepMetrics, freeze, make_learner
+from mtrain.training.step import StepMetrics, freeze
 from mtrain.training.validate import Validator
 
 log = logging.getLogger(__name__)
@@ -45,27 +48,20 @@ MAX_FAILED_SAVES = 3  # in a row, each tried twice; training then stops, because
 class Trainer:
     """A training run: the model, the optimizer, the data, and the progress so far."""
 
-    def __init__(
-        self,
-        config: Config,
-        tokenizer: Tokenizer,
-        data: PreparedData,
-        device: torch.device,
-        checkpoint: Checkpoint | None,
-        quiet: bool,
-        initial_model: LoadedModel | None,
-    ):
-        """A new run starts with the weights of `initial_model`, if given, else with random weights."""
-        self.config, self.recipe, self.tokenizer = config, config.training, tokenizer
-        self.run_dir, self.device, self.checkpoint = Path(config.run_dir), device, checkpoint
+    def __init__(self, run: PreparedRun, quiet: bool, ranks: Ranks):
+        """A new run starts with the weights of `run.initial_model`, if given, else with random weights."""
+        config, tokenizer, data, checkpoint, initial_model, _ = run
+        self.config, self.recipe, self.tokenizer, self.ranks = config, config.training, tokenizer, ranks
+        self.run_dir, self.device, self.checkpoint = Path(config.run_dir), ranks.device, checkpoint
         torch.manual_seed(config.seed)
         network = model_config(config.model, tokenizer, config.data.max_length)
-        self.model = Transformer(network).to(device).train()
+        self.model = Transformer(network).to(self.device).train()
         if initial_model is not None and checkpoint is None:
             self.model.load_state_dict(initial_model.model.state_dict())
             log.info("initialized from %s (%s)", self.recipe.init_from, initial_model.fingerprint[:12])
         freeze(self.model, self.recipe.freeze)
-        self.learner = make_learner(self.model, self.recipe)
+        ranks.meet()
+        self.learner = make_learner_of_rank(self.model, self.recipe, ranks)
         self.average = WeightAverage(self.model, self.recipe)
         self.state = TrainState(
             batch_order=BATCH_ORDER,
@@ -75,15 +71,14 @@ class Trainer:
         )
         if checkpoint is not None:
             self._restore(checkpoint)
-        micro_batch, workers = (
-            micro_batch_tokens(config, data.train, self.learner),
-            len(self.learner.replicas),
-        )
-        self.loader = Loader(data.train, config, tokenizer.special, device, micro_batch, workers)
+        micro_batch = self._micro_batch_tokens(data.train)
+        sizes = micro_batch, len(self.learner.replicas), ranks.rank, ranks.size
+        self.loader = Loader(data.train, config, tokenizer.special, self.device, *sizes)
         self._check_numerics()
         self.total_steps = self._planned_steps()
-        validator = Validator(data.validation, config, tokenizer, device, micro_batch)
-        self.progress = Progress(self.run_dir, self.state, self.total_steps, self.learner.precision, quiet)
+        validator = Validator(data.validation, config, tokenizer, self.device, micro_batch, ranks)
+        shown = self.total_steps, self.learner.precision, quiet, ranks.is_first
+        self.progress = Progress(self.run_dir, self.state, *shown)
         self.selection = ModelSelection(
             config, tokenizer, validator, self.model, self.average, self.state, self.progress
         )
@@ -98,22 +93,54 @@ class Trainer:
         restore_validation(self.run_dir, self.state)
         log.info("resuming from %s", checkpoint.folder)
 
+    def _micro_batch_tokens(self, train: WindowedCorpus) -> int:
+        """Padded tokens of a micro-batch, on all ranks. Restores the limit that memory has required."""
+        own = micro_batch_tokens(self.config, train, self.learner, self.ranks.local_size)
+        tokens = -int(self.ranks.highest(-own)[0])
+        if self.state.micro_batch_limit[:1] == [tokens]:
+            self.learner.max_micro_batch_positions = self.state.micro_batch_limit[1]
+        return tokens
+
     def run(self, stop: StopSignal) -> None:
         """Train until a limit is reached, the patience is exhausted, or a signal arrives."""
         if self.checkpoint is not None:
-            self._finish_validation(self.checkpoint)
+            self._lead(self._finish_validation)
         if reason := self._limit_reached():
             log.info("already finished: %s; raise the limit to continue training", reason)
             return
-        self.selection.check_fingerprint()
-        if self.checkpoint is not None:
-            rename_newer_checkpoints(self.checkpoint)
+        self._lead(self._begin)
         self._log_setup()
         for batch in self.loader.largest(self._window()):  # fail now, not hours later, if memory is short
             self.learner.dry_run(batch)
+        self.ranks.meet()
         self.progress.start()
-        with self.progress.bar:
-            self._train(stop)
+        try:
+            with self.progress.bar:
+                self._train(stop)
+        except DistributedError:
+            self._save_alone(again=self.learner.read_limits())
+            raise
+
+    def _begin(self) -> None:
+        self.selection.check_fingerprint()
+        if self.checkpoint is not None:
+            rename_newer_checkpoints(self.checkpoint)
+
+    def _lead(self, work: Callable[[], object]) -> None:
+        """Let rank 0, which alone writes files, do some work. The others do their share of validations."""
+
+        def share(rank: int, size: int) -> Json:
+            with self.average.applied():
+                return self.selection.validator.share(self.model, rank, size)
+
+        def adopt(report: Json) -> None:
+            self.saved_step = report["saved_step"]
+            self.state.adopt(report["state"])
+
+        def report() -> Json:
+            return {"state": asdict(self.state), "saved_step": self.saved_step}
+
+        self.ranks.lead(work, share, report, adopt)
 
     def _train(self, stop: StopSignal) -> None:
         state, recipe = self.state, self.recipe
@@ -125,9 +152,9 @@ class Trainer:
                 if state.step % recipe.log_every == 0:
                     self.progress.log_step(step.epoch, self.learning_rate)
 
-                reason = self._limit_reached()
                 # Read once: a signal that arrives later is handled after the next save.
-                stopped = stop.received
+                stopped = self._agree(stop)
+                reason = self._limit_reached()
                 state.validation_due = state.step % recipe.validate_every == 0 or reason is not None
                 if state.validation_due or state.step % recipe.checkpoint_every == 0 or stopped:
                     self.save(last=bool(reason or stopped))
@@ -135,7 +162,7 @@ class Trainer:
                     self.validate(last=reason is not None)
                     reason = reason or self._limit_reached()  # the patience may be exhausted
                     if self.saved_step == state.step:
-                        stopped = stop.received
+                        stopped = self._agree(stop)
                 self.progress.update_time()
 
                 if reason and not state.validation_due:
@@ -153,11 +180,24 @@ class Trainer:
         try:
             return next(steps)
         except (DataError, StorageError):
-            if self.state.step and self.saved_step != self.state.step:
-                self.save(last=True)
+            self._save_alone()
             raise
         finally:
             self.progress.add_waiting(time.perf_counter() - start)
+
+    def _save_alone(self, again: bool = False) -> None:
+        """Save the steps that are complete, before this process ends; `again` even if they are saved."""
+        if self.ranks.is_first and (again or (self.state.step and self.saved_step != self.state.step)):
+            self._prepare_to_save()
+            self._save(last=True)
+
+    def _agree(self, stop: StopSignal) -> Signals | None:
+        """The signal that any rank has received, and the time of rank 0, which is that of the run."""
+        signal, seconds = self.ranks.highest(
+            stop.received or 0, self.state.seconds if self.ranks.is_first else 0.0
+        )
+        self.state.seconds = seconds
+        return Signals(int(signal)) if signal else None
 
     def steps(self) -> Generator[Step, None, None]:
         """Yield the steps that follow the current state, without end."""
@@ -167,10 +207,13 @@ class Trainer:
     def train_step(self, step: Step) -> StepMetrics:
         """Take one optimizer step and advance the state."""
         state = self.state
-        state.step += 1
+        number = state.step + 1
+        self.ranks.seed_step(self.config.seed, number)
+        rate = learning_rate(number, self.recipe, self.total_steps)
+        metrics = self.learner.step(step.batches, step.tokens, rate)
+        state.step = number
         state.target_tokens_seen += step.tokens
         state.epoch, state.epoch_window, state.next_batch = step.next
-        metrics = self.learner.step(step.batches, step.tokens, self.learning_rate)
         self.learner.run_in_worker(lambda: self.average.update(state.step))
         return metrics
 
@@ -194,10 +237,15 @@ class Trainer:
 
     def validate(self, last: bool = False) -> None:
         """Validate and publish; see `ModelSelection.validate`."""
+        self._lead(lambda: self._validate(last))
+
+    def _validate(self, last: bool = False) -> None:
         self.selection.validate(saved=self.saved_step == self.state.step, last=last)
 
-    def _finish_validation(self, checkpoint: Checkpoint) -> None:
+    def _finish_validation(self) -> None:
         """Validate and publish the checkpoint, if the run was interrupted before that."""
+        checkpoint = self.checkpoint
+        assert checkpoint is not None
         newest = checkpoint_folders(self.run_dir)[-1:] == [checkpoint.folder]
         if not newest and self._limit_reached():  # finished: nothing changes
             return
@@ -206,19 +254,27 @@ class Trainer:
             rename_newer_checkpoints(checkpoint)
             self.saved_step = self.state.step
             self.progress.start()
-            self.validate(last=self._limit_reached() is not None)
+            self._validate(last=self._limit_reached() is not None)
         else:
-            self.validate()  # publishes the best weights
+            self._validate()  # publishes the best weights
 
     def save(self, last: bool) -> None:
         """Save a checkpoint. A failed save is repeated at once, then at the next checkpoint.
 
         Raises StorageError if this is the `last` save or MAX_FAILED_SAVES in a row have failed.
         """
+        self._prepare_to_save()
+        self._lead(lambda: self._save(last))
+
+    def _prepare_to_save(self) -> None:
         self.progress.read_pending()
         if self.state.validation_due:
             self.average.average_checkpoints(self.run_dir)
-        self.state.loss_scale, self.state.arithmetic = self.learner.loss_scaler.state(), self._numerics()
+
+    def _save(self, last: bool) -> None:
+        state, limit = self.state, self.learner.max_micro_batch_positions
+        state.loss_scale, state.arithmetic = self.learner.loss_scaler.state(), self._numerics()
+        state.micro_batch_limit = [] if limit == math.inf else [self.loader.micro_batch_tokens, limit]
         try:
             try:
                 self._write_checkpoint()
@@ -232,7 +288,7 @@ class Trainer:
             log.warning("%s; training continues and saves at the next checkpoint", error)
         else:
             self.failed_saves = 0
-            self.saved_step = self.state.step
+            self.saved_step = state.step
 
     def _write_checkpoint(self) -> None:
         kept = (self.recipe.keep_checkpoints, self.recipe.checkpoint_every)
@@ -253,6 +309,8 @@ class Trainer:
         """Describe everything that determines the exact result of a step and is not in a checkpoint."""
         learner, compiled = self.learner, should_compile(self.device, self.recipe.compile)
         machine = describe_numerics(self.device, learner.precision, compiled, len(learner.replicas))
+        if self.ranks.size > 1:
+            machine += f", {self.ranks.size} ranks"
         limit = learner.max_micro_batch_positions
         reduced = "" if limit == math.inf else f", reduced to {limit:g} positions"
         return f"{machine}, micro-batches of {self.loader.micro_batch_tokens} tokens{reduced}"
@@ -261,8 +319,9 @@ class Trainer:
         """Log a message if the resumed run will not be bit-identical to an uninterrupted one."""
         numerics = self._numerics()
         if self.checkpoint is not None and self.state.arithmetic != numerics:
+            level = logging.WARNING if self.ranks.is_first else logging.DEBUG
             message = "resuming, but not bit-identically: %s; before: %s"
-            log.warning(message, numerics, self.state.arithmetic)
+            log.log(level, message, numerics, self.state.arithmetic)
         elif self.checkpoint is not None and self.device.type == "cuda":
             log.info("resuming, but not bit-identically: the order of GPU operations varies")
         self.state.arithmetic = numerics

@@ -114,8 +114,9 @@ def fit_micro_batch_tokens(
     return tokens
 
 
-def micro_batch_tokens(config: Config, train: WindowedCorpus, learner: Learner) -> int:
-    """Padded tokens of a micro-batch: as configured, or as many as fit in memory."""
+def micro_batch_tokens(config: Config, train: WindowedCorpus, learner: Learner, sharing: int = 1) -> int:
+    """Padded tokens of a micro-batch: as configured, or as many as fit in memory. The memory of a CPU is
+    shared by `sharing` processes."""
     recipe = config.training
     if recipe.micro_batch_tokens != "auto":
         return recipe.micro_batch_limit
@@ -124,4 +125,6 @@ def micro_batch_tokens(config: Config, train: WindowedCorpus, learner: Learner) 
         lengths = train.encoded().source_lengths, train.encoded().target_lengths
         longest = max(int(side.max()) for side in lengths)
     memory = available_memory(learner.device)
+    if learner.device.type == "cpu":
+        memory //= sharing
     return choose_micro_batch_tokens(learner, longest, recipe.micro_batch_limit, memory)

@@ -1,20 +1,24 @@
 """What happens before training: the run folder, its tokenizer and its encoded data."""
 
 import logging
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
 from mtrain.checkpoint.checkpoint import Checkpoint, TrainState
 from mtrain.checkpoint.model_folder import LoadedModel
+from mtrain.config.load import validate
 from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.check_report import log_warnings
 from mtrain.data.data_folder import find_data_folder
 from mtrain.data.folder_lock import locked_unless_complete
-from mtrain.data.prepare_data import PreparedData, make_scanner, prepare_data
+from mtrain.data.prepare_data import PreparedData, make_scanner, open_complete_data, prepare_data
 from mtrain.data.same_inputs import check_corpora, has_same_text
-from mtrain.errors import UsageError
+from mtrain.distributed.ranks import Json
+from mtrain.errors import StorageError, UsageError
 from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -35,9 +39,35 @@ class PreparedRun(NamedTuple):
     config: Config
     tokenizer: Tokenizer
     data: PreparedData
-    checkpoint: Checkpoint | None  # to resume from
-    initial_model: LoadedModel | None  # whose weights a new run starts from
-    choices: list[Choice]  # of `model.preset: auto`
+    checkpoint: Checkpoint | None = None  # to resume from
+    initial_model: LoadedModel | None = None  # whose weights a new run starts from
+    choices: Sequence[Choice] = ()  # of `model.preset: auto`
+
+    def describe(self) -> Json:
+        """What `open_prepared_run` needs to open the run in another process."""
+        checkpoint = self.checkpoint and [str(self.checkpoint.folder), asdict(self.checkpoint.state)]
+        return {"config": self.config.model_dump(mode="json"), "checkpoint": checkpoint}
+
+
+def open_prepared_run(description: Json) -> PreparedRun:
+    """Open a run that rank 0 has prepared and described, without writing to it. The weights of
+    `initial_model` come from rank 0.
+
+    Raises StorageError or ModelError if the folders are not those that rank 0 sees.
+    """
+    config = validate(Config, description["config"], "the config of rank 0")
+    run_dir = Path(config.run_dir)
+    if not run_dir.is_dir():
+        raise StorageError(f"{run_dir}: no such folder; all machines must use the same file system for it")
+    tokenizer = Tokenizer(run_dir / "tokenizer")
+    folder = find_data_folder(config.data, run_dir)
+    data = open_complete_data(config.data, tokenizer, folder, config.seed, run_dir)
+    if description["checkpoint"] is None:
+        return PreparedRun(config, tokenizer, data)
+    path, values = description["checkpoint"]
+    state = TrainState()
+    state.adopt(values)
+    return PreparedRun(config, tokenizer, data, Checkpoint(Path(path), state))
 
 
 def prepare(config: Config, workers: int | None = None, quiet: bool = False) -> Path:

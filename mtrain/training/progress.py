@@ -39,11 +39,19 @@ class Progress:
     """
 
     def __init__(
-        self, run_dir: Path, state: TrainState, total_steps: int | None, precision: str, quiet: bool
+        self,
+        run_dir: Path,
+        state: TrainState,
+        total_steps: int | None,
+        precision: str,
+        quiet: bool,
+        is_first: bool = True,
     ):
+        """Of several ranks, only the first writes and shows progress."""
+        self.is_first = is_first
         self.max_nonfinite_steps = MAX_NONFINITE_STEPS[precision]
         self.file, self.state = run_dir / "metrics.jsonl", state
-        disable = quiet or None  # None: disabled unless stderr is a terminal
+        disable = quiet or not is_first or None  # None: disabled unless stderr is a terminal
         self.bar = tqdm(total=total_steps, initial=state.step, unit="step", disable=disable)
         self.pending: deque[tuple[Callable[[], list[float]], int, Callable[[], list[str]]]] = deque()
         self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # losses of single steps, nats/token
@@ -52,7 +60,7 @@ class Progress:
 
     def start(self) -> None:
         """Start the clock, and remove lines from metrics.jsonl that a resumed run will write again."""
-        if self.file.exists():
+        if self.is_first and self.file.exists():
             lines = self.file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             write_atomically(self.file, "".join(filter(self._is_current, lines)))
         self.clock = time.perf_counter()
@@ -97,9 +105,9 @@ class Progress:
                 self._watch_for_spikes(loss / tokens, state.step - len(self.pending), places)
             else:
                 state.skipped_steps += 1
-                log.warning(
-                    "step skipped: the loss or gradient is not finite (%d so far)", state.skipped_steps
-                )
+                level = logging.WARNING if self.is_first else logging.DEBUG
+                message = "step skipped: the loss or gradient is not finite (%d so far)"
+                log.log(level, message, state.skipped_steps)
             if state.skipped_in_a_row >= self.max_nonfinite_steps:
                 raise DivergedError(
                     f"diverged: {self.max_nonfinite_steps} steps in a row had a non-finite loss or gradient; "
@@ -158,6 +166,8 @@ class Progress:
         self.clock = now
 
     def _write(self, **record: Any) -> None:
+        if not self.is_first:
+            return
         record = {"step": self.state.step, **record, "seconds": self.state.seconds, "time": time.time()}
         # JSON has no NaN or infinity, so they become strings. No string in a record contains these words.
         self.unwritten.append(re.sub(r"NaN|-?Infinity", r'"\g<0>"', json.dumps(record)) + "\n")

@@ -125,7 +125,11 @@ class Learner:
         return StepMetrics(torch.stack([*sums, norm, found_inf]), tokens)
 
     def _accumulate(self, batches: list[Batch], tokens: int) -> Tensor:
-        """Accumulate the gradients of all batches. Returns the summed loss and nll, (2,).
+        """Accumulate the gradients of all batches. Returns the summed loss and nll, (2,)."""
+        return self._accumulate_alone(batches, tokens)
+
+    def _accumulate_alone(self, batches: list[Batch], tokens: int) -> Tensor:
+        """`_accumulate` in this process.
 
         If memory runs out, the batches are split to at most half the size of the largest one. The limit also
         applies to later steps.
@@ -137,19 +141,29 @@ class Learner:
                     return self._forward_backward(self.model, batches, tokens)
                 return self._accumulate_in_threads(batches, tokens)
             except (RuntimeError, MemoryError) as error:
-                divisible = [batch.positions for batch in batches if len(batch.rows) > 1]
-                if not is_out_of_memory(error) or not divisible:
+                if not is_out_of_memory(error) or not self._halve(batches):
                     raise
-                self.max_micro_batch_positions = max(divisible) / 2
-                pairs = sum(len(batch.rows) for batch in batches)
-                log.warning(
-                    "out of memory in %d micro-batches (%d pairs); limiting each to %d positions",
-                    *(len(batches), pairs, self.max_micro_batch_positions),
-                )
-            for replica in self.replicas:
-                replica.zero_grad(set_to_none=True)
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            self._release_memory()
+
+    def _halve(self, batches: Sequence[Batch]) -> bool:
+        """Limit micro-batches to half the size of the largest of some that memory did not suffice for. Return
+        False if none can be divided."""
+        divisible = [batch.positions for batch in batches if len(batch.rows) > 1]
+        if not divisible:
+            return False
+        self.max_micro_batch_positions = max(divisible) / 2
+        pairs = sum(len(batch.rows) for batch in batches)
+        log.warning(
+            "out of memory in %d micro-batches (%d pairs); limiting each to %d positions",
+            *(len(batches), pairs, self.max_micro_batch_positions),
+        )
+        return True
+
+    def _release_memory(self) -> None:
+        for replica in self.replicas:
+            replica.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _accumulate_in_threads(self, batches: Sequence[Batch], tokens: int) -> Tensor:
         assert self.pool is not None
@@ -180,10 +194,12 @@ class Learner:
             Dropout.seed(model, seed)
         total = torch.zeros(2, device=self.device)
         for batch in batches:
-            sums = self.loss(model, batch)
-            (sums.loss / tokens * self.loss_scaler.scale).backward()  # type: ignore[no-untyped-call]
-            total = total + torch.stack([sums.loss.detach(), sums.nll])
+            total = total + self._backward(self.loss(model, batch), tokens)
         return total
+
+    def _backward(self, sums: LossSums, tokens: int) -> Tensor:
+        (sums.loss / tokens * self.loss_scaler.scale).backward()  # type: ignore[no-untyped-call]
+        return torch.stack([sums.loss.detach(), sums.nll])
 
     def loss(self, model: Transformer, batch: Batch) -> LossSums:
         """The loss of a batch, computed by the model or a replica."""
@@ -194,6 +210,10 @@ class Learner:
             labels, options = moved.labels, (self.config.label_smoothing, self.config.r_drop)
             return translation_loss(hidden, *model.projection(), labels, moved.target_tokens, *options)
 
+    def read_limits(self) -> bool:
+        """Apply the limits of other ranks on micro-batches; see `ParallelLearner`."""
+        return False
+
     def dry_run(self, batch: Batch) -> None:
         """Allocate all memory that training needs: run a batch in every worker at once, and discard the
         gradients. Weights, optimizer and random generators do not change."""
@@ -202,7 +222,7 @@ class Learner:
         # Allocates the optimizer's moments without changing anything.
         step_unless(self.optimizer, torch.ones((), device=self.device))
         with self.preserve_rng_state():
-            self._accumulate([batch] * len(self.replicas), batch.target_tokens)
+            self._accumulate_alone([batch] * len(self.replicas), batch.target_tokens)
         self.optimizer.zero_grad(set_to_none=True)
 
     def preserve_rng_state(self) -> AbstractContextManager[None]:

@@ -30,17 +30,19 @@ def measure_speed(
     recipe: TrainingConfig,
     device: torch.device,
     steps_of: Callable[[Learner], Iterable[Step]],
+    ranks: int = 1,
 ) -> float:
     """The target tokens/s of training a model on `device`, from some of the steps that `steps_of` returns for
-    its learner.
+    its learner. Several ranks are assumed to be as many times as fast as this one.
 
     Trains a temporary model. PyTorch's random generators change.
     """
-    learner = make_learner(Transformer(network).to(device).train(), recipe)
+    model = Transformer(network).to(device).train()
+    learner = make_learner(model, recipe) if ranks == 1 else Learner(model, recipe)
     try:
-        return _time_steps(learner, steps_of(learner))
+        return ranks * _time_steps(learner, steps_of(learner))
     finally:
-        del learner
+        del learner, model
         if should_compile(device, recipe.compile):
             torch.compiler.reset()  # the number of compiled variants of a function is limited
         gc.collect()  # a compiled model refers to itself

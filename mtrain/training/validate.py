@@ -14,6 +14,7 @@ from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.decoding.decode import in_batches
 from mtrain.decoding.translate import Translator
 from mtrain.device import autocast, resolve_precision
+from mtrain.distributed.ranks import Json, Ranks
 from mtrain.evaluation.metrics import make_metrics, score
 from mtrain.model.loss import translation_loss
 from mtrain.model.transformer import Transformer
@@ -33,7 +34,8 @@ class Scores(NamedTuple):
 
 
 class Validator:
-    """Scores models on the validation set, which is encoded once."""
+    """Scores models on the validation set, which is encoded once. If there are several ranks, each has a
+    share of its pairs."""
 
     def __init__(
         self,
@@ -42,7 +44,9 @@ class Validator:
         tokenizer: Tokenizer,
         device: torch.device,
         micro_batch_tokens: int,
+        ranks: Ranks,
     ):
+        self.ranks = ranks
         self.sources = [pair.source for pair in pairs]
         self.references = [pair.target for pair in pairs]
         self.config, self.tokenizer, self.device = config, tokenizer, device
@@ -82,16 +86,27 @@ class Validator:
         ]
 
     def __call__(self, model: Transformer) -> Scores:
-        """Score the model in evaluation mode, then restore its mode."""
+        """Score the model. The other ranks call `share` meanwhile."""
+        shares = self.ranks.divide(lambda rank, size: self.share(model, rank, size))
+        nll = sum(share["nll"] for share in shares) / sum(batch.target_tokens for batch in self.batches)
+        hypotheses = [""] * len(self.sources)
+        for rank, share in enumerate(shares):
+            hypotheses[rank :: len(shares)] = share["hypotheses"]
+        bleu, chrf = score(hypotheses, [self.references], self.metrics)
+        return Scores(nll, math.exp(min(nll, 700.0)), bleu.score, chrf.score)
+
+    def share(self, model: Transformer, rank: int, size: int) -> Json:
+        """The summed negative log-likelihood and the translations of the pairs of one rank of `size`. The
+        model is in evaluation mode meanwhile."""
         training = model.training
         model.eval()
         try:
-            return self._score(model)
+            nll = self._nll(model, self.batches[rank::size])
+            return {"nll": nll, "hypotheses": self._translate(model, self.sources[rank::size])}
         finally:
             model.train(training)
 
-    def _score(self, model: Transformer) -> Scores:
-        nll = self._nll(model)
+    def _translate(self, model: Transformer, sources: list[str]) -> list[str]:
         data = self.config.data
         translator = Translator(
             [model],
@@ -102,9 +117,7 @@ class Validator:
             data.max_length,
             processes=False,  # the weights change
         )
-        hypotheses = [translation.text for translation in translator.translate(self.sources, scored=False)]
-        bleu, chrf = score(hypotheses, [self.references], self.metrics)
-        return Scores(nll, math.exp(min(nll, 700.0)), bleu.score, chrf.score)
+        return [translation.text for translation in translator.translate(sources, scored=False)]
 
     def alignment_layer(self, model: Transformer) -> int | None:
         """The decoder layer to take word alignments from; None if it is configured or unknown."""
@@ -119,13 +132,13 @@ class Validator:
             return None
 
     @torch.no_grad()
-    def _nll(self, model: Transformer) -> float:
+    def _nll(self, model: Transformer, batches: list[Batch]) -> float:
         total = 0.0
         precision = resolve_precision(self.device, self.config.training.precision)
-        for batch in self.batches:
+        for batch in batches:
             moved = batch.to(self.device)
             with autocast(self.device, precision):
                 hidden = model.forward(moved.source, moved.source_keep, moved.target_in)
                 sums = translation_loss(hidden, *model.projection(), moved.labels, moved.target_tokens, 0.0)
             total += sums.nll.item()
-        return total / sum(batch.target_tokens for batch in self.batches)
+        return total

@@ -10,6 +10,7 @@ import draw_benchmarks
 import generate_docs
 import pytest
 import typer.main
+from torch.distributed.run import get_args_parser
 
 from mtrain.cli.app import app
 from mtrain.config import recipe
@@ -143,6 +144,7 @@ def test_config_keys_that_are_named_exist(page):
 @pages
 def test_commands_and_options_that_are_named_exist(page):
     options = {name for command in COMMANDS.values() for p in command.params for name in p.opts}
+    options |= set(re.findall(r"--[a-z][a-z-]*", get_args_parser().format_help()))  # of torchrun
     programs = [*(ROOT / "scripts").rglob("*.py"), *(ROOT / "tests" / "support").rglob("*.py")]
     scripts = "".join(file.read_text(encoding="utf-8") for file in programs)
     for name in code(page):

@@ -10,8 +10,10 @@
  8  killed in the middle of an epoch, with dropout and accumulation: resumes bit for bit
  9  random state or optimizer missing from a checkpoint: an error if named, else the one before it is used
 10  corpus or tokenizer changed under a run: an error, or encoded again if nothing was trained
-11  another number of threads: logged; every pair still once per epoch
+11  another number of threads or ranks: logged; every pair still once per epoch
 12  SIGTERM and SIGINT: saved at the end of the step; a second signal acts at once
+13  SIGTERM to one of several ranks: all save and stop at the same step
+14  a rank is killed or frozen: the others end and name it; the run resumes exactly
 15  NaN or infinity: the step is skipped and counted; three in a row end training
 16  out of memory: the micro-batch is halved, the gradient is the same
 17  one side has a line more than the other: an error with both counts
@@ -27,4 +29,6 @@
 27  a CUDA device that does not exist
 28  control characters printed to a terminal: escaped
 29  byte pieces that decode to a line break: replaced by a space
+33  a rank with another config: an error before the first step that names the rank and the key
+35  out of memory on one of several ranks: all try again, or end and resume, with smaller micro-batches
 """

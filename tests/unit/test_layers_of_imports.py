@@ -15,6 +15,7 @@ PACKAGE = ROOT / "mtrain"
 ORDER = [
     ["errors", "kernels", "progress_bar"],
     ["device", "processes"],
+    ["distributed"],
     ["config", "storage"],
     ["tokenizer"],
     ["data", "model"],

@@ -1,0 +1,1 @@
+"""The processes of one command ("ranks"), which torchrun starts on any number of machines."""

@@ -1,0 +1,217 @@
+"""Several ranks: process groups, and what travels through them.
+
+Values that a host needs at once travel between the hosts (gloo), so that nobody waits for a GPU. Gradients
+and sums of losses travel between the devices (NCCL on GPUs).
+"""
+
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mtrain import __version__
+from mtrain.device import resolve_device
+from mtrain.distributed.launch import Launch, read_launch
+from mtrain.distributed.ranks import Json, Ranks, Share
+from mtrain.distributed.store import RankStore, require_equal_facts, require_own_gpus
+from mtrain.errors import MtrainError, UsageError, is_out_of_memory
+
+STEP_TIMEOUT = timedelta(seconds=100)  # within a training step
+WAITING_TIMEOUT = timedelta(hours=1)  # while rank 0 saves or validates, and before the first step
+PREPARING_TIMEOUT = timedelta(hours=24)  # while rank 0 prepares the data
+
+# Messages of gloo, NCCL and the store when another rank is lost.
+_LOST = re.compile(r"gloo|NCCL|ProcessGroup|Store|[Cc]onnection (closed|reset)|[Bb]roken pipe|[Tt]imed out")
+
+
+@contextmanager
+def joined_ranks(device: str) -> Iterator[Ranks]:
+    """Connect the ranks that torchrun has started. `device` is as in `resolve_device`, but each rank of a
+    machine has a GPU of its own.
+
+    Raises UsageError if there is no such device; DistributedError if the ranks cannot work together.
+    """
+    launch = read_launch()
+    chosen = resolve_device(_name_device(device, launch))
+    if launch.size == 1:
+        yield Ranks(chosen)
+        return
+    ranks = ManyRanks(chosen, launch)
+    with ranks.store.answering():
+        try:
+            yield ranks
+        except BaseException as error:
+            ranks.store.report_end(error)
+            raise
+    dist.destroy_process_group()
+
+
+def _name_device(name: str, launch: Launch) -> str:
+    if launch.size == 1:
+        return name
+    if name.startswith("cuda:"):
+        raise UsageError(f"--device {name}: torchrun gives each process a GPU; give --device cuda or auto")
+    uses_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+    return f"cuda:{launch.local_rank}" if uses_gpu else name
+
+
+class ManyRanks(Ranks):
+    """One of several processes."""
+
+    def __init__(self, device: torch.device, launch: Launch):
+        """Connect to the others. Raises DistributedError if one of them does not start in time, has another
+        version, or uses the same GPU."""
+        super().__init__(device)
+        self.rank, self.size, self.local_size = launch.rank, launch.size, launch.local_size
+        self.store, host = RankStore(launch), socket.gethostname()
+        self.store.hosts = self.store.exchange(host)
+        versions = {"the version of mtrain": __version__, "the version of PyTorch": torch.__version__}
+        self.require_equal({**versions, "the kind of device": device.type})
+        require_own_gpus(self.store.exchange(_identify_gpu(device, host)))
+        with self.watched():
+            self._connect()
+
+    def _connect(self) -> None:
+        gpu = self.device.type == "cuda"
+        # With GPUs, a rank that does not respond is noticed on the host first, which can report it.
+        backend, timeout = ("nccl", 3 * STEP_TIMEOUT) if gpu else ("gloo", STEP_TIMEOUT)
+        dist.init_process_group(
+            backend,
+            store=self.store.groups,
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timeout,
+            device_id=self.device if gpu else None,
+        )
+        self._hosts = dist.new_group(backend="gloo", timeout=STEP_TIMEOUT) if gpu else None
+        self._waiting = dist.new_group(backend="gloo", timeout=WAITING_TIMEOUT)
+        self._preparing = dist.new_group(backend="gloo", timeout=PREPARING_TIMEOUT)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            is_known = isinstance(error, dist.DistError) or _LOST.search(str(error))
+            if not is_known or is_out_of_memory(error):
+                raise
+            raise self.store.find_lost_ranks(error) from error
+
+    def require_equal(self, facts: Mapping[str, str]) -> None:
+        require_equal_facts(self.store.exchange(dict(facts)))
+
+    def leave_note(self, key: str, note: Json) -> None:
+        self.store.leave_note(key, note)
+
+    def read_notes(self, key: str) -> list[Json]:
+        return self.store.read_notes(key)
+
+    def meet(self) -> None:
+        with self.watched():
+            dist.all_reduce(torch.zeros(1), group=self._waiting)
+
+    def highest(self, *values: float) -> list[float]:
+        found = torch.tensor(values, dtype=torch.float64)
+        with self.watched():
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=self._hosts)
+        numbers: list[float] = found.tolist()
+        return numbers
+
+    def start_sum(self, values: Tensor) -> Callable[[], None]:
+        with self.watched():
+            work = dist.all_reduce(values, async_op=True)
+        assert work is not None
+
+        def complete() -> None:
+            with self.watched():
+                work.wait()  # on a GPU, the host does not wait
+
+        return complete
+
+    def from_first(self, value: Json, preparing: bool = False) -> Json:
+        group, content = self._preparing if preparing else self._waiting, _encode(value)
+        with self.watched():
+            size = torch.tensor([len(content)])
+            dist.broadcast(size, src=0, group=group)
+            if not self.is_first:
+                content = torch.empty(int(size), dtype=torch.uint8)
+            dist.broadcast(content, src=0, group=group)
+        return value if self.is_first else _decode(content)
+
+    def lead(
+        self,
+        work: Callable[[], object],
+        share: Share,
+        report: Callable[[], Json],
+        adopt: Callable[[Json], object],
+    ) -> None:
+        if self.is_first:
+            work()
+            self.from_first({"report": report()})
+            return
+        while "report" not in (request := self.from_first(None)):
+            self._gather(self._attempt(share))
+        adopt(request["report"])
+
+    def divide(self, share: Share) -> list[Json]:
+        self.from_first({})
+        outcomes = self._gather(self._attempt(share))
+        for rank, outcome in enumerate(outcomes):
+            if "error" in outcome:
+                raise _rebuild_error(rank, outcome)
+        return [outcome["value"] for outcome in outcomes]
+
+    def _attempt(self, share: Share) -> Json:
+        """What the share of this rank returns, or an error after which training may continue."""
+        try:
+            return {"value": share(self.rank, self.size)}
+        except (MtrainError, RuntimeError, MemoryError) as error:
+            if not isinstance(error, MtrainError) and not is_out_of_memory(error):
+                raise
+            return {"error": str(error), "code": getattr(error, "exit_code", None)}
+
+    def _gather(self, value: Json) -> list[Json]:
+        """The values of all ranks; empty on other ranks than 0."""
+        content, sizes = _encode(value), torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(content)
+        with self.watched():
+            dist.all_reduce(sizes, group=self._waiting)
+            padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+            padded[: len(content)] = content
+            parts = [torch.empty_like(padded) for _ in sizes] if self.is_first else None
+            dist.gather(padded, parts, dst=0, group=self._waiting)
+        return [_decode(part[:size]) for part, size in zip(parts or [], sizes.tolist(), strict=False)]
+
+    def seed_step(self, seed: int, step: int) -> None:
+        [state] = np.random.SeedSequence([seed, step, self.rank]).generate_state(1, np.uint64)
+        torch.manual_seed(int(state))
+
+
+def _identify_gpu(device: torch.device, host: str) -> str | None:
+    if device.type != "cuda":
+        return None
+    return f"{getattr(torch.cuda.get_device_properties(device), 'uuid', device.index)} on {host}"
+
+
+def _rebuild_error(rank: int, outcome: Json) -> Exception:
+    """The error of a share that another process has raised."""
+    message = outcome["error"] if rank == 0 else f"rank {rank}: {outcome['error']}"
+    if outcome["code"] is None:
+        return MemoryError(message)
+    kinds = (kind for kind in MtrainError.__subclasses__() if kind.exit_code == outcome["code"])
+    return next(kinds)(message)
+
+
+def _encode(value: Json) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _decode(content: Tensor) -> Json:
+    return json.loads(content.numpy().tobytes())

@@ -1,0 +1,86 @@
+"""What the ranks of a command agree on, in the trivial form for a process without others.
+
+All ranks run the same code and make the same calls of `Ranks`, in the same order. What a branch depends on is
+agreed on first, so that no rank waits for a call that another one never makes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtrain.device import make_current
+
+Json = Any  # numbers, strings, lists, dictionaries with strings as keys, None
+Share = Callable[[int, int], Json]  # does the part of some work that a rank has; given rank and size
+
+
+class Ranks:
+    """A process without others. `ManyRanks` is one of several."""
+
+    rank, size = 0, 1
+    local_size = 1  # ranks on this machine
+
+    def __init__(self, device: torch.device):
+        """`device` is what this rank computes on, and becomes the current device of the process."""
+        self.device = device
+        make_current(device)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which alone writes files."""
+        return self.rank == 0
+
+    def require_equal(self, facts: Mapping[str, str]) -> None:
+        """Raise DistributedError if a fact differs between ranks, naming the rank and the fact."""
+
+    def meet(self) -> None:
+        """Wait until all ranks are here, for as long as rank 0 may take to save or validate."""
+
+    def highest(self, *values: float) -> list[float]:
+        """The maximum over all ranks of each value."""
+        return list(values)
+
+    def start_sum(self, values: Tensor) -> Callable[[], None]:
+        """Start adding up `values` over all ranks, in place. The returned function completes it."""
+        return lambda: None
+
+    def from_first(self, value: Json, preparing: bool = False) -> Json:
+        """The value that rank 0 gives. The others wait for it; longer if rank 0 is `preparing` the data."""
+        return value
+
+    def lead(
+        self,
+        work: Callable[[], object],
+        share: Share,
+        report: Callable[[], Json],
+        adopt: Callable[[Json], object],
+    ) -> None:
+        """Let rank 0 do `work` while the others wait. If the work calls `divide`, they do their `share`.
+        Finally, the others `adopt` what rank 0 reports."""
+        work()
+
+    def divide(self, share: Share) -> list[Json]:
+        """What the shares of all ranks return. Rank 0 calls this inside `lead`, with the same `share`.
+
+        Raises MtrainError, or MemoryError, if a share does.
+        """
+        return [share(0, 1)]
+
+    def seed_step(self, seed: int, step: int) -> None:
+        """Seed the random generators for a step, if there are several ranks. A checkpoint then need not have
+        the states of each rank."""
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """A context manager that turns failures of the connection to other ranks into LostRankError."""
+        yield
+
+    def leave_note(self, key: str, note: Json) -> None:
+        """Leave a note that the other ranks can read even when this one has ended."""
+
+    def read_notes(self, key: str) -> list[Json]:
+        """The notes with a key that any ranks have left."""
+        return []

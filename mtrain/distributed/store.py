@@ -1,0 +1,156 @@
+"""What ranks tell each other through the key-value store of torchrun: before they are connected, and after
+they have lost each other."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from threading import Event, Thread
+
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from mtrain.distributed.launch import Launch
+from mtrain.distributed.ranks import Json
+from mtrain.errors import DistributedError, is_out_of_memory
+
+START_TIMEOUT = timedelta(minutes=30)  # for all ranks to start
+GRACE = 5.0  # seconds in which other ranks answer
+
+
+class LostRankError(DistributedError, exit_code=7):
+    """Another rank has ended, or does not respond."""
+
+
+class RankStore:
+    """The store of a command."""
+
+    def __init__(self, launch: Launch):
+        """Raises DistributedError if the store cannot be reached."""
+        self.rank, self.size = launch.rank, launch.size
+        self.hosts = [""] * self.size  # names of the ranks' machines, for messages
+        self._rounds = 0  # of `exchange`
+        try:
+            store, _, _ = next(rendezvous("env://", timeout=START_TIMEOUT))
+        except (RuntimeError, ValueError) as error:
+            place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise DistributedError(f"cannot reach the other ranks at {place}: {_first_line(error)}") from None
+        self.groups = PrefixStore("groups", store)  # for the process groups
+        self._store = PrefixStore("mtrain", store)
+
+    def exchange(self, value: Json) -> list[Json]:
+        """The values that all ranks give. Raises DistributedError if a rank does not give one in time."""
+        self._rounds += 1
+        keys = [f"round-{self._rounds}/{rank}" for rank in range(self.size)]
+        try:
+            self._store.set(keys[self.rank], json.dumps(value))
+            end, pause = time.monotonic() + START_TIMEOUT.total_seconds(), 0.01
+            while not self._store.check(keys):
+                if time.monotonic() > end:
+                    missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                    raise DistributedError(f"{_names(missing)} did not start within {START_TIMEOUT}")
+                time.sleep(pause := min(2 * pause, 0.5))
+            return [json.loads(self._store.get(key)) for key in keys]
+        except RuntimeError as error:
+            raise LostRankError(f"the connection between the ranks is lost: {_first_line(error)}") from error
+
+    def leave_note(self, key: str, note: Json) -> None:
+        """See `Ranks.leave_note`."""
+        with suppress(RuntimeError):
+            self._store.set(f"{key}/{self.rank}", json.dumps(note))
+
+    def read_notes(self, key: str) -> list[Json]:
+        """See `Ranks.read_notes`."""
+        return list(self._notes(key, range(self.size)).values())
+
+    def _notes(self, key: str, ranks: Sequence[int]) -> dict[int, Json]:
+        with suppress(RuntimeError):  # the store is lost if its machine is
+            found = [rank for rank in ranks if self._store.check([f"{key}/{rank}"])]
+            return {rank: json.loads(self._store.get(f"{key}/{rank}")) for rank in found}
+        return {}
+
+    def report_end(self, error: BaseException) -> None:
+        """Tell the other ranks why this one ends."""
+        if not isinstance(error, LostRankError):  # they have lost the same rank
+            message = "out of memory" if is_out_of_memory(error) else str(error) or type(error).__name__
+            self.leave_note("end", _first_line(message))
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """A context manager in which a thread answers other ranks that ask whether this one is there."""
+        ended = Event()
+
+        def answer() -> None:
+            with suppress(RuntimeError):
+                while not ended.wait(1.0):
+                    if self._store.check(["ask"]):
+                        self.leave_note("here", True)
+                        return
+
+        thread = Thread(target=answer, name="answering", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def find_lost_ranks(self, error: RuntimeError) -> LostRankError:
+        """Find out which ranks are lost, after an error of the connection: they have reported why they ended,
+        or do not answer."""
+        with suppress(RuntimeError):
+            self._store.set("ask", "")
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        deadline = time.monotonic() + GRACE
+        while True:
+            ends, here = self._notes("end", others), self._notes("here", others)
+            silent = [rank for rank in others if rank not in here]
+            if ends or not silent or time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        if ends:
+            rank, message = min(ends.items())
+            return LostRankError(f"{self._describe([rank])} ended: {message}")
+        if not silent:
+            return LostRankError(f"the connection between the ranks is lost: {_first_line(error)}")
+        timeout = re.search(r"[Tt]imed? ?out", str(error))
+        what = "did not respond in time" if timeout else "ended without a message; perhaps it was killed"
+        return LostRankError(f"{self._describe(silent)} {what}; run the same command again to resume")
+
+    def _describe(self, ranks: Sequence[int]) -> str:
+        hosts = ", ".join(dict.fromkeys(self.hosts[rank] for rank in ranks))
+        return f"{_names(ranks)} on {hosts}"
+
+
+def require_equal_facts(facts: Sequence[Mapping[str, str]]) -> None:
+    """Raise DistributedError if a fact of a rank differs from that of rank 0."""
+    for rank, of_rank in enumerate(facts):
+        for key in sorted(facts[0].keys() | of_rank.keys()):
+            one, other = (found.get(key, "missing") for found in (of_rank, facts[0]))
+            if one != other:
+                raise DistributedError(
+                    f"rank {rank}: {key} is {one}, but {other} on rank 0; "
+                    "start all ranks with the same command, config and versions"
+                )
+
+
+def require_own_gpus(places: Sequence[str | None]) -> None:
+    """Raise DistributedError if two ranks have the same GPU. None stands for a rank without one."""
+    for rank, place in enumerate(places):
+        first = places.index(place)
+        if place is not None and first != rank:
+            raise DistributedError(
+                f"ranks {first} and {rank} use the same GPU ({place}); "
+                "start one process for each GPU with torchrun --nproc-per-node"
+            )
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _first_line(error: object) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,134 @@
+"""Data-parallel training: each rank computes the gradients of a part of each step, and they are added up."""
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mtrain.config.training import TrainingConfig
+from mtrain.data.batch import Batch
+from mtrain.distributed.ranks import Ranks
+from mtrain.errors import DistributedError, is_out_of_memory
+from mtrain.model.loss import LossSums
+from mtrain.model.transformer import Transformer
+from mtrain.training.step import Learner, make_learner
+
+_LIMIT = "micro-batch limit"  # key of notes between ranks
+
+
+class SynchronizationMemoryError(DistributedError, exit_code=8):
+    """Memory ran out while gradients were synchronized, where the ranks cannot try again together."""
+
+
+def make_learner_of_rank(model: Transformer, config: TrainingConfig, ranks: Ranks) -> Learner:
+    """The learner of this rank. If there are several ranks, all start with the weights of rank 0."""
+    return make_learner(model, config) if ranks.size == 1 else ParallelLearner(model, config, ranks)
+
+
+class ParallelLearner(Learner):
+    """The learner of one of several ranks, which take each step together. `step` is given the batches of this
+    rank, and the number of tokens of all ranks; its metrics are those of all ranks.
+
+    Gradients are synchronized once per step, in the backward pass of each rank's last micro-batch. The number
+    of micro-batches may therefore differ between ranks, but each has at least one, which may have no pairs.
+    """
+
+    def __init__(self, model: Transformer, config: TrainingConfig, ranks: Ranks):
+        super().__init__(model, config)
+        self.ranks = ranks
+        with ranks.watched(), warnings.catch_warnings():
+            # Newer versions of PyTorch rename this argument. The buffers are tables of positions, which may
+            # differ in length.
+            warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
+            self._synchronized = DistributedDataParallel(
+                _BatchLoss(model, super().loss), broadcast_buffers=False, gradient_as_bucket_view=True
+            )
+        self._synchronized.register_comm_hook(None, _add_up)
+        # The first pass connects the GPUs. At the second one, the ranks agree on the order of the gradients.
+        for _ in range(2):
+            self._synchronize_nothing()
+
+    def loss(self, model: Transformer, batch: Batch) -> LossSums:
+        """The loss of a batch, whose gradient is not synchronized."""
+        with self._synchronized.no_sync():
+            return self._synchronized(batch)  # type: ignore[no-any-return]
+
+    def _synchronize_nothing(self) -> None:
+        """Take part in a synchronized pass without pairs, and discard the gradients."""
+        with self.ranks.watched():
+            self._synchronized(Batch.without_pairs()).loss.backward()
+        self._release_memory()
+
+    def _accumulate(self, batches: list[Batch], tokens: int) -> Tensor:
+        """See `Learner`. If memory of a rank runs out, all of them start again with smaller micro-batches.
+
+        Raises SynchronizationMemoryError if this happens in the last backward pass.
+        """
+        while True:
+            batches = [part for batch in batches for part in batch.split(self.max_micro_batch_positions)]
+            sums = self._try_until_last_backward(batches, tokens)
+            failed, limit = self.ranks.highest(sums is None, -self.max_micro_batch_positions)
+            self.max_micro_batch_positions = -limit
+            if sums is not None and not failed:
+                return self._synchronize(*sums, batches, tokens)
+            del sums
+            self._release_memory()
+            self._synchronize_nothing()  # because a synchronized forward pass requires a backward pass
+
+    def _try_until_last_backward(
+        self, batches: Sequence[Batch], tokens: int
+    ) -> tuple[Tensor, LossSums] | None:
+        """Run all passes but the last backward pass, without communication. Returns the summed loss and nll
+        of all batches but the last, and the sums of the last; None if memory ran out."""
+        *before, last = batches
+        try:
+            return self._forward_backward(self.model, before, tokens), self._synchronized(last)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or not self._halve(batches):
+                raise
+            return None
+
+    def _synchronize(self, total: Tensor, last: LossSums, batches: Sequence[Batch], tokens: int) -> Tensor:
+        """Run the last backward pass, and add up the gradients and the losses of all ranks."""
+        sums = total + torch.stack([last.loss.detach(), last.nll])
+        complete = self.ranks.start_sum(sums)
+        try:
+            with self.ranks.watched():
+                self._backward(last, tokens)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or not self._halve(batches):
+                raise
+            self.ranks.leave_note(_LIMIT, self.max_micro_batch_positions)
+            raise SynchronizationMemoryError(
+                "out of memory; run the same command again to resume with smaller micro-batches"
+            ) from error
+        complete()
+        return sums
+
+    def read_limits(self) -> bool:
+        """Apply the limits that ranks have left before they ended. Returns whether there are any."""
+        limits = self.ranks.read_notes(_LIMIT)
+        self.max_micro_batch_positions = min([self.max_micro_batch_positions, *limits])
+        return bool(limits)
+
+
+class _BatchLoss(nn.Module):
+    """The loss of a batch as a module that contains all uses of the parameters."""
+
+    def __init__(self, model: Transformer, loss: Callable[[Transformer, Batch], LossSums]):
+        super().__init__()
+        self.model, self._loss = model, loss
+
+    def forward(self, batch: Batch) -> LossSums:
+        return self._loss(self.model, batch)
+
+
+def _add_up(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    """Add up a bucket of gradients over all ranks. By default, they would be averaged."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    assert work is not None
+    added: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return added

@@ -1,0 +1,165 @@
+"""Faults of one of several ranks: signals, kills, differences, non-finite numbers, exhausted memory."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
+from mtrain.config.yaml_io import to_yaml
+from mtrain.distributed import many_ranks
+from mtrain.training import loop
+from tests.support.faults.processes import wait, wait_until
+from tests.support.faults.runs import make_run_config, result_of
+from tests.support.ranks import command, exit_codes, read_logs, run_ranks, started_ranks
+from tests.support.training import last_checkpoint, losses, read_metrics
+
+STEPS = 12
+
+
+def fit(run: Path, steps: int = STEPS, *more: object) -> Callable[[], None]:
+    """A function that trains in a run folder until `steps`."""
+    file = run.with_suffix(".yaml")
+    file.write_text(to_yaml(make_run_config(run, steps), exclude_unset=True))
+    return command("fit", file, "--device", "cpu", "--quiet", *more)
+
+
+def is_trained(run: Path, steps: int) -> Callable[[], bool]:
+    """A condition: metrics.jsonl has that many steps."""
+    file = run / "metrics.jsonl"
+    return lambda: file.exists() and len(file.read_text().splitlines()) >= steps
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A run of two ranks that nothing has disturbed."""
+    folder = tmp_path_factory.mktemp("ranks")
+    assert exit_codes(run_ranks(2, fit(folder / "whole"), folder)) == [0, 0], read_logs(folder)
+    return folder / "whole"
+
+
+def test_13_sigterm_to_one_rank_stops_all_at_the_same_step(tmp_path):
+    run = tmp_path / "run"
+    with started_ranks(2, fit(run, 10**6), tmp_path) as children:
+        assert wait_until(children[0], is_trained(run, 3)) is None, read_logs(tmp_path)
+        os.kill(children[1], signal.SIGTERM)
+        assert exit_codes([wait(child) for child in children]) == [143, 143]
+    step = losses(run)[-1][0]
+    assert last_checkpoint(run).name == f"step-{step:08d}"
+    line = f"stopped by SIGTERM; saved at step {step}; run it again to resume\n"
+    assert read_logs(tmp_path) == [line, f"rank 1: {line}"]
+
+
+def test_14_if_a_rank_is_killed_the_others_end_and_the_run_resumes_exactly(whole, tmp_path):
+    run = tmp_path / "run"
+    with started_ranks(2, fit(run), tmp_path) as children:
+        assert wait_until(children[0], is_trained(run, 3)) is None, read_logs(tmp_path)
+        os.kill(children[1], signal.SIGKILL)
+        assert exit_codes([wait(child) for child in children]) == [7, -signal.SIGKILL]
+    [message, _] = read_logs(tmp_path)
+    assert message.startswith("error: rank 1 on ") and "ended without a message" in message
+    assert message.count("\n") == 1
+    assert last_checkpoint(run).name == f"step-{losses(run)[-1][0]:08d}"  # nothing is lost
+    assert exit_codes(run_ranks(2, fit(run), tmp_path)) == [0, 0], read_logs(tmp_path)
+    assert result_of(run) == result_of(whole)
+
+
+def test_14_a_rank_that_does_not_respond_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=2))
+    run = tmp_path / "run"
+    with started_ranks(2, fit(run, 10**6), tmp_path) as children:
+        assert wait_until(children[0], is_trained(run, 3)) is None, read_logs(tmp_path)
+        os.kill(children[1], signal.SIGSTOP)
+        assert wait(children[0]).exit_code == 7
+    assert " did not respond in time; " in read_logs(tmp_path)[0]
+    assert checkpoint_folders(run)
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(2, [2, 1]), pytest.param(4, [4, 2, 1], marks=pytest.mark.slow)]
+)
+def test_11_a_checkpoint_resumes_on_any_number_of_ranks(tmp_path, monkeypatch, count, sizes):
+    """Exactly on the same number; otherwise with a warning, and without repeating or losing a pair."""
+    real = loop.Trainer.train_step
+
+    def train_step(self, step):
+        with (self.run_dir / f"rows-{self.ranks.rank}").open("a") as file:
+            file.writelines(f"{step.epoch} {row}\n" for batch in step.batches for row in batch.rows)
+        return real(self, step)
+
+    monkeypatch.setattr(loop.Trainer, "train_step", train_step)
+    steps = 40  # of 23 in an epoch
+    assert exit_codes(run_ranks(count, fit(tmp_path / "half", 10), tmp_path)) == [0] * count
+    assert exit_codes(run_ranks(count, fit(tmp_path / "whole", steps), tmp_path)) == [0] * count
+    for size in sizes:
+        run = Path(shutil.copytree(tmp_path / "half", tmp_path / f"on-{size}"))
+        assert exit_codes(run_ranks(size, fit(run, steps), tmp_path)) == [0] * size, read_logs(tmp_path)
+        rows = sorted(line for file in run.glob("rows-*") for line in file.read_text().splitlines())
+        first = [line for line in rows if line.startswith("1 ")]
+        pairs = len(set(first))
+        assert len(first) == pairs == 292
+        assert len(rows) == len(set(rows)) > pairs  # no pair twice in the second epoch either
+        assert (result_of(run) == result_of(tmp_path / "whole")) == (size == count)
+        assert ("not bit-identically" in read_logs(tmp_path)[0]) == (size != count)
+        assert abs(losses(run)[-1][2] - losses(tmp_path / "whole")[-1][2]) < 0.5
+
+
+def test_15_a_number_that_is_not_finite_on_one_rank_skips_the_step_on_all(tmp_path, on_training_forward):
+    calls = []
+
+    def poison(_, hidden):
+        calls.append(1)
+        return hidden * float("nan") if os.environ["RANK"] == "1" and len(calls) == 9 else None
+
+    on_training_forward(poison)
+    run = tmp_path / "run"
+    assert exit_codes(run_ranks(2, fit(run), tmp_path)) == [0, 0], read_logs(tmp_path)
+    lines = [line for line in read_metrics(run) if "loss" in line]
+    assert [line["loss"] == "NaN" for line in lines].count(True) == 1 and lines[-1]["skipped_steps"] == 1
+    logs = read_logs(tmp_path)
+    assert logs[0].count("step skipped") == 1 and logs[1] == ""
+
+
+def test_33_a_difference_between_ranks_ends_them_before_the_first_step(tmp_path):
+    run = tmp_path / "run"
+
+    def work() -> None:
+        more = ["--set", "training.batch_tokens=300"] if os.environ["RANK"] == "1" else []
+        fit(run, 4, *more)()
+
+    assert exit_codes(run_ranks(2, work, tmp_path)) == [7, 7]
+    for log in read_logs(tmp_path):
+        assert "error: rank 1: training.batch_tokens is 300, but 512 on rank 0; " in log
+        assert log.count("\n") == 1
+    assert not run.exists()
+
+
+def test_35_memory_that_runs_out_during_the_synchronization_lowers_the_limit_of_the_next_start(
+    tmp_path, on_training_forward
+):
+    """No rank can go back, so this one ends, and rank 0 saves the limit."""
+    run, calls = tmp_path / "run", []
+    train = fit(run, STEPS, "--set", "training.micro_batch_tokens=512")  # one micro-batch for each rank
+
+    def fail(_):
+        raise RuntimeError("CUDA error: out of memory")
+
+    def break_backward(_, hidden):
+        calls.append(1)
+        if os.environ["RANK"] == "1" and len(calls) == 9:
+            hidden.register_hook(fail)
+
+    on_training_forward(break_backward)
+    assert exit_codes(run_ranks(2, train, tmp_path)) == [7, 8]
+    logs = read_logs(tmp_path)
+    assert "rank 1 on " in logs[0] and "ended: out of memory; " in logs[0]
+    assert logs[1].splitlines()[-1].startswith("rank 1: error: out of memory; run the same command again")
+    [tokens, positions] = open_checkpoint(last_checkpoint(run)).state.micro_batch_limit
+    assert tokens == 512 and positions < 2 * 512
+    calls.extend([1] * 9)
+    assert exit_codes(run_ranks(2, train, tmp_path)) == [0, 0], read_logs(tmp_path)
+    assert open_checkpoint(last_checkpoint(run)).state.micro_batch_limit == [tokens, positions]
