@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from mtrain.checkpoint.checkpoint import open_checkpoint
-from mtrain.data import folder_encoder, shard_writer
 from mtrain.data.shards import Shard, shard_file
 from mtrain.data.windows import WindowedCorpus
 from mtrain.errors import DataError, UsageError
 from mtrain.storage.manifest import write_manifest
 from mtrain.training import loop
-from tests.support.encoding import write
+from tests.support.encoding import use_sizes, write
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.training import PAIRS, fit_on_cpu, last_checkpoint, losses, read_metrics, same_weights
 
@@ -27,12 +26,7 @@ RECIPE = {"batch_tokens": 160, "validate_every": 1000, "checkpoint_every": 1000,
 @pytest.fixture
 def small(make_config, monkeypatch, tmp_path):
     """Make a config of a corpus of 64 pairs, in 8 buckets and 4 shards, for windows of up to 2 buckets."""
-    for module, name, value in (
-        (shard_writer, "BLOCK", 16),
-        (shard_writer, "SHARD", 16),
-        (folder_encoder, "BUCKET", 8),
-    ):
-        monkeypatch.setattr(module, name, value)
+    use_sizes(monkeypatch, block=16, shard=16, bucket=8)
     lines = [f"{source} {i}\t{target} {i}\n" for i in range(8) for source, target in PAIRS]
     (tmp_path / "train.tsv").write_text("".join(lines), encoding="utf-8")
 

@@ -1,29 +1,15 @@
 """Shards and buckets of any size contain each pair once, in the same order."""
 
-from hypothesis import strategies as st
-
-from mtrain.data import folder_encoder, shard_writer
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.shards import Shard
-from tests.support.encoding import TOY, config, rows, rows_of, text_of, write
+from tests.support.encoding import CORPORA, TOY, config, rows, rows_of, text_of, use_sizes, write
 
 
 def test_each_pair_is_in_one_bucket(tried, tokenizer, tmp_path_factory, monkeypatch):
-    @tried(
-        12,
-        sizes=st.lists(st.integers(0, 40), min_size=1, max_size=3).filter(any),
-        block=st.integers(1, 15),
-        shard=st.integers(1, 30),
-        bucket=st.integers(1, 60),
-    )
+    @tried(12, **CORPORA)
     def check(sizes, block, shard, bucket):
-        for module, name, value in (
-            (shard_writer, "BLOCK", block),
-            (shard_writer, "SHARD", shard),
-            (folder_encoder, "BUCKET", bucket),
-        ):
-            monkeypatch.setattr(module, name, value)
+        use_sizes(monkeypatch, block, shard, bucket)
         folder = tmp_path_factory.mktemp("any")
         train = [write(folder / f"{i}.tsv", TOY[:size]) for i, size in enumerate(sizes)]
         data = config(folder, train)

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
-from mtrain.data import folder_encoder, shard_writer
 from mtrain.data.batching import plan_batches
 from mtrain.data.loader import START, Loader, Position
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.windows import ONE_WINDOW, WindowLayout
-from tests.support.encoding import TOY, config, write
+from tests.support.encoding import CORPORA, TOY, config, use_sizes, write
 
 LAYOUTS = {
     "pairs": st.integers(1, 10**9),
@@ -60,10 +59,7 @@ def test_each_pair_occurs_once_an_epoch_and_resuming_keeps_the_order(
 ):
     @tried(
         5,
-        sizes=st.lists(st.integers(0, 60), min_size=1, max_size=3).filter(any),
-        block=st.integers(3, 40),
-        shard=st.integers(5, 70),
-        bucket=st.integers(3, 60),
+        **CORPORA,
         window_pairs=st.integers(1, 100),
         batch_tokens=st.integers(64, 400),
         sampling=st.sampled_from([None, 0.3]),
@@ -71,12 +67,7 @@ def test_each_pair_occurs_once_an_epoch_and_resuming_keeps_the_order(
         data=st.data(),
     )
     def check(sizes, block, shard, bucket, window_pairs, batch_tokens, sampling, world_size, data):
-        for module, name, value in (
-            (shard_writer, "BLOCK", block),
-            (shard_writer, "SHARD", shard),
-            (folder_encoder, "BUCKET", bucket),
-        ):
-            monkeypatch.setattr(module, name, value)
+        use_sizes(monkeypatch, block, shard, bucket)
         folder = tmp_path_factory.mktemp("any")
         train = [write(folder / f"{i}.tsv", TOY[:size]) for i, size in enumerate(sizes)]
         keys = {"max_length": 64, "window_pairs": window_pairs, "subword_sampling": sampling}

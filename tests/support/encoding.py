@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import strategies as st
 
 from mtrain.config.data import DataConfig
-from mtrain.data import Pair
+from mtrain.data import Pair, folder_encoder, shard_writer
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.prepare_data import PreparedData
 from mtrain.data.toy import toy_pairs
@@ -35,6 +36,22 @@ def config(tmp_path: Path, train=None, validation=None, **keys) -> DataConfig:
         train = write(tmp_path / "train.tsv", TOY)
     validation = validation or write(tmp_path / "validation.tsv", TOY[:3])
     return DataConfig(source_lang="en", target_lang="fr", train=train, validation=validation, **keys)
+
+
+# Strategies for the number of pairs in each of some corpora, and for the arguments of `use_sizes`.
+CORPORA = {
+    "sizes": st.lists(st.integers(0, 60), min_size=1, max_size=3).filter(any),
+    "block": st.integers(1, 40),
+    "shard": st.integers(1, 70),
+    "bucket": st.integers(1, 60),
+}
+
+
+def use_sizes(monkeypatch: pytest.MonkeyPatch, block: int, shard: int, bucket: int) -> None:
+    """Set the number of pairs in a block, in a shard, and in a bucket of the whole corpus."""
+    monkeypatch.setattr(shard_writer, "BLOCK", block)
+    monkeypatch.setattr(shard_writer, "SHARD", shard)
+    monkeypatch.setattr(folder_encoder, "BUCKET", bucket)
 
 
 def rows(prepared: PreparedData, epoch: int | None = None) -> list[tuple[list[int], list[int]]]:

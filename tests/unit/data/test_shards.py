@@ -35,7 +35,7 @@ from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.processes import WorkerProcess
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.corpora import corpus
-from tests.support.encoding import TOY, config, dropped, rows, rows_of, text_of, write
+from tests.support.encoding import TOY, config, dropped, rows, rows_of, text_of, use_sizes, write
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.faults.saves import Killed
 
@@ -45,12 +45,7 @@ pytestmark = pytest.mark.usefixtures("logs")
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch):
     """Shards of 60 pairs, read 20 at a time, with 3 buckets for 300 pairs."""
-    for module, name, value in (
-        (shard_writer, "BLOCK", 20),
-        (shard_writer, "SHARD", 60),
-        (folder_encoder, "BUCKET", 100),
-    ):
-        monkeypatch.setattr(module, name, value)
+    use_sizes(monkeypatch, block=20, shard=60, bucket=100)
 
 
 def prepare(folder: Path, tokenizer: Tokenizer, data: DataConfig | None = None) -> PreparedData:
@@ -434,30 +429,31 @@ PROGRAM = """if True:
     from mtrain.tokenizer.tokenizer import Tokenizer
     shard_writer.BLOCK, shard_writer.SHARD, folder_encoder.BUCKET = 20, 60, 100
     data, tokenizer, folder = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
-    print("started", flush=True)
     inputs, workers = (data, Tokenizer(Path(tokenizer)), Path(folder), 1), int(sys.argv[4])
     prepare_data(*inputs, workers=workers, quiet=True)"""
 
 
-def test_encoding_that_is_killed_resumes_to_identical_shards(tmp_path: Path, tokenizer: Tokenizer, small):
-    pairs = [Pair(f"{source} {i}", target) for i in range(20) for source, target in TOY]
+@pytest.mark.parametrize("workers", [1, 2])
+def test_encoding_that_is_killed_resumes_to_identical_shards(
+    tmp_path: Path, tokenizer: Tokenizer, small, workers: int
+):
+    pairs = [Pair(f"{source} {i}", target) for i in range(40) for source, target in TOY]
     data = config(tmp_path, write(tmp_path / "train.tsv", pairs), {"holdout": 30})
     for name in ("expected", "killed"):
         (tmp_path / name).mkdir()
     expected = rows(prepare(tmp_path / "expected", tokenizer, data))
-    arguments = [data.model_dump_json(), str(tokenizer.files[0].parent), str(tmp_path / "killed/data"), "1"]
-    generator, kills, kept = random.Random(3), 0, 0
-    for _ in range(10):
-        process = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE)
-        assert process.stdout is not None and process.stdout.readline() == b"started\n"
-        time.sleep(generator.uniform(0, 0.4))
+    folder, generator, kept = tmp_path / "killed/data", random.Random(3), 0
+    arguments = [data.model_dump_json(), str(tokenizer.files[0].parent), str(folder), str(workers)]
+    for _ in range(4):
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments])
+        while process.poll() is None and len(list(folder.glob("shard-*"))) < kept + 5:
+            time.sleep(0.001)
+        time.sleep(generator.uniform(0, 0.01))
         process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
-        found = len(list((tmp_path / "killed/data").glob("shard-*")))
-        assert found >= kept
+        assert process.wait() == -signal.SIGKILL
+        found = len(list(folder.glob("shard-*")))
+        assert kept + 5 <= found < 200 and not read_summary(folder).get("complete")  # while it encoded
         kept = found
-        process.stdout.close()
-    assert kills
     assert rows(prepare(tmp_path / "killed", tokenizer, data)) == expected
     same = contents(tmp_path / "expected")
     assert {name: value for name, value in contents(tmp_path / "killed").items() if name in same} == same
