@@ -128,6 +128,11 @@ class Estimator:
         sizes = ((len(rows), int(source[rows].max()), int(target[rows].max())) for rows in micro_batches)
         return Counter(Shape.of_lengths(*size).repeated(self.copies) for size in sizes)
 
+    def _largest_possible(self, micro_batch_tokens: int) -> Shape:
+        """The largest micro-batch of the longest sentences: a step is divided among devices and workers."""
+        share = -(-self.recipe.batch_tokens // (self.devices * self.device.workers))
+        return self._longest_shape(max(1, min(micro_batch_tokens, share) // self.longest))
+
     def _longest_shape(self, pairs: int) -> Shape:
         return Shape.of_lengths(pairs, self.longest, self.longest).repeated(self.copies)
 
@@ -143,7 +148,7 @@ class Estimator:
         """Peak memory, with the largest micro-batch."""
         candidates = list(self.shapes)
         if not self.lengths.is_complete:  # other pairs may be as long as is possible
-            candidates.append(self._longest_shape(max(1, self.micro_batch_tokens // self.longest)))
+            candidates.append(self._largest_possible(self.micro_batch_tokens))
         return max(map(self.memory_of, candidates), key=lambda memory: memory.total)
 
     def memory_of(self, shape: Shape) -> Memory:
@@ -169,7 +174,7 @@ class Estimator:
         even a single sentence does."""
         tokens = self.micro_batch_tokens // 2
         while tokens >= self.longest:
-            if self.fits(self.memory_of(self._longest_shape(tokens // self.longest))):
+            if self.fits(self.memory_of(self._largest_possible(tokens))):
                 return tokens
             tokens //= 2
         return None

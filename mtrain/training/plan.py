@@ -26,7 +26,7 @@ from mtrain.model.cost import FP32, count_parameters
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.complete_config import is_incomplete, log_choices, make_workload, plan_run
 from mtrain.training.estimate import Device, Epoch, Estimator, Memory, StepCost, StepTime
-from mtrain.training.hardware import GPUS, Hardware, find_hardware
+from mtrain.training.hardware import CPU_HEAP, GPUS, Hardware, find_hardware
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.prepare_tokenizer import existing_tokenizer
 from mtrain.training.resolve_config import resolve_config
@@ -53,6 +53,7 @@ class Plan:
     memory: Memory
     device_memory: float
     usable_memory: float  # of a device, for tensors
+    process_memory: float | None  # at most, on a CPU, with the gaps of the heap
     fits: bool
     runs: list[Run]  # one for each kind of link; empty if steps were to be timed but do not fit in memory
     advice: list[str]
@@ -139,6 +140,7 @@ class _Planner:
             memory=memory,
             device_memory=self.hardware.memory,
             usable_memory=self.hardware.usable_memory,
+            process_memory=CPU_HEAP * memory.total if self.hardware.on_cpu else None,
             fits=fits,
             runs=runs,
             advice=[*_advise_memory(estimator, fits), *_advise_speed(runs)],
@@ -206,8 +208,8 @@ def _advise_memory(estimator: Estimator, fits: bool) -> Iterator[str]:
 
 
 def _advise_speed(runs: Sequence[Run]) -> Iterator[str]:
-    """What to change if devices wait for communication."""
+    """What to change if several devices are not much faster than one."""
     slow = [str(run.link) for run in runs if run.efficiency < POOR]
     if slow:
         names = " and ".join(slow)
-        yield f"with {names}, use fewer devices or raise training.batch_tokens: communication takes too long"
+        yield f"use fewer devices or raise training.batch_tokens: with {names}, each computes too little"

@@ -23,7 +23,7 @@ def format_plan(plan: Plan) -> str:
 def _costs(plan: Plan) -> Iterator[Row]:
     parameters, epoch, step = plan.parameters, plan.epoch, plan.step
     yield "hardware", plan.hardware, f"{plan.devices} device(s), {plan.precision}"
-    parts = ", ".join(f"{_count(number)} {part}" for part, number in parameters.items() if part != "total")
+    parts = ", ".join(f"{_count(n)} {part}" for part, n in parameters.items() if n and part != "total")
     yield "parameters", _count(parameters["total"]), parts
     yield "pairs", f"{epoch.pairs:,}", epoch.origin
     languages = f"{epoch.source_tokens:,} source, {epoch.target_tokens:,} target"
@@ -40,6 +40,9 @@ def _memory(plan: Plan) -> Iterator[Row]:
     for part, size in vars(plan.memory).items():
         if size:
             yield f"  {part}", _bytes(size), ""
+    if plan.process_memory is not None:
+        remark = "at most, with the gaps of its heap; in addition to libraries and data"
+        yield "memory of the process", _bytes(plan.process_memory), remark
 
 
 def _verdict(plan: Plan) -> str:
@@ -62,7 +65,7 @@ def _run(run: Run) -> Iterator[Row]:
 
 
 def _count(number: int) -> str:
-    return f"{number / 1e6:.1f}M"
+    return f"{number / 1e6:,.1f}M"
 
 
 def _bytes(number: float) -> str:

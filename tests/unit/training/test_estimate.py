@@ -82,13 +82,14 @@ def test_a_small_step_costs_what_is_predicted(training, monkeypatch):
     assert predicted.memory == pytest.approx(measured.memory, rel=0.15)
 
 
-def estimator(training=None, memory=10**12, share=1.0, length=20) -> Estimator:
+def estimator(training=None, memory=10**12, share=1.0, length=20, devices=1) -> Estimator:
     """Of a tiny model on a GPU with some memory, and 64 pairs of some length."""
     recipe = {"batch_tokens": 64 * 32, "micro_batch_tokens": 64 * 32, **(training or {})}
     config, network = measure_costs.make_config("tiny", training=recipe)
     lengths = np.full(64, length)
     pairs = TrainingLengths(lengths, lengths, np.ones(64), share, share == 1, 0, 1, (0,), "test")
-    return Estimator(config, network, pairs, Device(find_hardware("a100")._replace(memory=memory), "bf16"))
+    device = Device(find_hardware("a100")._replace(memory=memory), "bf16")
+    return Estimator(config, network, pairs, device, devices)
 
 
 def test_frozen_parts_have_no_gradients_and_no_moments():
@@ -130,3 +131,10 @@ def test_small_models_wait_for_the_launch_of_operations():
     assert slow == pytest.approx(5e-6 * count_operations(estimator().network))
     many = estimator({"micro_batch_tokens": 32}).time().forward_backward
     assert many > 10 * slow
+
+
+def test_devices_divide_the_batch():
+    one, four = (estimator(share=0.5, devices=devices) for devices in (1, 4))
+    assert 3 < one.memory().activations / four.memory().activations < 4  # both copy the weights to bf16
+    assert one.step().flops == pytest.approx(four.step().flops)
+    assert one.step().micro_batches == four.step().micro_batches == 1

@@ -1,0 +1,48 @@
+"""The hardware of `mtrain plan`, and the page that states its numbers."""
+
+import pytest
+
+from mtrain.errors import UsageError
+from mtrain.training import hardware
+from mtrain.training.hardware import ETHERNET, GPUS, find_hardware
+from tests.support.paths import ROOT
+
+
+def test_the_documentation_states_the_numbers():
+    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    section = " ".join(page[page.index("## Predict a run") :].split())
+    for gpu in GPUS.values():
+        rates = f"{gpu.low_flops / 1e12:.0f} TFLOP/s | {gpu.fp32_flops / 1e12:g} TFLOP/s"
+        memory = f"{gpu.memory / 1e9:.0f} GB | {gpu.bandwidth / 1e12:.3g} TB/s"
+        assert f"{rates} | {memory} | {gpu.nvlink / 1e9:.0f} GB/s" in section
+    core = find_hardware("cpu")
+    shares = (
+        f"{hardware.UTILIZATION:.0%} of the peak FLOP/s",
+        f"{hardware.BANDWIDTH_UTILIZATION:.0%} of the peak",
+    )
+    for stated in (
+        *(share.replace("%", " %") for share in shares),
+        f"{hardware.LAUNCH_SECONDS * 1e6:.0f} us for each operation",
+        f"{1 - hardware.GPU_MEMORY_SHARE:.0%} of the memory".replace("%", " %"),
+        f"{ETHERNET.bandwidth * 8 / 1e9:.0f} Gbit/s",
+        f"{core.fp32_flops / 1e9:.0f} GFLOP/s and {core.bandwidth / 1e9:.0f} GB/s for each core",  # of one thread
+    ):
+        assert stated in section, stated
+
+
+@pytest.mark.parametrize("name", hardware.NAMES)
+def test_memory_is_reserved_for_what_is_not_a_tensor(name):
+    found = find_hardware(name)
+    assert found.name == name and 0 < found.usable_memory < found.memory
+
+
+def test_fp32_is_slower_than_bf16_on_gpus():
+    for gpu in GPUS.values():
+        assert gpu.flops(4) < gpu.flops(2)
+        assert [link.name for link in gpu.links] == ["NVLink", ETHERNET.name]
+
+
+def test_a_cpu_has_no_nvlink_and_an_unknown_name_is_an_error():
+    assert find_hardware("cpu").links == [ETHERNET]
+    with pytest.raises(UsageError, match="--hardware tpu: not known; give one of a100"):
+        find_hardware("tpu")
