@@ -147,9 +147,9 @@ class _Planner:
         )
 
     def _estimator(self, config: Config, devices: int | None = None) -> Estimator:
-        device = self._device(config.training)
-        sizes = self._network(config), self.lengths, device, devices or self.devices
-        return Estimator(config, *sizes)
+        count = devices or self.devices
+        device = self._device(config.training, count)
+        return Estimator(config, self._network(config), self.lengths, device, count)
 
     def _network(self, config: Config) -> ModelConfig:
         if self.tokenizer is not None:
@@ -159,13 +159,13 @@ class _Planner:
         sizes = {"source_vocab_size": size, "target_vocab_size": size, "max_positions": length}
         return ModelConfig.model_validate({**config.model.model_dump(), **sizes})
 
-    def _device(self, recipe: TrainingConfig) -> Device:
-        """How the hardware trains: as this machine does, or as GPUs with bf16 do."""
+    def _device(self, recipe: TrainingConfig, devices: int) -> Device:
+        """How one of some devices trains: as this machine does, or as GPUs with bf16 do."""
         if self.hardware.name in GPUS:
             return Device(self.hardware, "bf16" if recipe.precision == "auto" else recipe.precision)
         device = self._own_device()
         precision = resolve_precision(device, recipe.precision)
-        return Device(self.hardware, precision, worker_count(device, recipe))
+        return Device(self.hardware, precision, worker_count(device, recipe) if devices == 1 else 1)
 
     def _own_device(self) -> torch.device:
         return torch.device("cpu") if self.hardware.on_cpu else resolve_device("auto")

@@ -15,7 +15,7 @@ def test_the_documentation_states_the_numbers():
         rates = f"{gpu.low_flops / 1e12:.0f} TFLOP/s | {gpu.fp32_flops / 1e12:g} TFLOP/s"
         memory = f"{gpu.memory / 1e9:.0f} GB | {gpu.bandwidth / 1e12:.3g} TB/s"
         assert f"{rates} | {memory} | {gpu.nvlink / 1e9:.0f} GB/s" in section
-    core = find_hardware("cpu")
+    core = find_hardware("cpu")  # tests use one thread
     shares = (
         f"{hardware.UTILIZATION:.0%} of the peak FLOP/s",
         f"{hardware.BANDWIDTH_UTILIZATION:.0%} of the peak",
@@ -25,7 +25,7 @@ def test_the_documentation_states_the_numbers():
         f"{hardware.LAUNCH_SECONDS * 1e6:.0f} us for each operation",
         f"{1 - hardware.GPU_MEMORY_SHARE:.0%} of the memory".replace("%", " %"),
         f"{ETHERNET.bandwidth * 8 / 1e9:.0f} Gbit/s",
-        f"{core.fp32_flops / 1e9:.0f} GFLOP/s and {core.bandwidth / 1e9:.0f} GB/s for each core",  # of one thread
+        f"{core.fp32_flops / 1e9:.0f} GFLOP/s and {core.bandwidth / 1e9:.0f} GB/s for each core",
     ):
         assert stated in section, stated
 
