@@ -166,13 +166,14 @@ def row(preset: str, precision: str) -> list[str]:
     """A row of the table."""
     config, network = make_config(preset, training={"precision": precision})
     predicted, measured = predict(config, network), measure(config, network)
-    resident = [_resident_in_new_process(preset, precision, malloc) for malloc in MALLOC]
+    resident = [resident_in_new_process(preset, precision, malloc) for malloc in MALLOC]
     flops = (f"{costs.flops / 1e9:,.1f}" for costs in (predicted, measured))
     memory = (f"{size / 2**20:,.0f}" for size in (predicted.memory, measured.memory, *resident))
     return [preset, precision, *flops, *memory]
 
 
-def _resident_in_new_process(preset: str, precision: str, malloc: str) -> int:
+def resident_in_new_process(preset: str, precision: str, malloc: str) -> int:
+    """What `measure_resident` returns in a new process."""
     command = [sys.executable, __file__, "--resident", preset, precision, malloc]
     environment = {**os.environ, **_SINGLE_BLOCKS}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)

@@ -21,7 +21,13 @@ from mtrain.data.loader import Step
 from mtrain.data.prepare_data import open_prepared
 from mtrain.data.same_inputs import check_corpora
 from mtrain.data.scan import CorpusScanner
-from mtrain.device import resolve_device, resolve_precision
+from mtrain.device import (
+    keep_freed_memory,
+    limit_onednn_cache,
+    make_current,
+    resolve_device,
+    resolve_precision,
+)
 from mtrain.model.cost import FP32, count_parameters
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.complete_config import is_incomplete, log_choices, make_workload, plan_run
@@ -154,8 +160,7 @@ class _Planner:
     def _network(self, config: Config) -> ModelConfig:
         if self.tokenizer is not None:
             return model_config(config.model, self.tokenizer, config.data.max_length)
-        size = config.tokenizer.vocab_size
-        length = config.data.max_length
+        size, length = config.tokenizer.vocab_size, config.data.max_length
         sizes = {"source_vocab_size": size, "target_vocab_size": size, "max_positions": length}
         return ModelConfig.model_validate({**config.model.model_dump(), **sizes})
 
@@ -177,6 +182,9 @@ class _Planner:
             return estimator.time(), sum(alone.time())
         log.info("timing some training steps")
         network, device = alone.network, self._own_device()
+        make_current(device)
+        keep_freed_memory()  # and so on, as `fit` does
+        limit_onednn_cache()
 
         def steps(_: Learner) -> Iterator[Step]:
             return random_steps(network, self.lengths, alone.plan)

@@ -50,6 +50,21 @@ def test_steps_are_timed_on_this_machine_by_default(mtrain, config_file):
     assert "NVLink" not in out and "cost" not in out
 
 
+def test_measured_steps_are_divided_among_devices(plan):
+    [run] = plan("--devices", 2)["runs"]
+    assert run["link"] == "100 Gbit/s Ethernet" and 0 < run["efficiency"] < 1
+
+
+def test_a_run_that_starts_from_another_has_its_sizes_and_tokenizer(plan, config_file, run_dir):
+    raw = yaml.safe_load(config_file.read_text())
+    del raw["model"], raw["tokenizer"]
+    raw["training"]["init_from"] = str(run_dir)
+    config_file.write_text(yaml.safe_dump(raw))
+    found = plan("--hardware", "cpu", "--set", "training.freeze=[embeddings]")
+    assert found["model"]["d_model"] == 64 and found["epoch"]["origin"] == "8 of 8 pairs segmented"
+    assert found["memory"]["gradients"] < found["memory"]["weights"]
+
+
 @pytest.mark.parametrize(
     ("hardware", "precision"), [("a100", "bf16"), ("h100", "bf16"), ("h200", "bf16"), ("cpu", "fp32")]
 )

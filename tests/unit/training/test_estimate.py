@@ -1,6 +1,7 @@
 """Predicted memory and FLOPs agree with real steps; the other numbers follow from the plan of the batches."""
 
 import itertools
+import sys
 
 import measure_costs
 import numpy as np
@@ -68,6 +69,17 @@ def test_steps_of_the_presets_cost_what_is_predicted(preset, precision):
     predicted, measured = measure_costs.predict(config, network), measure_costs.measure(config, network)
     assert predicted.flops == pytest.approx(measured.flops, rel=0.001)
     assert predicted.memory == pytest.approx(measured.memory, rel=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and sets an option of glibc")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("preset", measure_costs.PRESETS)
+def test_processes_take_as_much_memory_as_predicted(preset, precision):
+    """If each large tensor has memory of its own; a heap has gaps."""
+    predicted = measure_costs.predict(*measure_costs.make_config(preset, training={"precision": precision}))
+    measured = measure_costs.resident_in_new_process(preset, precision, "single blocks")
+    assert predicted.memory == pytest.approx(measured, rel=0.15)
 
 
 @pytest.mark.parametrize(
