@@ -1,11 +1,13 @@
 """Loads the training batches: plans a window while the previous one is used, and makes batches a few steps
 ahead."""
 
+import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -13,9 +15,12 @@ from mtrain.config.schema import Config
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan, Rows, plan_batches
 from mtrain.data.encoded import EncodedCorpus
-from mtrain.data.windows import WindowedCorpus
+from mtrain.data.resegment import Cancelled, CancelledError
+from mtrain.data.windows import ONE_WINDOW, WindowedCorpus
 from mtrain.errors import DataError
 from mtrain.tokenizer.vocabulary import SpecialIds
+
+log = logging.getLogger(__name__)
 
 AHEAD = 3  # steps whose batches are made in advance
 
@@ -54,8 +59,14 @@ class Window(NamedTuple):
         return round(len(self.plan.steps) / self.share)
 
 
+Opened = tuple[Position, Window]  # a window, and where it starts
+Waited = TypeVar("Waited")
+_POLL = 0.2  # seconds between looks at a signal while waiting
+_LONG = 1.0  # seconds; a longer wait is logged
+
+
 def require_pairs(plan: BatchPlan, epoch: int) -> None:
-    """Raise DataError if a window of an epoch (from 0) has no pairs."""
+    """Raise DataError if the plan of an epoch (from 0) has no pairs."""
     if not plan.steps:
         raise DataError(f"epoch {epoch + 1} has no training pairs; raise the weights of data.train")
 
@@ -82,49 +93,82 @@ class Loader:
         self._opened: dict[tuple[int, int], Window] = {}
         self._opening = threading.Lock()
 
-    def open(self, epoch: int, window: int = 0, cancelled: threading.Event | None = None) -> Window:
-        """Open and plan a window (both from 0). The latest one is cached.
+    def open(self, epoch: int, window: int = 0, cancelled: Cancelled = lambda: False) -> Window:
+        """Open and plan a window (both from 0). If the weights of its pairs are low, it may have no steps.
+        The latest window with steps is cached.
 
-        Raises DataError if it has no pairs or is damaged, and what `Resegmenter` raises.
+        Raises DataError if it is damaged, and what `Resegmenter` raises.
         """
         with self._opening:
-            if (epoch, window) not in self._opened:
-                corpus, recipe = self.corpus.open(epoch, window, cancelled), self.config.training
-                lengths = (corpus.source_lengths, corpus.target_lengths)
-                sizes = (recipe.batch_tokens, self.micro_batch_tokens)
-                key = (self.config.seed, self.corpus.key(epoch, window))
-                ranks = (self.rank, self.world_size)
-                plan = plan_batches(*lengths, *sizes, *key, *ranks, corpus.weights, self.workers)
-                require_pairs(plan, epoch)
-                share = self.corpus.share_of_epoch(corpus)
-                self._opened = {(epoch, window): Window(corpus, plan, share)}
-            return self._opened[epoch, window]
+            if (epoch, window) in self._opened:
+                return self._opened[epoch, window]
+            corpus, recipe = self.corpus.open(epoch, window, cancelled), self.config.training
+            lengths = (corpus.source_lengths, corpus.target_lengths)
+            sizes = (recipe.batch_tokens, self.micro_batch_tokens)
+            key = (self.config.seed, self.corpus.key(epoch, window))
+            ranks = (self.rank, self.world_size)
+            plan = plan_batches(*lengths, *sizes, *key, *ranks, corpus.weights, self.workers)
+            opened = Window(corpus, plan, self.corpus.share_of_epoch(corpus))
+            if plan.steps:
+                self._opened = {(epoch, window): opened}
+            return opened
 
-    def steps(self, start: Position = START) -> Generator[Step, None, None]:
-        """Yield steps without end. While a window is used, the next one is opened in the background."""
-        pending: deque[Future[Step]] = deque()
-        cancelled = threading.Event()
+    def find(self, position: Position, cancelled: Cancelled = lambda: False) -> Opened:
+        """The first window with steps from a position on, and the position of its first step.
+
+        Raises DataError if a whole epoch has no pairs, and what `open` raises.
+        """
+        epoch_is_empty = position.window == 0  # as far as is known
+        while not (window := self.open(position.epoch, position.window, cancelled)).plan.steps:
+            following = self._after(position)
+            if following.epoch > position.epoch:
+                if epoch_is_empty:
+                    require_pairs(window.plan, position.epoch)
+                epoch_is_empty = True
+            position = following
+        return position, window
+
+    def steps(
+        self, start: Position = START, cancelled: Cancelled = lambda: False
+    ) -> Generator[Step, None, None]:
+        """Yield steps without end. While a window is used, the next one is opened in the background.
+
+        Raises what `find` raises; CancelledError if `cancelled` returns true while a step is waited for.
+        """
+        # The next steps and, with the last one of a window, the window that follows.
+        pending: deque[tuple[Future[Step], Future[Opened] | None]] = deque()
+        ended = threading.Event()
+
+        def following_step() -> Step:
+            making, opening = pending.popleft()
+            step = _wait(making, cancelled)
+            return step if opening is None else step._replace(next=_wait_for_window(opening, cancelled)[0])
+
+        several = self.corpus.layout != ONE_WINDOW
         with ThreadPoolExecutor(1, "windows") as background, ThreadPoolExecutor(1, "loader") as pool:
             try:
-                position, window = start, self.open(start.epoch, start.window)
+                position, window = self.find(start, cancelled)
                 while True:
-                    after = self._after(position)
-                    in_advance = self._is_needed(after)
-                    if in_advance:
-                        opening = background.submit(self.open, after.epoch, after.window, cancelled)
+                    after, opening = self._after(position), None
+                    if self._is_trained_on(after):
+                        opening = background.submit(self.find, after, ended.is_set)
                     last = len(window.plan.steps) - 1
                     for index in range(position.step, last + 1):
                         following = position._replace(step=index + 1) if index < last else after
-                        pending.append(pool.submit(self._make, window, position.epoch, index, following))
+                        making = pool.submit(self._make, window, position.epoch, index, following)
+                        # The next window may be empty, and then training goes on after it.
+                        pending.append((making, opening if index == last and several else None))
                         if len(pending) > AHEAD:
-                            yield pending.popleft().result()
+                            yield following_step()
                     # If the next window is ready, its batches are made before the last ones are used.
-                    while pending and not (in_advance and opening.done() and not opening.exception()):
-                        yield pending.popleft().result()
-                    position = after
-                    window = opening.result() if in_advance else self.open(after.epoch, after.window)
+                    while pending and not (opening and opening.done() and not opening.exception()):
+                        yield following_step()
+                    if opening is None:
+                        position, window = self.find(after, cancelled)
+                    else:
+                        position, window = _wait_for_window(opening, cancelled)
             finally:
-                cancelled.set()
+                ended.set()
 
     def _after(self, position: Position) -> Position:
         """The start of the window that follows that of a position."""
@@ -132,7 +176,7 @@ class Loader:
         is_last = window + 1 >= len(self.corpus.windows(epoch))
         return Position(epoch + 1) if is_last else Position(epoch, window + 1)
 
-    def _is_needed(self, position: Position) -> bool:
+    def _is_trained_on(self, position: Position) -> bool:
         """Whether training continues at the start of a window."""
         last = self.config.training.max_epochs
         return last is None or position.epoch < last
@@ -172,3 +216,19 @@ class Loader:
             longest = self.config.data.max_length
             found.append(Batch.of_size(self.micro_batch_tokens // longest, longest))
         return found
+
+
+def _wait_for_window(opening: Future[Opened], cancelled: Cancelled) -> Opened:
+    start = time.monotonic()
+    opened = _wait(opening, cancelled)
+    if (seconds := time.monotonic() - start) > _LONG:
+        log.warning("data: the next window was not ready in time; training waited %.1f s for it", seconds)
+    return opened
+
+
+def _wait(future: Future[Waited], cancelled: Cancelled) -> Waited:
+    """The result of a future. Raises CancelledError if `cancelled` returns true before it is known."""
+    while not wait([future], _POLL).done:
+        if cancelled():
+            raise CancelledError
+    return future.result()

@@ -11,7 +11,6 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
-from threading import Event
 from typing import IO
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from mtrain.config.data import DataConfig
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.shards import Ids, Rows
+from mtrain.distributed.launch import read_launch
 from mtrain.errors import StorageError
 from mtrain.processes import Answer, Message, Receive, WorkerPool, WorkerProcess, count_cores
 from mtrain.processes import serve as serve_tasks
@@ -26,10 +26,9 @@ from mtrain.tokenizer.sampling import make_resegment
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 BLOCK = 10_000  # rows that are segmented at a time
-MAX_PROCESSES = 4  # each segments about 6,000 pairs of 13 words a second
-
 Sides = tuple[Rows, Rows]  # source, target
 Key = tuple[int, ...]  # the epoch or, if it has several windows, the epoch and the window
+Cancelled = Callable[[], bool]  # whether the result is no longer needed
 # Its arguments are the rows of a block, the key, and the number of the block.
 ResegmentBlock = Callable[[Sides, Key, int], Sides]
 
@@ -50,9 +49,9 @@ class Resegmenter:
         self._dtype = np.dtype(np.uint16 if largest <= 2**16 else np.int32)
         self._scratch = scratch
 
-    def __call__(self, corpus: EncodedCorpus, key: Key, cancelled: Event) -> EncodedCorpus:
+    def __call__(self, corpus: EncodedCorpus, key: Key, cancelled: Cancelled) -> EncodedCorpus:
         """The rows of a corpus with new segmentations. Raises StorageError if they cannot be written;
-        CancelledError if the event is set meanwhile."""
+        CancelledError if `cancelled`, which is called from time to time, returns true."""
         try:
             # The files have no names; their space is freed when the corpus is garbage-collected.
             with TemporaryFile(dir=self._scratch) as source, TemporaryFile(dir=self._scratch) as target:
@@ -60,7 +59,7 @@ class Resegmenter:
                 start = 0
                 with closing(self._blocks(corpus, key)) as blocks:
                     for block in blocks:
-                        if cancelled.is_set():
+                        if cancelled():
                             raise CancelledError
                         stop = start + len(block[0].lengths)
                         for file, side, of_rows in zip(files, block, lengths, strict=True):
@@ -97,8 +96,13 @@ class Resegmenter:
 
     @cached_property
     def _pool(self) -> WorkerPool:
-        count = max(1, min(count_cores() // 2, MAX_PROCESSES))
-        return WorkerPool(__name__, Message(self._settings), count)
+        return WorkerPool(__name__, Message(self._settings), count_processes())
+
+
+def count_processes() -> int:
+    """The number of processes that segment pairs: half of the cores, shared among the ranks of this machine.
+    Each segments about 6,000 pairs of 13 words a second."""
+    return max(1, count_cores() // 2 // read_launch().local_size)
 
 
 def _make_block_resegmenter(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ResegmentBlock:

@@ -6,14 +6,13 @@ therefore depends on the size of a window, and not on that of the corpus.
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from threading import Event
 from typing import NamedTuple
 
 import numpy as np
 
 from mtrain.config.corpora import Corpus
 from mtrain.data.encoded import EncodedCorpus
-from mtrain.data.resegment import Key, Resegmenter
+from mtrain.data.resegment import Cancelled, Key, Resegmenter
 from mtrain.data.shards import Shard
 from mtrain.data.suspects import add_suspect
 from mtrain.errors import DataError, ModelError
@@ -103,13 +102,13 @@ class WindowedCorpus:
             self._whole = corpus
         return corpus
 
-    def open(self, epoch: int, window: int = 0, cancelled: Event | None = None) -> EncodedCorpus:
+    def open(self, epoch: int, window: int = 0, cancelled: Cancelled = lambda: False) -> EncodedCorpus:
         """Like `encoded`, but with new segmentations if there is subword sampling. Raises also what
         `Resegmenter` raises."""
         encoded = self.encoded(epoch, window)
         if self._resegment is None:
             return encoded
-        return self._resegment(encoded, self.key(epoch, window), cancelled or Event())
+        return self._resegment(encoded, self.key(epoch, window), cancelled)
 
     def share_of_epoch(self, window: EncodedCorpus) -> float:
         """The share of an epoch's pairs that a window has, on average. It is 1 if it is the only window."""

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from signal import Signals
@@ -21,7 +21,8 @@ from mtrain.checkpoint.checkpoint import (
     save_checkpoint,
 )
 from mtrain.data.batching import BATCH_ORDER
-from mtrain.data.loader import Loader, Position, Step, Window
+from mtrain.data.loader import START, Loader, Position, Step, Window
+from mtrain.data.resegment import CancelledError
 from mtrain.data.windows import WindowedCorpus
 from mtrain.device import describe_numerics, should_compile
 from mtrain.distributed.ranks import Json, Ranks
@@ -109,6 +110,8 @@ class Trainer:
             log.info("already finished: %s; raise the limit to continue training", reason)
             return
         self._lead(self._begin)
+        with self._stopping(stop):  # it may take minutes to open the first window
+            self.loader.find(self._position, lambda: stop.received is not None)
         self._log_setup()
         for batch in self.loader.largest(self._window()):  # fail now, not hours later, if memory is short
             self.learner.dry_run(batch)
@@ -144,9 +147,10 @@ class Trainer:
 
     def _train(self, stop: StopSignal) -> None:
         state, recipe = self.state, self.recipe
-        with closing(self.steps()) as steps:
+        with closing(self.steps(stop)) as steps:
             while True:
-                step = self._load(steps)
+                with self._stopping(stop):
+                    step = self._load(steps)
                 metrics = self.train_step(step)
                 self.progress.add_step(metrics, step.places)
                 if state.step % recipe.log_every == 0:
@@ -171,8 +175,23 @@ class Trainer:
                     )
                     break
                 if stopped:
-                    message = f"stopped by {stopped.name}; saved at step {state.step}; run it again to resume"
-                    raise Interrupted(message, stopped)
+                    raise self._interrupted(stopped)
+
+    @contextmanager
+    def _stopping(self, stop: StopSignal) -> Iterator[None]:
+        """Raise Interrupted, with the state saved, if a signal ends the wait for data."""
+        try:
+            yield
+        except CancelledError:
+            assert stop.received is not None
+            self._save_alone()
+            raise self._interrupted(stop.received) from None
+
+    def _interrupted(self, signal: Signals) -> Interrupted:
+        message = f"stopped by {signal.name} before the first step; run it again"
+        if self.state.step:
+            message = f"stopped by {signal.name}; saved at step {self.state.step}; run it again to resume"
+        return Interrupted(message, signal)
 
     def _load(self, steps: Iterator[Step]) -> Step:
         """The next step. If it cannot be loaded, what was learned since the last checkpoint is saved."""
@@ -199,10 +218,15 @@ class Trainer:
         self.state.seconds = seconds
         return Signals(int(signal)) if signal else None
 
-    def steps(self) -> Generator[Step, None, None]:
-        """Yield the steps that follow the current state, without end."""
-        state = self.state
-        return self.loader.steps(Position(state.epoch, state.epoch_window, state.next_batch))
+    def steps(self, stop: StopSignal | None = None) -> Generator[Step, None, None]:
+        """Yield the steps that follow the current state, without end. Raises CancelledError if `stop` is
+        received while the data of a step is not ready."""
+        return self.loader.steps(self._position, lambda: stop is not None and stop.received is not None)
+
+    @property
+    def _position(self) -> Position:
+        """The next step."""
+        return Position(self.state.epoch, self.state.epoch_window, self.state.next_batch)
 
     def train_step(self, step: Step) -> StepMetrics:
         """Take one optimizer step and advance the state."""
@@ -301,7 +325,7 @@ class Trainer:
         limits = [] if recipe.max_steps is None else [recipe.max_steps]
         if recipe.max_epochs is not None:
             if state.steps_in_first_epoch is None:
-                state.steps_in_first_epoch = self.loader.open(epoch=0).steps_in_epoch
+                state.steps_in_first_epoch = self.loader.find(START)[1].steps_in_epoch
             limits.append(recipe.max_epochs * state.steps_in_first_epoch)
         return min(limits, default=None)
 
@@ -346,4 +370,4 @@ class Trainer:
 
     def _window(self) -> Window:
         """The window of the next step."""
-        return self.loader.open(self.state.epoch, self.state.epoch_window)
+        return self.loader.find(self._position)[1]

@@ -4,6 +4,8 @@ import errno
 import json
 import logging
 import os
+import signal
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from mtrain.checkpoint.checkpoint import open_checkpoint
+from mtrain.data.resegment import CancelledError
 from mtrain.data.shards import Shard, shard_file
 from mtrain.data.windows import WindowedCorpus
-from mtrain.errors import DataError, UsageError
+from mtrain.errors import DataError, Interrupted, UsageError
 from mtrain.storage.manifest import write_manifest
 from mtrain.training import loop
 from tests.support.encoding import use_sizes, write
@@ -81,8 +84,8 @@ def test_the_steps_of_an_epoch_are_extrapolated_from_its_first_window(small, tmp
     assert state.step == 2 * 40 == 2 * state.steps_in_first_epoch
 
 
-def test_the_time_that_steps_wait_for_a_window_is_recorded(small, monkeypatch):
-    real, seconds = WindowedCorpus.open, 0.5
+def test_the_time_that_steps_wait_for_a_window_is_recorded(small, monkeypatch, caplog):
+    real, seconds = WindowedCorpus.open, 1.2
 
     def slow(self, epoch, window=0, *cancelled):
         time.sleep(seconds * (window == 1))
@@ -93,6 +96,55 @@ def test_the_time_that_steps_wait_for_a_window_is_recorded(small, monkeypatch):
     waited = [line["data_seconds"] for line in read_metrics(run) if "loss" in line]
     assert len(waited) == 12 and min(waited) >= 0
     assert sorted(waited)[-1] > seconds / 2 > sorted(waited)[-2]
+    message = "data: the next window was not ready in time; training waited 1"
+    assert next(line for line in caplog.messages if "ready" in line).startswith(message)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_signal_ends_the_wait_for_a_window(small, monkeypatch, number, slow):
+    """Re-segmenting it may take minutes."""
+    recipe = {"max_steps": 12}
+    whole = fit_on_cpu(small("whole", training=recipe))
+    real = WindowedCorpus.open
+
+    def endless(self, epoch, window=0, cancelled=lambda: False):
+        if (epoch, window) == (0, slow):
+            threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+            while not cancelled():
+                time.sleep(0.01)
+            raise CancelledError
+        return real(self, epoch, window, cancelled)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WindowedCorpus, "open", endless)
+        message = f"stopped by {number.name} before the first step; run it again"
+        if slow:
+            message = f"stopped by {number.name}; saved at step [1-9]; run it again to resume"
+        with pytest.raises(Interrupted, match=message) as error:
+            fit_on_cpu(small("parts", training=recipe))
+    assert error.value.exit_code == 128 + number
+    resumed = fit_on_cpu(small("parts", training=recipe))
+    assert losses(resumed) == losses(whole) and same_weights(whole, resumed)
+
+
+def test_windows_without_pairs_are_skipped(small, tmp_path):
+    """Low weights leave about 6 of 64 pairs in an epoch, and none in many windows."""
+    train = {"train": {"tsv": str(tmp_path / "train.tsv"), "weight": 0.1}}
+    recipe = {"max_steps": None, "max_epochs": 6, "patience": None}
+    whole = fit_on_cpu(small("whole", training=recipe, **train))
+    state, steps = state_of(whole), losses(whole)
+    assert state.epoch == 6 and {epoch for _, epoch, *_ in steps} == {1, 2, 3, 4, 5, 6}
+    assert len(steps) < 6 * 5  # windows
+    for stop in range(1, len(steps) + 2, 2):
+        fit_on_cpu(small("parts", training={**recipe, "max_steps": stop}, **train))
+    assert losses(tmp_path / "parts") == steps and state_of(tmp_path / "parts").epoch == 6
+
+
+def test_an_epoch_without_pairs_is_an_error(small, tmp_path):
+    train = {"train": {"tsv": str(tmp_path / "train.tsv"), "weight": 0.001}}
+    with pytest.raises(DataError, match=r"epoch 1 has no training pairs; raise the weights of data\.train"):
+        fit_on_cpu(small(**train))
 
 
 def test_other_windows_restart_the_epoch(small, monkeypatch, caplog):

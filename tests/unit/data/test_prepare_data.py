@@ -599,6 +599,23 @@ def test_only_training_pairs_are_sampled_and_only_if_configured(tmp_path: Path, 
     assert sampled.validation == prepared.validation
 
 
+def test_segmenting_can_be_cancelled(tmp_path: Path, tokenizer: Tokenizer, monkeypatch):
+    monkeypatch.setattr(resegment, "BLOCK", 70)
+    prepared = prepare_data(config(tmp_path, subword_sampling=0.3), tokenizer, tmp_path / "data", seed=1)
+    answers = iter([False, False, True])
+    with pytest.raises(resegment.CancelledError):
+        prepared.train.open(0, 0, lambda: next(answers))
+    assert not list(answers)
+
+
+@pytest.mark.parametrize(("cores", "ranks", "expected"), [(1, 1, 1), (2, 1, 1), (64, 1, 32), (64, 8, 4)])
+def test_half_of_the_cores_segment_pairs(monkeypatch, cores: int, ranks: int, expected: int):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}.items():
+        monkeypatch.setenv(name, str(value))
+    assert resegment.count_processes() == expected
+
+
 def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokenizer: Tokenizer, monkeypatch):
     data = config(tmp_path, subword_sampling=0.3)
     prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
