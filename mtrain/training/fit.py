@@ -68,9 +68,10 @@ def make_trainer(
     Arguments and errors are those of `fit`; `ranks` have the device already. The run folder is not locked.
     """
     ranks = ranks or Ranks(resolve_device(device))
-    keep_freed_memory()
     limit_onednn_cache()
-    run = _prepare(config, resume, allow_data_change, quiet, ranks) if ranks.is_first else None
+    run = prepare_run(config, resume, allow_data_change, quiet) if ranks.is_first else None
+    keep_freed_memory()  # from now on: what learning the tokenizer took was returned to the kernel
+    run = run and _complete(run, ranks)
     description = ranks.from_first(run and run.describe(), preparing=True)
     run = run or open_prepared_run(description)
     fingerprints = {"the tokenizer": run.tokenizer.fingerprint(), "the training data": run.data.fingerprint}
@@ -78,8 +79,8 @@ def make_trainer(
     return Trainer(run, quiet, ranks)
 
 
-def _prepare(config: Config, resume: str, allow_data_change: bool, quiet: bool, ranks: Ranks) -> PreparedRun:
-    run = prepare_run(config, resume, allow_data_change, quiet)
+def _complete(run: PreparedRun, ranks: Ranks) -> PreparedRun:
+    """The run with a value for every key of its config."""
     if is_incomplete(run.config):
         inputs = run.config, run.tokenizer, run.data
         run = run._replace(config=complete_config(*inputs, ranks.device, run.choices, ranks.size))

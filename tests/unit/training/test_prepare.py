@@ -2,6 +2,7 @@
 
 import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import yaml
@@ -9,6 +10,7 @@ import yaml
 from mtrain.data.shards import SHARD
 from mtrain.training.prepare import prepare
 from tests.support.encoding import TOY, write
+from tests.support.training import fit_on_cpu
 
 
 def test_fit_uses_what_prepare_has_encoded(mtrain, raw_config, tmp_path):
@@ -44,6 +46,15 @@ def test_the_corpora_need_not_be_checked(mtrain, config_file, tmp_path, command,
     assert code == 0 and "checked" not in err
     code, out, _ = mtrain("check", config_file, "--set", "data.check=false")
     assert code == 0 and "warning: LEAK" in out
+
+
+def test_memory_is_kept_only_after_the_tokenizer_is_learned(make_config, monkeypatch):
+    """Otherwise, SentencePiece's memory would not return to the kernel."""
+    config, done = make_config(training={"max_steps": 1}), []
+    files = [Path(config.run_dir) / name for name in ("tokenizer", "data/summary.json")]
+    monkeypatch.setattr("mtrain.training.fit.keep_freed_memory", lambda: done.extend(map(Path.exists, files)))
+    fit_on_cpu(config)
+    assert done == [True, True]
 
 
 def test_a_changed_corpus_is_checked_again(make_config, tmp_path, caplog):
