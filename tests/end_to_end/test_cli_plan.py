@@ -110,6 +110,8 @@ def test_the_lengths_are_those_of_the_best_data_at_hand(mtrain, plan, config_fil
     assert changed_length["origin"] == "8 of 8 pairs segmented"
     other = plan(*hardware, "--run-dir", tmp_path / "other")["epoch"]
     assert other["origin"] == estimated["origin"]
+    (tmp_path / "run/data/summary.json").write_text("damaged")
+    assert plan(*hardware)["epoch"]["origin"] == "8 of 8 pairs segmented"
 
 
 def test_a_shared_data_folder_is_used_without_the_raw_files(mtrain, plan, config_file, corpus, tmp_path):
