@@ -1,6 +1,7 @@
 """Locks a data folder while it is written. A complete data folder is only read, and needs no lock."""
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -12,6 +13,8 @@ from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.storage.atomic import recover
 from mtrain.storage.locks import owner_file, wait_for_lock
 
+log = logging.getLogger(__name__)
+
 LOCK = ".lock"  # the file that is locked while the folder is written
 _LEFTOVERS = [f".{name}.tmp" for name in (SUMMARY, VALIDATION, SOURCES, "shard-*.safetensors")]
 
@@ -22,6 +25,8 @@ def locked_unless_complete(folder: Path, shared: bool) -> Iterator[None]:
     process has completed it: then it need not be writable."""
     with ExitStack() as stack:
         if reason := why_incomplete(folder):
+            if (folder / SUMMARY).exists():  # otherwise it is a new folder
+                log.info("data: %s", reason)
             stack.enter_context(locked_data_folder(folder, shared, reason))
             if why_incomplete(folder) is None:
                 stack.close()

@@ -171,7 +171,7 @@ class Loader:
                 ended.set()
 
     def _after(self, position: Position) -> Position:
-        """The start of the window that follows that of a position."""
+        """The start of the next window after a position."""
         epoch, window, _ = position
         is_last = window + 1 >= len(self.corpus.windows(epoch))
         return Position(epoch + 1) if is_last else Position(epoch, window + 1)

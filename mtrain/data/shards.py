@@ -53,7 +53,7 @@ class Rows(NamedTuple):
 
     @property
     def starts(self) -> Indices:
-        """Where the ids of each row start, and where those of the last one end."""
+        """Where the ids of each row start, and where the last row ends."""
         return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     def take(self, rows: Indices) -> "Rows":

@@ -1,7 +1,7 @@
 """The training pairs of a data folder, which are opened a window at a time.
 
 An epoch is a sequence of windows, each of a few whole buckets of all shards (`mtrain.data.shards`). Memory
-therefore depends on the size of a window, and not on that of the corpus.
+therefore depends on the size of a window, and not on the size of the corpus.
 """
 
 from collections.abc import Iterable, Sequence

@@ -317,6 +317,23 @@ def test_a_dataset_of_the_hub_that_has_changed_does_not_repair_a_shard(make, tmp
     assert contents_of(tmp_path / "shared") == before
 
 
+def test_what_a_folder_lacks_is_logged_before_its_lock_is_waited_for(make, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "mtrain")
+    prepare(make("first"))
+    assert "is not prepared yet" not in caplog.text
+    file = tmp_path / "shared/shard-00000.safetensors"
+    file.unlink()
+    caplog.clear()
+    logged: list[bool] = []
+    assert not start_while_locked(
+        make("second"),
+        file.parent,
+        caplog,
+        lambda: logged.append(f"data: {file}: missing" in caplog.messages),
+    )
+    assert logged == [True]
+
+
 def test_the_folder_of_another_version_is_kept(make, tmp_path):
     prepare(make("first"))
     summary = json.loads((tmp_path / "shared/summary.json").read_text())
