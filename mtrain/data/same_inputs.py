@@ -24,6 +24,8 @@ def check_corpora(data: DataConfig, folder: Path | None = None) -> None:
     the training and validation corpora are in the data folder `folder`, that is logged instead. Raises also
     what `find_summary` raises."""
     summary, unusable = ({}, None) if folder is None else find_summary(folder, data.folder is not None)
+    if summary and not summary.get("complete"):
+        unusable = f"{folder}: is not complete"
     in_folder = hashes_of_missing(data, summary)
     for corpus, content in zip(train_and_validation(data), in_folder, strict=True):
         try:
@@ -32,7 +34,7 @@ def check_corpora(data: DataConfig, folder: Path | None = None) -> None:
         except DataError as error:
             if unusable is None:
                 raise
-            raise DataError(f"{unusable}; to encode the corpus again, restore its files ({error})") from None
+            raise DataError(f"{unusable}; to encode the corpus, restore its files ({error})") from None
     if any(in_folder):
         log.info("data: using the pairs in %s without the raw files", folder)
     for name, test in data.test.items():

@@ -201,7 +201,7 @@ def test_a_damaged_summary_is_named_if_the_raw_files_are_gone(make, tmp_path):
     file.write_bytes(file.read_bytes()[:-9])
     shutil.rmtree(tmp_path / "raw")
     before = contents_of(tmp_path / "run/data")
-    message = rf"{file}: damaged .*; to encode the corpus again, restore its files \(.*tsv: no such file\)"
+    message = rf"{file}: damaged .*; to encode the corpus, restore its files \(.*tsv: no such file\)"
     with pytest.raises(DataError, match=message):
         prepare(make(data={"folder": None}))
     assert contents_of(tmp_path / "run/data") == before
@@ -227,6 +227,17 @@ def test_damaged_validation_pairs_are_drawn_again_with_the_seed_of_the_folder(
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     [warning] = [text for text in warnings if "validation.jsonl" in text]
     assert re.fullmatch(rf"{file}: (damaged .*|missing); drawing the validation pairs again", warning)
+
+
+def test_an_incomplete_folder_is_named_if_the_raw_files_are_gone(make, tmp_path):
+    """For example, because it was copied before `mtrain prepare` had ended."""
+    prepare(make("first"))
+    write_unfinished(tmp_path / "shared")
+    shutil.rmtree(tmp_path / "raw")
+    message = r"shared: is not complete; to encode the corpus, restore its files \(.*tsv: no such file\)"
+    for command in (prepare, fit_on_cpu):
+        with pytest.raises(DataError, match=message):
+            command(make("second"))
 
 
 def test_damaged_validation_pairs_are_named_if_the_raw_files_are_gone(make, tmp_path):
