@@ -52,8 +52,8 @@ class TrainState:
     validation_due: bool = False  # saved before the validation of this step
     steps_in_first_epoch: int | None = None
     best_alignment_layer: int | None = None  # decoder layer from which the best model takes word alignments
-    # Tokens of a micro-batch, and the number of positions that they were limited to when memory ran out.
-    micro_batch_limit: list[float] = field(default_factory=list)
+    micro_batch_tokens: int | None = None
+    max_micro_batch_positions: float | None = None  # to which they were limited when memory ran out
 
     def adopt(self, values: dict[str, Any]) -> None:
         """Adopt the values of another state, as JSON represents them. Raises ValueError or TypeError."""
@@ -68,7 +68,7 @@ _VALIDATION_FIELDS = (
 # Fields that checkpoints of earlier versions lack.
 _ADDED_FIELDS = {
     *("batch_order", "validation_due", "steps_in_first_epoch", "best_alignment_layer", "epoch_window"),
-    *("window_layout", "micro_batch_limit"),
+    *("window_layout", "micro_batch_tokens", "max_micro_batch_positions"),
 }
 
 

@@ -1,7 +1,6 @@
 """The training loop."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -18,32 +17,30 @@ from mtrain.checkpoint.checkpoint import (
     load_checkpoint,
     rename_newer_checkpoints,
     restore_validation,
-    save_checkpoint,
 )
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.loader import START, Loader, Position, Step, Window
 from mtrain.data.resegment import CancelledError
 from mtrain.data.windows import WindowedCorpus
-from mtrain.device import describe_numerics, should_compile
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError
 from mtrain.interop.formats import describe_exports
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import model_config
+from mtrain.training.arithmetic import describe_arithmetic, log_changes
 from mtrain.training.average import WeightAverage
 from mtrain.training.micro_batch import micro_batch_tokens
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.parallel import make_learner_of_rank
 from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress
+from mtrain.training.saver import Saver
 from mtrain.training.schedule import learning_rate
 from mtrain.training.signals import StopSignal
 from mtrain.training.step import StepMetrics, freeze
 from mtrain.training.validate import Validator
 
 log = logging.getLogger(__name__)
-
-MAX_FAILED_SAVES = 3  # in a row, each tried twice; training then stops, because more work would be lost
 
 
 class Trainer:
@@ -75,7 +72,9 @@ class Trainer:
         micro_batch = self._micro_batch_tokens(data.train)
         sizes = micro_batch, len(self.learner.replicas), ranks.rank, ranks.size
         self.loader = Loader(data.train, config, tokenizer.special, self.device, *sizes)
-        self._check_numerics()
+        if checkpoint is not None:
+            log_changes(self.state, self._arithmetic(), ranks)
+        self.state.arithmetic = self._arithmetic()
         self.total_steps = self._planned_steps()
         validator = Validator(data.validation, config, tokenizer, self.device, micro_batch, ranks)
         shown = self.total_steps, self.learner.precision, quiet, ranks.is_first
@@ -83,8 +82,8 @@ class Trainer:
         self.selection = ModelSelection(
             config, tokenizer, validator, self.model, self.average, self.state, self.progress
         )
-        self.saved_step: int | None = None  # of the last checkpoint that was written
-        self.failed_saves = 0  # in a row
+        progress = self.state, self.learner, self.average, self.progress
+        self.saver = Saver(self.run_dir, self.recipe, *progress, self._arithmetic)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.state = checkpoint.state
@@ -98,8 +97,10 @@ class Trainer:
         """Padded tokens of a micro-batch, on all ranks. Restores the limit that memory has required."""
         own = micro_batch_tokens(self.config, train, self.learner, self.ranks.local_size)
         tokens = -int(self.ranks.highest(-own)[0])
-        if self.state.micro_batch_limit[:1] == [tokens]:
-            self.learner.max_micro_batch_positions = self.state.micro_batch_limit[1]
+        limit = self.state.max_micro_batch_positions
+        if limit is not None and self.state.micro_batch_tokens == tokens:
+            self.learner.max_micro_batch_positions = limit
+        self.state.micro_batch_tokens = tokens
         return tokens
 
     def run(self, stop: StopSignal) -> None:
@@ -137,11 +138,11 @@ class Trainer:
                 return self.selection.validator.share(self.model, rank, size)
 
         def adopt(report: Json) -> None:
-            self.saved_step = report["saved_step"]
+            self.saver.saved_step = report["saved_step"]
             self.state.adopt(report["state"])
 
         def report() -> Json:
-            return {"state": asdict(self.state), "saved_step": self.saved_step}
+            return {"state": asdict(self.state), "saved_step": self.saver.saved_step}
 
         self.ranks.lead(work, share, report, adopt)
 
@@ -165,7 +166,7 @@ class Trainer:
                 if state.validation_due and not stopped:  # a stopped run validates when it is resumed
                     self.validate(last=reason is not None)
                     reason = reason or self._limit_reached()  # the patience may be exhausted
-                    if self.saved_step == state.step:
+                    if self.saver.is_saved:
                         stopped = self._agree(stop)
                 self.progress.update_time()
 
@@ -206,9 +207,9 @@ class Trainer:
 
     def _save_alone(self, again: bool = False) -> None:
         """Save the steps that are complete, before this process ends; `again` even if they are saved."""
-        if self.ranks.is_first and (again or (self.state.step and self.saved_step != self.state.step)):
-            self._prepare_to_save()
-            self._save(last=True)
+        if self.ranks.is_first and (again or (self.state.step and not self.saver.is_saved)):
+            self.saver.complete_state()
+            self.saver.save(last=True)
 
     def _agree(self, stop: StopSignal) -> Signals | None:
         """The signal that any rank has received, and the time of rank 0, which is that of the run."""
@@ -264,7 +265,7 @@ class Trainer:
         self._lead(lambda: self._validate(last))
 
     def _validate(self, last: bool = False) -> None:
-        self.selection.validate(saved=self.saved_step == self.state.step, last=last)
+        self.selection.validate(saved=self.saver.is_saved, last=last)
 
     def _finish_validation(self) -> None:
         """Validate and publish the checkpoint, if the run was interrupted before that."""
@@ -276,48 +277,16 @@ class Trainer:
         if self.state.validation_due:
             self.selection.check_fingerprint()
             rename_newer_checkpoints(checkpoint)
-            self.saved_step = self.state.step
+            self.saver.saved_step = self.state.step
             self.progress.start()
             self._validate(last=self._limit_reached() is not None)
         else:
             self._validate()  # publishes the best weights
 
     def save(self, last: bool) -> None:
-        """Save a checkpoint. A failed save is repeated at once, then at the next checkpoint.
-
-        Raises StorageError if this is the `last` save or MAX_FAILED_SAVES in a row have failed.
-        """
-        self._prepare_to_save()
-        self._lead(lambda: self._save(last))
-
-    def _prepare_to_save(self) -> None:
-        self.progress.read_pending()
-        if self.state.validation_due:
-            self.average.average_checkpoints(self.run_dir)
-
-    def _save(self, last: bool) -> None:
-        state, limit = self.state, self.learner.max_micro_batch_positions
-        state.loss_scale, state.arithmetic = self.learner.loss_scaler.state(), self._numerics()
-        state.micro_batch_limit = [] if limit == math.inf else [self.loader.micro_batch_tokens, limit]
-        try:
-            try:
-                self._write_checkpoint()
-            except StorageError as error:
-                log.warning("%s; trying again", error)
-                self._write_checkpoint()
-        except StorageError as error:
-            self.failed_saves += 1
-            if last or self.failed_saves == MAX_FAILED_SAVES:
-                raise
-            log.warning("%s; training continues and saves at the next checkpoint", error)
-        else:
-            self.failed_saves = 0
-            self.saved_step = state.step
-
-    def _write_checkpoint(self) -> None:
-        kept = (self.recipe.keep_checkpoints, self.recipe.checkpoint_every)
-        optimizer, average = self.learner.optimizer, self.average.weights
-        save_checkpoint(self.run_dir, self.model, optimizer, self.state, *kept, average)
+        """Save a checkpoint; see `Saver`."""
+        self.saver.complete_state()
+        self._lead(lambda: self.saver.save(last))
 
     def _planned_steps(self) -> int | None:
         """The number of steps that max_steps and max_epochs allow; None if neither is set."""
@@ -329,31 +298,13 @@ class Trainer:
             limits.append(recipe.max_epochs * state.steps_in_first_epoch)
         return min(limits, default=None)
 
-    def _numerics(self) -> str:
-        """Describe everything that determines the exact result of a step and is not in a checkpoint."""
-        learner, compiled = self.learner, should_compile(self.device, self.recipe.compile)
-        machine = describe_numerics(self.device, learner.precision, compiled, len(learner.replicas))
-        if self.ranks.size > 1:
-            machine += f", {self.ranks.size} ranks"
-        limit = learner.max_micro_batch_positions
-        reduced = "" if limit == math.inf else f", reduced to {limit:g} positions"
-        return f"{machine}, micro-batches of {self.loader.micro_batch_tokens} tokens{reduced}"
-
-    def _check_numerics(self) -> None:
-        """Log a message if the resumed run will not be bit-identical to an uninterrupted one."""
-        numerics = self._numerics()
-        if self.checkpoint is not None and self.state.arithmetic != numerics:
-            level = logging.WARNING if self.ranks.is_first else logging.DEBUG
-            message = "resuming, but not bit-identically: %s; before: %s"
-            log.log(level, message, numerics, self.state.arithmetic)
-        elif self.checkpoint is not None and self.device.type == "cuda":
-            log.info("resuming, but not bit-identically: the order of GPU operations varies")
-        self.state.arithmetic = numerics
+    def _arithmetic(self) -> str:
+        return describe_arithmetic(self.learner, self.ranks, self.loader.micro_batch_tokens)
 
     def _log_setup(self) -> None:
         parameters = sum(p.numel() for p in self.model.parameters())
         frozen = sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
-        log.info("device: %s", self._numerics())
+        log.info("device: %s", self._arithmetic())
         sizes = (parameters / 1e6, frozen / 1e6, self.tokenizer.target_vocab_size)
         log.info("model: %.2f million parameters (%.2f frozen), vocabulary size %d", *sizes)
         log.info("exports: %s", describe_exports(self.model.config))

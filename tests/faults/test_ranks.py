@@ -158,8 +158,8 @@ def test_35_memory_that_runs_out_during_the_synchronization_lowers_the_limit_of_
     logs = read_logs(tmp_path)
     assert "rank 1 on " in logs[0] and "ended: out of memory; " in logs[0]
     assert logs[1].splitlines()[-1].startswith("rank 1: error: out of memory; run the same command again")
-    [tokens, positions] = open_checkpoint(last_checkpoint(run)).state.micro_batch_limit
-    assert tokens == 512 and positions < 2 * 512
+    limit = open_checkpoint(last_checkpoint(run)).state.max_micro_batch_positions
+    assert limit < 2 * 512
     calls.extend([1] * 9)
     assert exit_codes(run_ranks(2, train, tmp_path)) == [0, 0], read_logs(tmp_path)
-    assert open_checkpoint(last_checkpoint(run)).state.micro_batch_limit == [tokens, positions]
+    assert open_checkpoint(last_checkpoint(run)).state.max_micro_batch_positions == limit

@@ -59,7 +59,7 @@ def killed_saves(make_config):
         for allowed in itertools.count():  # noqa: B007
             shutil.rmtree(run)
             shutil.copytree(run.with_name("old"), run)
-            done, trainer.saved_step = 0, -1
+            done, trainer.saver.saved_step = 0, -1
             try:
                 with on_file_operation(kill):
                     trainer.save(last=True)

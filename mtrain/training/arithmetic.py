@@ -1,0 +1,32 @@
+"""What determines the exact results of a step: a resumed run is bit-identical only if it has not changed."""
+
+import logging
+import math
+
+from mtrain.checkpoint.checkpoint import TrainState
+from mtrain.device import describe_numerics, should_compile
+from mtrain.distributed.ranks import Ranks
+from mtrain.training.step import Learner
+
+log = logging.getLogger(__name__)
+
+
+def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int) -> str:
+    """Describe everything that determines the exact results of a step and is not in a checkpoint."""
+    compiled = should_compile(learner.device, learner.config.compile)
+    machine = describe_numerics(learner.device, learner.precision, compiled, len(learner.replicas))
+    if ranks.size > 1:
+        machine += f", {ranks.size} ranks"
+    limit = learner.max_micro_batch_positions
+    reduced = "" if limit == math.inf else f", reduced to {limit:g} positions"
+    return f"{machine}, micro-batches of {micro_batch_tokens} tokens{reduced}"
+
+
+def log_changes(state: TrainState, arithmetic: str, ranks: Ranks) -> None:
+    """Log a message if a run that resumes from a state will not be bit-identical to an uninterrupted one."""
+    if not ranks.is_first:
+        return
+    if state.arithmetic != arithmetic:
+        log.warning("resuming, but not bit-identically: %s; before: %s", arithmetic, state.arithmetic)
+    elif ranks.device.type == "cuda":
+        log.info("resuming, but not bit-identically: the order of GPU operations varies")
