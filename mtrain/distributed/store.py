@@ -5,7 +5,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Event, Thread
@@ -38,24 +39,57 @@ class RankStore:
         except (RuntimeError, ValueError) as error:
             place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise DistributedError(f"cannot reach the other ranks at {place}: {_first_line(error)}") from None
-        self.groups = PrefixStore("groups", store)  # for the process groups
         self._store = PrefixStore("mtrain", store)
+        with _naming_lost_store():
+            self._store = PrefixStore(self._assemble(), self._store)
+        self.groups = PrefixStore("groups", self._store)  # for the process groups
+
+    def _assemble(self) -> str:
+        """Wait until all ranks are here, and return a name for them.
+
+        The store may be that of ranks that have failed, which torchrun has started again. Therefore each
+        process has a name, of which rank 0 makes lists. A list is valid once all of its processes confirm it.
+        """
+        store, own = self._store, uuid.uuid4().hex
+        store.set(f"process/{self.rank}", own)
+        processes, name = [f"process/{rank}" for rank in range(self.size)], ""
+
+        def confirmations() -> list[str]:
+            return [f"{name}/confirmed/{rank}" for rank in range(self.size)]
+
+        def is_confirmed() -> bool:
+            nonlocal name
+            if self.rank == 0 and store.check(processes):
+                found = [store.get(key).decode() for key in processes]
+                if not store.check(["list"]) or json.loads(store.get("list"))[1] != found:
+                    store.set("list", json.dumps([uuid.uuid4().hex, found]))
+            if store.check(["list"]):
+                listed, members = json.loads(store.get("list"))
+                if members[self.rank] == own:
+                    name = listed
+                    store.set(f"{name}/confirmed/{self.rank}", "")
+            return bool(name) and store.check(confirmations())
+
+        self._wait(is_confirmed, confirmations)
+        return name
+
+    def _wait(self, condition: Callable[[], bool], keys: Callable[[], list[str]]) -> None:
+        """Wait until a condition holds. Raises DistributedError that names ranks whose `keys` are missing."""
+        end, pause = time.monotonic() + START_TIMEOUT.total_seconds(), 0.01
+        while not condition():
+            if time.monotonic() > end:
+                missing = [rank for rank, key in enumerate(keys()) if not self._store.check([key])]
+                raise DistributedError(f"{_names(missing)} did not start within {START_TIMEOUT}")
+            time.sleep(pause := min(2 * pause, 0.5))
 
     def exchange(self, value: Json) -> list[Json]:
         """The values that all ranks give. Raises DistributedError if a rank does not give one in time."""
         self._rounds += 1
         keys = [f"round-{self._rounds}/{rank}" for rank in range(self.size)]
-        try:
+        with _naming_lost_store():
             self._store.set(keys[self.rank], json.dumps(value))
-            end, pause = time.monotonic() + START_TIMEOUT.total_seconds(), 0.01
-            while not self._store.check(keys):
-                if time.monotonic() > end:
-                    missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-                    raise DistributedError(f"{_names(missing)} did not start within {START_TIMEOUT}")
-                time.sleep(pause := min(2 * pause, 0.5))
+            self._wait(lambda: self._store.check(keys), lambda: keys)
             return [json.loads(self._store.get(key)) for key in keys]
-        except RuntimeError as error:
-            raise LostRankError(f"the connection between the ranks is lost: {_first_line(error)}") from error
 
     def leave_note(self, key: str, note: Json) -> None:
         """See `Ranks.leave_note`."""
@@ -146,6 +180,14 @@ def require_own_gpus(places: Sequence[str | None]) -> None:
                 f"ranks {first} and {rank} use the same GPU ({place}); "
                 "start one process for each GPU with torchrun --nproc-per-node"
             )
+
+
+@contextmanager
+def _naming_lost_store() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostRankError(f"the connection between the ranks is lost: {_first_line(error)}") from error
 
 
 def _names(ranks: Sequence[int]) -> str:

@@ -8,17 +8,19 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.config.yaml_io import to_yaml
-from mtrain.distributed import many_ranks
+from mtrain.distributed import many_ranks, store
 from mtrain.training import loop
+from mtrain.training.validate import Validator
 from tests.support.faults.processes import wait, wait_until
 from tests.support.faults.runs import make_run_config, result_of
 from tests.support.ranks import command, exit_codes, read_logs, run_ranks, started_ranks
 from tests.support.training import last_checkpoint, losses, read_metrics
 
-STEPS = 12
+STEPS = 26  # of 23 in an epoch
 
 
 def fit(run: Path, steps: int = STEPS, *more: object) -> Callable[[], None]:
@@ -54,7 +56,8 @@ def test_13_sigterm_to_one_rank_stops_all_at_the_same_step(tmp_path):
     assert read_logs(tmp_path) == [line, f"rank 1: {line}"]
 
 
-def test_14_if_a_rank_is_killed_the_others_end_and_the_run_resumes_exactly(whole, tmp_path):
+def test_14_if_a_rank_is_killed_the_others_end_and_the_run_resumes_exactly(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "GRACE", 2.0)
     run = tmp_path / "run"
     with started_ranks(2, fit(run), tmp_path) as children:
         assert wait_until(children[0], is_trained(run, 3)) is None, read_logs(tmp_path)
@@ -70,6 +73,7 @@ def test_14_if_a_rank_is_killed_the_others_end_and_the_run_resumes_exactly(whole
 
 def test_14_a_rank_that_does_not_respond_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=2))
+    monkeypatch.setattr(store, "GRACE", 2.0)
     run = tmp_path / "run"
     with started_ranks(2, fit(run, 10**6), tmp_path) as children:
         assert wait_until(children[0], is_trained(run, 3)) is None, read_logs(tmp_path)
@@ -82,7 +86,7 @@ def test_14_a_rank_that_does_not_respond_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("count", "sizes"), [(2, [2, 1]), pytest.param(4, [4, 2, 1], marks=pytest.mark.slow)]
 )
-def test_11_a_checkpoint_resumes_on_any_number_of_ranks(tmp_path, monkeypatch, count, sizes):
+def test_11_a_checkpoint_resumes_on_any_number_of_ranks(whole, tmp_path, monkeypatch, count, sizes):
     """Exactly on the same number; otherwise with a warning, and without repeating or losing a pair."""
     real = loop.Trainer.train_step
 
@@ -92,20 +96,21 @@ def test_11_a_checkpoint_resumes_on_any_number_of_ranks(tmp_path, monkeypatch, c
         return real(self, step)
 
     monkeypatch.setattr(loop.Trainer, "train_step", train_step)
-    steps = 40  # of 23 in an epoch
+    if count != 2:
+        whole = tmp_path / "whole"
+        assert exit_codes(run_ranks(count, fit(whole), tmp_path)) == [0] * count
     assert exit_codes(run_ranks(count, fit(tmp_path / "half", 10), tmp_path)) == [0] * count
-    assert exit_codes(run_ranks(count, fit(tmp_path / "whole", steps), tmp_path)) == [0] * count
     for size in sizes:
         run = Path(shutil.copytree(tmp_path / "half", tmp_path / f"on-{size}"))
-        assert exit_codes(run_ranks(size, fit(run, steps), tmp_path)) == [0] * size, read_logs(tmp_path)
+        assert exit_codes(run_ranks(size, fit(run), tmp_path)) == [0] * size, read_logs(tmp_path)
         rows = sorted(line for file in run.glob("rows-*") for line in file.read_text().splitlines())
         first = [line for line in rows if line.startswith("1 ")]
         pairs = len(set(first))
         assert len(first) == pairs == 292
         assert len(rows) == len(set(rows)) > pairs  # no pair twice in the second epoch either
-        assert (result_of(run) == result_of(tmp_path / "whole")) == (size == count)
+        assert (result_of(run) == result_of(whole)) == (size == count)
         assert ("not bit-identically" in read_logs(tmp_path)[0]) == (size != count)
-        assert abs(losses(run)[-1][2] - losses(tmp_path / "whole")[-1][2]) < 0.5
+        assert abs(losses(run)[-1][2] - losses(whole)[-1][2]) < 0.5
 
 
 def test_15_a_number_that_is_not_finite_on_one_rank_skips_the_step_on_all(tmp_path, on_training_forward):
@@ -117,11 +122,39 @@ def test_15_a_number_that_is_not_finite_on_one_rank_skips_the_step_on_all(tmp_pa
 
     on_training_forward(poison)
     run = tmp_path / "run"
-    assert exit_codes(run_ranks(2, fit(run), tmp_path)) == [0, 0], read_logs(tmp_path)
+    assert exit_codes(run_ranks(2, fit(run, 9), tmp_path)) == [0, 0], read_logs(tmp_path)
     lines = [line for line in read_metrics(run) if "loss" in line]
     assert [line["loss"] == "NaN" for line in lines].count(True) == 1 and lines[-1]["skipped_steps"] == 1
     logs = read_logs(tmp_path)
     assert logs[0].count("step skipped") == 1 and logs[1] == ""
+
+
+def test_30_a_validation_that_fails_on_another_rank_is_repeated_at_the_next_one(tmp_path, monkeypatch):
+    real, calls = Validator.share, []
+
+    def share(self, model, rank, size):
+        calls.append(1)
+        if rank == 1 and len(calls) == 1:
+            raise MemoryError
+        return real(self, model, rank, size)
+
+    monkeypatch.setattr(Validator, "share", share)
+    run = tmp_path / "run"
+    assert exit_codes(run_ranks(2, fit(run, 21), tmp_path)) == [0, 0], read_logs(tmp_path)
+    assert "step 10: validation failed: rank 1: " in read_logs(tmp_path)[0]
+    assert [line["step"] for line in read_metrics(run) if "validation" in line] == [20, 21]
+
+
+def test_33_what_rank_0_cannot_prepare_ends_the_others_with_its_message(tmp_path):
+    config = make_run_config(tmp_path / "run").model_dump(mode="json", exclude_unset=True)
+    missing = {"source": str(tmp_path / "a.en"), "target": str(tmp_path / "a.fr")}
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({**config, "data": {**config["data"], "train": missing}}))
+    assert exit_codes(run_ranks(2, command("fit", file, "--device", "cpu"), tmp_path)) == [3, 7]
+    logs = read_logs(tmp_path)
+    assert logs[0].startswith("error: ") and "a.en: no such file" in logs[0]
+    assert logs[1].startswith("rank 1: error: rank 0 on ") and "ended: " in logs[1] and "a.en" in logs[1]
+    assert all(log.count("\n") == 1 for log in logs)
 
 
 def test_33_a_difference_between_ranks_ends_them_before_the_first_step(tmp_path):
@@ -143,7 +176,7 @@ def test_35_memory_that_runs_out_during_the_synchronization_lowers_the_limit_of_
 ):
     """No rank can go back, so this one ends, and rank 0 saves the limit."""
     run, calls = tmp_path / "run", []
-    train = fit(run, STEPS, "--set", "training.micro_batch_tokens=512")  # one micro-batch for each rank
+    train = fit(run, 9, "--set", "training.micro_batch_tokens=512")  # one micro-batch for each rank
 
     def fail(_):
         raise RuntimeError("CUDA error: out of memory")

@@ -45,8 +45,10 @@ def train(parts, ranks: Ranks, shares, steps: int, **recipe) -> dict[str, torch.
 @pytest.mark.parametrize(
     ("dtype", "steps", "recipe"),
     [
-        (torch.float64, 50, {"ema_decay": 0.9}),
-        (torch.float32, 50, {"clip_norm": 1.0}),
+        (torch.float64, 12, {"ema_decay": 0.9}),
+        (torch.float32, 12, {"clip_norm": 1.0}),
+        pytest.param(torch.float64, 50, {"ema_decay": 0.9}, marks=pytest.mark.slow),
+        pytest.param(torch.float32, 50, {}, marks=pytest.mark.slow),
         (torch.float64, 5, {"r_drop": 5.0}),
         (torch.float64, 5, {"freeze": ["encoder", "embeddings"], "label_smoothing": 0.0}),
     ],
