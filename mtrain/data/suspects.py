@@ -21,11 +21,11 @@ def read_suspects(run_dir: Path) -> frozenset[int]:
 
 
 def add_suspect(run_dir: Path, shard: int) -> bool:
-    """Record the index of a shard. Returns whether that succeeded."""
+    """Record the index of a shard. Returns whether it is recorded now; several ranks may find the damage at
+    the same time, and interfere with each other's writing."""
     with suppress(StorageError):
         write_atomically(run_dir / _SUSPECTS, json.dumps(sorted({*read_suspects(run_dir), shard})) + "\n")
-        return True
-    return False
+    return shard in read_suspects(run_dir)
 
 
 def remove_suspects(run_dir: Path) -> None:
