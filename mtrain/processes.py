@@ -32,6 +32,8 @@ _MAIN = (
     "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
     "from importlib import import_module; import_module(sys.argv[1]).serve()"
 )
+# Makes glibc reuse large blocks of memory, as `mtrain.device.keep_freed_memory` does, which imports PyTorch.
+_REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
 _AHEAD = 2  # tasks for each process that are prepared in advance
 _PATIENCE = 5.0  # seconds that a process whose pipe is closed may still take to end
 
@@ -76,7 +78,7 @@ class WorkerProcess:
             [sys.executable, "-P", "-c", _MAIN, module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            env={**_REUSE_MEMORY, **os.environ, "OMP_NUM_THREADS": str(threads)},
             start_new_session=True,  # only the parent handles Ctrl-C
         )
 

@@ -36,7 +36,9 @@ def check(
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))
     check_corpora(loaded.data)
-    scanner = CorpusScanner(loaded.data, loaded.seed, check=True, strict=False, quiet=quiet)
+    scanner = CorpusScanner(
+        loaded.data, loaded.seed, check=True, strict=False, quiet=quiet, for_tokenizer=False
+    )
     loaded, _ = resolve_config(loaded, scanner)
     findings = check_data(loaded.data, existing_tokenizer(loaded), scanner)
     bad_lines = loaded.data.bad_lines

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.data.corpus import Block
-from mtrain.data.keys import Keys, common, hash_pairs, hash_texts, normalize
+from mtrain.data.keys import Keys, common, hash_normalized, hash_pairs, hash_texts
 from mtrain.data.scripts import ScriptFilter, script_of
 
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
@@ -107,7 +107,7 @@ def hash_columns(sources: Sequence[str], targets: Sequence[str], normalized: boo
     """The hashes of some pairs; optionally without those of normalized sources."""
     exact = hash_texts(sources)
     pairs = hash_pairs(exact, hash_texts(targets))
-    return Columns(pairs, exact, hash_texts(normalize(sources)) if normalized else _NO_KEYS)
+    return Columns(pairs, exact, hash_normalized(sources) if normalized else _NO_KEYS)
 
 
 def count_words(texts: Sequence[str]) -> list[int]:

@@ -1,5 +1,6 @@
 """Encodes blocks of the training corpora: from text to rows of token ids."""
 
+from collections.abc import Callable
 from itertools import chain
 from operator import not_
 from pathlib import Path
@@ -10,8 +11,12 @@ import numpy as np
 from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
 from mtrain.data.corpus import Block, RawBlock, parse_block, refuse_unless_skipped
-from mtrain.data.shards import Ids, Indices, Rows, ranges
+from mtrain.data.shards import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
+
+_TEXTS = (
+    1000  # that are encoded at a time, so that their ids are in the processor's cache when they are copied
+)
 
 
 class EncodedBlock(NamedTuple):
@@ -42,7 +47,7 @@ class Encoder:
     def with_settings(cls, settings: dict[str, Any]) -> "Encoder":
         """An encoder with the `settings` of another one. It uses one thread."""
         tokenizer = Tokenizer(Path(settings["tokenizer"]))
-        tokenizer.source.threads = tokenizer.target.threads = 1
+        tokenizer.set_threads(1)
         data = DataConfig.model_validate(settings["data"])
         return cls(data, tokenizer, frozenset(settings["held_out"]))
 
@@ -58,11 +63,10 @@ class Encoder:
 
     def encode_block(self, block: Block) -> EncodedBlock:
         """Like `encode`, for a decoded block."""
-        tokenizer = self._tokenizer
         for error in block.errors.values():
             refuse_unless_skipped(error, self._data.bad_lines)
-        ids = tokenizer.encode_source(block.sources), tokenizer.encode_target(block.targets)
-        sides = self._with_eos(ids[0]), self._with_eos(ids[1])
+        encoders = self._tokenizer.encode_source, self._tokenizer.encode_target
+        sides = [self._encode(encode, texts) for encode, texts in zip(encoders, block[:2], strict=True)]
         lengths, count = [side.lengths for side in sides], len(block.sources)
         blank = [np.fromiter(map(not_, map(str.strip, texts)), np.bool_, count) for texts in block[:2]]
         # Also empty if normalization removes every character.
@@ -80,9 +84,14 @@ class Encoder:
             count + len(block.errors),
         )
 
-    def _with_eos(self, rows: list[list[int]]) -> Rows:
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows)) + 1
-        ids: Ids = np.full(int(lengths.sum()), self._tokenizer.special.eos, self._dtype)
-        starts = np.cumsum(lengths) - lengths
-        ids[ranges(starts, lengths - 1)] = np.fromiter(chain.from_iterable(rows), self._dtype)
-        return Rows(ids, lengths)
+    def _encode(self, encode: Callable[[list[str]], list[list[int]]], texts: list[str]) -> Rows:
+        """The ids of each text, and EOS."""
+        ids: list[Ids] = [np.empty(0, self._dtype)]
+        lengths: list[int] = []
+        for start in range(0, len(texts), _TEXTS):
+            rows = encode(texts[start : start + _TEXTS])
+            for row in rows:
+                row.append(self._tokenizer.special.eos)
+            lengths += map(len, rows)
+            ids.append(np.fromiter(chain.from_iterable(rows), self._dtype))
+        return Rows(np.concatenate(ids), np.array(lengths, np.int64))

@@ -8,9 +8,12 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 Keys = npt.NDArray[np.uint64]
+Codes = npt.NDArray[np.uint32]  # code points of characters
 MIX = np.uint64(0x9E3779B97F4A7C15)  # spreads keys that differ in few bits
 _LETTERS = 0x40000  # code points, after which Unicode has no letters
 _SPACE = ord(" ")
+_SEVERAL = 2**32 - 1  # not a code point
+_TEXTS = 1000  # that are normalized at a time; more would not fit into the processor's cache
 
 
 def hash_texts(texts: Sequence[str]) -> Keys:
@@ -23,25 +26,51 @@ def hash_pairs(sources: Keys, targets: Keys) -> Keys:
     return sources * MIX + targets
 
 
-def normalize(texts: Sequence[str]) -> list[str]:
-    """Each text as its words, without case, spaces and punctuation. Texts without words stay as they are."""
-    if not texts:
-        return []
-    codes = np.frombuffer("\0".join(texts).casefold().encode("utf-32-le"), np.uint32)
-    codes = _words_and_spaces().take(codes, mode="clip")
-    is_space = codes == _SPACE
-    repeated = np.append(is_space[:-1] & is_space[1:], False)[: len(codes)]
-    words = codes[~repeated].tobytes().decode("utf-32-le").split("\0")
-    return [word or text for word, text in zip(map(str.strip, words), texts, strict=True)]
+def hash_normalized(texts: Sequence[str]) -> Keys:
+    """A hash of the words of each text, without case, spaces and punctuation. A text without words is hashed
+    as it is."""
+    hashes: list[int] = []
+    for start in range(0, len(texts), _TEXTS):
+        some = texts[start : start + _TEXTS]
+        codes = _words_and_spaces("\0".join([*some, ""]))
+        is_space = codes == _SPACE
+        codes = codes[~(is_space & np.append(False, is_space[:-1]))]  # of several spaces, the first one stays
+        ends = np.flatnonzero(codes == 0)
+        starts = np.append(0, ends[:-1] + 1)
+        starts, ends = starts + (codes[starts] == _SPACE), ends - (codes[ends - 1] == _SPACE)
+        words, size = codes.tobytes(), codes.itemsize
+        for text, first, end in zip(some, (starts * size).tolist(), (ends * size).tolist(), strict=True):
+            hashes.append(xxh3_64_intdigest(words[first:end] if first < end else text.encode()))
+    return np.array(hashes, np.uint64)
+
+
+def _words_and_spaces(text: str) -> Codes:
+    """The code points of a text without case, with spaces in place of what is not part of a word."""
+    points = _code_points(text)
+    codes = _replacements().take(points, mode="clip")
+    if (several := codes == _SEVERAL).any():
+        for character in map(chr, np.unique(points[several]).tolist()):
+            text = text.replace(character, character.casefold())
+        codes = _replacements().take(_code_points(text), mode="clip")
+    return codes
+
+
+def _code_points(text: str) -> Codes:
+    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
 @cache
-def _words_and_spaces() -> npt.NDArray[np.uint32]:
-    """The code point that replaces each one: itself if it is part of a word (as the regular expression `\\w`
-    defines it) or NUL, otherwise a space. The last one stands for all others, which are no letters."""
-    characters = map(chr, range(_LETTERS))
-    is_word = np.fromiter((each.isalnum() or each in "_\0" for each in characters), np.bool_, _LETTERS)
-    return np.append(np.where(is_word, np.arange(_LETTERS), _SPACE), _SPACE).astype(np.uint32)
+def _replacements() -> Codes:
+    """The code point that replaces each one: itself, without case, if that is NUL or part of a word (as the
+    regular expression `\\w` defines it), otherwise a space. It is `_SEVERAL` if a character without case is
+    several, such as "ss" for "ß". The last one stands for all others, which are no letters."""
+    codes = np.full(_LETTERS + 1, _SPACE, np.uint32)
+    for code, folded in enumerate(map(str.casefold, map(chr, range(_LETTERS)))):
+        if len(folded) > 1:
+            codes[code] = _SEVERAL
+        elif folded.isalnum() or folded in "_\0":
+            codes[code] = ord(folded)
+    return codes
 
 
 def unique(keys: Keys) -> Keys:

@@ -25,17 +25,18 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class _HashingReader(io.RawIOBase):
-    """Hashes the bytes of an unbuffered file while they are read."""
+    """Hashes the bytes of an unbuffered file while they are read, if wanted."""
 
-    def __init__(self, file: io.FileIO):
-        self._file, self.hash = file, hashlib.sha256()
+    def __init__(self, file: io.FileIO, wanted: bool):
+        self._file, self._wanted, self.hash = file, wanted, hashlib.sha256()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         count = self._file.readinto(buffer) or 0
-        self.hash.update(memoryview(buffer)[:count])
+        if self._wanted:
+            self.hash.update(memoryview(buffer)[:count])
         return count
 
 
@@ -46,7 +47,7 @@ def _open(path: Path, digests: Digests | None = None, offset: int = 0) -> Iterat
     cannot be read."""
     try:
         with path.open("rb", buffering=0) as file:
-            hashing = _HashingReader(file)
+            hashing = _HashingReader(file, digests is not None)
             # Not opened by pyarrow, which cannot open a named pipe.
             raw = io.BufferedReader(cast(Any, hashing), _BUFFER)
             if path.suffix not in COMPRESSION:
@@ -72,11 +73,6 @@ def _open(path: Path, digests: Digests | None = None, offset: int = 0) -> Iterat
         raise DataError(f"{path}: cannot read: {reason}") from None
 
 
-def count_lines(block: bytes) -> int:
-    """The number of lines. The last one may lack its end."""
-    return block.count(b"\n") + (block != b"" and not block.endswith(b"\n"))
-
-
 class LineBlocks:
     """Cuts a byte stream into blocks of lines, without decoding them."""
 
@@ -98,7 +94,8 @@ class LineBlocks:
             parts.append(chunk)
             missing -= found
         taken = b"".join(parts)
-        self.lines += count_lines(taken)
+        unfinished = taken != b"" and not taken.endswith(b"\n")
+        self.lines += count - missing + unfinished
         self.offset += len(taken)
         return taken
 
@@ -128,12 +125,11 @@ def decode_block(block: bytes, name: str, first: int) -> list[str | DataError]:
         return []
     block = block.removeprefix(_BOM) if first == 1 else block  # a line even if nothing is left of it
     try:
-        text = block.decode("utf-8")
-    except UnicodeDecodeError:
+        if b"\0" in block:
+            raise ValueError
+        text = (block.replace(b"\r\n", b"\n") if b"\r" in block else block).decode()
+    except ValueError:  # with a UnicodeDecodeError for each line that is not valid
         return list(decode_lines(io.BytesIO(block), name, first))
-    if "\0" in text:
-        return list(decode_lines(io.BytesIO(block), name, first))
-    text = text.replace("\r\n", "\n") if "\r" in text else text
     lines = cast(list[str | DataError], text.split("\n"))
     if text.endswith("\n"):
         lines.pop()

@@ -42,16 +42,18 @@ def make_scanner(
     check: bool = False,
     workers: int | None = None,
     quiet: bool = True,
+    for_tokenizer: bool = True,
 ) -> CorpusScanner:
     """A scanner of the corpora of a run, which does not read what the data folder contains already. The
     held-out pairs are drawn by `seed` or, if `data.folder` was begun with another seed, by that seed.
-    `check`, `workers` and `quiet` are as in `CorpusScanner`. Raises what `find_summary` raises."""
+    The other arguments are those of `CorpusScanner`. Raises what `find_summary` raises."""
     summary, _ = find_summary(folder, data.folder is not None)
     if data.folder is not None and (inputs := inputs_of(summary)):
         seed = inputs.seed
     missing, folders = hashes_of_missing(data, summary), (folder, run_dir / "data")
     given: dict[str, Any] = {"data_folders": folders, "missing": missing}
-    return CorpusScanner(data, seed, run_dir, check, **given, workers=workers, quiet=quiet)
+    given |= {"workers": workers, "quiet": quiet, "for_tokenizer": for_tokenizer}
+    return CorpusScanner(data, seed, run_dir, check, **given)
 
 
 def prepare_data(

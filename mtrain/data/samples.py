@@ -3,10 +3,10 @@
 Which pairs are sampled depends on hashes, not on the order in which blocks are added.
 """
 
-import hashlib
 import heapq
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from itertools import compress
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -22,7 +22,7 @@ from mtrain.data.shards import hash_numbers
 _IN_MEMORY = 2**24  # bytes of the sample, on each side; a larger sample goes to a temporary file
 CANDIDATES = 10_000  # held-out candidates kept in memory in addition to twice the requested number
 ALL = 2**32  # the rate of a sample that contains every pair
-ANY = "g" * 32  # a limit that is larger than every digest
+ANY = "f" * 32  # the largest digest
 Integers = npt.NDArray[np.uint32]
 
 
@@ -118,11 +118,12 @@ def draw_candidates(block: Block, corpus: int, seed: int, count: int, limit: str
     """At most `count` pairs of a block that may be held out: the smallest digests up to `limit`."""
     if not count:
         return []
-    found: dict[str, Candidate] = {}
-    for number, source, target in zip(block.numbers, block.sources, block.targets, strict=True):
-        digest = hashlib.blake2b(f"{seed} {source}".encode(), digest_size=16).hexdigest()
-        if digest <= limit and digest not in found and source.strip() and target.strip():
-            found[digest] = Candidate(digest, corpus, number, source, target)
+    digests = [blake2b(f"{seed} {source}".encode(), digest_size=16).digest() for source in block.sources]
+    found, largest = dict[bytes, Candidate](), bytes.fromhex(limit)
+    for i in [i for i, digest in enumerate(digests) if digest <= largest]:
+        source, target = block.sources[i], block.targets[i]
+        if digests[i] not in found and source.strip() and target.strip():
+            found[digests[i]] = Candidate(digests[i].hex(), corpus, block.numbers[i], source, target)
     return heapq.nsmallest(count, found.values()) if len(found) > count else list(found.values())
 
 

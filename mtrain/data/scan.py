@@ -32,6 +32,7 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 _LARGE = 2**26  # bytes of all files; scanning less takes less time than starting processes
 _PEEKED = 10  # maximum number of blocks that are read to determine the scripts
 _SEGMENTED = 20_000  # maximum number of pairs that a check segments
+CHECKED_CHARACTERS = 10_000_000  # of the sample that they are taken from
 IndexedBlock = tuple[int, RawBlock]  # with the index of the corpus, from 0
 
 
@@ -60,16 +61,18 @@ class CorpusScanner:
         missing: Sequence[str | None] = (),
         workers: int | None = None,
         quiet: bool = True,
+        for_tokenizer: bool = True,
     ):
         """With `check`, the data is also checked. With `strict`, an unreadable pair is an error, unless
         `data.bad_lines` is `skip`. Temporary files are written to `folder`. Files whose SHA-256 is recorded
         in one of `data_folders` are not read to hash them. `missing` are the content hashes of the training
         and validation corpora whose files are missing, and None for the others. The result does not depend on
         the number of `workers`, the processes that scan the text; None is one for each core if the corpora
-        are large. `quiet` disables the progress bar."""
+        are large. `quiet` disables the progress bar. Without `for_tokenizer`, the sample of the text is only
+        large enough for a check."""
         self.data, self.seed = data, seed
         self._folder, self._check, self._strict = folder, check, strict
-        self._workers, self._quiet = workers, quiet
+        self._workers, self._quiet, self._for_tokenizer = workers, quiet, for_tokenizer
         # First the time and the stamps, so that every later change of a file is noticed.
         self.started = time.time_ns()
         self.stamps = stamps_of(chain.from_iterable(map(_existing_files, train_and_validation(data))))
@@ -86,7 +89,8 @@ class CorpusScanner:
         start = time.monotonic()
         data = self.data
         held_out = data.validation.holdout if isinstance(data.validation, Holdout) else 0
-        text, holdout = TextSample(SAMPLED_CHARACTERS, self._folder), HoldoutSampler(held_out)
+        characters = SAMPLED_CHARACTERS if self._for_tokenizer else CHECKED_CHARACTERS
+        text, holdout = TextSample(characters, self._folder), HoldoutSampler(held_out)
         try:
             check = DataCheck(data, self.digests, self._folder) if self._check else None
             blocks = self._blocks()
@@ -127,6 +131,12 @@ class CorpusScanner:
         files = chain.from_iterable(map(_existing_files, self.data.train))
         return count_cores() if sum(file.stat().st_size for file in files) >= _LARGE else 1
 
+    @property
+    def text(self) -> TextSample:
+        """The text to learn a tokenizer from. Raises the errors of `result`."""
+        assert self._for_tokenizer
+        return self.result.text
+
     @cached_property
     def content_hashes(self) -> list[str]:
         """The content hash of each training corpus, then of each validation corpus. Files in `digests`, such
@@ -164,7 +174,8 @@ def check_data(
     `scanner` must have been made with `check`. Raises DataError if a corpus is missing or its sides differ in
     length; unreadable lines are counted, if `scanner` is not strict.
     """
-    scan = (scanner or CorpusScanner(data, seed=0, check=True, strict=False)).result
+    scanner = scanner or CorpusScanner(data, seed=0, check=True, strict=False, for_tokenizer=False)
+    scan = scanner.result
     findings = scan.findings
     assert findings is not None, "`scanner` must be made with check=True"
     usable = (pair for pair in scan.text.pairs() if pair.source.strip() and pair.target.strip())

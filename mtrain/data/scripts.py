@@ -13,6 +13,7 @@ _FIRST_WORD = re.compile("[A-Z]+")
 _GROUPS = dict.fromkeys(("HIRAGANA", "KATAKANA"), "CJK")  # Japanese mixes all three
 _UNKNOWN = 2  # not a weight of `ScriptFilter`
 _CODE_POINTS = 0x110000
+_LATIN_END = 0x250  # the code point after the last Latin letter of several blocks in a row
 
 
 @cache
@@ -48,10 +49,17 @@ class ScriptFilter:
 
     def unexpected(self, texts: Sequence[str]) -> list[int]:
         """The indices of the texts most of whose letters have another script."""
-        if not texts or (self._script == "LATIN" and all(map(str.isascii, texts))):  # fast path
-            return []
-        joined = "\0".join([*texts, ""])
-        codes = np.frombuffer(joined.encode("utf-32-le"), np.uint32)
+        rows = _not_surely_latin(texts) if self._script == "LATIN" else range(len(texts))  # fast path
+        texts = [texts[i] for i in rows]
+        # If most letters have the expected script, it is the most frequent one.
+        doubtful = np.flatnonzero(self._sum_weights(texts) <= 0).tolist()
+        return [rows[i] for i in doubtful if script_of(texts[i]) not in (self._script, "")]
+
+    def _sum_weights(self, texts: Sequence[str]) -> npt.NDArray[np.int32]:
+        """The sum of the weights of each text."""
+        if not texts:
+            return np.empty(0, np.int32)
+        codes = np.frombuffer("\0".join([*texts, ""]).encode("utf-32-le"), np.uint32)
         weights = self._weights[codes]
         if (unknown := weights == _UNKNOWN).any():
             for code in np.unique(codes[unknown]).tolist():
@@ -59,7 +67,15 @@ class ScriptFilter:
                 self._weights[code] = 0 if not script else 1 if script == self._script else -1
             weights = self._weights[codes]
         starts = np.append(0, np.flatnonzero(codes == 0)[:-1] + 1)
-        # If most letters have the expected script, it is the most frequent one.
-        sums = np.add.reduceat(weights, starts, dtype=np.int32)
-        doubtful: npt.NDArray[np.int64] = np.flatnonzero(sums <= 0)
-        return [i for i in doubtful.tolist() if script_of(texts[i]) not in (self._script, "")]
+        sums: npt.NDArray[np.int32] = np.add.reduceat(weights, starts, dtype=np.int32)
+        return sums
+
+
+def _not_surely_latin(texts: Sequence[str]) -> list[int]:
+    """The indices of the texts with a character after Latin Extended-B, or one like "ª" and "º", which are
+    letters of no script. All other letters before `_LATIN_END` are Latin ones."""
+    # In UTF-16, all codes of characters with more than 16 bits are after `_LATIN_END`, too.
+    codes = np.frombuffer("\0".join([*texts, ""]).encode("utf-16-le"), np.uint16)
+    found = np.flatnonzero((codes >= _LATIN_END) | ((codes >= ord("ª")) & (codes <= ord("º"))))
+    rows: list[int] = np.unique(np.searchsorted(np.flatnonzero(codes == 0), found)).tolist()
+    return rows

@@ -58,7 +58,13 @@ class Rows(NamedTuple):
 
     def take(self, rows: Indices) -> "Rows":
         """The given rows, in the given order."""
-        return Rows(self.ids[ranges(self.starts[rows], self.lengths[rows])], self.lengths[rows])
+        size = self.ids.itemsize
+        buffers = [None, pa.py_buffer(self.starts * size), pa.py_buffer(np.ascontiguousarray(self.ids))]
+        # Arrow copies whole rows, which is faster than copying ids by their indices.
+        values = pa.Array.from_buffers(pa.large_binary(), len(self.lengths), buffers)
+        taken = values.take(pa.array(rows)).buffers()[2]
+        lengths = self.lengths[rows]
+        return Rows(np.frombuffer(taken or b"", self.ids.dtype)[: int(lengths.sum())], lengths)
 
     @staticmethod
     def join(parts: Sequence["Rows"]) -> "Rows":

@@ -32,6 +32,10 @@ class Tokenizer:
         self.source_vocab_size, self.target_vocab_size = len(self.source), len(self.target)
         self.special = _merge_special_ids(self.source.special, self.target.special, folder)
 
+    def set_threads(self, count: int) -> None:
+        """Encode with `count` threads instead of one for each core."""
+        self.source.threads = self.target.threads = count
+
     def encode_source(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, without special ids around them."""
         return self.source.encode(texts)

@@ -106,7 +106,7 @@ def prepare_tokenizer(
             _require_same_tokenizer(learned, shared)
             shutil.copytree(shared, temporary, ignore=shutil.ignore_patterns(MANIFEST), dirs_exist_ok=True)
         elif settings.path is None:
-            text = scanner.result.text
+            text = scanner.text
             sides = (lambda: text.side(0)), (lambda: text.side(1))
             size = train_tokenizer(settings, *sides, temporary, config.seed, reduce_vocab_size)
             learned = settings.model_copy(update={"vocab_size": size})
@@ -137,6 +137,14 @@ def _require_same_tokenizer(settings: TokenizerConfig, shared: Path) -> None:
     for key, old in learned.model_dump().items():
         if (new := getattr(settings, key)) != old:
             raise UsageError(f"{shared}: was learned with tokenizer.{key} {old}, not {new}; {CURE}")
+
+
+def learns_tokenizer(config: Config) -> bool:
+    """Whether `prepare_tokenizer` will learn a tokenizer. `config` need not be resolved."""
+    if config.tokenizer.path is not None or config.training.init_from is not None:
+        return False
+    own = Path(config.run_dir) / "tokenizer" / _SETTINGS
+    return not own.exists() and shared_tokenizer(config.data) is None
 
 
 def existing_tokenizer(config: Config) -> Tokenizer | None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from io import BytesIO
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, good_pairs, parse_block, read_blocks, read_pairs
 from mtrain.data.corpus_files import files_of
-from mtrain.data.lines import count_lines, count_valid_lines, decode_block, open_blocks, read_lines, read_text
+from mtrain.data.lines import count_valid_lines, decode_block, open_blocks, read_lines, read_text
 from mtrain.data.same_inputs import check_corpora
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
@@ -174,7 +175,7 @@ def test_blocks_of_any_size_contain_the_same_lines(tmp_path_factory, content, si
     blocks = []
     with open_blocks(file) as lines:
         while block := lines.take(size):
-            first = lines.lines - count_lines(block) + 1
+            first = lines.lines - len(list(BytesIO(block))) + 1
             blocks += [str(line) for line in decode_block(block, str(file), first)]
     assert blocks == [str(line) for line in read_lines(file)]
     with open_blocks(file) as lines:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrain.data.keys import common, hash_pairs, hash_texts, normalize, unique
+from mtrain.data.keys import common, hash_normalized, hash_pairs, hash_texts, unique
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0")) | st.text(
     "aA ß_½²İ!-é、カ\u0301", max_size=9
@@ -14,10 +14,13 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0")) | st.text(
 KEYS = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 5)).map(lambda keys: np.array(keys, np.uint64))
 
 
-@given(texts=st.lists(TEXT))
-def test_normalization_keeps_words_only(texts: list[str]):
-    expected = [re.sub(r"[^\w]+", " ", text.casefold()).strip() or text for text in texts]
-    assert normalize(texts) == expected
+@given(texts=st.lists(TEXT), known=st.lists(TEXT))
+def test_texts_with_the_same_words_have_the_same_hash(texts: list[str], known: list[str]):
+    """Whatever the texts before and after them."""
+    words = [re.sub(r"[^\w]+", " ", text.casefold()).strip() or text for text in texts]
+    hashes = hash_normalized(texts).tolist()
+    assert [hashes.index(each) for each in hashes] == [words.index(each) for each in words]
+    assert hash_normalized([*known, *texts, *known]).tolist()[len(known) : len(known) + len(texts)] == hashes
 
 
 @given(texts=st.lists(TEXT))

@@ -252,3 +252,12 @@ def test_a_check_segments_at_most_20000_pairs(tmp_path: Path, tokenizer):
     data = config(tmp_path, write(tmp_path / "t.tsv", [*TOY * 100, ("", "empty")]))
     found = check_data(data, tokenizer).segmentation
     assert found is not None and 10_000 < found.pairs <= 20_000
+
+
+def test_the_sample_is_small_unless_a_tokenizer_is_learned_from_it(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(scan, "CHECKED_CHARACTERS", 5_000)
+    data = config(tmp_path)
+    small = CorpusScanner(data, seed=1, for_tokenizer=False).result.text
+    assert 20 < len(small) < 200
+    assert sum(len(source + target) for source, target in small.pairs()) <= 5_000
+    assert list(CorpusScanner(data, seed=1).text.pairs()) == TOY
