@@ -85,8 +85,9 @@ def prepare(
         Option(
             min=1,
             metavar="N",
-            help="Number of processes that check and encode; by default one for each core, "
-            "but a single one below 250,000 pairs.",
+            help="Number of processes that check and encode, each on one core; by default one for each core. "
+            "Below 64 MiB of text (check) or 250,000 pairs (encoding), the default is one, which encodes "
+            "on all cores.",
         ),
     ] = None,
     run_dir: RunDir = None,

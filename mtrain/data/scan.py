@@ -29,7 +29,7 @@ from mtrain.progress_bar import ProgressBar
 from mtrain.tokenizer.learn import SAMPLED_CHARACTERS
 from mtrain.tokenizer.tokenizer import Tokenizer
 
-_LARGE = 2**26  # bytes of all files; scanning less takes less time than starting processes
+LARGE = 2**26  # bytes of all files; scanning less takes less time than starting processes
 _PEEKED = 10  # maximum number of blocks that are read to determine the scripts
 _SEGMENTED = 20_000  # maximum number of pairs that a check segments
 CHECKED_CHARACTERS = 10_000_000  # of the sample that they are taken from
@@ -129,7 +129,7 @@ class CorpusScanner:
 
     def _choose_workers(self) -> int:
         files = chain.from_iterable(map(_existing_files, self.data.train))
-        return count_cores() if sum(file.stat().st_size for file in files) >= _LARGE else 1
+        return count_cores() if sum(file.stat().st_size for file in files) >= LARGE else 1
 
     @property
     def text(self) -> TextSample:

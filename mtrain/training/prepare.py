@@ -127,6 +127,8 @@ def _prepare_run(
     tokenizer = prepare_tokenizer(config, scanner, reduce_vocab_size=reduce_vocab_size)
     if reduce_vocab_size:
         config = use_learned_vocab_size(config)
+    if workers:  # then each process is to use one core
+        tokenizer.set_threads(1)
     if initial_model and initial_model.tokenizer.fingerprint() != tokenizer.fingerprint():
         reason = f"its tokenizer differs from that of {config.training.init_from}"
         raise UsageError(f"{run_dir}: {reason}; replace it with `mtrain tokenize CONFIG --force`")

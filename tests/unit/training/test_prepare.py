@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mtrain.data.scan import LARGE
 from mtrain.data.shards import SHARD
-from mtrain.training.prepare import prepare
+from mtrain.training.prepare import prepare, prepare_run
 from tests.support.encoding import TOY, write
 from tests.support.training import fit_on_cpu
 
@@ -75,10 +76,16 @@ def test_a_missing_dependency_is_reported_before_any_work(mtrain, config_file, t
     assert not (tmp_path / "run").exists()
 
 
-def test_the_help_states_the_size_below_which_one_process_encodes(mtrain):
-    assert f"below {SHARD:,} pairs" in " ".join(
-        re.sub("[^\\w,]", " ", mtrain("prepare", "--help")[1]).split()
-    )
+def test_the_help_states_the_sizes_below_which_there_is_one_process(mtrain):
+    text = " ".join(re.sub("[^\\w,]", " ", mtrain("prepare", "--help")[1]).split())
+    assert f"Below {LARGE // 2**20} MiB of text check or {SHARD:,} pairs encoding" in text
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 1), (2, 1), (None, -1)])
+def test_each_of_the_given_workers_encodes_with_one_thread(make_config, workers, threads):
+    """Without a number, a small corpus is encoded with as many threads as there are cores."""
+    tokenizer = prepare_run(make_config("run"), workers=workers, quiet=True).tokenizer
+    assert tokenizer.source.threads == tokenizer.target.threads == threads
 
 
 def test_mistakes_in_the_arguments_of_prepare_are_one_line(mtrain, config_file):
