@@ -18,7 +18,7 @@ class ProgressBar:
     def __init__(self, done: str, unit: str, total: int | None = None, quiet: bool = False):
         """`done` says what was done, as in "encoded 10 of 20 pairs", whose `unit` is "pairs". Without a
         `total`, the remaining time is unknown. `quiet` disables the bar."""
-        self._done, self._unit, self._total = done, unit, total
+        self._done, self._unit, self._total, self._about = done, unit, total, ""
         disable = quiet or None  # None: disabled unless stderr is a terminal
         # smoothing=0: items arrive in groups, so only the mean speed says how long the rest takes.
         self._bar = tqdm(
@@ -40,10 +40,14 @@ class ProgressBar:
             self._bar.initial = self._before
             self._bar.n = self._before + self.count
 
-    def add(self, count: int = 1, tokens: int = 0) -> None:
-        """Count items that are done now and, if the speed is also to be given in tokens, their tokens."""
+    def add(self, count: int = 1, tokens: int = 0, share: float | None = None) -> None:
+        """Count items that are done now and, if the speed is also to be given in tokens, their tokens. If the
+        total is unknown, it is estimated from the `share` of the work that is done now, in (0, 1]."""
         self.count += count
         self._tokens += tokens
+        if share is not None:
+            self._total, self._about = round((self._before + self.count) / share), "about "
+            self._bar.total = self._total
         if not self._bar.disable:
             if self._bar.update(count) and tokens:
                 self._bar.set_postfix_str(self._speed("target tokens", self._tokens), refresh=False)
@@ -66,7 +70,7 @@ class ProgressBar:
 
     def _message(self) -> str:
         done = self._before + self.count
-        of_total = "" if self._total is None else f" of {self._total:,}"
+        of_total = "" if self._total is None else f" of {self._about}{self._total:,}"
         message = f"{self._done} {done:,}{of_total} {self._unit}, {self.speed()}"
         if self._total is None or not self.count:
             return message

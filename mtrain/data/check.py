@@ -7,7 +7,6 @@ tokenizer. If there is one, `segment` measures how it segments a sample of the t
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from mtrain.data.duplicates import DuplicateCounter
 from mtrain.data.keys import unique
 from mtrain.data.lines import Digests
 from mtrain.data.scripts import main_script
+from mtrain.storage.temporary import TemporaryStream
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 SCRIPT_PAIRS = 1000  # the scripts of the corpus are those of its first pairs
@@ -105,7 +105,7 @@ class DataCheck:
         self._leaked = [set[int](), set[int](), set[int]()]
         self._duplicates = DuplicateCounter(DISTINCT)
         # The hashes of the sources of all training pairs, to compare with pairs held out at the end.
-        self._keys = TemporaryFile(dir=folder) if self._holdout else None  # noqa: SIM115
+        self._keys = TemporaryStream(folder) if self._holdout else None
         self._lengths = [np.zeros(len(LENGTH_BINS), np.int64) for _ in Pair._fields]
         self._ratios = np.zeros(len(RATIO_BINS), np.int64)
         self._scripts = ("", "")
@@ -122,7 +122,7 @@ class DataCheck:
         return BlockCheck(self._scripts, Columns(*wanted), keep_keys=self._holdout)
 
     def add(self, found: BlockFindings) -> None:
-        """Add the findings about the next block. Raises OSError if the temporary file cannot be written."""
+        """Add the findings about the next block. Raises StorageError."""
         train = self._sets["train"]
         train.usable += found.usable
         train.empty += found.empty
@@ -141,7 +141,7 @@ class DataCheck:
 
     def findings(self, held_out: Sequence[Pair] = ()) -> Findings:
         """The findings about the pairs added so far. `held_out` are those that training will leave out, with
-        all other pairs of the same sources. Raises OSError if the temporary file cannot be read."""
+        all other pairs of the same sources. Raises StorageError."""
         leaks = {name: _count_leaked(columns, self._leaked) for name, columns in self._others.items()}
         if self._holdout:
             self._sets["validation"].usable = len(held_out)
@@ -162,8 +162,7 @@ class DataCheck:
         """The leak of held-out pairs into the pairs that remain for training, which have other sources."""
         assert self._keys is not None
         columns, found = _hash_set(held_out), set[int]()
-        self._keys.seek(0)
-        while chunk := self._keys.read(16 * _CHUNK):
+        for chunk in self._keys.chunks(16 * _CHUNK):
             sources, normalized = np.frombuffer(chunk, np.uint64).reshape(-1, 2).T
             leaked = np.isin(normalized, columns.normalized) & ~np.isin(sources, columns.sources)
             found.update(normalized[leaked].tolist())

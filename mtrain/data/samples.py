@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import compress
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +17,8 @@ import numpy.typing as npt
 from mtrain.data import Pair
 from mtrain.data.corpus import Block
 from mtrain.data.shards import hash_numbers
+from mtrain.storage.temporary import TemporaryStream
 
-_IN_MEMORY = 2**24  # bytes of the sample, on each side; a larger sample goes to a temporary file
 CANDIDATES = 10_000  # held-out candidates kept in memory in addition to twice the requested number
 ALL = 2**32  # the rate of a sample that contains every pair
 ANY = "f" * 32  # the largest digest
@@ -68,14 +67,13 @@ class TextSample:
         # Of the pairs in the files; those whose draws are at or above `rate` left the sample.
         self._draws, self._sizes = array("I"), array("I")
         self._pairs = self._size = 0
-        place = None if folder is None else str(folder)
-        self._files = [SpooledTemporaryFile(_IN_MEMORY, dir=place) for _ in Pair._fields]  # noqa: SIM115
+        self._files = [TemporaryStream(folder) for _ in Pair._fields]
 
     def __len__(self) -> int:
         return self._pairs
 
     def add(self, sample: BlockSample) -> None:
-        """Add the next block, sampled at `rate` or a higher rate."""
+        """Add the next block, sampled at `rate` or a higher rate. Raises StorageError."""
         for file, texts in zip(self._files, sample.texts, strict=True):
             file.write(texts)
         self._draws.frombytes(sample.draws.tobytes())
@@ -93,9 +91,7 @@ class TextSample:
 
     def side(self, index: int) -> Iterator[str]:
         """The source (0) or target (1) texts of the sample."""
-        file = self._files[index]
-        file.seek(0)
-        for draw, line in zip(self._draws, file, strict=True):
+        for draw, line in zip(self._draws, self._files[index].lines(), strict=True):
             if draw < self.rate:
                 yield line[:-1].decode().replace("\0", "\n")
 

@@ -12,9 +12,9 @@ from functools import cached_property
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 
-from mtrain.config.corpora import Corpus, Holdout
+from mtrain.config.corpora import Corpus, Holdout, JsonlCorpus, TextCorpus, TsvCorpus
 from mtrain.config.data import DataConfig
-from mtrain.data import Pair
+from mtrain.data import COMPRESSION, Pair
 from mtrain.data.block_check import usable_pairs
 from mtrain.data.block_scan import BlockScanner, ScanTask, scan_all
 from mtrain.data.check import SCRIPT_PAIRS, DataCheck, Findings, segment
@@ -23,7 +23,7 @@ from mtrain.data.corpus_files import files_of
 from mtrain.data.lines import Digests
 from mtrain.data.samples import HoldoutSampler, TextSample
 from mtrain.data.sources import read_digests, require_unchanged, stamps_of
-from mtrain.errors import DataError, StorageError
+from mtrain.errors import DataError
 from mtrain.processes import count_cores
 from mtrain.progress_bar import ProgressBar
 from mtrain.tokenizer.learn import SAMPLED_CHARACTERS
@@ -91,24 +91,23 @@ class CorpusScanner:
         held_out = data.validation.holdout if isinstance(data.validation, Holdout) else 0
         characters = SAMPLED_CHARACTERS if self._for_tokenizer else CHECKED_CHARACTERS
         text, holdout = TextSample(characters, self._folder), HoldoutSampler(held_out)
-        try:
-            check = DataCheck(data, self.digests, self._folder) if self._check else None
-            blocks = self._blocks()
-            first, usable = self._read_first(blocks) if check else ([], [])
-            block_check = check.block_check(usable) if check else None
-            scanner = BlockScanner(data, self.seed, self._strict, held_out, block_check)
-            tasks = (ScanTask(i, raw, text.rate, holdout.limit) for i, raw in chain(first, blocks))
-            with ProgressBar("data: read", "pairs", quiet=self._quiet) as progress:
-                for _, block in scan_all(scanner, tasks, self._workers or self._choose_workers()):
-                    progress.add(block.pairs)
-                    text.add(block.sample)
-                    holdout.add(block.candidates)
-                    if check is not None and block.findings is not None:
-                        check.add(block.findings)
-            drawn = holdout.pairs()
-            findings = check.findings(drawn) if check else None
-        except OSError as error:
-            raise StorageError(f"cannot write temporary files: {error.strerror or error}") from error
+        check = DataCheck(data, self.digests, self._folder) if self._check else None
+        blocks = self._blocks()
+        first, usable = self._read_first(blocks) if check else ([], [])
+        block_check = check.block_check(usable) if check else None
+        scanner = BlockScanner(data, self.seed, self._strict, held_out, block_check)
+        tasks = (ScanTask(i, raw, text.rate, holdout.limit) for i, raw in chain(first, blocks))
+        size, read = _size_of_text(data.train), 0
+        with ProgressBar("data: read", "pairs", quiet=self._quiet) as progress:
+            for task, block in scan_all(scanner, tasks, self._workers or self._choose_workers()):
+                read += sum(map(len, task.raw.lines))
+                progress.add(block.pairs, share=read / size if size else None)
+                text.add(block.sample)
+                holdout.add(block.candidates)
+                if check is not None and block.findings is not None:
+                    check.add(block.findings)
+        drawn = holdout.pairs()
+        findings = check.findings(drawn) if check else None
         return ScanResult(progress.count, text, drawn, findings, time.monotonic() - start)
 
     def _blocks(self) -> Iterator[IndexedBlock]:
@@ -158,6 +157,18 @@ class CorpusScanner:
 def train_and_validation(data: DataConfig) -> list[Corpus]:
     """The training corpora, then the validation corpora."""
     return data.train + ([] if isinstance(data.validation, Holdout) else data.validation)
+
+
+def _size_of_text(corpora: Iterable[Corpus]) -> int:
+    """The size of the text of some corpora in bytes; 0 if it is unknown, as that of compressed files."""
+    sizes = [0]
+    for corpus in corpora:
+        files = _existing_files(corpus)
+        is_plain = isinstance(corpus, TextCorpus | TsvCorpus | JsonlCorpus) and files
+        if not is_plain or any(file.suffix in COMPRESSION for file in files):
+            return 0
+        sizes += (file.stat().st_size for file in files)
+    return sum(sizes)
 
 
 def _existing_files(corpus: Corpus) -> list[Path]:

@@ -30,6 +30,17 @@ def test_without_a_total_there_is_no_remaining_time(caplog):
     assert re.fullmatch(r"translated 1 lines, [\d,]+ lines/s, [\d,]+ target tokens/s", caplog.messages[0])
 
 
+def test_an_unknown_total_is_estimated_from_the_share_that_is_done(caplog):
+    with ProgressBar("read", "pairs") as progress:
+        progress.add(500, share=0.25)
+        progress.add(500, share=1.0)
+    assert [message.split(" pairs,")[0] for message in caplog.messages] == [
+        "read 500 of about 2,000",
+        "read 1,000 of about 1,000",
+    ]
+    assert caplog.messages[1].endswith(", 0.0 minutes left")
+
+
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_terminal_shows_a_bar_instead(caplog, monkeypatch, capsys, quiet):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

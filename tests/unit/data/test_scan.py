@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from mtrain import progress_bar
 from mtrain.config.corpora import ToyCorpus
 from mtrain.data import Pair, samples, scan
 from mtrain.data.check import Counts
@@ -18,6 +19,7 @@ from mtrain.data.corpus import content_hash, read_corpus
 from mtrain.data.samples import TextSample, sample_block
 from mtrain.data.scan import CorpusScanner, check_data
 from mtrain.errors import DataError, StorageError
+from mtrain.storage import temporary
 from tests.support.corpora import block_of, corpus
 from tests.support.encoding import TOY, config, write
 
@@ -239,13 +241,25 @@ def test_a_sample_of_many_pairs_is_uniform_and_in_order():
     assert list(sample(pairs, 700).pairs()) == list(sample(pairs, 700).pairs())
 
 
-def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
+def test_temporary_files_that_cannot_be_written_are_a_storage_error(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(temporary, "IN_MEMORY", 100)
+    folder = tmp_path / "missing"
+    with pytest.raises(StorageError, match=f"^{folder}: cannot write temporary files: No such file"):
+        CorpusScanner(config(tmp_path), 1, folder).result  # noqa: B018
 
-    monkeypatch.setattr(TextSample, "add", full)
-    with pytest.raises(StorageError, match="No space left"):
-        CorpusScanner(config(tmp_path), seed=1).result  # noqa: B018
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_the_remaining_time_is_estimated_from_the_sizes_of_plain_files(
+    tmp_path: Path, small_blocks, monkeypatch, caplog, compressed: bool
+):
+    caplog.set_level("INFO", "mtrain")
+    monkeypatch.setattr(progress_bar, "LOG_EVERY", 0)
+    text = "".join(f"{i:03}\tpair\n" for i in range(100)).encode()
+    file = tmp_path / ("t.tsv.gz" if compressed else "t.tsv")
+    file.write_bytes(gzip.compress(text) if compressed else text)
+    CorpusScanner(config(tmp_path, {"tsv": str(file)}), seed=1).result  # noqa: B018
+    found = [message for message in caplog.messages if message.startswith("data: read ")]
+    assert len(found) == 5 and all((" of about 100 pairs" in message) != compressed for message in found)
 
 
 def test_a_check_segments_at_most_20000_pairs(tmp_path: Path, tokenizer):
