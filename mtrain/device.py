@@ -4,9 +4,11 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -178,6 +180,18 @@ def copy_to_host_async(values: Tensor) -> Callable[[], list[float]]:
         return numbers
 
     return read
+
+
+def finishes_within(seconds: float, device: torch.device) -> bool:
+    """Wait until all work queued on a device is finished, for up to some seconds; return whether it is."""
+    if device.type != "cuda":
+        return True
+    finished: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    finished.record(torch.cuda.current_stream(device))
+    deadline = time.monotonic() + seconds
+    while not (done := bool(finished.query())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return done
 
 
 def limit_onednn_cache() -> None:

@@ -22,6 +22,7 @@ from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.loader import START, Loader, Position, Step, Window
 from mtrain.data.resegment import CancelledError
 from mtrain.data.windows import WindowedCorpus
+from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError
 from mtrain.interop.formats import describe_exports
@@ -208,6 +209,9 @@ class Trainer:
     def _save_alone(self, again: bool = False) -> None:
         """Save the steps that are complete, before this process ends; `again` even if they are saved."""
         if self.ranks.is_first and (again or (self.state.step and not self.saver.is_saved)):
+            if not finishes_within(10, self.device):
+                log.warning("cannot save: the GPU is waiting for another rank")
+                return
             self.saver.complete_state()
             self.saver.save(last=True)
 

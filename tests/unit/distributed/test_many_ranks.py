@@ -1,0 +1,99 @@
+"""What two ranks agree on."""
+
+import json
+
+import pytest
+import torch
+
+from mtrain.distributed.many_ranks import joined_ranks
+from mtrain.distributed.ranks import Ranks
+from mtrain.errors import ModelError, UsageError
+from tests.support.ranks import exit_codes, joined, read_logs, run_ranks
+
+
+@pytest.fixture
+def results_of(tmp_path):
+    """Run a function on two ranks, and return its results, which JSON can represent."""
+
+    def run(work) -> list:
+        def write(ranks: Ranks) -> None:
+            (tmp_path / f"result-{ranks.rank}").write_text(json.dumps(work(ranks)))
+
+        assert exit_codes(run_ranks(2, joined(write), tmp_path)) == [0, 0], read_logs(tmp_path)
+        return [json.loads((tmp_path / f"result-{rank}").read_text()) for rank in range(2)]
+
+    return run
+
+
+def test_values_travel_between_ranks(results_of):
+    def work(ranks: Ranks) -> list:
+        sums = torch.tensor([1.0 + ranks.rank, 10.0])
+        complete = ranks.start_sum(sums)
+        complete()
+        ranks.meet()
+        return [
+            [ranks.rank, ranks.size, ranks.local_size, ranks.is_first],
+            ranks.highest(ranks.rank, -ranks.rank, float("-inf")),
+            sums.tolist(),
+            ranks.from_first({"text": "ü", "none": None} if ranks.is_first else None),
+        ]
+
+    common = [[1.0, 0.0, float("-inf")], [3.0, 20.0], {"text": "ü", "none": None}]
+    assert results_of(work) == [[[0, 2, 2, True], *common], [[1, 2, 2, False], *common]]
+
+
+def test_rank_0_leads_and_the_others_do_their_share(results_of):
+    def work(ranks: Ranks) -> dict:
+        seen = {}
+
+        def share(rank: int, size: int) -> str:
+            if seen.setdefault("calls", 0) == 1 and rank == 1:
+                raise ModelError("damaged")
+            seen["calls"] += 1
+            return "x" * rank + f"{rank} of {size}"
+
+        def lead() -> None:
+            seen["parts"] = ranks.divide(share)
+            with pytest.raises(ModelError, match="rank 1: damaged"):
+                ranks.divide(share)
+
+        ranks.lead(lead, share, lambda: "report", lambda report: seen.update(adopted=report))
+        return seen
+
+    first, second = results_of(work)
+    assert first == {"calls": 2, "parts": ["0 of 2", "x1 of 2"]}
+    assert second == {"calls": 1, "adopted": "report"}
+
+
+def test_each_rank_draws_other_random_numbers_in_each_step(results_of):
+    def work(ranks: Ranks) -> list:
+        drawn = []
+        for seed, step in ((1, 1), (1, 2), (2, 1), (1, 1)):
+            ranks.seed_step(seed, step)
+            drawn.append(torch.rand(()).item())
+        return drawn
+
+    first, second = results_of(work)
+    assert first[0] == first[3] and second[0] == second[3]
+    assert len({*first, *second}) == 6
+
+
+def test_a_process_without_others_agrees_with_itself():
+    with joined_ranks("cpu") as ranks:
+        values = torch.ones(2)
+        ranks.start_sum(values)()
+        assert values.tolist() == [1, 1] and ranks.highest(3, -1) == [3, -1]
+        assert ranks.from_first("a") == "a" and ranks.divide(lambda rank, size: [rank, size]) == [[0, 1]]
+        before = torch.get_rng_state()
+        ranks.seed_step(1, 1)
+        assert torch.equal(before, torch.get_rng_state())
+
+
+def test_torchrun_chooses_the_gpu(monkeypatch):
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    with (
+        pytest.raises(UsageError, match="--device cuda:1: torchrun gives each process a GPU"),
+        joined_ranks("cuda:1"),
+    ):
+        pass
