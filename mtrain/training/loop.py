@@ -153,6 +153,8 @@ class Trainer:
             while True:
                 with self._stopping(stop):
                     step = self._load(steps)
+                if state.next_batch == 0:  # a new window may be ready later on some ranks
+                    self.ranks.meet()
                 metrics = self.train_step(step)
                 self.progress.add_step(metrics, step.places)
                 if state.step % recipe.log_every == 0:

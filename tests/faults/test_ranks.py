@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.config.yaml_io import to_yaml
+from mtrain.data.windows import WindowedCorpus
 from mtrain.distributed import many_ranks, store
 from mtrain.training import loop
 from mtrain.training.validate import Validator
@@ -81,6 +83,19 @@ def test_14_a_rank_that_does_not_respond_is_named(tmp_path, monkeypatch):
         assert wait(children[0]).exit_code == 7
     assert " did not respond in time; " in read_logs(tmp_path)[0]
     assert checkpoint_folders(run)
+
+
+def test_14_a_rank_that_opens_a_window_late_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=1))
+    real = WindowedCorpus.open
+
+    def open_late(self, epoch, *arguments):
+        if epoch and os.environ["RANK"] == "1":
+            time.sleep(5)
+        return real(self, epoch, *arguments)
+
+    monkeypatch.setattr(WindowedCorpus, "open", open_late)
+    assert exit_codes(run_ranks(2, fit(tmp_path / "run"), tmp_path)) == [0, 0], read_logs(tmp_path)
 
 
 @pytest.mark.parametrize(
