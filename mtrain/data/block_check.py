@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.data.corpus import Block
-from mtrain.data.keys import Keys, common, hash_normalized, hash_pairs, hash_texts
 from mtrain.data.scripts import ScriptFilter, script_of
+from mtrain.data.text_hashes import Hashes, common, hash_normalized, hash_pairs, hash_texts
 
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
 LENGTH_BINS = (1, 6, 11, 21, 31, 51, 101)  # words; each bin ends where the next begins
@@ -18,19 +18,19 @@ RATIO_BINS = (0.0, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # target characters / source
 PLACES = 5  # locations listed for each kind of suspicious pair
 EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
 _LONG = 20
-_NO_KEYS: Keys = np.empty(0, np.uint64)
+_NO_HASHES: Hashes = np.empty(0, np.uint64)
 
 
-class Columns(NamedTuple):
+class PairHashes(NamedTuple):
     """Hashes of pairs, of their sources, and of their normalized sources."""
 
-    pairs: Keys
-    sources: Keys
-    normalized: Keys
+    pairs: Hashes
+    sources: Hashes
+    normalized: Hashes
 
 
 class BlockFindings(NamedTuple):
-    """What a check finds in one block. All but `keys` and `leaked` can be written as JSON."""
+    """What a check finds in one block. All but `hashes` and `overlap` can be written as JSON."""
 
     usable: int
     empty: int
@@ -38,17 +38,19 @@ class BlockFindings(NamedTuple):
     lengths: tuple[list[int], list[int]]  # pairs by words of source and target, in LENGTH_BINS
     ratios: list[int]  # in RATIO_BINS
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
-    keys: Columns  # of the usable pairs; only the hashes that are needed
-    leaked: Columns  # the wanted hashes that occur among those of the pairs
+    hashes: PairHashes  # of the usable pairs; only the hashes that are needed
+    overlap: PairHashes  # hashes that are among those of the validation and test sets
 
 
 class BlockCheck:
     """Checks blocks of training pairs."""
 
-    def __init__(self, scripts: tuple[str, str], wanted: Columns, keep_keys: bool):
-        """`scripts` are those of source and target, and `wanted` are the sorted hashes of other sets. With
-        `keep_keys`, all hashes of sources are returned; without, only those of pairs."""
-        self.scripts, self.wanted, self.keep_keys = scripts, wanted, keep_keys
+    def __init__(self, scripts: tuple[str, str], evaluation_hashes: PairHashes, keep_source_hashes: bool):
+        """`scripts` are the expected scripts of source and target, and `evaluation_hashes` the sorted hashes
+        of the validation and test sets. With `keep_source_hashes`, the findings contain the hashes of all
+        sources."""
+        self.scripts, self.evaluation_hashes = scripts, evaluation_hashes
+        self.keep_source_hashes = keep_source_hashes
         self._filters = ScriptFilter(scripts[0]), ScriptFilter(scripts[1])
 
     def check(self, block: Block) -> BlockFindings:
@@ -56,7 +58,7 @@ class BlockCheck:
         bad, total = len(block.errors), len(block.sources)
         block = usable_pairs(block)
         sources, targets = block.sources, block.targets
-        keys, leaked = self._hash(sources, targets)
+        hashes, overlap = self._hash(sources, targets)
         lengths = count_words(sources), count_words(targets)
         sizes = [np.fromiter(map(len, texts), np.int64, len(texts)) for texts in (sources, targets)]
         ratios = sizes[1] / sizes[0]
@@ -68,14 +70,17 @@ class BlockCheck:
             lengths,
             _histogram(ratios, RATIO_BINS),
             self._suspicious(block, np.flatnonzero(extreme).tolist()),
-            keys,
-            leaked,
+            hashes,
+            overlap,
         )
 
-    def _hash(self, sources: list[str], targets: list[str]) -> tuple[Columns, Columns]:
-        keys = hash_columns(sources, targets, self.keep_keys or bool(len(self.wanted.pairs)))
-        leaked = Columns(*map(common, keys, self.wanted))
-        return (keys if self.keep_keys else Columns(keys.pairs, _NO_KEYS, _NO_KEYS)), leaked
+    def _hash(self, sources: list[str], targets: list[str]) -> tuple[PairHashes, PairHashes]:
+        needs_normalized = self.keep_source_hashes or bool(len(self.evaluation_hashes.pairs))
+        hashes = hash_all(sources, targets, needs_normalized)
+        overlap = PairHashes(*map(common, hashes, self.evaluation_hashes))
+        if not self.keep_source_hashes:
+            hashes = PairHashes(hashes.pairs, _NO_HASHES, _NO_HASHES)
+        return hashes, overlap
 
     def _suspicious(self, block: Block, extreme: list[int]) -> dict[str, tuple[int, list[str]]]:
         """Count each suspicious pair as one kind, the first that applies."""
@@ -103,11 +108,11 @@ def usable_pairs(block: Block) -> Block:
     )
 
 
-def hash_columns(sources: Sequence[str], targets: Sequence[str], normalized: bool = True) -> Columns:
-    """The hashes of some pairs; optionally without those of normalized sources."""
+def hash_all(sources: Sequence[str], targets: Sequence[str], normalized: bool = True) -> PairHashes:
+    """The hashes of some pairs; optionally without the hashes of normalized sources."""
     exact = hash_texts(sources)
     pairs = hash_pairs(exact, hash_texts(targets))
-    return Columns(pairs, exact, hash_normalized(sources) if normalized else _NO_KEYS)
+    return PairHashes(pairs, exact, hash_normalized(sources) if normalized else _NO_HASHES)
 
 
 def count_words(texts: Sequence[str]) -> list[int]:

@@ -7,23 +7,23 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from mtrain.config.data import DataConfig
-from mtrain.data.block_check import BlockCheck, BlockFindings, Columns
+from mtrain.data.block_check import BlockCheck, BlockFindings, PairHashes
 from mtrain.data.block_messages import pack_block, unpack_block
 from mtrain.data.corpus import Block, RawBlock, parse_block, refuse_unless_skipped
 from mtrain.data.samples import BlockSample, Candidate, draw_candidates, sample_block
 from mtrain.processes import Answer, Job, Message, Receive, map_tasks
 from mtrain.processes import serve as serve_tasks
 
-_COLUMNS = [f"{name}_{column}" for name in ("keys", "leaked") for column in Columns._fields]
+_COLUMNS = [f"{name}_{column}" for name in ("hashes", "overlap") for column in PairHashes._fields]
 
 
 class ScanTask(NamedTuple):
-    """A block to scan, and which of its pairs may still be drawn."""
+    """A block to scan, and the bounds of the samples so far: pairs beyond them need not be returned."""
 
     corpus: int  # index, from 0
     raw: RawBlock
-    rate: int  # of the text sample
-    limit: str  # of digests of held-out pairs
+    threshold: int  # of the text sample
+    max_digest: str  # of pairs to hold out
 
 
 class ScannedBlock(NamedTuple):
@@ -47,17 +47,17 @@ class BlockScanner:
     def scan(self, task: ScanTask) -> ScannedBlock:
         """Scan a block. Raises DataError if, with `strict`, a pair is unreadable."""
         block = parse_block(task.raw, self.data.train[task.corpus])
-        return self.scan_block(block, task.corpus, task.rate, task.limit)
+        return self.scan_block(block, task.corpus, task.threshold, task.max_digest)
 
-    def scan_block(self, block: Block, corpus: int, rate: int, limit: str) -> ScannedBlock:
+    def scan_block(self, block: Block, corpus: int, threshold: int, max_digest: str) -> ScannedBlock:
         """Like `scan`, for a decoded block."""
         if self._strict:
             for error in block.errors.values():
                 refuse_unless_skipped(error, self.data.bad_lines)
         return ScannedBlock(
             len(block.sources),
-            sample_block(block, corpus, self._seed, rate),
-            draw_candidates(block, corpus, self._seed, self._held_out, limit),
+            sample_block(block, corpus, self._seed, threshold),
+            draw_candidates(block, corpus, self._seed, self._held_out, max_digest),
             self._check.check(block) if self._check else None,
         )
 
@@ -67,8 +67,8 @@ class BlockScanner:
         header |= {"held_out": self._held_out}
         if self._check is None:
             return Message(header)
-        check = {"scripts": self._check.scripts, "keep_keys": self._check.keep_keys}
-        return Message({**header, **check}, (save(self._check.wanted._asdict()),))
+        check = {"scripts": self._check.scripts, "keep_source_hashes": self._check.keep_source_hashes}
+        return Message({**header, **check}, (save(self._check.evaluation_hashes._asdict()),))
 
     @classmethod
     def with_settings(cls, settings: Message) -> "BlockScanner":
@@ -76,7 +76,8 @@ class BlockScanner:
         header, contents = settings
         check = None
         if contents:
-            check = BlockCheck(header["scripts"], Columns(**load(contents[0])), header["keep_keys"])
+            hashes = PairHashes(**load(contents[0]))
+            check = BlockCheck(header["scripts"], hashes, header["keep_source_hashes"])
         data = DataConfig.model_validate(header["data"])
         return cls(data, header["seed"], header["strict"], header["held_out"], check)
 
@@ -88,7 +89,7 @@ def scan_all(
     raises."""
 
     def pack(task: ScanTask) -> Message:
-        header = {"corpus": task.corpus, "rate": task.rate, "limit": task.limit}
+        header = {"corpus": task.corpus, "threshold": task.threshold, "max_digest": task.max_digest}
         return pack_block(task.raw, scanner.data.train[task.corpus], header)
 
     return map_tasks(Job(__name__, scanner.settings(), pack, _unpack, scanner.scan), tasks, workers)
@@ -105,17 +106,20 @@ def _prepare(receive: Receive) -> Answer:
     def answer(task: Message) -> Message:
         corpus = task.header["corpus"]
         block = unpack_block(task, scanner.data.train[corpus])
-        return _pack(scanner.scan_block(block, corpus, task.header["rate"], task.header["limit"]))
+        return _pack(scanner.scan_block(block, corpus, task.header["threshold"], task.header["max_digest"]))
 
     return answer
 
 
 def _pack(scanned: ScannedBlock) -> Message:
     header = {"pairs": scanned.pairs, "candidates": scanned.candidates}
-    arrays: dict[str, np.ndarray] = {"draws": scanned.sample.draws, "sizes": scanned.sample.sizes}
+    arrays: dict[str, np.ndarray] = {
+        "random_numbers": scanned.sample.random_numbers,
+        "sizes": scanned.sample.sizes,
+    }
     if (findings := scanned.findings) is not None:
         found = findings._asdict()
-        columns = (*found.pop("keys"), *found.pop("leaked"))
+        columns = (*found.pop("hashes"), *found.pop("overlap"))
         arrays |= dict(zip(_COLUMNS, columns, strict=True))
         header["findings"] = found
     return Message(header, (save(arrays), *scanned.sample.texts))
@@ -126,8 +130,11 @@ def _unpack(answer: Message) -> ScannedBlock:
     arrays, findings = load(packed), None
     if found := header.get("findings"):
         columns = [arrays[name] for name in _COLUMNS]
-        findings = BlockFindings(**found, keys=Columns(*columns[:3]), leaked=Columns(*columns[3:]))
+        findings = BlockFindings(**found, hashes=PairHashes(*columns[:3]), overlap=PairHashes(*columns[3:]))
     candidates = [Candidate(*each) for each in header["candidates"]]
     return ScannedBlock(
-        header["pairs"], BlockSample(arrays["draws"], arrays["sizes"], (source, target)), candidates, findings
+        header["pairs"],
+        BlockSample(arrays["random_numbers"], arrays["sizes"], (source, target)),
+        candidates,
+        findings,
     )

@@ -20,15 +20,15 @@ from mtrain.data.block_check import (
     RATIO_BINS,
     BlockCheck,
     BlockFindings,
-    Columns,
-    hash_columns,
+    PairHashes,
+    hash_all,
     usable_pairs,
 )
 from mtrain.data.corpus import Block, parse_block, read_blocks
 from mtrain.data.duplicates import DuplicateCounter
-from mtrain.data.keys import unique
 from mtrain.data.lines import Digests
 from mtrain.data.scripts import main_script
+from mtrain.data.text_hashes import unique
 from mtrain.storage.temporary import TemporaryStream
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -105,7 +105,7 @@ class DataCheck:
         self._leaked = [set[int](), set[int](), set[int]()]
         self._duplicates = DuplicateCounter(DISTINCT)
         # The hashes of the sources of all training pairs, to compare with pairs held out at the end.
-        self._keys = TemporaryStream(folder) if self._holdout else None
+        self._source_hashes = TemporaryStream(folder) if self._holdout else None
         self._lengths = [np.zeros(len(LENGTH_BINS), np.int64) for _ in Pair._fields]
         self._ratios = np.zeros(len(RATIO_BINS), np.int64)
         self._scripts = ("", "")
@@ -118,8 +118,8 @@ class DataCheck:
         source, target = (main_script(pair[side] for pair in pairs) for side in (0, 1))
         self._scripts = source, target
         columns = zip(*self._others.values(), strict=True)
-        wanted = [unique(np.concatenate(column)) for column in columns] or [np.empty(0, np.uint64)] * 3
-        return BlockCheck(self._scripts, Columns(*wanted), keep_keys=self._holdout)
+        hashes = [unique(np.concatenate(column)) for column in columns] or [np.empty(0, np.uint64)] * 3
+        return BlockCheck(self._scripts, PairHashes(*hashes), keep_source_hashes=self._holdout)
 
     def add(self, found: BlockFindings) -> None:
         """Add the findings about the next block. Raises StorageError."""
@@ -133,11 +133,12 @@ class DataCheck:
             suspicious = self._suspicious[kind]
             suspicious.count += count
             suspicious.places += places[: PLACES - len(suspicious.places)]
-        self._duplicates.add(found.keys.pairs)
-        for leaked, keys in zip(self._leaked, found.leaked, strict=True):
-            leaked.update(keys.tolist())
-        if self._keys is not None:
-            self._keys.write(np.stack([found.keys.sources, found.keys.normalized], axis=1).tobytes())
+        self._duplicates.add(found.hashes.pairs)
+        for leaked, hashes in zip(self._leaked, found.overlap, strict=True):
+            leaked.update(hashes.tolist())
+        if self._source_hashes is not None:
+            columns = found.hashes.sources, found.hashes.normalized
+            self._source_hashes.write(np.stack(columns, axis=1).tobytes())
 
     def findings(self, held_out: Sequence[Pair] = ()) -> Findings:
         """The findings about the pairs added so far. `held_out` are those that training will leave out, with
@@ -160,9 +161,9 @@ class DataCheck:
 
     def _leak_of(self, held_out: Sequence[Pair]) -> Leak:
         """The leak of held-out pairs into the pairs that remain for training, which have other sources."""
-        assert self._keys is not None
+        assert self._source_hashes is not None
         columns, found = _hash_set(held_out), set[int]()
-        for chunk in self._keys.chunks(16 * _CHUNK):
+        for chunk in self._source_hashes.chunks(16 * _CHUNK):
             sources, normalized = np.frombuffer(chunk, np.uint64).reshape(-1, 2).T
             leaked = np.isin(normalized, columns.normalized) & ~np.isin(sources, columns.sources)
             found.update(normalized[leaked].tolist())
@@ -181,13 +182,13 @@ def _usable(corpora: Iterable[Corpus], counts: Counts, digests: Digests | None) 
             yield from map(Pair, usable.sources, usable.targets)
 
 
-def _hash_set(pairs: Iterable[Pair]) -> Columns:
+def _hash_set(pairs: Iterable[Pair]) -> PairHashes:
     """The hashes of the pairs of a validation or test set."""
     pairs = list(pairs)
-    return hash_columns([pair.source for pair in pairs], [pair.target for pair in pairs])
+    return hash_all([pair.source for pair in pairs], [pair.target for pair in pairs])
 
 
-def _count_leaked(columns: Columns, found: Sequence[set[int]]) -> Leak:
+def _count_leaked(columns: PairHashes, found: Sequence[set[int]]) -> Leak:
     """How many pairs of a set are among the hashes found in training."""
     both = zip(columns, found, strict=True)
     return Leak(*(sum(key in others for key in column.tolist()) for column, others in both))

@@ -21,8 +21,8 @@ _WILDCARD = re.compile(r"(\*|\?|\[[^]]+\])")
 
 
 def files_of(corpus: Corpus) -> list[Path]:
-    """The local files of a corpus. Raises DataError if one does not exist, or if a file lacks the one of the
-    other side."""
+    """The local files of a corpus. Raises DataError if one does not exist, or if a source file has no
+    matching target file, or the reverse."""
     if isinstance(corpus, HubCorpus):
         return sorted(path for path in Path(corpus.hub).rglob("*") if path.is_file())
     if isinstance(corpus, ToyCorpus):
@@ -39,7 +39,7 @@ def files_of(corpus: Corpus) -> list[Path]:
 
 def files_by_pair(corpus: TextCorpus | TsvCorpus | JsonlCorpus) -> list[tuple[Path, ...]]:
     """The files of a corpus of lines; source files with their target files. They may be missing, or pipes.
-    Raises DataError if a file lacks the one of the other side."""
+    Raises DataError if a source file has no matching target file, or the reverse."""
     if not isinstance(corpus, TextCorpus):
         return [(file,) for file in _expand(name_of(corpus))]
     patterns = corpus.source, corpus.target
@@ -49,7 +49,7 @@ def files_by_pair(corpus: TextCorpus | TsvCorpus | JsonlCorpus) -> list[tuple[Pa
 
 
 def name_of(corpus: Corpus) -> str:
-    """The file, pattern or dataset that a corpus names; that of the sources if it names two."""
+    """The file, pattern or dataset that a corpus names; the source file if it names two."""
     if isinstance(corpus, ToyCorpus):
         return f"toy {corpus.toy}"
     keys = ("source", "tsv", "jsonl", "parquet", "hub")
@@ -69,8 +69,8 @@ def _expand(pattern: str) -> list[Path]:
 
 
 def _require_partners(patterns: tuple[str, str], sides: tuple[list[Path], list[Path]]) -> None:
-    """Raise DataError if a source or target file lacks the other one. Files belong together if the wildcards
-    of their patterns stand for the same text."""
+    """Raise DataError if a source file has no matching target file, or the reverse. Two files match if the
+    wildcards of their patterns stand for the same text."""
     matches = [_wildcards(*side) for side in zip(patterns, sides, strict=True)]
     if all(matches) and len(matches[0][0]) == len(matches[1][0]):
         for files, found, others, pattern in zip(sides, matches, matches[::-1], patterns[::-1], strict=True):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.data.keys import MIX, Keys, unique
+from mtrain.data.text_hashes import MIX, Hashes, unique
 
 _BUFFER = 1_000_000  # keys that are collected before they are counted
 _SPACE = 2**64
@@ -21,8 +21,8 @@ class DuplicateCounter:
     def __init__(self, limit: int):
         self._limit, self._share = limit, 1.0  # of all distinct keys
         self._added = 0
-        self._keys: Keys = np.empty(0, np.uint64)
-        self._new: list[Keys] = []
+        self._keys: Hashes = np.empty(0, np.uint64)
+        self._new: list[Hashes] = []
 
     def add(self, keys: npt.NDArray[np.uint64]) -> None:
         """Add some keys, hashes of 64 bits."""

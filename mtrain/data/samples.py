@@ -20,29 +20,29 @@ from mtrain.data.shards import hash_numbers
 from mtrain.storage.temporary import TemporaryStream
 
 CANDIDATES = 10_000  # held-out candidates kept in memory in addition to twice the requested number
-ALL = 2**32  # the rate of a sample that contains every pair
-ANY = "f" * 32  # the largest digest
+ALL_PAIRS = 2**32  # the threshold of a sample that contains every pair
+ANY_DIGEST = "f" * 32  # the largest digest
 Integers = npt.NDArray[np.uint32]
 
 
 class BlockSample(NamedTuple):
     """The pairs of a block that are in a sample."""
 
-    draws: Integers  # of the pairs
+    random_numbers: Integers  # of the pairs
     sizes: Integers  # of the pairs, in characters
     texts: tuple[bytes, bytes]  # sources and targets, each followed by a line end
 
 
-def sample_block(block: Block, corpus: int, seed: int, rate: int) -> BlockSample:
-    """Sample each pair of a block of corpus number `corpus` with probability `rate` / 2**32."""
+def sample_block(block: Block, corpus: int, seed: int, threshold: int) -> BlockSample:
+    """Sample each pair of a block of corpus number `corpus` with probability `threshold` / 2**32."""
     numbers = np.asarray(block.numbers, np.int64)
-    draws = (hash_numbers(numbers, f"sample {seed} {corpus}") >> np.uint64(32)).astype(np.uint32)
-    kept = draws < rate
+    random_numbers = (hash_numbers(numbers, f"sample {seed} {corpus}") >> np.uint64(32)).astype(np.uint32)
+    kept = random_numbers < threshold
     texts = block.sources, block.targets
     if not kept.all():
         texts = list(compress(block.sources, kept)), list(compress(block.targets, kept))
     sizes = sum(np.fromiter(map(len, side), np.uint32, len(side)) for side in texts)
-    return BlockSample(draws[kept], np.asarray(sizes), (_to_lines(texts[0]), _to_lines(texts[1])))
+    return BlockSample(random_numbers[kept], np.asarray(sizes), (_to_lines(texts[0]), _to_lines(texts[1])))
 
 
 def _to_lines(texts: list[str]) -> bytes:
@@ -54,18 +54,18 @@ def _to_lines(texts: list[str]) -> bytes:
 
 
 class TextSample:
-    """A uniform sample of pairs of at most `limit` characters, in the order of the corpus. A corpus of up to
-    `limit` characters is sampled completely.
+    """A uniform sample of pairs of at most `max_characters` characters, in the order of the corpus. A
+    corpus of up to `max_characters` is sampled completely.
 
-    Each pair has a random number and is kept if that is below `rate`, which is reduced by an eighth when the
-    sample is full. The text is stored in files; in memory, each pair that was ever in the sample takes 8
+    Each pair has a random number and is kept if that is below `threshold`, which is reduced by an eighth when
+    the sample is full. The text is stored in files; in memory, each pair that was ever in the sample takes 8
     bytes.
     """
 
-    def __init__(self, limit: int, folder: Path | None = None):
-        self._limit, self.rate = limit, ALL
-        # Of the pairs in the files; those whose draws are at or above `rate` left the sample.
-        self._draws, self._sizes = array("I"), array("I")
+    def __init__(self, max_characters: int, folder: Path | None = None):
+        self._max_characters, self.threshold = max_characters, ALL_PAIRS
+        # Of the pairs in the files; those whose numbers are at or above `threshold` left the sample.
+        self._random_numbers, self._sizes = array("I"), array("I")
         self._pairs = self._size = 0
         self._files = [TemporaryStream(folder) for _ in Pair._fields]
 
@@ -73,26 +73,26 @@ class TextSample:
         return self._pairs
 
     def add(self, sample: BlockSample) -> None:
-        """Add the next block, sampled at `rate` or a higher rate. Raises StorageError."""
+        """Add the next block, sampled with `threshold` or a higher one. Raises StorageError."""
         for file, texts in zip(self._files, sample.texts, strict=True):
             file.write(texts)
-        self._draws.frombytes(sample.draws.tobytes())
+        self._random_numbers.frombytes(sample.random_numbers.tobytes())
         self._sizes.frombytes(sample.sizes.tobytes())
-        self._count(sample.draws, sample.sizes)
-        while self._size > self._limit:
-            self.rate -= -(-self.rate // 8)
+        self._count(sample.random_numbers, sample.sizes)
+        while self._size > self._max_characters:
+            self.threshold -= -(-self.threshold // 8)
             self._pairs = self._size = 0
-            self._count(np.frombuffer(self._draws, np.uint32), np.frombuffer(self._sizes, np.uint32))
+            self._count(np.frombuffer(self._random_numbers, np.uint32), np.frombuffer(self._sizes, np.uint32))
 
-    def _count(self, draws: Integers, sizes: Integers) -> None:
-        kept = draws < self.rate
+    def _count(self, random_numbers: Integers, sizes: Integers) -> None:
+        kept = random_numbers < self.threshold
         self._pairs += int(kept.sum())
         self._size += int(sizes[kept].sum())
 
     def side(self, index: int) -> Iterator[str]:
         """The source (0) or target (1) texts of the sample."""
-        for draw, line in zip(self._draws, self._files[index].lines(), strict=True):
-            if draw < self.rate:
+        for number, line in zip(self._random_numbers, self._files[index].lines(), strict=True):
+            if number < self.threshold:
                 yield line[:-1].decode().replace("\0", "\n")
 
     def pairs(self) -> Iterator[Pair]:
@@ -110,12 +110,14 @@ class Candidate(NamedTuple):
     target: str
 
 
-def draw_candidates(block: Block, corpus: int, seed: int, count: int, limit: str = ANY) -> list[Candidate]:
-    """At most `count` pairs of a block that may be held out: the smallest digests up to `limit`."""
+def draw_candidates(
+    block: Block, corpus: int, seed: int, count: int, max_digest: str = ANY_DIGEST
+) -> list[Candidate]:
+    """At most `count` pairs of a block that may be held out: the smallest digests up to `max_digest`."""
     if not count:
         return []
     digests = [blake2b(f"{seed} {source}".encode(), digest_size=16).digest() for source in block.sources]
-    found, largest = dict[bytes, Candidate](), bytes.fromhex(limit)
+    found, largest = dict[bytes, Candidate](), bytes.fromhex(max_digest)
     for i in [i for i, digest in enumerate(digests) if digest <= largest]:
         source, target = block.sources[i], block.targets[i]
         if digests[i] not in found and source.strip() and target.strip():
@@ -131,7 +133,7 @@ class HoldoutSampler:
     """
 
     def __init__(self, count: int):
-        self._count, self.limit = count, ANY  # pairs with a larger digest are not drawn
+        self._count, self.max_digest = count, ANY_DIGEST  # pairs with a larger digest are not drawn
         self._drawn: dict[str, Candidate] = {}  # by digest, the first pair of each source
 
     def add(self, candidates: Iterable[Candidate]) -> None:
@@ -140,7 +142,7 @@ class HoldoutSampler:
             self._drawn.setdefault(candidate.digest, candidate)
         if len(self._drawn) > 2 * self._count + CANDIDATES:
             self._drawn = {each.digest: each for each in self._smallest()}
-            self.limit = max(self._drawn)
+            self.max_digest = max(self._drawn)
 
     def pairs(self) -> list[Pair]:
         """The drawn pairs, in the order of the corpora."""

@@ -96,7 +96,7 @@ class CorpusScanner:
         first, usable = self._read_first(blocks) if check else ([], [])
         block_check = check.block_check(usable) if check else None
         scanner = BlockScanner(data, self.seed, self._strict, held_out, block_check)
-        tasks = (ScanTask(i, raw, text.rate, holdout.limit) for i, raw in chain(first, blocks))
+        tasks = (ScanTask(i, raw, text.threshold, holdout.max_digest) for i, raw in chain(first, blocks))
         size, read = _size_of_text(data.train), 0
         with ProgressBar("data: read", "pairs", quiet=self._quiet) as progress:
             for task, block in scan_all(scanner, tasks, self._workers or self._choose_workers()):
@@ -117,7 +117,7 @@ class CorpusScanner:
                 yield index, raw
 
     def _read_first(self, blocks: Iterator[IndexedBlock]) -> tuple[list[IndexedBlock], list[Block]]:
-        """Take blocks until they have enough usable pairs to determine the scripts. Also returns these."""
+        """The first blocks, up to enough usable pairs to determine the scripts, and their usable pairs."""
         first, usable = [], list[Block]()
         for index, raw in islice(blocks, _PEEKED):
             first.append((index, raw))
@@ -145,7 +145,7 @@ class CorpusScanner:
 
     def require_unchanged(self, corpora: Iterable[Corpus]) -> None:
         """Raise DataError if a file of these training or validation corpora has changed since the scanner was
-        made, so that its hash may be that of other text."""
+        made, so that its hash may not be the hash of the text that was read."""
         require_unchanged(chain.from_iterable(map(files_of, corpora)), self.stamps)
 
     @property

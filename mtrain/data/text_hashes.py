@@ -7,26 +7,26 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-Keys = npt.NDArray[np.uint64]
+Hashes = npt.NDArray[np.uint64]
 Codes = npt.NDArray[np.uint32]  # code points of characters
-MIX = np.uint64(0x9E3779B97F4A7C15)  # spreads keys that differ in few bits
+MIX = np.uint64(0x9E3779B97F4A7C15)  # spreads hashes that differ in few bits
 _LETTERS = 0x40000  # code points, after which Unicode has no letters
 _SPACE = ord(" ")
 _SEVERAL = 2**32 - 1  # not a code point
 _TEXTS = 1000  # that are normalized at a time; more would not fit into the processor's cache
 
 
-def hash_texts(texts: Sequence[str]) -> Keys:
+def hash_texts(texts: Sequence[str]) -> Hashes:
     """A hash of each text, the same in every process."""
     return np.fromiter(map(xxh3_64_intdigest, map(str.encode, texts)), np.uint64, len(texts))
 
 
-def hash_pairs(sources: Keys, targets: Keys) -> Keys:
-    """A hash of each pair, from those of its source and target."""
+def hash_pairs(sources: Hashes, targets: Hashes) -> Hashes:
+    """A hash of each pair, from the hashes of its source and target."""
     return sources * MIX + targets
 
 
-def hash_normalized(texts: Sequence[str]) -> Keys:
+def hash_normalized(texts: Sequence[str]) -> Hashes:
     """A hash of the words of each text, without case, spaces and punctuation. A text without words is hashed
     as it is."""
     hashes: list[int] = []
@@ -73,16 +73,16 @@ def _replacements() -> Codes:
     return codes
 
 
-def unique(keys: Keys) -> Keys:
-    """The distinct keys, sorted."""
-    keys = np.sort(keys)  # several times as fast as np.unique
-    distinct: Keys = keys[np.append(True, keys[1:] != keys[:-1])[: len(keys)]]
+def unique(hashes: Hashes) -> Hashes:
+    """The distinct hashes, sorted."""
+    hashes = np.sort(hashes)  # several times as fast as np.unique
+    distinct: Hashes = hashes[np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]]
     return distinct
 
 
-def common(keys: Keys, wanted: Keys) -> Keys:
-    """The keys that are among the `wanted` ones, which are sorted."""
-    if not len(wanted):
-        return wanted
-    found: Keys = keys[wanted.take(np.searchsorted(wanted, keys), mode="clip") == keys]
+def common(hashes: Hashes, others: Hashes) -> Hashes:
+    """The hashes that are among `others`, which are sorted."""
+    if not len(others):
+        return others
+    found: Hashes = hashes[others.take(np.searchsorted(others, hashes), mode="clip") == hashes]
     return found
