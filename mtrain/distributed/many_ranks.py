@@ -27,8 +27,11 @@ STEP_TIMEOUT = timedelta(seconds=100)  # within a training step
 WAITING_TIMEOUT = timedelta(hours=1)  # while rank 0 saves or validates, and before the first step
 PREPARING_TIMEOUT = timedelta(hours=24)  # while rank 0 prepares the data
 
-# Messages of gloo, NCCL and the store when another rank is lost.
-_LOST = re.compile(r"gloo|NCCL|ProcessGroup|Store|[Cc]onnection (closed|reset)|[Bb]roken pipe|[Tt]imed out")
+# Messages of gloo, NCCL, the store, and DistributedDataParallel when another rank is lost.
+_LOST = re.compile(
+    r"gloo|NCCL|ProcessGroup|Store|onnection (closed|reset|refused)|roken pipe|imed ?out|imeout|pair closure"
+    r"|running the callback"
+)
 
 
 @contextmanager

@@ -134,25 +134,26 @@ class RankStore:
 
     def find_lost_ranks(self, error: RuntimeError) -> LostRankError:
         """Find out which ranks are lost, after an error of the connection: they have reported why they ended,
-        or do not answer."""
+        or do not answer, or have not noticed that the connection is lost because they hang."""
         with suppress(RuntimeError):
             self._store.set("ask", "")
+        self.leave_note("lost", True)
         others = [rank for rank in range(self.size) if rank != self.rank]
         deadline = time.monotonic() + GRACE
         while True:
-            ends, here = self._notes("end", others), self._notes("here", others)
-            silent = [rank for rank in others if rank not in here]
-            if ends or not silent or time.monotonic() > deadline:
+            ends, lost = self._notes("end", others), self._notes("lost", others)
+            if ends or len(lost) == len(others) or time.monotonic() > deadline:
                 break
             time.sleep(0.1)
         if ends:
             rank, message = min(ends.items())
             return LostRankError(f"{self._describe([rank])} ended: {message}")
-        if not silent:
+        is_late = re.search(r"[Tt]imed? ?out", str(error))
+        here = lost if is_late else lost | self._notes("here", others)
+        if not (missing := [rank for rank in others if rank not in here]):
             return LostRankError(f"the connection between the ranks is lost: {_first_line(error)}")
-        timeout = re.search(r"[Tt]imed? ?out", str(error))
-        what = "did not respond in time" if timeout else "ended without a message; perhaps it was killed"
-        return LostRankError(f"{self._describe(silent)} {what}; run the same command again to resume")
+        what = "did not respond in time" if is_late else "ended without a message; perhaps it was killed"
+        return LostRankError(f"{self._describe(missing)} {what}; run the same command again to resume")
 
     def _describe(self, ranks: Sequence[int]) -> str:
         hosts = ", ".join(dict.fromkeys(self.hosts[rank] for rank in ranks))

@@ -292,6 +292,7 @@ class Trainer:
     def save(self, last: bool) -> None:
         """Save a checkpoint; see `Saver`."""
         self.saver.complete_state()
+        self.ranks.meet()  # all have read the checkpoints that they average, of which rank 0 may remove one
         self._lead(lambda: self.saver.save(last))
 
     def _planned_steps(self) -> int | None:

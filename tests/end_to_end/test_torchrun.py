@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,12 +24,12 @@ MARK = "MTRAIN_TEST"  # variable in the environment of all processes of a comman
 class Command:
     """A running `torchrun`."""
 
-    def __init__(self, run: Path, steps: int, *options: str):
+    def __init__(self, run: Path, steps: int, *options: str, fit: Sequence[str] = ()):
         config = run.with_suffix(".yaml")
         config.write_text(to_yaml(make_run_config(run, steps), exclude_unset=True))
         self.mark, self.log = f"{MARK}={uuid.uuid4()}", run.with_suffix(".log")
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
-        command = [*torchrun, "-m", "mtrain", "fit", str(config), "--device", "cpu", "--quiet"]
+        command = [*torchrun, "-m", "mtrain", "fit", str(config), "--device", "cpu", "--quiet", *fit]
         environment = {**os.environ, **dict([self.mark.split("=")]), "OMP_NUM_THREADS": "1"}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stderr=log, env=environment)
@@ -74,7 +74,7 @@ def test_sigterm_to_torchrun_ends_the_run_after_a_save(tmp_path):
 def test_torchrun_restarts_ranks_that_were_killed_and_they_finish_the_same_run(tmp_path):
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert Command(whole, STEPS).process.wait(120) == 0
-    command = Command(run, STEPS, "--max-restarts", "3")
+    command = Command(run, STEPS, "--max-restarts", "3", fit=["--resume", "never"])
     for kill, rank in enumerate((1, 0), start=1):
         wait_for_steps(run, 15 * kill)
         os.kill(command.ranks()[rank], signal.SIGKILL)

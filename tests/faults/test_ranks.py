@@ -12,10 +12,13 @@ import pytest
 import yaml
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
+from mtrain.checkpoint.model_folder import load_model
+from mtrain.config.load import load_config
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.windows import WindowedCorpus
 from mtrain.distributed import many_ranks, store
 from mtrain.training import loop
+from mtrain.training.fit import make_trainer
 from mtrain.training.validate import Validator
 from tests.support.faults.processes import wait, wait_until
 from tests.support.faults.runs import make_run_config, result_of
@@ -91,7 +94,7 @@ def test_14_a_rank_that_opens_a_window_late_is_waited_for(tmp_path, monkeypatch)
 
     def open_late(self, epoch, *arguments):
         if epoch and os.environ["RANK"] == "1":
-            time.sleep(5)
+            time.sleep(3)
         return real(self, epoch, *arguments)
 
     monkeypatch.setattr(WindowedCorpus, "open", open_late)
@@ -142,6 +145,34 @@ def test_15_a_number_that_is_not_finite_on_one_rank_skips_the_step_on_all(tmp_pa
     assert [line["loss"] == "NaN" for line in lines].count(True) == 1 and lines[-1]["skipped_steps"] == 1
     logs = read_logs(tmp_path)
     assert logs[0].count("step skipped") == 1 and logs[1] == ""
+
+
+def test_14_a_rank_that_hangs_is_named(tmp_path, monkeypatch, on_training_forward):
+    monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr(store, "GRACE", 2.0)
+    calls = []
+
+    def hang(*_):
+        calls.append(1)
+        if os.environ["RANK"] == "1" and len(calls) == 9:
+            time.sleep(99)
+
+    on_training_forward(hang)
+    with started_ranks(2, fit(tmp_path / "run"), tmp_path) as children:
+        assert wait(children[0]).exit_code == 7
+    assert "error: rank 1 on " in read_logs(tmp_path)[0]
+    assert " did not respond in time; " in read_logs(tmp_path)[0]
+
+
+def test_all_ranks_validate_the_averaged_weights(tmp_path):
+    run = tmp_path / "run"
+    changed = ["training.ema_decay=null", "training.average_checkpoints=2", "training.best_metric=nll"]
+    options = [option for value in changed for option in ("--set", value)]
+    assert exit_codes(run_ranks(2, fit(run, 10, *options), tmp_path)) == [0, 0], read_logs(tmp_path)
+    [nll] = (line["validation"]["nll"] for line in read_metrics(run) if "validation" in line)
+    config = load_config(run / "config.yaml")
+    validator = make_trainer(config, device="cpu", quiet=True).selection.validator
+    assert validator(load_model(run).model).nll == pytest.approx(nll, rel=1e-6)
 
 
 def test_30_a_validation_that_fails_on_another_rank_is_repeated_at_the_next_one(tmp_path, monkeypatch):
