@@ -30,5 +30,6 @@
 28  control characters printed to a terminal: escaped
 29  byte pieces that decode to a line break: replaced by a space
 33  a rank with another config: an error before the first step that names the rank and the key
+34  torchrun restarts ranks that were killed: the run finishes as if nothing had happened (test_torchrun.py)
 35  out of memory on one of several ranks: all try again, or end and resume, with smaller micro-batches
 """

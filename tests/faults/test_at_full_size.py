@@ -12,7 +12,8 @@ from tests.support.training import fit_on_cpu
 
 @pytest.mark.slow
 def test_nothing_is_lost():
-    options = ["--kills", "20", "--flips", "1000", "--signals", "5", "--disks", "10", "--minutes", "0.5"]
+    options = ["--kills", "20", "--flips", "1000", "--signals", "5", "--disks", "10", "--ranks", "2"]
+    options += ["--minutes", "0.5"]
     done = subprocess.run(
         ["bash", str(ROOT / "scripts/torture.sh"), *options],
         capture_output=True,
@@ -20,7 +21,7 @@ def test_nothing_is_lost():
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     rows = [line[42:].split()[:3] for line in done.stdout.splitlines()[1:] if not line.startswith(" ")]
-    assert done.returncode == 0 and len(rows) == 8, done.stdout + done.stderr
+    assert done.returncode == 0 and len(rows) == 9, done.stdout + done.stderr
     assert all(lost == corrupt == "0" for _, lost, corrupt in rows)
 
 

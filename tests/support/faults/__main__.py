@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.support.faults import damage, fuzz, saves, signals
+from tests.support.faults import damage, fuzz, ranks, saves, signals
 from tests.support.faults.processes import run_in_child
 from tests.support.faults.runs import CHECKPOINT_EVERY, Outcome, train
 
-PARTS = ("flips", "operations", "disks", "signals", "kills", "fuzz")
+PARTS = ("flips", "operations", "disks", "signals", "kills", "ranks", "fuzz")
 
 
 def inject(folder: Path, options: argparse.Namespace) -> Iterator[Outcome]:
@@ -35,6 +35,7 @@ def inject(folder: Path, options: argparse.Namespace) -> Iterator[Outcome]:
         "disks": [lambda: saves.limit_file_sizes(folder, start, options.disks)],
         "signals": [lambda: signals.terminate_at_random(folder, start, options.signals)],
         "kills": [lambda: signals.kill_at_random(folder, start, options.kills)],
+        "ranks": [lambda: ranks.kill_ranks_at_random(folder, options.ranks)],
         "fuzz": [lambda: fuzz.fuzz_loaders(folder, whole, options.minutes, options.seed)],
     }
     for name in options.only or PARTS:
@@ -48,6 +49,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=PARTS, help="run these parts only")
     parser.add_argument("--kills", type=int, default=500, help="SIGKILLs of a training run (500)")
     parser.add_argument("--flips", type=int, default=10_000, help="flipped bytes and cut files (10,000)")
+    parser.add_argument("--ranks", type=int, default=100, help="SIGKILLs of ranks under torchrun (100)")
     parser.add_argument("--signals", type=int, default=100, help="SIGTERMs of a training run (100)")
     parser.add_argument("--disks", type=int, default=60, help="file size limits to try (60)")
     parser.add_argument("--minutes", type=float, default=60, help="minutes of fuzzing (60)")
