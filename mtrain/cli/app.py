@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mtrain import __version__
-from mtrain.cli import data, demo, evaluation, interop, models, terminal, training, translation
+from mtrain.cli import data, demo, evaluation, interop, models, scoring, terminal, training, translation
 from mtrain.errors import MtrainError, StorageError, is_out_of_memory
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ app.command()(data.prepare)
 app.command()(training.plan)
 app.command()(training.fit)
 app.command()(translation.translate)
-app.command()(translation.score)
+app.command()(scoring.score)
 app.command()(evaluation.evaluate)
 app.command()(models.rerank)
 app.command()(models.average)
