@@ -22,6 +22,7 @@ from mtrain.cli.options import (
 )
 from mtrain.cli.output import open_stdout
 from mtrain.cli.translation import load_translator, refuse_beam_size_of_sampling
+from mtrain.distributed.launch import read_launch
 from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -81,13 +82,13 @@ def evaluate(
         raise UsageError(f"--bleu-tokenize has no effect on --metrics {metrics}; add bleu, or leave it out")
     metric_options = (names, lowercase, bleu_tokenize)
     if hypotheses is not None:
-        results = _score_hypotheses(model, hypotheses, reference or [], *metric_options)
+        if read_launch().rank == 0:
+            _print_scores(_score_hypotheses(model, hypotheses, reference or [], *metric_options), json_)
     else:
         assert model is not None
         settings = overrides(set_, "decoding.", **search)
-        results = _score_model(model, source, reference or [], settings, beam_size, device, *metric_options)
-    _print_scores(results, json_)
-    if hypotheses is None:
+        others = (settings, beam_size, device, *metric_options, json_)
+        _score_model(model, source, reference or [], *others)
         terminal.suggest(f"to translate a file: mtrain translate {shlex.quote(str(model))} -i FILE -o FILE")
 
 
@@ -141,8 +142,11 @@ def _score_model(
     names: Sequence[str],
     lowercase: bool,
     bleu_tokenize: str | None,
-) -> Iterator[Scores]:
-    """The scores of a model on the test set in the given files, or on the test sets of its run."""
+    json_: bool,
+) -> None:
+    """Print the scores of a model on the test set in the given files, or on the test sets of its run. If
+    there are several ranks, they share the translation, and the first alone reads and prints."""
+    from mtrain.distributed.many_ranks import joined_ranks
     from mtrain.evaluation.evaluate import TestSet, configured_test_sets, evaluate_set, read_references
     from mtrain.evaluation.metrics import make_metrics
 
@@ -150,16 +154,21 @@ def _score_model(
     if references and data_settings:
         raise UsageError(f"--set {data_settings[0]} has no effect with --reference; leave it out")
     given = None
-    if source is not None:
+    if source is not None and read_launch().rank == 0:
         name, sources = _read(source)
         others = read_references(references, name, len(sources))
         given = [TestSet(Path(name).name, sources, others)]
     decoding_settings = [assignment for assignment in settings if not assignment.startswith("data.")]
-    translator = load_translator(model, device, decoding_settings)
-    refuse_beam_size_of_sampling(translator, beam_size)
-    metrics = make_metrics(names, translator.target_lang, lowercase, bleu_tokenize)
-    for test in given or configured_test_sets(model, data_settings):
-        yield test.name, len(test.references[0]), evaluate_set(test, translator, metrics)
+    with joined_ranks(device) as ranks:
+        translator = load_translator(model, str(ranks.device), decoding_settings)
+        refuse_beam_size_of_sampling(translator, beam_size)
+
+        def results() -> Iterator[Scores]:
+            metrics = make_metrics(names, translator.target_lang, lowercase, bleu_tokenize)
+            for test in given or configured_test_sets(model, data_settings):
+                yield test.name, len(test.references[0]), evaluate_set(test, translator, metrics)
+
+        translator.lead(ranks, lambda: _print_scores(results(), json_))
 
 
 def _print_scores(results: Iterable[Scores], json_: bool) -> None:

@@ -26,6 +26,7 @@ from mtrain.cli.options import (
 )
 from mtrain.cli.output import is_stream, open_output, require_writable, write_lines
 from mtrain.data import COMPRESSION
+from mtrain.distributed.launch import read_launch
 from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -159,43 +160,64 @@ def translate(
     line, in order.
     """
     terminal.start_logging(quiet, debug)
-    prompted = not text and input_file is None and sys.stdin.isatty()
-    if prompted and (output_file or prefix or scores or alignments or json_):
+    launch = read_launch()
+    is_first = launch.rank == 0  # of several ranks, the first alone reads and writes
+    prompted = is_first and not text and input_file is None and sys.stdin.isatty()
+    if prompted and (output_file or prefix or scores or alignments or json_ or launch.size > 1):
         raise UsageError("nothing to translate; give TEXT, --input or a pipe")
     if scores and json_:
         raise UsageError("--scores has no effect with --json, which contains the scores; give one of them")
-    _check_input(text, input_file, prefix)
-    require_writable(output_file, (input_file, prefix))
-    if continue_:
-        _check_continue(output_file, prefix)
+    if is_first:
+        _check_input(text, input_file, prefix)
+        require_writable(output_file, (input_file, prefix))
+        if continue_:
+            _check_continue(output_file, prefix)
     typed = [terminal.require_unicode(sentence) for sentence in text or []]
     search = {"beam_size": beam_size, "length_penalty": length_penalty}
     speed = {"batch_tokens": batch_tokens, "workers": workers}
     samples_set = any(assignment.startswith("decoding.samples=") for assignment in set_ or [])
     samples = n_best if sample and not samples_set else None
     settings = overrides(set_, "decoding.", samples=samples, **search, **speed)
-    translator = load_translator(model, device, settings, ensemble)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     given = {name: value for name, value in sampling.items() if value is not None}
-    refuse_beam_size_of_sampling(translator, beam_size)
-    if given and translator.decoding.samples is None:
-        raise UsageError(
-            f"--{next(iter(given)).replace('_', '-')} has no effect without --sample; add --sample"
-        )
-    if given:
-        translator = translator.with_settings(**given)
-    if prompted:
-        from mtrain.cli.prompt import Prompt
+    from mtrain.distributed.many_ranks import joined_ranks
 
-        Prompt(translator, n_best).run()
-        return
+    with joined_ranks(device) as ranks:
+        translator = load_translator(model, str(ranks.device), settings, ensemble)
+        refuse_beam_size_of_sampling(translator, beam_size)
+        if given and translator.decoding.samples is None:
+            raise UsageError(
+                f"--{next(iter(given)).replace('_', '-')} has no effect without --sample; add --sample"
+            )
+        if given:
+            translator = translator.with_settings(**given)
+        if prompted:
+            from mtrain.cli.prompt import Prompt
+
+            Prompt(translator, n_best).run()
+            return
+        form = Format(n_best, scores, alignments, json_)
+        files = input_file, output_file, prefix
+        translator.lead(ranks, lambda: _translate(translator, typed, *files, form, continue_, quiet))
+
+
+def _translate(
+    translator: "Translator",
+    typed: Sequence[str],
+    input_file: Path | None,
+    output_file: Path | None,
+    prefix: Path | None,
+    form: Format,
+    continue_: bool,
+    quiet: bool,
+) -> None:
+    """Translate the typed sentences, or a file or stdin."""
     from mtrain.progress_bar import ProgressBar
 
     total = len(typed) if typed else _count_lines(input_file)
     if prefix is not None and total is not None:
         _check_prefixes(prefix, total)
     lines = iter(typed) if typed else terminal.read_lines(input_file or Path("-"))
-    form = Format(n_best, scores, alignments, json_)
     with ProgressBar("translated", "lines", total, quiet or bool(typed)) as progress:
         job = Job(translator, prefix, form, progress)
         if output_file is None or is_stream(output_file):

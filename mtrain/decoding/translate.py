@@ -18,10 +18,12 @@ from mtrain.config.languages import base_language
 from mtrain.config.load import validate
 from mtrain.decoding.decode import Models
 from mtrain.decoding.mbr import sentence_metric
+from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import WINDOW, WINDOW_PER_WORKER, Part, parts_of, windows
 from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best
 from mtrain.decoding.workers import Workers
 from mtrain.device import default_worker_count, resolve_device, resolve_precision
+from mtrain.distributed.ranks import Ranks
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -52,6 +54,7 @@ class Translator:
         self.device, self.max_length, self.fingerprint = device, max_length, fingerprint
         self._originals, self._processes = Models(models, tokenizer, target_lang, device), processes
         self._workers: Workers | None = None
+        self._ranks: Ranks | None = None  # that share the decoding; see `lead`
         self._use(decoding)
 
     @classmethod
@@ -142,6 +145,19 @@ class Translator:
         """The models, one or those of an ensemble, prepared for decoding."""
         return self.workers.models.models
 
+    def lead(self, ranks: Ranks, work: Callable[[], object]) -> None:
+        """On rank 0, do `work`; what it translates with this object is shared among all ranks. The other
+        ranks, which call this with the same model, translate their shares until rank 0 has finished.
+
+        Raises DistributedError if a rank has another model or is lost.
+        """
+        ranks.require_equal({"the model": self.fingerprint})
+        self._ranks = ranks if ranks.size > 1 else None
+        try:
+            SharedWorkers(self.workers, ranks).lead(work)
+        finally:
+            self._ranks = None
+
     def translate(
         self,
         texts: Iterable[str],
@@ -186,7 +202,7 @@ class Translator:
         tokens whenever some are translated, which is before they can be yielded in order.
         """
         lines = [lines] if isinstance(lines, str) else lines
-        workers = self.workers
+        workers = self.workers if self._ranks is None else SharedWorkers(self.workers, self._ranks)
         if n_best < 1:
             raise UsageError(f"{n_best} translations of each line were requested; ask for 1 or more")
         if n_best > self.decoding.hypotheses:

@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +22,7 @@ from mtrain.config.decoding import DecodingConfig
 from mtrain.config.model import ModelConfig
 from mtrain.decoding.decode import Models, decode_batch, for_decoding
 from mtrain.decoding.split import Part
-from mtrain.decoding.translation import Translation
+from mtrain.decoding.translation import Translation, from_fields, to_fields
 from mtrain.device import keep_freed_memory
 from mtrain.processes import Answer, Message, Receive, WorkerProcess
 from mtrain.processes import serve as serve_tasks
@@ -60,13 +59,7 @@ def decode_remotely(
     """Run `decode_batch` in a process, and raise its errors here. Raises WorkerEndedError."""
     task = {"config": config.model_dump(mode="json"), "parts": parts}
     answer = process.call(Message({**task, "wanted": [n_best, alignments, scored]}))
-    return [[_translation(**one) for one in of_part] for of_part in answer.header["translations"]]
-
-
-def _translation(alignment: list[list[int]] | None, n_best: object, **fields: Any) -> Translation:
-    """A translation from its fields as decoded from JSON."""
-    links = None if alignment is None else tuple((source, target) for source, target in alignment)
-    return Translation(alignment=links, **fields)
+    return from_fields(answer.header["translations"])
 
 
 def serve() -> None:
@@ -112,7 +105,7 @@ def _receive_models(receive: Receive) -> Models:
 
 def _decode(models: Models, config: dict[str, Any], parts: list[list[Any]], wanted: list[Any]) -> Message:
     found = decode_batch(models, DecodingConfig(**config), [Part(*part) for part in parts], *wanted)
-    return Message({"translations": [[asdict(one) for one in of_part] for of_part in found]})
+    return Message({"translations": to_fields(found)})
 
 
 def _end_when_idle(last_used: list[float]) -> None:
