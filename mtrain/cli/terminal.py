@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mtrain.distributed.launch import read_launch
-from mtrain.errors import DataError
+from mtrain.errors import DataError, UsageError
 
 log = logging.getLogger(__name__)
 STARTED = time.monotonic()  # this module is loaded when the process starts
@@ -45,11 +45,10 @@ def start_logging(quiet: bool, debug: bool) -> None:
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            prefix = (
-                "" if record.levelno < logging.WARNING else f"{rank_prefix()}{record.levelname.lower()}: "
-            )
+            kind = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+            text = rank_prefix() + kind + escape_control_characters(self.format(record))
             with suppress(OSError):  # a closed stderr must not stop a long run
-                tqdm.write(prefix + escape_control_characters(self.format(record)), file=sys.stderr)
+                tqdm.write(text, file=sys.stderr)
 
     logger = logging.getLogger("mtrain")
     logger.handlers = [Handler()]
@@ -59,9 +58,11 @@ def start_logging(quiet: bool, debug: bool) -> None:
 
 
 def rank_prefix() -> str:
-    """What the warnings and errors of a rank begin with; empty on rank 0."""
-    rank = read_launch().rank
-    return f"rank {rank}: " if rank else ""
+    """What the messages of this rank begin with; nothing on rank 0."""
+    with suppress(UsageError):
+        if rank := read_launch().rank:
+            return f"rank {rank}: "
+    return ""
 
 
 def suggest(text: str) -> None:

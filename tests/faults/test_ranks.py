@@ -20,8 +20,10 @@ from mtrain.distributed import many_ranks, store
 from mtrain.training import loop
 from mtrain.training.fit import make_trainer
 from mtrain.training.validate import Validator
+from tests.support.faults.file_operations import on_file_operation
 from tests.support.faults.processes import wait, wait_until
 from tests.support.faults.runs import make_run_config, result_of
+from tests.support.faults.saves import fail_writes
 from tests.support.ranks import command, exit_codes, read_logs, run_ranks, started_ranks
 from tests.support.training import last_checkpoint, losses, read_metrics
 
@@ -47,6 +49,21 @@ def whole(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     assert exit_codes(run_ranks(2, fit(folder / "whole"), folder)) == [0, 0], read_logs(folder)
     return folder / "whole"
+
+
+def test_02_if_the_disk_is_full_for_rank_0_the_others_end_with_its_message(tmp_path):
+    """A failed save is tried again at the next checkpoint; that of the last step is not."""
+
+    def work() -> None:
+        fail, _ = fail_writes("model.safetensors", range(99))
+        with on_file_operation(fail):
+            fit(tmp_path / "run", 7)()
+
+    assert exit_codes(run_ranks(2, work, tmp_path)) == [6, 7]
+    logs = read_logs(tmp_path)
+    assert "training continues and saves at the next checkpoint" in logs[0]
+    assert "error: " in logs[0].splitlines()[-1] and "MiB needed" in logs[0].splitlines()[-1]
+    assert "rank 1: error: rank 0 on " in logs[1] and "MiB needed" in logs[1] and logs[1].count("\n") == 1
 
 
 def test_13_sigterm_to_one_rank_stops_all_at_the_same_step(tmp_path):

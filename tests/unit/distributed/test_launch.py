@@ -1,9 +1,7 @@
 """How torchrun says which rank a process is."""
 
-import pytest
-
 from mtrain.distributed.launch import Launch, read_launch
-from mtrain.errors import UsageError
+from tests.support.cli import one_line
 
 
 def test_a_process_that_torchrun_did_not_start_is_alone(monkeypatch):
@@ -16,6 +14,11 @@ def test_the_environment_of_torchrun_is_read(monkeypatch):
     for name, value in {**values, "TORCHELASTIC_RESTART_COUNT": 2}.items():
         monkeypatch.setenv(name, str(value))
     assert read_launch() == Launch(9, 16, 1, 8, 2)
+
+
+def test_an_environment_that_is_not_that_of_torchrun_is_an_error(monkeypatch, mtrain, config_file):
+    for name in ("WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "1")
     monkeypatch.setenv("RANK", "nine")
-    with pytest.raises(UsageError, match="RANK: 'nine' in the environment is not a number"):
-        read_launch()
+    code, _, err = mtrain("fit", config_file)
+    assert code == 2 and "RANK: 'nine' in the environment is not a number; use torchrun" in one_line(err)
