@@ -159,7 +159,7 @@ def _score_model(
         others = read_references(references, name, len(sources))
         given = [TestSet(Path(name).name, sources, others)]
     decoding_settings = [assignment for assignment in settings if not assignment.startswith("data.")]
-    with joined_ranks(device) as ranks:
+    with joined_ranks(device) as ranks, terminal.cleaning_up_after_sigterm():
         translator = load_translator(model, str(ranks.device), decoding_settings)
         refuse_beam_size_of_sampling(translator, beam_size)
 

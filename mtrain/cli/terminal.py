@@ -3,11 +3,13 @@
 import io
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
@@ -63,6 +65,35 @@ def rank_prefix() -> str:
         if rank := read_launch().rank:
             return f"rank {rank}: "
     return ""
+
+
+class _Terminated(SystemExit):
+    """Raised after SIGTERM."""
+
+    def __str__(self) -> str:
+        return "stopped by SIGTERM"
+
+
+@contextmanager
+def cleaning_up_after_sigterm() -> Iterator[None]:
+    """A context manager for one of several ranks. torchrun sends SIGTERM to all when one has failed; they
+    exit with code 143 after a message, and after clean-up such as saving the output. A process without
+    others ends at once, without either."""
+
+    def exit_(_: int, __: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with suppress(OSError):
+            os.write(2, f"{rank_prefix()}stopped by SIGTERM\n".encode())
+        raise _Terminated(128 + signal.SIGTERM)
+
+    if read_launch().size == 1:
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, exit_)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def suggest(text: str) -> None:

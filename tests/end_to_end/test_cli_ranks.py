@@ -109,6 +109,24 @@ def test_after_a_rank_is_killed_continue_completes_the_output(mtrain, run_dir, t
     assert out.read_text() == mtrain(*translate(run_dir, whole))[1]
 
 
+def test_sigterm_to_all_ranks_keeps_what_was_translated(run_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr("mtrain.storage.resumable.ResumableOutput", partial(ResumableOutput, save_every=0.0))
+    monkeypatch.setattr("mtrain.decoding.split.WINDOW_CHARACTERS", 60)
+    pipe, state = tmp_path / "pipe", tmp_path / "out.part.json"
+    os.mkfifo(pipe)
+    work = command(*translate(run_dir, pipe, "-o", tmp_path / "out"))
+    with started_ranks(2, work, tmp_path) as ranks, pipe.open("w") as stream:
+        stream.write("".join(f"{line}\n" for line in SOURCES))
+        stream.flush()
+        assert wait_until(ranks[0], lambda: lines_done(state) >= 2) is None, read_logs(tmp_path)
+        for rank in ranks:
+            os.kill(rank, signal.SIGTERM)
+        assert exit_codes([wait(rank) for rank in ranks]) == [143, 143]
+    message, kept = read_logs(tmp_path)[0].splitlines()
+    assert message == "stopped by SIGTERM" and "use --continue to resume" in kept
+    assert read_logs(tmp_path)[1] == "rank 1: stopped by SIGTERM\n"
+
+
 def lines_done(state: Path) -> int:
     """The number of lines that --continue would skip."""
     return json.loads(state.read_text())["lines"] if state.exists() else 0
