@@ -25,7 +25,6 @@ from mtrain.data.windows import WindowedCorpus
 from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError
-from mtrain.interop.formats import describe_exports
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.arithmetic import describe_arithmetic, log_changes
@@ -34,7 +33,7 @@ from mtrain.training.micro_batch import micro_batch_tokens
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.parallel import make_learner_of_rank
 from mtrain.training.prepare import PreparedRun
-from mtrain.training.progress import Progress
+from mtrain.training.progress import Progress, log_setup
 from mtrain.training.saver import Saver
 from mtrain.training.schedule import learning_rate
 from mtrain.training.signals import StopSignal
@@ -114,8 +113,10 @@ class Trainer:
         self._lead(self._begin)
         with self._stopping(stop):  # it may take minutes to open the first window
             self.loader.find(self._position, lambda: stop.received is not None)
-        self._log_setup()
-        for batch in self.loader.largest(self._window()):  # fail now, not hours later, if memory is short
+        window, windows = self._window(), len(self.loader.corpus.windows(self.state.epoch))
+        planned = self.total_steps, self.recipe.max_steps
+        log_setup(self.model, self._arithmetic(), window, windows, *planned)
+        for batch in self.loader.largest(window):  # fail now, not hours later, if memory is short
             self.learner.dry_run(batch)
         self.ranks.meet()
         self.progress.start()
@@ -307,24 +308,6 @@ class Trainer:
 
     def _arithmetic(self) -> str:
         return describe_arithmetic(self.learner, self.ranks, self.loader.micro_batch_tokens)
-
-    def _log_setup(self) -> None:
-        parameters = sum(p.numel() for p in self.model.parameters())
-        frozen = sum(p.numel() for p in self.model.parameters() if not p.requires_grad)
-        log.info("device: %s", self._arithmetic())
-        sizes = (parameters / 1e6, frozen / 1e6, self.tokenizer.target_vocab_size)
-        log.info("model: %.2f million parameters (%.2f frozen), vocabulary size %d", *sizes)
-        log.info("exports: %s", describe_exports(self.model.config))
-        window, count = self._window(), len(self.loader.corpus.windows(self.state.epoch))
-        steps = f"{window.steps_in_epoch} steps"
-        if count > 1:
-            steps = f"about {steps} in {count} windows"
-        padding = (100 * share for share in window.plan.padding)
-        log.info("epoch: %s; padding: %.1f%% source, %.1f%% target, %.1f%% both", steps, *padding)
-        if self.total_steps is not None:
-            is_estimate = count > 1 and self.total_steps != self.recipe.max_steps
-            planned = f"{'about ' * is_estimate}{self.total_steps} steps"
-            log.info("planned: %s, %.1f epochs", planned, self.total_steps / window.steps_in_epoch)
 
     def _window(self) -> Window:
         """The window of the next step."""

@@ -15,8 +15,11 @@ from typing import Any
 from tqdm import tqdm
 
 from mtrain.checkpoint.checkpoint import TrainState
+from mtrain.data.loader import Window
 from mtrain.device import copy_to_host_async
 from mtrain.errors import DivergedError
+from mtrain.interop.formats import describe_exports
+from mtrain.model.transformer import Transformer
 from mtrain.storage.atomic import write_atomically
 from mtrain.training.step import StepMetrics
 from mtrain.training.validate import Scores
@@ -181,3 +184,29 @@ class Progress:
             log.warning("%s: cannot write: %s; trying again with the next line", self.file, error.strerror)
         else:
             self.unwritten.clear()
+
+
+def log_setup(
+    model: Transformer,
+    arithmetic: str,
+    window: Window,
+    windows: int,
+    total_steps: int | None,
+    max_steps: int | None,
+) -> None:
+    """Log what is trained, and how long. `window` is the first of the `windows` of an epoch."""
+    parameters = sum(p.numel() for p in model.parameters())
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    log.info("device: %s", arithmetic)
+    sizes = (parameters / 1e6, frozen / 1e6, model.config.target_vocab_size)
+    log.info("model: %.2f million parameters (%.2f frozen), vocabulary size %d", *sizes)
+    log.info("exports: %s", describe_exports(model.config))
+    steps = f"{window.steps_in_epoch} steps"
+    if windows > 1:
+        steps = f"about {steps} in {windows} windows"
+    padding = (100 * share for share in window.plan.padding)
+    log.info("epoch: %s; padding: %.1f%% source, %.1f%% target, %.1f%% both", steps, *padding)
+    if total_steps is not None:
+        is_estimate = windows > 1 and total_steps != max_steps
+        planned = f"{'about ' * is_estimate}{total_steps} steps"
+        log.info("planned: %s, %.1f epochs", planned, total_steps / window.steps_in_epoch)
