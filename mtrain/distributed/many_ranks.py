@@ -21,7 +21,7 @@ from mtrain.device import resolve_device
 from mtrain.distributed.launch import Launch, read_launch
 from mtrain.distributed.ranks import Json, Ranks, Share
 from mtrain.distributed.store import RankStore, require_equal_facts, require_own_gpus
-from mtrain.errors import MtrainError, UsageError, is_out_of_memory
+from mtrain.errors import DistributedError, MtrainError, UsageError, is_out_of_memory
 
 STEP_TIMEOUT = timedelta(seconds=100)  # within a training step
 WAITING_TIMEOUT = timedelta(hours=1)  # while rank 0 saves or validates, and before the first step
@@ -175,6 +175,8 @@ class ManyRanks(Ranks):
         """What the share of this rank returns, or an error after which training may continue."""
         try:
             return {"value": share(self.rank, self.size)}
+        except DistributedError:
+            raise
         except (MtrainError, RuntimeError, MemoryError) as error:
             if not isinstance(error, MtrainError) and not is_out_of_memory(error):
                 raise

@@ -22,7 +22,7 @@ from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.loader import START, Loader, Position, Step, Window
 from mtrain.data.resegment import CancelledError
 from mtrain.data.windows import WindowedCorpus
-from mtrain.device import finishes_within
+from mtrain.device import finishes_within, resolve_precision, should_compile
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError
 from mtrain.model.transformer import Transformer
@@ -58,6 +58,7 @@ class Trainer:
             self.model.load_state_dict(initial_model.model.state_dict())
             log.info("initialized from %s (%s)", self.recipe.init_from, initial_model.fingerprint[:12])
         freeze(self.model, self.recipe.freeze)
+        ranks.require_equal(self._describe_computation())
         ranks.meet()
         self.learner = make_learner_of_rank(self.model, self.recipe, ranks)
         self.average = WeightAverage(self.model, self.recipe)
@@ -84,6 +85,12 @@ class Trainer:
         )
         progress = self.state, self.learner, self.average, self.progress
         self.saver = Saver(self.run_dir, self.recipe, *progress, self._arithmetic)
+
+    def _describe_computation(self) -> dict[str, str]:
+        """What the ranks must share for their gradients to be added up, and each finds out on its own."""
+        precision = resolve_precision(self.device, self.recipe.precision)
+        compiled = should_compile(self.device, self.recipe.compile)
+        return {"the precision": precision, "compilation": "on" if compiled else "off"}
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.state = checkpoint.state
@@ -154,7 +161,8 @@ class Trainer:
             while True:
                 with self._stopping(stop):
                     step = self._load(steps)
-                if state.next_batch == 0:  # a new window may be ready later on some ranks
+                # A window may be ready later on some ranks; the last step before it waits for it, too.
+                if state.next_batch == 0 or step.next.step == 0:
                     self.ranks.meet()
                 metrics = self.train_step(step)
                 self.progress.add_step(metrics, step.places)

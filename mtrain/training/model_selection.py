@@ -10,7 +10,7 @@ import torch
 from mtrain.checkpoint.checkpoint import TrainState, record_validation
 from mtrain.checkpoint.model_folder import publish_best
 from mtrain.config.schema import Config
-from mtrain.errors import DivergedError, ModelError, MtrainError, is_out_of_memory
+from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainError, is_out_of_memory
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.average import WeightAverage
@@ -52,6 +52,8 @@ class ModelSelection:
                 if self.state.validation_due:
                     self._score(saved)
                 publish_best(self.run_dir, self.state, self.config, self.tokenizer)
+            except DistributedError:  # there is nobody to try again with
+                raise
             except (MtrainError, RuntimeError, MemoryError) as error:
                 if not isinstance(error, MtrainError) and not is_out_of_memory(error):
                     raise

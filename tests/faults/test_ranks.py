@@ -234,6 +234,20 @@ def test_33_a_difference_between_ranks_ends_them_before_the_first_step(tmp_path)
     assert not run.exists()
 
 
+def test_33_ranks_that_resolve_another_precision_end_before_the_first_step(tmp_path):
+    run = tmp_path / "run"
+
+    def work() -> None:
+        if os.environ["RANK"] == "1":
+            loop.resolve_precision = lambda *_: "fp16"  # as on an older GPU; this process ends with the test
+        fit(run, 4)()
+
+    assert exit_codes(run_ranks(2, work, tmp_path)) == [7, 7]
+    for log in read_logs(tmp_path):
+        assert "error: rank 1: the precision is fp16, but fp32 on rank 0; " in log
+    assert not list(run.glob("checkpoints/step-*"))
+
+
 def test_35_memory_that_runs_out_during_the_synchronization_lowers_the_limit_of_the_next_start(
     tmp_path, on_training_forward
 ):
