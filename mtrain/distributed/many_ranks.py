@@ -42,16 +42,16 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
     Raises UsageError if there is no such device; DistributedError if the ranks cannot work together.
     """
     launch = read_launch()
-    chosen = resolve_device(_name_device(device, launch))
+    name = _name_device(device, launch)
     if launch.size == 1:
-        yield Ranks(chosen)
+        yield Ranks(resolve_device(name))
         return
-    ranks = ManyRanks(chosen, launch)
-    with ranks.store.answering():
+    store = RankStore(launch)
+    with store.answering():
         try:
-            yield ranks
+            yield ManyRanks(resolve_device(name), launch, store)
         except BaseException as error:
-            ranks.store.report_end(error)
+            store.report_end(error)
             raise
     dist.destroy_process_group()
 
@@ -68,12 +68,12 @@ def _name_device(name: str, launch: Launch) -> str:
 class ManyRanks(Ranks):
     """One of several processes."""
 
-    def __init__(self, device: torch.device, launch: Launch):
+    def __init__(self, device: torch.device, launch: Launch, store: RankStore):
         """Connect to the others. Raises DistributedError if one of them does not start in time, has another
         version, or uses the same GPU."""
         super().__init__(device)
         self.rank, self.size, self.local_size = launch.rank, launch.size, launch.local_size
-        self.store, host = RankStore(launch), socket.gethostname()
+        self.store, host = store, socket.gethostname()
         self.store.hosts = self.store.exchange(host)
         versions = {"the version of mtrain": __version__, "the version of PyTorch": torch.__version__}
         self.require_equal({**versions, "the kind of device": device.type})

@@ -74,22 +74,30 @@ class RankStore:
         return name
 
     def _wait(self, condition: Callable[[], bool], keys: Callable[[], list[str]]) -> None:
-        """Wait until a condition holds. Raises DistributedError that names ranks whose `keys` are missing."""
+        """Wait until a condition holds. Raises DistributedError that names the ranks whose `keys` are missing
+        when the time is up."""
         end, pause = time.monotonic() + START_TIMEOUT.total_seconds(), 0.01
         while not condition():
             if time.monotonic() > end:
                 missing = [rank for rank, key in enumerate(keys()) if not self._store.check([key])]
-                raise DistributedError(f"{_names(missing)} did not start within {START_TIMEOUT}")
+                raise DistributedError(f"{_names(missing)} did not answer within {START_TIMEOUT}")
             time.sleep(pause := min(2 * pause, 0.5))
 
     def exchange(self, value: Json) -> list[Json]:
-        """The values that all ranks give. Raises DistributedError if a rank does not give one in time."""
+        """The values that all ranks give. Raises DistributedError if a rank ends before it gives one, or does
+        not give one in time."""
         self._rounds += 1
         keys = [f"round-{self._rounds}/{rank}" for rank in range(self.size)]
         with _naming_lost_store():
             self._store.set(keys[self.rank], json.dumps(value))
-            self._wait(lambda: self._store.check(keys), lambda: keys)
+            self._wait(lambda: self._store.check(keys) or self._require_others(), lambda: keys)
             return [json.loads(self._store.get(key)) for key in keys]
+
+    def _require_others(self) -> bool:
+        """False. Raises LostRankError if another rank has reported its end."""
+        if self._store.check(["ended"]) and (ends := self._notes("end", range(self.size))):
+            raise self._ended(ends)
+        return False
 
     def leave_note(self, key: str, note: Json) -> None:
         """See `Ranks.leave_note`."""
@@ -111,6 +119,8 @@ class RankStore:
         if not isinstance(error, LostRankError):  # they have lost the same rank
             message = "out of memory" if is_out_of_memory(error) else str(error) or type(error).__name__
             self.leave_note("end", _first_line(message))
+            with suppress(RuntimeError):
+                self._store.set("ended", "")  # one key to look at while waiting for many ranks
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -146,8 +156,7 @@ class RankStore:
                 break
             time.sleep(0.1)
         if ends:
-            rank, message = min(ends.items())
-            return LostRankError(f"{self._describe([rank])} ended: {message}")
+            return self._ended(ends)
         is_late = re.search(r"[Tt]imed? ?out", str(error))
         here = lost if is_late else lost | self._notes("here", others)
         if not (missing := [rank for rank in others if rank not in here]):
@@ -155,9 +164,14 @@ class RankStore:
         what = "did not respond in time" if is_late else "ended without a message; perhaps it was killed"
         return LostRankError(f"{self._describe(missing)} {what}; run the same command again to resume")
 
+    def _ended(self, ends: Mapping[int, Json]) -> LostRankError:
+        rank, message = min(ends.items())
+        return LostRankError(f"{self._describe([rank])} ended: {message}")
+
     def _describe(self, ranks: Sequence[int]) -> str:
-        hosts = ", ".join(dict.fromkeys(self.hosts[rank] for rank in ranks))
-        return f"{_names(ranks)} on {hosts}"
+        """The ranks and, once these are known, their machines."""
+        hosts = ", ".join(dict.fromkeys(self.hosts[rank] for rank in ranks if self.hosts[rank]))
+        return f"{_names(ranks)} on {hosts}" if hosts else _names(ranks)
 
 
 def require_equal_facts(facts: Sequence[Mapping[str, str]]) -> None:

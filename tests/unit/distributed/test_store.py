@@ -1,9 +1,16 @@
-"""What ranks must have in common, and what each must have for itself."""
+"""What ranks must have in common, what each must have for itself, and what ends their waiting."""
+
+import os
+import time
+from datetime import timedelta
 
 import pytest
 
+from mtrain.distributed import store
+from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.store import require_equal_facts, require_own_gpus
-from mtrain.errors import DistributedError
+from mtrain.errors import DataError, DistributedError
+from tests.support.ranks import exit_codes, joined, read_logs, run_ranks
 
 
 def test_a_difference_names_the_rank_and_the_key():
@@ -22,3 +29,25 @@ def test_two_ranks_must_not_use_the_same_gpu():
         DistributedError, match=r"ranks 1 and 2 use the same GPU \(1 on a\); .* --nproc-per-node"
     ):
         require_own_gpus(["0 on a", "1 on a", "1 on a"])
+
+
+def test_a_rank_that_has_ended_is_not_waited_for(tmp_path):
+    def work(ranks: Ranks) -> None:
+        if ranks.rank == 1:
+            raise DataError("damaged")
+        with pytest.raises(DistributedError, match=r"^rank 1 on .+ ended: damaged$"):
+            ranks.require_equal({"seed": "1"})
+
+    assert exit_codes(run_ranks(2, joined(work), tmp_path))[0] == 0, read_logs(tmp_path)
+
+
+def test_ranks_that_do_not_answer_are_named(tmp_path, monkeypatch):
+    def work(ranks: Ranks) -> None:
+        monkeypatch.setattr(store, "START_TIMEOUT", timedelta(seconds=1))
+        if os.environ["RANK"] != "0":
+            time.sleep(3)
+            return
+        with pytest.raises(DistributedError, match=r"^ranks 1, 2 did not answer within 0:00:01$"):
+            ranks.require_equal({"seed": "1"})
+
+    assert exit_codes(run_ranks(3, joined(work), tmp_path))[0] == 0, read_logs(tmp_path)
