@@ -3,12 +3,22 @@
 import logging
 import math
 
+import torch
+
 from mtrain.checkpoint.checkpoint import TrainState
-from mtrain.device import describe_numerics, should_compile
+from mtrain.config.training import TrainingConfig
+from mtrain.device import describe_numerics, resolve_precision, should_compile
 from mtrain.distributed.ranks import Ranks
 from mtrain.training.step import Learner
 
 log = logging.getLogger(__name__)
+
+
+def describe_computation(recipe: TrainingConfig, device: torch.device) -> dict[str, str]:
+    """What ranks must have in common to add up their gradients, and each finds out on its own."""
+    compiled = should_compile(device, recipe.compile)
+    precision = resolve_precision(device, recipe.precision)
+    return {"the precision": precision, "compilation": "on" if compiled else "off"}
 
 
 def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int) -> str:

@@ -38,11 +38,11 @@ def fit(
     With `allow_data_change`, a run may resume with a changed corpus, from the start of an epoch. Raises the
     errors of `mtrain.errors`; Interrupted after SIGINT or SIGTERM, once the state is saved.
     """
-    if read_launch().restarts:
-        resume = "auto"
     with joined_ranks(device) as ranks:
         given = {"--resume": resume, "--allow-data-change": str(allow_data_change)}
         ranks.require_equal({**dict(_keys_of(config.model_dump(mode="json"))), **given})
+        if ranks.highest(read_launch().restarts)[0]:  # torchrun counts from zero on a machine that is new
+            resume = "auto"
         run_dir = Path(config.run_dir)
         if ranks.is_first:
             if config.training.init_from is None:  # otherwise, the sizes are not known yet

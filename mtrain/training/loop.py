@@ -22,12 +22,12 @@ from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.loader import START, Loader, Position, Step, Window
 from mtrain.data.resegment import CancelledError
 from mtrain.data.windows import WindowedCorpus
-from mtrain.device import finishes_within, resolve_precision, should_compile
+from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import model_config
-from mtrain.training.arithmetic import describe_arithmetic, log_changes
+from mtrain.training.arithmetic import describe_arithmetic, describe_computation, log_changes
 from mtrain.training.average import WeightAverage
 from mtrain.training.micro_batch import micro_batch_tokens
 from mtrain.training.model_selection import ModelSelection
@@ -58,7 +58,7 @@ class Trainer:
             self.model.load_state_dict(initial_model.model.state_dict())
             log.info("initialized from %s (%s)", self.recipe.init_from, initial_model.fingerprint[:12])
         freeze(self.model, self.recipe.freeze)
-        ranks.require_equal(self._describe_computation())
+        ranks.require_equal(describe_computation(self.recipe, self.device))
         ranks.meet()
         self.learner = make_learner_of_rank(self.model, self.recipe, ranks)
         self.average = WeightAverage(self.model, self.recipe)
@@ -85,12 +85,6 @@ class Trainer:
         )
         progress = self.state, self.learner, self.average, self.progress
         self.saver = Saver(self.run_dir, self.recipe, *progress, self._arithmetic)
-
-    def _describe_computation(self) -> dict[str, str]:
-        """What the ranks must share for their gradients to be added up, and each finds out on its own."""
-        precision = resolve_precision(self.device, self.recipe.precision)
-        compiled = should_compile(self.device, self.recipe.compile)
-        return {"the precision": precision, "compilation": "on" if compiled else "off"}
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.state = checkpoint.state
@@ -161,16 +155,16 @@ class Trainer:
             while True:
                 with self._stopping(stop):
                     step = self._load(steps)
-                # A window may be ready later on some ranks; the last step before it waits for it, too.
+                # The next window may be ready later on some ranks, and so may the last step before it.
                 if state.next_batch == 0 or step.next.step == 0:
                     self.ranks.meet()
                 metrics = self.train_step(step)
                 self.progress.add_step(metrics, step.places)
+                # Read once: a signal that arrives later is handled after the next save. Before the metrics
+                # are read, which waits for the GPU: a lost rank is noticed here first.
+                stopped = self._agree(stop)
                 if state.step % recipe.log_every == 0:
                     self.progress.log_step(step.epoch, self.learning_rate)
-
-                # Read once: a signal that arrives later is handled after the next save.
-                stopped = self._agree(stop)
                 reason = self._limit_reached()
                 state.validation_due = state.step % recipe.validate_every == 0 or reason is not None
                 if state.validation_due or state.step % recipe.checkpoint_every == 0 or stopped:

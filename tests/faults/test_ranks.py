@@ -17,9 +17,10 @@ from mtrain.config.load import load_config
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.windows import WindowedCorpus
 from mtrain.distributed import many_ranks, store
-from mtrain.training import loop
+from mtrain.training import arithmetic, loop
 from mtrain.training.fit import make_trainer
 from mtrain.training.validate import Validator
+from tests.support.encoding import use_sizes
 from tests.support.faults.file_operations import on_file_operation
 from tests.support.faults.processes import wait, wait_until
 from tests.support.faults.runs import make_run_config, result_of
@@ -105,17 +106,20 @@ def test_14_a_rank_that_does_not_respond_is_named(tmp_path, monkeypatch):
     assert checkpoint_folders(run)
 
 
-def test_14_a_rank_that_opens_a_window_late_is_waited_for(tmp_path, monkeypatch):
+@pytest.mark.parametrize("window_pairs", [10**6, 150])
+def test_14_a_rank_that_opens_a_window_late_is_waited_for(tmp_path, monkeypatch, window_pairs):
+    use_sizes(monkeypatch, 20, 100, 50)
     monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=1))
     real = WindowedCorpus.open
 
-    def open_late(self, epoch, *arguments):
-        if epoch and os.environ["RANK"] == "1":
+    def open_late(self, epoch, window=0, *arguments):
+        if (epoch or window) and os.environ["RANK"] == "1":
             time.sleep(3)
-        return real(self, epoch, *arguments)
+        return real(self, epoch, window, *arguments)
 
     monkeypatch.setattr(WindowedCorpus, "open", open_late)
-    assert exit_codes(run_ranks(2, fit(tmp_path / "run"), tmp_path)) == [0, 0], read_logs(tmp_path)
+    work = fit(tmp_path / "run", STEPS, "--set", f"data.window_pairs={window_pairs}")
+    assert exit_codes(run_ranks(2, work, tmp_path)) == [0, 0], read_logs(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +212,22 @@ def test_30_a_validation_that_fails_on_another_rank_is_repeated_at_the_next_one(
     assert [line["step"] for line in read_metrics(run) if "validation" in line] == [20, 21]
 
 
+def test_30_a_rank_that_is_killed_during_a_validation_is_not_a_failed_validation(tmp_path, monkeypatch):
+    real = Validator.share
+
+    def share(self, *arguments):
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Validator, "share", share)
+    run = tmp_path / "run"
+    assert exit_codes(run_ranks(2, fit(run, 21), tmp_path)) == [7, -signal.SIGKILL]
+    log = read_logs(tmp_path)[0]
+    assert "rank 1 on " in log and "validation failed" not in log
+    assert last_checkpoint(run).name == "step-00000010"
+
+
 def test_33_what_rank_0_cannot_prepare_ends_the_others_with_its_message(tmp_path):
     config = make_run_config(tmp_path / "run").model_dump(mode="json", exclude_unset=True)
     missing = {"source": str(tmp_path / "a.en"), "target": str(tmp_path / "a.fr")}
@@ -218,6 +238,31 @@ def test_33_what_rank_0_cannot_prepare_ends_the_others_with_its_message(tmp_path
     assert logs[0].startswith("error: ") and "a.en: no such file" in logs[0]
     assert logs[1].startswith("rank 1: error: rank 0 on ") and "ended: " in logs[1] and "a.en" in logs[1]
     assert all(log.count("\n") == 1 for log in logs)
+
+
+def test_33_a_rank_without_a_device_ends_the_others_with_its_message(tmp_path):
+    def work() -> None:
+        device = "mps" if os.environ["RANK"] == "1" else "cpu"
+        command("fit", file, "--device", device)()
+
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(make_run_config(tmp_path / "run", 4), exclude_unset=True))
+    assert exit_codes(run_ranks(2, work, tmp_path)) == [7, 2]
+    logs = read_logs(tmp_path)
+    assert "error: rank 1 ended: " in logs[0] and logs[1].startswith("rank 1: error: ") and "mps" in logs[1]
+    assert all(log.count("\n") == 1 for log in logs)
+
+
+def test_11_if_torchrun_has_restarted_any_rank_all_resume(tmp_path):
+    run = tmp_path / "run"
+    assert exit_codes(run_ranks(2, fit(run, 4), tmp_path)) == [0, 0], read_logs(tmp_path)
+
+    def work() -> None:
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ["RANK"]  # rank 0 is on a new machine
+        fit(run, 6, "--resume", "never")()
+
+    assert exit_codes(run_ranks(2, work, tmp_path)) == [0, 0], read_logs(tmp_path)
+    assert [step for step, *_ in losses(run)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_33_a_difference_between_ranks_ends_them_before_the_first_step(tmp_path):
@@ -239,7 +284,9 @@ def test_33_ranks_that_resolve_another_precision_end_before_the_first_step(tmp_p
 
     def work() -> None:
         if os.environ["RANK"] == "1":
-            loop.resolve_precision = lambda *_: "fp16"  # as on an older GPU; this process ends with the test
+            arithmetic.resolve_precision = lambda *_: (
+                "fp16"
+            )  # as on an older GPU; this process ends with the test
         fit(run, 4)()
 
     assert exit_codes(run_ranks(2, work, tmp_path)) == [7, 7]
