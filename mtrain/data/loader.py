@@ -156,7 +156,7 @@ class Loader:
                     for index in range(position.step, last + 1):
                         following = position._replace(step=index + 1) if index < last else after
                         making = pool.submit(self._make, window, position.epoch, index, following)
-                        # The next window may be empty, and then training goes on after it.
+                        # The next window may be empty; then training continues with the one after it.
                         pending.append((making, opening if index == last and several else None))
                         if len(pending) > AHEAD:
                             yield following_step()
@@ -198,9 +198,9 @@ class Loader:
         return batch.pinned() if self.device.type == "cuda" else batch
 
     def largest(self, window: Window) -> list[Batch]:
-        """The batches of a window that need the most memory: the one with the most padded tokens, and the one
-        with the largest attention matrices. If there are other windows, also one of the longest possible
-        pairs, which they may contain."""
+        """The batches that need the most memory: the one with the most padded tokens, and the one with the
+        largest attention matrices. The former is from this window. So is the latter, unless there are other
+        windows: then it is a batch of the longest possible pairs, which these may contain."""
         corpus, plan = window.corpus, window.plan
         micro_batches = [rows for step in plan.steps for rows in step if len(rows)]
         if not micro_batches:  # the other ranks have all pairs of the window
@@ -210,12 +210,12 @@ class Loader:
             for rows in micro_batches
         ]
         linear = max(range(len(micro_batches)), key=lambda i: sizes[i][0] * (sizes[i][1] + sizes[i][2]))
-        square = max(range(len(micro_batches)), key=lambda i: sizes[i][0] * max(sizes[i][1:]) ** 2)
-        found = [self.batch(micro_batches[i], corpus) for i in dict.fromkeys((linear, square))]
         if window.share < 1:
             longest = self.config.data.max_length
-            found.append(Batch.of_size(self.micro_batch_tokens // longest, longest))
-        return found
+            longest_pairs = Batch.of_size(max(1, self.micro_batch_tokens // longest), longest)
+            return [self.batch(micro_batches[linear], corpus), longest_pairs]
+        square = max(range(len(micro_batches)), key=lambda i: sizes[i][0] * max(sizes[i][1:]) ** 2)
+        return [self.batch(micro_batches[i], corpus) for i in dict.fromkeys((linear, square))]
 
 
 def _wait_for_window(opening: Future[Opened], cancelled: Cancelled) -> Opened:

@@ -156,6 +156,9 @@ def test_the_largest_micro_batches_are_found_for_very_long_sentences(make_config
     plan = plan_batches(lengths, lengths, 60_000, 60_000, seed=1, key=(0,))
     many, long = (batch.rows for batch in loader.largest(Window(corpus, plan, share=1.0)))
     assert len(many) == 200 and long == [400]
+    most, longest = loader.largest(Window(corpus, plan, share=0.5))  # there are longer pairs elsewhere
+    length = config.data.max_length
+    assert most.rows == many and longest.source.shape == (60_000 // length, length)
 
 
 def test_automatic_micro_batches_depend_on_memory_and_given_sizes_are_kept(make_config, set_memory):
