@@ -280,7 +280,7 @@ def receive(pipe: IO[bytes]) -> Message:
 
 def serve(prepare: Callable[[Receive], Answer]) -> None:
     """The worker process: answer tasks until the pipe is closed. `prepare` is given a function that receives
-    the settings, and returns the function that answers a task. What they raise is raised by the parent."""
+    the settings, and returns the function that answers a task. The parent raises the errors of both."""
     parent = _Parent()
     with suppress(_ParentEndedError):
         try:

@@ -39,8 +39,8 @@ def discard_output() -> None:
 
 
 def start_logging(quiet: bool, debug: bool) -> None:
-    """Write log messages to stderr without breaking progress bars; with `quiet`, only warnings and errors. Of
-    several ranks, only the first writes other messages, too."""
+    """Write log messages to stderr without breaking progress bars; with `quiet`, only warnings and errors,
+    which is all that ranks other than 0 write."""
     from tqdm import tqdm
 
     quiet = quiet or bool(read_launch().rank)

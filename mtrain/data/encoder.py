@@ -14,9 +14,9 @@ from mtrain.data.corpus import Block, RawBlock, parse_block, refuse_unless_skipp
 from mtrain.data.shards import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
 
-_TEXTS = (
-    1000  # that are encoded at a time, so that their ids are in the processor's cache when they are copied
-)
+# Texts that are encoded at a time: so few that their ids are still in the processor's cache when they are
+# copied.
+_TEXTS = 1000
 
 
 class EncodedBlock(NamedTuple):

@@ -74,7 +74,7 @@ class ScriptFilter:
 def _not_surely_latin(texts: Sequence[str]) -> list[int]:
     """The indices of the texts with a character after Latin Extended-B, or one like "ª" and "º", which are
     letters of no script. All other letters before `_LATIN_END` are Latin ones."""
-    # In UTF-16, all codes of characters with more than 16 bits are after `_LATIN_END`, too.
+    # UTF-16 stores a character of more than 16 bits as two codes, which are both above `_LATIN_END`.
     codes = np.frombuffer("\0".join([*texts, ""]).encode("utf-16-le"), np.uint16)
     found = np.flatnonzero((codes >= _LATIN_END) | ((codes >= ord("ª")) & (codes <= ord("º"))))
     rows: list[int] = np.unique(np.searchsorted(np.flatnonzero(codes == 0), found)).tolist()

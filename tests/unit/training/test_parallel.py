@@ -80,7 +80,7 @@ def test_two_ranks_take_the_steps_of_one_with_all_micro_batches(parts, tmp_path,
 
 @pytest.mark.parametrize("largest", [2, 1])
 def test_all_ranks_try_again_if_the_memory_of_one_runs_out(parts, tmp_path, on_training_forward, largest):
-    """With 2 pairs, only the first micro-batch of rank 1 is too large; with 1, the synchronized one, too."""
+    """With 2 pairs, only the first micro-batch of rank 1 is too large; with 1, both of them are."""
     config, model, data, tokenizer = parts
     start, shares = weights(model), [[[0, 1, 2, 3]], [[4, 5, 6], [7, 1]]]
 
