@@ -155,7 +155,7 @@ class Trainer:
             while True:
                 with self._stopping(stop):
                     step = self._load(steps)
-                # The next window may be ready later on some ranks, and so may the last step before it.
+                # A window may be ready later on some ranks. The last step before it waits for it as well.
                 if state.next_batch == 0 or step.next.step == 0:
                     self.ranks.meet()
                 metrics = self.train_step(step)

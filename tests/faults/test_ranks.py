@@ -284,9 +284,8 @@ def test_33_ranks_that_resolve_another_precision_end_before_the_first_step(tmp_p
 
     def work() -> None:
         if os.environ["RANK"] == "1":
-            arithmetic.resolve_precision = lambda *_: (
-                "fp16"
-            )  # as on an older GPU; this process ends with the test
+            # As on an older GPU. This process ends with the test.
+            arithmetic.resolve_precision = lambda *_: "fp16"
         fit(run, 4)()
 
     assert exit_codes(run_ranks(2, work, tmp_path)) == [7, 7]
