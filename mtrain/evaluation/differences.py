@@ -1,0 +1,41 @@
+"""Which words of a sentence another sentence does not have."""
+
+import re
+from difflib import SequenceMatcher
+from itertools import groupby
+from typing import NamedTuple
+
+# Thai, Lao, Khmer, Burmese, kana and Chinese characters: scripts that are written without spaces.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_TOKEN = re.compile(rf"\s+|[^\W{_UNSPACED}]+|.", re.S)  # white space, a word, or one character
+
+
+class Span(NamedTuple):
+    """A part of a sentence."""
+
+    text: str
+    changed: bool  # whether the other sentence lacks these words, or has them in another place
+
+
+def mark_differences(sentence: str, other: str) -> list[Span]:
+    """Divide a sentence into words that `other` shares, in the same order, and words that it does not.
+
+    The texts of the spans are together the sentence. White space counts as changed only between two changed
+    words, so that a replaced phrase is one span. Case and punctuation matter.
+    """
+    tokens, words = _TOKEN.findall(sentence), _words(other)
+    indices = [index for index, token in enumerate(tokens) if not token.isspace()]
+    matcher = SequenceMatcher(None, [tokens[index] for index in indices], words, autojunk=False)
+    changed = [not token.isspace() for token in tokens]
+    for start, _, size in matcher.get_matching_blocks():
+        for index in indices[start : start + size]:
+            changed[index] = False
+    for index in range(1, len(tokens) - 1):
+        if tokens[index].isspace():
+            changed[index] = changed[index - 1] and changed[index + 1]
+    groups = groupby(zip(tokens, changed, strict=True), key=lambda pair: pair[1])
+    return [Span("".join(token for token, _ in group), is_changed) for is_changed, group in groups]
+
+
+def _words(sentence: str) -> list[str]:
+    return [token for token in _TOKEN.findall(sentence) if not token.isspace()]
