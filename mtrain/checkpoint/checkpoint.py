@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mtrain.checkpoint.tensors import load_tensors, load_weights
+from mtrain.distributed.shards import divided_like, whole
 from mtrain.errors import ModelError, StorageError
 from mtrain.storage.atomic import write_atomically, write_folder, write_text
 from mtrain.storage.manifest import read_json, verify_folder
@@ -89,46 +90,66 @@ def verify_checkpoint(folder: Path) -> None:
     verify_folder(folder, [*CHECKPOINT_FILES, evaluation_weights(folder).name])
 
 
-def save_checkpoint(
-    run_dir: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    state: TrainState,
-    keep: int,
-    every: int,
-    average: dict[str, Tensor],
-) -> None:
-    """Write `checkpoints/step-NNNNNNNN` and update the index, then prune older checkpoints.
+class CheckpointTensors(NamedTuple):
+    """The tensors of a checkpoint by name: weights, the optimizer's moments, and the averaged weights, if
+    there are any."""
 
-    The best checkpoint, the newest `keep`, and the newest `keep` at multiples of `every` steps are kept, so
-    that frequent interruptions never remove the latter. `average` has the averaged weights; it is empty if
-    there are none. Raises StorageError stating the required and the free space; the older checkpoints are
-    then kept.
-    """
-    device = next(model.parameters()).device
-    generators = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        generators["cuda"] = torch.cuda.get_rng_state(device)
-    state.rng = {name: values.numpy().tobytes().hex() for name, values in generators.items()}
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]
+    average: dict[str, Tensor]
+
+
+def collect_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor], is_first: bool = True
+) -> CheckpointTensors:
+    """The tensors to save. Those that several ranks share are gathered in host memory, for rank 0 only: the
+    result of the others is incomplete. All ranks call this together."""
     moments = {
         f"{key}.{name}": value
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state.get(parameter, {}).items()  # frozen parameters have none
     }
 
+    def gather(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = {}
+        for name, tensor in tensors.items():
+            complete = whole(tensor)
+            if complete is tensor:
+                found[name] = tensor
+            elif is_first:
+                found[name] = complete.cpu()
+        return found
+
+    return CheckpointTensors(gather(model.state_dict()), gather(moments), gather(average))
+
+
+def save_checkpoint(
+    run_dir: Path, tensors: CheckpointTensors, device: torch.device, state: TrainState, keep: int, every: int
+) -> None:
+    """Write `checkpoints/step-NNNNNNNN` and update the index, then prune older checkpoints.
+
+    The best checkpoint, the newest `keep`, and the newest `keep` at multiples of `every` steps are kept, so
+    that frequent interruptions never remove the latter. The states of the random generators are saved, too,
+    that of `device` included. Raises StorageError stating the required and the free space; the older
+    checkpoints are then kept.
+    """
+    generators = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        generators["cuda"] = torch.cuda.get_rng_state(device)
+    state.rng = {name: values.numpy().tobytes().hex() for name, values in generators.items()}
+
     def fill(folder: Path) -> None:
-        save_file(model.state_dict(), folder / "model.safetensors")
-        save_file(moments, folder / "optimizer.safetensors")
-        if average:
-            save_file(average, folder / "average.safetensors")
+        save_file(tensors.weights, folder / "model.safetensors")
+        save_file(tensors.moments, folder / "optimizer.safetensors")
+        if tensors.average:
+            save_file(tensors.average, folder / "average.safetensors")
         write_text(folder / "state.json", json.dumps(asdict(state), indent=1, sort_keys=True) + "\n")
 
     folder = run_dir / "checkpoints" / str(_name(state.step))
     try:
         write_folder(folder, fill)
     except StorageError as error:
-        tensors = [*model.state_dict().values(), *moments.values(), *average.values()]
-        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 2**20
+        needed = sum(tensor.nbytes for part in tensors for tensor in part.values()) / 2**20
         free = shutil.disk_usage(run_dir).free / 2**20
         raise StorageError(f"{error}; {needed:,.0f} MiB needed, {free:,.0f} MiB free") from error
     _write_index(run_dir, state, last=folder.name)
@@ -216,7 +237,7 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
             found = tensors.get(f"{key}.{name}")
             if found is None or found.shape != shape or not found.is_floating_point():
                 raise ModelError(f"{file}: {key}.{name} is missing or does not fit the model")
-            optimizer.state[parameter][key] = found.to(device)
+            optimizer.state[parameter][key] = divided_like(found, parameter) if shape else found.to(device)
     try:
         for kind, state in checkpoint.state.rng.items():
             generator = torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8)

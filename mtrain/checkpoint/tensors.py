@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mtrain.config.model import ModelConfig
+from mtrain.distributed.shards import divided_like, has_shards
 from mtrain.errors import ModelError
 from mtrain.model.transformer import Transformer
 
@@ -69,4 +70,6 @@ def load_weights(model: nn.Module, file: Path) -> None:
         if not tensor.is_floating_point() or not tensor.isfinite().all():
             raise ModelError(f"{file}: {name} contains NaN, infinity or integers")
         tensors[name] = tensor.to(expected[name].dtype)
+        if has_shards(expected[name]):
+            tensors[name] = divided_like(tensors[name], expected[name])
     model.load_state_dict(tensors, assign=any(tensor.is_meta for tensor in expected.values()))

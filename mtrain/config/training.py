@@ -70,6 +70,11 @@ class TrainingConfig(Section):
     precision: Precision = Field(
         "auto", description="precision of matrix products; auto: the fastest available"
     )
+    parallel: Literal["auto", "ddp", "fsdp"] = Field(
+        "auto",
+        description="what processes of torchrun share; ddp: the pairs; fsdp: also weights and optimizer, for "
+        "models that do not fit one GPU; auto: ddp if 16 bytes a parameter fit in 60% of a GPU's memory",
+    )
     compile: Switch = Field("auto", description="use torch.compile; auto: on GPUs that Triton supports")
     validate_every: PositiveInt = Field(
         500, description="steps between validations; the last one is at the end of training"

@@ -110,12 +110,6 @@ class ManyRanks(Ranks):
     def require_equal(self, facts: Mapping[str, str]) -> None:
         require_equal_facts(self.store.exchange(dict(facts)))
 
-    def leave_note(self, key: str, note: Json) -> None:
-        self.store.leave_note(key, note)
-
-    def read_notes(self, key: str) -> list[Json]:
-        return self.store.read_notes(key)
-
     def meet(self) -> None:
         with self.watched():
             dist.all_reduce(torch.zeros(1), group=self._waiting)

@@ -77,10 +77,3 @@ class Ranks:
     def watched(self) -> Iterator[None]:
         """A context manager that turns failures of the connection to other ranks into LostRankError."""
         yield
-
-    def leave_note(self, key: str, note: Json) -> None:
-        """Leave a note that the other ranks can read even when this one has ended."""
-
-    def read_notes(self, key: str) -> list[Json]:
-        """The notes with a key that any ranks have left."""
-        return []

@@ -99,14 +99,10 @@ class RankStore:
             raise self._ended(ends)
         return False
 
-    def leave_note(self, key: str, note: Json) -> None:
-        """See `Ranks.leave_note`."""
+    def _leave_note(self, key: str, note: Json) -> None:
+        """Leave a note that the other ranks can read even when this one has ended."""
         with suppress(RuntimeError):
             self._store.set(f"{key}/{self.rank}", json.dumps(note))
-
-    def read_notes(self, key: str) -> list[Json]:
-        """See `Ranks.read_notes`."""
-        return list(self._notes(key, range(self.size)).values())
 
     def _notes(self, key: str, ranks: Sequence[int]) -> dict[int, Json]:
         with suppress(RuntimeError):  # the store is lost if its machine is
@@ -118,7 +114,7 @@ class RankStore:
         """Tell the other ranks why this one ends."""
         if not isinstance(error, LostRankError):  # they have lost the same rank
             message = "out of memory" if is_out_of_memory(error) else str(error) or type(error).__name__
-            self.leave_note("end", _first_line(message))
+            self._leave_note("end", _first_line(message))
             with suppress(RuntimeError):
                 self._store.set("ended", "")  # one key to look at while waiting for many ranks
 
@@ -131,7 +127,7 @@ class RankStore:
             with suppress(RuntimeError):
                 while not ended.wait(1.0):
                     if self._store.check(["ask"]):
-                        self.leave_note("here", True)
+                        self._leave_note("here", True)
                         return
 
         thread = Thread(target=answer, name="answering", daemon=True)
@@ -147,7 +143,7 @@ class RankStore:
         or do not answer, or have not noticed that the connection is lost because they hang."""
         with suppress(RuntimeError):
             self._store.set("ask", "")
-        self.leave_note("lost", True)
+        self._leave_note("lost", True)
         others = [rank for rank in range(self.size) if rank != self.rank]
         deadline = time.monotonic() + GRACE
         while True:

@@ -27,6 +27,8 @@ def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int)
     machine = describe_numerics(learner.device, learner.precision, compiled, len(learner.replicas))
     if ranks.size > 1:
         machine += f", {ranks.size} ranks"
+    if learner.shares_weights:
+        machine += " that share the weights"
     limit = learner.max_micro_batch_positions
     reduced = "" if limit == math.inf else f", reduced to {limit:g} positions"
     return f"{machine}, micro-batches of {micro_batch_tokens} tokens{reduced}"

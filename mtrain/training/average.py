@@ -5,13 +5,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, verify_checkpoint
-from mtrain.checkpoint.tensors import load_tensors
+from mtrain.checkpoint.tensors import load_tensors, model_without_weights
 from mtrain.config.training import TrainingConfig
+from mtrain.distributed.ranks import Ranks
+from mtrain.distributed.shards import divided_like, has_shards, own_part, whole
 from mtrain.errors import ModelError
+from mtrain.model.transformer import Transformer
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +26,7 @@ class WeightAverage:
     `weights` has the averaged weights by name. It is empty if there is no average at the current step.
     """
 
-    def __init__(self, model: nn.Module, recipe: TrainingConfig):
+    def __init__(self, model: Transformer, recipe: TrainingConfig):
         self.model, self.decay, self.count = model, recipe.ema_decay, recipe.average_checkpoints
         self.checkpoint_every = recipe.checkpoint_every
         self.weights: dict[str, Tensor] = {}
@@ -38,9 +41,9 @@ class WeightAverage:
         """
         if self.decay is not None:
             decay = min(self.decay, (1 + step) / (10 + step))
-            current = [p.detach() for p in self.model.parameters()]
+            current = [own_part(p.detach()) for p in self.model.parameters()]
             update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-            update(list(self.weights.values()), current, None)
+            update([own_part(weight) for weight in self.weights.values()], current, None)
         else:
             self.weights = {}  # the mean was that of an earlier step
 
@@ -52,37 +55,58 @@ class WeightAverage:
         tensors, parameters = load_tensors(file), dict(self.model.named_parameters())
         if {n: t.shape for n, t in tensors.items()} != {n: p.shape for n, p in parameters.items()}:
             raise ModelError(f"{file}: its tensors differ from those of the model")
-        self.weights = {name: tensors[name].to(p.device, copy=True) for name, p in parameters.items()}
+        divided = {name: divided_like(tensors[name], p.detach()) for name, p in parameters.items()}
+        self.weights = {name: tensor.clone() for name, tensor in divided.items()}
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
-        """A context manager that gives the model the averaged weights, and restores its own on exit."""
+    def applied(self) -> Iterator[Transformer]:
+        """A context manager for the model with the averaged weights, or its own if there are none. All ranks
+        enter it together.
+
+        The model that is trained has them until the exit. If the ranks share its weights, it is a copy, for
+        which they are gathered.
+        """
+        if has_shards(next(self.model.parameters())):
+            yield self._gathered_model()
+            return
         trained = {name: p.data for name, p in self.model.named_parameters()}
         for name, parameter in self.model.named_parameters():
             parameter.data = self.weights.get(name, trained[name])
         try:
-            yield
+            yield self.model
         finally:
             for name, parameter in self.model.named_parameters():
                 parameter.data = trained[name]
 
-    def average_checkpoints(self, run_dir: Path) -> None:
-        """Average the current weights with those of the newest `count` - 1 checkpoints."""
+    def _gathered_model(self) -> Transformer:
+        model, device = model_without_weights(self.model.config), next(self.model.parameters()).device
+        weights = self.model.state_dict() | self.weights
+        model.load_state_dict({name: whole(tensor.detach()) for name, tensor in weights.items()}, assign=True)
+        model.make_positions()
+        return model.to(device)
+
+    def average_checkpoints(self, run_dir: Path, ranks: Ranks) -> None:
+        """Average the current weights with those of the newest `count` - 1 checkpoints. Rank 0 chooses these,
+        because the file system may not show the same folders to all ranks at once."""
         if self.count == 1:
             return
+        chosen = ranks.from_first(self._valid_checkpoints(run_dir) if ranks.is_first else None)
         mean = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        number = 1
+        for number, name in enumerate(chosen, start=2):
+            for key, tensor in load_tensors(run_dir / "checkpoints" / name / "model.safetensors").items():
+                # Unlike a sum, lerp leaves equal (frozen) weights exactly as they are.
+                own_part(mean[key]).lerp_(own_part(divided_like(tensor, mean[key])), 1 / number)
+        self.weights = mean
+
+    def _valid_checkpoints(self, run_dir: Path) -> list[str]:
+        """The names of the newest `count` - 1 checkpoints, without those that are damaged."""
+        valid = []
         for folder in checkpoint_folders(run_dir, self.checkpoint_every)[1 - self.count :]:
             try:
                 if folder not in self._verified:
                     verify_checkpoint(folder)
                     self._verified.add(folder)
-                weights = load_tensors(folder / "model.safetensors")
+                valid.append(folder.name)
             except ModelError as error:
                 log.warning("%s; left out of the average", error)
-                continue
-            number += 1
-            for name, tensor in weights.items():
-                # Unlike a sum, lerp leaves equal (frozen) weights exactly as they are.
-                mean[name].lerp_(tensor.to(mean[name].device), 1 / number)
-        self.weights = mean
+        return valid

@@ -1,6 +1,7 @@
 """The training loop."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -18,6 +19,7 @@ from mtrain.checkpoint.checkpoint import (
     rename_newer_checkpoints,
     restore_validation,
 )
+from mtrain.data.batch import Batch
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.loader import START, Loader, Position, Step, Window
 from mtrain.data.resegment import CancelledError
@@ -29,9 +31,10 @@ from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.arithmetic import describe_arithmetic, describe_computation, log_changes
 from mtrain.training.average import WeightAverage
+from mtrain.training.memory_limit import read_limit, write_limit
 from mtrain.training.micro_batch import micro_batch_tokens
 from mtrain.training.model_selection import ModelSelection
-from mtrain.training.parallel import make_learner_of_rank
+from mtrain.training.parallel import SynchronizationMemoryError, make_learner_of_rank
 from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress, log_setup
 from mtrain.training.saver import Saver
@@ -80,9 +83,7 @@ class Trainer:
         validator = Validator(data.validation, config, tokenizer, self.device, micro_batch, ranks)
         shown = self.total_steps, self.learner.precision, quiet, ranks.is_first
         self.progress = Progress(self.run_dir, self.state, *shown)
-        self.selection = ModelSelection(
-            config, tokenizer, validator, self.model, self.average, self.state, self.progress
-        )
+        self.selection = ModelSelection(config, tokenizer, validator, self.state, self.progress)
         progress = self.state, self.learner, self.average, self.progress
         self.saver = Saver(self.run_dir, self.recipe, *progress, self._arithmetic)
 
@@ -99,15 +100,17 @@ class Trainer:
         own = micro_batch_tokens(self.config, train, self.learner, self.ranks.local_size)
         tokens = -int(self.ranks.highest(-own)[0])
         limit = self.state.max_micro_batch_positions
-        if limit is not None and self.state.micro_batch_tokens == tokens:
-            self.learner.max_micro_batch_positions = limit
+        if limit is None or self.state.micro_batch_tokens != tokens:
+            limit = math.inf
+        found = min(limit, self.ranks.from_first(read_limit(self.run_dir, tokens)))
+        self.learner.max_micro_batch_positions = found
         self.state.micro_batch_tokens = tokens
         return tokens
 
     def run(self, stop: StopSignal) -> None:
         """Train until a limit is reached, the patience is exhausted, or a signal arrives."""
         if self.checkpoint is not None:
-            self._lead(self._finish_validation)
+            self._validate(self._finish_validation)
         if reason := self._limit_reached():
             log.info("already finished: %s; raise the limit to continue training", reason)
             return
@@ -117,28 +120,39 @@ class Trainer:
         window, windows = self._window(), len(self.loader.corpus.windows(self.state.epoch))
         planned = self.total_steps, self.recipe.max_steps
         log_setup(self.model, self._arithmetic(), window, windows, *planned)
-        for batch in self.loader.largest(window):  # fail now, not hours later, if memory is short
-            self.learner.dry_run(batch)
-        self.ranks.meet()
-        self.progress.start()
         try:
+            self._rehearse(window)
+            self.progress.start()
             with self.progress.bar:
                 self._train(stop)
-        except DistributedError:
-            self._save_alone(again=self.learner.read_limits())
+        except DistributedError as error:
+            if isinstance(error, SynchronizationMemoryError):
+                write_limit(
+                    self.run_dir, self.state.micro_batch_tokens, self.learner.max_micro_batch_positions
+                )
+            self._save_alone()
             raise
+
+    def _rehearse(self, window: Window) -> None:
+        """Fail now, not hours later, if memory is short."""
+        batches = self.loader.largest(window)
+        count = int(self.ranks.highest(len(batches))[0])
+        for batch in [*batches, *[Batch.without_pairs()] * (count - len(batches))]:
+            self.learner.dry_run(batch)
+        self.ranks.meet()
 
     def _begin(self) -> None:
         self.selection.check_fingerprint()
         if self.checkpoint is not None:
             rename_newer_checkpoints(self.checkpoint)
 
-    def _lead(self, work: Callable[[], object]) -> None:
-        """Let rank 0, which alone writes files, do some work. The others do their share of validations."""
+    def _lead(self, work: Callable[[], object], model: Transformer | None = None) -> None:
+        """Let rank 0, which alone writes files, do some work. The others do their share of the validation of
+        `model`."""
 
         def share(rank: int, size: int) -> Json:
-            with self.average.applied():
-                return self.selection.validator.share(self.model, rank, size)
+            assert model is not None
+            return self.selection.validator.share(model, rank, size)
 
         def adopt(report: Json) -> None:
             self.saver.saved_step = report["saved_step"]
@@ -211,13 +225,17 @@ class Trainer:
         finally:
             self.progress.add_waiting(time.perf_counter() - start)
 
-    def _save_alone(self, again: bool = False) -> None:
-        """Save the steps that are complete, before this process ends; `again` even if they are saved."""
-        if self.ranks.is_first and (again or (self.state.step and not self.saver.is_saved)):
+    def _save_alone(self) -> None:
+        """Save the steps that are complete, before this process ends. This requires all weights, which rank
+        0 alone may not have."""
+        if self.ranks.is_first and self.state.step and not self.saver.is_saved:
+            if self.learner.shares_weights:
+                log.warning("cannot save: the other ranks have parts of the weights")
+                return
             if not finishes_within(10, self.device):
                 log.warning("cannot save: the GPU is waiting for another rank")
                 return
-            self.saver.complete_state()
+            self.saver.complete_state(Ranks(self.device))
             self.saver.save(last=True)
 
     def _agree(self, stop: StopSignal) -> Signals | None:
@@ -271,12 +289,14 @@ class Trainer:
 
     def validate(self, last: bool = False) -> None:
         """Validate and publish; see `ModelSelection.validate`."""
-        self._lead(lambda: self._validate(last))
+        self._validate(lambda model: self.selection.validate(model, saved=self.saver.is_saved, last=last))
 
-    def _validate(self, last: bool = False) -> None:
-        self.selection.validate(saved=self.saver.is_saved, last=last)
+    def _validate(self, work: Callable[[Transformer], object]) -> None:
+        """Let rank 0 do some work with the weights to evaluate."""
+        with self.ranks.watched(), self.average.applied() as model:
+            self._lead(lambda: work(model), model)
 
-    def _finish_validation(self) -> None:
+    def _finish_validation(self, model: Transformer) -> None:
         """Validate and publish the checkpoint, if the run was interrupted before that."""
         checkpoint = self.checkpoint
         assert checkpoint is not None
@@ -288,13 +308,14 @@ class Trainer:
             rename_newer_checkpoints(checkpoint)
             self.saver.saved_step = self.state.step
             self.progress.start()
-            self._validate(last=self._limit_reached() is not None)
+            last = self._limit_reached() is not None
+            self.selection.validate(model, saved=True, last=last)
         else:
-            self._validate()  # publishes the best weights
+            self.selection.validate(model, saved=self.saver.is_saved)  # publishes the best weights
 
     def save(self, last: bool) -> None:
         """Save a checkpoint; see `Saver`."""
-        self.saver.complete_state()
+        self.saver.complete_state(self.ranks)
         self.ranks.meet()  # all have read the checkpoints that they average, of which rank 0 may remove one
         self._lead(lambda: self.saver.save(last))
 

@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from mtrain.config.schema import Config
 from mtrain.data.batch import Batch
 from mtrain.data.windows import ONE_WINDOW, WindowedCorpus
+from mtrain.distributed.shards import own_part
 from mtrain.training.step import Learner
 
 ACTIVATION_SHARE = 0.5  # of the memory; the rest is for weights, optimizer and other programs
@@ -68,7 +69,7 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
 
 def activation_bytes(learner: Learner, batch: Batch) -> int:
     """Bytes of the activations that a forward pass saves for the backward pass."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in learner.model.parameters()}
+    weights = {own_part(p).untyped_storage().data_ptr() for p in learner.model.parameters()}
     saved: dict[int, Tensor] = {}  # by address, which is unique as long as the tensors are alive
 
     def save(tensor: Tensor) -> Tensor:
@@ -80,9 +81,11 @@ def activation_bytes(learner: Learner, batch: Batch) -> int:
         torch.compiler.set_stance("force_eager"),  # do not compile for this shape
         saved_tensors_hooks(save, lambda tensor: tensor),
     ):
-        learner.loss(learner.model, batch)
+        sums = learner.loss(learner.model, batch)
     activations = [tensor for address, tensor in saved.items() if address not in weights]
-    return sum(tensor.untyped_storage().nbytes() for tensor in activations)
+    size = sum(tensor.untyped_storage().nbytes() for tensor in activations)
+    learner.discard(sums)
+    return size
 
 
 def choose_micro_batch_tokens(learner: Learner, longest: int, batch_tokens: int, memory: int) -> int:

@@ -13,7 +13,6 @@ from mtrain.config.schema import Config
 from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainError, is_out_of_memory
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training.average import WeightAverage
 from mtrain.training.progress import Progress
 from mtrain.training.validate import Validator
 
@@ -30,27 +29,24 @@ class ModelSelection:
         config: Config,
         tokenizer: Tokenizer,
         validator: Validator,
-        model: Transformer,
-        average: WeightAverage,
         state: TrainState,
         progress: Progress,
     ):
         self.config, self.tokenizer, self.run_dir = config, tokenizer, Path(config.run_dir)
-        self.validator, self.model, self.average = validator, model, average
-        self.state, self.progress = state, progress
+        self.validator, self.state, self.progress = validator, state, progress
         self.failures = 0  # in a row
 
-    def validate(self, saved: bool, last: bool = False) -> None:
-        """Validate the weights, if a validation is due, and publish the best weights so far.
+    def validate(self, model: Transformer, saved: bool, last: bool = False) -> None:
+        """Validate a model, if a validation is due, and publish the best weights so far.
 
-        `saved` says whether a checkpoint has the current weights; weights without one never become the best.
+        `saved` says whether a checkpoint has its weights; weights without one never become the best.
         A failure does not end training: it is logged, and the next validation tries again. The `last`
         validation is repeated instead. Raises the error after MAX_FAILED_VALIDATIONS failures in a row.
         """
         while True:
             try:
                 if self.state.validation_due:
-                    self._score(saved)
+                    self._score(model, saved)
                 publish_best(self.run_dir, self.state, self.config, self.tokenizer)
             except DistributedError:  # there is nobody to try again with
                 raise
@@ -72,14 +68,13 @@ class ModelSelection:
             if not last:
                 return
 
-    def _score(self, saved: bool) -> None:
-        """Score the weights, and record the outcome on disk and in the state."""
+    def _score(self, model: Transformer, saved: bool) -> None:
+        """Score a model, and record the outcome on disk and in the state."""
         state, metric = self.state, self.config.training.best_metric
-        with self.average.applied():
-            scores = self.validator(self.model)
-            score = -scores.nll if metric == "nll" else getattr(scores, metric)
-            improved = math.isfinite(score) and (state.best_score is None or score > state.best_score)
-            layer = self.validator.alignment_layer(self.model) if improved and saved else None
+        scores = self.validator(model)
+        score = -scores.nll if metric == "nll" else getattr(scores, metric)
+        improved = math.isfinite(score) and (state.best_score is None or score > state.best_score)
+        layer = self.validator.alignment_layer(model) if improved and saved else None
         self.progress.update_time()
         outcome = replace(
             state,

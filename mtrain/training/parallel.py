@@ -16,16 +16,36 @@ from mtrain.model.loss import LossSums
 from mtrain.model.transformer import Transformer
 from mtrain.training.step import Learner, make_learner
 
-_LIMIT = "micro-batch limit"  # key of notes between ranks
+BYTES_OF_COPY = 16  # of each parameter in fp32: weight, gradient, and AdamW's two moments
+SHARE_OF_COPY = 0.6  # of a GPU's memory; the rest is for activations and validation
 
 
 class SynchronizationMemoryError(DistributedError, exit_code=8):
-    """Memory ran out while gradients were synchronized, where the ranks cannot try again together."""
+    """Memory ran out while the ranks communicated, so that they cannot try again together."""
+
+    def __init__(self) -> None:
+        super().__init__("out of memory; run the same command again to resume with smaller micro-batches")
 
 
 def make_learner_of_rank(model: Transformer, config: TrainingConfig, ranks: Ranks) -> Learner:
     """The learner of this rank. If there are several ranks, all start with the weights of rank 0."""
-    return make_learner(model, config) if ranks.size == 1 else ParallelLearner(model, config, ranks)
+    if ranks.size == 1:
+        return make_learner(model, config)
+    if not shards_weights(model, config, ranks):
+        return ParallelLearner(model, config, ranks)
+    from mtrain.training.sharded import ShardedLearner  # takes a second to import
+
+    return ShardedLearner(model, config, ranks)
+
+
+def shards_weights(model: nn.Module, config: TrainingConfig, ranks: Ranks) -> bool:
+    """Whether the ranks share the weights: as configured, or if weights, gradients and moments do not fit in
+    SHARE_OF_COPY of a GPU's memory."""
+    if config.parallel != "auto" or ranks.device.type != "cuda":
+        return config.parallel == "fsdp"
+    memory = torch.cuda.get_device_properties(ranks.device).total_memory
+    needed = sum(BYTES_OF_COPY * parameter.numel() for parameter in model.parameters())
+    return bool(ranks.highest(needed > SHARE_OF_COPY * memory)[0])
 
 
 class ParallelLearner(Learner):
@@ -44,7 +64,7 @@ class ParallelLearner(Learner):
             # differ in length.
             warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
             self._synchronized = DistributedDataParallel(
-                _BatchLoss(model, super().loss), broadcast_buffers=False, gradient_as_bucket_view=True
+                BatchLoss(model, super().loss), broadcast_buffers=False, gradient_as_bucket_view=True
             )
         self._synchronized.register_comm_hook(None, _add_up)
         # The first pass connects the GPUs. At the second one, the ranks agree on the order of the gradients.
@@ -101,21 +121,12 @@ class ParallelLearner(Learner):
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or not self._halve(batches):
                 raise
-            self.ranks.leave_note(_LIMIT, self.max_micro_batch_positions)
-            raise SynchronizationMemoryError(
-                "out of memory; run the same command again to resume with smaller micro-batches"
-            ) from error
+            raise SynchronizationMemoryError from error
         complete()
         return sums
 
-    def read_limits(self) -> bool:
-        """Apply the limits that ranks have left before they ended. Returns whether there are any."""
-        limits = self.ranks.read_notes(_LIMIT)
-        self.max_micro_batch_positions = min([self.max_micro_batch_positions, *limits])
-        return bool(limits)
 
-
-class _BatchLoss(nn.Module):
+class BatchLoss(nn.Module):
     """The loss of a batch as a module that contains all uses of the parameters."""
 
     def __init__(self, model: Transformer, loss: Callable[[Transformer, Batch], LossSums]):

@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 _MAY_CHANGE = re.compile(
     r"run_dir|data\.(check|folder|window_pairs)|(decoding|export)\..+|"
     r"training\.(max_\w+|micro_batch_tokens|validate_every|checkpoint_every|"
-    r"keep_checkpoints|log_every|patience)"
+    r"keep_checkpoints|log_every|parallel|patience)"
 )
 _CORPUS_KEYS = ("source", "target", "tsv", "jsonl", "parquet", "hub", "toy", "holdout")
 _HEADER = "# Written by mtrain: the resolved config of this run.\n"  # of config.yaml
 _CONTENTS = [
     *("config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model"),
-    "origin.json",
+    *("origin.json", "memory-limit.json"),
 ]
 _LEFTOVERS = ["checkpoints/.index.json.tmp", "data/.epoch-*", *(f".{name}.tmp" for name in _CONTENTS)]
 

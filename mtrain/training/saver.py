@@ -5,8 +5,9 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from mtrain.checkpoint.checkpoint import TrainState, save_checkpoint
+from mtrain.checkpoint.checkpoint import CheckpointTensors, TrainState, collect_tensors, save_checkpoint
 from mtrain.config.training import TrainingConfig
+from mtrain.distributed.ranks import Ranks
 from mtrain.errors import StorageError
 from mtrain.training.average import WeightAverage
 from mtrain.training.progress import Progress
@@ -35,17 +36,22 @@ class Saver:
         self.average, self.progress, self._describe = average, progress, describe
         self.saved_step: int | None = None  # of the last checkpoint that was written
         self.failures = 0  # in a row
+        self._tensors: CheckpointTensors | None = None  # to save
 
     @property
     def is_saved(self) -> bool:
         """Whether there is a checkpoint of the current step."""
         return self.saved_step == self.state.step
 
-    def complete_state(self) -> None:
-        """Bring the state, and the average of the weights, up to date. All ranks do this before a save."""
+    def complete_state(self, ranks: Ranks) -> None:
+        """Bring the state and the average of the weights up to date, and collect the tensors to save. All
+        `ranks` do this before a save."""
         self.progress.read_pending()
         if self.state.validation_due:
-            self.average.average_checkpoints(self.run_dir)
+            self.average.average_checkpoints(self.run_dir, ranks)
+        with ranks.watched():
+            tensors = self.learner.model, self.learner.optimizer, self.average.weights
+            self._tensors = collect_tensors(*tensors, ranks.is_first)
         state, limit = self.state, self.learner.max_micro_batch_positions
         state.loss_scale, state.arithmetic = self.learner.loss_scaler.state(), self._describe()
         state.max_micro_batch_positions = None if limit == math.inf else limit
@@ -69,8 +75,10 @@ class Saver:
         else:
             self.failures = 0
             self.saved_step = self.state.step
+        finally:
+            self._tensors = None
 
     def _write_checkpoint(self) -> None:
         kept = (self.recipe.keep_checkpoints, self.recipe.checkpoint_every)
-        learner, average = self.learner, self.average.weights
-        save_checkpoint(self.run_dir, learner.model, learner.optimizer, self.state, *kept, average)
+        assert self._tensors is not None
+        save_checkpoint(self.run_dir, self._tensors, self.learner.device, self.state, *kept)

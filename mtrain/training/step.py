@@ -22,6 +22,7 @@ from mtrain.device import (
     step_unless,
     thread_pool,
 )
+from mtrain.distributed.shards import own_part, whole
 from mtrain.errors import UsageError, is_out_of_memory
 from mtrain.model.layers import Dropout
 from mtrain.model.loss import LossSums, translation_loss
@@ -79,6 +80,8 @@ class Learner:
     has a replica of the model, which shares the weights but accumulates gradients of its own.
     """
 
+    shares_weights = False  # whether each rank has only a part of them
+
     def __init__(self, model: Transformer, config: TrainingConfig, workers: int = 1):
         self.model, self.config = model, config
         self.optimizer = make_optimizer(model, config)
@@ -114,8 +117,9 @@ class Learner:
 
     def _update(self, sums: Tensor, tokens: int, rate: float) -> StepMetrics:
         if self.loss_scaler.enabled:
-            multiply_all(_gradients(self.model), 1 / self.loss_scaler.scale)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm or float("inf"))
+            multiply_all([own_part(g) for g in _gradients(self.model)], 1 / self.loss_scaler.scale)
+        limit = self.config.clip_norm or float("inf")
+        norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
         found_inf = (~(norm.isfinite() & sums[0].isfinite())).float()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -210,9 +214,8 @@ class Learner:
             labels, options = moved.labels, (self.config.label_smoothing, self.config.r_drop)
             return translation_loss(hidden, *model.projection(), labels, moved.target_tokens, *options)
 
-    def read_limits(self) -> bool:
-        """Apply the limits of other ranks on micro-batches; see `ParallelLearner`."""
-        return False
+    def discard(self, sums: LossSums) -> None:
+        """Free what the loss of a batch keeps for a backward pass that is not needed."""
 
     def dry_run(self, batch: Batch) -> None:
         """Allocate all memory that training needs: run a batch in every worker at once, and discard the
@@ -222,7 +225,7 @@ class Learner:
         # Allocates the optimizer's moments without changing anything.
         step_unless(self.optimizer, torch.ones((), device=self.device))
         with self.preserve_rng_state():
-            self._accumulate_alone([batch] * len(self.replicas), batch.target_tokens)
+            self._accumulate_alone([batch] * len(self.replicas), max(1, batch.target_tokens))
         self.optimizer.zero_grad(set_to_none=True)
 
     def preserve_rng_state(self) -> AbstractContextManager[None]:

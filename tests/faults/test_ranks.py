@@ -19,13 +19,14 @@ from mtrain.data.windows import WindowedCorpus
 from mtrain.distributed import many_ranks, store
 from mtrain.training import arithmetic, loop
 from mtrain.training.fit import make_trainer
+from mtrain.training.memory_limit import read_limit
 from mtrain.training.validate import Validator
 from tests.support.encoding import use_sizes
 from tests.support.faults.file_operations import on_file_operation
 from tests.support.faults.processes import wait, wait_until
 from tests.support.faults.runs import make_run_config, result_of
 from tests.support.faults.saves import fail_writes
-from tests.support.ranks import command, exit_codes, read_logs, run_ranks, started_ranks
+from tests.support.ranks import command, exit_codes, fit_command, read_logs, run_ranks, started_ranks
 from tests.support.training import last_checkpoint, losses, read_metrics
 
 STEPS = 26  # of 23 in an epoch
@@ -33,9 +34,7 @@ STEPS = 26  # of 23 in an epoch
 
 def fit(run: Path, steps: int = STEPS, *more: object) -> Callable[[], None]:
     """A function that trains in a run folder until `steps`."""
-    file = run.with_suffix(".yaml")
-    file.write_text(to_yaml(make_run_config(run, steps), exclude_unset=True))
-    return command("fit", file, "--device", "cpu", "--quiet", *more)
+    return fit_command(run, steps, *more)
 
 
 def is_trained(run: Path, steps: int) -> Callable[[], bool]:
@@ -297,7 +296,7 @@ def test_33_ranks_that_resolve_another_precision_end_before_the_first_step(tmp_p
 def test_35_memory_that_runs_out_during_the_synchronization_lowers_the_limit_of_the_next_start(
     tmp_path, on_training_forward
 ):
-    """No rank can go back, so this one ends, and rank 0 saves the limit."""
+    """No rank can go back, so this one ends, and leaves the limit in the run folder."""
     run, calls = tmp_path / "run", []
     train = fit(run, 9, "--set", "training.micro_batch_tokens=512")  # one micro-batch for each rank
 
@@ -314,8 +313,9 @@ def test_35_memory_that_runs_out_during_the_synchronization_lowers_the_limit_of_
     logs = read_logs(tmp_path)
     assert "rank 1 on " in logs[0] and "ended: out of memory; " in logs[0]
     assert logs[1].splitlines()[-1].startswith("rank 1: error: out of memory; run the same command again")
-    limit = open_checkpoint(last_checkpoint(run)).state.max_micro_batch_positions
-    assert limit < 2 * 512
+    assert open_checkpoint(last_checkpoint(run)).state.max_micro_batch_positions is None
+    limit = read_limit(run, 512)
+    assert limit < 2 * 512 and read_limit(run, 256) == float("inf")
     calls.extend([1] * 9)
     assert exit_codes(run_ranks(2, train, tmp_path)) == [0, 0], read_logs(tmp_path)
     assert open_checkpoint(last_checkpoint(run)).state.max_micro_batch_positions == limit

@@ -12,9 +12,11 @@ from typing import Any
 import torch.distributed as dist
 
 from mtrain.cli import main, terminal
+from mtrain.config.yaml_io import to_yaml
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Ranks
 from tests.support.faults.processes import ProcessEnd, start, wait
+from tests.support.faults.runs import make_run_config
 
 
 @contextmanager
@@ -69,6 +71,13 @@ def command(*arguments: object) -> Callable[[], None]:
             os._exit(end.code if isinstance(end.code, int) else 98)
 
     return run
+
+
+def fit_command(run: Path, steps: int, *more: object) -> Callable[[], None]:
+    """A function that trains in a run folder until `steps`, with the config of `make_run_config`."""
+    file = run.with_suffix(".yaml")
+    file.write_text(to_yaml(make_run_config(run, steps), exclude_unset=True))
+    return command("fit", file, "--device", "cpu", "--quiet", *more)
 
 
 def _as_rank(rank: int, count: int, port: int, work: Callable[[], object]) -> None:

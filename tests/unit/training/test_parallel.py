@@ -6,6 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from mtrain.data.batch import Batch
 from mtrain.distributed.ranks import Ranks
+from mtrain.distributed.shards import divided_like, whole
 from mtrain.training.average import WeightAverage
 from mtrain.training.parallel import make_learner_of_rank
 from mtrain.training.step import freeze
@@ -28,18 +29,19 @@ def train(parts, ranks: Ranks, shares, steps: int, **recipe) -> dict[str, torch.
         rows = STEPS[step % len(STEPS)]
         own = batches_of([part for share in shares for part in rows[share]], data, tokenizer)
         total = sum(batch.target_tokens for share in rows for batch in batches_of(share, data, tokenizer))
-        before = weights(model)
+        before = {name: whole(tensor) for name, tensor in weights(model).items()}
         if step == 0:
-            adam, learner.optimizer = learner.optimizer, torch.optim.SGD(model.parameters(), fused=True)
+            adam, learner.optimizer = learner.optimizer, torch.optim.SGD(model.parameters())
         metrics = learner.step(own or [Batch.without_pairs()], total, 1.0 if step == 0 else 1e-3)
         results[f"metrics.{step}"] = metrics.values
         if step == 0:
-            results |= {f"gradient.{name}": before[name] - p for name, p in weights(model).items()}
-            model.load_state_dict(before)
+            results |= {f"gradient.{name}": before[name] - whole(p) for name, p in weights(model).items()}
+            own = model.state_dict()
+            model.load_state_dict({name: divided_like(before[name], own[name]) for name in own})
             learner.optimizer = adam
         average.update(step + 1)
-    results |= {f"weight.{name}": p for name, p in weights(model).items()}
-    return results | {f"average.{name}": p for name, p in average.weights.items()}
+    results |= {f"weight.{name}": whole(p) for name, p in weights(model).items()}
+    return results | {f"average.{name}": whole(p) for name, p in average.weights.items()}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,9 @@ def train(parts, ranks: Ranks, shares, steps: int, **recipe) -> dict[str, torch.
     [
         (torch.float64, 12, {"ema_decay": 0.9}),
         (torch.float32, 12, {"clip_norm": 1.0}),
+        (torch.float64, 12, {"ema_decay": 0.9, "clip_norm": 0.1, "parallel": "fsdp"}),
+        (torch.float32, 12, {"clip_norm": 1.0, "parallel": "fsdp"}),
+        (torch.float64, 5, {"freeze": ["encoder", "embeddings"], "r_drop": 5.0, "parallel": "fsdp"}),
         pytest.param(torch.float64, 50, {"ema_decay": 0.9}, marks=pytest.mark.slow),
         pytest.param(torch.float32, 50, {}, marks=pytest.mark.slow),
         (torch.float64, 5, {"r_drop": 5.0}),
@@ -111,3 +116,22 @@ def test_all_ranks_try_again_if_the_memory_of_one_runs_out(parts, tmp_path, on_t
         for result in found:
             torch.testing.assert_close(result[name], expected[name], rtol=1e-10, atol=1e-12)
     assert "rank 1: warning: out of memory in 2 micro-batches (5 pairs)" in read_logs(tmp_path)[1]
+
+
+def test_shared_weights_have_the_numbers_of_autocast(parts, tmp_path):
+    """In bf16, FSDP gathers the matrices in the precision that autocast converts them to."""
+    _, model, *_ = parts
+    start = weights(model.float())
+
+    def work(ranks: Ranks) -> None:
+        for kind in ("ddp", "fsdp"):
+            if kind == "fsdp":
+                model.load_state_dict(start)
+            results = train(parts, ranks, [ranks.rank], 4, precision="bf16", parallel=kind)
+            save_file(results, tmp_path / f"{kind}-{ranks.rank}")
+
+    assert exit_codes(run_ranks(2, joined(work), tmp_path)) == [0, 0], read_logs(tmp_path)
+    ddp, fsdp = (load_file(tmp_path / f"{kind}-0") for kind in ("ddp", "fsdp"))
+    for name, value in ddp.items():
+        if name.startswith(("metrics", "gradient")):
+            torch.testing.assert_close(fsdp[name], value, rtol=1e-5, atol=1e-5 * float(value.abs().max()))

@@ -1,0 +1,109 @@
+"""Data-parallel training in which each rank has a part of the weights, gradients and moments (FSDP; Zhao et
+al., "PyTorch FSDP", 2023; ZeRO stage 3 of Rajbhandari et al. 2020).
+
+The weights of a layer are gathered before its forward and its backward pass and freed afterwards. Each pass
+therefore communicates, and all ranks make the same number of passes.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from mtrain.config.training import TrainingConfig
+from mtrain.data.batch import Batch
+from mtrain.device import resolve_precision
+from mtrain.distributed.ranks import Ranks
+from mtrain.errors import UsageError, is_out_of_memory
+from mtrain.model.loss import LossSums
+from mtrain.model.transformer import Transformer
+from mtrain.training.parallel import BatchLoss, SynchronizationMemoryError
+from mtrain.training.step import Learner
+
+
+class ShardedLearner(Learner):
+    """The learner of one of several ranks, which share the weights of `model` from now on: its parameters are
+    `DTensor`s. All ranks start with the weights of rank 0. For `step`, see `ParallelLearner`.
+
+    Raises UsageError if compilation is on, or if this version of PyTorch cannot add up gradients without
+    dividing them.
+    """
+
+    shares_weights = True
+
+    def __init__(self, model: Transformer, config: TrainingConfig, ranks: Ranks):
+        if config.compile == "on":
+            raise UsageError("training.compile: fsdp cannot be compiled; set training.compile to auto or off")
+        if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+            raise UsageError(
+                f"training.parallel: fsdp needs PyTorch 2.8 or later; this is {torch.__version__}"
+            )
+        self.ranks = ranks
+        with ranks.watched():
+            for parameter in model.parameters():
+                dist.broadcast(parameter.detach(), src=0)
+            root = _divide(model, BatchLoss(model, super().loss), config, ranks)
+        super().__init__(model, config.model_copy(update={"compile": "off"}))
+        self._root = root
+
+    def loss(self, model: Transformer, batch: Batch) -> LossSums:
+        """The loss of a batch, with a gradient that is neither added up over the ranks nor divided among them
+        unless `step` takes it."""
+        return self._root(batch)  # type: ignore[no-any-return, operator]
+
+    def _accumulate(self, batches: list[Batch], tokens: int) -> Tensor:
+        """See `Learner`. Gradients stay whole until the last micro-batch, which adds them up.
+
+        Raises SynchronizationMemoryError if memory runs out, because the other ranks wait for this one.
+        """
+        batches = [part for batch in batches for part in batch.split(self.max_micro_batch_positions)]
+        count = int(self.ranks.highest(len(batches))[0])
+        batches += [Batch.without_pairs()] * (count - len(batches))
+        sums = torch.zeros(2, device=self.device)
+        try:
+            with self.ranks.watched():
+                for number, batch in enumerate(batches, start=1):
+                    self._root.set_requires_gradient_sync(number == count)
+                    sums = sums + self._backward(self.loss(self.model, batch), tokens)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or not self._halve(batches):
+                raise
+            raise SynchronizationMemoryError from error
+        self.ranks.start_sum(sums)()
+        return sums
+
+    def _accumulate_alone(self, batches: list[Batch], tokens: int) -> Tensor:
+        return self._accumulate(batches, tokens)
+
+    def discard(self, sums: LossSums) -> None:
+        """Run the backward pass, after which the weights are divided again."""
+        self._root.set_requires_gradient_sync(False)
+        super().discard(sums)
+        self._release_memory()
+
+
+def _divide(model: Transformer, root: nn.Module, config: TrainingConfig, ranks: Ranks) -> FSDPModule:
+    """Divide the parameters of a model among the ranks, and let `root` gather them.
+
+    Numbers are those of autocast: matrices are gathered in the precision of their products, everything else
+    and the sum of gradients stay in the precision of the weights.
+    """
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
+        resolve_precision(ranks.device, config.precision)
+    )
+    of_weights = next(model.parameters()).dtype
+    exact = MixedPrecisionPolicy(cast_forward_inputs=False)
+    low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=of_weights, cast_forward_inputs=False)
+    mesh = init_device_mesh(ranks.device.type, (ranks.size,))
+    layers = [*model.encoder, *model.decoder]
+    norms: list[nn.Module] = [m for layer in layers for m in layer.modules() if isinstance(m, nn.LayerNorm)]
+    fully_shard(norms, mesh=mesh, mp_policy=exact)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=low)
+    divided = fully_shard(root, mesh=mesh, mp_policy=exact)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):  # the division by the number of tokens is that of the loss
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return divided

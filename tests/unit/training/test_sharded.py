@@ -1,0 +1,114 @@
+"""Runs whose ranks share the weights (FSDP). Their steps are compared with those of one rank in
+`test_parallel.py`."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
+from mtrain.checkpoint.model_folder import load_model
+from mtrain.config.load import load_config
+from mtrain.distributed import store
+from mtrain.distributed.ranks import Ranks
+from mtrain.errors import UsageError
+from mtrain.training.fit import make_trainer
+from mtrain.training.memory_limit import read_limit
+from mtrain.training.sharded import ShardedLearner
+from tests.support.faults.processes import wait, wait_until
+from tests.support.faults.runs import result_of
+from tests.support.ranks import exit_codes, fit_command, read_logs, run_ranks, started_ranks
+from tests.support.training import last_checkpoint, losses, read_metrics
+
+FSDP = ("--set", "training.parallel=fsdp")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A run of two ranks that share the weights."""
+    folder = tmp_path_factory.mktemp("ranks")
+    assert exit_codes(run_ranks(2, fit_command(folder / "whole", 12, *FSDP), folder)) == [0, 0], read_logs(
+        folder
+    )
+    return folder / "whole"
+
+
+def test_checkpoints_are_those_of_other_runs(whole, tmp_path):
+    """They resume exactly on as many ranks, and those of one kind of run resume as the other kinds."""
+    ddp = tmp_path / "ddp"
+    assert exit_codes(run_ranks(2, fit_command(ddp, 12), tmp_path)) == [0, 0], read_logs(tmp_path)
+    for file in ("model", "average", "optimizer"):
+        one, other = (load_file(last_checkpoint(run) / f"{file}.safetensors") for run in (whole, ddp))
+        assert {name: tensor.shape for name, tensor in one.items()} == {n: t.shape for n, t in other.items()}
+    for name, tensor in load_file(last_checkpoint(ddp) / "model.safetensors").items():
+        found = load_file(last_checkpoint(whole) / "model.safetensors")[name]
+        if not name.endswith("query_key_value.bias"):  # their gradient for keys is 0 but for rounding
+            torch.testing.assert_close(found, tensor, rtol=1e-4, atol=1e-5)
+    half = tmp_path / "half"
+    assert exit_codes(run_ranks(2, fit_command(half, 6, *FSDP), tmp_path)) == [0, 0], read_logs(tmp_path)
+    for count, more in ((2, FSDP), (2, ()), (1, FSDP)):
+        run = Path(shutil.copytree(half, tmp_path / "resumed", dirs_exist_ok=True))
+        assert exit_codes(run_ranks(count, fit_command(run, 12, *more), tmp_path)) == [0] * count
+        is_same = (count, more) == (2, FSDP)
+        assert result_of(run) == result_of(whole) or not is_same, read_logs(tmp_path)
+        assert ("not bit-identically" in read_logs(tmp_path)[0]) == (not is_same)
+        assert abs(losses(run)[-1][2] - losses(whole)[-1][2]) < 0.05
+        shutil.rmtree(run)
+
+
+def test_the_gathered_average_is_validated(tmp_path):
+    run = tmp_path / "run"
+    changed = ["ema_decay=null", "average_checkpoints=2", "keep_checkpoints=2", "parallel=fsdp"]
+    options = [option for value in changed for option in ("--set", f"training.{value}")]
+    assert exit_codes(run_ranks(2, fit_command(run, 10, *options), tmp_path)) == [0, 0], read_logs(tmp_path)
+    [nll] = (line["validation"]["nll"] for line in read_metrics(run) if "validation" in line)
+    own = [load_file(folder / "model.safetensors") for folder in checkpoint_folders(run)]
+    for name, mean in load_file(last_checkpoint(run) / "average.safetensors").items():
+        torch.testing.assert_close(mean, sum(tensors[name] for tensors in own) / 2)
+    validator = make_trainer(load_config(run / "config.yaml"), device="cpu", quiet=True).selection.validator
+    assert validator(load_model(run).model).nll == pytest.approx(nll, rel=1e-6)
+
+
+def test_memory_that_runs_out_ends_all_ranks_and_limits_the_next_start(tmp_path, on_training_forward):
+    run, calls = tmp_path / "run", []
+
+    def fail(source, _):
+        calls.append(1)
+        if os.environ["RANK"] == "1" and len(calls) == 16 and len(source) > 1:
+            raise MemoryError
+
+    on_training_forward(fail)
+    train = fit_command(run, 12, *FSDP, "--set", "training.micro_batch_tokens=auto")
+    assert exit_codes(run_ranks(2, train, tmp_path)) == [7, 8], read_logs(tmp_path)
+    logs = read_logs(tmp_path)
+    assert "rank 1 on " in logs[0] and "ended: out of memory; run the same command again" in logs[0]
+    assert "cannot save: the other ranks have parts of the weights" in logs[0]
+    limit = read_limit(run, 512)
+    calls.extend([1] * 16)
+    assert exit_codes(run_ranks(2, train, tmp_path)) == [0, 0], read_logs(tmp_path)
+    assert open_checkpoint(last_checkpoint(run)).state.max_micro_batch_positions == limit < 1024
+
+
+def test_a_rank_that_is_killed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "GRACE", 2.0)
+    run = tmp_path / "run"
+    with started_ranks(2, fit_command(run, 10**6, *FSDP), tmp_path) as children:
+        metrics = run / "metrics.jsonl"
+        ready = wait_until(
+            children[0], lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 5
+        )
+        assert ready is None, read_logs(tmp_path)
+        os.kill(children[1], signal.SIGKILL)
+        assert exit_codes([wait(child) for child in children]) == [7, -signal.SIGKILL]
+    assert "error: rank 1 on " in read_logs(tmp_path)[0]
+
+
+def test_what_it_cannot_do_is_an_error(parts):
+    config, model, *_ = parts
+    recipe = config.training.model_copy(update={"parallel": "fsdp", "compile": "on"})
+    with pytest.raises(UsageError, match=r"training\.compile: fsdp cannot be compiled"):
+        ShardedLearner(model, recipe, Ranks(torch.device("cpu")))
