@@ -1,14 +1,15 @@
 """`mtrain evaluate`."""
 
-import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from mtrain.cli import terminal
+from mtrain.cli.evaluation_results import Outputs, report_results
+from mtrain.cli.evaluation_systems import Evaluated, Inputs, Report, evaluate_files, evaluate_models
 from mtrain.cli.options import (
     BatchTokens,
     BeamSize,
@@ -20,15 +21,8 @@ from mtrain.cli.options import (
     Set,
     overrides,
 )
-from mtrain.cli.output import open_stdout
-from mtrain.cli.translation import load_translator, refuse_beam_size_of_sampling
-from mtrain.distributed.launch import read_launch
-from mtrain.errors import UsageError
-
-if TYPE_CHECKING:
-    from mtrain.evaluation.metrics import Score
-
-Scores = tuple[str, int, "list[Score]"]  # name of the test set, number of sentences, scores
+from mtrain.cli.output import require_writable
+from mtrain.errors import DataError, UsageError
 
 
 def evaluate(
@@ -44,8 +38,15 @@ def evaluate(
     hypotheses: Annotated[
         Path | None, Option(metavar="FILE", help="Translations to score; - is stdin.")
     ] = None,
+    compare: Annotated[
+        list[Path] | None,
+        Option(
+            metavar="MODEL|FILE",
+            help="Model or file of translations to compare with MODEL or --hypotheses; repeatable.",
+        ),
+    ] = None,
     metrics: Annotated[
-        str, Option(metavar="NAMES", help="Comma-separated list of bleu, chrf and ter.")
+        str, Option(metavar="NAMES", help="Comma-separated list of bleu, chrf, chrf++, ter and comet.")
     ] = "bleu,chrf,ter",
     lowercase: Annotated[bool, Option("--lowercase", help="Ignore case.")] = False,
     bleu_tokenize: Annotated[
@@ -55,7 +56,30 @@ def evaluate(
             help="sacreBLEU tokenizer; by default the one for MODEL's target language, or 13a without MODEL.",
         ),
     ] = None,
+    by_length: Annotated[
+        bool, Option("--by-length", help="Also score the sentences of each range of source lengths.")
+    ] = False,
+    sentence_scores: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the scores of each sentence to a tab-separated file.")
+    ] = None,
+    html: Annotated[
+        Path | None, Option(metavar="FILE", help="Write a page with the compared sentences side by side.")
+    ] = None,
     json_: Json = False,
+    comet: Annotated[
+        Path | None,
+        Option(
+            metavar="FOLDER", help="Virtual environment with unbabel-comet; by default that in MTRAIN_COMET."
+        ),
+    ] = None,
+    comet_model: Annotated[
+        str | None,
+        Option(metavar="NAME", help="Model of COMET or checkpoint file. Default: Unbabel/wmt22-comet-da."),
+    ] = None,
+    setup_comet: Annotated[
+        Path | None,
+        Option(metavar="FOLDER", help="Only make a virtual environment with unbabel-comet in FOLDER."),
+    ] = None,
     beam_size: BeamSize = None,
     length_penalty: LengthPenalty = None,
     batch_tokens: BatchTokens = None,
@@ -67,38 +91,115 @@ def evaluate(
     """Compute BLEU, chrF and TER with sacreBLEU.
 
     Translates the test sets of MODEL's run, or --source, and scores the result. With --hypotheses, scores
-    existing translations instead.
+    existing translations instead. With --compare, tests whether systems differ by more than chance.
     """
     terminal.start_logging(quiet, debug)
+    if setup_comet is not None:
+        _set_up_comet(setup_comet)
+        return
     search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
-    _check_files(source, reference, hypotheses)
-    if hypotheses is not None:
-        unused = {**search, "set": set_ or None, "device": None if device == "auto" else device}
+    inputs = Inputs(model, source, reference or [], hypotheses, compare or [])
+    names = metrics.lower().split(",")
+    outputs = Outputs(json_, by_length, sentence_scores, html)
+    _check_inputs(inputs, outputs, "comet" in names)
+    _check_metrics(metrics, bleu_tokenize, comet, comet_model)
+    translating = bool(inputs.models)
+    if not translating:
+        unused_device = None if device == "auto" or "comet" in names else device
+        unused = {**search, "set": set_ or None, "device": unused_device}
         _refuse_unused(unused, "--hypotheses, which are scored without translating")
-    elif model is None:
+    settings = overrides(set_, "decoding.", **search)
+    data_settings = [assignment for assignment in settings if assignment.startswith("data.")]
+    if inputs.references and data_settings:
+        raise UsageError(f"--set {data_settings[0]} has no effect with --reference; leave it out")
+    gpus = "0" if device == "cpu" else "auto"
+    report = _reporter(names, lowercase, bleu_tokenize, (comet, comet_model, gpus), outputs)
+    if not translating:
+        evaluate_files(inputs, report)
+        return
+    evaluate_models(inputs, settings, beam_size, device, report)
+    best = inputs.models[0]
+    terminal.suggest(f"to translate a file: mtrain translate {shlex.quote(str(best))} -i FILE -o FILE")
+
+
+def _reporter(
+    names: Sequence[str],
+    lowercase: bool,
+    bleu_tokenize: str | None,
+    comet: tuple[Path | None, str | None, str],
+    outputs: Outputs,
+) -> Report:
+    """What scores translations with the chosen metrics. Raises UsageError if COMET is not available."""
+    from mtrain.evaluation.comet import DEFAULT_MODEL, Comet, CometProcess, comet_python
+    from mtrain.evaluation.metrics import make_metrics
+
+    folder, model, gpus = comet
+    python = comet_python(folder) if "comet" in names else Path()
+
+    def report(evaluated: Iterable[Evaluated], language: str | None) -> None:
+        with CometProcess(python, model or DEFAULT_MODEL, gpus) as process:
+
+            def metrics_for(sources: Sequence[str]) -> dict[str, Any]:
+                return make_metrics(
+                    names, language, lowercase, bleu_tokenize, lambda: Comet(process, sources)
+                )
+
+            report_results(evaluated, metrics_for, outputs)
+
+    return report
+
+
+def _check_inputs(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
+    """Raise UsageError unless the options name translations to score and what to score them with, and
+    DataError if a system to compare is missing."""
+    model, source, references, hypotheses, compared = inputs
+    if hypotheses is None and model is None:
         raise UsageError("missing MODEL; only --hypotheses can be scored without it")
+    if (source is not None or hypotheses is not None) != bool(references):
+        raise UsageError("give --reference with either --source or --hypotheses")
+    if Path("-") in references:
+        raise UsageError("--reference -: reading references from stdin is not supported; give a file")
+    if [source, hypotheses, *compared].count(Path("-")) > 1:
+        raise UsageError("stdin (-) was given more than once; give a file")
+    for path in compared:
+        if inputs.systems.count(path) > 1:
+            raise UsageError(f"--compare {path}: given twice; give each system once")
+        if str(path) != "-" and not path.exists():
+            raise DataError(f"--compare {path}: no such model or file of translations")
+    if outputs.html is not None and not compared:
+        raise UsageError("--html has no effect without --compare; add it, or leave --html out")
+    if hypotheses is not None:
+        _check_sources(inputs, outputs, comet)
+    files = [path for path in (source, *references, *inputs.systems) if path != model and path is not None]
+    for output in (outputs.sentence_scores, outputs.html):
+        require_writable(output, [file for file in files if file.exists()])
+
+
+def _check_sources(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
+    """Raise UsageError unless --source is given exactly if something besides --hypotheses needs it."""
+    models = [path for path in inputs.models if path != inputs.model]
+    needs = {
+        f"--compare {models[0]}" if models else "": bool(models),
+        "--metrics comet": comet,
+        "--by-length": outputs.by_length,
+    }
+    if inputs.source is None:
+        for option, is_needed in needs.items():
+            if is_needed:
+                raise UsageError(f"{option} needs the source sentences; give --source")
+    elif not any(needs.values()) and outputs.html is None:
+        raise UsageError("--source and --hypotheses were both given; give one of them")
+
+
+def _check_metrics(
+    metrics: str, bleu_tokenize: str | None, comet: Path | None, comet_model: str | None
+) -> None:
     names = metrics.lower().split(",")
     if bleu_tokenize is not None and "bleu" not in names:
         raise UsageError(f"--bleu-tokenize has no effect on --metrics {metrics}; add bleu, or leave it out")
-    metric_options = (names, lowercase, bleu_tokenize)
-    if hypotheses is not None:
-        if read_launch().rank == 0:
-            _print_scores(_score_hypotheses(model, hypotheses, reference or [], *metric_options), json_)
-    else:
-        assert model is not None
-        settings = overrides(set_, "decoding.", **search)
-        others = (settings, beam_size, device, *metric_options, json_)
-        _score_model(model, source, reference or [], *others)
-        terminal.suggest(f"to translate a file: mtrain translate {shlex.quote(str(model))} -i FILE -o FILE")
-
-
-def _check_files(source: Path | None, reference: Sequence[Path] | None, hypotheses: Path | None) -> None:
-    if source is not None and hypotheses is not None:
-        raise UsageError("--source and --hypotheses were both given; give one of them")
-    if (source is not None or hypotheses is not None) != bool(reference):
-        raise UsageError("give --reference with either --source or --hypotheses")
-    if Path("-") in (reference or ()):
-        raise UsageError("--reference -: reading references from stdin is not supported; give a file")
+    for option, value in {"--comet": comet, "--comet-model": comet_model}.items():
+        if value is not None and "comet" not in names:
+            raise UsageError(f"{option} has no effect on --metrics {metrics}; add comet, or leave it out")
 
 
 def _refuse_unused(options: Mapping[str, object], reason: str) -> None:
@@ -107,77 +208,10 @@ def _refuse_unused(options: Mapping[str, object], reason: str) -> None:
         raise UsageError(f"--{given[0]} has no effect with {reason}; leave it out")
 
 
-def _score_hypotheses(
-    model: Path | None,
-    hypotheses: Path,
-    references: Sequence[Path],
-    names: Sequence[str],
-    lowercase: bool,
-    bleu_tokenize: str | None,
-) -> Iterator[Scores]:
-    """The scores of existing translations. MODEL is used only for its target language."""
-    from mtrain.checkpoint.model_folder import load_model
-    from mtrain.evaluation.evaluate import read_references
-    from mtrain.evaluation.metrics import make_metrics, score
+def _set_up_comet(folder: Path) -> None:
+    from mtrain.evaluation.comet import VARIABLE, set_up_comet
 
-    name, translations = _read(hypotheses)
-    others = read_references(references, name, len(translations))
-    language = None if model is None else load_model(model).config.target_lang
-    metrics = make_metrics(names, language, lowercase, bleu_tokenize)
-    yield Path(name).name, len(translations), score(translations, others, metrics)
-
-
-def _read(file: Path) -> tuple[str, list[str]]:
-    """The name of a file in messages, and its lines; `-` is stdin."""
-    return "<stdin>" if str(file) == "-" else str(file), list(terminal.read_lines(file))
-
-
-def _score_model(
-    model: Path,
-    source: Path | None,
-    references: Sequence[Path],
-    settings: Sequence[str],
-    beam_size: int | None,
-    device: str,
-    names: Sequence[str],
-    lowercase: bool,
-    bleu_tokenize: str | None,
-    json_: bool,
-) -> None:
-    """Print the scores of a model on the test set in the given files, or on the test sets of its run. If
-    there are several ranks, they share the translation, and the first alone reads and prints."""
-    from mtrain.distributed.many_ranks import joined_ranks
-    from mtrain.evaluation.evaluate import TestSet, configured_test_sets, evaluate_set, read_references
-    from mtrain.evaluation.metrics import make_metrics
-
-    data_settings = [assignment for assignment in settings if assignment.startswith("data.")]
-    if references and data_settings:
-        raise UsageError(f"--set {data_settings[0]} has no effect with --reference; leave it out")
-    given = None
-    if source is not None and read_launch().rank == 0:
-        name, sources = _read(source)
-        others = read_references(references, name, len(sources))
-        given = [TestSet(Path(name).name, sources, others)]
-    decoding_settings = [assignment for assignment in settings if not assignment.startswith("data.")]
-    with joined_ranks(device) as ranks, terminal.cleaning_up_after_sigterm():
-        translator = load_translator(model, str(ranks.device), decoding_settings)
-        refuse_beam_size_of_sampling(translator, beam_size)
-
-        def results() -> Iterator[Scores]:
-            metrics = make_metrics(names, translator.target_lang, lowercase, bleu_tokenize)
-            for test in given or configured_test_sets(model, data_settings):
-                yield test.name, len(test.references[0]), evaluate_set(test, translator, metrics)
-
-        translator.lead(ranks, lambda: _print_scores(results(), json_))
-
-
-def _print_scores(results: Iterable[Scores], json_: bool) -> None:
-    report = {}
-    with open_stdout() as out:
-        for name, sentences, scores in results:
-            report[name] = {"sentences": sentences, "scores": [score._asdict() for score in scores]}
-            if not json_:
-                print(f"{name} ({sentences} sentences)", file=out)
-                out.writelines(f"  {score.detail}\n" for score in scores)
-        if json_:
-            print(json.dumps(report, indent=1), file=out)
+    set_up_comet(folder)
+    print(folder)
+    place = shlex.quote(str(folder.resolve()))
+    terminal.suggest(f"to use it: export {VARIABLE}={place}; mtrain evaluate MODEL --metrics bleu,comet")

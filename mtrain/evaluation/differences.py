@@ -23,9 +23,9 @@ def mark_differences(sentence: str, other: str) -> list[Span]:
     The texts of the spans are together the sentence. White space counts as changed only between two changed
     words, so that a replaced phrase is one span. Case and punctuation matter.
     """
-    tokens, words = _TOKEN.findall(sentence), _words(other)
+    tokens = _TOKEN.findall(sentence)
     indices = [index for index, token in enumerate(tokens) if not token.isspace()]
-    matcher = SequenceMatcher(None, [tokens[index] for index in indices], words, autojunk=False)
+    matcher = SequenceMatcher(None, [tokens[index] for index in indices], words(other), autojunk=False)
     changed = [not token.isspace() for token in tokens]
     for start, _, size in matcher.get_matching_blocks():
         for index in indices[start : start + size]:
@@ -37,5 +37,6 @@ def mark_differences(sentence: str, other: str) -> list[Span]:
     return [Span("".join(token for token, _ in group), is_changed) for is_changed, group in groups]
 
 
-def _words(sentence: str) -> list[str]:
+def words(sentence: str) -> list[str]:
+    """The words and punctuation marks of a sentence; single characters in scripts without spaces."""
     return [token for token in _TOKEN.findall(sentence) if not token.isspace()]

@@ -1,5 +1,6 @@
 """BLEU, chrF and TER, computed by sacreBLEU, each with the signature that makes scores comparable."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,8 @@ from sacrebleu.metrics.ter import TER
 
 from mtrain.config.languages import bleu_tokenizer, make_bleu
 from mtrain.errors import DataError, UsageError
+
+TITLES = {"bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER", "comet": "COMET"}
 
 
 class Score(NamedTuple):
@@ -21,20 +24,27 @@ class Score(NamedTuple):
 
 
 def make_metrics(
-    names: Sequence[str], target_lang: str | None = None, lowercase: bool = False, tokenize: str | None = None
+    names: Sequence[str],
+    target_lang: str | None = None,
+    lowercase: bool = False,
+    tokenize: str | None = None,
+    comet: Callable[[], Any] | None = None,
 ) -> dict[str, Any]:
-    """sacreBLEU's corpus metrics by name: `bleu`, `chrf` and `ter`.
+    """sacreBLEU's corpus metrics by name: `bleu`, `chrf`, `chrf++` and `ter`.
 
     BLEU uses the tokenizer `tokenize`; by default the one for the target language, or 13a, which is also
-    sacreBLEU's default. Raises UsageError for an unknown metric or tokenizer, and for a tokenizer that is not
-    installed.
+    sacreBLEU's default. `comet` makes the metric of this name. Raises UsageError for an unknown metric or
+    tokenizer, and for a tokenizer that is not installed.
     """
     tokenizer = tokenize or bleu_tokenizer(target_lang or "")
     makers: dict[str, Callable[[], Any]] = {
         "bleu": lambda: make_bleu(tokenizer, lowercase=lowercase),
         "chrf": lambda: CHRF(lowercase=lowercase),
+        "chrf++": lambda: CHRF(lowercase=lowercase, word_order=2),
         "ter": TER,  # always ignores case, as on sacreBLEU's command line
     }
+    if comet is not None:
+        makers["comet"] = comet
     if not names or not set(names) <= makers.keys():
         raise UsageError(f"--metrics {','.join(names)}: choose from {', '.join(makers)}")
     if tokenizer not in BLEU.TOKENIZERS:
@@ -49,6 +59,37 @@ def score(
 
     Raises DataError if there are no hypotheses or the numbers of lines differ.
     """
+    require_equal_counts(hypotheses, references)
+    scores = []
+    for name, metric in metrics.items():
+        result = metric.corpus_score(hypotheses, references)
+        signature = str(metric.get_signature())
+        scores.append(Score(name, result.score, signature, result.format(signature=signature)))
+    return scores
+
+
+def score_sentences(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]], metrics: dict[str, Any]
+) -> dict[str, list[float]]:
+    """The scores of single sentences by metric, as those of `sacrebleu --sentence-level`: BLEU uses the
+    effective n-gram order, because most sentences share no 4-gram with their reference."""
+    scores = {}
+    for name, metric in metrics.items():
+        if hasattr(metric, "sentence_scores"):  # COMET, which scores many sentences at a time
+            scores[name] = metric.sentence_scores(hypotheses, references)
+            continue
+        sentence_metric = copy.copy(metric)
+        if isinstance(metric, BLEU):
+            sentence_metric.effective_order = True
+        scores[name] = [
+            sentence_metric.sentence_score(hypothesis, list(others)).score
+            for hypothesis, *others in zip(hypotheses, *references, strict=True)
+        ]
+    return scores
+
+
+def require_equal_counts(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    """Raise DataError if there are no hypotheses or a list of references has another length."""
     if not hypotheses:
         raise DataError("nothing to score: there are no translations")
     count = len(hypotheses)
@@ -57,9 +98,3 @@ def score(
             raise DataError(
                 f"reference {number} has {len(reference)} lines but there are {count} translations"
             )
-    scores = []
-    for name, metric in metrics.items():
-        result = metric.corpus_score(hypotheses, references)
-        signature = str(metric.get_signature())
-        scores.append(Score(name, result.score, signature, result.format(signature=signature)))
-    return scores

@@ -2,9 +2,12 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mtrain.storage.manifest import write_manifest
 from tests.support.cli import changed, one_line
@@ -109,12 +112,161 @@ def test_sources_are_read_from_stdin(mtrain, stdin, run_dir, corpus):
             ["m", "--metrics", "chrf", "--bleu-tokenize", "char"],
             "--bleu-tokenize has no effect on --metrics chrf",
         ),
+        (["m", "--comet", "c"], "--comet has no effect on --metrics bleu,chrf,ter; add comet"),
+        (["m", "--comet-model", "c"], "--comet-model has no effect on --metrics bleu,chrf,ter; add comet"),
+        (["m", "--html", "x"], "--html has no effect without --compare"),
+        (["/dev/null", "--compare", "/dev/null"], "--compare /dev/null: given twice"),
+        (
+            ["--hypotheses", "-", "--reference", "b", "--compare", "-"],
+            "stdin (-) was given more than once; give a file",
+        ),
+        (
+            ["--hypotheses", "a", "--reference", "b", "--compare", "."],
+            "--compare . needs the source sentences; give --source",
+        ),
+        (
+            ["--hypotheses", "a", "--reference", "b", "--by-length"],
+            "--by-length needs the source sentences; give --source",
+        ),
+        (
+            ["--hypotheses", "a", "--reference", "b", "--metrics", "comet"],
+            "--metrics comet needs the source sentences; give --source",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_combinations_that_make_no_sense_are_errors(mtrain, arguments, message):
     code, out, err = mtrain("evaluate", *arguments)
     assert (code, out) == (2, "") and message in one_line(err)
+
+
+# The command line of sacreBLEU, which cannot print all scores of paired tests as JSON: some are float32.
+SACREBLEU = """
+import functools, json
+from sacrebleu.sacrebleu import main
+json.dumps = functools.partial(json.dumps, default=float)
+main()
+"""
+
+
+@pytest.fixture
+def systems(tmp_path, monkeypatch):
+    """Translations of three systems, with the reference and the source, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    references = [f"Der Hund Nummer {n} rennt heute im Park ." for n in range(12)]
+    files = {
+        "ref": references,
+        "other": [line.replace("heute", "jetzt") for line in references],
+        "src": [f"Dog number {n} runs in the park today" + " , really ." * (n % 3) for n in range(12)],
+        "a": [line.replace("Hund", "Wolf") if n % 2 else line for n, line in enumerate(references)],
+        "b": [line.replace("im Park", "<b>") if n % 5 else line for n, line in enumerate(references)],
+        "c": references,
+    }
+    for name, lines in files.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    return tmp_path
+
+
+def test_a_comparison_is_printed_as_a_table(mtrain, systems):
+    code, out, _ = mtrain(
+        "evaluate", "--hypotheses", "a", "--compare", "c", "--reference", "ref", "--metrics", "bleu"
+    )
+    first, signature, header, baseline, compared, note = out.splitlines()
+    assert (
+        code == 0 and first == "a (12 sentences)" and signature.startswith("  BLEU|nrefs:1|bs:1000|ar:10000")
+    )
+    assert header.split() == ["score", "mean", "95%", "interval", "p", "(bootstrap)", "p", "(randomization)"]
+    assert baseline.split()[:2] == ["a", "(baseline)"] and len(baseline.split()) == 6
+    assert compared.split()[:2] == ["c", "100.00"] and compared.count("*") == 2 and "p < 0.05" in note
+
+
+def test_a_comparison_is_written_as_a_page(mtrain, systems):
+    files = ["--hypotheses", "a", "--compare", "b", "--reference", "ref", "--source", "src"]
+    code, _, _ = mtrain("evaluate", *files, "--html", "page.html", "--metrics", "chrf")
+    page = (systems / "page.html").read_text()
+    assert code == 0 and "b compared with a" in page and "Dog number 3" in page
+    assert "<b>" not in page and "&lt;b" in page
+    code, _, err = mtrain("evaluate", *files[:6], "--html", "src/page.html")
+    assert code == 6 and "src/page.html: cannot write: no such folder" in one_line(err)
+
+
+def test_models_and_files_are_compared(mtrain, run_dir, corpus, stdin):
+    """The model translates the test set of its run; the other translations are read."""
+    stdin((corpus / "train.de").read_bytes())
+    options = ["--metrics", "bleu", "--json", "--device", "cpu"]
+    code, out, _ = mtrain("evaluate", run_dir, "--compare", run_dir / "model", "--compare", "-", *options)
+    result = json.loads(out)["seen"]
+    names = [score["system"] for score in result["comparisons"][0]["scores"]]
+    assert code == 0 and names == [str(run_dir), str(run_dir / "model"), "<stdin>"]
+    assert [round(score["score"]) for score in result["comparisons"][0]["scores"]] == [100] * 3
+    files = ["--hypotheses", corpus / "train.en", "--reference", corpus / "train.de"]
+    model = ["--source", corpus / "train.en", "--compare", run_dir]
+    code, out, _ = mtrain("evaluate", *files, *model, *options)
+    scores = json.loads(out)["train.en"]["comparisons"][0]["scores"]
+    assert code == 0 and scores[0]["score"] < 50 and scores[1]["score"] == pytest.approx(100)
+
+
+def test_compared_files_must_fit_the_test_set(mtrain, run_dir, corpus, tmp_path):
+    (tmp_path / "short").write_text("Es regnet.\n")
+    code, _, err = mtrain("evaluate", run_dir, "--compare", tmp_path / "short", "--device", "cpu")
+    assert code == 3 and f"seen has 8 lines but {tmp_path}/short has 1" in one_line(err)
+    code, _, err = mtrain("evaluate", run_dir, "--compare", tmp_path / "none")
+    assert code == 3 and f"--compare {tmp_path}/none: no such model or file of translations" in one_line(err)
+    side = f"{{source: {corpus}/train.en, target: {corpus}/train.de}}"
+    several = ["--set", f"data.test={{one: {side}, two: {side}}}"]
+    code, _, err = mtrain("evaluate", run_dir, "--compare", corpus / "train.de", *several, "--device", "cpu")
+    assert code == 2 and "has several test sets (one, two); give --source and --reference" in one_line(err)
+    files = ["--hypotheses", corpus / "train.de", "--reference", corpus / "train.de"]
+    code, _, err = mtrain("evaluate", *files, "--source", tmp_path / "short", "--by-length")
+    assert code == 3 and f"train.de has 8 lines but {tmp_path}/short has 1" in one_line(err)
+
+
+def test_models_of_different_languages_are_not_compared(mtrain, run_dir, tmp_path):
+    model = Path(shutil.copytree(run_dir / "model", tmp_path / "model"))
+    raw = yaml.safe_load((model / "config.yaml").read_text())
+    (model / "config.yaml").write_text(yaml.safe_dump({**raw, "target_lang": "fr"}))
+    write_manifest(model)
+    code, _, err = mtrain("evaluate", run_dir, "--compare", model, "--device", "cpu")
+    assert code == 2 and "translates into fr, not de; compare models of one language" in one_line(err)
+
+
+def test_scores_by_length_and_of_sentences(mtrain, systems):
+    files = ["--hypotheses", "a", "--compare", "b", "--reference", "ref", "--source", "src", "--by-length"]
+    job = ["evaluate", *files, "--metrics", "bleu,ter", "--sentence-scores", "scores.tsv"]
+    code, out, _ = mtrain(*job)
+    assert code == 0 and "by words of the source, b" in out and "    0-10           4" in out
+    header, *rows = (line.split("\t") for line in (systems / "scores.tsv").read_text().splitlines())
+    assert header == ["test", "system", "line", "bleu", "ter"] and len(rows) == 24
+    assert rows[0] == ["a", "a", "1", "100.0000", "0.0000"] and rows[23][:3] == ["a", "b", "12"]
+    code, out, _ = mtrain(*job, "--json")
+    [first, second] = json.loads(out)["a"]["by_length"]["b"]
+    assert (first["shortest"], first["longest"], first["sentences"]) == (0, 10, 4)
+    assert second["scores"].keys() == {"bleu", "ter"}
+
+
+@pytest.mark.parametrize("seed", [None, "7"])
+def test_comparisons_agree_with_the_command_line_of_sacrebleu(mtrain, systems, monkeypatch, seed):
+    if seed is not None:
+        monkeypatch.setenv("SACREBLEU_SEED", seed)
+    ours = ["--hypotheses", "a", "--compare", "b", "--compare", "c", "--metrics", "bleu,chrf,chrf++,ter"]
+    code, out, _ = mtrain("evaluate", *ours, "--reference", "ref", "--reference", "other", "--json")
+    result = json.loads(out)["a"]
+    assert code == 0 and result["baseline"] == "a"
+    names = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
+    comparisons = {item["metric"]: item for item in result["comparisons"]}
+    for test in ("bs", "ar"):
+        options = f"ref other -i a b c -m bleu chrf ter --paired-{test} -f json".split()
+        command = [sys.executable, "-c", SACREBLEU, *options]
+        theirs = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        for number, system in enumerate(theirs):
+            for metric, name in names.items():
+                own = comparisons[metric]["scores"][number]
+                p = "bootstrap_p" if test == "bs" else "randomization_p"
+                assert (own["score"], own[p]) == (system[name]["score"], system[name]["p_value"])
+                if test == "bs":
+                    assert (own["mean"], own["confidence"]) == (system[name]["mean"], system[name]["ci"])
+    assert [score["bootstrap_p"] is None for score in comparisons["chrf++"]["scores"]] == [True, False, False]
+    assert f"bs:1000|ar:10000|seed:{seed or 12345}" in comparisons["chrf++"]["signature"]
 
 
 def test_search_options_take_effect(mtrain, run_dir):

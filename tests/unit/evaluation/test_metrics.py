@@ -8,7 +8,7 @@ import sacrebleu
 
 from mtrain.config.languages import bleu_tokenizer
 from mtrain.errors import DataError, UsageError
-from mtrain.evaluation.metrics import make_metrics, score
+from mtrain.evaluation.metrics import make_metrics, score, score_sentences
 
 HYPOTHESES = ["Der Hund rennt.", "Eine Katze", "Zwei Frauen reden heute ."]
 REFERENCES = ["Der Hund rennt im Park.", "Eine Katze schläft.", "zwei Frauen reden ."]
@@ -64,7 +64,7 @@ def test_lowercasing_and_the_tokenizer_are_in_the_signature():
 
 
 def test_unknown_metrics_and_tokenizers_are_answered_with_the_choices():
-    with pytest.raises(UsageError, match="--metrics bleu,rouge: choose from bleu, chrf, ter"):
+    with pytest.raises(UsageError, match=r"--metrics bleu,rouge: choose from bleu, chrf, chrf\+\+, ter"):
         make_metrics(["bleu", "rouge"], "de")
     with pytest.raises(UsageError, match=r"--bleu-tokenize moses: choose from .*13a"):
         make_metrics(["bleu"], "de", tokenize="moses")
@@ -83,3 +83,17 @@ def test_different_numbers_of_lines_are_errors():
         score(HYPOTHESES, [REFERENCES, OTHERS[:2]], metrics)
     with pytest.raises(DataError, match="nothing to score: there are no translations"):
         score([], [[]], metrics)
+
+
+def test_chrf_with_words_is_that_of_sacrebleu():
+    [result] = score(HYPOTHESES, [REFERENCES], make_metrics(["chrf++"]))
+    assert result.score == sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES], word_order=2).score
+    assert "nw:2" in result.signature and result.detail.startswith("chrF2++|")
+
+
+def test_sentence_scores_are_those_of_sacrebleu():
+    scores = score_sentences(HYPOTHESES, [REFERENCES, OTHERS], make_metrics(["bleu", "chrf", "ter"]))
+    theirs = {"bleu": sacrebleu.sentence_bleu, "chrf": sacrebleu.sentence_chrf, "ter": sacrebleu.sentence_ter}
+    rows = list(zip(HYPOTHESES, zip(REFERENCES, OTHERS, strict=True), strict=True))
+    for name, sentence_score in theirs.items():
+        assert scores[name] == [sentence_score(text, list(others)).score for text, others in rows]

@@ -1,0 +1,173 @@
+"""How `mtrain evaluate` prints and writes scores."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from mtrain.cli.evaluation_systems import Evaluated
+from mtrain.cli.output import open_output, open_stdout
+
+if TYPE_CHECKING:
+    from mtrain.evaluation.compare import MetricComparison, PairedScore
+    from mtrain.evaluation.lengths import LengthBucket
+    from mtrain.evaluation.metrics import Score
+
+
+class Outputs(NamedTuple):
+    """What to print and write."""
+
+    json: bool
+    by_length: bool
+    sentence_scores: Path | None
+    html: Path | None
+
+
+class _Result(NamedTuple):
+    """The scores of the systems on a test set."""
+
+    evaluated: Evaluated
+    scores: "list[Score]"  # of the baseline
+    comparisons: "list[MetricComparison]"  # none unless there are several systems
+    by_length: "dict[str, list[LengthBucket]]"  # by system
+    sentences: dict[str, dict[str, list[float]]]  # by system and metric, if something needs them
+
+    def as_json(self) -> dict[str, Any]:
+        test, systems = self.evaluated
+        record: dict[str, Any] = {
+            "sentences": len(test.references[0]),
+            "scores": [score._asdict() for score in self.scores],
+        }
+        if self.comparisons:
+            record["baseline"] = next(iter(systems))
+            record["comparisons"] = [
+                {**comparison._asdict(), "scores": [score._asdict() for score in comparison.scores]}
+                for comparison in self.comparisons
+            ]
+        if self.by_length:
+            record["by_length"] = {
+                system: [
+                    {**bucket._asdict(), "scores": {score.metric: score.score for score in bucket.scores}}
+                    for bucket in buckets
+                ]
+                for system, buckets in self.by_length.items()
+            }
+        return record
+
+
+def report_results(
+    evaluated: Iterable[Evaluated], metrics_for: Callable[[Sequence[str]], dict[str, Any]], outputs: Outputs
+) -> None:
+    """Score translations, print the scores of each test set as soon as they are known, and write the files.
+    `metrics_for` makes the metrics for a list of sources."""
+    report, results = {}, []
+    with ExitStack() as stack:
+        table = None
+        if outputs.sentence_scores is not None:
+            table = stack.enter_context(open_output(outputs.sentence_scores))
+        out = stack.enter_context(open_stdout())
+        for each in evaluated:
+            result = _score(each, metrics_for(each.test.sources), outputs)
+            report[each.test.name] = result.as_json()
+            if not outputs.json:
+                out.writelines(f"{line}\n" for line in _lines_of(result))
+                out.flush()
+            if table is not None:
+                _write_sentences(result, table, header=len(report) == 1)
+            if outputs.html is not None:
+                results.append(result)
+        if outputs.json:
+            print(json.dumps(report, indent=1), file=out)
+    if outputs.html is not None:
+        _write_html(results, outputs.html)
+
+
+def _score(evaluated: Evaluated, metrics: dict[str, Any], outputs: Outputs) -> _Result:
+    from mtrain.evaluation.compare import compare_systems
+    from mtrain.evaluation.lengths import score_by_length
+    from mtrain.evaluation.metrics import score, score_sentences
+
+    (_, sources, references), systems = evaluated
+    scores = score(next(iter(systems.values())), references, metrics)
+    comparisons = compare_systems(systems, references, metrics) if len(systems) > 1 else []
+    buckets, sentences = {}, {}
+    for name, texts in systems.items():
+        if outputs.by_length:
+            of_sacrebleu = {key: metric for key, metric in metrics.items() if key != "comet"}
+            buckets[name] = score_by_length(sources, texts, references, of_sacrebleu)
+        if outputs.sentence_scores is not None or outputs.html is not None:
+            sentences[name] = score_sentences(texts, references, metrics)
+    return _Result(evaluated, scores, comparisons, buckets, sentences)
+
+
+def _lines_of(result: _Result) -> Iterable[str]:
+    from mtrain.evaluation.compare import SIGNIFICANT
+
+    (name, _, references), systems = result.evaluated
+    yield f"{name} ({len(references[0])} sentences)"
+    if not result.comparisons:
+        yield from (f"  {score.detail}" for score in result.scores)
+    for comparison in result.comparisons:
+        yield from _lines_of_comparison(comparison)
+    if result.comparisons:
+        yield f"    * p < {SIGNIFICANT}: a difference from the baseline is unlikely to be due to chance"
+    for system, buckets in result.by_length.items():
+        yield "  by words of the source" + (f", {system}" if len(systems) > 1 else "")
+        rows = [
+            [bucket.name, str(bucket.sentences), *(f"{score.score:.2f}" for score in bucket.scores)]
+            for bucket in buckets
+        ]
+        yield from _table([["words", "sentences", *(s.metric for s in buckets[0].scores)], *rows])
+
+
+def _lines_of_comparison(comparison: "MetricComparison") -> Iterable[str]:
+    from mtrain.evaluation.metrics import TITLES
+
+    def p(value: float | None, score: "PairedScore") -> str:
+        mark = "*" if score.is_significant(value, comparison.scores[0]) else " "
+        return "" if value is None else f"{value:.4f}{mark}"
+
+    digits = 4 if comparison.metric == "comet" else 2
+    rows = [["", "score", "mean", "95% interval", "p (bootstrap)", "p (randomization)"]]
+    for each in comparison.scores:
+        numbers = f"{each.score:.{digits}f}", f"{each.mean:.{digits}f}", f"± {each.confidence:.{digits}f}"
+        rows.append([each.system, *numbers, p(each.bootstrap_p, each), p(each.randomization_p, each)])
+    rows[1][0] += " (baseline)"
+    yield f"  {TITLES[comparison.metric]}|{comparison.signature}"
+    yield from _table(rows)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    """Lines with aligned columns; numbers are aligned on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        yield f"    {'  '.join(cells)}".rstrip()
+
+
+def _write_sentences(result: _Result, out: IO[str], header: bool) -> None:
+    """Write one tab-separated line for each sentence of each system."""
+    for system, scores in result.sentences.items():
+        if header:
+            print("test", "system", "line", *scores, sep="\t", file=out)
+            header = False
+        for line, row in enumerate(zip(*scores.values(), strict=True), start=1):
+            names = (_without_tabs(text) for text in (result.evaluated.test.name, system))
+            print(*names, line, *(f"{score:.4f}" for score in row), sep="\t", file=out)
+
+
+def _without_tabs(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _write_html(results: Sequence[_Result], path: Path) -> None:
+    from mtrain.report.comparison import ComparedSet, comparison_page
+
+    sets = [
+        ComparedSet(*result.evaluated.test, result.evaluated.systems, result.comparisons, result.sentences)
+        for result in results
+    ]
+    with open_output(path) as out:
+        out.write(comparison_page(sets))

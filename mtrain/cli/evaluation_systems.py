@@ -1,0 +1,176 @@
+"""The translations that `mtrain evaluate` scores: those of models, and those in files."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from mtrain.cli import terminal
+from mtrain.cli.translation import load_translator, refuse_beam_size_of_sampling
+from mtrain.config.languages import base_language
+from mtrain.distributed.launch import read_launch
+from mtrain.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from mtrain.decoding.translate import Translator
+    from mtrain.evaluation.evaluate import TestSet
+
+
+class Inputs(NamedTuple):
+    """What the command line names."""
+
+    model: Path | None
+    source: Path | None
+    references: Sequence[Path]
+    hypotheses: Path | None
+    compared: Sequence[Path]
+
+    @property
+    def systems(self) -> list[Path]:
+        """The baseline, and what is compared with it."""
+        baseline = self.model if self.hypotheses is None else self.hypotheses
+        return [*([] if baseline is None else [baseline]), *self.compared]
+
+    @property
+    def models(self) -> list[Path]:
+        """The systems that are models: the baseline unless it is a file, and folders."""
+        return [path for path in self.systems if self.is_model(path)]
+
+    def is_model(self, path: Path) -> bool:
+        """Whether one of `systems` is a model, rather than a file of translations."""
+        return path == self.model or (path != self.hypotheses and path.is_dir())
+
+
+class Evaluated(NamedTuple):
+    """The translations of a test set by each system. The first system is the baseline."""
+
+    test: "TestSet"
+    systems: dict[str, list[str]]
+
+
+Report = Callable[[Iterable[Evaluated], str | None], None]  # of translations into a language, if it is known
+
+
+def evaluate_files(inputs: Inputs, report: Report) -> None:
+    """Report on existing translations. MODEL is used only for its target language."""
+    from mtrain.checkpoint.model_folder import load_model
+
+    if read_launch().rank == 0:
+        texts = _read_systems(inputs)
+        [test] = _given_test_sets(inputs, texts)
+        language = None if inputs.model is None else load_model(inputs.model).config.target_lang
+        report([Evaluated(test, texts)], language)
+
+
+def evaluate_models(
+    inputs: Inputs, settings: Sequence[str], beam_size: int | None, device: str, report: Report
+) -> None:
+    """Translate with each model in turn, and report on its translations and those in files.
+
+    If there are several ranks, they share the translation, and the first alone reads and reports. The last
+    model translates one test set after another while the report proceeds.
+    """
+    from mtrain.distributed.many_ranks import joined_ranks
+
+    data_settings = [assignment for assignment in settings if assignment.startswith("data.")]
+    decoding_settings = [assignment for assignment in settings if not assignment.startswith("data.")]
+    tests: list[TestSet] = []
+    texts: dict[str, list[str]] = {}
+    if read_launch().rank == 0:
+        texts = _read_systems(inputs)
+        tests = _given_test_sets(inputs, texts) if inputs.references else []
+    done: dict[str, list[list[str]]] = {}  # the translations of each test set by the other models
+    language = None
+    with joined_ranks(device) as ranks, terminal.cleaning_up_after_sigterm():
+        for path in inputs.models:
+            translator = load_translator(path, str(ranks.device), decoding_settings)
+            refuse_beam_size_of_sampling(translator, beam_size)
+            language = language or translator.target_lang
+            _require_language(path, translator.target_lang, language)
+
+            def work(path: Path = path, translator: "Translator" = translator) -> None:
+                if not tests:
+                    tests.extend(_configured_test_sets(inputs, data_settings, texts))
+                if path == inputs.models[-1]:
+                    report(_translated(inputs, tests, texts, done, translator), translator.target_lang)
+                else:
+                    done[str(path)] = [_translate(translator, test) for test in tests]
+
+            translator.lead(ranks, work)
+
+
+def _translated(
+    inputs: Inputs,
+    tests: Sequence["TestSet"],
+    texts: dict[str, list[str]],
+    done: dict[str, list[list[str]]],
+    last: "Translator",
+) -> Iterator[Evaluated]:
+    for number, test in enumerate(tests):
+        known = {**texts, **{name: lists[number] for name, lists in done.items()}}
+        names = [_name_of(path) for path in inputs.systems]
+        yield Evaluated(
+            test, {name: known[name] if name in known else _translate(last, test) for name in names}
+        )
+
+
+def _translate(translator: "Translator", test: "TestSet") -> list[str]:
+    return [translation.text for translation in translator.translate(test.sources, scored=False)]
+
+
+def _read_systems(inputs: Inputs) -> dict[str, list[str]]:
+    """The lines of the files among the systems."""
+    files = [path for path in inputs.systems if not inputs.is_model(path)]
+    return {_name_of(file): list(terminal.read_lines(file)) for file in files}
+
+
+def _given_test_sets(inputs: Inputs, texts: dict[str, list[str]]) -> list["TestSet"]:
+    """The test set in the files of --source and --reference. Raises DataError if numbers of lines differ."""
+    from mtrain.evaluation.evaluate import TestSet, read_references
+
+    sources = [] if inputs.source is None else list(terminal.read_lines(inputs.source))
+    first = inputs.source if inputs.hypotheses is None else inputs.hypotheses
+    assert first is not None
+    count = len(sources) if inputs.hypotheses is None else len(texts[_name_of(first)])
+    references = read_references(inputs.references, _name_of(first), count)
+    if inputs.source is not None and len(sources) != count:
+        raise DataError(
+            f"{_name_of(first)} has {count} lines but {_name_of(inputs.source)} has {len(sources)}"
+        )
+    _require_counts(texts, count, _name_of(first))
+    return [TestSet(Path(_name_of(first)).name, sources, references)]
+
+
+def _configured_test_sets(
+    inputs: Inputs, settings: Sequence[str], texts: dict[str, list[str]]
+) -> list["TestSet"]:
+    """The test sets of MODEL's run. There must be one if files are compared with the model."""
+    from mtrain.evaluation.evaluate import configured_test_sets
+
+    assert inputs.model is not None
+    tests = configured_test_sets(inputs.model, settings)
+    if texts and len(tests) > 1:
+        names = ", ".join(test.name for test in tests)
+        raise UsageError(
+            f"--compare {next(iter(texts))}: {inputs.model} has several test sets ({names}); "
+            "give --source and --reference"
+        )
+    _require_counts(texts, len(tests[0].sources), tests[0].name)
+    return tests
+
+
+def _require_counts(texts: dict[str, list[str]], count: int, name: str) -> None:
+    for file, lines in texts.items():
+        if len(lines) != count:
+            raise DataError(f"{name} has {count} lines but {file} has {len(lines)}")
+
+
+def _require_language(path: Path, language: str, expected: str) -> None:
+    if base_language(language) != base_language(expected):
+        raise UsageError(
+            f"--compare {path}: translates into {language}, not {expected}; compare models of one language"
+        )
+
+
+def _name_of(path: Path) -> str:
+    """The name of a system or file in messages and results."""
+    return "<stdin>" if str(path) == "-" else str(path)

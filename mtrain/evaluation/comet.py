@@ -1,0 +1,178 @@
+"""COMET (Rei et al. 2020), run in an environment of its own, as its requirements clash with ours."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sacrebleu.metrics.base import Score, Signature
+
+from mtrain.errors import StorageError, UsageError
+from mtrain.evaluation import comet_process
+from mtrain.evaluation.metrics import require_equal_counts
+
+log = logging.getLogger(__name__)
+VARIABLE = "MTRAIN_COMET"
+DEFAULT_MODEL = "Unbabel/wmt22-comet-da"
+PACKAGE = "unbabel-comet"
+_HAS_COMET = "import importlib.util, sys; sys.exit(importlib.util.find_spec('comet') is None)"
+
+
+def comet_python(folder: Path | None) -> Path:
+    """The Python of the environment `folder`, by default the one that MTRAIN_COMET names.
+
+    Raises UsageError if there is none, or if it does not have COMET.
+    """
+    named = folder or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
+    cure = "`mtrain evaluate --setup-comet FOLDER` makes one"
+    if named is None:
+        raise UsageError(
+            f"--metrics comet needs an environment with {PACKAGE}; give --comet FOLDER or set {VARIABLE}; "
+            f"{cure}"
+        )
+    python = _python_of(named)
+    if not python.is_file():
+        raise UsageError(f"{named}: not a virtual environment (it has no {python}); {cure}")
+    if subprocess.run([python, "-c", _HAS_COMET], capture_output=True, check=False).returncode:
+        raise UsageError(f"{named}: {PACKAGE} is not installed in this environment; {cure}")
+    return python
+
+
+def set_up_comet(folder: Path) -> None:
+    """Make a virtual environment with COMET. pip writes its progress to stderr.
+
+    Raises UsageError if the folder exists, and StorageError if an installation fails.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--setup-comet {folder}: already exists; give a new folder")
+    commands = (
+        [sys.executable, "-m", "venv", str(folder)],
+        [str(_python_of(folder)), "-m", "pip", "install", PACKAGE],
+    )
+    for command in commands:
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        if subprocess.run(command, stdout=sys.stderr, env=environment, check=False).returncode:
+            raise StorageError(f"--setup-comet {folder}: failed: {' '.join(command)}; see the output above")
+
+
+class CometProcess:
+    """A process that scores translations with COMET. It starts with the first sentences, and is one for all
+    of them, because it takes long to load a model."""
+
+    def __init__(self, python: Path, model: str = DEFAULT_MODEL, gpus: str = "auto"):
+        self.model, self.version = model, ""
+        self._command = [str(python), str(Path(comet_process.__file__).resolve()), model, gpus]
+        self._process: subprocess.Popen[str] | None = None
+
+    def score(
+        self, sources: Sequence[str], translations: Sequence[str], references: Sequence[str]
+    ) -> list[float]:
+        """The score of each sentence. Raises StorageError if the process fails."""
+        process = self._process or self._start()
+        rows = zip(sources, translations, references, strict=True)
+        keys = ("source", "translation", "reference")
+        group = "".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows)
+        assert process.stdin is not None
+        try:
+            process.stdin.write(group + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass  # the process has ended; reading its answer reports that
+        return [float(self._answer(process)["score"]) for _ in sources]
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def __enter__(self) -> "CometProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> "subprocess.Popen[str]":
+        log.info("comet: loading %s", self.model)
+        # Its environment has other packages than PYTHONPATH may lead to.
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            self._command, stdin=pipe, stdout=pipe, env=environment, text=True, encoding="utf-8"
+        )
+        self._process = process
+        self.version = str(self._answer(process)["version"])
+        return process
+
+    def _answer(self, process: "subprocess.Popen[str]") -> dict[str, Any]:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            code = process.wait() if not line else None
+            reason = f"its process ended with exit code {code}" if code is not None else f"answered {line!r}"
+            raise StorageError(f"comet: {self.model}: {reason}; see its messages above") from None
+        return answer
+
+
+class Comet:
+    """COMET as one of sacreBLEU's metrics for one list of sources, so that sacreBLEU's significance tests
+    apply to it: the score of a corpus is the mean of the scores of its sentences. Of several references,
+    COMET uses the first."""
+
+    def __init__(self, process: CometProcess, sources: Sequence[str]):
+        self._process, self._sources = process, sources
+        self._known: dict[tuple[str, ...], list[float]] = {}
+
+    def sentence_scores(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+        """The score of each sentence, computed once. Raises what `CometProcess.score` raises, and DataError
+        if numbers of lines differ."""
+        require_equal_counts(hypotheses, [self._sources, *references])
+        key = tuple(hypotheses)
+        if key not in self._known:
+            self._known[key] = self._process.score(self._sources, hypotheses, references[0])
+        return self._known[key]
+
+    def corpus_score(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> "CometScore":
+        """The mean of the scores of the sentences."""
+        return self._aggregate_and_compute(self._extract_corpus_statistics(hypotheses, references))
+
+    def get_signature(self) -> Signature:
+        """What makes scores comparable: the model and the version of COMET."""
+        signature = Signature({"num_refs": 1})
+        signature.update("model", self._process.model)
+        signature.update("version", self._process.version)
+        return signature
+
+    # The methods that sacreBLEU's `PairedTest` calls: statistics of each sentence, their sum, and a score.
+
+    def _extract_corpus_statistics(
+        self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]
+    ) -> list[list[float]]:
+        return [[score, 1.0] for score in self.sentence_scores(hypotheses, references)]
+
+    def _aggregate_and_compute(self, statistics: Sequence[Sequence[float]]) -> "CometScore":
+        return self._compute_score_from_stats([sum(column) for column in zip(*statistics, strict=True)])
+
+    def _compute_score_from_stats(self, sums: Sequence[float]) -> "CometScore":
+        return CometScore("COMET", float(sums[0]) / float(sums[1]))
+
+
+class CometScore(Score):
+    """A score between about 0 and 1, which is printed with four decimals, as by `comet-score`."""
+
+    def format(
+        self, width: int = 4, score_only: bool = False, signature: str = "", is_json: bool = False
+    ) -> str:
+        """As for the scores of sacreBLEU."""
+        return str(super().format(width, score_only, signature, is_json))
+
+
+def _python_of(folder: Path) -> Path:
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")

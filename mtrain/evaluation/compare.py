@@ -1,0 +1,78 @@
+"""Whether two systems differ by more than chance: sacreBLEU's paired significance tests."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sacrebleu.significance import PairedTest, Result
+
+from mtrain.errors import UsageError
+from mtrain.evaluation.metrics import require_equal_counts
+
+SIGNIFICANT = 0.05  # differences with smaller p-values are significant
+
+
+class PairedScore(NamedTuple):
+    """The score of a system, and how likely its difference from the baseline is to be due to chance."""
+
+    system: str
+    score: float
+    mean: float  # over the bootstrap resamples
+    confidence: float  # half the width of the 95% confidence interval around the mean
+    bootstrap_p: float | None  # of the paired bootstrap test; None for the baseline
+    randomization_p: float | None  # of the paired approximate randomization test
+
+    def is_significant(self, p: float | None, baseline: "PairedScore") -> bool:
+        """Whether a p-value of this score is that of a significant difference. sacreBLEU's p-values of equal
+        scores are the smallest ones, but there is no difference then."""
+        return p is not None and p < SIGNIFICANT and self.score != baseline.score
+
+
+class MetricComparison(NamedTuple):
+    """The scores of several systems by one metric. The first is the baseline."""
+
+    metric: str
+    scores: list[PairedScore]
+    signature: str  # has the seed and the numbers of resamples (bs) and trials (ar)
+
+
+def compare_systems(
+    systems: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]], metrics: dict[str, Any]
+) -> list[MetricComparison]:
+    """Compare the translations of systems with those of the first by paired bootstrap resampling (Koehn 2004)
+    and paired approximate randomization (Riezler and Maxwell 2005).
+
+    The numbers of resamples and trials and the seed are those of sacreBLEU: 1,000, 10,000, and the
+    environment variable SACREBLEU_SEED or 12345. Raises DataError if numbers of lines differ, and UsageError
+    for a seed that is not a number.
+    """
+    for hypotheses in systems.values():
+        require_equal_counts(hypotheses, references)
+    _require_seed()
+    named: list[tuple[str, Sequence[str]]] = [
+        (name, list(hypotheses)) for name, hypotheses in systems.items()
+    ]
+    signatures, bootstrap = PairedTest(named, metrics, references, "bs")()
+    randomization_test = PairedTest(named, metrics, references, "ar")
+    _, randomization = randomization_test()
+    comparisons = []
+    names = [name for name in bootstrap if name != "System"]  # sacreBLEU's, such as chrF2++
+    for metric, name in zip(metrics, names, strict=True):
+        rows = zip(systems, bootstrap[name], randomization[name], strict=True)
+        scores = [_paired_score(system, resampled, shuffled) for system, resampled, shuffled in rows]
+        signatures[name].update("ar", randomization_test.n_samples)
+        comparisons.append(MetricComparison(metric, scores, str(signatures[name])))
+    return comparisons
+
+
+def _paired_score(system: str, resampled: str | Result, shuffled: str | Result) -> PairedScore:
+    assert isinstance(resampled, Result) and isinstance(shuffled, Result)
+    assert resampled.mean is not None and resampled.ci is not None
+    mean, confidence = float(resampled.mean), float(resampled.ci)
+    return PairedScore(system, float(resampled.score), mean, confidence, resampled.p_value, shuffled.p_value)
+
+
+def _require_seed() -> None:
+    seed = os.environ.get("SACREBLEU_SEED", "none")
+    if seed.lower() != "none" and not seed.isdecimal():
+        raise UsageError(f"SACREBLEU_SEED={seed}: not a seed; set it to a number of at least 0 or to none")

@@ -1,0 +1,169 @@
+"""A page that shows the translations of several systems side by side."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import NamedTuple
+
+from mtrain.evaluation.compare import MetricComparison, PairedScore
+from mtrain.evaluation.differences import mark_differences
+from mtrain.evaluation.metrics import TITLES
+from mtrain.report.page import html_differences, html_page, html_table
+
+SHOWN = 1000  # sentences of a comparison at most, so that a browser shows the page at once
+_STYLE = """
+article { border: 1px solid var(--line); border-radius: 8px; padding: .8rem 1rem; margin: 1rem 0; }
+article h4 { margin: 0 0 .5rem; font-size: 1rem; }
+article p { margin: 0 0 .6rem; white-space: pre-wrap; }
+article .label { margin: 0; color: var(--muted); font-size: .85rem; white-space: normal; }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: .8rem; }
+.pair > div { background: var(--panel); border-radius: 6px; padding: .6rem .8rem; }
+.pair p:last-child { margin: 0; }
+@media (max-width: 44rem) { .pair { grid-template-columns: 1fr; } }
+fieldset { border: 1px solid var(--line); border-radius: 8px; display: inline-flex; flex-wrap: wrap;
+  gap: .3rem 1.2rem; }
+label { min-height: 1.5rem; }
+section:has(input[value=better]:checked) article:not(.better),
+section:has(input[value=worse]:checked) article:not(.worse) { display: none; }
+"""
+Scores = dict[str, list[float]]  # of each sentence, by metric
+
+
+class ComparedSet(NamedTuple):
+    """A test set with the translations and scores of each system. The first system is the baseline."""
+
+    name: str
+    sources: Sequence[str]  # none if they are unknown
+    references: Sequence[Sequence[str]]
+    systems: dict[str, list[str]]
+    comparisons: Sequence[MetricComparison]
+    sentences: dict[str, Scores]  # by system
+
+
+def comparison_page(sets: Sequence[ComparedSet]) -> str:
+    """The page for one or more test sets: tables of scores, then for each compared system its sentences
+    beside those of the baseline, sorted by the difference of their scores by the first metric."""
+    baseline, *others = sets[0].systems
+    title = f"{', '.join(others)} compared with {baseline}"
+    links = "".join(f'<li><a href="#set-{n}">{escape(each.name)}</a></li>' for n, each in enumerate(sets))
+    contents = f'<nav aria-label="Test sets"><ul>{links}</ul></nav>' if len(sets) > 1 else ""
+    parts = "\n".join("\n".join(_parts_of_set(each, n)) for n, each in enumerate(sets))
+    return html_page(
+        title, f'<header><h1>{escape(title)}</h1>{contents}</header>\n<main id="main">{parts}</main>', _STYLE
+    )
+
+
+def _parts_of_set(test: ComparedSet, number: int) -> Iterator[str]:
+    baseline, *others = test.systems
+    yield f'<h2 id="set-{number}">{escape(test.name)} ({len(test.references[0])} sentences)</h2>'
+    for comparison in test.comparisons:
+        yield _score_table(comparison)
+    yield (
+        '<p class="muted">The baseline is the first system. * p &lt; 0.05: a difference from the baseline is '
+        "unlikely to be due to chance, by paired bootstrap resampling or approximate randomization.</p>"
+    )
+    for index, system in enumerate(others):
+        yield "\n".join(_sentences_of(test, baseline, system, f"{number}-{index}"))
+
+
+def _score_table(comparison: MetricComparison) -> str:
+    digits = 4 if comparison.metric == "comet" else 2
+    baseline = comparison.scores[0]
+
+    def p(score: PairedScore, value: float | None) -> str:
+        return "" if value is None else f"{value:.4f}{'*' * score.is_significant(value, baseline)}"
+
+    rows = [
+        (
+            score.system,
+            f"{score.score:.{digits}f}",
+            f"{score.mean:.{digits}f} ± {score.confidence:.{digits}f}",
+            p(score, score.bootstrap_p),
+            p(score, score.randomization_p),
+        )
+        for score in comparison.scores
+    ]
+    columns = (
+        "system",
+        TITLES[comparison.metric],
+        "mean, 95% interval",
+        "p (bootstrap)",
+        "p (randomization)",
+    )
+    signature = f'<p class="muted">{TITLES[comparison.metric]}|{escape(comparison.signature)}</p>'
+    return html_table(TITLES[comparison.metric], columns, rows) + signature
+
+
+def _sentences_of(test: ComparedSet, baseline: str, system: str, key: str) -> Iterator[str]:
+    """A list of sentences by descending difference."""
+    metric = next(iter(test.sentences[system]))
+    sign = -1 if metric == "ter" else 1
+    before, after = (test.sentences[name][metric] for name in (baseline, system))
+    gains = [sign * (new - old) for old, new in zip(before, after, strict=True)]
+    order = sorted(range(len(gains)), key=lambda row: -abs(gains[row]))
+    different = [row for row in order if test.systems[baseline][row] != test.systems[system][row]]
+    shown = different[:SHOWN]
+    better, worse = (sum(flag * gain > 0 for gain in gains) for flag in (1, -1))
+    text = f"{better} sentences score better than those of {baseline} by {TITLES[metric]}, and {worse} worse."
+    text += f" {len(gains) - len(different)} translations are equal."
+    if len(shown) < len(different):
+        text += f" The {len(shown)} sentences with the largest differences are shown."
+    yield f'<section aria-labelledby="title-{key}">'
+    yield f'<h3 id="title-{key}">Sentences of {escape(system)} and {escape(baseline)}</h3>'
+    yield (
+        f"<p>{escape(text)} Words that only one of the two has are marked: <del>those of the baseline</del> "
+        "and <ins>those of the other system</ins>.</p>"
+    )
+    yield _filter(key)
+    for row in shown:
+        yield _sentence(test, (baseline, system), row, metric, gains[row])
+    yield "</section>"
+
+
+def _filter(key: str) -> str:
+    """Radio buttons that the style sheet evaluates."""
+    choices = {"all": "all", "better": "better than the baseline", "worse": "worse"}
+    buttons = "".join(
+        f'<label><input type="radio" name="show-{key}" value="{value}"'
+        f"{' checked' if value == 'all' else ''}> {text}</label>"
+        for value, text in choices.items()
+    )
+    return f"<fieldset><legend>Show</legend>{buttons}</fieldset>"
+
+
+def _sentence(test: ComparedSet, systems: tuple[str, str], row: int, metric: str, gain: float) -> str:
+    kind = "better" if gain > 0 else "worse" if gain < 0 else "same"
+    difference = f"{TITLES[metric]} {gain:+.{_digits(metric)}f}"
+    if metric == "ter":
+        difference += " (positive: better)"
+    context = [("Source", test.sources[row])] if test.sources else []
+    several = len(test.references) > 1
+    context += [
+        (f"Reference {n}" if several else "Reference", lines[row])
+        for n, lines in enumerate(test.references, 1)
+    ]
+    texts = [test.systems[name][row] for name in systems]
+    marked = [
+        html_differences(mark_differences(texts[0], texts[1]), "del"),
+        html_differences(mark_differences(texts[1], texts[0]), "ins"),
+    ]
+    pair = "".join(
+        f'<div><p class="label">{escape(name)}: {escape(_scores(test.sentences[name], row))}</p>'
+        f'<p dir="auto">{text or "(empty)"}</p></div>'
+        for name, text in zip(systems, marked, strict=True)
+    )
+    above = "".join(
+        f'<p class="label">{label}</p><p dir="auto">{escape(text)}</p>' for label, text in context
+    )
+    heading = f"<h4>Line {row + 1}: {escape(difference)}</h4>"
+    return f'<article class="{kind}">{heading}{above}<div class="pair">{pair}</div></article>'
+
+
+def _scores(scores: Scores, row: int) -> str:
+    return ", ".join(
+        f"{TITLES[metric]} {values[row]:.{_digits(metric)}f}" for metric, values in scores.items()
+    )
+
+
+def _digits(metric: str) -> int:
+    """The decimals of sentence scores."""
+    return 4 if metric == "comet" else 1

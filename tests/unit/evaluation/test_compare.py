@@ -1,0 +1,49 @@
+"""Paired significance tests. `test_cli_evaluate.py` compares them with the command line of sacreBLEU."""
+
+import pytest
+
+from mtrain.errors import DataError, UsageError
+from mtrain.evaluation.compare import compare_systems
+from mtrain.evaluation.metrics import make_metrics
+
+REFERENCES = [f"The dog number {n} runs in the park today." for n in range(40)]
+SYSTEMS = {
+    "baseline": [line.replace("dog", "cat") for line in REFERENCES],
+    "same": [line.replace("dog", "cat") for line in REFERENCES],
+    "better": REFERENCES,
+    "similar": [
+        line.replace("dog", "cat").replace("park", "house") if n % 2 else line
+        for n, line in enumerate(REFERENCES)
+    ],
+}
+
+
+def test_only_real_differences_are_significant():
+    [comparison] = compare_systems(SYSTEMS, [REFERENCES], make_metrics(["bleu"]))
+    scores = {score.system: score for score in comparison.scores}
+    assert comparison.metric == "bleu" and list(scores) == list(SYSTEMS)
+    assert scores["baseline"].bootstrap_p is None and scores["baseline"].randomization_p is None
+    assert scores["better"].score == pytest.approx(100)
+    for p in ("bootstrap_p", "randomization_p"):
+        significant = [
+            name
+            for name, score in scores.items()
+            if score.is_significant(getattr(score, p), scores["baseline"])
+        ]
+        assert significant == ["better"]
+    assert abs(scores["similar"].mean - scores["similar"].score) < scores["similar"].confidence
+
+
+def test_the_seed_is_that_of_sacrebleu(monkeypatch):
+    metrics = make_metrics(["chrf"])
+    monkeypatch.setenv("SACREBLEU_SEED", "3")
+    [comparison] = compare_systems(SYSTEMS, [REFERENCES], metrics)
+    assert "seed:3" in comparison.signature
+    monkeypatch.setenv("SACREBLEU_SEED", "three")
+    with pytest.raises(UsageError, match="SACREBLEU_SEED=three: not a seed; set it to a number"):
+        compare_systems(SYSTEMS, [REFERENCES], metrics)
+
+
+def test_systems_of_another_length_are_errors():
+    with pytest.raises(DataError, match="reference 1 has 40 lines but there are 1 translations"):
+        compare_systems({"a": REFERENCES, "b": ["x"]}, [REFERENCES], make_metrics(["bleu"]))

@@ -1,0 +1,109 @@
+"""The page that shows translations side by side."""
+
+from html.parser import HTMLParser
+
+import pytest
+
+from mtrain.evaluation.compare import compare_systems
+from mtrain.evaluation.metrics import make_metrics, score_sentences
+from mtrain.report import comparison
+from mtrain.report.comparison import ComparedSet, comparison_page
+
+REFERENCES = ["A <dog> runs.", "A cat & a bird sleep.", "Nobody is here.", "It rains."]
+SYSTEMS = {
+    "old <model>": ["A <dog> runs.", "A cat & a dog sleep.", "Somebody was there", "It rains."],
+    "new": ["A <dog> walks.", "A cat & a bird sleep.", "Nobody was here.", "It rains."],
+}
+
+
+def page_of(names: list[str], sources: list[str] | None = None, sets: int = 1) -> str:
+    metrics = make_metrics(names)
+    sentences = {name: score_sentences(texts, [REFERENCES], metrics) for name, texts in SYSTEMS.items()}
+    comparisons = compare_systems(SYSTEMS, [REFERENCES], metrics)
+    each = ComparedSet("set", sources or [], [REFERENCES], SYSTEMS, comparisons, sentences)
+    return comparison_page([each] * sets)
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the text in those that are of interest. All elements must be closed."""
+
+    EMPTY = frozenset({"meta", "input"})
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {"h4": [], "del": [], "ins": [], "td": []}
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in self.texts:
+            self.texts[self.open[-1]].append(data)
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def test_sentences_are_sorted_by_the_difference_of_their_scores():
+    elements = Elements(page_of(["chrf", "bleu"]))
+    lines = [text.partition(":")[0] for text in elements.texts["h4"]]
+    gains = [float(text.split()[-1]) for text in elements.texts["h4"]]
+    assert sorted(lines) == ["Line 1", "Line 2", "Line 3"]  # line 4 is the same in both
+    assert [abs(gain) for gain in gains] == sorted((abs(gain) for gain in gains), reverse=True)
+    kinds = {line: article["class"] for line, article in zip(lines, elements.of("article"), strict=True)}
+    assert kinds == {"Line 1": "worse", "Line 2": "better", "Line 3": "better"}
+
+
+def test_a_lower_ter_is_better():
+    elements = Elements(page_of(["ter"]))
+    kinds = {
+        text[:6]: article["class"]
+        for text, article in zip(elements.texts["h4"], elements.of("article"), strict=True)
+    }
+    assert kinds == {"Line 1": "worse", "Line 2": "better", "Line 3": "better"}
+
+
+def test_words_that_differ_are_marked():
+    elements = Elements(page_of(["chrf"]))
+    assert {"runs", "dog"} <= {*elements.texts["del"]} and {"walks", "bird"} <= {*elements.texts["ins"]}
+
+
+def test_text_is_escaped():
+    page = page_of(["bleu"], ["<script>alert(1)</script>", "a", "b", "c"])
+    assert "<script" not in page and "<dog" not in page and "<model" not in page
+    assert "&lt;script&gt;alert(1)" in page and "old &lt;model&gt;" in page and "&lt;dog&gt;" in page
+
+
+def test_the_page_needs_no_network_and_has_a_structure_that_screen_readers_use():
+    page = page_of(["bleu", "chrf"], sets=2)
+    elements = Elements(page)
+    assert "http" not in page and not elements.of("script") and not elements.of("link")
+    assert [tag for tag in ("h1", "main", "nav", "title") if len(elements.of(tag)) != 1] == []
+    assert len(elements.of("table")) == len(elements.of("caption")) == 4
+    assert all("scope" in cell for cell in elements.of("th"))
+    assert elements.of("html")[0]["lang"] == "en"
+    ids = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
+    assert len(ids) == len({*ids})
+    links = [link["href"] for link in elements.of("a")]
+    assert all(link is not None and link.removeprefix("#") in ids for link in links)
+
+
+def test_the_largest_differences_of_a_large_test_set_are_shown(monkeypatch):
+    monkeypatch.setattr(comparison, "SHOWN", 2)
+    page = page_of(["chrf"])
+    assert page.count("<article") == 2 and "The 2 sentences with the largest differences are shown." in page
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_both_color_schemes_are_supported(scheme):
+    assert scheme in page_of(["bleu"]).partition("color-scheme:")[2][:20]
