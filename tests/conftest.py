@@ -7,6 +7,7 @@ from hypothesis import settings
 pytest.register_assert_rewrite("tests.support")
 pytest_plugins = [
     "tests.support.cli",
+    "tests.support.comet",
     "tests.support.configs",
     "tests.support.encoding",
     "tests.support.tokenizers",

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 VARIABLE = "MTRAIN_COMET"
 DEFAULT_MODEL = "Unbabel/wmt22-comet-da"
 PACKAGE = "unbabel-comet"
+_ISOLATED = "-I"  # from PYTHONPATH, and from the folder of a program: ours has a comet.py
 _HAS_COMET = "import importlib.util, sys; sys.exit(importlib.util.find_spec('comet') is None)"
 
 
@@ -37,7 +38,7 @@ def comet_python(folder: Path | None) -> Path:
     python = _python_of(named)
     if not python.is_file():
         raise UsageError(f"{named}: not a virtual environment (it has no {python}); {cure}")
-    if subprocess.run([python, "-c", _HAS_COMET], capture_output=True, check=False).returncode:
+    if subprocess.run([python, _ISOLATED, "-c", _HAS_COMET], capture_output=True, check=False).returncode:
         raise UsageError(f"{named}: {PACKAGE} is not installed in this environment; {cure}")
     return python
 
@@ -50,12 +51,11 @@ def set_up_comet(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--setup-comet {folder}: already exists; give a new folder")
     commands = (
-        [sys.executable, "-m", "venv", str(folder)],
-        [str(_python_of(folder)), "-m", "pip", "install", PACKAGE],
+        [sys.executable, _ISOLATED, "-m", "venv", str(folder)],
+        [str(_python_of(folder)), _ISOLATED, "-m", "pip", "install", PACKAGE],
     )
     for command in commands:
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        if subprocess.run(command, stdout=sys.stderr, env=environment, check=False).returncode:
+        if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
             raise StorageError(f"--setup-comet {folder}: failed: {' '.join(command)}; see the output above")
 
 
@@ -65,7 +65,7 @@ class CometProcess:
 
     def __init__(self, python: Path, model: str = DEFAULT_MODEL, gpus: str = "auto"):
         self.model, self.version = model, ""
-        self._command = [str(python), str(Path(comet_process.__file__).resolve()), model, gpus]
+        self._command = [str(python), _ISOLATED, str(Path(comet_process.__file__).resolve()), model, gpus]
         self._process: subprocess.Popen[str] | None = None
 
     def score(
@@ -99,12 +99,8 @@ class CometProcess:
 
     def _start(self) -> "subprocess.Popen[str]":
         log.info("comet: loading %s", self.model)
-        # Its environment has other packages than PYTHONPATH may lead to.
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            self._command, stdin=pipe, stdout=pipe, env=environment, text=True, encoding="utf-8"
-        )
+        process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True, encoding="utf-8")
         self._process = process
         self.version = str(self._answer(process)["version"])
         return process

@@ -244,6 +244,21 @@ def test_scores_by_length_and_of_sentences(mtrain, systems):
     assert second["scores"].keys() == {"bleu", "ter"}
 
 
+def test_comet_scores_translations_in_its_environment(mtrain, systems, comet_environment):
+    files = ["--hypotheses", "a", "--compare", "c", "--reference", "ref", "--source", "src"]
+    comet = ["--metrics", "comet,bleu", "--comet", comet_environment, "--comet-model", "own/model"]
+    code, out, err = mtrain("evaluate", *files, *comet, "--device", "cpu", "--html", "page.html")
+    assert code == 0 and "COMET|nrefs:1|model:own/model|version:0.0|" in out and "loading own/model" in err
+    assert "COMET +0.0" in (systems / "page.html").read_text()
+    code, out, err = mtrain("evaluate", *files, "--metrics", "comet", "--comet", "src")
+    assert (code, out) == (2, "") and "src: not a virtual environment" in one_line(err)
+
+
+def test_setting_up_comet_names_a_folder_that_exists(mtrain, systems):
+    code, out, err = mtrain("evaluate", "--setup-comet", systems)
+    assert (code, out) == (2, "") and "already exists; give a new folder" in one_line(err)
+
+
 @pytest.mark.parametrize("seed", [None, "7"])
 def test_comparisons_agree_with_the_command_line_of_sacrebleu(mtrain, systems, monkeypatch, seed):
     if seed is not None:

@@ -1,0 +1,100 @@
+"""COMET in an environment of its own. A stand-in for the `comet` package takes the place of the real one,
+whose model is too large for tests; the program that calls it is the real one."""
+
+import os
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from mtrain.errors import DataError, StorageError, UsageError
+from mtrain.evaluation.comet import Comet, CometProcess, comet_python, set_up_comet
+from mtrain.evaluation.compare import compare_systems
+from mtrain.evaluation.metrics import make_metrics, score, score_sentences
+from tests.support.comet import COMET, TORCH
+
+SOURCES = ["a b", "c d", "é\u2028f"]
+REFERENCES = ["A B", "C D", "E F"]
+HYPOTHESES = ["A B", "C x", "e y"]
+
+
+@pytest.fixture
+def process(comet_environment):
+    with CometProcess(comet_python(comet_environment)) as process:
+        yield process
+
+
+def test_sentences_are_scored_in_order_by_one_process(process, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    assert process.score(SOURCES, HYPOTHESES, REFERENCES) == [0.5, 0.25, 0]
+    assert process.score(SOURCES[:1], ["a b A B"], REFERENCES[:1]) == [1]
+    assert process.version == "0.0"
+
+
+def test_comet_is_a_metric_like_those_of_sacrebleu(process):
+    metrics = make_metrics(["bleu", "comet"], comet=lambda: Comet(process, SOURCES))
+    bleu, comet = score(HYPOTHESES, [REFERENCES, SOURCES], metrics)
+    assert bleu.metric == "bleu" and comet.score == pytest.approx(0.25)
+    assert comet.signature == "nrefs:1|model:Unbabel/wmt22-comet-da|version:0.0"
+    assert comet.detail == f"COMET|{comet.signature} = 0.2500"
+    assert score_sentences(HYPOTHESES, [REFERENCES], metrics)["comet"] == [0.5, 0.25, 0]
+    systems = {"a": HYPOTHESES, "b": [f"{s} {r}" for s, r in zip(SOURCES, REFERENCES, strict=True)]}
+    comparison = compare_systems(systems, [REFERENCES], metrics)[1]
+    assert comparison.scores[1].score == 1 and 0 < comparison.scores[1].bootstrap_p < 1
+    with pytest.raises(DataError, match="reference 1 has 3 lines but there are 1 translations"):
+        score(["x"], [["x"]], {"comet": metrics["comet"]})
+
+
+def test_a_process_that_fails_is_an_error(comet_environment, capfd):
+    with (
+        CometProcess(comet_python(comet_environment), "missing/model") as process,
+        pytest.raises(StorageError, match=r"^comet: missing/model: its process ended with exit code 1; see"),
+    ):
+        process.score(SOURCES, HYPOTHESES, REFERENCES)
+    assert "Model 'missing/model' not supported by COMET" in capfd.readouterr().err
+
+
+def test_the_environment_is_found_or_one_line_says_how_to_make_it(comet_environment, tmp_path, monkeypatch):
+    monkeypatch.delenv("MTRAIN_COMET", raising=False)
+    make = "`mtrain evaluate --setup-comet FOLDER` makes one"
+    with pytest.raises(UsageError, match=f"needs an environment.*set MTRAIN_COMET; {make}"):
+        comet_python(None)
+    with pytest.raises(UsageError, match=f"{tmp_path}: not a virtual environment.*; {make}"):
+        comet_python(tmp_path)
+    monkeypatch.setenv("MTRAIN_COMET", str(comet_environment))
+    assert comet_python(None) == comet_environment / "bin" / "python"
+    empty = tmp_path / "empty"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", empty], check=True)
+    with pytest.raises(UsageError, match=f"{empty}: unbabel-comet is not installed.*; {make}"):
+        comet_python(empty)
+
+
+def test_an_existing_folder_is_not_replaced(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=f"--setup-comet {tmp_path}: already exists; give a new folder"):
+        set_up_comet(tmp_path)
+
+
+@pytest.mark.slow
+def test_an_environment_is_made(tmp_path, monkeypatch):
+    """pip installs a stand-in from a local folder."""
+    name = "unbabel_comet-0.0"
+    with zipfile.ZipFile(tmp_path / f"{name}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("comet.py", COMET)
+        wheel.writestr("torch.py", TORCH)
+        wheel.writestr(
+            f"{name}.dist-info/METADATA", "Metadata-Version: 2.1\nName: unbabel-comet\nVersion: 0.0\n"
+        )
+        wheel.writestr(
+            f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{name}.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    set_up_comet(tmp_path / "environment")
+    with CometProcess(comet_python(tmp_path / "environment")) as process:
+        assert process.score(SOURCES, HYPOTHESES, REFERENCES) == [0.5, 0.25, 0]
+    monkeypatch.setenv("PIP_FIND_LINKS", os.devnull)
+    with pytest.raises(StorageError, match=r"failed: .*pip install unbabel-comet; see the output above"):
+        set_up_comet(tmp_path / "other")
