@@ -1,8 +1,9 @@
 """The kinds of parallel corpora that a configuration can name."""
 
-from typing import Annotated, Any, Literal, get_args
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from mtrain.config.section import Section
 
@@ -29,6 +30,12 @@ class TextCorpus(CorpusSpec):
         description="file of target sentences, one per line, or a pattern such as `part-*.de`, one for each "
         "file of `source`; may be compressed (.gz, .zst)"
     )
+
+
+class TextTestSet(TextCorpus):
+    """Plain-text files of source sentences and of one or more reference translations."""
+
+    references: list[str] = Field([], description="files of further reference translations")
 
 
 class TsvCorpus(CorpusSpec):
@@ -76,6 +83,31 @@ class HubCorpus(FieldsCorpus):
     revision: str | None = Field(None, description="commit hash or tag that pins the version of the dataset")
 
 
+class SacrebleuCorpus(CorpusSpec):
+    """A public test set by its name in sacreBLEU, which downloads it once, to `~/.sacrebleu` or the folder in
+    the environment variable `SACREBLEU`. `data.test` uses all of its references, the others the first."""
+
+    sacrebleu: str = Field(
+        description="name of the test set, such as `wmt24`; `sacrebleu --list` prints them"
+    )
+    langs: str = Field(description="language pair, such as `en-de`")
+
+    @model_validator(mode="after")
+    def _exists(self) -> Self:
+        from sacrebleu.dataset import DATASETS
+
+        if self.sacrebleu not in DATASETS:
+            near = get_close_matches(self.sacrebleu, DATASETS, 1)
+            hint = f"did you mean {near[0]}?" if near else "`sacrebleu --list` prints their names"
+            raise ValueError(f"sacreBLEU has no test set {self.sacrebleu}; {hint}")
+        pairs = DATASETS[self.sacrebleu].langpairs
+        if self.langs not in pairs:
+            raise ValueError(
+                f"{self.sacrebleu} has no language pair {self.langs}; choose from {', '.join(pairs)}"
+            )
+        return self
+
+
 class ToyCorpus(CorpusSpec):
     """The bundled English-French toy corpus."""
 
@@ -88,7 +120,7 @@ class Holdout(Section):
     holdout: int = Field(ge=1, description="number of pairs held out of `train`, drawn at random with `seed`")
 
 
-AnyCorpus = TextCorpus | TsvCorpus | JsonlCorpus | ParquetCorpus | HubCorpus | ToyCorpus
+AnyCorpus = TextCorpus | TsvCorpus | JsonlCorpus | ParquetCorpus | HubCorpus | SacrebleuCorpus | ToyCorpus
 _KINDS = {next(iter(kind.__annotations__)): kind for kind in get_args(AnyCorpus)}  # by the first key of each
 CORPUS_KINDS = frozenset(
     {*_KINDS, "holdout"}
@@ -105,9 +137,18 @@ def _one_kind(value: Any) -> Any:
     if len(kinds) != 1:
         found = f"; got {' and '.join(kinds)}" if kinds else ""
         raise ValueError(
-            f"a corpus has exactly one of source (with target), tsv, jsonl, parquet, hub, toy{found}"
+            "a corpus has exactly one of source (with target), tsv, jsonl, parquet, hub, sacrebleu, toy"
+            f"{found}"
         )
     return _KINDS[kinds[0]].model_validate(value)
+
+
+def _test_set(value: Any) -> Any:
+    return (
+        TextTestSet.model_validate(value)
+        if isinstance(value, dict) and "source" in value
+        else _one_kind(value)
+    )
 
 
 def _as_list(value: Any) -> Any:
@@ -125,5 +166,6 @@ def _corpora_or_holdout(value: Any) -> Any:
 
 
 Corpus = Annotated[AnyCorpus, BeforeValidator(_one_kind)]
+TestSet = Annotated[TextTestSet | AnyCorpus, BeforeValidator(_test_set)]
 Corpora = Annotated[list[Corpus], BeforeValidator(_as_list)]
 Validation = Annotated[list[Corpus] | Holdout, BeforeValidator(_corpora_or_holdout)]

@@ -4,7 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mtrain.config.corpora import Corpora, Corpus, Validation
+from mtrain.config.corpora import Corpora, SacrebleuCorpus, TestSet, Validation
+from mtrain.config.languages import base_language
 from mtrain.config.section import Section
 
 
@@ -19,7 +20,7 @@ class DataConfig(Section):
     validation: Validation = Field(
         description="validation corpus, a list of corpora, or `{holdout: N}` for N pairs taken out of `train`"
     )
-    test: dict[str, Corpus] = Field({}, description="test sets by name, for `mtrain evaluate`")
+    test: dict[str, TestSet] = Field({}, description="test sets by name, for `mtrain evaluate`")
     folder: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = Field(
         None,
         description="folder of encoded pairs, which several runs may share; null: `data/` in the run folder",
@@ -52,4 +53,17 @@ class DataConfig(Section):
         validation = self.validation if isinstance(self.validation, list) else []
         if any(corpus.weight != 1 for corpus in (*validation, *self.test.values())):
             raise ValueError("weight is allowed in data.train only; other corpora use each pair once")
+        return self
+
+    @model_validator(mode="after")
+    def _languages_of_named_sets(self) -> Self:
+        validation = self.validation if isinstance(self.validation, list) else []
+        for corpus in (*self.train, *validation, *self.test.values()):
+            if isinstance(corpus, SacrebleuCorpus):
+                languages = [base_language(code) for code in (self.source_lang, self.target_lang)]
+                if [base_language(code) for code in corpus.langs.split("-")] != languages:
+                    pair = f"{self.source_lang}-{self.target_lang}"
+                    raise ValueError(
+                        f"{corpus.sacrebleu} has langs {corpus.langs}, but data translates {pair}"
+                    )
         return self

@@ -19,6 +19,7 @@ from mtrain.config.corpora import (
     FieldsCorpus,
     HubCorpus,
     ParquetCorpus,
+    SacrebleuCorpus,
     TextCorpus,
     ToyCorpus,
     TsvCorpus,
@@ -133,7 +134,7 @@ def parse_block(raw: RawBlock, corpus: Corpus) -> Block:
     if columns := _readable_columns(sides, corpus):  # fast path
         return Block(*columns, range(first, first + len(columns[0])), {}, name, skipped)
     items: list[Pair | DataError]
-    if isinstance(corpus, TextCorpus):
+    if isinstance(corpus, TextCorpus | SacrebleuCorpus):
         both = zip(*sides, strict=True)
         errors_first = (next((side for side in pair if isinstance(side, DataError)), pair) for pair in both)
         items = [item if isinstance(item, DataError) else Pair(*cast(Pair, item)) for item in errors_first]
@@ -155,10 +156,12 @@ def _readable_columns(
     sides: list[list[str | DataError]], corpus: Corpus
 ) -> tuple[list[str], list[str]] | None:
     """The source and target texts in lines of text or TSV. None if one cannot be read."""
-    if not isinstance(corpus, TextCorpus | TsvCorpus) or any(set(map(type, side)) - {str} for side in sides):
+    if not isinstance(corpus, TextCorpus | SacrebleuCorpus | TsvCorpus) or any(
+        set(map(type, side)) - {str} for side in sides
+    ):
         return None
     lines = cast(list[list[str]], sides)
-    if isinstance(corpus, TextCorpus):
+    if not isinstance(corpus, TsvCorpus):
         return lines[0], lines[1]
     rows, columns = [line.split("\t") for line in lines[0]], (corpus.source_column, corpus.target_column)
     if min(map(len, rows), default=0) <= max(columns):

@@ -11,10 +11,13 @@ from mtrain.config.corpora import (
     HubCorpus,
     JsonlCorpus,
     ParquetCorpus,
+    SacrebleuCorpus,
     TextCorpus,
+    TextTestSet,
     ToyCorpus,
     TsvCorpus,
 )
+from mtrain.data.sacrebleu_sets import sacrebleu_files
 from mtrain.errors import DataError
 
 _WILDCARD = re.compile(r"(\*|\?|\[[^]]+\])")
@@ -31,15 +34,25 @@ def files_of(corpus: Corpus) -> list[Path]:
         files = _expand(corpus.parquet)
     else:
         files = [*chain.from_iterable(zip(*files_by_pair(corpus), strict=True))]
+        files += chain.from_iterable(further_references(corpus))
     for file in files:
         if not file.is_file():
             raise DataError(f"{file}: {'not a file' if file.exists() else 'no such file'}")
     return files
 
 
-def files_by_pair(corpus: TextCorpus | TsvCorpus | JsonlCorpus) -> list[tuple[Path, ...]]:
+def further_references(corpus: Corpus) -> list[list[Path]]:
+    """The files of each reference of a test set besides those in its pairs."""
+    if isinstance(corpus, SacrebleuCorpus):
+        return [[file] for file in sacrebleu_files(corpus.sacrebleu, corpus.langs)[2:]]
+    return [_expand(name) for name in corpus.references] if isinstance(corpus, TextTestSet) else []
+
+
+def files_by_pair(corpus: TextCorpus | TsvCorpus | JsonlCorpus | SacrebleuCorpus) -> list[tuple[Path, ...]]:
     """The files of a corpus of lines; source files with their target files. They may be missing, or pipes.
     Raises DataError if a source file has no matching target file, or the reverse."""
+    if isinstance(corpus, SacrebleuCorpus):
+        return [tuple(sacrebleu_files(corpus.sacrebleu, corpus.langs)[:2])]
     if not isinstance(corpus, TextCorpus):
         return [(file,) for file in _expand(name_of(corpus))]
     patterns = corpus.source, corpus.target
@@ -52,7 +65,7 @@ def name_of(corpus: Corpus) -> str:
     """The file, pattern or dataset that a corpus names; the source file if it names two."""
     if isinstance(corpus, ToyCorpus):
         return f"toy {corpus.toy}"
-    keys = ("source", "tsv", "jsonl", "parquet", "hub")
+    keys = ("source", "tsv", "jsonl", "parquet", "hub", "sacrebleu")
     return str(next(getattr(corpus, key) for key in keys if hasattr(corpus, key)))
 
 

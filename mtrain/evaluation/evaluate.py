@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from mtrain.config.load import load_config
 from mtrain.data.corpus import read_corpus
+from mtrain.data.corpus_files import further_references
 from mtrain.data.lines import raise_errors, read_text
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError, UsageError
@@ -33,7 +34,16 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
     sets = []
     for name, corpus in tests.items():
         pairs = list(raise_errors(read_corpus(corpus)))
-        sets.append(TestSet(name, [pair.source for pair in pairs], [[pair.target for pair in pairs]]))
+        others = [
+            [line for file in files for line in read_text(file)] for files in further_references(corpus)
+        ]
+        for number, lines in enumerate(others, start=2):
+            if len(lines) != len(pairs):
+                raise DataError(
+                    f"{name} has {len(pairs)} pairs but reference {number} has {len(lines)} lines"
+                )
+        references = [[pair.target for pair in pairs], *others]
+        sets.append(TestSet(name, [pair.source for pair in pairs], references))
     return sets
 
 

@@ -238,6 +238,7 @@ def test_r_drop_halves_micro_batches_but_not_the_batch(load_text):
         ("{jsonl: a.jsonl, source_field: en, target_field: fr}", "JsonlCorpus"),
         ("{parquet: 'a-*.parquet', source_field: en, target_field: fr}", "ParquetCorpus"),
         ("{hub: wmt/wmt14, config: de-en, source_field: a.en, target_field: a.de, weight: 2}", "HubCorpus"),
+        ("{sacrebleu: wmt14, langs: en-fr}", "SacrebleuCorpus"),
         ("{toy: train}", "ToyCorpus"),
     ],
 )
@@ -247,7 +248,7 @@ def test_every_kind_of_corpus(load_text, spec: str, kind: str, key: str):
         spec = spec.replace(", weight: 2", "")
     data = load_text(f"data.{key}={spec}").data
     corpus = data.test["mine"] if key == "test.mine" else getattr(data, key)[0]
-    assert type(corpus).__name__ == kind
+    assert kind in [base.__name__ for base in type(corpus).mro()][:2]  # of test sets, the second
     assert corpus.weight == (2 if "weight" in spec else 1)
 
 
@@ -285,3 +286,27 @@ def test_an_invalid_corpus_names_the_key_at_fault(rejection, spec: str, named: s
 def test_weights_are_for_training_corpora_only(load_text, key: str):
     with pytest.raises(UsageError, match="weight is allowed in"):
         load_text(f"data.{key}={{toy: test, weight: 2}}")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("data.test.a={sacrebleu: wmt42, langs: en-fr}", "sacreBLEU has no test set wmt42; did you mean wmt"),
+        ("data.test.a={sacrebleu: zzzz, langs: en-fr}", "`sacrebleu --list` prints their names"),
+        (
+            "data.test.a={sacrebleu: wmt24, langs: en-xx}",
+            "wmt24 has no language pair en-xx; choose from cs-uk",
+        ),
+        ("data.test.a={sacrebleu: wmt24}", "data.test.a.langs: this key is required"),
+        ("data.test.a={sacrebleu: wmt24, langs: en-de}", "wmt24 has langs en-de, but data translates en-fr"),
+        ("data.train={source: a, target: b, references: [c]}", "'references'"),
+    ],
+)
+def test_errors_of_test_sets_say_what_is_possible(rejection, assignment, message):
+    assert message in rejection(assignment)
+
+
+def test_test_sets_may_have_names_in_sacrebleu_and_several_references(load_text):
+    assert load_text("data.test.a={sacrebleu: wmt14, langs: en-fr}").data.test["a"].sacrebleu == "wmt14"
+    test = "data.test.a={source: a, target: b, references: [c, d]}"
+    assert load_text(test).model_dump()["data"]["test"]["a"]["references"] == ["c", "d"]

@@ -58,6 +58,17 @@ def test_translations_are_scored_against_several_references(tmp_path):
     assert one.score < both.score == pytest.approx(100)
 
 
+def test_a_configured_test_set_may_have_several_references(run_dir, corpus, tmp_path):
+    (tmp_path / "short").write_text("x\n")
+    pair = f"source: {corpus}/train.en, target: {corpus}/train.de"
+    [test] = configured_test_sets(run_dir, [f"data.test={{a: {{{pair}, references: [{corpus}/train.en]}}}}"])
+    assert test.references == [[target for _, target in PAIRS], [source for source, _ in PAIRS]]
+    with pytest.raises(DataError, match="a has 8 pairs but reference 2 has 1 lines"):
+        configured_test_sets(run_dir, [f"data.test={{a: {{{pair}, references: [{tmp_path}/short]}}}}"])
+    with pytest.raises(DataError, match="none: no such file"):
+        configured_test_sets(run_dir, [f"data.test={{a: {{{pair}, references: [{tmp_path}/none]}}}}"])
+
+
 def test_different_numbers_of_lines_are_errors(tmp_path):
     (tmp_path / "a").write_text("x\ny\n")
     (tmp_path / "b").write_text("x\n")

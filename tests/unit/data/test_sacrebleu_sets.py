@@ -1,0 +1,70 @@
+"""Test sets by name, read from a folder with the layout of sacreBLEU's cache, without a network.
+
+sacreBLEU reads the name of its folder when it is imported, so the tests use other processes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# sacreBLEU opens this file, which it would have downloaded, for WMT24.
+XML = """<?xml version="1.0"?>
+<dataset id="wmttest2024.en-de"><doc origlang="en" id="d" domain="news">
+<src lang="en"><p><seg id="1">A dog  runs.</seg><seg id="2">It rains &amp; pours.</seg></p></src>
+<ref lang="de" translator="refA"><p><seg id="1">Ein Hund rennt.</seg><seg id="2">Es regnet.</seg></p></ref>
+<ref lang="de" translator="refB"><p><seg id="1">Ein Hund läuft.</seg><seg id="2">Es gießt.</seg></p></ref>
+</doc></dataset>
+"""
+READ = """
+import json, sys
+from mtrain.config.corpora import SacrebleuCorpus
+from mtrain.data.corpus import read_corpus
+from mtrain.data.corpus_files import files_of, further_references
+from mtrain.errors import DataError
+corpus = SacrebleuCorpus(sacrebleu=sys.argv[1], langs=sys.argv[2])
+try:
+    others = [[file.read_text() for file in files] for files in further_references(corpus)]
+    print(json.dumps([list(read_corpus(corpus)), others, len(files_of(corpus))]))
+except DataError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def read(cache: Path, name: str, langs: str):
+    """The pairs of a test set, the texts of its further references, and the number of its files; or the
+    message of an error. A proxy that does not exist takes the place of the network."""
+    environment = {**os.environ, "SACREBLEU": str(cache), "https_proxy": "http://127.0.0.1:9"}
+    command = [sys.executable, "-c", READ, name, langs]
+    output = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+    return json.loads(output)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    raw = tmp_path / "wmt24" / "raw"
+    (raw / "xml").mkdir(parents=True)
+    (raw / "xml" / "wmttest2024.en-de.all.xml").write_text(XML)
+    (raw / "wmt24.data_onlyxml.tar.gz").write_bytes(b"downloaded")
+    two = tmp_path / "wmt17" / "tworefs"
+    two.mkdir(parents=True)
+    fields = {"src": "a\nb\n", "ref-0": "A\nB\n", "ref-1": "X\nY\n", "docid": "", "genre": "", "origlang": ""}
+    for field, text in fields.items():
+        (two / f"wmt17_tworefs.en-fi.{field}").write_text(text)
+    return tmp_path
+
+
+def test_a_cached_test_set_is_read_with_its_references(cache):
+    pairs = [["A dog runs.", "Ein Hund rennt."], ["It rains & pours.", "Es regnet."]]
+    assert read(cache, "wmt24", "en-de") == [pairs, [], 2]  # refA is the official reference
+    assert read(cache, "wmt17/tworefs", "en-fi") == [[["a", "A"], ["b", "B"]], [["X\nY\n"]], 3]
+
+
+def test_without_a_network_one_line_says_what_to_do(tmp_path):
+    message = read(tmp_path, "wmt24", "en-de")
+    assert message.startswith("wmt24: cannot download the test set: <urlopen error")
+    assert "run `sacrebleu -t wmt24 -l en-de --echo src` on a machine with a network" in message
+    assert f"copy its folder {tmp_path} to this one" in message and "\n" not in message
