@@ -22,6 +22,7 @@ from mtrain.cli.options import (
     overrides,
 )
 from mtrain.cli.output import require_writable
+from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
 
 
@@ -95,7 +96,10 @@ def evaluate(
     """
     terminal.start_logging(quiet, debug)
     if setup_comet is not None:
-        _set_up_comet(setup_comet)
+        if any((model, source, hypotheses, compare)):
+            raise UsageError("--setup-comet only makes an environment; leave out MODEL and the files")
+        if read_launch().rank == 0:
+            _set_up_comet(setup_comet)
         return
     search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
     inputs = Inputs(model, source, reference or [], hypotheses, compare or [])
@@ -118,8 +122,8 @@ def evaluate(
         evaluate_files(inputs, report)
         return
     evaluate_models(inputs, settings, beam_size, device, report)
-    best = inputs.models[0]
-    terminal.suggest(f"to translate a file: mtrain translate {shlex.quote(str(best))} -i FILE -o FILE")
+    first = shlex.quote(str(inputs.models[0]))
+    terminal.suggest(f"to translate a file: mtrain translate {first} -i FILE -o FILE")
 
 
 def _reporter(
@@ -129,12 +133,13 @@ def _reporter(
     comet: tuple[Path | None, str | None, str],
     outputs: Outputs,
 ) -> Report:
-    """What scores translations with the chosen metrics. Raises UsageError if COMET is not available."""
+    """What scores translations by the metrics. Raises UsageError if one is unknown or unavailable."""
     from mtrain.evaluation.comet import DEFAULT_MODEL, Comet, CometProcess, comet_python
     from mtrain.evaluation.metrics import make_metrics
 
+    make_metrics(names, None, lowercase, bleu_tokenize, lambda: None)  # an error before any work
     folder, model, gpus = comet
-    python = comet_python(folder) if "comet" in names else Path()
+    python = comet_python(folder) if "comet" in names and read_launch().rank == 0 else Path()
 
     def report(evaluated: Iterable[Evaluated], language: str | None) -> None:
         with CometProcess(python, model or DEFAULT_MODEL, gpus) as process:

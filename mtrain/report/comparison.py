@@ -1,5 +1,6 @@
 """A page that shows the translations of several systems side by side."""
 
+import os.path
 from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
@@ -42,6 +43,8 @@ class ComparedSet(NamedTuple):
 def comparison_page(sets: Sequence[ComparedSet]) -> str:
     """The page for one or more test sets: tables of scores, then for each compared system its sentences
     beside those of the baseline, sorted by the difference of their scores by the first metric."""
+    shown = _without_common_folder(list(sets[0].systems))
+    sets = [_renamed(each, shown) for each in sets]
     baseline, *others = sets[0].systems
     title = f"{', '.join(others)} compared with {baseline}"
     links = "".join(f'<li><a href="#set-{n}">{escape(each.name)}</a></li>' for n, each in enumerate(sets))
@@ -49,6 +52,27 @@ def comparison_page(sets: Sequence[ComparedSet]) -> str:
     parts = "\n".join("\n".join(_parts_of_set(each, n)) for n, each in enumerate(sets))
     return html_page(
         title, f'<header><h1>{escape(title)}</h1>{contents}</header>\n<main id="main">{parts}</main>', _STYLE
+    )
+
+
+def _without_common_folder(names: Sequence[str]) -> dict[str, str]:
+    """By the name of each system, which may be a path, the part of it that distinguishes it."""
+    folders = [name.rpartition("/")[0] for name in names]
+    prefix = f"{os.path.commonpath(folders)}/" if len({name[:1] == "/" for name in names}) == 1 else ""
+    if not all(name.startswith(prefix) and name != prefix for name in names):
+        prefix = ""
+    return {name: name.removeprefix(prefix) for name in names}
+
+
+def _renamed(test: ComparedSet, shown: dict[str, str]) -> ComparedSet:
+    comparisons = [
+        each._replace(scores=[score._replace(system=shown[score.system]) for score in each.scores])
+        for each in test.comparisons
+    ]
+    return test._replace(
+        systems={shown[name]: lines for name, lines in test.systems.items()},
+        comparisons=comparisons,
+        sentences={shown[name]: scores for name, scores in test.sentences.items()},
     )
 
 

@@ -28,8 +28,8 @@ th, td { padding: .35rem .7rem; border-bottom: 1px solid var(--line); text-align
 th:first-child, td:first-child { text-align: start; padding-left: 0; }
 thead th { color: var(--muted); font-weight: 600; }
 th[scope=row] { white-space: normal; min-width: 5rem; }
-@media (max-width: 44rem) { th, td { padding: .35rem .4rem; font-size: .85rem; }
-  thead th { white-space: normal; overflow-wrap: normal; } }
+@media (max-width: 44rem) { th, td { padding: .35rem .25rem; font-size: .8rem; white-space: normal; }
+  thead th, td { overflow-wrap: normal; } }
 del, ins { border-radius: 3px; padding: 0 .1em; text-underline-offset: .2em; text-decoration-thickness: 2px; }
 del { background: var(--removed); text-decoration: underline dotted var(--removed-line); }
 ins { background: var(--added); text-decoration: underline solid var(--added-line); }

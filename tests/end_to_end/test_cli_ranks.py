@@ -77,8 +77,10 @@ def test_the_first_rank_alone_reads_stdin_and_writes_stdout(mtrain, run_dir, tex
     assert code == 0 and (tmp_path / "two").read_text() == out
 
 
-def test_evaluate_prints_the_scores_once(mtrain, run_dir, tmp_path):
-    job = ["evaluate", run_dir, "--json", "--device", "cpu", "--quiet"]
+@pytest.mark.parametrize("compared", [False, True], ids=["one model", "compared"])
+def test_evaluate_prints_the_scores_once(mtrain, run_dir, corpus, tmp_path, compared):
+    others = ["--compare", run_dir / "model", "--compare", corpus / "train.en", "--metrics", "bleu"]
+    job = ["evaluate", run_dir, "--json", "--device", "cpu", "--quiet", *(others if compared else ())]
     work = with_streams(command(*job), b"", tmp_path / "scores")
     assert exit_codes(run_ranks(2, work, tmp_path)) == [0, 0], read_logs(tmp_path)
     code, out, _ = mtrain(*job)

@@ -98,6 +98,26 @@ def test_the_page_needs_no_network_and_has_a_structure_that_screen_readers_use()
     assert all(link is not None and link.removeprefix("#") in ids for link in links)
 
 
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["runs/old", "runs/new"], "new compared with old"),
+        (["/a/b/old.de", "/a/c/new.de"], "c/new.de compared with b/old.de"),
+        (["old.de", "runs/new"], "runs/new compared with old.de"),
+        (["runs/old", "/runs/new"], "/runs/new compared with runs/old"),
+        (["/old", "<stdin>"], "&lt;stdin&gt; compared with /old"),
+        (["runs/a/b", "runs/a"], "a compared with a/b"),
+    ],
+)
+def test_systems_are_named_without_their_common_folder(names, shown):
+    metrics = make_metrics(["chrf"])
+    systems = dict(zip(names, SYSTEMS.values(), strict=True))
+    sentences = {name: score_sentences(texts, [REFERENCES], metrics) for name, texts in systems.items()}
+    comparisons = compare_systems(systems, [REFERENCES], metrics)
+    page = comparison_page([ComparedSet("set", [], [REFERENCES], systems, comparisons, sentences)])
+    assert f"<h1>{shown}</h1>" in page
+
+
 def test_the_largest_differences_of_a_large_test_set_are_shown(monkeypatch):
     monkeypatch.setattr(comparison, "SHOWN", 2)
     page = page_of(["chrf"])
