@@ -3,7 +3,9 @@
 import os
 from typing import NamedTuple
 
-from mtrain.errors import UsageError
+from mtrain.errors import DistributedError, UsageError
+
+_REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 class Launch(NamedTuple):
@@ -21,14 +23,35 @@ def read_launch() -> Launch:
 
     Raises UsageError if one of them is not an integer.
     """
-    required = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     optional = {"LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
     values = {**optional, **os.environ}
-    if not values.keys() >= set(required):
+    if not values.keys() >= set(_REQUIRED):
         return Launch()
     numbers = []
-    for name in (*required, *optional):
+    for name in (*_REQUIRED, *optional):
         if not values[name].isdecimal():
             raise UsageError(f"{name}: {values[name]!r} in the environment is not a number; use torchrun")
         numbers.append(int(values[name]))
     return Launch(*numbers)
+
+
+def require_complete_launch() -> None:
+    """Raise DistributedError if the environment has some of torchrun's variables, but not all of them."""
+    found = [name for name in _REQUIRED if name in os.environ]
+    missing = ", ".join(name for name in _REQUIRED if name not in os.environ)
+    if found and missing:
+        raise DistributedError(
+            f"{', '.join(found)} set in the environment, but not {missing}; start the processes with "
+            f"torchrun, or unset {', '.join(found)} to run alone"
+        )
+
+
+def require_torchrun_in_slurm() -> None:
+    """Raise DistributedError if Slurm's `srun` has started several processes without torchrun. They would all
+    use the same run folder."""
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
+    if tasks not in ("", "1") and "RANK" not in os.environ:
+        raise DistributedError(
+            f"srun has started {tasks} processes that do not know of each other; start one torchrun on each "
+            "node with srun --ntasks-per-node 1"
+        )

@@ -5,10 +5,11 @@ and sums of losses travel between the devices (NCCL on GPUs).
 """
 
 import json
+import os
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import numpy as np
@@ -18,12 +19,13 @@ from torch import Tensor
 
 from mtrain import __version__
 from mtrain.device import resolve_device
-from mtrain.distributed.launch import Launch, read_launch
+from mtrain.distributed.launch import Launch, read_launch, require_complete_launch
 from mtrain.distributed.ranks import Json, Ranks, Share
 from mtrain.distributed.store import RankStore, require_equal_facts, require_own_gpus
 from mtrain.errors import DistributedError, MtrainError, UsageError, is_out_of_memory
+from mtrain.kernels.undocumented import undocumented
 
-STEP_TIMEOUT = timedelta(seconds=100)  # within a training step
+STEP_TIMEOUT = timedelta(seconds=100)  # within a training step, once the first one is done
 WAITING_TIMEOUT = timedelta(hours=1)  # while rank 0 saves or validates, and before the first step
 PREPARING_TIMEOUT = timedelta(hours=24)  # while rank 0 prepares the data
 
@@ -42,6 +44,7 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
     Raises UsageError if there is no such device; DistributedError if the ranks cannot work together.
     """
     launch = read_launch()
+    require_complete_launch()
     name = _name_device(device, launch)
     if launch.size == 1:
         yield Ranks(resolve_device(name))
@@ -52,6 +55,7 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
             yield ManyRanks(resolve_device(name), launch, store)
         except BaseException as error:
             store.report_end(error)
+            _abort_gpu_communication()
             raise
     dist.destroy_process_group()
 
@@ -74,6 +78,7 @@ class ManyRanks(Ranks):
         super().__init__(device)
         self.rank, self.size, self.local_size = launch.rank, launch.size, launch.local_size
         self.store, host = store, socket.gethostname()
+        self._expects_steps = False
         self.store.hosts = self.store.exchange(host)
         versions = {"the version of mtrain": __version__, "the version of PyTorch": torch.__version__}
         self.require_equal({**versions, "the kind of device": device.type})
@@ -82,18 +87,18 @@ class ManyRanks(Ranks):
             self._connect()
 
     def _connect(self) -> None:
+        _keep_process_after_nccl_errors()
         gpu = self.device.type == "cuda"
-        # With GPUs, a rank that does not respond is noticed on the host first, which can report it.
-        backend, timeout = ("nccl", 3 * STEP_TIMEOUT) if gpu else ("gloo", STEP_TIMEOUT)
+        backend = "nccl" if gpu else "gloo"
         dist.init_process_group(
             backend,
             store=self.store.groups,
             rank=self.rank,
             world_size=self.size,
-            timeout=timeout,
+            timeout=WAITING_TIMEOUT,
             device_id=self.device if gpu else None,
         )
-        self._hosts = dist.new_group(backend="gloo", timeout=STEP_TIMEOUT) if gpu else None
+        self._hosts = dist.new_group(backend="gloo", timeout=WAITING_TIMEOUT) if gpu else None
         self._waiting = dist.new_group(backend="gloo", timeout=WAITING_TIMEOUT)
         self._preparing = dist.new_group(backend="gloo", timeout=PREPARING_TIMEOUT)
 
@@ -106,6 +111,15 @@ class ManyRanks(Ranks):
             if not is_known or is_out_of_memory(error):
                 raise
             raise self.store.find_lost_ranks(error) from error
+
+    def expect_steps(self) -> None:
+        if self._expects_steps:
+            return
+        self._expects_steps = True
+        # With GPUs, a rank that does not respond is noticed on the host first, which can report it.
+        _set_timeout(None, 3 * STEP_TIMEOUT if self._hosts else STEP_TIMEOUT)
+        if self._hosts is not None:
+            _set_timeout(self._hosts, STEP_TIMEOUT)
 
     def require_equal(self, facts: Mapping[str, str]) -> None:
         require_equal_facts(self.store.exchange(dict(facts)))
@@ -191,6 +205,28 @@ class ManyRanks(Ranks):
     def seed_step(self, seed: int, step: int) -> None:
         [state] = np.random.SeedSequence([seed, step, self.rank]).generate_state(1, np.uint64)
         torch.manual_seed(int(state))
+
+
+def _set_timeout(group: dist.ProcessGroup | None, timeout: timedelta) -> None:
+    """Set the timeout of a group, or of the default one, if this version of PyTorch can."""
+    set_timeout = undocumented("distributed.distributed_c10d._set_pg_timeout")
+    if set_timeout is not None:
+        set_timeout(timeout, group)
+
+
+def _abort_gpu_communication() -> None:
+    """End what GPUs still wait for, so that this process can end."""
+    abort = getattr(dist.group.WORLD, "abort", None) if dist.is_initialized() else None
+    if abort is not None and dist.get_backend() == "nccl":
+        with suppress(RuntimeError):
+            abort()
+
+
+def _keep_process_after_nccl_errors() -> None:
+    """Let NCCL's watchdog end communication that has failed, but not the process, which would leave no
+    message. torchrun sets the variable to 1, which means both."""
+    if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1") == "1":
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
 
 
 def _identify_gpu(device: torch.device, host: str) -> str | None:

@@ -39,6 +39,9 @@ class Ranks:
     def meet(self) -> None:
         """Wait until all ranks are here, for as long as rank 0 may take to save or validate."""
 
+    def expect_steps(self) -> None:
+        """Notice sooner that a rank does not respond. The first step, which may take long, is done."""
+
     def highest(self, *values: float) -> list[float]:
         """The maximum over all ranks of each value."""
         return list(values)

@@ -7,9 +7,11 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Event, Thread
+from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
@@ -20,10 +22,46 @@ from mtrain.errors import DistributedError, is_out_of_memory
 
 START_TIMEOUT = timedelta(minutes=30)  # for all ranks to start
 GRACE = 5.0  # seconds in which other ranks answer
+CALL_TIMEOUT = 30.0  # seconds in which the store answers
 
 
 class LostRankError(DistributedError, exit_code=7):
     """Another rank has ended, or does not respond."""
+
+
+class _PromptStore:
+    """A store whose calls raise RuntimeError if there is no answer within CALL_TIMEOUT. PyTorch waits without
+    end for a machine that has stopped."""
+
+    def __init__(self, store: Any):
+        self._store = store
+
+    def set(self, key: str, value: str) -> None:
+        _within(CALL_TIMEOUT, lambda: self._store.set(key, value))
+
+    def get(self, key: str) -> bytes:
+        """The value of a key, which must exist."""
+        return _within(CALL_TIMEOUT, lambda: self._store.get(key))  # type: ignore[no-any-return]
+
+    def check(self, keys: list[str]) -> bool:
+        return _within(CALL_TIMEOUT, lambda: self._store.check(keys))  # type: ignore[no-any-return]
+
+
+def _within(seconds: float, call: Callable[[], Any]) -> Any:
+    """The result of a call in a thread, which is left behind if it takes longer. Raises RuntimeError then."""
+    outcome: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    Thread(target=run, name="store", daemon=True).start()
+    try:
+        return outcome.result(seconds)
+    except TimeoutError:
+        raise RuntimeError(f"the store of torchrun did not answer within {seconds:g} seconds") from None
 
 
 class RankStore:
@@ -39,18 +77,19 @@ class RankStore:
         except (RuntimeError, ValueError) as error:
             place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise DistributedError(f"cannot reach the other ranks at {place}: {_first_line(error)}") from None
-        self._store = PrefixStore("mtrain", store)
+        store = PrefixStore("mtrain", store)
         with _naming_lost_store():
-            self._store = PrefixStore(self._assemble(), self._store)
-        self.groups = PrefixStore("groups", self._store)  # for the process groups
+            store = PrefixStore(self._assemble(_PromptStore(store)), store)
+        self._store = _PromptStore(store)
+        self.groups = PrefixStore("groups", store)  # for the process groups
 
-    def _assemble(self) -> str:
+    def _assemble(self, store: _PromptStore) -> str:
         """Wait until all ranks are here, and return a name for them.
 
         The store may be that of ranks that have failed, which torchrun has started again. Therefore each
         process has a name, of which rank 0 makes lists. A list is valid once all of its processes confirm it.
         """
-        store, own = self._store, uuid.uuid4().hex
+        own = uuid.uuid4().hex
         store.set(f"process/{self.rank}", own)
         processes, name = [f"process/{rank}" for rank in range(self.size)], ""
 
@@ -70,16 +109,18 @@ class RankStore:
                     store.set(f"{name}/confirmed/{self.rank}", "")
             return bool(name) and store.check(confirmations())
 
-        self._wait(is_confirmed, confirmations)
+        self._wait(store, is_confirmed, confirmations)
         return name
 
-    def _wait(self, condition: Callable[[], bool], keys: Callable[[], list[str]]) -> None:
+    def _wait(
+        self, store: _PromptStore, condition: Callable[[], bool], keys: Callable[[], list[str]]
+    ) -> None:
         """Wait until a condition holds. Raises DistributedError that names the ranks whose `keys` are missing
         when the time is up."""
         end, pause = time.monotonic() + START_TIMEOUT.total_seconds(), 0.01
         while not condition():
             if time.monotonic() > end:
-                missing = [rank for rank, key in enumerate(keys()) if not self._store.check([key])]
+                missing = [rank for rank, key in enumerate(keys()) if not store.check([key])]
                 raise DistributedError(f"{_names(missing)} did not answer within {START_TIMEOUT}")
             time.sleep(pause := min(2 * pause, 0.5))
 
@@ -90,7 +131,7 @@ class RankStore:
         keys = [f"round-{self._rounds}/{rank}" for rank in range(self.size)]
         with _naming_lost_store():
             self._store.set(keys[self.rank], json.dumps(value))
-            self._wait(lambda: self._store.check(keys) or self._require_others(), lambda: keys)
+            self._wait(self._store, lambda: self._store.check(keys) or self._require_others(), lambda: keys)
             return [json.loads(self._store.get(key)) for key in keys]
 
     def _require_others(self) -> bool:
@@ -101,21 +142,18 @@ class RankStore:
 
     def _leave_note(self, key: str, note: Json) -> None:
         """Leave a note that the other ranks can read even when this one has ended."""
-        with suppress(RuntimeError):
-            self._store.set(f"{key}/{self.rank}", json.dumps(note))
+        self._store.set(f"{key}/{self.rank}", json.dumps(note))
 
     def _notes(self, key: str, ranks: Sequence[int]) -> dict[int, Json]:
-        with suppress(RuntimeError):  # the store is lost if its machine is
-            found = [rank for rank in ranks if self._store.check([f"{key}/{rank}"])]
-            return {rank: json.loads(self._store.get(f"{key}/{rank}")) for rank in found}
-        return {}
+        found = [rank for rank in ranks if self._store.check([f"{key}/{rank}"])]
+        return {rank: json.loads(self._store.get(f"{key}/{rank}")) for rank in found}
 
     def report_end(self, error: BaseException) -> None:
         """Tell the other ranks why this one ends."""
         if not isinstance(error, LostRankError):  # they have lost the same rank
             message = "out of memory" if is_out_of_memory(error) else str(error) or type(error).__name__
-            self._leave_note("end", _first_line(message))
-            with suppress(RuntimeError):
+            with suppress(RuntimeError):  # the store is lost if its machine is
+                self._leave_note("end", _first_line(message))
                 self._store.set("ended", "")  # one key to look at while waiting for many ranks
 
     @contextmanager
@@ -140,9 +178,19 @@ class RankStore:
 
     def find_lost_ranks(self, error: RuntimeError) -> LostRankError:
         """Find out which ranks are lost, after an error of the connection: they have reported why they ended,
-        or do not answer, or have not noticed that the connection is lost because they hang."""
-        with suppress(RuntimeError):
-            self._store.set("ask", "")
+        or do not answer, or have not noticed that the connection is lost because they hang. No rank can be
+        named if the store is lost, too."""
+        try:
+            return self._find_lost_ranks(error)
+        except RuntimeError:
+            host = os.environ.get("MASTER_ADDR")
+            return LostRankError(
+                f"the connection between the ranks is lost: {_first_line(error)}; torchrun on {host} "
+                "does not respond either; look at that machine, then run the same command again to resume"
+            )
+
+    def _find_lost_ranks(self, error: RuntimeError) -> LostRankError:
+        self._store.set("ask", "")
         self._leave_note("lost", True)
         others = [rank for rank in range(self.size) if rank != self.rank]
         deadline = time.monotonic() + GRACE

@@ -9,7 +9,7 @@ from mtrain.config.schema import Config
 from mtrain.data.data_folder import find_data_folder
 from mtrain.data.same_inputs import check_corpora
 from mtrain.device import keep_freed_memory, limit_onednn_cache, resolve_device
-from mtrain.distributed.launch import read_launch
+from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.evaluation.metrics import make_metrics
@@ -38,6 +38,7 @@ def fit(
     With `allow_data_change`, a run may resume with a changed corpus, from the start of an epoch. Raises the
     errors of `mtrain.errors`; Interrupted after SIGINT or SIGTERM, once the state is saved.
     """
+    require_torchrun_in_slurm()
     with joined_ranks(device) as ranks:
         given = {"--resume": resume, "--allow-data-change": str(allow_data_change)}
         ranks.require_equal({**dict(_keys_of(config.model_dump(mode="json"))), **given})

@@ -177,6 +177,7 @@ class Trainer:
                 # Read once: a signal that arrives later is handled after the next save. Before the metrics
                 # are read, which waits for the GPU: a lost rank is noticed here first.
                 stopped = self._agree(stop)
+                self.ranks.expect_steps()
                 if state.step % recipe.log_every == 0:
                     self.progress.log_step(step.epoch, self.learning_rate)
                 reason = self._limit_reached()

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import draw_benchmarks
@@ -158,12 +159,30 @@ def test_commands_and_options_that_are_named_exist(page):
 def test_every_block_has_a_known_language_and_mark():
     for block in BLOCKS:
         assert block.language in {"bash", "python", "yaml", "text"}, block.place
-        assert block.mark in {"", "needs-data", "set-up"}, block.place
+        assert block.mark in {"", "needs-data", "set-up", "script"}, block.place
     fences = sum(page.read_text(encoding="utf-8").count("```") for page in PAGES)
     assert fences == 2 * len(BLOCKS), "a code block without a language"
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "bash"], ids=lambda block: block.place)
+BASH = [block for block in BLOCKS if block.language == "bash"]
+
+
+@pytest.mark.parametrize("block", [b for b in BASH if b.mark == "script"], ids=lambda block: block.place)
+def test_scripts_can_be_parsed(block):
+    subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
+
+
+@pytest.mark.parametrize("block", [b for b in BASH if "torchrun -" in b.text], ids=lambda block: block.place)
+def test_options_of_torchrun_can_be_parsed(block):
+    for command in block.commands:
+        if "torchrun -" in command and not command.startswith("#"):
+            arguments = get_args_parser().parse_args(shlex.split(command.split("torchrun ", 1)[1]))
+            assert (arguments.module, arguments.training_script) == (True, "mtrain")
+            name, *given = arguments.training_script_args
+            COMMANDS[name].make_context(name, given)
+
+
+@pytest.mark.parametrize("block", [b for b in BASH if b.mark != "script"], ids=lambda block: block.place)
 def test_commands_can_be_parsed(block):
     for command in block.commands:
         words = shlex.split(command)

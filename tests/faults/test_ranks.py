@@ -5,6 +5,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from mtrain.config.load import load_config
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.windows import WindowedCorpus
 from mtrain.distributed import many_ranks, store
+from mtrain.kernels.undocumented import documented_only
 from mtrain.training import arithmetic, loop
 from mtrain.training.fit import make_trainer
 from mtrain.training.memory_limit import read_limit
@@ -178,10 +180,34 @@ def test_14_a_rank_that_hangs_is_named(tmp_path, monkeypatch, on_training_forwar
             time.sleep(99)
 
     on_training_forward(hang)
-    with started_ranks(2, fit(tmp_path / "run"), tmp_path) as children:
+    run = tmp_path / "run"
+    with started_ranks(2, fit(run), tmp_path) as children:
         assert wait(children[0]).exit_code == 7
     assert "error: rank 1 on " in read_logs(tmp_path)[0]
     assert " did not respond in time; " in read_logs(tmp_path)[0]
+    step = losses(run)[-1][0]
+    assert step > 1 and last_checkpoint(run).name == f"step-{step:08d}"  # rank 0 has saved what was complete
+
+
+@pytest.mark.parametrize("can_set_timeouts", [True, False])
+def test_14_the_first_step_may_take_longer_than_others(
+    tmp_path, monkeypatch, on_training_forward, can_set_timeouts
+):
+    """As with compilation. Versions of PyTorch that cannot change timeouts wait as long in all steps."""
+    monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=1))
+    calls = []
+
+    def work() -> None:
+        with nullcontext() if can_set_timeouts else documented_only():
+            fit(tmp_path / "run", 2)()
+
+    def start_late(*_):
+        calls.append(1)
+        if os.environ["RANK"] == "1" and len(calls) == 1:
+            time.sleep(3)
+
+    on_training_forward(start_late)
+    assert exit_codes(run_ranks(2, work, tmp_path)) == [0, 0], read_logs(tmp_path)
 
 
 def test_all_ranks_validate_the_averaged_weights(tmp_path):

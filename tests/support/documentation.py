@@ -36,7 +36,7 @@ class Block(NamedTuple):
 
     place: str  # page and line
     language: str
-    mark: str  # the word after the language: "", "needs-data" or "set-up"
+    mark: str  # the word after the language: "", "needs-data", "set-up" or "script"
     text: str
 
     @property

@@ -18,13 +18,15 @@ from mtrain.distributed.ranks import Ranks
 from tests.support.faults.processes import ProcessEnd, start, wait
 from tests.support.faults.runs import make_run_config
 
+STORE = "MTRAIN_TEST_STORE"  # variable in the environment of ranks: the process of their store
+
 
 @contextmanager
 def started_ranks(count: int, work: Callable[[], object], logs: Path | None = None) -> Iterator[list[int]]:
     """Run `work` in `count` processes; yields their ids. What each writes to stderr is in `logs/rank-N`."""
-    with _store() as port:
+    with _store() as (port, store):
         children = [
-            start(lambda: _as_rank(rank, count, port, work), logs and logs / f"rank-{rank}")  # noqa: B023
+            start(lambda: _as_rank(rank, count, port, store, work), logs and logs / f"rank-{rank}")  # noqa: B023
             for rank in range(count)
         ]
         try:
@@ -80,9 +82,10 @@ def fit_command(run: Path, steps: int, *more: object) -> Callable[[], None]:
     return command("fit", file, "--device", "cpu", "--quiet", *more)
 
 
-def _as_rank(rank: int, count: int, port: int, work: Callable[[], object]) -> None:
+def _as_rank(rank: int, count: int, port: int, store: int, work: Callable[[], object]) -> None:
     numbers = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": count}
     place = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    place[STORE] = store
     os.environ.update({key: str(value) for key, value in {**numbers, **place}.items()})
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
     terminal.start_logging(quiet=True, debug=False)
@@ -90,8 +93,8 @@ def _as_rank(rank: int, count: int, port: int, work: Callable[[], object]) -> No
 
 
 @contextmanager
-def _store() -> Iterator[int]:
-    """The port of a key-value store in a process that outlives the ranks, like that of torchrun."""
+def _store() -> Iterator[tuple[int, int]]:
+    """The port and the process of a key-value store that outlives the ranks, like that of torchrun."""
     reading, writing = os.pipe()
 
     def serve() -> None:
@@ -103,7 +106,7 @@ def _store() -> Iterator[int]:
 
     child = start(serve)
     try:
-        yield int(os.read(reading, 99))
+        yield int(os.read(reading, 99)), child
     finally:
         os.close(reading)
         os.close(writing)

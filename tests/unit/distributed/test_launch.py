@@ -1,6 +1,6 @@
 """How torchrun says which rank a process is."""
 
-from mtrain.distributed.launch import Launch, read_launch
+from mtrain.distributed.launch import Launch, read_launch, require_torchrun_in_slurm
 from tests.support.cli import one_line
 
 
@@ -22,3 +22,24 @@ def test_an_environment_that_is_not_that_of_torchrun_is_an_error(monkeypatch, mt
     monkeypatch.setenv("RANK", "nine")
     code, _, err = mtrain("fit", config_file)
     assert code == 2 and "RANK: 'nine' in the environment is not a number; use torchrun" in one_line(err)
+
+
+def test_a_part_of_the_environment_of_torchrun_is_an_error(monkeypatch, mtrain, config_file):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    code, _, err = mtrain("fit", config_file)
+    message = one_line(err)
+    assert code == 7 and "RANK, WORLD_SIZE set in the environment, but not LOCAL_RANK; " in message
+    assert "start the processes with torchrun, or unset RANK, WORLD_SIZE to run alone" in message
+
+
+def test_srun_without_torchrun_is_an_error(monkeypatch, mtrain, config_file):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
+    code, _, err = mtrain("fit", config_file)
+    assert code == 7 and "srun has started 8 processes that do not know of each other; " in one_line(err)
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    require_torchrun_in_slurm()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    monkeypatch.delenv("RANK")
+    require_torchrun_in_slurm()

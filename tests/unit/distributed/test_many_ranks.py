@@ -1,13 +1,14 @@
 """What two ranks agree on."""
 
 import json
+import os
 
 import pytest
 import torch
 
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Ranks
-from mtrain.errors import ModelError, UsageError
+from mtrain.errors import DistributedError, ModelError, UsageError
 from tests.support.ranks import exit_codes, joined, read_logs, run_ranks
 
 
@@ -89,7 +90,42 @@ def test_a_process_without_others_agrees_with_itself():
         assert torch.equal(before, torch.get_rng_state())
 
 
-def test_torchrun_chooses_the_gpu(monkeypatch):
+def test_nccl_does_not_end_the_process_before_its_message(results_of, monkeypatch):
+    """1, the setting of torchrun, ends it; other settings are the user's."""
+    variable = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+    def work(ranks: Ranks) -> str:
+        return os.environ[variable]
+
+    for given, kept in (("1", "2"), ("3", "3")):
+        monkeypatch.setenv(variable, given)
+        assert results_of(work) == [kept, kept]
+
+
+def test_each_rank_of_a_machine_uses_the_gpu_of_its_number(tmp_path, monkeypatch):
+    """Shown with two ranks and a single GPU that exists in name only: the second rank misses its own."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+
+    def work() -> None:
+        def report() -> None:
+            with joined_ranks("auto"):
+                pass
+
+        if os.environ["RANK"] == "1":
+            with pytest.raises(UsageError, match=r"--device cuda:1: this machine has 1 CUDA device"):
+                report()
+            return
+        with pytest.raises(DistributedError, match="rank 1 ended: --device cuda:1"):
+            report()
+        assert chosen == [torch.device("cuda:0")]
+
+    assert exit_codes(run_ranks(2, work, tmp_path)) == [0, 0], read_logs(tmp_path)
+
+
+def test_a_gpu_cannot_be_chosen_for_all_ranks(monkeypatch):
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0}.items():
         monkeypatch.setenv(name, str(value))
     with (

@@ -1,6 +1,7 @@
 """What ranks must have in common, what each must have for itself, and what ends their waiting."""
 
 import os
+import signal
 import time
 from datetime import timedelta
 
@@ -10,7 +11,7 @@ from mtrain.distributed import store
 from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.store import require_equal_facts, require_own_gpus
 from mtrain.errors import DataError, DistributedError
-from tests.support.ranks import exit_codes, joined, read_logs, run_ranks
+from tests.support.ranks import STORE, exit_codes, joined, read_logs, run_ranks
 
 
 def test_a_difference_names_the_rank_and_the_key():
@@ -51,3 +52,27 @@ def test_ranks_that_do_not_answer_are_named(tmp_path, monkeypatch):
             ranks.require_equal({"seed": "1"})
 
     assert exit_codes(run_ranks(3, joined(work), tmp_path))[0] == 0, read_logs(tmp_path)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_no_rank_is_named_if_the_store_is_lost(tmp_path, monkeypatch, end):
+    """A store on a machine that has stopped does not answer, and does not close the connection either."""
+    monkeypatch.setattr(store, "CALL_TIMEOUT", 1.0)
+
+    def work(ranks: Ranks) -> None:
+        ranks.meet()
+        if ranks.rank == 0:
+            os.kill(int(os.environ[STORE]), end)
+            time.sleep(0.2)
+            os._exit(3)
+        with pytest.raises(
+            DistributedError, match=r"^the connection between the ranks is lost: .+; torchrun on localhost"
+        ):
+            ranks.meet()
+        with pytest.raises(DistributedError, match="connection between the ranks is lost"):
+            ranks.require_equal({"seed": "1"})
+
+    start = time.monotonic()
+    # What ranks do at their end without a store takes another call.
+    assert exit_codes(run_ranks(2, joined(work), tmp_path)) == [3, 0], read_logs(tmp_path)
+    assert time.monotonic() - start < 60
