@@ -107,6 +107,8 @@ def evaluate(
     outputs = Outputs(json_, by_length, sentence_scores, html)
     _check_inputs(inputs, outputs, "comet" in names)
     _check_metrics(metrics, bleu_tokenize, comet, comet_model)
+    if by_length and names == ["comet"]:
+        raise UsageError("--by-length has no effect on --metrics comet; add bleu, or leave it out")
     translating = bool(inputs.models)
     if not translating:
         unused_device = None if device == "auto" or "comet" in names else device

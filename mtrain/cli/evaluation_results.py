@@ -66,21 +66,24 @@ def report_results(
         table = None
         if outputs.sentence_scores is not None:
             table = stack.enter_context(open_output(outputs.sentence_scores))
-        out = stack.enter_context(open_stdout())
         for each in evaluated:
             result = _score(each, metrics_for(each.test.sources), outputs)
             report[each.test.name] = result.as_json()
             if not outputs.json:
-                out.writelines(f"{line}\n" for line in _lines_of(result))
-                out.flush()
+                _print("\n".join(_lines_of(result)))
             if table is not None:
                 _write_sentences(result, table, header=len(report) == 1)
             if outputs.html is not None:
                 results.append(result)
-        if outputs.json:
-            print(json.dumps(report, indent=1), file=out)
+    if outputs.json:
+        _print(json.dumps(report, indent=1))
     if outputs.html is not None:
         _write_html(results, outputs.html)
+
+
+def _print(text: str) -> None:
+    with open_stdout() as out:  # each time, so that files are complete even if the reader of stdout exits
+        print(text, file=out)
 
 
 def _score(evaluated: Evaluated, metrics: dict[str, Any], outputs: Outputs) -> _Result:

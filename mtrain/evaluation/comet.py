@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 VARIABLE = "MTRAIN_COMET"
 DEFAULT_MODEL = "Unbabel/wmt22-comet-da"
 PACKAGE = "unbabel-comet"
+_WITH = "setuptools<81"  # torchmetrics 0.10, which COMET 2.2 needs, imports pkg_resources
 _ISOLATED = "-I"  # from PYTHONPATH, and from the folder of a program: ours has a comet.py
 _HAS_COMET = "import importlib.util, sys; sys.exit(importlib.util.find_spec('comet') is None)"
 
@@ -52,7 +53,8 @@ def set_up_comet(folder: Path) -> None:
         raise UsageError(f"--setup-comet {folder}: already exists; give a new folder")
     commands = (
         [sys.executable, _ISOLATED, "-m", "venv", str(folder)],
-        [str(_python_of(folder)), _ISOLATED, "-m", "pip", "install", PACKAGE],
+        [str(_python_of(folder)), _ISOLATED, "-m", "pip", "install", PACKAGE, _WITH],
+        [str(_python_of(folder)), _ISOLATED, "-c", "import comet"],
     )
     for command in commands:
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:

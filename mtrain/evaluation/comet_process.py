@@ -9,8 +9,10 @@ It imports nothing from mtrain, which is not installed there.
 """
 
 import json
+import logging
 import os
 import sys
+import warnings
 from typing import IO, Any
 
 
@@ -33,6 +35,8 @@ def main() -> None:
 
 def _load(name: str, gpus: str) -> tuple[Any, str, int]:
     """The model, the version of COMET, and the number of GPUs to use."""
+    logging.disable(logging.WARNING)  # PyTorch Lightning logs the hardware and advice for each group
+    warnings.simplefilter("ignore")
     import comet
     import torch
 

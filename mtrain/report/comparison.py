@@ -110,8 +110,8 @@ def _score_table(comparison: MetricComparison) -> str:
         "system",
         TITLES[comparison.metric],
         "mean, 95% interval",
-        "p (bootstrap)",
-        "p (randomization)",
+        "p (boot\u00adstrap)",
+        "p (random\u00adization)",
     )
     signature = f'<p class="muted">{TITLES[comparison.metric]}|{escape(comparison.signature)}</p>'
     return html_table(TITLES[comparison.metric], columns, rows) + signature

@@ -1,6 +1,7 @@
 """`mtrain evaluate` as a user runs it."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from mtrain.storage.manifest import write_manifest
-from tests.support.cli import changed, one_line
+from tests.support.cli import changed, one_line, run_forked
 
 
 def test_evaluate_prints_scores_with_signatures(mtrain, run_dir, corpus):
@@ -113,6 +114,7 @@ def test_sources_are_read_from_stdin(mtrain, stdin, run_dir, corpus):
             "--bleu-tokenize has no effect on --metrics chrf",
         ),
         (["m", "--setup-comet", "c"], "--setup-comet only makes an environment; leave out MODEL"),
+        (["m", "--metrics", "comet", "--by-length"], "--by-length has no effect on --metrics comet; add"),
         (["m", "--metrics", "rouge"], "--metrics rouge: choose from bleu, chrf, chrf++, ter, comet"),
         (["m", "--bleu-tokenize", "moses"], "--bleu-tokenize moses: choose from"),
         (["m", "--comet", "c"], "--comet has no effect on --metrics bleu,chrf,ter; add comet"),
@@ -245,6 +247,18 @@ def test_scores_by_length_and_of_sentences(mtrain, systems):
     [first, second] = json.loads(out)["a"]["by_length"]["b"]
     assert (first["shortest"], first["longest"], first["sentences"]) == (0, 10, 4)
     assert second["scores"].keys() == {"bleu", "ter"}
+
+
+def test_files_are_complete_although_the_reader_of_stdout_exits(systems):
+    reader, writer = os.pipe()
+    os.close(reader)
+    files = ["--hypotheses", "a", "--compare", "b", "--reference", "ref", "--metrics", "bleu"]
+    job = ["evaluate", *files, "--sentence-scores", "scores.tsv", "--html", "page.html"]
+    code, _, err = run_forked(*job, stdout=writer)
+    os.close(writer)
+    assert (code, err) == (0, "")
+    assert len((systems / "scores.tsv").read_text().splitlines()) == 25
+    assert (systems / "page.html").read_text().endswith("</html>\n")
 
 
 def test_comet_scores_translations_in_its_environment(mtrain, systems, comet_environment):

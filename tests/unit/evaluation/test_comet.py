@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -76,25 +77,32 @@ def test_an_existing_folder_is_not_replaced(tmp_path):
         set_up_comet(tmp_path)
 
 
+def write_wheel(folder: Path, name: str, version: str, **modules: str) -> None:
+    """A package that pip can install."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    contents = {f"{module}.py": code for module, code in modules.items()} | {
+        f"{stem}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{stem}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{stem}.dist-info/RECORD": "",
+    }
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        for file, text in contents.items():
+            wheel.writestr(file, text)
+
+
 @pytest.mark.slow
 def test_an_environment_is_made(tmp_path, monkeypatch):
-    """pip installs a stand-in from a local folder."""
-    name = "unbabel_comet-0.0"
-    with zipfile.ZipFile(tmp_path / f"{name}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("comet.py", COMET)
-        wheel.writestr("torch.py", TORCH)
-        wheel.writestr(
-            f"{name}.dist-info/METADATA", "Metadata-Version: 2.1\nName: unbabel-comet\nVersion: 0.0\n"
-        )
-        wheel.writestr(
-            f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{name}.dist-info/RECORD", "")
+    """pip installs stand-ins from a local folder."""
+    write_wheel(tmp_path, "unbabel-comet", "0.0", comet=COMET, torch=TORCH)
+    write_wheel(tmp_path, "setuptools", "80.0")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     set_up_comet(tmp_path / "environment")
     with CometProcess(comet_python(tmp_path / "environment")) as process:
         assert process.score(SOURCES, HYPOTHESES, REFERENCES) == [0.5, 0.25, 0]
+    write_wheel(tmp_path, "unbabel-comet", "0.1", comet="raise ImportError('pkg_resources')")
+    with pytest.raises(StorageError, match=r"failed: .*python -I -c import comet; see the output above"):
+        set_up_comet(tmp_path / "broken")
     monkeypatch.setenv("PIP_FIND_LINKS", os.devnull)
-    with pytest.raises(StorageError, match=r"failed: .*pip install unbabel-comet; see the output above"):
+    with pytest.raises(StorageError, match=r"failed: .*pip install unbabel-comet.*; see the output above"):
         set_up_comet(tmp_path / "other")
