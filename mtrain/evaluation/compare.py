@@ -68,8 +68,9 @@ def compare_systems(
 def _paired_score(system: str, resampled: str | Result, shuffled: str | Result) -> PairedScore:
     assert isinstance(resampled, Result) and isinstance(shuffled, Result)
     assert resampled.mean is not None and resampled.ci is not None
-    mean, confidence = float(resampled.mean), float(resampled.ci)
-    return PairedScore(system, float(resampled.score), mean, confidence, resampled.p_value, shuffled.p_value)
+    mean, confidence = float(resampled.mean), float(resampled.ci)  # NumPy's numbers are not valid JSON
+    p_values = [None if test.p_value is None else float(test.p_value) for test in (resampled, shuffled)]
+    return PairedScore(system, float(resampled.score), mean, confidence, *p_values)
 
 
 def _require_seed() -> None:

@@ -294,11 +294,11 @@ def test_weights_are_for_training_corpora_only(load_text, key: str):
         ("data.test.a={sacrebleu: wmt42, langs: en-fr}", "sacreBLEU has no test set wmt42; did you mean wmt"),
         ("data.test.a={sacrebleu: zzzz, langs: en-fr}", "`sacrebleu --list` prints their names"),
         (
-            "data.test.a={sacrebleu: wmt24, langs: en-xx}",
-            "wmt24 has no language pair en-xx; choose from cs-uk",
+            "data.test.a={sacrebleu: wmt23, langs: en-xx}",
+            "wmt23 has no language pair en-xx; choose from cs-uk",
         ),
-        ("data.test.a={sacrebleu: wmt24}", "data.test.a.langs: this key is required"),
-        ("data.test.a={sacrebleu: wmt24, langs: en-de}", "wmt24 has langs en-de, but data translates en-fr"),
+        ("data.test.a={sacrebleu: wmt23}", "data.test.a.langs: this key is required"),
+        ("data.test.a={sacrebleu: wmt23, langs: en-de}", "wmt23 has langs en-de, but data translates en-fr"),
         ("data.train={source: a, target: b, references: [c]}", "'references'"),
     ],
 )

@@ -7,16 +7,17 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
+from sacrebleu.dataset import DATASETS
 
-# sacreBLEU opens this file, which it would have downloaded, for WMT24.
+# sacreBLEU opens this file, which it would have downloaded, for WMT22.
 XML = """<?xml version="1.0"?>
-<dataset id="wmttest2024.en-de"><doc origlang="en" id="d" domain="news">
+<dataset id="wmttest2022.en-de"><doc origlang="en" id="d" domain="news">
 <src lang="en"><p><seg id="1">A dog  runs.</seg><seg id="2">It rains &amp; pours.</seg></p></src>
-<ref lang="de" translator="refA"><p><seg id="1">Ein Hund rennt.</seg><seg id="2">Es regnet.</seg></p></ref>
-<ref lang="de" translator="refB"><p><seg id="1">Ein Hund läuft.</seg><seg id="2">Es gießt.</seg></p></ref>
+<ref lang="de" translator="A"><p><seg id="1">Ein Hund rennt.</seg><seg id="2">Es regnet.</seg></p></ref>
+<ref lang="de" translator="B"><p><seg id="1">Ein Hund läuft.</seg><seg id="2">Es gießt.</seg></p></ref>
 </doc></dataset>
 """
 READ = """
@@ -45,10 +46,11 @@ def read(cache: Path, name: str, langs: str):
 
 @pytest.fixture
 def cache(tmp_path):
-    raw = tmp_path / "wmt24" / "raw"
-    (raw / "xml").mkdir(parents=True)
-    (raw / "xml" / "wmttest2024.en-de.all.xml").write_text(XML)
-    (raw / "wmt24.data_onlyxml.tar.gz").write_bytes(b"downloaded")
+    [archive], [member] = DATASETS["wmt22"].data, DATASETS["wmt22"].langpairs["en-de"]
+    raw = tmp_path / "wmt22" / "raw"
+    (raw / member).parent.mkdir(parents=True)
+    (raw / member).write_text(XML)
+    (raw / f"wmt22.{PurePosixPath(archive).name}").write_bytes(b"downloaded")
     two = tmp_path / "wmt17" / "tworefs"
     two.mkdir(parents=True)
     fields = {"src": "a\nb\n", "ref-0": "A\nB\n", "ref-1": "X\nY\n", "docid": "", "genre": "", "origlang": ""}
@@ -59,12 +61,12 @@ def cache(tmp_path):
 
 def test_a_cached_test_set_is_read_with_its_references(cache):
     pairs = [["A dog runs.", "Ein Hund rennt."], ["It rains & pours.", "Es regnet."]]
-    assert read(cache, "wmt24", "en-de") == [pairs, [], 2]  # refA is the official reference
+    assert read(cache, "wmt22", "en-de") == [pairs, [], 2]  # A is the official reference
     assert read(cache, "wmt17/tworefs", "en-fi") == [[["a", "A"], ["b", "B"]], [["X\nY\n"]], 3]
 
 
 def test_without_a_network_one_line_says_what_to_do(tmp_path):
-    message = read(tmp_path, "wmt24", "en-de")
-    assert message.startswith("wmt24: cannot download the test set: <urlopen error")
-    assert "run `sacrebleu -t wmt24 -l en-de --echo src` on a machine with a network" in message
+    message = read(tmp_path, "wmt22", "en-de")
+    assert message.startswith("wmt22: cannot download the test set: <urlopen error")
+    assert "run `sacrebleu -t wmt22 -l en-de --echo src` on a machine with a network" in message
     assert f"copy its folder {tmp_path} to this one" in message and "\n" not in message
