@@ -82,20 +82,20 @@ def evaluate_models(
     language = None
     with joined_ranks(device) as ranks, terminal.cleaning_up_after_sigterm():
         for path in inputs.models:
-            translator = load_translator(path, str(ranks.device), decoding_settings)
-            refuse_beam_size_of_sampling(translator, beam_size)
-            language = language or translator.target_lang
-            _require_language(path, translator.target_lang, language)
+            with load_translator(path, str(ranks.device), decoding_settings) as translator:
+                refuse_beam_size_of_sampling(translator, beam_size)
+                language = language or translator.target_lang
+                _require_language(path, translator.target_lang, language)
 
-            def work(path: Path = path, translator: "Translator" = translator) -> None:
-                if not tests:
-                    tests.extend(_configured_test_sets(inputs, data_settings, texts))
-                if path == inputs.models[-1]:
-                    report(_translated(inputs, tests, texts, done, translator), translator.target_lang)
-                else:
-                    done[str(path)] = [_translate(translator, test) for test in tests]
+                def work(path: Path = path, translator: "Translator" = translator) -> None:
+                    if not tests:
+                        tests.extend(_configured_test_sets(inputs, data_settings, texts))
+                    if path == inputs.models[-1]:
+                        report(_translated(inputs, tests, texts, done, translator), translator.target_lang)
+                    else:
+                        done[str(path)] = [_translate(translator, test) for test in tests]
 
-            translator.lead(ranks, work)
+                translator.lead(ranks, work)
 
 
 def _translated(

@@ -91,7 +91,7 @@ def test_a_missing_config_is_a_usage_error(mtrain, command):
             "--format ctranslate2",
         ),
         (["export", "{run}", "out", "--format", "marian", "-i", "nowhere.en"], 3, "nowhere.en: no such file"),
-        (["evaluate", "{run}", "--metrics", "rouge"], 2, "choose from bleu, chrf, ter"),
+        (["evaluate", "{run}", "--metrics", "rouge"], 2, "choose from bleu, chrf, chrf++, ter"),
         (["evaluate", "{run}", "--bleu-tokenize", "moses"], 2, "choose from"),
         (["evaluate", "{run}/model"], 2, "no test sets are configured"),
     ],
