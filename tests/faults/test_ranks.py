@@ -107,20 +107,22 @@ def test_14_a_rank_that_does_not_respond_is_named(tmp_path, monkeypatch):
     assert checkpoint_folders(run)
 
 
-@pytest.mark.parametrize("window_pairs", [10**6, 150])
-def test_14_a_rank_that_opens_a_window_late_is_waited_for(tmp_path, monkeypatch, window_pairs):
+def test_14_a_rank_that_opens_a_window_late_is_waited_for(tmp_path, monkeypatch):
+    """The second window of the first epoch, and the first window of the second epoch."""
     use_sizes(monkeypatch, 20, 100, 50)
     monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=1))
-    real = WindowedCorpus.open
+    real, late = WindowedCorpus.open, [(0, 1), (1, 0)]
 
     def open_late(self, epoch, window=0, *arguments):
-        if (epoch or window) and os.environ["RANK"] == "1":
-            time.sleep(3)
+        if (epoch, window) in late and os.environ["RANK"] == "1":
+            time.sleep(2.5)
+            (tmp_path / f"late-{epoch}-{window}").touch()
         return real(self, epoch, window, *arguments)
 
     monkeypatch.setattr(WindowedCorpus, "open", open_late)
-    work = fit(tmp_path / "run", STEPS, "--set", f"data.window_pairs={window_pairs}")
+    work = fit(tmp_path / "run", STEPS, "--set", "data.window_pairs=150")
     assert exit_codes(run_ranks(2, work, tmp_path)) == [0, 0], read_logs(tmp_path)
+    assert len(list(tmp_path.glob("late-*"))) == len(late)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from tests.support.encoding import CORPORA, TOY, config, rows, rows_of, text_of,
 
 
 def test_each_pair_is_in_one_bucket(tried, tokenizer, tmp_path_factory, monkeypatch):
-    @tried(12, **CORPORA)
+    @tried(6, **CORPORA)
     def check(sizes, block, shard, bucket):
         use_sizes(monkeypatch, block, shard, bucket)
         folder = tmp_path_factory.mktemp("any")
