@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+from pathlib import Path
 from typing import Annotated, Literal
 
 from typer import Option
@@ -10,6 +11,7 @@ from typer import Option
 from mtrain.cli import terminal
 from mtrain.cli.options import ConfigFile, Debug, Device, Json, NoCheck, Quiet, RunDir, Set, overrides
 from mtrain.cli.output import open_stdout
+from mtrain.distributed.launch import read_launch
 from mtrain.errors import UsageError
 
 
@@ -35,7 +37,8 @@ def fit(
 ) -> None:
     """Train a model on the corpora of CONFIG.
 
-    The same command resumes an interrupted run. The best model is saved in the run folder, in model/.
+    The same command resumes an interrupted run. The best model is saved in the run folder, in model/. At the
+    end, prints its scores on the test sets.
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
@@ -45,7 +48,22 @@ def fit(
     from mtrain.training.fit import fit as fit_model
 
     fit_model(loaded, resume, device, quiet, allow_data_change)
-    terminal.suggest(f"model saved; try: mtrain translate {shlex.quote(loaded.run_dir)} 'Hello.'")
+    if loaded.data.test and read_launch().rank == 0:
+        _print_test_scores(Path(loaded.run_dir), device)
+    run = shlex.quote(loaded.run_dir)
+    terminal.suggest(f"model saved; try: mtrain translate {run} 'Hello.'")
+
+
+def _print_test_scores(run_dir: Path, device: str) -> None:
+    """Print the scores of the best model on the configured test sets."""
+    from mtrain.decoding.translate import Translator
+    from mtrain.evaluation.test_scores import score_test_sets
+
+    with Translator.load(run_dir, device) as translator, open_stdout() as out:
+        for test in score_test_sets(run_dir, translator):
+            print(f"{test['name']} ({test['sentences']} sentences)", file=out)
+            for score in test["scores"]:
+                print(score["detail"], file=out)
 
 
 def plan(

@@ -1,24 +1,32 @@
 """The findings of a data check as text: warnings and a report."""
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 from mtrain.config.data import DataConfig
 from mtrain.data.block_check import LENGTH_BINS, RATIO_BINS
 from mtrain.data.check import Findings
 from mtrain.data.scan import CorpusScanner, check_data
+from mtrain.data.summary import read_summary
+from mtrain.errors import ModelError, StorageError
+from mtrain.storage.atomic import write_atomically
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+CHECK = "check.json"  # in the data folder: the findings, for `mtrain report`
 _MANY = 0.01  # share of suspicious pairs or tokens that causes a warning
 _REPEATED = 0.1  # share of repeated pairs that causes a warning
 _BAR = 40  # characters of the longest bar
 
 
-def log_warnings(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> None:
-    """Check the data, and log a warning for each problem found."""
+def log_warnings(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> Findings:
+    """Check the data, and log a warning for each problem found. Returns the findings."""
     findings = check_data(data, tokenizer, scanner)
     warnings = list_warnings(findings, data.bad_lines)
     for warning in warnings:
@@ -26,6 +34,28 @@ def log_warnings(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner)
     pairs, seconds = scanner.result.pairs, scanner.result.seconds
     cost = f"{pairs:,} pairs in {seconds:,.1f} s ({pairs / max(seconds, 1e-9):,.0f} pairs/s)"
     log.info("data: read and checked %s, %d warning(s)", cost, len(warnings))
+    return findings
+
+
+def record_findings(folder: Path, findings: Findings, bad_lines: str) -> None:
+    """Write the findings to a data folder that has just been encoded from the checked text. A failure is
+    logged; training does not need them."""
+    contents = read_summary(folder)["inputs"]["contents"]
+    record = {"contents": contents, **asdict(findings), "warnings": list_warnings(findings, bad_lines)}
+    try:
+        write_atomically(folder / CHECK, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
+    except StorageError as error:
+        log.warning("%s; the report will lack the findings", error)
+
+
+def read_findings(folder: Path) -> dict[str, Any] | None:
+    """The recorded findings as a dictionary, with the `warnings`; None if there are none about the text that
+    the data folder is encoded from, or if they are damaged."""
+    try:
+        record: dict[str, Any] = json.loads((folder / CHECK).read_bytes())
+        return record if record["contents"] == read_summary(folder)["inputs"]["contents"] else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ModelError):
+        return None
 
 
 def list_warnings(findings: Findings, bad_lines: str = "error") -> list[str]:

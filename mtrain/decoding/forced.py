@@ -47,9 +47,20 @@ def cross_attention(
 @torch.inference_mode()
 def layer_attention(model: Transformer, source: Tensor, source_keep: Tensor, targets: Tensor) -> list[Tensor]:
     """The cross-attention weights (N, T, S) of each decoder layer, averaged over its heads."""
-    weights = AttentionWeights()
-    model.decode(_shifted(model, targets), model.encode(source, source_keep), source_keep, weights)
+    weights = all_attention(model, source, source_keep, targets)
     return [of_layer.mean(dim=1) for of_layer in weights.cross]
+
+
+@torch.inference_mode()
+def all_attention(
+    model: Transformer, source: Tensor, source_keep: Tensor, targets: Tensor
+) -> AttentionWeights:
+    """The attention weights of all layers and heads of encoder and decoder. Those of the decoder are for its
+    inputs: BOS, then all tokens of targets (N, T) but the last."""
+    weights = AttentionWeights()
+    memory = model.encode(source, source_keep, weights)
+    model.decode(_shifted(model, targets), memory, source_keep, weights)
+    return weights
 
 
 def _shifted(model: Transformer, targets: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ class Trainer:
         try:
             self._rehearse(window)
             self.progress.start()
-            with self.progress.bar:
+            with self.progress.bar, closing(self.progress):
                 self._train(stop)
         except DistributedError as error:
             if isinstance(error, SynchronizationMemoryError):

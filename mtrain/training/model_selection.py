@@ -14,6 +14,7 @@ from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainErr
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.progress import Progress
+from mtrain.training.record_translations import record_translations
 from mtrain.training.validate import Validator
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,10 @@ class ModelSelection:
             record_validation(self.run_dir, outcome)  # if this fails, the state does not change
         vars(state).update(vars(outcome))
         self.progress.log_validation(scores, improved and saved)
+        validator = self.validator
+        if validator.translations:
+            texts = validator.sources, validator.references, validator.translations
+            record_translations(self.run_dir, state.step, *texts, best=improved and saved)
 
     def check_fingerprint(self) -> None:
         """Discard the best score if the validation pairs or the search settings have changed."""

@@ -22,6 +22,7 @@ from mtrain.interop.formats import describe_exports
 from mtrain.model.transformer import Transformer
 from mtrain.storage.atomic import write_atomically
 from mtrain.training.step import StepMetrics
+from mtrain.training.tensorboard import TensorBoard
 from mtrain.training.validate import Scores
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Progress:
         self.bar = tqdm(total=total_steps, initial=state.step, unit="step", disable=disable)
         self.pending: deque[tuple[Callable[[], list[float]], int, Callable[[], list[str]]]] = deque()
         self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # losses of single steps, nats/token
+        self.tensorboard = TensorBoard(run_dir)
         self.unwritten: list[str] = []  # lines of metrics.jsonl that could not be written yet
         self.clock = time.perf_counter()
 
@@ -66,7 +68,13 @@ class Progress:
         if self.is_first and self.file.exists():
             lines = self.file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
             write_atomically(self.file, "".join(filter(self._is_current, lines)))
+        if self.is_first:
+            self.tensorboard.start(self.state.step)
         self.clock = time.perf_counter()
+
+    def close(self) -> None:
+        """Close the files."""
+        self.tensorboard.close()
 
     def _is_current(self, line: str) -> bool:
         """Whether a line of metrics.jsonl is complete and not later than the current state."""
@@ -172,6 +180,7 @@ class Progress:
         if not self.is_first:
             return
         record = {"step": self.state.step, **record, "seconds": self.state.seconds, "time": time.time()}
+        self.tensorboard.write(self.state.step, record["time"], record)
         # JSON has no NaN or infinity, so they become strings. No string in a record contains these words.
         self.unwritten.append(re.sub(r"NaN|-?Infinity", r'"\g<0>"', json.dumps(record)) + "\n")
         try:

@@ -32,7 +32,8 @@ _CORPUS_KEYS = ("source", "target", "tsv", "jsonl", "parquet", "hub", "toy", "ho
 _HEADER = "# Written by mtrain: the resolved config of this run.\n"  # of config.yaml
 _CONTENTS = [
     *("config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model"),
-    *("origin.json", "memory-limit.json"),
+    *("origin.json", "memory-limit.json", "samples.jsonl", "best_validation.json", "test_scores.json"),
+    "tensorboard",
 ]
 _LEFTOVERS = ["checkpoints/.index.json.tmp", "data/.epoch-*", *(f".{name}.tmp" for name in _CONTENTS)]
 

@@ -49,6 +49,7 @@ class Validator:
         self.ranks = ranks
         self.sources = [pair.source for pair in pairs]
         self.references = [pair.target for pair in pairs]
+        self.translations: list[str] = []  # by the model that was scored last
         self.config, self.tokenizer, self.device = config, tokenizer, device
         self.metrics = make_metrics(("bleu", "chrf"), config.data.target_lang)
         beam_size = config.training.validation_beam_size
@@ -92,6 +93,7 @@ class Validator:
         hypotheses = [""] * len(self.sources)
         for rank, share in enumerate(shares):
             hypotheses[rank :: len(shares)] = share["hypotheses"]
+        self.translations = hypotheses
         bleu, chrf = score(hypotheses, [self.references], self.metrics)
         return Scores(nll, math.exp(min(nll, 700.0)), bleu.score, chrf.score)
 

@@ -1,0 +1,62 @@
+"""Translations that validation records in the run folder, for `mtrain report`.
+
+`samples.jsonl` has the translations of a few validation sentences, one line for each validation.
+`best_validation.json` has those of the validation set by the best model so far. Both are bounded.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from mtrain.errors import StorageError
+from mtrain.storage.atomic import write_atomically
+
+log = logging.getLogger(__name__)
+
+SAMPLES = 8  # sentences whose translations are recorded at each validation
+BEST = 5000  # sentences whose translations by the best model are recorded, at most
+
+
+def record_translations(
+    run_dir: Path,
+    step: int,
+    sources: Sequence[str],
+    references: Sequence[str],
+    translations: Sequence[str],
+    best: bool,
+) -> None:
+    """Record the translations of a validation at `step`. Lines of the same or later steps, which an
+    interrupted run may have written, are replaced. A failure is logged; it does not end the run."""
+    columns = {"source": sources, "reference": references, "translation": translations}
+
+    def chosen(count: int) -> list[dict[str, str]]:
+        """At most `count` sentences, evenly spaced over the validation set."""
+        rows = [row * len(sources) // count for row in range(count)] if len(sources) > count else None
+        return [{name: texts[row] for name, texts in columns.items()} for row in rows or range(len(sources))]
+
+    def line(count: int) -> str:
+        return json.dumps({"step": step, "sentences": chosen(count)}, ensure_ascii=False) + "\n"
+
+    file = run_dir / "samples.jsonl"
+    try:
+        earlier = [text for text in _lines(file) if _step(text) < step]
+        write_atomically(file, "".join([*earlier, line(SAMPLES)]))
+        if best:
+            write_atomically(run_dir / "best_validation.json", line(BEST))
+    except (StorageError, OSError) as error:
+        log.warning("%s; the report will lack the translations of step %d", error, step)
+
+
+def _lines(file: Path) -> list[str]:
+    """The complete lines of a file."""
+    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    return [f"{line}\n" for line in text.split("\n")[:-1]]
+
+
+def _step(line: str) -> float:
+    """The step of a line; infinity for one that is damaged."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return float("inf")
