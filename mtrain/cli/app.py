@@ -10,7 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from mtrain import __version__
-from mtrain.cli import data, demo, evaluation, interop, models, scoring, terminal, training, translation
+from mtrain.cli import (
+    data,
+    demo,
+    evaluation,
+    interop,
+    models,
+    report,
+    scoring,
+    terminal,
+    training,
+    translation,
+)
 from mtrain.errors import MtrainError, StorageError, is_out_of_memory
 
 app = typer.Typer(
@@ -25,6 +36,7 @@ app.command()(training.fit)
 app.command()(translation.translate)
 app.command()(scoring.score)
 app.command()(evaluation.evaluate)
+app.command()(report.report)
 app.command()(models.rerank)
 app.command()(models.average)
 app.command("import")(interop.import_)

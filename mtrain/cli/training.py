@@ -51,7 +51,7 @@ def fit(
     if loaded.data.test and read_launch().rank == 0:
         _print_test_scores(Path(loaded.run_dir), device)
     run = shlex.quote(loaded.run_dir)
-    terminal.suggest(f"model saved; try: mtrain translate {run} 'Hello.'")
+    terminal.suggest(f"model saved; try: mtrain translate {run} 'Hello.', or mtrain report {run}")
 
 
 def _print_test_scores(run_dir: Path, device: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typer import Argument, Option
 
 from mtrain.cli import terminal
+from mtrain.cli.attention import check_attention, write_attention
 from mtrain.cli.options import (
     BatchTokens,
     BeamSize,
@@ -149,6 +150,9 @@ def translate(
     json_: Annotated[
         bool, Option("--json", help="Print one JSON object per line, with all details.")
     ] = False,
+    attention: Annotated[
+        Path | None, Option(metavar="FILE", help="Also write a page with the attention maps of TEXT.")
+    ] = None,
     set_: Set = None,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -170,6 +174,7 @@ def translate(
     if is_first:
         _check_input(text, input_file, prefix)
         require_writable(output_file, (input_file, prefix))
+        check_attention(attention, text, output_file, prefix)
         if continue_:
             _check_continue(output_file, prefix)
     typed = [terminal.require_unicode(sentence) for sentence in text or []]
@@ -199,6 +204,9 @@ def translate(
         form = Format(n_best, scores, alignments, json_)
         files = input_file, output_file, prefix
         translator.lead(ranks, lambda: _translate(translator, typed, *files, form, continue_, quiet))
+        if attention is not None and is_first:
+            prefixes = None if prefix is None else terminal.read_lines(prefix)
+            write_attention(translator, typed, prefixes, str(model), attention)
 
 
 def _translate(

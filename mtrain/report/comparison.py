@@ -20,9 +20,6 @@ article .label { margin: 0; color: var(--muted); font-size: .85rem; white-space:
 .pair > div { background: var(--panel); border-radius: 6px; padding: .6rem .8rem; }
 .pair p:last-child { margin: 0; }
 @media (max-width: 44rem) { .pair { grid-template-columns: 1fr; } }
-fieldset { border: 1px solid var(--line); border-radius: 8px; display: inline-flex; flex-wrap: wrap;
-  gap: .3rem 1.2rem; }
-label { min-height: 1.5rem; }
 section:has(input[value=better]:checked) article:not(.better),
 section:has(input[value=worse]:checked) article:not(.worse) { display: none; }
 """

@@ -1,17 +1,19 @@
 """The frame and the style of self-contained HTML pages: light and dark, for screens of any width."""
 
+import json
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib.resources import files
 
 from mtrain.evaluation.differences import Span
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1c2128; --muted: #57606a; --line: #d0d7de;
   --panel: #f6f8fa; --link: #0550ae; --added: #c4f0ce; --added-line: #116329; --removed: #ffdcd7;
-  --removed-line: #a40e26; }
+  --removed-line: #a40e26; --heat: #79b8ff; }
 @media (prefers-color-scheme: dark) { :root { --page: #15191f; --text: #e6edf3; --muted: #9aa5b1;
   --line: #3b434d; --panel: #1e242c; --link: #79b8ff; --added: #123d22; --added-line: #56d364;
-  --removed: #561b1e; --removed-line: #ff9492; } }
+  --removed: #561b1e; --removed-line: #ff9492; --heat: #1f5fb8; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1rem; max-width: 75rem; background: var(--page); color: var(--text);
   font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
@@ -31,6 +33,12 @@ th[scope=row] { white-space: normal; min-width: 5rem; }
 @media (max-width: 44rem) { th, td { padding: .35rem .25rem; font-size: .8rem; white-space: normal; }
   thead th, td { overflow-wrap: normal; } }
 del, ins { border-radius: 3px; padding: 0 .1em; text-underline-offset: .2em; text-decoration-thickness: 2px; }
+fieldset { border: 1px solid var(--line); border-radius: 8px; display: inline-flex; flex-wrap: wrap;
+  gap: .3rem 1.2rem; margin: .5rem 0; }
+label { min-height: 1.5rem; }
+mark { background: var(--removed); color: inherit; border-radius: 3px; padding: 0 .1em;
+  text-decoration: underline dotted var(--removed-line); text-underline-offset: .2em; }
+summary { cursor: pointer; min-height: 1.5rem; }
 del { background: var(--removed); text-decoration: underline dotted var(--removed-line); }
 ins { background: var(--added); text-decoration: underline solid var(--added-line); }
 """
@@ -52,6 +60,18 @@ def html_page(title: str, body: str, style: str = "") -> str:
 </body>
 </html>
 """
+
+
+def asset(name: str) -> str:
+    """The text of a style sheet or script that a page embeds."""
+    return files("mtrain.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def json_script(value: object, id_: str | None = None) -> str:
+    """A script element with data for the scripts of a page."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    attribute = f' id="{id_}"' if id_ else ""
+    return f'<script type="application/json"{attribute}>{text}</script>'
 
 
 def html_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

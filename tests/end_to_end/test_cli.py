@@ -12,7 +12,7 @@ import yaml
 from mtrain import __version__
 from tests.support.cli import CLOSED, one_line, run_forked
 
-COMPUTE = ("demo", "fit", "translate", "score", "evaluate", "rerank")
+COMPUTE = ("demo", "fit", "translate", "score", "evaluate", "rerank", "report")
 COMMANDS = (*COMPUTE, "plan", "check", "tokenize", "average", "import", "export")
 
 
@@ -132,7 +132,8 @@ def test_tokenize_and_fit_say_what_to_do_next_and_repeat_no_work(mtrain, config_
         "planned: 8 steps",
         "target tokens/s",
         "BLEU",
-        f"model saved; try: mtrain translate {tmp_path / 'other'} 'Hello.'\n",
+        f"model saved; try: mtrain translate {tmp_path / 'other'} 'Hello.', "
+        f"or mtrain report {tmp_path / 'other'}\n",
     ):
         assert message in err
     assert (tmp_path / "other/tokenizer/joint.model").stat().st_mtime_ns == made

@@ -3,6 +3,7 @@
 import pytest
 
 from mtrain.cli.demo import check_outcome
+from mtrain.decoding.translate import Translator
 from mtrain.errors import MtrainError
 from tests.support.cli import one_line
 from tests.support.paths import ROOT
@@ -57,4 +58,16 @@ def test_a_bad_demo_model_is_a_failure_unless_settings_were_changed(translation,
 def test_the_demo_model_is_as_good_as_expected(mtrain, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = mtrain("demo", "--device", "cpu")
-    assert code == 0 and "J'aime les oranges." in out and (tmp_path / "runs/toy-en-fr/model").is_dir(), err
+    run = tmp_path / "runs/toy-en-fr"
+    assert code == 0 and "J'aime les oranges." in out and (run / "model").is_dir(), err
+    # Its attention shows negation, and adjectives that follow their nouns in French.
+    sentences = ["I don't like pineapples and oranges.", "Does she eat red apples?"]
+    with Translator.load(run, "cpu") as translator:
+        found = translator.translate(sentences, alignments=True)
+    assert found[0].text == "Je n'aime pas les ananas et les oranges."
+    assert {(1, 2), (3, 4), (5, 7)} <= {*(found[0].alignment or ())}  # don't - pas
+    assert found[1].text == "Est-ce qu'elle mange des pommes rouges ?"
+    assert {(4, 4), (3, 5)} <= {*(found[1].alignment or ())}  # apples - pommes, red - rouges
+    code, _, _ = mtrain("report", run, "-o", "toy.html", "--sentence", sentences[1])
+    page = (tmp_path / "toy.html").read_text()
+    assert code == 0 and sentences[1] in page and "▁pomme" in page

@@ -1,13 +1,12 @@
 """The page that shows translations side by side."""
 
-from html.parser import HTMLParser
-
 import pytest
 
 from mtrain.evaluation.compare import compare_systems
 from mtrain.evaluation.metrics import make_metrics, score_sentences
 from mtrain.report import comparison
 from mtrain.report.comparison import ComparedSet, comparison_page
+from tests.support.html import Elements
 
 REFERENCES = ["A <dog> runs.", "A cat & a bird sleep.", "Nobody is here.", "It rains."]
 SYSTEMS = {
@@ -22,36 +21,6 @@ def page_of(names: list[str], sources: list[str] | None = None, sets: int = 1) -
     comparisons = compare_systems(SYSTEMS, [REFERENCES], metrics)
     each = ComparedSet("set", sources or [], [REFERENCES], SYSTEMS, comparisons, sentences)
     return comparison_page([each] * sets)
-
-
-class Elements(HTMLParser):
-    """The elements of a page, and the text in those that are of interest. All elements must be closed."""
-
-    EMPTY = frozenset({"meta", "input"})
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.open: list[str] = []
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: dict[str, list[str]] = {"h4": [], "del": [], "ins": [], "td": []}
-        self.feed(page)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attributes):
-        self.found.append((tag, dict(attributes)))
-        if tag not in self.EMPTY:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] in self.texts:
-            self.texts[self.open[-1]].append(data)
-
-    def of(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.found if name == tag]
 
 
 def test_sentences_are_sorted_by_the_difference_of_their_scores():

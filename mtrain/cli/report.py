@@ -1,0 +1,44 @@
+"""`mtrain report`."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from mtrain.cli import terminal
+from mtrain.cli.options import Debug, Device, Quiet, Set, overrides
+from mtrain.cli.output import open_output, require_writable
+
+
+def report(
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Run folders.")],
+    output_file: Annotated[
+        Path, Option("-o", "--output", metavar="FILE", help="HTML file, replaced once it is complete.")
+    ] = Path("report.html"),
+    sentence: Annotated[
+        list[str] | None,
+        Option(metavar="TEXT", help="Sentence whose attention is drawn; repeatable. Default: three samples."),
+    ] = None,
+    set_: Set = None,
+    device: Device = "cpu",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write a page about one or more runs.
+
+    The page shows curves, differences between the configs, statistics of the data, translations of
+    validation sentences, attention maps and positional encodings. It is one file that needs no network. Runs
+    that are still training can be shown, too.
+    """
+    terminal.start_logging(quiet, debug)
+    require_writable(output_file, ())
+    sentences = [terminal.require_unicode(text) for text in sentence or []]
+    from mtrain.report.report import report_page
+
+    page = report_page(runs, sentences, device, overrides(set_))
+    with open_output(output_file) as out:
+        out.write(page)
+    if str(output_file) != "/dev/stdout":
+        print(output_file)
+    terminal.suggest(f"report saved; open {shlex.quote(str(output_file))} in a browser")

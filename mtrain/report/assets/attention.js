@@ -1,0 +1,113 @@
+// Attention maps: a small picture of each layer and head, and the chosen one as a table of percentages.
+"use strict";
+document.querySelectorAll("[data-attention]").forEach(async (place) => {
+  const map = JSON.parse(place.querySelector("script").textContent);
+  const bytes = Uint8Array.from(atob(map.packed), (c) => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const weights = new Uint8Array(await new Response(stream).arrayBuffer());
+
+  // Where the heads of each layer begin.
+  const offsets = {};
+  let end = 0;
+  for (const [kind, { rows, columns, heads, layers }] of Object.entries(map.kinds)) {
+    const size = rows.length * columns.length;
+    offsets[kind] = { size, start: (layer, head) => offsets[kind].first + (layer * heads + head) * size, first: end };
+    end += layers * heads * size;
+  }
+
+  // The percentages of one head, or the mean of all heads of a layer.
+  function matrix(kind, layer, head) {
+    const { size, start } = offsets[kind], { heads } = map.kinds[kind];
+    if (head !== null) return weights.subarray(start(layer, head), start(layer, head) + size);
+    const all = Array.from({ length: heads }, (_, h) => weights.subarray(start(layer, h), start(layer, h) + size));
+    return Uint8Array.from({ length: size }, (_, i) => Math.round(all.reduce((sum, one) => sum + one[i], 0) / heads));
+  }
+
+  const table = place.querySelector("table"), buttons = place.querySelector(".heads");
+  function show(kind, layer, head) {
+    const { rows, columns, name } = map.kinds[kind], values = matrix(kind, layer, head);
+    const cell = (tag, text, scope) => {
+      const element = document.createElement(tag);
+      element.textContent = text;
+      if (scope) element.scope = scope;
+      return element;
+    };
+    table.caption.textContent = `${name}, layer ${layer + 1}, ${head === null ? "mean of the heads" : `head ${head + 1}`}`;
+    const top = document.createElement("tr");
+    top.append(cell("td", ""), ...columns.map((text) => {
+      const th = cell("th", "", "col");
+      th.append(cell("span", text));
+      return th;
+    }));
+    table.tHead.replaceChildren(top);
+    table.tBodies[0].replaceChildren(...rows.map((text, r) => {
+      const line = document.createElement("tr");
+      line.append(cell("th", text, "row"), ...columns.map((to, c) => {
+        const value = values[r * columns.length + c], td = cell("td", value >= 5 ? value : "");
+        td.style.setProperty("--w", value);
+        td.title = `${text} → ${to}: ${value}%`;
+        return td;
+      }));
+      return line;
+    }));
+    buttons.querySelectorAll("button").forEach((button) => button.setAttribute("aria-pressed",
+      button.dataset.layer == layer && button.dataset.head == String(head)));
+  }
+
+  function picture(kind, layer, head) {
+    const { rows, columns } = map.kinds[kind], values = matrix(kind, layer, head);
+    const canvas = document.createElement("canvas");
+    [canvas.width, canvas.height] = [columns.length, rows.length];
+    canvas.setAttribute("aria-hidden", "true");
+    const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, canvas.height);
+    values.forEach((value, i) => image.data.set([9, 105, 218, Math.round(value * 2.55)], 4 * i));
+    context.putImageData(image, 0, 0);
+    return canvas;
+  }
+
+  function list(kind) {
+    const { heads, layers, shown } = map.kinds[kind];
+    buttons.replaceChildren(...Array.from({ length: layers }, (_, layer) => {
+      const row = document.createElement("div");
+      row.setAttribute("role", "group");
+      row.setAttribute("aria-label", `Layer ${layer + 1}`);
+      const label = document.createElement("span");
+      label.textContent = `Layer ${layer + 1}`;
+      row.append(label, ...[null, ...Array(heads).keys()].map((head) => {
+        const button = document.createElement("button");
+        [button.type, button.dataset.layer, button.dataset.head] = ["button", layer, head];
+        button.setAttribute("aria-label", `Layer ${layer + 1}, ${head === null ? "mean" : `head ${head + 1}`}`);
+        const text = document.createElement("span");
+        text.textContent = head === null ? "mean" : head + 1;
+        button.append(picture(kind, layer, head), text);
+        button.addEventListener("click", () => show(kind, layer, head));
+        return button;
+      }));
+      return row;
+    }));
+    show(kind, shown, null);
+  }
+  place.querySelectorAll("input[type=radio]").forEach((input) => input.addEventListener("change", () => list(input.value)));
+  list("cross");
+});
+
+// The positional encoding: a row for each position, a column for each dimension.
+document.querySelectorAll("[data-positions]").forEach((place) => {
+  const { values, columns, stride } = JSON.parse(place.querySelector("script").textContent);
+  const bytes = Uint8Array.from(atob(values), (c) => c.charCodeAt(0));
+  const canvas = place.querySelector("canvas"), rows = bytes.length / columns;
+  [canvas.width, canvas.height] = [columns, rows];
+  const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
+  bytes.forEach((byte, i) => {
+    const value = (byte - 127) / 127;
+    image.data.set([...(value < 0 ? [188, 76, 0] : [9, 105, 218]), Math.round(Math.abs(value) * 255)], 4 * i);
+  });
+  context.putImageData(image, 0, 0);
+  const output = place.querySelector("output");
+  canvas.addEventListener("mousemove", (event) => {
+    const row = Math.min(rows - 1, Math.max(0, Math.floor(event.offsetY / canvas.clientHeight * rows)));
+    const column = Math.min(columns - 1, Math.max(0, Math.floor(event.offsetX / canvas.clientWidth * columns)));
+    const value = ((bytes[row * columns + column] - 127) / 127).toFixed(2);
+    output.textContent = `position ${row}, dimension ${column * stride}: ${value} of the largest value`;
+  });
+});

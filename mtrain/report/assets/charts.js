@@ -1,0 +1,97 @@
+// The charts of the report: curves by uPlot, with an axis choice and values at the cursor.
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("curve-data").textContent);
+  const axes = {
+    steps: { label: "steps", digits: 0 },
+    tokens: { label: "target tokens", digits: 0 },
+    hours: { label: "hours", digits: 3 },
+  };
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const dashes = [[], [8, 4], [2, 4], [10, 4, 2, 4]];
+  let charts = [];
+
+  const number = (value, digits) =>
+    value == null ? "–" : digits === undefined
+      ? Number(value.toPrecision(4)).toString()
+      : value.toLocaleString("en", { maximumFractionDigits: digits });
+  // Short labels on the axes: 20k, 3M.
+  const short = (value) => {
+    if (value == null) return "";
+    const size = Math.abs(value);
+    if (size >= 1e6) return +(value / 1e6).toPrecision(4) + "M";
+    if (size >= 1e4) return +(value / 1e3).toPrecision(4) + "k";
+    return +value.toPrecision(4) + "";
+  };
+
+  // The curves have points at different places: the value of a curve is that of its nearest point.
+  function nearest(chart, series, index) {
+    const values = chart.data[series], xs = chart.data[0];
+    if (values[index] != null) return index;
+    let left = index, right = index;
+    while (left >= 0 && values[left] == null) left--;
+    while (right < values.length && values[right] == null) right++;
+    if (left < 0 && right >= values.length) return index;
+    if (left < 0) return right;
+    if (right >= values.length) return left;
+    return xs[index] - xs[left] <= xs[right] - xs[index] ? left : right;
+  }
+
+  function draw(place, chosen) {
+    const spec = data.charts[place.dataset.chart];
+    const axis = spec.x ? { label: spec.x, digits: 0 } : axes[chosen];
+    const tables = spec.series.map((s) => [spec.x ? s.x : data.axes[s.axis][chosen], s.y]);
+    const series = spec.series.map((s) => ({
+      label: s.label,
+      stroke: css(`--series-${s.run % 6}`),
+      width: 2,
+      dash: dashes[(s.dash ?? Math.floor(s.run / 6)) % dashes.length],
+      spanGaps: true,
+      points: { show: s.points || s.y.length < 3, size: 6 },
+      value: (chart, value) => number(value),
+    }));
+    const ink = { stroke: css("--text"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 } };
+    const chart = new uPlot({
+      width: place.clientWidth,
+      height: 240,
+      scales: { x: { time: false }, y: { distr: spec.log ? 3 : 1 } },
+      series: [{ label: axis.label, value: (c, value) => number(value, axis.digits) }, ...series],
+      axes: [
+        { ...ink, label: axis.label, labelSize: 22, size: 34, values: (c, ticks) => ticks.map(short) },
+        { ...ink, size: 58, values: (c, ticks) => ticks.map(short) },
+      ],
+      hooks: { ready: [(c) => c.setLegend({ idx: c.data[0].length - 1 })] },
+      cursor: { drag: { x: true, y: false }, dataIdx: nearest },
+    }, uPlot.join(tables), place);
+    const canvas = place.querySelector(".u-wrap");
+    canvas.setAttribute("aria-hidden", "true");
+    charts.push(chart);
+  }
+
+  const choice = () => document.querySelector("input[name=axis]:checked")?.value ?? "steps";
+  const places = [...document.querySelectorAll("[data-chart]")];
+  function drawAll() {
+    charts.forEach((chart) => chart.destroy());
+    charts = [];
+    places.forEach((place) => draw(place, choice()));
+  }
+  // The arrow keys move the cursor of the chart in focus.
+  places.forEach((place, index) => place.addEventListener("keydown", (event) => {
+    const chart = charts[index], last = chart.data[0].length - 1, now = chart.cursor.idx;
+    const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity };
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    const next = Math.min(last, Math.max(0, now == null ? 0 : now + moves[event.key]));
+    const left = chart.valToPos(chart.data[0][next], "x");
+    chart.setCursor({ left, top: chart.bbox.height / 2 / devicePixelRatio });
+    place.querySelector("[role=status]").textContent = [...place.querySelectorAll(".u-series")]
+      .map((row) => [...row.children].map((cell) => cell.textContent.trim()).join(": ")).join("; ");
+  }));
+  document.querySelectorAll("input[name=axis]").forEach((input) => input.addEventListener("change", drawAll));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  new ResizeObserver(() => charts.forEach((chart, index) => {
+    const width = places[index].clientWidth;
+    if (width && width !== chart.width) chart.setSize({ width, height: 240 });
+  })).observe(document.querySelector("main"));
+  drawAll();
+})();

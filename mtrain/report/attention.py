@@ -1,0 +1,154 @@
+"""Attention maps and the positional encoding of a model as HTML."""
+
+import base64
+from collections.abc import Sequence
+from html import escape
+
+import torch
+from torch import Tensor
+
+from mtrain.decoding.translate import Translator
+from mtrain.model.transformer import Transformer, sinusoidal_positions
+from mtrain.report.attention_maps import KINDS, AttentionMap, attention_maps
+from mtrain.report.page import asset, html_page, json_script
+
+POSITIONS = 64  # that are drawn
+_DIMENSIONS = 256  # that are drawn, at most
+SHOWN = 5  # percent; smaller weights are drawn without a number
+STYLE = """
+.attention table { border-collapse: separate; border-spacing: 1px; font-size: .8rem; margin: .5rem 0; }
+.attention th, .attention td { border: 0; padding: 0 .2rem; height: 1.6rem; white-space: nowrap;
+  min-width: 0; }
+.attention th[scope=row] { text-align: end; padding-right: .5rem; white-space: nowrap; min-width: 0; }
+.attention thead th { height: auto; vertical-align: bottom; text-align: center; }
+.attention thead span { writing-mode: vertical-rl; transform: rotate(180deg); padding: .2rem 0; }
+.attention tbody td { min-width: 1.8rem; text-align: center; border: 1px solid var(--line);
+  background: color-mix(in srgb, var(--heat) calc(var(--w) * 1%), transparent); }
+.heads > div { display: flex; flex-wrap: wrap; align-items: center; gap: .4rem; margin: .4rem 0; }
+.heads > div > span { flex: 0 0 4rem; font-size: .85rem; color: var(--muted); }
+.heads button { background: var(--panel); color: inherit; border: 2px solid var(--line); border-radius: 6px;
+  padding: .25rem; display: grid; justify-items: center; font: inherit; font-size: .75rem; cursor: pointer; }
+.heads button[aria-pressed=true] { border-color: var(--link); background: var(--page); font-weight: 700; }
+.heads canvas { width: 64px; height: 64px; image-rendering: pixelated; }
+@media (max-width: 44rem) { .heads > div > span { flex-basis: 100%; } }
+.positions { margin: 0; }
+.positions canvas { width: 100%; height: 256px; image-rendering: pixelated; border: 1px solid var(--line);
+  display: block; cursor: crosshair; }
+.positions output { display: block; min-height: 1.5rem; }
+"""
+_HINT = (
+    "Each row shows, in percent, what the token at its left attends to; for the decoder, what the position "
+    f"that predicts this token attends to. Numbers below {SHOWN} are left out. ▁ begins a word, "
+    "&lt;/s&gt; ends a sentence, and &lt;s&gt; begins the input of the decoder. Choose a picture to see that "
+    "layer and head."
+)
+
+
+def attention_page(
+    translator: Translator, sources: Sequence[str], translations: Sequence[str], name: str
+) -> str:
+    """A page with the attention of a model for each sentence and its translation."""
+    title = f"Attention of {name}"
+    parts = html_attention(translator, sources, translations, "s")
+    body = f'<header><h1>{escape(title)}</h1></header>\n<main id="main">{parts}</main>'
+    return html_page(title, body + f"<script>{asset('attention.js')}</script>", STYLE)
+
+
+def html_attention(
+    translator: Translator, sources: Sequence[str], translations: Sequence[str], key: str
+) -> str:
+    """The attention maps of each sentence. `key` makes the ids of a page unique."""
+    maps = attention_maps(translator, sources, translations)
+    sections = [
+        _sentence(source, translation, each, f"{key}-{number}")
+        for number, (source, translation, each) in enumerate(zip(sources, translations, maps, strict=True))
+    ]
+    return f'<p class="muted">{_HINT}</p>' + "".join(sections)
+
+
+def _sentence(source: str, translation: str, each: AttentionMap, key: str) -> str:
+    kinds = {}
+    for kind, title in KINDS.items():
+        rows, columns = each.tokens(kind)
+        layers = each.layers[kind]
+        shown = each.best_layer if kind == "cross" else len(layers) - 1
+        kinds[kind] = {
+            "name": title,
+            "rows": rows,
+            "columns": columns,
+            "heads": len(layers[0]),
+            "layers": len(layers),
+            "shown": shown,
+        }
+    shown = each.best_layer
+    mean = each.layers["cross"][shown].float().mean(dim=0).round().int()
+    caption = f"{KINDS['cross']}, layer {shown + 1}, mean of the heads"
+    radios = "".join(
+        f'<label><input type="radio" name="kind-{key}" value="{kind}"{" checked" * (kind == "cross")}> '
+        f"{title}</label>"
+        for kind, title in KINDS.items()
+    )
+    cut = f"<p>Only the first {len(each.source)} and {len(each.target)} tokens are shown.</p>" * each.cut
+    return (
+        f'<section class="attention" data-attention aria-label="{escape(source)}">'
+        f'<h3 dir="auto">{escape(source)}</h3><p dir="auto">{escape(translation) or "(empty)"}</p>{cut}'
+        f"<fieldset><legend>Attention</legend>{radios}</fieldset>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Attention weights in percent">'
+        f"{_table(caption, each.target, each.source, mean)}</div>"
+        f'<div class="heads"></div>{json_script({"kinds": kinds, "packed": each.packed()})}</section>'
+    )
+
+
+def _table(caption: str, rows: Sequence[str], columns: Sequence[str], percent: Tensor) -> str:
+    head = "".join(f'<th scope="col"><span>{escape(token)}</span></th>' for token in columns)
+    lines = []
+    for token, values in zip(rows, percent.tolist(), strict=True):
+        cells = "".join(f'<td style="--w:{v}">{v if v >= SHOWN else ""}</td>' for v in values)
+        lines.append(f'<tr><th scope="row">{escape(token)}</th>{cells}</tr>')
+    return (
+        f"<table><caption>{caption}</caption><thead><tr><td></td>{head}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table>"
+    )
+
+
+def html_positions(model: Transformer) -> str:
+    """The positional encoding of the source as a picture, and what it means."""
+    kind, table = position_table(model)
+    stride = -(-table.size(1) // _DIMENSIONS)
+    shown = table[:, ::stride]
+    scaled = (127 + 127 * shown / shown.abs().max().clamp(min=1e-12)).round().to(torch.uint8)
+    data = {
+        "values": base64.b64encode(scaled.numpy().tobytes()).decode("ascii"),
+        "columns": shown.size(1),
+        "stride": stride,
+    }
+    what = (
+        f"Positional encoding ({kind}): positions 0 to {len(table) - 1} from top to bottom, dimensions 0 to "
+        f"{table.size(1) - 1} from left to right. Blue is positive, orange negative."
+    )
+    return (
+        f'<figure class="positions" data-positions>'
+        f'<canvas role="img" aria-label="{escape(what)}">'
+        f"</canvas><output>&nbsp;</output><figcaption>{escape(what)}</figcaption>{json_script(data)}</figure>"
+    )
+
+
+def position_table(model: Transformer) -> tuple[str, Tensor]:
+    """The kind of the encoding, and its values (positions, dimensions) for the first positions of the source.
+    Rotary embeddings add nothing; their table holds the sines and cosines of the angles by which queries and
+    keys of a head are rotated."""
+    kind, count = model.config.positions, min(POSITIONS, model.config.max_positions)
+    if kind == "rotary":
+        width = model.config.d_model // model.config.heads
+        return "rotary: sines, then cosines of the angles of one head", sinusoidal_positions(count, width)
+    table = model.positions(0, count, target=False)
+    assert isinstance(table, Tensor)
+    return kind.replace("_", ", "), table.detach().float().cpu()
+
+
+def position_similarity(model: Transformer) -> tuple[list[int], list[float]]:
+    """Positions, and the cosine similarity of their encodings with that of the middle one."""
+    _, table = position_table(model)
+    middle = table[len(table) // 2]
+    similarity = torch.nn.functional.cosine_similarity(table, middle[None], dim=1)
+    return list(range(len(table))), [round(value, 4) for value in similarity.tolist()]

@@ -1,0 +1,176 @@
+"""The curves of runs: data for uPlot, and the same as text."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mtrain.report.page import asset, html_table, json_script
+from mtrain.report.run_records import Curve, Floats, RunRecords
+
+_ROWS = 10  # of the table of a chart
+STYLE = """
+:root { --series-0: #0550ae; --series-1: #bc4c00; --series-2: #116329; --series-3: #8250df;
+  --series-4: #a40e26; --series-5: #57606a; }
+@media (prefers-color-scheme: dark) { :root { --series-0: #79b8ff; --series-1: #ffa657; --series-2: #56d364;
+  --series-3: #d2a8ff; --series-4: #ff9492; --series-5: #b1bac4; } }
+.charts { display: grid; gap: 1.5rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
+.charts > section { min-width: 0; } .charts h3 { margin: .5rem 0; }
+.charts [data-chart] { min-height: 300px; }
+.charts [role=status] { position: absolute; left: -999rem; }
+.uplot { font-family: inherit; } .u-legend { font-size: .8rem; text-align: start; }
+.u-legend th, .u-legend td { border: 0; padding: .1rem .3rem; white-space: normal; font-size: .8rem; }
+.u-legend .u-series > * { padding: .15rem .3rem; }
+"""
+
+
+class Chart(NamedTuple):
+    """A chart of one or two metrics of each run."""
+
+    key: str
+    title: str
+    unit: str
+    metrics: tuple[str, ...]  # of `RunRecords.curves`; the second one has dashed lines
+    factor: float = 1.0  # from the recorded unit
+    log: bool = False  # a logarithmic vertical axis
+
+
+CHARTS = (
+    Chart("loss", "Training loss", "nats/token, label-smoothed", ("loss",)),
+    Chart("nll", "Negative log-likelihood", "nats/token", ("nll", "validation_nll")),
+    Chart("perplexity", "Perplexity", "of the next token", ("perplexity", "validation_perplexity"), log=True),
+    Chart("bleu", "BLEU", "on the validation set", ("validation_bleu",)),
+    Chart("chrf", "chrF", "on the validation set", ("validation_chrf",)),
+    Chart("rate", "Learning rate", "", ("learning_rate",)),
+    Chart("norm", "Gradient norm", "before clipping", ("grad_norm",)),
+    Chart("speed", "Speed", "target tokens/s", ("target_tokens_per_second",)),
+    Chart("waiting", "Waiting for data", "ms/step", ("data_seconds",), 1000.0),
+)
+
+
+def html_curves(runs: Sequence[RunRecords], similarity: Sequence[tuple[int, str, Any]] = ()) -> str:
+    """The charts with the choice of their axis, their tables, and the scripts that draw them. `similarity`
+    has the number, the label and the points of the chart of positions, whose place is elsewhere."""
+    used = [chart for chart in CHARTS if any(_known(run, chart) for run in runs)]
+    radios = "".join(
+        f'<label><input type="radio" name="axis" value="{key}"{" checked" * (key == "steps")}> {text}</label>'
+        for key, text in {"steps": "steps", "tokens": "target tokens", "hours": "hours"}.items()
+    )
+    axes: list[dict[str, Any]] = []
+    charts: dict[str, Any] = {
+        chart.key: {"log": chart.log, "series": _series(runs, chart, axes)} for chart in used
+    }
+    if similarity:
+        lines = [
+            {"label": label, "run": run, "points": False, "x": list(points[0]), "y": list(points[1])}
+            for run, label, points in similarity
+        ]
+        charts["similarity"] = {"x": "position", "series": lines}
+    sections = "".join(_section(runs, chart) for chart in used)
+    data = json_script({"axes": axes, "charts": charts}, "curve-data")
+    return (
+        f"<fieldset><legend>Horizontal axis</legend>{radios}</fieldset>"
+        '<p class="muted">Point at a chart to read its values, or focus it and use the arrow keys. Drag to '
+        "zoom, double-click to see everything. Dashed lines are of training, solid ones of validation, where "
+        f'a chart has both.</p><div class="charts">{sections}</div>{data}'
+    )
+
+
+def scripts() -> str:
+    """The scripts that draw the curves, for the end of the page."""
+    return f"<script>{asset('uPlot.iife.min.js')}</script><script>{asset('charts.js')}</script>"
+
+
+def _known(run: RunRecords, chart: Chart) -> list[tuple[str, Curve]]:
+    """The curves of a run in a chart that have values."""
+    found = [(metric, run.curves[metric]) for metric in chart.metrics if metric in run.curves]
+    return [(metric, curve) for metric, curve in found if np.isfinite(curve.values).any()]
+
+
+def _series(runs: Sequence[RunRecords], chart: Chart, axes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of a chart. Their places on the axes, which several charts share, are added to `axes`."""
+    series = []
+    for number, run in enumerate(runs):
+        for metric, curve in _known(run, chart):
+            axis = {
+                "steps": _numbers(curve.steps, 9),
+                "tokens": _numbers(curve.tokens, 9),
+                "hours": _numbers(curve.hours, 6),
+            }
+            if axis not in axes:
+                axes.append(axis)
+            kind = "validation" if metric.startswith("validation") else "training"
+            both = len(chart.metrics) > 1
+            series.append(
+                {
+                    "label": f"{run.name}, {kind}" if both else run.name,
+                    "run": number,
+                    "points": kind == "validation" and len(curve.values) <= 50,
+                    "axis": axes.index(axis),
+                    "y": _numbers(chart.factor * curve.values, 4),
+                    **({"dash": 0 if kind == "validation" else 2} if both else {}),
+                }
+            )
+    return series
+
+
+def _numbers(values: Floats, digits: int) -> list[float | int | None]:
+    """Numbers for JSON with that many significant digits."""
+    rounded = (float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values)
+    return [int(value) if value is not None and value.is_integer() else value for value in rounded]
+
+
+def _section(runs: Sequence[RunRecords], chart: Chart) -> str:
+    title = chart.title + (f" ({chart.unit})" if chart.unit else "")
+    return (
+        f'<section><h3 id="chart-{chart.key}">{escape(title)}</h3>'
+        f"{chart_place(chart.key, _summary(runs, chart))}"
+        f"<details><summary>Values</summary>{_table(runs, chart, title)}</details></section>"
+    )
+
+
+def chart_place(key: str, description: str) -> str:
+    """The element that a chart is drawn in, with a description for screen readers."""
+    return (
+        f'<div data-chart="{key}" tabindex="0" role="group" aria-label="{escape(description)}">'
+        '<div role="status"></div></div>'
+    )
+
+
+def _summary(runs: Sequence[RunRecords], chart: Chart) -> str:
+    parts = []
+    for run in runs:
+        for metric, curve in _known(run, chart):
+            kind = " (validation)" if metric.startswith("validation_") and len(chart.metrics) > 1 else ""
+            values = chart.factor * curve.values[np.isfinite(curve.values)]
+            parts.append(
+                f"{run.name}{kind}: from {values[0]:.4g} to {values[-1]:.4g}, between {values.min():.4g} and "
+                f"{values.max():.4g}"
+            )
+    return f"{chart.title}. {'; '.join(parts)}. Arrow keys read the values."
+
+
+def _table(runs: Sequence[RunRecords], chart: Chart, title: str) -> str:
+    columns, rows = ["run", "step"], []
+    columns += ["validation" if metric.startswith("validation_") else "training" for metric in chart.metrics]
+    for run in runs:
+        known = dict(_known(run, chart))
+        if not known:
+            continue
+        steps = max((curve.steps for curve in known.values()), key=lambda steps: steps[-1])
+        chosen = steps[np.unique(np.linspace(0, len(steps) - 1, _ROWS).round().astype(int))]
+        for step in chosen:
+            cells = [_value_at(known.get(metric), step, chart.factor) for metric in chart.metrics]
+            rows.append([run.name, f"{step:,.0f}", *cells])
+    return html_table(title, columns, rows)
+
+
+def _value_at(curve: Curve | None, step: float, factor: float) -> str:
+    """The last value up to a step, as text."""
+    if curve is None:
+        return ""
+    index = int(np.searchsorted(curve.steps, step, side="right")) - 1
+    return f"{factor * curve.values[index]:.4g}" if index >= 0 else ""

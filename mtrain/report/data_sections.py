@@ -1,0 +1,190 @@
+"""What the report shows of the data and of translations."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import pairwise
+from typing import Any
+
+from mtrain.data.block_check import LENGTH_BINS, RATIO_BINS
+from mtrain.evaluation.differences import mark_differences
+from mtrain.evaluation.lengths import score_by_length
+from mtrain.evaluation.metrics import make_metrics, score_sentences
+from mtrain.report.page import html_differences, html_table
+from mtrain.report.run_records import Record, RunRecords
+
+STEPS_SHOWN = 10  # validations whose translations of a sample are shown, at most
+EXTREMES = 5  # best and worst sentences that are shown
+STYLE = """
+.bars td { text-align: start; } .bars td:nth-child(2) { text-align: end; }
+.bar { display: inline-block; background: var(--heat); height: .8rem; width: calc(var(--w) * .1rem);
+  min-width: 1px; }
+.through-time td { text-align: start; white-space: normal; min-width: 12rem; }
+.warnings li { margin: .3rem 0; }
+article { border: 1px solid var(--line); border-radius: 8px; padding: .6rem 1rem; margin: .8rem 0; }
+article h4, article p { margin: 0 0 .3rem; } article h4 { font-size: 1rem; }
+.label { color: var(--muted); font-size: .85rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; } dd { margin: 0; }
+@media (max-width: 44rem) { dl { grid-template-columns: 1fr; } dt { font-weight: 600; } }
+"""
+
+
+def html_data(run: RunRecords) -> str:
+    """Statistics of the data and the tokenizer of a run, and the findings of its check."""
+    found, tokenizer = run.findings, run.config.get("tokenizer", {})
+    facts = {
+        "Tokenizer": f"{tokenizer.get('type')}, vocabulary size {tokenizer.get('vocab_size')}, "
+        f"{'one vocabulary' if tokenizer.get('joint') else 'a vocabulary for each side'}"
+    }
+    if kept := run.summary.get("kept"):
+        facts["Training pairs after encoding"] = f"{sum(kept):,}"
+        dropped = run.summary.get("dropped") or {}
+        facts["Dropped"] = ", ".join(f"{why}: {count:,}" for why, count in dropped.items()) or "none"
+    parts = []
+    if found is not None:
+        facts["Scripts"] = " to ".join(script or "none" for script in found["scripts"])
+        about = "about " if found["duplicates_error"] else ""
+        facts["Duplicate training pairs"] = f"{about}{found['duplicates']:,}"
+        if segmentation := found["segmentation"]:
+            each = segmentation["tokens_per_word"]
+            facts["Tokens per word"] = f"{each[0]:.2f} source, {each[1]:.2f} target"
+            unknown = segmentation["unknown"]
+            facts["Unknown or byte tokens"] = f"{unknown[0]:.2%} source, {unknown[1]:.2%} target"
+            facts["Longer than data.max_length"] = (
+                f"{segmentation['too_long']:,} of {segmentation['pairs']:,} sampled pairs"
+            )
+        warnings = "".join(f"<li>{escape(text)}</li>" for text in found["warnings"])
+        parts.append(f'<h3>Findings of the check</h3><ul class="warnings">{warnings or "<li>none</li>"}</ul>')
+        parts.append(_finding_tables(found))
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items())
+    return f"<dl>{listed}</dl>{''.join(parts)}"
+
+
+def _finding_tables(found: Record) -> str:
+    sets = [
+        [
+            name,
+            *(f"{counts[key]:,}" for key in ("usable", "empty", "bad")),
+            f"{found['leaks'][name]['sources']:,}" if name in found["leaks"] else "",
+        ]
+        for name, counts in found["sets"].items()
+    ]
+    columns = ["set", "pairs", "empty", "unreadable", "sources in training"]
+    suspicious = [
+        [kind, f"{each['count']:,}", ", ".join(each["places"][:3])]
+        for kind, each in found["suspicious"].items()
+        if each["count"]
+    ]
+    tables = [html_table("Sets", columns, sets)]
+    if suspicious:
+        tables.append(html_table("Suspicious training pairs", ["kind", "pairs", "such as"], suspicious))
+    words = [*(f"{start} to {end - 1}" for start, end in pairwise(LENGTH_BINS)), f"{LENGTH_BINS[-1]} or more"]
+    ratios = [*(f"{a:g} to {b:g}" for a, b in pairwise(RATIO_BINS)), f"{RATIO_BINS[-1]:g} or more"]
+    histograms = [
+        ("Words of the source", words, found["lengths"][0]),
+        ("Words of the target", words, found["lengths"][1]),
+        ("Characters, target / source", ratios, found["ratios"]),
+    ]
+    tables += [_histogram(*each) for each in histograms]
+    return "".join(tables)
+
+
+def _histogram(caption: str, labels: Sequence[str], counts: Sequence[int]) -> str:
+    most = max(1, *counts)
+    rows = [
+        f'<tr><th scope="row">{label}</th><td>{count:,}</td>'
+        f'<td aria-hidden="true"><span class="bar" style="--w:{100 * count / most:.0f}"></span></td></tr>'
+        for label, count in zip(labels, counts, strict=True)
+        if count
+    ]
+    return (
+        f'<table class="bars"><caption>{caption}</caption><thead><tr><th scope="col">range</th>'
+        '<th scope="col">pairs</th><td aria-hidden="true"></td></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def html_samples(run: RunRecords) -> str:
+    """The translations of a few validation sentences at several steps."""
+    records = run.samples
+    if len(records) > STEPS_SHOWN:
+        last = len(records) - 1
+        records = [records[number * last // (STEPS_SHOWN - 1)] for number in range(STEPS_SHOWN)]
+    return "".join(_sample(records, row) for row in range(len(records[-1]["sentences"])))
+
+
+def _sample(records: Sequence[Record], row: int) -> str:
+    latest = records[-1]["sentences"][row]
+    rows = []
+    for record in records:
+        sentences = record["sentences"]
+        if row < len(sentences) and sentences[row]["source"] == latest["source"]:
+            text = _marked(sentences[row]["translation"], latest["reference"])
+            rows.append(f'<tr><th scope="row">{record["step"]:,}</th><td dir="auto">{text}</td></tr>')
+    return (
+        f'<article><p class="label">Source</p><p dir="auto">{escape(latest["source"])}</p>'
+        f'<p class="label">Reference</p><p dir="auto">{escape(latest["reference"])}</p>'
+        '<table class="through-time"><caption class="label">Translations</caption><thead><tr>'
+        '<th scope="col">step</th><th scope="col" style="text-align:start">translation</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></article>"
+    )
+
+
+def _marked(translation: str, reference: str) -> str:
+    """A translation whose words that the reference lacks are marked."""
+    return html_differences(mark_differences(translation, reference), "mark") or "(empty)"
+
+
+def html_lengths(runs: Sequence[RunRecords]) -> str:
+    """BLEU of the validation sentences of each range of source lengths, by run."""
+    buckets: dict[str, dict[str, str]] = {}
+    starts: dict[str, int] = {}
+    for run in runs:
+        sources, references, translations = _columns(run)
+        metrics = _metrics(run, "bleu")
+        for bucket in score_by_length(sources, translations, [references], metrics):
+            starts[bucket.name] = bucket.shortest
+            cell = f"{bucket.scores[0].score:.1f} ({bucket.sentences:,})"
+            buckets.setdefault(bucket.name, {})[run.name] = cell
+    rows = [
+        [name, *(buckets[name].get(run.name, "") for run in runs)]
+        for name in sorted(buckets, key=lambda name: starts[name])
+    ]
+    columns = ["words of the source", *(run.name for run in runs)]
+    return html_table("BLEU (number of sentences)", columns, rows)
+
+
+def html_extremes(run: RunRecords) -> str:
+    """The sentences that the best model of a run translates best and worst, by chrF. Of equally good ones,
+    the longest come first."""
+    sources, references, translations = _columns(run)
+    scores = score_sentences(translations, [references], _metrics(run, "chrf"))["chrf"]
+    order = sorted(range(len(scores)), key=lambda row: (scores[row], len(references[row])))
+    worst = order[:EXTREMES]
+    best = [row for row in order[::-1] if row not in worst][:EXTREMES]
+
+    def articles(rows: Sequence[int]) -> Iterator[str]:
+        for row in rows:
+            texts = {
+                "Source": escape(sources[row]),
+                "Reference": escape(references[row]),
+                "Translation": _marked(translations[row], references[row]),
+            }
+            listed = "".join(
+                f'<p class="label">{name}</p><p dir="auto">{text}</p>' for name, text in texts.items()
+            )
+            yield f"<article><h4>chrF {scores[row]:.1f}</h4>{listed}</article>"
+
+    return f"<h3>Worst</h3>{''.join(articles(worst))}<h3>Best</h3>{''.join(articles(best))}"
+
+
+def _columns(run: RunRecords) -> tuple[list[str], list[str], list[str]]:
+    assert run.best is not None
+    sentences = run.best["sentences"]
+    source, reference, translation = (
+        [each[key] for each in sentences] for key in ("source", "reference", "translation")
+    )
+    return source, reference, translation
+
+
+def _metrics(run: RunRecords, name: str) -> dict[str, Any]:
+    return make_metrics((name,), run.config.get("data", {}).get("target_lang"))

@@ -1,0 +1,175 @@
+"""The page of `mtrain report`: what runs have recorded, side by side."""
+
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import yaml
+
+from mtrain.decoding.translate import Translator
+from mtrain.report import attention, curves, data_sections
+from mtrain.report.attention import html_attention, html_positions, position_similarity
+from mtrain.report.curves import chart_place, html_curves
+from mtrain.report.data_sections import html_data, html_extremes, html_lengths, html_samples
+from mtrain.report.page import asset, html_page, html_table
+from mtrain.report.run_records import RunRecords, differing_settings, names_of, read_run
+
+SENTENCES = 3  # whose attention is drawn, unless they are given
+_WORDS = 12  # of a sentence that is easy to read in an attention map
+_STYLE = (
+    "details > summary { font-weight: 600; padding: .3rem 0; } pre { overflow-x: auto; font-size: .8rem; }"
+)
+
+
+def report_page(
+    folders: Sequence[Path], sentences: Sequence[str] = (), device: str = "cpu", overrides: Sequence[str] = ()
+) -> str:
+    """The report of one or more runs. `sentences` are those whose attention is drawn; by default, they are
+    short ones of the validation samples. They are translated with the `decoding.key=value` settings in
+    `overrides`.
+
+    Raises ModelError for a folder that is not a run or has a damaged model, UsageError if a run has no steps
+    or is given twice.
+    """
+    runs = [read_run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
+    title = f"Training of {', '.join(run.name for run in runs)}"
+    drawn = [
+        _draw(run, number, sentences, device, overrides)
+        for number, run in enumerate(runs)
+        if (run.folder / "model").is_dir()
+    ]
+    similarity = [(each.number, each.name, each.similarity) for each in drawn]
+    sections = {
+        "Summary": _summary(runs),
+        "Curves": html_curves(runs, similarity),
+        "Settings": _settings(runs),
+        "Data and tokenizer": _each(runs, html_data),
+        "Validation samples": _marks() + _each([run for run in runs if run.samples], html_samples),
+        "BLEU by length": html_lengths([run for run in runs if run.best]),
+        "Best and worst sentences": _marks() + _each([run for run in runs if run.best], html_extremes),
+        "Attention": "".join(_details(each.name, each.attention, each is drawn[0]) for each in drawn),
+        "Positional encoding": _positions(drawn),
+    }
+    needs = {"Validation samples": "samples", "BLEU by length": "best", "Best and worst sentences": "best"}
+    kept = {
+        name: html
+        for name, html in sections.items()
+        if (name not in needs or any(getattr(run, needs[name]) for run in runs))
+        and (drawn or name not in ("Attention", "Positional encoding"))
+    }
+    links = "".join(f'<li><a href="#{_id(name)}">{name}</a></li>' for name in kept)
+    body = "\n".join(
+        f'<section aria-labelledby="{_id(name)}"><h2 id="{_id(name)}">{name}</h2>{html}</section>'
+        for name, html in kept.items()
+    )
+    head = f"<header><h1>{escape(title)}</h1>"
+    head += f'<nav aria-label="Contents"><ul>{links}</ul></nav></header>'
+    scripts = curves.scripts() + f"<script>{asset('attention.js')}</script>"
+    styles = (asset("uPlot.min.css"), curves.STYLE, attention.STYLE, data_sections.STYLE, _STYLE)
+    return html_page(title, f'{head}\n<main id="main">{body}</main>\n{scripts}', "".join(styles))
+
+
+def _id(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+def _summary(runs: Sequence[RunRecords]) -> str:
+    rows = []
+    for run in runs:
+        training, bleu = run.curves["loss"], run.curves["validation_bleu"]
+        nll = run.curves["validation_nll"].values
+        rows.append(
+            [
+                run.name,
+                f"{training.steps[-1]:,.0f}",
+                f"{training.tokens[-1] / 1e6:,.2f}",
+                f"{60 * training.hours[-1]:,.1f}",
+                f"{np.nanmin(nll):.3f}" if np.isfinite(nll).any() else "",
+                f"{np.nanmax(bleu.values):.2f}" if np.isfinite(bleu.values).any() else "",
+            ]
+        )
+    columns = ["run", "steps", "million target tokens", "minutes", "best nll", "best BLEU"]
+    parts = [html_table("Runs, with the best scores on the validation set", columns, rows)]
+    tests = [
+        [f"{run.name}, {test['name']}"] + [f"{score['score']:.2f}" for score in test["scores"]]
+        for run in runs
+        for test in run.test_scores
+    ]
+    if tests:
+        parts.append(html_table("Test sets", ["run, test set", "BLEU", "chrF"], tests))
+    signatures = {score["signature"] for run in runs for test in run.test_scores for score in test["scores"]}
+    parts += [f'<p class="muted">{escape(signature)}</p>' for signature in sorted(signatures)]
+    parts += [
+        f'<p class="muted">{escape(run.name)} has not recorded: {escape(", ".join(run.missing))}.</p>'
+        for run in runs
+        if run.missing
+    ]
+    return "".join(parts)
+
+
+def _settings(runs: Sequence[RunRecords]) -> str:
+    parts = []
+    if len(runs) > 1:
+        differing = differing_settings([run.config for run in runs])
+        rows = [[key, *values] for key, values in differing.items()]
+        names = [run.name for run in runs]
+        parts.append(
+            html_table("Keys whose values differ", ["key", *names], rows)
+            if rows
+            else "<p>The configs of the runs do not differ.</p>"
+        )
+    for run in runs:
+        text = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True)
+        parts.append(_details(f"Config of {run.name}", f'<pre tabindex="0">{escape(text)}</pre>', False))
+    return "".join(parts)
+
+
+def _each(runs: Sequence[RunRecords], part: Callable[[RunRecords], str]) -> str:
+    """A part of each run, which can be folded; that of the first run is open."""
+    return "".join(_details(run.name, part(run), run is runs[0]) for run in runs)
+
+
+def _details(title: str, html: str, is_open: bool) -> str:
+    return f"<details{' open' * is_open}><summary>{escape(title)}</summary>{html}</details>"
+
+
+def _marks() -> str:
+    return '<p class="muted">Words that the reference lacks, or has elsewhere, are <mark>marked</mark>.</p>'
+
+
+class _Drawn(NamedTuple):
+    """What is drawn of the model of a run."""
+
+    number: int  # of the run
+    name: str
+    attention: str
+    positions: str
+    similarity: tuple[list[int], list[float]]
+
+
+def _draw(
+    run: RunRecords, number: int, sentences: Sequence[str], device: str, overrides: Sequence[str]
+) -> _Drawn:
+    with Translator.load(run.folder, device, overrides, workers=1) as translator:
+        chosen, model = list(sentences) or _short(run), translator.models[0]
+        translations = [found.text for found in translator.translate(chosen, scored=False)]
+        maps = html_attention(translator, chosen, translations, f"run-{number}")
+        return _Drawn(number, run.name, maps, html_positions(model), position_similarity(model))
+
+
+def _short(run: RunRecords) -> list[str]:
+    """A few recorded sentences, preferably short ones."""
+    recorded = run.samples[-1] if run.samples else run.best
+    sources = [each["source"] for each in recorded["sentences"]] if recorded else []
+    return sorted(sources, key=lambda text: max(0, len(text.split()) - _WORDS))[:SENTENCES]
+
+
+def _positions(drawn: Sequence[_Drawn]) -> str:
+    if not drawn:
+        return ""
+    middle = len(drawn[0].similarity[0]) // 2
+    what = f"Cosine similarity of the encoding of position {middle} with those of other positions"
+    chart = f'<div class="charts"><section><h3>{what}</h3>{chart_place("similarity", what)}</section></div>'
+    return "".join(_details(each.name, each.positions, each is drawn[0]) for each in drawn) + chart

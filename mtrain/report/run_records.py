@@ -1,0 +1,180 @@
+"""What a run folder records, as the report needs it. Missing or damaged files are named, and not fatal."""
+
+import json
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrain.config.yaml_io import read_yaml_file
+from mtrain.data.check_report import read_findings
+from mtrain.data.summary import read_summary
+from mtrain.errors import ModelError, MtrainError, UsageError
+
+Floats = npt.NDArray[np.float64]
+Record = dict[str, Any]
+POINTS = 1000  # of a curve, at most
+
+
+class Curve(NamedTuple):
+    """Values of one metric in the order of training."""
+
+    steps: Floats
+    tokens: Floats  # target tokens seen
+    hours: Floats  # of training and validation
+    values: Floats
+
+
+class RunRecords(NamedTuple):
+    """The records of a run."""
+
+    name: str
+    folder: Path
+    config: Record
+    curves: dict[str, Curve]  # by metric; those of validation begin with `validation_`
+    samples: list[Record]  # of each validation: `step`, `sentences`
+    best: Record | None  # the translations of the best model: `step`, `sentences`
+    findings: Record | None  # of the data check
+    summary: Record  # of the data folder; empty if unknown
+    test_scores: list[Record]  # of the best model: `name`, `sentences`, `scores`
+    missing: list[str]  # what the report lacks
+
+
+def read_run(folder: Path, name: str) -> RunRecords:
+    """Read the records of a run folder. Raises ModelError if it is not one."""
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: {'not a folder' if folder.exists() else 'no such run folder'}")
+    if not (folder / "config.yaml").exists() or not (folder / "metrics.jsonl").exists():
+        raise ModelError(f"{folder}: not a run folder with config.yaml and metrics.jsonl; give that of a fit")
+    config = read_yaml_file(folder / "config.yaml")
+    lines = _json_lines(folder / "metrics.jsonl")
+    curves = _curves(lines)
+    if not curves:
+        raise UsageError(f"{folder}/metrics.jsonl: has no steps yet; train the run first")
+    samples, best = _samples(folder), _json_file(folder / "best_validation.json")
+    data = Path(config.get("data", {}).get("folder") or folder / "data")
+    findings = read_findings(data)
+    try:
+        summary = read_summary(data)
+    except MtrainError:
+        summary = {}
+    absent = {
+        "the findings of the data check (check.json)": findings is None,
+        "validation samples (samples.jsonl)": not samples,
+        "the translations of the validation set (best_validation.json)": best is None,
+        "the model": not (folder / "model").is_dir(),
+    }
+    tests = (_json_file(folder / "test_scores.json") or {}).get("sets", [])
+    missing = [what for what, is_missing in absent.items() if is_missing]
+    return RunRecords(name, folder, config, curves, samples, best, findings, summary, tests, missing)
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """For each run folder, the shortest end of its path that distinguishes it from the others."""
+    parts = [folder.resolve().parts for folder in folders]
+    if len({*parts}) < len(parts):
+        raise UsageError(f"{_repeated(folders)}: given twice; give each run once")
+    names = []
+    for path in parts:
+        length = next(n for n in range(1, len(path) + 1) if [p[-n:] for p in parts].count(path[-n:]) == 1)
+        names.append("/".join(path[-length:]))
+    return names
+
+
+def _repeated(folders: Sequence[Path]) -> Path:
+    resolved = [folder.resolve() for folder in folders]
+    return next(folder for folder in folders if resolved.count(folder.resolve()) > 1)
+
+
+def _curves(lines: list[Record]) -> dict[str, Curve]:
+    training = [line for line in lines if "loss" in line and _is_number(line.get("target_tokens"))]
+    curves = {}
+    if training:
+        steps, seconds = _column(training, "step"), _column(training, "seconds")
+        tokens = _column(training, "target_tokens")
+        for name in ("loss", "nll", "learning_rate", "grad_norm", "target_tokens_per_second", "data_seconds"):
+            values = _column(training, name)
+            curves[name] = _downsampled(
+                Curve(steps, tokens, seconds / 3600, values), extreme=name == "grad_norm"
+            )
+        curves["perplexity"] = curves["nll"]._replace(values=np.exp(np.minimum(curves["nll"].values, 700)))
+        validations = [line for line in lines if isinstance(line.get("validation"), dict)]
+        at, hours = _column(validations, "step"), _column(validations, "seconds") / 3600
+        seen = np.interp(at, steps, tokens) if len(at) else at
+        for name in ("nll", "perplexity", "bleu", "chrf"):
+            values = _column([line["validation"] for line in validations], name)
+            curves[f"validation_{name}"] = _downsampled(Curve(at, seen, hours, values))
+    return curves
+
+
+def _downsampled(curve: Curve, extreme: bool = False) -> Curve:
+    """At most POINTS points: the means of consecutive values or, if `extreme`, the largest of them."""
+    if len(curve.values) <= POINTS:
+        return curve
+    chunks = np.array_split(np.arange(len(curve.values)), POINTS)
+    last = [chunk[-1] for chunk in chunks]
+    reduce = np.max if extreme else np.mean
+    values = np.array([reduce(curve.values[chunk]) for chunk in chunks])
+    return Curve(curve.steps[last], curve.tokens[last], curve.hours[last], values)
+
+
+def _samples(folder: Path) -> list[Record]:
+    records = [line for line in _json_lines(folder / "samples.jsonl") if line.get("sentences")]
+    return sorted(records, key=lambda line: float(line["step"]))
+
+
+def _json_lines(file: Path) -> list[Record]:
+    """The records of a file of JSON lines that have a step, without damaged ones; none if it is missing."""
+    found = []
+    try:
+        with file.open(encoding="utf-8", errors="replace") as stream:
+            for line in stream:
+                record = _parsed(line)
+                if isinstance(record, dict) and _is_number(record.get("step")):
+                    found.append(record)
+    except FileNotFoundError:
+        pass
+    return found
+
+
+def _json_file(file: Path) -> Record | None:
+    record = _parsed(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
+    return record if isinstance(record, dict) else None
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _column(records: Sequence[Record], name: str) -> Floats:
+    """The numbers of a key; NaN for those that are missing, or that JSON cannot express."""
+    values = (record.get(name) for record in records)
+    return np.array([value if _is_number(value) else np.nan for value in values], np.float64)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))
+
+
+def differing_settings(configs: Sequence[Record]) -> dict[str, list[str]]:
+    """The config keys, in dotted form, whose values differ between runs, and these values as text. A key that
+    a run lacks has an empty value. The run folders, which always differ, are left out."""
+    flat = [_flattened(config) for config in configs]
+    keys = dict.fromkeys(chain.from_iterable(flat))
+    rows = {key: [values.get(key, "") for values in flat] for key in keys if key != "run_dir"}
+    return {key: values for key, values in rows.items() if len({*values}) > 1}
+
+
+def _flattened(value: Any, path: str = "") -> dict[str, str]:
+    if isinstance(value, dict) and value:
+        parts = (_flattened(item, f"{path}.{key}".lstrip(".")) for key, item in value.items())
+        return {key: text for part in parts for key, text in part.items()}
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+        return _flattened(value[0], path)
+    return {path: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}

@@ -1,0 +1,79 @@
+"""Attention maps and positional encodings."""
+
+import base64
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mtrain.config.model import ModelConfig
+from mtrain.decoding.translate import Translator
+from mtrain.model.transformer import Transformer
+from mtrain.report.attention import attention_page, html_positions, position_similarity, position_table
+from mtrain.report.attention_maps import LONGEST, attention_maps
+from tests.support.html import Elements
+
+
+@pytest.fixture(scope="module")
+def translator(run_dir):
+    with Translator.load(run_dir, "cpu", workers=1) as translator:
+        yield translator
+
+
+def test_maps_are_those_of_every_layer_and_head(translator):
+    [found] = attention_maps(translator, ["It rains."], ["Es regnet."])
+    config = translator.models[0].config
+    assert found.source[-1] == found.target[-1] == "</s>" and not found.cut
+    assert "".join(found.source[:-1]).replace("▁", " ").strip() == "It rains."
+    for kind, layers in found.layers.items():
+        rows, columns = found.tokens(kind)
+        assert len(layers) == (config.encoder_layers if kind == "encoder" else config.decoder_layers)
+        for layer in layers:
+            assert layer.shape == (config.heads, len(rows), len(columns))
+            assert (layer.sum(dim=-1).float() - 100).abs().max() <= len(columns)  # rounded percentages
+    assert not torch.triu(found.layers["decoder"][0][0], diagonal=1).any()  # no position sees later ones
+    assert found.tokens("decoder")[1][0] == "<s>"
+
+
+def test_long_sentences_are_cut(translator):
+    [found] = attention_maps(translator, ["It rains. " * LONGEST], ["Es regnet."])
+    assert found.cut and len(found.source) == LONGEST
+
+
+def test_the_page_has_a_table_of_percentages_and_data_for_all_heads(translator):
+    page = attention_page(translator, ["It rains.", "<b>"], ["Es regnet.", ""], "runs/<x>")
+    elements = Elements(page)
+    assert "http" not in page and "<b>" not in page and "runs/&lt;x&gt;" in page
+    assert len(elements.of("table")) == len(elements.of("caption")) == 2
+    data = json.loads(re.findall(r'<script type="application/json">(.*?)</script>', page)[0])
+    [found] = attention_maps(translator, ["It rains."], ["Es regnet."])
+    packed = np.frombuffer(zlib.decompress(base64.b64decode(data["packed"])), np.uint8)
+    parts = [layer.numpy().ravel() for layers in found.layers.values() for layer in layers]
+    assert packed.tolist() == np.concatenate(parts).tolist()
+    sizes = (
+        len(kind["rows"]) * len(kind["columns"]) * kind["heads"] * kind["layers"]
+        for kind in data["kinds"].values()
+    )
+    assert sum(sizes) == len(packed)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "sinusoidal_interleaved", "rotary", "learned"])
+def test_all_kinds_of_positions_are_drawn(positions):
+    ids = {"source_vocab_size": 9, "target_vocab_size": 9, "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
+    sizes = {"d_model": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "ffn_dim": 16}
+    model = Transformer(ModelConfig(**sizes, **ids, positions=positions, max_positions=20)).eval()
+    kind, table = position_table(model)
+    assert kind.startswith(positions.split("_")[0]) and len(table) == 20
+    if positions.startswith("sinusoidal"):
+        assert isinstance(model.positions(0, 20, False), torch.Tensor)
+        assert table.equal(model.positions(0, 20, False))
+    places, similarity = position_similarity(model)
+    assert places == list(range(20)) and similarity[10] == pytest.approx(1) == max(similarity)
+    expected = nn.functional.cosine_similarity(table[3], table[10], dim=0).item()
+    assert similarity[3] == pytest.approx(expected, abs=1e-3)
+    html = html_positions(model)
+    assert 'role="img"' in html and f"positions 0 to {19}" in html

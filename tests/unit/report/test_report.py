@@ -1,0 +1,113 @@
+"""The page about runs."""
+
+import json
+import re
+import shutil
+from itertools import pairwise
+
+import pytest
+
+from mtrain.errors import UsageError
+from mtrain.report.report import report_page
+from tests.support.html import Elements
+
+SECTIONS = [
+    "Summary",
+    "Curves",
+    "Settings",
+    "Data and tokenizer",
+    "Validation samples",
+    "BLEU by length",
+    "Best and worst sentences",
+    "Attention",
+    "Positional encoding",
+]
+
+
+@pytest.fixture
+def other(run_dir, tmp_path):
+    """A copy of the run with another dropout."""
+    other = shutil.copytree(run_dir, tmp_path / "other <run>")
+    text = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(re.sub(r"  dropout: \S+", "  dropout: 0.25", text))
+    return other
+
+
+def curve_data(page):
+    return json.loads(re.findall(r'id="curve-data">(.*?)</script>', page)[0])
+
+
+def test_the_page_of_two_runs(run_dir, other):
+    page = report_page([run_dir, other])
+    elements = Elements(page)
+    assert elements.texts["h2"] == SECTIONS
+    assert "<run>" not in page and "other &lt;run&gt;" in page
+    assert not re.findall(r'(?:src|href)="(?!#)', page) and not elements.of("link")  # no network
+    rows = re.findall(r'<tr><th scope="row">([^<]*)</th><td>([^<]*)</td><td>([^<]*)</td></tr>', page)
+    assert ("model.dropout", "0.0", "0.25") in rows
+    charts = curve_data(page)["charts"]
+    places = [place["data-chart"] for place in elements.of("div") if "data-chart" in place]
+    assert sorted(places) == sorted(charts) and {"loss", "bleu", "similarity"} <= charts.keys()
+    assert [line["label"] for line in charts["loss"]["series"]] == ["by-heart", "other <run>"]
+    assert "Zwei Frauen reden." in page and "LEAK" in page
+
+
+def test_the_page_has_a_structure_that_screen_readers_use(run_dir):
+    elements = Elements(report_page([run_dir]))
+    assert [tag for tag in ("h1", "main", "nav", "title") if len(elements.of(tag)) != 1] == []
+    assert len(elements.of("table")) == len(elements.of("caption"))
+    assert all("scope" in cell for cell in elements.of("th"))
+    ids = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
+    assert len(ids) == len({*ids})
+    assert all(str(link["href"]).removeprefix("#") in ids for link in elements.of("a"))
+    charts = [place for place in elements.of("div") if "data-chart" in place]
+    assert all(place["tabindex"] == "0" and place["aria-label"] for place in charts)
+    assert all(canvas["aria-label"] for canvas in elements.of("canvas"))
+    levels = [int(tag[1]) for tag, _ in elements.found if re.fullmatch("h[1-6]", tag)]
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_the_sentences_whose_attention_is_drawn_can_be_given(run_dir):
+    page = report_page([run_dir], ["The sun rains."])
+    assert page.count("data-attention ") == 1 and '<h3 dir="auto">The sun rains.</h3>' in page
+
+
+def test_an_old_run_has_a_page_that_names_what_is_missing(run_dir, tmp_path):
+    old = tmp_path / "old"
+    old.mkdir()
+    for name in ("config.yaml", "metrics.jsonl"):
+        shutil.copy(run_dir / name, old / name)
+    page = report_page([old])
+    assert Elements(page).texts["h2"] == SECTIONS[:4]
+    assert "has not recorded: the findings of the data check (check.json), validation samples" in page
+    both = report_page([old, run_dir])
+    assert Elements(both).texts["h2"] == SECTIONS
+
+
+def test_the_page_of_a_long_run_is_small(run_dir, tmp_path):
+    run = shutil.copytree(run_dir, tmp_path / "long")
+    training = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[0])
+    validation = {"nll": 1.23456789, "perplexity": 3.456789, "bleu": 31.23456789, "chrf": 56.789}
+    sample = json.loads((run_dir / "samples.jsonl").read_text().splitlines()[0])
+    sentences = [{**each, "translation": "word " * 40} for each in sample["sentences"]]
+    steps = range(5, 100_001, 5)
+    with (run / "metrics.jsonl").open("w") as metrics, (run / "samples.jsonl").open("w") as samples:
+        for step in steps:
+            line = {**training, "step": step, "loss": 1 / step, "nll": 2 / step, "target_tokens": 3771 * step}
+            metrics.write(json.dumps({**line, "seconds": step * 0.1234567}) + "\n")
+            if step % 500 == 0:
+                metrics.write(
+                    json.dumps({"step": step, "validation": validation, "seconds": step / 8}) + "\n"
+                )
+                samples.write(json.dumps({"step": step, "sentences": sentences}) + "\n")
+    page = report_page([run])
+    assert len(page.encode()) < 3_000_000
+    data = curve_data(page)
+    assert data["axes"][data["charts"]["loss"]["series"][0]["axis"]]["steps"][-1] == 100_000
+    rows = re.findall(r'<th scope="row">([\d,]+)</th><td dir="auto">', page)
+    assert rows[0] == "500" and "100,000" in rows and len({*rows}) == 10
+
+
+def test_a_run_that_is_given_twice_is_an_error(run_dir):
+    with pytest.raises(UsageError, match="given twice"):
+        report_page([run_dir, run_dir])

@@ -1,0 +1,102 @@
+"""Reading what runs have recorded."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtrain.errors import ModelError, UsageError
+from mtrain.report.run_records import POINTS, differing_settings, names_of, read_run
+
+
+def write_run(folder: Path, lines: list[dict], **files: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("run_dir: x\n")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name, text in files.items():
+        (folder / name.replace("_jsonl", ".jsonl")).write_text(text)
+    return folder
+
+
+def training(step: int, **values: object) -> dict:
+    return {
+        "step": step,
+        "loss": 2.0,
+        "nll": 1.0,
+        "grad_norm": 1.0,
+        "target_tokens": 100 * step,
+        "seconds": 36.0 * step,
+    } | values
+
+
+def test_curves_are_the_records_on_three_axes(tmp_path):
+    lines = [training(step, nll=step / 10) for step in (10, 20, 30)]
+    lines.insert(2, {"step": 25, "validation": {"nll": 1.5, "bleu": 30.0}, "seconds": 900.0})
+    run = read_run(write_run(tmp_path / "run", lines), "run")
+    nll = run.curves["nll"]
+    assert nll.steps.tolist() == [10, 20, 30] and nll.values.tolist() == [1, 2, 3]
+    assert nll.tokens.tolist() == [1000, 2000, 3000] and nll.hours.tolist() == [0.1, 0.2, 0.3]
+    assert run.curves["perplexity"].values == pytest.approx(np.exp([1, 2, 3]))
+    bleu = run.curves["validation_bleu"]
+    assert [column.tolist() for column in bleu] == [[25], [2500], [0.25], [30]]
+
+
+def test_long_curves_are_means_but_no_gradient_norm_is_hidden(tmp_path):
+    count = 7 * POINTS + 3
+    norms = np.ones(count)
+    norms[1234] = 99.0
+    lines = [training(n + 1, loss=float(n), grad_norm=norms[n]) for n in range(count)]
+    curves = read_run(write_run(tmp_path / "run", lines), "run").curves
+    assert len(curves["loss"].values) == POINTS and curves["loss"].steps[-1] == count
+    assert curves["loss"].values.mean() == pytest.approx((count - 1) / 2, rel=1e-3)
+    assert curves["grad_norm"].values.max() == 99.0
+
+
+def test_numbers_that_are_not_finite_and_damaged_lines_are_left_out(tmp_path):
+    run = write_run(tmp_path / "run", [training(1), training(2, loss="NaN")])
+    with (run / "metrics.jsonl").open("a") as stream:
+        stream.write('[1]\n{"step": 3, "loss": 1')
+    loss = read_run(run, "run").curves["loss"]
+    assert loss.steps.tolist() == [1, 2] and np.isnan(loss.values[1])
+
+
+def test_what_an_old_run_lacks_is_named(tmp_path):
+    run = read_run(write_run(tmp_path / "run", [training(1)]), "run")
+    assert [what.partition("(")[2].rstrip(")") for what in run.missing[:3]] == [
+        "check.json",
+        "samples.jsonl",
+        "best_validation.json",
+    ]
+    assert run.missing[3] == "the model" and run.best is None and not run.samples and not run.test_scores
+
+
+def test_a_folder_that_is_not_a_run_is_an_error(tmp_path):
+    with pytest.raises(ModelError, match="no such run folder"):
+        read_run(tmp_path / "missing", "missing")
+    with pytest.raises(ModelError, match="not a run folder"):
+        read_run(tmp_path, "empty")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match="not a folder"):
+        read_run(tmp_path / "file", "file")
+    with pytest.raises(UsageError, match="has no steps yet"):
+        read_run(write_run(tmp_path / "new", [{"step": 0}]), "new")
+
+
+def test_names_are_the_shortest_that_differ(tmp_path):
+    a, b, c = tmp_path / "a/run", tmp_path / "b/run", tmp_path / "c"
+    assert names_of([a, c]) == ["run", "c"]
+    assert names_of([a, b, c]) == ["a/run", "b/run", "c"]
+    with pytest.raises(UsageError, match="given twice"):
+        names_of([a, c, tmp_path / "b/../a/run"])
+
+
+def test_differing_settings_are_leaves_and_leave_out_the_run_folder():
+    first = {"run_dir": "a", "seed": 1, "data": {"train": [{"source": "x"}]}, "model": {"heads": 4}}
+    second = {
+        "run_dir": "b",
+        "seed": 1,
+        "data": {"train": [{"source": "y"}]},
+        "model": {"heads": 4, "new": None},
+    }
+    assert differing_settings([first, second]) == {"data.train.source": ["x", "y"], "model.new": ["", "null"]}
