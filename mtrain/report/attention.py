@@ -36,11 +36,11 @@ STYLE = """
   display: block; cursor: crosshair; }
 .positions output { display: block; min-height: 1.5rem; }
 """
-_HINT = (
-    "Each row shows, in percent, what the token at its left attends to; for the decoder, what the position "
-    f"that predicts this token attends to. Numbers below {SHOWN} are left out. ▁ begins a word, "
-    "&lt;/s&gt; ends a sentence, and &lt;s&gt; begins the input of the decoder. Choose a picture to see that "
-    "layer and head."
+HINT = (
+    '<p class="muted">Each row shows, in percent, what the token at its left attends to; for the decoder, what '
+    "the position that predicts this token attends to. "
+    f"Numbers below {SHOWN} are left out. ▁ begins a word, &lt;/s&gt; ends a sentence, and &lt;s&gt; begins the "
+    "input of the decoder. Choose a picture to see that layer and head.</p>"
 )
 
 
@@ -50,7 +50,7 @@ def attention_page(
     """A page with the attention of a model for each sentence and its translation."""
     title = f"Attention of {name}"
     parts = html_attention(translator, sources, translations, "s")
-    body = f'<header><h1>{escape(title)}</h1></header>\n<main id="main">{parts}</main>'
+    body = f'<header><h1>{escape(title)}</h1></header>\n<main id="main">{HINT}{parts}</main>'
     return html_page(title, body + f"<script>{asset('attention.js')}</script>", STYLE)
 
 
@@ -63,7 +63,7 @@ def html_attention(
         _sentence(source, translation, each, f"{key}-{number}")
         for number, (source, translation, each) in enumerate(zip(sources, translations, maps, strict=True))
     ]
-    return f'<p class="muted">{_HINT}</p>' + "".join(sections)
+    return "".join(sections)
 
 
 def _sentence(source: str, translation: str, each: AttentionMap, key: str) -> str:

@@ -1,6 +1,7 @@
 """The frame and the style of self-contained HTML pages: light and dark, for screens of any width."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
@@ -29,7 +30,7 @@ caption { text-align: start; font-weight: 600; padding-bottom: .4rem; }
 th, td { padding: .35rem .7rem; border-bottom: 1px solid var(--line); text-align: end; white-space: nowrap; }
 th:first-child, td:first-child { text-align: start; padding-left: 0; }
 thead th { color: var(--muted); font-weight: 600; }
-th[scope=row] { white-space: normal; min-width: 5rem; }
+th[scope=row] { white-space: normal; min-width: 5rem; overflow-wrap: break-word; }
 @media (max-width: 44rem) { th, td { padding: .35rem .25rem; font-size: .8rem; white-space: normal; }
   thead th, td { overflow-wrap: normal; } }
 del, ins { border-radius: 3px; padding: 0 .1em; text-underline-offset: .2em; text-decoration-thickness: 2px; }
@@ -95,4 +96,5 @@ def html_differences(spans: Iterable[Span], element: str) -> str:
 
 def _row(first: str, cells: Iterable[str]) -> str:
     others = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f'<tr><th scope="row">{escape(first)}</th>{others}</tr>'
+    heading = re.sub(r"([._/])(?=\w)", r"\1<wbr>", escape(first))  # where a key or a path may be broken
+    return f'<tr><th scope="row">{heading}</th>{others}</tr>'

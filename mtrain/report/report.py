@@ -10,7 +10,7 @@ import yaml
 
 from mtrain.decoding.translate import Translator
 from mtrain.report import attention, curves, data_sections
-from mtrain.report.attention import html_attention, html_positions, position_similarity
+from mtrain.report.attention import HINT, html_attention, html_positions, position_similarity
 from mtrain.report.curves import chart_place, html_curves
 from mtrain.report.data_sections import html_data, html_extremes, html_lengths, html_samples
 from mtrain.report.page import asset, html_page, html_table
@@ -34,7 +34,9 @@ def report_page(
     or is given twice.
     """
     runs = [read_run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
-    title = f"Training of {', '.join(run.name for run in runs)}"
+    title = f"Training of {', '.join(run.name for run in runs[:2])}"
+    if len(runs) > 2:
+        title += f" and {len(runs) - 2} more run{'s' * (len(runs) > 3)}"
     drawn = [
         _draw(run, number, sentences, device, overrides)
         for number, run in enumerate(runs)
@@ -49,7 +51,7 @@ def report_page(
         "Validation samples": _marks() + _each([run for run in runs if run.samples], html_samples),
         "BLEU by length": html_lengths([run for run in runs if run.best]),
         "Best and worst sentences": _marks() + _each([run for run in runs if run.best], html_extremes),
-        "Attention": "".join(_details(each.name, each.attention, each is drawn[0]) for each in drawn),
+        "Attention": HINT + "".join(_details(each.name, each.attention, each is drawn[0]) for each in drawn),
         "Positional encoding": _positions(drawn),
     }
     needs = {"Validation samples": "samples", "BLEU by length": "best", "Best and worst sentences": "best"}
@@ -101,10 +103,13 @@ def _summary(runs: Sequence[RunRecords]) -> str:
         parts.append(html_table("Test sets", ["run, test set", "BLEU", "chrF"], tests))
     signatures = {score["signature"] for run in runs for test in run.test_scores for score in test["scores"]}
     parts += [f'<p class="muted">{escape(signature)}</p>' for signature in sorted(signatures)]
+    lacking: dict[str, list[str]] = {}
+    for run in runs:
+        lacking.setdefault(", ".join(run.missing), []).append(run.name)
     parts += [
-        f'<p class="muted">{escape(run.name)} has not recorded: {escape(", ".join(run.missing))}.</p>'
-        for run in runs
-        if run.missing
+        f'<p class="muted">Not recorded by {escape(", ".join(names))}: {escape(missing)}.</p>'
+        for missing, names in lacking.items()
+        if missing
     ]
     return "".join(parts)
 

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 class Elements(HTMLParser):
     """The elements of a page, and the text in those that are of interest. All elements must be closed."""
 
-    EMPTY = frozenset({"meta", "input", "br"})
+    EMPTY = frozenset({"meta", "input", "wbr"})
 
     def __init__(self, page: str):
         super().__init__()

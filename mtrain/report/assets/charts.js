@@ -37,6 +37,15 @@
     return xs[index] - xs[left] <= xs[right] - xs[index] ? left : right;
   }
 
+  // Until the cursor points at a chart, its legend shows the last value of each curve.
+  function showLast(chart) {
+    const last = chart.data[0].length - 1;
+    chart.setLegend({ idxs: chart.series.map((_, index) => index ? nearest(chart, index, last) : last) });
+  }
+
+  // Of a logarithmic axis, only the powers of ten have grid lines.
+  const powers = (chart, splits) => splits.map((value) => Number.isInteger(Math.log10(value)) ? value : null);
+
   function draw(place, chosen) {
     const spec = data.charts[place.dataset.chart];
     const axis = spec.x ? { label: spec.x, digits: 0 } : axes[chosen];
@@ -58,9 +67,10 @@
       series: [{ label: axis.label, value: (c, value) => number(value, axis.digits) }, ...series],
       axes: [
         { ...ink, label: axis.label, labelSize: 22, size: 34, values: (c, ticks) => ticks.map(short) },
-        { ...ink, size: 58, values: (c, ticks) => ticks.map(short) },
+        { ...ink, grid: { ...ink.grid, ...(spec.log && { filter: powers }) }, size: 58,
+          values: (c, ticks) => ticks.map(short) },
       ],
-      hooks: { ready: [(c) => c.setLegend({ idx: c.data[0].length - 1 })] },
+      hooks: { ready: [showLast] },
       cursor: { drag: { x: true, y: false }, dataIdx: nearest },
     }, uPlot.join(tables), place);
     const canvas = place.querySelector(".u-wrap");
