@@ -9,6 +9,7 @@ import numpy as np
 import yaml
 
 from mtrain.decoding.translate import Translator
+from mtrain.evaluation.metrics import TITLES
 from mtrain.report import attention, curves, data_sections
 from mtrain.report.attention import HINT, html_attention, html_positions, position_similarity
 from mtrain.report.curves import chart_place, html_curves
@@ -101,7 +102,8 @@ def _summary(runs: Sequence[RunRecords]) -> str:
     ]
     if tests:
         parts.append(html_table("Test sets", ["run, test set", "BLEU", "chrF"], tests))
-    signatures = {score["signature"] for run in runs for test in run.test_scores for score in test["scores"]}
+    scores = [score for run in runs for test in run.test_scores for score in test["scores"]]
+    signatures = {f"{TITLES[score['metric']]}|{score['signature']}" for score in scores}
     parts += [f'<p class="muted">{escape(signature)}</p>' for signature in sorted(signatures)]
     lacking: dict[str, list[str]] = {}
     for run in runs:
@@ -165,10 +167,8 @@ def _draw(
 
 
 def _short(run: RunRecords) -> list[str]:
-    """A few recorded sentences, preferably short ones."""
-    recorded = run.samples[-1] if run.samples else run.best
-    sources = [each["source"] for each in recorded["sentences"]] if recorded else []
-    return sorted(sources, key=lambda text: max(0, len(text.split()) - _WORDS))[:SENTENCES]
+    """A few validation sentences, preferably short ones."""
+    return sorted(run.examples, key=lambda text: max(0, len(text.split()) - _WORDS))[:SENTENCES]
 
 
 def _positions(drawn: Sequence[_Drawn]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.data.check_report import read_findings
+from mtrain.data.data_folder import VALIDATION
 from mtrain.data.summary import read_summary
 from mtrain.errors import ModelError, MtrainError, UsageError
 
@@ -39,6 +40,7 @@ class RunRecords(NamedTuple):
     best: Record | None  # the translations of the best model: `step`, `sentences`
     findings: Record | None  # of the data check
     summary: Record  # of the data folder; empty if unknown
+    examples: list[str]  # validation sources, for attention maps
     test_scores: list[Record]  # of the best model: `name`, `sentences`, `scores`
     missing: list[str]  # what the report lacks
 
@@ -69,7 +71,10 @@ def read_run(folder: Path, name: str) -> RunRecords:
     }
     tests = (_json_file(folder / "test_scores.json") or {}).get("sets", [])
     missing = [what for what, is_missing in absent.items() if is_missing]
-    return RunRecords(name, folder, config, curves, samples, best, findings, summary, tests, missing)
+    recorded = samples[-1] if samples else best
+    examples = [each["source"] for each in recorded["sentences"]] if recorded else _first_sources(data)
+    found = curves, samples, best, findings, summary, examples
+    return RunRecords(name, folder, config, *found, tests, missing)
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
@@ -124,6 +129,16 @@ def _downsampled(curve: Curve, extreme: bool = False) -> Curve:
 def _samples(folder: Path) -> list[Record]:
     records = [line for line in _json_lines(folder / "samples.jsonl") if line.get("sentences")]
     return sorted(records, key=lambda line: float(line["step"]))
+
+
+def _first_sources(data: Path) -> list[str]:
+    """The sources of the first validation pairs of a data folder."""
+    file = data / VALIDATION
+    if not file.is_file():
+        return []
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        pairs = [_parsed(line) for line in islice(stream, 8)]
+    return [pair[0] for pair in pairs if isinstance(pair, list) and pair and isinstance(pair[0], str)]
 
 
 def _json_lines(file: Path) -> list[Record]:

@@ -7,7 +7,9 @@ from itertools import pairwise
 
 import pytest
 
+from mtrain.decoding.translate import Translator
 from mtrain.errors import UsageError
+from mtrain.evaluation.test_scores import score_test_sets
 from mtrain.report.report import report_page
 from tests.support.html import Elements
 
@@ -82,6 +84,9 @@ def test_an_old_run_has_a_page_that_names_what_is_missing(run_dir, tmp_path):
     page = report_page([old])
     assert Elements(page).texts["h2"] == SECTIONS[:4]
     assert "Not recorded by old: the findings of the data check (check.json), validation samples" in page
+    for name in ("model", "data", "checkpoints"):
+        shutil.copytree(run_dir / name, old / name)
+    assert report_page([old]).count("data-attention ") == 3  # of the first pairs in the data folder
     both = report_page([old, run_dir])
     assert Elements(both).texts["h2"] == SECTIONS
 
@@ -113,3 +118,13 @@ def test_the_page_of_a_long_run_is_small(run_dir, tmp_path):
 def test_a_run_that_is_given_twice_is_an_error(run_dir):
     with pytest.raises(UsageError, match="given twice"):
         report_page([run_dir, run_dir])
+
+
+def test_recorded_test_scores_are_shown_with_their_signatures(run_dir, tmp_path):
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    with Translator.load(run, "cpu") as translator:
+        [test] = score_test_sets(run, translator)
+    page = report_page([run])
+    assert "run, seen" in page
+    for score, title in zip(test["scores"], ("BLEU", "chrF"), strict=True):
+        assert f"<td>{score['score']:.2f}</td>" in page and f"{title}|{score['signature']}" in page
