@@ -95,6 +95,10 @@ def html_differences(spans: Iterable[Span], element: str) -> str:
 
 
 def _row(first: str, cells: Iterable[str]) -> str:
-    others = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    heading = re.sub(r"([._/])(?=\w)", r"\1<wbr>", escape(first))  # where a key or a path may be broken
-    return f'<tr><th scope="row">{heading}</th>{others}</tr>'
+    others = "".join(f"<td>{_breakable(cell, '_/')}</td>" for cell in cells)
+    return f'<tr><th scope="row">{_breakable(first, "._/")}</th>{others}</tr>'
+
+
+def _breakable(text: str, after: str) -> str:
+    """Text that may be broken after some characters, as keys and paths on a narrow screen."""
+    return re.sub(rf"([{after}])(?=\w)", r"\1<wbr>", escape(text))

@@ -57,6 +57,7 @@ def read_run(folder: Path, name: str) -> RunRecords:
     if not curves:
         raise UsageError(f"{folder}/metrics.jsonl: has no steps yet; train the run first")
     samples, best = _samples(folder), _json_file(folder / "best_validation.json")
+    best = best if best and best.get("sentences") else None
     data = Path(config.get("data", {}).get("folder") or folder / "data")
     findings = read_findings(data)
     try:
