@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from mtrain.cli import terminal
 from mtrain.cli.options import Debug, Device, Quiet, Set, overrides
-from mtrain.cli.output import open_output, require_writable
+from mtrain.cli.output import is_stream, open_output, require_writable
 
 
 def report(
@@ -39,6 +39,7 @@ def report(
     page = report_page(runs, sentences, device, overrides(set_))
     with open_output(output_file) as out:
         out.write(page)
-    if str(output_file) != "/dev/stdout":
-        print(output_file)
+    if is_stream(output_file):
+        return
+    print(output_file)
     terminal.suggest(f"report saved; open {shlex.quote(str(output_file))} in a browser")

@@ -16,7 +16,7 @@ from mtrain.storage.locks import owner_file, wait_for_lock
 log = logging.getLogger(__name__)
 
 LOCK = ".lock"  # the file that is locked while the folder is written
-_LEFTOVERS = [f".{name}.tmp" for name in (SUMMARY, VALIDATION, SOURCES, "shard-*.safetensors")]
+_LEFTOVERS = [f".{name}.tmp" for name in (SUMMARY, VALIDATION, SOURCES, "check.json", "shard-*.safetensors")]
 
 
 @contextmanager

@@ -28,6 +28,8 @@ def test_report_writes_a_page_and_prints_its_path(mtrain, run_dir, tmp_path):
         (["report", "{run}/model"], 4, "not a run folder with config.yaml and metrics.jsonl"),
         (["report", "{run}", "{run}"], 2, "given twice"),
         (["report", "{run}", "-o", "nowhere/page.html"], 6, "no such folder"),
+        (["report", "{run}", "--set", "decoding.beam_size=0"], 2, "decoding.beam_size"),
+        (["report", "{run}", "--set", "model.heads=2"], 2, "only decoding.* can be set"),
         (["report"], 2, "Missing argument 'RUN...'"),
         (["translate", "{run}", "-i", "{corpus}/train.en", "--attention", "a.html"], 2, "given as TEXT"),
         (["translate", "{run}", *["Hi"] * 21, "--attention", "a.html"], 2, "at most 20 sentences"),
