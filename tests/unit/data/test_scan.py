@@ -76,8 +76,8 @@ def first_run(raw_config, tmp_path: Path) -> tuple[Path, Path]:
 
 def test_a_first_fit_reads_the_raw_text_twice(openings, first_run):
     """It chooses the model's size by the number of pairs, learns two vocabularies, checks the data, draws
-    held-out pairs, hashes the files, and encodes them. The test set is read to check it, and to score it at the
-    end."""
+    held-out pairs, hashes the files, and encodes them. The test set is read to check it, and to score it
+    at the end."""
     file, folder = first_run
     fit = ("fit", file, "--device", "cpu")
     assert openings(folder, *fit) == {"one.tsv": 2, "two.tsv": 2, "test.tsv": 2}
