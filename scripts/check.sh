@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Format, lint, types and the default tests, in the environment that setup.sh made. Arguments go to pytest.
-# Two processes of one thread each share the tests, file by file, in the order of their paths: xdist would
-# run the files with the fewest tests last, which are whole trainings.
+# Three processes of one thread each share the tests, file by file, in the order of their paths: xdist would
+# run the files with the fewest tests last, which are whole trainings. Some tests mostly wait, for a process
+# to be missed, so three processes end earlier than two on two cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
 $bin/ruff format --check .
 $bin/ruff check .
 $bin/mypy
-OMP_NUM_THREADS=1 $bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+OMP_NUM_THREADS=1 $bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
