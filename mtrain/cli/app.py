@@ -18,6 +18,7 @@ from mtrain.cli import (
     models,
     report,
     scoring,
+    segmentation,
     terminal,
     training,
     translation,
@@ -38,6 +39,7 @@ app.command()(scoring.score)
 app.command()(evaluation.evaluate)
 app.command()(report.report)
 app.command()(models.rerank)
+app.command()(segmentation.segment)
 app.command()(models.average)
 app.command("import")(interop.import_)
 app.command()(interop.export)

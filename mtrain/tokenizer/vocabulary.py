@@ -65,13 +65,29 @@ class Vocabulary:
         """Ids of each text."""
         if self.ids is None:
             return cast(list[list[int]], self.processor.encode(texts, num_threads=self.threads))
-        tags = [match[0] if (match := _TAG.match(text)) else "" for text in texts]
-        rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
-        # SentencePiece returns text that it has no piece for unchanged; it may have an id in the mapping.
-        rows = self.processor.encode(rest, out_type=str, num_threads=self.threads)
-        tagged = ([tag, *row] if tag else row for tag, row in zip(tags, rows, strict=True))
         ids, unknown, reserved = self.ids, self.special.unk, {"<pad>", "</s>"}  # control tokens, never text
-        return [[unknown if p in reserved else ids.get(p, unknown) for p in row] for row in tagged]
+        rows = self.segment(texts)
+        return [[unknown if p in reserved else ids.get(p, unknown) for p in row] for row in rows]
+
+    def segment(self, texts: list[str]) -> list[list[str]]:
+        """Pieces of each text. Text that SentencePiece has no piece for is returned unchanged, as a piece; a
+        mapping may have an id for it."""
+        tags = [self._tag_of(text) for text in texts]
+        rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
+        rows = self.processor.encode(rest, out_type=str, num_threads=self.threads)
+        return [[tag, *row] if tag else row for tag, row in zip(tags, rows, strict=True)]
+
+    def _tag_of(self, text: str) -> str:
+        """The tag of a Marian model that a text begins with, or nothing."""
+        match = None if self.ids is None else _TAG.match(text)
+        return match[0] if match else ""
+
+    def join(self, rows: list[list[str]]) -> list[str]:
+        """The text of each row of pieces, the inverse of `segment` but for normalization."""
+        # One row at a time: before 0.2.3, SentencePiece mistook pieces for ids if the first row was empty.
+        texts = (self.processor.decode(row) if row else "" for row in rows)
+        # SentencePiece returns pieces that only a mapping has unchanged, including SPACE.
+        return [text.replace(SPACE, " ").strip(" ") for text in texts]
 
     def decode(self, rows: list[list[int]]) -> list[str]:
         """The text of each row of ids, without special tokens."""
@@ -80,11 +96,7 @@ class Vocabulary:
         if self.ids is None:
             return cast(list[str], self.processor.decode(rows))
         special = {self.special.pad, self.special.eos}
-        pieces = ([self.pieces[i] for i in row if i not in special] for row in rows)
-        # One row at a time: before 0.2.3, SentencePiece mistook pieces for ids if the first row was empty.
-        texts = (self.processor.decode(row) if row else "" for row in pieces)
-        # SentencePiece returns pieces that only the mapping has unchanged, including SPACE.
-        return [text.replace(SPACE, " ").strip(" ") for text in texts]
+        return self.join([[self.pieces[i] for i in row if i not in special] for row in rows])
 
     def tag(self, ids: list[int]) -> list[int]:
         """The tag that a row of ids begins with, or []: a piece like `>>de<<` of a Marian model, otherwise

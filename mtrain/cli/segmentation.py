@@ -1,0 +1,87 @@
+"""`mtrain segment`."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Option
+
+from mtrain.cli import terminal
+from mtrain.cli.options import Debug, InputFile, ModelFolder, OutputFile, Quiet
+from mtrain.cli.output import open_output, require_writable, write_lines
+from mtrain.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from mtrain.tokenizer.vocabulary import Vocabulary
+
+
+def segment(
+    model: ModelFolder,
+    text: Annotated[
+        list[str] | None,
+        Argument(metavar="TEXT", help="Lines to segment; with --join, to join.", show_default=False),
+    ] = None,
+    input_file: InputFile = None,
+    output_file: OutputFile = None,
+    ids: Annotated[bool, Option("--ids", help="Print or read token ids instead of pieces.")] = False,
+    join: Annotated[bool, Option("--join", help="Join pieces or ids into text.")] = False,
+    side: Annotated[
+        Literal["source", "target"], Option(help="Vocabulary to use, if MODEL has one for each language.")
+    ] = "source",
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Split text into the subword pieces of MODEL, or join them.
+
+    Prints the pieces of each line, separated by spaces. Reads stdin if neither TEXT nor a file is given. EOS,
+    which mtrain appends to each sentence, is not shown. Text is normalized as in training, so that joining
+    the pieces of a line restores the normalized line.
+    """
+    terminal.start_logging(quiet, debug)
+    if text and input_file:
+        raise UsageError("TEXT and --input were both given; give one of them")
+    if input_file is not None:
+        terminal.require_file(input_file)
+    require_writable(output_file, [input_file])
+    typed = [terminal.require_unicode(line) for line in text or []]
+    from mtrain.checkpoint.model_folder import tokenizer_folder
+    from mtrain.tokenizer.tokenizer import Tokenizer
+
+    vocabulary: Vocabulary = getattr(Tokenizer(tokenizer_folder(model)), side)
+    vocabulary.threads = 1  # lines are segmented one at a time, as they arrive
+    convert = _conversion(vocabulary, ids, join)
+    lines = iter(typed) if typed else terminal.read_lines(input_file or Path("-"))
+    place = "TEXT" if typed else "<stdin>" if input_file in (None, Path("-")) else str(input_file)
+    with open_output(output_file) as out:
+        converted = _convert_lines(lines, convert, place)
+        write_lines((f"{line}\n" for line in converted), out)
+
+
+def _conversion(vocabulary: "Vocabulary", ids: bool, join: bool) -> Callable[[str], str]:
+    """The function that segments or joins a line. It raises ValueError for a line that cannot be joined."""
+    if not join:
+        rows: Callable[[list[str]], list[list[int]] | list[list[str]]]
+        rows = vocabulary.encode if ids else vocabulary.segment
+        return lambda line: " ".join(map(str, rows([line])[0]))
+    from mtrain.tokenizer.tokenizer import LINE_BREAKERS
+
+    if not ids:
+        return lambda line: vocabulary.join([line.split(" ")])[0].translate(LINE_BREAKERS)
+    last = len(vocabulary) - 1
+
+    def join_ids(line: str) -> str:
+        for word in line.split():
+            if not (word.isascii() and word.isdigit() and int(word) <= last):
+                raise ValueError(f"{word} is not a token id; ids are integers from 0 to {last}")
+        return vocabulary.decode([[int(word) for word in line.split()]])[0].translate(LINE_BREAKERS)
+
+    return join_ids
+
+
+def _convert_lines(lines: Iterable[str], convert: Callable[[str], str], place: str) -> Iterator[str]:
+    """Yield the converted lines. Raises DataError with the place of a line that cannot be converted."""
+    for number, line in enumerate(lines, 1):
+        try:
+            yield convert(line)
+        except ValueError as error:
+            raise DataError(f"{place}:{number}: {error}") from None
