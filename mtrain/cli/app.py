@@ -23,26 +23,25 @@ from mtrain.cli import (
     training,
     translation,
 )
+from mtrain.cli.help import Program, add_command
 from mtrain.errors import MtrainError, StorageError, is_out_of_memory
 
 app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=Program,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command()(demo.demo)
-app.command()(data.check)
-app.command()(data.tokenize)
-app.command()(data.prepare)
-app.command()(training.plan)
-app.command()(training.fit)
-app.command()(translation.translate)
-app.command()(scoring.score)
-app.command()(evaluation.evaluate)
-app.command()(report.report)
-app.command()(models.rerank)
-app.command()(segmentation.segment)
-app.command()(models.average)
-app.command("import")(interop.import_)
-app.command()(interop.export)
+COMMANDS = {
+    "Get started": (demo.demo,),
+    "Prepare data": (data.check, data.tokenize, data.prepare),
+    "Train": (training.plan, training.fit, models.average),
+    "Translate": (translation.translate, models.rerank, scoring.score, segmentation.segment),
+    "Evaluate": (evaluation.evaluate, report.report),
+    "Work with other programs": (interop.import_, interop.export),
+}
+for group, functions in COMMANDS.items():
+    for function in functions:
+        add_command(app, group, function)
 
 # click.ClickException, from the click package or from the copy that newer versions of Typer contain.
 _CommandLineError: Any = typer.BadParameter.__mro__[2]
@@ -62,7 +61,10 @@ _Version = Annotated[
 
 @app.callback()
 def _root(version: _Version = False) -> None:
-    """Train translation models from parallel text, translate with them and evaluate them."""
+    """Train translation models from parallel text, translate with them and evaluate them.
+
+    `mtrain COMMAND --help` shows the options of a command and examples.
+    """
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -72,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     terminal.make_streams_usable()
     try:
-        code: Any = app(list(arguments) or ["--help"], standalone_mode=False)
+        code: Any = app(list(arguments) or ["--help"], prog_name="mtrain", standalone_mode=False)
         if code == 130:  # how Typer returns a KeyboardInterrupt
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
@@ -95,7 +97,7 @@ def _describe(error: Exception) -> tuple[str, int]:
     if isinstance(error, MtrainError):
         return str(error), error.exit_code
     if isinstance(error, _CommandLineError):
-        return error.format_message(), 2
+        return _describe_usage(error), 2
     if isinstance(error, UnicodeEncodeError) and error.encoding == sys.getfilesystemencoding():
         return f"{error.object}: the locale's encoding cannot represent this path; set PYTHONUTF8=1", 6
     if is_out_of_memory(error):
@@ -103,6 +105,15 @@ def _describe(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError):
         return f"{error.filename or 'output'}: {error.strerror or error}", StorageError.exit_code
     return f"bug in mtrain: {type(error).__name__}: {error}; run again with --debug for the traceback", 1
+
+
+def _describe_usage(error: Any) -> str:
+    """The message for an error of Click. An unknown option is described as other unknown names are."""
+    if hasattr(error, "possibilities"):
+        near = f"did you mean {error.possibilities[0]}?" if error.possibilities else ""
+        return f"{error.option_name}: no such option; {near or f'{error.ctx.command_path} --help lists them'}"
+    message: str = error.format_message()
+    return message.replace("Value error, ", "")
 
 
 def _report(message: str, code: int) -> int:

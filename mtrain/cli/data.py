@@ -23,6 +23,9 @@ def check(
     """Check the corpora of CONFIG.
 
     Prints counts, lengths, duplicates, test sentences that are in the training data, and suspicious pairs.
+
+    Examples:
+        mtrain check mine.yaml
     """
     terminal.start_logging(quiet, debug)
     from dataclasses import asdict
@@ -64,6 +67,10 @@ def tokenize(
 
     Trains SentencePiece on the training corpora and prints the files written. `mtrain fit` does the same if
     the run folder has no tokenizer yet.
+
+    Examples:
+        mtrain tokenize mine.yaml
+        mtrain tokenize mine.yaml --force --set tokenizer.vocab_size=8000
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
@@ -101,6 +108,10 @@ def prepare(
     Learns the tokenizer if there is none yet, and prints the folder of the encoded pairs. `mtrain fit` does
     the same before training. The same command resumes an interrupted encoding. With `data.folder`, several
     runs share the encoded pairs.
+
+    Examples:
+        mtrain prepare mine.yaml
+        mtrain prepare mine.yaml --workers 8 --set data.folder=data/encoded
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config

@@ -36,6 +36,9 @@ def demo(
 
     Trains a small English-French model on a bundled corpus, translates a few sentences and computes BLEU.
     Takes about one and a half minutes on two CPU cores, and fails if the model is worse than expected.
+
+    Examples:
+        mtrain demo
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config

@@ -11,6 +11,8 @@ from mtrain.cli import terminal
 from mtrain.cli.evaluation_results import Outputs, report_results
 from mtrain.cli.evaluation_systems import Evaluated, Inputs, Report, evaluate_files, evaluate_models
 from mtrain.cli.options import (
+    FILES,
+    RESULTS,
     BatchTokens,
     BeamSize,
     Debug,
@@ -25,61 +27,97 @@ from mtrain.cli.output import require_writable
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
 
+METRICS, COMET = "Metrics", "COMET"  # groups of options
+
 
 def evaluate(
     model: Annotated[
         Path | None, Argument(metavar="MODEL", help="Run folder or model folder; optional with --hypotheses.")
     ] = None,
     source: Annotated[
-        Path | None, Option(metavar="FILE", help="Sentences to translate and score; - is stdin.")
+        Path | None,
+        Option(metavar="FILE", help="Sentences to translate and score; - is stdin.", rich_help_panel=FILES),
     ] = None,
     reference: Annotated[
-        list[Path] | None, Option(metavar="FILE", help="Reference translations; repeatable.")
+        list[Path] | None,
+        Option(metavar="FILE", help="Reference translations; repeatable.", rich_help_panel=FILES),
     ] = None,
     hypotheses: Annotated[
-        Path | None, Option(metavar="FILE", help="Translations to score; - is stdin.")
+        Path | None, Option(metavar="FILE", help="Translations to score; - is stdin.", rich_help_panel=FILES)
     ] = None,
     compare: Annotated[
         list[Path] | None,
         Option(
             metavar="MODEL|FILE",
             help="Model or file of translations to compare with MODEL or --hypotheses; repeatable.",
+            rich_help_panel=FILES,
         ),
     ] = None,
     metrics: Annotated[
-        str, Option(metavar="NAMES", help="Comma-separated list of bleu, chrf, chrf++, ter and comet.")
+        str,
+        Option(
+            metavar="NAMES",
+            help="Comma-separated list of bleu, chrf, chrf++, ter and comet.",
+            rich_help_panel=METRICS,
+        ),
     ] = "bleu,chrf,ter",
-    lowercase: Annotated[bool, Option("--lowercase", help="Ignore case.")] = False,
+    lowercase: Annotated[bool, Option("--lowercase", help="Ignore case.", rich_help_panel=METRICS)] = False,
     bleu_tokenize: Annotated[
         str | None,
         Option(
             metavar="NAME",
             help="sacreBLEU tokenizer; by default the one for MODEL's target language, or 13a without MODEL.",
+            rich_help_panel=METRICS,
         ),
     ] = None,
     by_length: Annotated[
-        bool, Option("--by-length", help="Also score the sentences of each range of source lengths.")
+        bool,
+        Option(
+            "--by-length",
+            help="Also score the sentences of each range of source lengths.",
+            rich_help_panel=RESULTS,
+        ),
     ] = False,
     sentence_scores: Annotated[
-        Path | None, Option(metavar="FILE", help="Write the scores of each sentence to a tab-separated file.")
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Write the scores of each sentence to a tab-separated file.",
+            rich_help_panel=RESULTS,
+        ),
     ] = None,
     html: Annotated[
-        Path | None, Option(metavar="FILE", help="Write a page with the compared sentences side by side.")
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Write a page with the compared sentences side by side.",
+            rich_help_panel=RESULTS,
+        ),
     ] = None,
     json_: Json = False,
     comet: Annotated[
         Path | None,
         Option(
-            metavar="FOLDER", help="Virtual environment with unbabel-comet; by default that in MTRAIN_COMET."
+            metavar="FOLDER",
+            help="Virtual environment with unbabel-comet; by default that in MTRAIN_COMET.",
+            rich_help_panel=COMET,
         ),
     ] = None,
     comet_model: Annotated[
         str | None,
-        Option(metavar="NAME", help="Model of COMET or checkpoint file. Default: Unbabel/wmt22-comet-da."),
+        Option(
+            metavar="NAME",
+            help="Model of COMET or checkpoint file. Default: Unbabel/wmt22-comet-da.",
+            rich_help_panel=COMET,
+        ),
     ] = None,
     setup_comet: Annotated[
         Path | None,
-        Option(metavar="FOLDER", help="Only make a virtual environment with unbabel-comet in FOLDER."),
+        Option(
+            metavar="FOLDER",
+            help="Only make a virtual environment with unbabel-comet in FOLDER.",
+            rich_help_panel=COMET,
+        ),
     ] = None,
     beam_size: BeamSize = None,
     length_penalty: LengthPenalty = None,
@@ -93,6 +131,11 @@ def evaluate(
 
     Translates the test sets of MODEL's run, or --source, and scores the result. With --hypotheses, scores
     existing translations instead. With --compare, tests whether systems differ by more than chance.
+
+    Examples:
+        mtrain evaluate runs/mine
+        mtrain evaluate runs/mine --compare runs/other --html differences.html
+        mtrain evaluate --hypotheses new.de --reference right.de
     """
     terminal.start_logging(quiet, debug)
     if setup_comet is not None:

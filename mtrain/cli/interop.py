@@ -27,6 +27,9 @@ def import_(
     """Import a MarianMT model from Hugging Face.
 
     Converts it to a model folder, which you can translate with or fine-tune.
+
+    Examples:
+        mtrain import Helsinki-NLP/opus-mt-en-de models/opus-en-de
     """
     terminal.start_logging(quiet, debug)
     from mtrain.interop.marian import import_marian
@@ -60,6 +63,9 @@ def export(
     """Export MODEL for another program.
 
     Verifies that mtrain and the other program give the same translations and probabilities.
+
+    Examples:
+        mtrain export runs/mine exported --format ctranslate2 --quantization int8
     """
     terminal.start_logging(quiet, debug)
     if quantization is not None and format != "ctranslate2":

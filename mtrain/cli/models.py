@@ -26,6 +26,9 @@ def average(
     The average translates as fast as a single model. The models need the same vocabulary and architecture and
     a common ancestor: for example, a model and others fine-tuned from it with training.init_from (Wortsman
     et al., "Model soups", ICML 2022). Settings are those of the first.
+
+    Examples:
+        mtrain average runs/base runs/tuned -o models/average
     """
     terminal.start_logging(quiet, debug)
     if len(models) < 2:
@@ -61,6 +64,10 @@ def rerank(
     MODEL translates in the opposite direction. For each sentence, prints the translation in N_BEST with the
     highest value: its score plus WEIGHT times the mean log-probability (nats per token) that MODEL gives the
     source (noisy-channel reranking; Yee et al., EMNLP 2019). Choose WEIGHT on a validation set.
+
+    Examples:
+        mtrain translate runs/en-de -i new.en --json --n-best 16 -o n-best.jsonl
+        mtrain rerank runs/de-en n-best.jsonl -i new.en -o new.de
     """
     terminal.start_logging(quiet, debug)
     if not 0 <= weight < math.inf:

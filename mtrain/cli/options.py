@@ -6,7 +6,11 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from mtrain.cli.help import GENERAL
 from mtrain.cli.terminal import restore_utf8
+
+# Groups of the options of long commands.
+FILES, SEARCH, SAMPLING, SPEED, RESULTS = "Files", "Search", "Sampling", "Speed", "Results"
 
 ConfigFile = Annotated[Path, Argument(metavar="CONFIG", help="Configuration file (YAML).")]
 ModelFolder = Annotated[Path, Argument(metavar="MODEL", help="Run folder or model folder.")]
@@ -15,7 +19,13 @@ RunDir = Annotated[
 ]
 InputFile = Annotated[
     Path | None,
-    Option("-i", "--input", metavar="FILE", help="Input file, one sentence per line; - is stdin."),
+    Option(
+        "-i",
+        "--input",
+        metavar="FILE",
+        help="Input file, one sentence per line; - is stdin.",
+        rich_help_panel=FILES,
+    ),
 ]
 OutputFile = Annotated[
     Path | None,
@@ -24,32 +34,57 @@ OutputFile = Annotated[
         "--output",
         metavar="FILE",
         help="Output file, replaced once it is complete; compressed if it ends in .gz or .zst.",
+        rich_help_panel=FILES,
     ),
 ]
 Ensemble = Annotated[
-    list[str] | None, Option(metavar="MODEL", help="Further model of an ensemble; repeatable.")
+    list[str] | None,
+    Option(metavar="MODEL", help="Further model of an ensemble; repeatable.", rich_help_panel=SEARCH),
 ]
 BeamSize = Annotated[
-    int | None, Option(min=1, max=128, metavar="N", help="Number of beams; 1 is greedy search.")
+    int | None,
+    Option(min=1, max=128, metavar="N", help="Number of beams; 1 is greedy search.", rich_help_panel=SEARCH),
 ]
 LengthPenalty = Annotated[
-    float | None, Option(metavar="ALPHA", help="Scores are log-probabilities divided by length ** ALPHA.")
+    float | None,
+    Option(
+        metavar="ALPHA",
+        help="Scores are log-probabilities divided by length ** ALPHA.",
+        rich_help_panel=SEARCH,
+    ),
 ]
 BatchTokens = Annotated[
     int | None,
-    Option(min=1, metavar="N", help="Maximum batch size in padded source tokens times beams or samples."),
+    Option(
+        min=1,
+        metavar="N",
+        help="Maximum batch size in padded source tokens times beams or samples.",
+        rich_help_panel=SPEED,
+    ),
 ]
-Json = Annotated[bool, Option("--json", help="Print JSON.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.", rich_help_panel=RESULTS)]
 Set = Annotated[
     list[str] | None,
-    Option("--set", metavar="SECTION.KEY=VALUE", help="Override a configuration key; repeatable."),
+    Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Override a configuration key; repeatable.",
+        rich_help_panel=GENERAL,
+    ),
 ]
-Device = Annotated[str, Option(metavar="DEVICE", help="Device to compute on: auto, cpu, cuda or cuda:N.")]
+Device = Annotated[
+    str,
+    Option(
+        metavar="DEVICE", help="Device to compute on: auto, cpu, cuda or cuda:N.", rich_help_panel=GENERAL
+    ),
+]
 NoCheck = Annotated[
     bool, Option("--no-check", help="Do not check the corpora before encoding them (data.check).")
 ]
-Quiet = Annotated[bool, Option("--quiet", help="Print only warnings and errors.")]
-Debug = Annotated[bool, Option("--debug", help="Print debug messages and tracebacks.")]
+Quiet = Annotated[bool, Option("--quiet", help="Print only warnings and errors.", rich_help_panel=GENERAL)]
+Debug = Annotated[
+    bool, Option("--debug", help="Print debug messages and tracebacks.", rich_help_panel=GENERAL)
+]
 
 
 def overrides(set_: list[str] | None, section: str = "", **options: object) -> list[str]:

@@ -30,6 +30,10 @@ def report(
     The page shows curves, differences between the configs, statistics of the data, translations of
     validation sentences, attention maps and positional encodings. It is one file that needs no network. Runs
     that are still training can be shown, too.
+
+    Examples:
+        mtrain report runs/mine
+        mtrain report runs/mine runs/other -o compared.html
     """
     terminal.start_logging(quiet, debug)
     require_writable(output_file, ())

@@ -30,6 +30,9 @@ def score(
 
     Prints, for each pair of lines, the log-probability in nats, the number of tokens, and the log-probability
     of each token, separated by tabs.
+
+    Examples:
+        mtrain score runs/mine -i new.en --target new.de
     """
     terminal.start_logging(quiet, debug)
     for file in (source, target):

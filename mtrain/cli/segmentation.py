@@ -36,6 +36,10 @@ def segment(
     Prints the pieces of each line, separated by spaces. Reads stdin if neither TEXT nor a file is given. EOS,
     which mtrain appends to each sentence, is not shown. Text is normalized as in training, so that joining
     the pieces of a line restores the normalized line.
+
+    Examples:
+        mtrain segment runs/mine 'A dog runs.'
+        mtrain segment runs/mine -i new.en --ids -o new.ids
     """
     terminal.start_logging(quiet, debug)
     if text and input_file:

@@ -39,6 +39,11 @@ def fit(
 
     The same command resumes an interrupted run. The best model is saved in the run folder, in model/. At the
     end, prints its scores on the test sets.
+
+    Examples:
+        mtrain fit mine.yaml
+        mtrain fit mine.yaml --run-dir runs/seed2 --set seed=2
+        torchrun --nproc-per-node 8 -m mtrain fit mine.yaml
     """
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
@@ -90,6 +95,10 @@ def plan(
     Prints the parameters, the FLOPs of a step, the memory of a device, the steps of an epoch, the
     communication between several devices, and what to change if the memory does not suffice. Writes nothing.
     Reads the text of CONFIG unless it is encoded already.
+
+    Examples:
+        mtrain plan mine.yaml
+        mtrain plan mine.yaml --hardware h100 --devices 8 --price 2.50
     """
     terminal.start_logging(quiet, debug)
     if price is not None and not 0 <= price < math.inf:

@@ -12,6 +12,10 @@ from typer import Argument, Option
 from mtrain.cli import terminal
 from mtrain.cli.attention import check_attention, write_attention
 from mtrain.cli.options import (
+    FILES,
+    RESULTS,
+    SAMPLING,
+    SPEED,
     BatchTokens,
     BeamSize,
     Debug,
@@ -107,11 +111,19 @@ def translate(
     input_file: InputFile = None,
     output_file: OutputFile = None,
     continue_: Annotated[
-        bool, Option("--continue", help="Resume the output file of an interrupted command.")
+        bool,
+        Option("--continue", help="Resume the output file of an interrupted command.", rich_help_panel=FILES),
     ] = False,
     beam_size: BeamSize = None,
     n_best: Annotated[
-        int, Option(min=1, max=1024, metavar="N", help="Number of translations for each sentence.")
+        int,
+        Option(
+            min=1,
+            max=1024,
+            metavar="N",
+            help="Number of translations for each sentence.",
+            rich_help_panel=RESULTS,
+        ),
     ] = 1,
     length_penalty: LengthPenalty = None,
     batch_tokens: BatchTokens = None,
@@ -122,36 +134,70 @@ def translate(
             max=64,
             metavar="N",
             help="Number of processes that translate on a CPU; each holds a copy of the model.",
+            rich_help_panel=SPEED,
         ),
     ] = None,
     ensemble: Ensemble = None,
     prefix: Annotated[
-        Path | None, Option(metavar="FILE", help="File with a prefix for each translation, one per line.")
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="File with a prefix for each translation, one per line.",
+            rich_help_panel=FILES,
+        ),
     ] = None,
     sample: Annotated[
-        bool, Option("--sample", help="Sample translations instead of using beam search.")
+        bool,
+        Option(
+            "--sample", help="Sample translations instead of using beam search.", rich_help_panel=SAMPLING
+        ),
     ] = False,
     temperature: Annotated[
         float | None,
-        Option(metavar="T", help="Sampling temperature; values below 1 sharpen the distribution."),
+        Option(
+            metavar="T",
+            help="Sampling temperature; values below 1 sharpen the distribution.",
+            rich_help_panel=SAMPLING,
+        ),
     ] = None,
     top_k: Annotated[
-        int | None, Option(min=0, metavar="K", help="Sample from the K most probable tokens; 0: from all.")
+        int | None,
+        Option(
+            min=0,
+            metavar="K",
+            help="Sample from the K most probable tokens; 0: from all.",
+            rich_help_panel=SAMPLING,
+        ),
     ] = None,
     top_p: Annotated[
         float | None,
-        Option(metavar="P", help="Sample from the smallest set of tokens with at least this probability."),
+        Option(
+            metavar="P",
+            help="Sample from the smallest set of tokens with at least this probability.",
+            rich_help_panel=SAMPLING,
+        ),
     ] = None,
-    seed: Annotated[int | None, Option(min=0, metavar="N", help="Random seed of sampling.")] = None,
-    scores: Annotated[bool, Option("--scores", help="Append a tab and the score.")] = False,
+    seed: Annotated[
+        int | None, Option(min=0, metavar="N", help="Random seed of sampling.", rich_help_panel=SAMPLING)
+    ] = None,
+    scores: Annotated[
+        bool, Option("--scores", help="Append a tab and the score.", rich_help_panel=RESULTS)
+    ] = False,
     alignments: Annotated[
-        bool, Option("--alignments", help="Append a tab and word alignments such as 0-0 1-2.")
+        bool,
+        Option(
+            "--alignments", help="Append a tab and word alignments such as 0-0 1-2.", rich_help_panel=RESULTS
+        ),
     ] = False,
     json_: Annotated[
-        bool, Option("--json", help="Print one JSON object per line, with all details.")
+        bool,
+        Option("--json", help="Print one JSON object per line, with all details.", rich_help_panel=RESULTS),
     ] = False,
     attention: Annotated[
-        Path | None, Option(metavar="FILE", help="Also write a page with the attention maps of TEXT.")
+        Path | None,
+        Option(
+            metavar="FILE", help="Also write a page with the attention maps of TEXT.", rich_help_panel=RESULTS
+        ),
     ] = None,
     set_: Set = None,
     device: Device = "auto",
@@ -162,6 +208,11 @@ def translate(
 
     The input is TEXT, a file, or stdin; at a terminal, a prompt opens. One line is printed for each input
     line, in order.
+
+    Examples:
+        mtrain translate runs/mine 'A dog runs.'
+        mtrain translate runs/mine -i new.en -o new.de
+        mtrain translate runs/mine -i new.en --beam-size 8 --n-best 4 --json
     """
     terminal.start_logging(quiet, debug)
     launch = read_launch()
