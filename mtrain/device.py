@@ -2,11 +2,13 @@
 
 import ctypes
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,28 +20,35 @@ from mtrain.kernels.undocumented import undocumented
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device called `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
+    """The device called `auto` (see `find_accelerator`), `cpu`, `cuda`, `cuda:N`, `mps`, `xpu` or `xpu:N`.
 
-    Raises UsageError if this machine does not have it.
+    MPS and XPU devices compute in fp32 without compilation, and were never tried. Raises UsageError if this
+    machine does not have the device.
     """
+    accelerator = find_accelerator()
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device {name}: not supported; give auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = f"{torch.cuda.device_count() or 'no'} CUDA device(s)"
+        return torch.device(accelerator)
+    if not re.fullmatch(r"cpu|mps|(cuda|xpu)(:[0-9]+)?", name):
+        raise UsageError(f"--device {name}: not supported; give auto, cpu, cuda, cuda:N, mps or xpu")
+    kind, _, index = name.partition(":")
+    count = torch.accelerator.device_count() if kind == accelerator else 0
+    if kind != "cpu" and int(index or 0) >= count:
+        found = f"{count or 'no'} {kind.upper()} device(s)"
         raise UsageError(f"--device {name}: this machine has {found}; give --device cpu or auto")
-    return device
+    return torch.device(name)
+
+
+def find_accelerator() -> str:
+    """The kind of device that `auto` stands for: `cuda`, `mps` or `xpu` if this build of PyTorch supports it
+    and there is one, otherwise `cpu`. No build supports several kinds."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return found.type if found is not None and found.type in ("cuda", "mps", "xpu") else "cpu"
 
 
 def make_current(device: torch.device) -> None:
     """Make a GPU the current device of the process, which is the default of libraries."""
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
+    if device.index is not None and device.type != "cpu":
+        torch.get_device_module(device).set_device(device)
 
 
 def describe_numerics(device: torch.device, precision: str, compiled: bool, workers: int) -> str:
@@ -47,9 +56,12 @@ def describe_numerics(device: torch.device, precision: str, compiled: bool, work
 
     The rounding of sums depends on the number of threads and on the CPU instructions or the GPU.
     """
-    hardware = f"cpu ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"
-    if device.type == "cuda":
-        hardware = f"cuda ({torch.cuda.get_device_name(device)})"
+    if device.type == "cpu":
+        hardware = f"cpu ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"
+    elif device.type == "mps":
+        hardware = "mps"
+    else:
+        hardware = f"{device.type} ({torch.get_device_module(device).get_device_name(device)})"
     mode = f"{precision}{', compiled' if compiled else ''}"
     return f"{hardware}, {mode}, torch {torch.__version__}, {workers} worker{'s' if workers > 1 else ''}"
 
@@ -58,14 +70,17 @@ def resolve_precision(device: torch.device, setting: str) -> str:
     """The precision that a setting stands for: `fp32`, `bf16` or `fp16`.
 
     `auto` means the one with the fastest matrix products: bf16 on GPUs since Ampere and on CPUs with
-    instructions for it, fp16 on older GPUs with tensor cores, and fp32 elsewhere.
+    instructions for it, fp16 on older GPUs with tensor cores, and fp32 elsewhere. Raises UsageError for
+    another precision than fp32 on MPS and XPU devices.
     """
+    if device.type in ("mps", "xpu") and setting not in ("auto", "fp32"):
+        raise UsageError(f"precision {setting}: not supported on {device.type}; set it to auto or fp32")
     if setting != "auto":
         return setting
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         return "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
-    return "bf16" if cpu_has_bf16() else "fp32"
+    return "bf16" if device.type == "cpu" and cpu_has_bf16() else "fp32"
 
 
 def cpu_has_bf16() -> bool:
@@ -84,8 +99,11 @@ def should_compile(device: torch.device, setting: str) -> bool:
 
     `auto` enables it on GPUs that Triton supports (Volta and later), to launch fewer kernels; the speedup has
     not been measured. On a CPU, `auto` disables it: compilation requires a C++ compiler and takes a minute,
-    and a step of the tiny model (bf16, one thread) took 1.6 times as long as without it.
+    and a step of the tiny model (bf16, one thread) took 1.6 times as long as without it. Raises UsageError if
+    the setting is `on` for an MPS or XPU device.
     """
+    if setting == "on" and device.type in ("mps", "xpu"):
+        raise UsageError(f"training.compile: not supported on {device.type}; set it to auto or off")
     if setting == "auto" and device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (7, 0) and find_spec("triton") is not None
     return setting == "on"
@@ -149,6 +167,48 @@ def step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
             del optimizer.found_inf  # type: ignore[attr-defined]
     elif not bool(skip):
         optimizer.step()
+
+
+def has_fused_optimizers(device: torch.device) -> bool:
+    """Whether the fused optimizers of a device are known to skip steps; see `step_unless`."""
+    return device.type in ("cpu", "cuda")
+
+
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    """The states of the default random generators of the CPU and of a device, by kind of device."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        states[device.type] = torch.get_device_module(device).get_rng_state(*_index(device))
+    return states
+
+
+def restore_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Restore what `random_states` has returned, except for the state of another kind of device."""
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"])
+    if device.type != "cpu" and device.type in states:
+        torch.get_device_module(device).set_rng_state(states[device.type], *_index(device))
+
+
+def _index(device: torch.device) -> list[torch.device]:
+    """The argument for a device, where there may be several of its kind."""
+    return [] if device.type == "mps" else [device]
+
+
+@contextmanager
+def preserved_random_states(device: torch.device) -> Iterator[None]:
+    """A context manager that restores the current states of the random generators on exit."""
+    states = random_states(device)
+    try:
+        yield
+    finally:
+        restore_random_states(states, device)
+
+
+def release_cached_memory(device: torch.device) -> None:
+    """Return the memory to a device that PyTorch keeps for tensors to come."""
+    if device.type != "cpu":
+        torch.get_device_module(device).empty_cache()
 
 
 def multiply_all(tensors: Sequence[Tensor], factor: Tensor) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mtrain.checkpoint.tensors import load_tensors, load_weights
+from mtrain.device import random_states, restore_random_states
 from mtrain.distributed.shards import divided_like, whole
 from mtrain.errors import ModelError, StorageError
 from mtrain.storage.atomic import write_atomically, write_folder, write_text
@@ -133,10 +134,7 @@ def save_checkpoint(
     that of `device` included. Raises StorageError stating the required and the free space; the older
     checkpoints are then kept.
     """
-    generators = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        generators["cuda"] = torch.cuda.get_rng_state(device)
-    state.rng = {name: values.numpy().tobytes().hex() for name, values in generators.items()}
+    state.rng = {kind: values.numpy().tobytes().hex() for kind, values in random_states(device).items()}
 
     def fill(folder: Path) -> None:
         save_file(tensors.weights, folder / "model.safetensors")
@@ -223,8 +221,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Restore the weights, the optimizer and the random generators in place.
 
-    The state of a CUDA generator is restored only if the model is on a CUDA device. Raises ModelError if
-    anything is missing or does not fit the model.
+    The state of a GPU's generator is restored only if the model is on a GPU of the same kind. Raises
+    ModelError if anything is missing or does not fit the model.
     """
     load_weights(model, checkpoint.folder / "model.safetensors")
     file = checkpoint.folder / "optimizer.safetensors"
@@ -239,12 +237,9 @@ def load_checkpoint(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.o
                 raise ModelError(f"{file}: {key}.{name} is missing or does not fit the model")
             optimizer.state[parameter][key] = divided_like(found, parameter) if shape else found.to(device)
     try:
-        for kind, state in checkpoint.state.rng.items():
-            generator = torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8)
-            if kind == "cpu":
-                torch.set_rng_state(generator)
-            elif kind == device.type:
-                torch.cuda.set_rng_state(generator, device)
+        saved = {kind: bytearray.fromhex(state) for kind, state in checkpoint.state.rng.items()}
+        states = {kind: torch.frombuffer(state, dtype=torch.uint8) for kind, state in saved.items()}
+        restore_random_states(states, device)
     except (ValueError, RuntimeError) as error:
         raise ModelError(
             f"{checkpoint.folder / 'state.json'}: not a valid state of a random generator: {error}"

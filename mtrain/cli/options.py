@@ -75,7 +75,9 @@ Set = Annotated[
 Device = Annotated[
     str,
     Option(
-        metavar="DEVICE", help="Device to compute on: auto, cpu, cuda or cuda:N.", rich_help_panel=GENERAL
+        metavar="DEVICE",
+        help="Device to compute on: auto, cpu, cuda, cuda:N, mps or xpu.",
+        rich_help_panel=GENERAL,
     ),
 ]
 NoCheck = Annotated[

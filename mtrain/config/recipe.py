@@ -24,7 +24,7 @@ VOCABULARIES = ((2_000, 1_000), (10_000, 4_000), (100_000, 8_000), (1_000_000, 1
 # A run needs this many target tokens for each entry of a vocabulary larger than SUFFICIENT_VOCABULARY.
 TOKENS_PER_ENTRY, SUFFICIENT_VOCABULARY = 600, 4_000
 TOKENS_PER_PAIR = 20  # target tokens, assumed before there is a tokenizer
-ASSUMED_SPEEDS = {"cpu": 10_000.0, "cuda": 200_000.0}  # target tokens/s, by device, before it is measured
+ASSUMED_SPEEDS = {"cpu": 10_000.0, "gpu": 200_000.0}  # target tokens/s, before it is measured
 # The largest model for fewer than so many pairs. Multi30k: models larger than `tiny` only overfit (Wu et al.,
 # ACL 2021). Millions of pairs: base and big, as in Vaswani et al. (2017).
 LARGEST = ((2_000, "micro"), (100_000, "tiny"), (1_000_000, "small"), (10_000_000, "base"), (math.inf, "big"))
@@ -38,6 +38,11 @@ AUTOMATIC = (
 ENDLESS = 10**12  # larger limits on steps and epochs count as this one
 # Keys that mtrain may choose even if the config gives them as null.
 OPEN_IF_NULL = ("training.learning_rate", "training.warmup_steps", "training.max_steps")
+
+
+def assumed_speed(device_type: str) -> float:
+    """The target tokens/s that are assumed for a kind of device, such as `cuda`, before they are measured."""
+    return ASSUMED_SPEEDS["cpu" if device_type == "cpu" else "gpu"]
 
 
 class CorpusSize(NamedTuple):

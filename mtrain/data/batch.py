@@ -55,8 +55,8 @@ class Batch:
         return type(self)(*tensors, tokens, self.rows[part])  # type: ignore[call-arg, arg-type]
 
     def to(self, device: torch.device) -> Self:
-        """The same batch on a device. Copying a pinned batch to a GPU does not block the host."""
-        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+        """The same batch on a device. Copying a pinned batch to a CUDA device does not block the host."""
+        return self._with(lambda tensor: tensor.to(device, non_blocking=device.type == "cuda"))
 
     def pinned(self) -> Self:
         """The same batch in pinned memory."""

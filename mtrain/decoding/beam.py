@@ -9,6 +9,7 @@ from torch import Tensor
 from mtrain.config.decoding import DecodingConfig
 from mtrain.decoding.constraints import Constraints
 from mtrain.decoding.predictor import Predictor, remaining_sentences
+from mtrain.kernels.precision import widest_float
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class _Coverage:
         tiny = torch.finfo(self.sums.dtype).tiny  # avoids log(0)
         logs = self.sums.clamp(tiny, 1).log().masked_fill(~self.source_keep[:, None], 0)
         # In fp64, because the order of summation on a CPU depends on the length, including padding.
-        sums = logs.sum(dim=-1, dtype=torch.float64).to(logs.dtype)
+        sums = logs.sum(dim=-1, dtype=widest_float(logs.device)).to(logs.dtype)
         return _pick(self.beta * sums, parents)
 
     def reorder(self, parents: Tensor, sentences: Tensor | None) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mtrain.config.decoding import DecodingConfig
+from mtrain.kernels.precision import widest_float
 
 
 def noise_keys(seed: int, keys: Sequence[tuple[int, ...]], samples: int, steps: int) -> Tensor:
@@ -44,7 +45,7 @@ def draw(logits: Tensor, keys: Tensor, config: DecodingConfig) -> Tensor:
         logits = torch.full_like(logits, -math.inf).scatter(1, kept.indices, kept.values)
     if config.top_p < 1:
         values, tokens = logits.sort(descending=True)
-        probabilities = values.double().softmax(dim=-1)
+        probabilities = values.to(widest_float(values.device)).softmax(dim=-1)
         before = probabilities.cumsum(dim=-1) - probabilities
         values = values.masked_fill(before >= config.top_p, -math.inf)
         logits = torch.empty_like(logits).scatter(1, tokens, values)

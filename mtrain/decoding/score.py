@@ -59,7 +59,7 @@ def _score(translator: Translator, sources: list[str], targets: list[str]) -> li
         source_ids, source_keep = _padded(translator, [source[i] for i in rows])
         target_ids, _ = _padded(translator, [target[i] for i in rows])
         log_probs = forced_log_probs(translator.models, source_ids, source_keep, target_ids)
-        for row, values in zip(rows, log_probs.double().tolist(), strict=True):
+        for row, values in zip(rows, log_probs.tolist(), strict=True):
             steps = values[: len(target[row])]
             results[row] = Scored(sum(steps), [pieces[i] for i in target[row]], steps)
     return results

@@ -11,6 +11,7 @@ from mtrain.decoding.constraints import Constraints
 from mtrain.decoding.predictor import Predictor, remaining_sentences
 from mtrain.decoding.sample import draw, noise_keys
 from mtrain.errors import UsageError
+from mtrain.kernels.precision import widest_float
 from mtrain.model.transformer import Transformer
 
 # Chooses the next token of each row. Arguments: logits (N, V), tokens so far (B', R, t), indices (B') of the
@@ -39,7 +40,7 @@ def search(
 
     Raises UsageError if a prefix is too long for the model.
     """
-    lengths = source_keep.sum(1).double()
+    lengths = source_keep.sum(1).to(widest_float(source.device))
     max_lengths = _max_lengths(models, lengths, config, prefixes)
     constraints = Constraints(config, lengths, max_lengths, models[0].config, prefixes)
     steps, sampled = int(max_lengths.max()), config.samples is not None

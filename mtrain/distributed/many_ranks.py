@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mtrain import __version__
-from mtrain.device import resolve_device
+from mtrain.device import find_accelerator, resolve_device
 from mtrain.distributed.launch import Launch, read_launch, require_complete_launch
 from mtrain.distributed.ranks import Json, Ranks, Share
 from mtrain.distributed.store import RankStore, require_equal_facts, require_own_gpus
@@ -39,7 +39,7 @@ _LOST = re.compile(
 @contextmanager
 def joined_ranks(device: str) -> Iterator[Ranks]:
     """Connect the ranks that torchrun has started. `device` is as in `resolve_device`, but each rank of a
-    machine has a GPU of its own.
+    machine has a GPU of its own, and several ranks need CPUs or CUDA devices.
 
     Raises UsageError if there is no such device; DistributedError if the ranks cannot work together.
     """
@@ -65,8 +65,10 @@ def _name_device(name: str, launch: Launch) -> str:
         return name
     if name.startswith("cuda:"):
         raise UsageError(f"--device {name}: torchrun gives each process a GPU; give --device cuda or auto")
-    uses_gpu = name == "cuda" or (name == "auto" and torch.cuda.is_available())
-    return f"cuda:{launch.local_rank}" if uses_gpu else name
+    kind = find_accelerator() if name == "auto" else name
+    if kind.startswith(("mps", "xpu")):
+        raise UsageError(f"--device {name}: several processes cannot use {kind}; give --device cpu")
+    return f"cuda:{launch.local_rank}" if kind == "cuda" else kind
 
 
 class ManyRanks(Ranks):

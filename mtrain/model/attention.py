@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mtrain.kernels import attention as kernels
 from mtrain.kernels.autocast import without_autocast
+from mtrain.kernels.precision import widest_float
 from mtrain.model.cache import LayerCache
 from mtrain.model.layers import Dropout, Linear
 
@@ -38,7 +39,7 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
     """Apply rotary position embeddings (Su et al., "RoFormer", 2021) to queries or keys x (.., T, D) at
     `positions` (T). The two halves of D are the coordinates that are rotated."""
     half = x.size(-1) // 2
-    frequencies = 10000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
+    frequencies = 10000.0 ** (-torch.arange(half, device=x.device, dtype=widest_float(x.device)) / half)
     angles = positions[:, None] * frequencies  # (T, D/2)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]

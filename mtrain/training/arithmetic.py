@@ -40,5 +40,5 @@ def log_changes(state: TrainState, arithmetic: str, ranks: Ranks) -> None:
         return
     if state.arithmetic != arithmetic:
         log.warning("resuming, but not bit-identically: %s; before: %s", arithmetic, state.arithmetic)
-    elif ranks.device.type == "cuda":
+    elif ranks.device.type != "cpu":
         log.info("resuming, but not bit-identically: the order of GPU operations varies")

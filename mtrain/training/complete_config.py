@@ -17,6 +17,7 @@ from mtrain.config.recipe import (
     Budget,
     Choice,
     CorpusSize,
+    assumed_speed,
     choose_training,
     parameters,
     peak_rate,
@@ -84,7 +85,7 @@ def complete_config(
         return measure_speed(network, sized.training, device, steps, ranks)
 
     lengths = TrainingLengths.of_data(data, config.seed)
-    work = make_workload(config, lengths, speed, ranks * ASSUMED_SPEEDS[device.type])
+    work = make_workload(config, lengths, speed, ranks * assumed_speed(device.type))
     completed, choices = plan_run(config, work)
     if config.model.preset == "auto":
         log_choices([*earlier, *choices])

@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from mtrain.config.schema import Config
 from mtrain.data.batch import Batch
 from mtrain.data.windows import ONE_WINDOW, WindowedCorpus
+from mtrain.device import preserved_random_states
 from mtrain.distributed.shards import own_part
 from mtrain.training.step import Learner
 
@@ -26,8 +27,10 @@ def available_memory(device: torch.device, root: Path = Path("/")) -> int:
     On a CPU, this is the smallest of the machine's memory, RLIMIT_AS, and the limits of the process's cgroups
     and their parents (versions 1 and 2), which containers set. `root` contains /proc and /sys.
     """
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    if device.type != "cpu":
+        return int(torch.get_device_module(device).get_device_properties(device).total_memory)
     return min([_machine_memory(), *_cgroup_limits(root), *_address_space_limit()])
 
 
@@ -77,7 +80,7 @@ def activation_bytes(learner: Learner, batch: Batch) -> int:
         return tensor
 
     with (
-        learner.preserve_rng_state(),
+        preserved_random_states(learner.device),
         torch.compiler.set_stance("force_eager"),  # do not compile for this shape
         saved_tensors_hooks(save, lambda tensor: tensor),
     ):
@@ -99,7 +102,7 @@ def choose_micro_batch_tokens(learner: Learner, longest: int, batch_tokens: int,
     def size(pairs: int) -> int:
         return activation_bytes(learner, Batch.of_size(pairs, longest))
 
-    workers, on_cpu = len(learner.replicas), learner.device.type != "cuda"
+    workers, on_cpu = len(learner.replicas), learner.device.type == "cpu"
     return fit_micro_batch_tokens(size, longest, batch_tokens, memory, workers, on_cpu)
 
 

@@ -5,11 +5,10 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from mtrain.checkpoint.checkpoint import TrainState, record_validation
 from mtrain.checkpoint.model_folder import publish_best
 from mtrain.config.schema import Config
+from mtrain.device import release_cached_memory
 from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainError, is_out_of_memory
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -61,8 +60,7 @@ class ModelSelection:
                         raise DivergedError(message) from None
                     raise
                 log.warning("step %d: validation failed: %s", self.state.step, error)
-                if self.validator.device.type == "cuda":
-                    torch.cuda.empty_cache()
+                release_cached_memory(self.validator.device)
             else:
                 self.failures = 0
                 return

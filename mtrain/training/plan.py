@@ -13,7 +13,7 @@ import torch
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.presets import SIZES
-from mtrain.config.recipe import ASSUMED_SPEEDS
+from mtrain.config.recipe import assumed_speed
 from mtrain.config.schema import Config
 from mtrain.config.training import TrainingConfig
 from mtrain.data.data_folder import find_data_folder
@@ -115,7 +115,7 @@ class _Planner:
         """The config with a value for every key. What `model.preset: auto` chose is logged."""
         if not is_incomplete(config):
             return config
-        assumed = ASSUMED_SPEEDS["cpu" if self.hardware.on_cpu else "cuda"]
+        assumed = assumed_speed("cpu" if self.hardware.on_cpu else "cuda")
         work = make_workload(config, self.lengths, self._speed, assumed)
         completed, choices = plan_run(config, work)
         if choices:

@@ -16,12 +16,12 @@ from mtrain.checkpoint.model_folder import LoadedModel, load_model, tokenizer_fo
 from mtrain.config.load import validate
 from mtrain.config.model import Architecture
 from mtrain.config.recipe import (
-    ASSUMED_SPEEDS,
     AUTOMATIC,
     OPEN_IF_NULL,
     TOKENS_PER_PAIR,
     Budget,
     CorpusSize,
+    assumed_speed,
     choose_vocab_size,
 )
 from mtrain.config.schema import Config
@@ -127,7 +127,7 @@ def _choose_vocab_size(config: Config, scanner: CorpusScanner | None, learn_agai
         return _inherit(config, {"tokenizer": {"vocab_size": tokenizer_settings(folder).vocab_size}})
     pairs = (scanner or CorpusScanner(config.data, config.seed, strict=False)).result.pairs
     tokens = pairs * TOKENS_PER_PAIR
-    speed = ASSUMED_SPEEDS[resolve_device("auto").type]
+    speed = assumed_speed(resolve_device("auto").type)
     planned = Budget.of(config.training).tokens(CorpusSize(pairs, tokens, tokens, 0), speed)
     return _inherit(config, {"tokenizer": {"vocab_size": choose_vocab_size(pairs, planned)}})
 

@@ -5,7 +5,6 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
-from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -16,7 +15,10 @@ from mtrain.data.batch import Batch
 from mtrain.device import (
     autocast,
     default_worker_count,
+    has_fused_optimizers,
     multiply_all,
+    preserved_random_states,
+    release_cached_memory,
     resolve_precision,
     should_compile,
     step_unless,
@@ -166,8 +168,7 @@ class Learner:
     def _release_memory(self) -> None:
         for replica in self.replicas:
             replica.zero_grad(set_to_none=True)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_cached_memory(self.device)
 
     def _accumulate_in_threads(self, batches: Sequence[Batch], tokens: int) -> Tensor:
         assert self.pool is not None
@@ -224,13 +225,9 @@ class Learner:
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         # Allocates the optimizer's moments without changing anything.
         step_unless(self.optimizer, torch.ones((), device=self.device))
-        with self.preserve_rng_state():
+        with preserved_random_states(self.device):
             self._accumulate_alone([batch] * len(self.replicas), max(1, batch.target_tokens))
         self.optimizer.zero_grad(set_to_none=True)
-
-    def preserve_rng_state(self) -> AbstractContextManager[None]:
-        """A context manager that restores the current states of the random generators on exit."""
-        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
 
 
 def make_learner(model: Transformer, config: TrainingConfig) -> Learner:
@@ -264,8 +261,9 @@ def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
+    fused = has_fused_optimizers(next(model.parameters()).device)
     # Each step sets the learning rate.
-    return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=1e-9, fused=True)
+    return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=1e-9, fused=fused)
 
 
 # Prefixes of the parameters that belong to each part of `training.freeze`.

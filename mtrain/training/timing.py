@@ -15,7 +15,7 @@ from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan
 from mtrain.data.loader import START, Step
-from mtrain.device import should_compile
+from mtrain.device import release_cached_memory, should_compile
 from mtrain.model.transformer import Transformer
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.step import Learner, make_learner
@@ -46,8 +46,7 @@ def measure_speed(
         if should_compile(device, recipe.compile):
             torch.compiler.reset()  # the number of compiled variants of a function is limited
         gc.collect()  # a compiled model refers to itself
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_cached_memory(device)
 
 
 def random_steps(

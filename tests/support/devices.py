@@ -1,6 +1,13 @@
-"""Marks of tests that need a device, or need it to be absent."""
+"""Devices that exist in name only, and marks of tests that need a device to be absent."""
 
 import pytest
 import torch
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, kind: str, count: int = 1) -> None:
+    """Let PyTorch report `count` accelerators of a kind, such as `mps`."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)

@@ -15,17 +15,24 @@ from mtrain.device import (
     cpu_has_bf16,
     default_worker_count,
     describe_numerics,
+    has_fused_optimizers,
     keep_freed_memory,
     limit_onednn_cache,
+    make_current,
     multiply_all,
+    preserved_random_states,
+    random_states,
+    release_cached_memory,
     resolve_device,
     resolve_precision,
+    restore_random_states,
     should_compile,
     step_unless,
     thread_pool,
 )
 from mtrain.errors import UsageError
 from mtrain.kernels.undocumented import documented_only
+from tests.support.devices import pretend
 
 
 def test_the_cpu_is_always_available():
@@ -48,10 +55,66 @@ def test_auto_selects_an_available_gpu():
         resolve_device("cuda:99")
 
 
-@pytest.mark.parametrize("name", ["gpu", "mps", "xpu", "tpu:0", ""])
+@pytest.mark.parametrize("name", ["gpu", "mps:0", "cpu:1", "tpu:0", "cuda:-1", "cuda:", ""])
 def test_unknown_devices_are_errors(name):
-    with pytest.raises(UsageError, match="not supported; give auto, cpu, cuda or cuda:N"):
+    with pytest.raises(UsageError, match="not supported; give auto, cpu, cuda, cuda:N, mps or xpu"):
         resolve_device(name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "chosen"),
+    [("cuda", 2, "cuda"), ("mps", 1, "mps"), ("xpu", 1, "xpu"), ("cuda", 0, "cpu"), ("mtia", 1, "cpu")],
+)
+def test_auto_selects_the_accelerator_of_the_machine(monkeypatch, kind, count, chosen):
+    pretend(monkeypatch, kind, count)
+    assert resolve_device("auto") == torch.device(chosen)
+
+
+def test_an_accelerator_that_the_machine_does_not_have_is_an_error(monkeypatch):
+    pretend(monkeypatch, "xpu", 2)
+    assert resolve_device("xpu:1") == torch.device("xpu:1") and resolve_device("cpu") == torch.device("cpu")
+    for name, found in (("xpu:2", "2 XPU"), ("xpu:999999999999", "2 XPU"), ("mps", "no MPS"), ("cuda", "no")):
+        with pytest.raises(
+            UsageError, match=rf"--device {name}: this machine has {found} .*device\(s\); give"
+        ):
+            resolve_device(name)
+
+
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_untested_accelerators_compute_in_fp32_without_compilation_and_helper_processes(monkeypatch, kind):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda _: "Arc")
+    device = torch.device(kind)
+    assert resolve_precision(device, "auto") == resolve_precision(device, "fp32") == "fp32"
+    assert not should_compile(device, "auto") and not should_compile(device, "off")
+    assert default_worker_count(device) == 1 and not has_fused_optimizers(device)
+    name = describe_numerics(device, "fp32", False, 1)
+    assert name.startswith("mps, fp32" if kind == "mps" else "xpu (Arc), fp32")
+    with pytest.raises(UsageError, match=f"precision bf16: not supported on {kind}; set it to auto or fp32"):
+        resolve_precision(device, "bf16")
+    with pytest.raises(UsageError, match=rf"training\.compile: not supported on {kind}"):
+        should_compile(device, "on")
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
+def test_a_device_is_made_current_and_keeps_its_random_state_by_its_own_functions(monkeypatch, kind):
+    device, module = torch.device(kind, 0), torch.get_device_module(kind)
+    state, calls = torch.arange(3, dtype=torch.uint8), []
+    monkeypatch.setattr(module, "get_rng_state", lambda device=kind: state)
+    monkeypatch.setattr(module, "set_rng_state", lambda state, device=kind: calls.append((state, device)))
+    monkeypatch.setattr(module, "empty_cache", lambda: calls.append("emptied"))
+    monkeypatch.setattr(module, "set_device", lambda device: calls.append(device), raising=False)
+    make_current(torch.device(kind))
+    release_cached_memory(torch.device("cpu"))
+    assert calls == []
+    make_current(device)
+    with preserved_random_states(device):
+        drawn = torch.rand(())
+    release_cached_memory(device)
+    assert torch.rand(()) == drawn
+    assert calls == [device, (state, kind if kind == "mps" else device), "emptied"]
+    restore_random_states({**random_states(torch.device("cpu")), "other": state}, device)
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize(

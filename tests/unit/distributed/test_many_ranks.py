@@ -9,6 +9,7 @@ import torch
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DistributedError, ModelError, UsageError
+from tests.support.devices import pretend
 from tests.support.ranks import exit_codes, joined, read_logs, run_ranks
 
 
@@ -104,8 +105,7 @@ def test_nccl_does_not_end_the_process_before_its_message(results_of, monkeypatc
 
 def test_each_rank_of_a_machine_uses_the_gpu_of_its_number(tmp_path, monkeypatch):
     """Shown with two ranks and a single GPU that exists in name only: the second rank misses its own."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    pretend(monkeypatch, "cuda")
     chosen = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
 
@@ -125,11 +125,17 @@ def test_each_rank_of_a_machine_uses_the_gpu_of_its_number(tmp_path, monkeypatch
     assert exit_codes(run_ranks(2, work, tmp_path)) == [0, 0], read_logs(tmp_path)
 
 
-def test_a_gpu_cannot_be_chosen_for_all_ranks(monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda:1", "--device cuda:1: torchrun gives each process a GPU; give --device cuda or auto"),
+        ("auto", "--device auto: several processes cannot use xpu; give --device cpu"),
+        ("xpu:0", "--device xpu:0: several processes cannot use xpu:0; give --device cpu"),
+    ],
+)
+def test_what_several_ranks_cannot_use_is_an_error(monkeypatch, device, message):
+    pretend(monkeypatch, "xpu", 2)
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0}.items():
         monkeypatch.setenv(name, str(value))
-    with (
-        pytest.raises(UsageError, match="--device cuda:1: torchrun gives each process a GPU"),
-        joined_ranks("cuda:1"),
-    ):
+    with pytest.raises(UsageError, match=message), joined_ranks(device):
         pass

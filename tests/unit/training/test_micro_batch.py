@@ -99,6 +99,16 @@ def test_memory_is_at_most_the_limit_of_the_address_space(monkeypatch):
     assert memory_with(resource.RLIM_INFINITY) > 2**27
 
 
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+def test_memory_is_that_of_the_gpu(monkeypatch, kind):
+    properties = SimpleNamespace(total_memory=2**33)
+    if kind == "mps":
+        monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 2**33)
+    else:
+        monkeypatch.setattr(torch.get_device_module(kind), "get_device_properties", lambda _: properties)
+    assert available_memory(torch.device(kind)) == 2**33
+
+
 def test_a_micro_batch_can_hold_the_longest_sampled_segmentation(make_config, set_memory):
     set_memory(1)
     keys = {"subword_sampling": 0.1, "max_length": 64}
