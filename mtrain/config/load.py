@@ -74,38 +74,38 @@ def override(raw: Any, assignment: str) -> Any:
 
 
 def _replaced(
-    node: Any, keys: Sequence[str], value: Any, where: str = "", place: tuple[str, ...] = ()
+    node: Any, keys: Sequence[str], value: Any, where: str = "", key_path: tuple[str, ...] = ()
 ) -> Any:
     """A copy of `node` with another value at the end of `keys`.
 
-    `where` is the path of `node`, and `place` is that path without the indices of lists. The nodes themselves
-    are not changed, since YAML aliases may share them.
+    `where` is the path of `node`, and `key_path` are the keys of that path without the indices of lists. The
+    nodes themselves are not changed, since YAML aliases may share them.
     """
     if not keys:
         return value
     key, rest = keys[0], keys[1:]
     below, name = f"{where}.{key}" if where else key, where or "the config"
-    if not rest and _gives_another_kind(key, node, place):
+    if not rest and _gives_another_kind(key, node, key_path):
         return {key: value}
     if isinstance(node, list):
         if not key.isdecimal() or int(key) >= len(node):
             raise LookupError(f"{name} is a list of {len(node)}; give an index from 0 to {len(node) - 1}")
         return [
-            _replaced(item, rest, value, below, place) if i == int(key) else item
+            _replaced(item, rest, value, below, key_path) if i == int(key) else item
             for i, item in enumerate(node)
         ]
     if node is None or isinstance(node, dict):
-        return {**(node or {}), key: _replaced((node or {}).get(key), rest, value, below, (*place, key))}
+        return {**(node or {}), key: _replaced((node or {}).get(key), rest, value, below, (*key_path, key))}
     raise LookupError(f"{name} is a single value and has no key '{key}'")
 
 
-def _gives_another_kind(key: str, node: Any, place: tuple[str, ...]) -> bool:
+def _gives_another_kind(key: str, node: Any, key_path: tuple[str, ...]) -> bool:
     """Whether `key` gives a kind of corpus, and `node` is a corpus of another kind, or a list of corpora that
     a holdout replaces. Another key in a list may be meant for one of its items."""
-    kind = _kinds_of_corpus(place, [key])
+    kind = _kinds_of_corpus(key_path, [key])
     if isinstance(node, list):
         return kind == {"holdout"}
-    return bool(kind) and isinstance(node, dict) and kind.isdisjoint(_kinds_of_corpus(place, node) or kind)
+    return bool(kind) and isinstance(node, dict) and kind.isdisjoint(_kinds_of_corpus(key_path, node) or kind)
 
 
 # ------------------------------------------------------------------------------------------------- extends
@@ -144,25 +144,25 @@ def _read_chain(path: Path) -> list[_ConfigFile]:
         path = Path(os.path.normpath(path.parent / base))
 
 
-def _merged(base: Any, value: Any, place: tuple[Any, ...] = ()) -> Any:
-    """`value` over `base`, both at the keys `place`.
+def _merged(base: Any, value: Any, key_path: tuple[Any, ...] = ()) -> Any:
+    """`value` over `base`, both at the keys `key_path`.
 
     Mappings are merged key by key, except for corpora of different kinds. Any other value replaces the one
     below it.
     """
     if not isinstance(base, dict) or not isinstance(value, dict):
         return value
-    kinds = _kinds_of_corpus(place, base), _kinds_of_corpus(place, value)
+    kinds = _kinds_of_corpus(key_path, base), _kinds_of_corpus(key_path, value)
     if all(kinds) and kinds[0] != kinds[1]:
         return value
-    merged = {key: _merged(base[key], value[key], (*place, key)) for key in base.keys() & value.keys()}
+    merged = {key: _merged(base[key], value[key], (*key_path, key)) for key in base.keys() & value.keys()}
     return base | value | merged
 
 
-def _kinds_of_corpus(place: tuple[Any, ...], keys: Iterable[Any]) -> set[str]:
-    """The keys that give the kind of the corpus at `place`, such as tsv. Empty if no corpus is there."""
-    is_corpus = place in (("data", "train"), ("data", "validation")) or (
-        len(place) == 3 and place[:2] == ("data", "test")
+def _kinds_of_corpus(key_path: tuple[Any, ...], keys: Iterable[Any]) -> set[str]:
+    """The keys that give the kind of the corpus at `key_path`, such as tsv. Empty if no corpus is there."""
+    is_corpus = key_path in (("data", "train"), ("data", "validation")) or (
+        len(key_path) == 3 and key_path[:2] == ("data", "test")
     )
     return {*keys} & CORPUS_KINDS if is_corpus else set()
 
@@ -188,21 +188,21 @@ def _origin(keys: Keys, files: Sequence[_ConfigFile], overrides: Sequence[str] =
             break
         path, line = entries[0][0], f":{entries[0][1].start_mark.line + 1}"
         below: list[tuple[Path, yaml.Node | None]] = [(path, node) for path, _, node in entries]
-        place = tuple(name for name in keys[: depth + 1] if isinstance(name, str))
-        layers = _layers_that_are_merged(below, place) or below[:1]
+        key_path = tuple(name for name in keys[: depth + 1] if isinstance(name, str))
+        layers = _layers_that_are_merged(below, key_path) or below[:1]
     return str(path) if changed else f"{path}{line}"
 
 
 def _layers_that_are_merged(
-    layers: Sequence[tuple[Path, yaml.Node | None]], place: tuple[Any, ...]
+    layers: Sequence[tuple[Path, yaml.Node | None]], key_path: tuple[Any, ...]
 ) -> list[tuple[Path, yaml.Node | None]]:
-    """The layers at the keys `place`, newest first, up to the one that replaces those below it."""
+    """The layers at the keys `key_path`, newest first, up to the one that replaces those below it."""
     merged: list[tuple[Path, yaml.Node | None]] = []
     kinds: set[str] = set()
     for path, node in layers:
         if not isinstance(node, yaml.MappingNode):
             break
-        found = _kinds_of_corpus(place, (key.value for key, _ in node.value))
+        found = _kinds_of_corpus(key_path, (key.value for key, _ in node.value))
         if kinds and found and found != kinds:
             break
         kinds = kinds or found

@@ -3,9 +3,9 @@
 from typing import Any
 
 from mtrain.config.corpora import Corpus
-from mtrain.data.corpus import Block, Position, RawBlock, parse_block
+from mtrain.data.corpus import Block, RawBlock, RawPosition, parse_block
 from mtrain.errors import DataError
-from mtrain.processes import Message
+from mtrain.worker_messages import Message
 
 
 def pack_block(raw: RawBlock, corpus: Corpus, header: dict[str, Any]) -> Message:
@@ -23,7 +23,7 @@ def unpack_block(message: Message, corpus: Corpus) -> Block:
     """The decoded block in a message."""
     header = message.header
     if message.contents:
-        start = Position(header["first"])
+        start = RawPosition(header["first"])
         raw = RawBlock(header["first"], start, message.contents, (), header["names"], header["skipped"])
         return parse_block(raw, corpus)
     errors = {int(number): DataError(text) for number, text in header["errors"].items()}

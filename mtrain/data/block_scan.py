@@ -11,8 +11,9 @@ from mtrain.data.block_check import BlockCheck, BlockFindings, PairHashes
 from mtrain.data.block_messages import pack_block, unpack_block
 from mtrain.data.corpus import Block, RawBlock, parse_block, refuse_unless_skipped
 from mtrain.data.samples import BlockSample, Candidate, draw_candidates, sample_block
-from mtrain.processes import Answer, Job, Message, Receive, map_tasks
-from mtrain.processes import serve as serve_tasks
+from mtrain.processes import Job, map_tasks
+from mtrain.worker_messages import Answer, Message, Receive
+from mtrain.worker_messages import serve as serve_tasks
 
 _COLUMNS = [f"{name}_{column}" for name in ("hashes", "overlap") for column in PairHashes._fields]
 

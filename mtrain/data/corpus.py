@@ -36,7 +36,7 @@ _SMALL = 100  # pairs that are read at a time if they are wanted one by one, per
 _Table = ParquetCorpus | HubCorpus
 
 
-class Position(NamedTuple):
+class RawPosition(NamedTuple):
     """Where to continue reading a corpus."""
 
     first: int = 1  # number of the next pair, from 1
@@ -45,14 +45,14 @@ class Position(NamedTuple):
     offsets: tuple[int, ...] = (0, 0)
 
 
-START = Position()
+START = RawPosition()
 
 
 class RawBlock(NamedTuple):
     """Consecutive pairs of a corpus, not decoded yet."""
 
     first: int  # number of the first pair, from 1
-    end: Position  # after the last pair
+    end: RawPosition  # after the last pair
     lines: tuple[bytes, ...]  # of the file or of the two files, with their ends
     records: Sequence[Any]  # instead of lines, for other kinds of corpora
     names: tuple[str, ...]  # of the file or of the two files
@@ -75,7 +75,7 @@ class Block(NamedTuple):
 
 
 def read_blocks(
-    corpus: Corpus, digests: Digests | None = None, size: int = BLOCK, start: Position = START
+    corpus: Corpus, digests: Digests | None = None, size: int = BLOCK, start: RawPosition = START
 ) -> Iterator[RawBlock]:
     """Yield the pairs of a corpus in order, in blocks of `size` pairs, from a position on.
 
@@ -90,11 +90,11 @@ def read_blocks(
         block = records[begin : begin + size]
         if isinstance(block, dict):  # the columns of a table
             block = [dict(zip(block, row, strict=True)) for row in zip(*block.values(), strict=True)]
-        yield RawBlock(begin + 1, Position(begin + 1 + len(block)), (), block, (name_of(corpus),))
+        yield RawBlock(begin + 1, RawPosition(begin + 1 + len(block)), (), block, (name_of(corpus),))
 
 
 def _read_lines(
-    files: list[tuple[Path, ...]], digests: Digests | None, size: int, start: Position
+    files: list[tuple[Path, ...]], digests: Digests | None, size: int, start: RawPosition
 ) -> Iterator[RawBlock]:
     """Read files of lines one after another, or pairs of files."""
     first, offsets = start
@@ -112,7 +112,7 @@ def _read_lines(
                 _require_equal_counts(paths, streams)
                 end = skipped + streams[0].lines + 1
                 offsets = tuple(stream.offset for stream in streams)
-                position = Position(end, (*offsets, *((number, skipped) if number else ())))
+                position = RawPosition(end, (*offsets, *((number, skipped) if number else ())))
                 yield RawBlock(first, position, lines, (), tuple(map(str, paths)), skipped)
                 first = end
         offsets, skipped = (0,) * sides, first - 1

@@ -9,8 +9,9 @@ from mtrain.data.block_messages import pack_block, unpack_block
 from mtrain.data.corpus import RawBlock
 from mtrain.data.encoder import EncodedBlock, Encoder
 from mtrain.data.shards import Ids, Rows
-from mtrain.processes import Answer, Job, Message, Receive, map_tasks
-from mtrain.processes import serve as serve_tasks
+from mtrain.processes import Job, map_tasks
+from mtrain.worker_messages import Answer, Message, Receive
+from mtrain.worker_messages import serve as serve_tasks
 
 
 class EncodingTask(NamedTuple):

@@ -20,10 +20,11 @@ from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.shards import Ids, Rows
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import StorageError
-from mtrain.processes import Answer, Message, Receive, WorkerPool, WorkerProcess, count_cores
-from mtrain.processes import serve as serve_tasks
+from mtrain.processes import WorkerPool, WorkerProcess, count_cores
 from mtrain.tokenizer.sampling import make_resegment
 from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.worker_messages import Answer, Message, Receive
+from mtrain.worker_messages import serve as serve_tasks
 
 BLOCK = 10_000  # rows that are segmented at a time
 Sides = tuple[Rows, Rows]  # source, target

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mtrain.data.corpus import BLOCK, START, Position, read_blocks
+from mtrain.data.corpus import BLOCK, START, RawPosition, read_blocks
 from mtrain.data.encoder import EncodedBlock, Encoder
 from mtrain.data.encoder_process import EncodingTask, encode_all
 from mtrain.data.scan import CorpusScanner
@@ -64,7 +64,8 @@ class ShardWriter:
                 if info := self._existing(index, number, position):
                     self._infos[index] = info
                     self._existed += info.pairs - info.dropped.get("bad", 0)
-                    position, blocks, pairs = Position(info.first + info.pairs, info.ends), None, info.pairs
+                    position = RawPosition(info.first + info.pairs, info.ends)
+                    blocks, pairs = None, info.pairs
                 else:
                     blocks = blocks or read_blocks(corpus, size=BLOCK, start=position)
                     first, raw = position.first, next(blocks, None)
@@ -77,7 +78,7 @@ class ShardWriter:
                     pairs = position.first - first
                 index += bool(pairs)
 
-    def _existing(self, index: int, corpus: int, position: Position) -> ShardInfo | None:
+    def _existing(self, index: int, corpus: int, position: RawPosition) -> ShardInfo | None:
         """What describes a shard of a corpus that is already in the folder; None if it must be written."""
         if index in self._replaced:
             return None

@@ -91,7 +91,7 @@ class ShardInfo:
     pairs: int  # raw pairs
     kept: int
     dropped: dict[str, int]  # number of pairs by reason
-    ends: tuple[int, ...]  # `Position.offsets` after the raw pairs
+    ends: tuple[int, ...]  # `RawPosition.offsets` after the raw pairs
 
 
 def buckets_of(numbers: Ids, seed: int, corpus: int, count: int) -> Indices:

@@ -24,9 +24,10 @@ from mtrain.decoding.decode import Models, decode_batch, for_decoding
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation, from_fields, to_fields
 from mtrain.device import keep_freed_memory
-from mtrain.processes import Answer, Message, Receive, WorkerProcess
-from mtrain.processes import serve as serve_tasks
+from mtrain.processes import WorkerProcess
 from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.worker_messages import Answer, Message, Receive
+from mtrain.worker_messages import serve as serve_tasks
 
 _IDLE = 60.0  # seconds without a task after which a worker process ends
 

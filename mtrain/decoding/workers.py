@@ -23,7 +23,8 @@ from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation
 from mtrain.decoding.worker_process import decode_remotely, messages_of, start_process
 from mtrain.device import thread_pool
-from mtrain.processes import Message, WorkerEndedError, WorkerProcess
+from mtrain.processes import WorkerEndedError, WorkerProcess
+from mtrain.worker_messages import Message
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from mtrain.errors import DataError
-from mtrain.processes import Answer, Message, Receive
-from mtrain.processes import serve as serve_tasks
+from mtrain.worker_messages import Answer, Message, Receive
+from mtrain.worker_messages import serve as serve_tasks
 
 while (gate := os.environ.get("TEST_GATE")) and not Path(gate).exists():  # as if importing took long
     time.sleep(0.01)

@@ -14,7 +14,8 @@ PACKAGE = ROOT / "mtrain"
 # Each module may import from the rows above its own and, in a package, from its own package.
 ORDER = [
     ["errors", "kernels", "progress_bar"],
-    ["device", "processes"],
+    ["device", "worker_messages"],
+    ["processes"],
     ["distributed"],
     ["config", "storage"],
     ["tokenizer"],

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from mtrain.errors import DataError
-from mtrain.processes import Job, Message, WorkerPool, map_tasks
+from mtrain.processes import Job, WorkerPool, map_tasks
+from mtrain.worker_messages import Message
 
 WORKER = "tests.support.worker"  # its processes do what their tasks say
 Action = tuple[str, Any]
