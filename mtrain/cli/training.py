@@ -66,9 +66,9 @@ def _print_test_scores(run_dir: Path, device: str) -> None:
 
     with Translator.load(run_dir, device) as translator, open_stdout() as out:
         for test in score_test_sets(run_dir, translator):
-            print(f"{test['name']} ({test['sentences']} sentences)", file=out)
-            for score in test["scores"]:
-                print(score["detail"], file=out)
+            print(f"{test.name} ({test.sentences} sentences)", file=out)
+            for score in test.scores:
+                print(score.detail, file=out)
 
 
 def plan(

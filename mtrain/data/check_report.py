@@ -3,10 +3,12 @@
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+from pydantic import TypeAdapter
 
 from mtrain.config.data import DataConfig
 from mtrain.data.block_check import LENGTH_BINS, RATIO_BINS
@@ -23,6 +25,17 @@ CHECK = "check.json"  # in the data folder: the findings, for `mtrain report`
 _MANY = 0.01  # share of suspicious pairs or tokens that causes a warning
 _REPEATED = 0.1  # share of repeated pairs that causes a warning
 _BAR = 40  # characters of the longest bar
+
+
+@dataclass
+class _Record:
+    """What check.json contains besides the findings."""
+
+    contents: list[str]  # of the corpora that were checked
+    warnings: list[str]
+
+
+_RECORD, _FINDINGS = TypeAdapter(_Record), TypeAdapter(Findings)
 
 
 def log_warnings(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> Findings:
@@ -48,14 +61,32 @@ def record_findings(folder: Path, findings: Findings, bad_lines: str) -> None:
         log.warning("%s; the report will lack the findings", error)
 
 
-def read_findings(folder: Path) -> dict[str, Any] | None:
-    """The recorded findings as a dictionary, with the `warnings`; None if there are none about the text that
-    the data folder is encoded from, or if they are damaged."""
+class RecordedFindings(NamedTuple):
+    """The findings of a check, and the warnings that they caused."""
+
+    findings: Findings
+    warnings: list[str]
+
+
+def read_findings(folder: Path) -> RecordedFindings | None:
+    """The recorded findings; None if there are none about the text that the data folder is encoded from, or,
+    with a warning, if they are damaged."""
+    file = folder / CHECK
     try:
-        record: dict[str, Any] = json.loads((folder / CHECK).read_bytes())
-        return record if record["contents"] == read_summary(folder)["inputs"]["contents"] else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, ModelError):
+        contents = read_summary(folder)["inputs"]["contents"]
+        text = file.read_bytes()
+    except (OSError, KeyError, TypeError, ModelError):
         return None
+    try:
+        record = _RECORD.validate_json(text)
+        findings = _FINDINGS.validate_json(text)
+        shapes = [len(counts) for counts in (*findings.lengths, findings.ratios)]
+        if shapes != [len(LENGTH_BINS), len(LENGTH_BINS), len(RATIO_BINS)]:
+            raise ValueError("a histogram has another number of bins")
+    except ValueError:
+        log.warning("%s: damaged; the report will lack the findings of the data check", file)
+        return None
+    return RecordedFindings(findings, record.warnings) if record.contents == contents else None
 
 
 def list_warnings(findings: Findings, bad_lines: str = "error") -> list[str]:

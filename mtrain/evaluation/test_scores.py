@@ -3,41 +3,64 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+from pydantic import BaseModel
 
 from mtrain.decoding.translate import Translator
 from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set
-from mtrain.evaluation.metrics import make_metrics
+from mtrain.evaluation.metrics import Score, make_metrics
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import sha256_of_json
 
 FILE = "test_scores.json"
 
 
-def score_test_sets(run_dir: Path, translator: Translator) -> Iterator[dict[str, Any]]:
-    """Score the model on each configured test set: `name`, `sentences` and `scores`. Recorded scores of the
-    same model, settings and sets are used again. Raises DataError if a test set cannot be read, StorageError
-    if the record cannot be written."""
+class TestScores(NamedTuple):
+    """The scores of a model on a test set."""
+
+    name: str
+    sentences: int
+    scores: list[Score]
+
+
+class _Record(BaseModel):
+    key: str  # depends on the model, the decoding settings and the test sets
+    sets: list[TestScores]
+
+
+def score_test_sets(run_dir: Path, translator: Translator) -> Iterator[TestScores]:
+    """Score the model on each configured test set. Recorded scores of the same model, settings and sets are
+    used again. Raises DataError if a test set cannot be read, StorageError if the record cannot be written.
+    """
     tests = configured_test_sets(run_dir)
     settings = translator.decoding.model_dump(mode="json", exclude={"batch_tokens", "workers"})
     key = sha256_of_json([translator.fingerprint, settings, tests])
-    recorded = _recorded(run_dir / FILE, key)
-    if recorded:
-        yield from recorded
+    record = _read(run_dir)
+    if record is not None and record.key == key:
+        yield from record.sets
         return
     metrics = make_metrics(("bleu", "chrf"), translator.target_lang)
     sets = []
     for test in tests:
-        scores = [score._asdict() for score in evaluate_set(test, translator, metrics)]
-        sets.append({"name": test.name, "sentences": len(test.sources), "scores": scores})
+        scores = evaluate_set(test, translator, metrics)
+        sets.append(TestScores(test.name, len(test.sources), scores))
         yield sets[-1]
-    write_atomically(run_dir / FILE, json.dumps({"key": key, "sets": sets}, indent=1) + "\n")
+    named = [
+        {"name": each.name, "sentences": each.sentences, "scores": [score._asdict() for score in each.scores]}
+        for each in sets
+    ]
+    write_atomically(run_dir / FILE, json.dumps({"key": key, "sets": named}, indent=1) + "\n")
 
 
-def _recorded(file: Path, key: str) -> list[dict[str, Any]]:
-    """The recorded sets, if the record has this key."""
+def read_test_scores(run_dir: Path) -> list[TestScores]:
+    """The recorded scores of a run; none if there is no record, or if it is damaged."""
+    record = _read(run_dir)
+    return [] if record is None else record.sets
+
+
+def _read(run_dir: Path) -> _Record | None:
     try:
-        record = json.loads(file.read_bytes())
-        return list(record["sets"]) if record["key"] == key else []
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return []
+        return _Record.model_validate_json((run_dir / FILE).read_bytes())
+    except (OSError, ValueError):
+        return None

@@ -90,12 +90,12 @@ def _sentence(source: str, translation: str, each: AttentionMap, key: str) -> st
     )
     cut = f"<p>Only the first {len(each.source)} and {len(each.target)} tokens are shown.</p>" * each.cut
     return (
-        f'<section class="attention" data-attention aria-label="{escape(source)}">'
+        f'<div class="attention" data-attention role="group" aria-label="{escape(source)}">'
         f'<h3 dir="auto">{escape(source)}</h3><p dir="auto">{escape(translation) or "(empty)"}</p>{cut}'
         f"<fieldset><legend>Attention</legend>{radios}</fieldset>"
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Attention weights in percent">'
+        f'<div class="scroll" tabindex="0" role="group" aria-label="Attention weights in percent">'
         f"{_table(caption, each.target, each.source, mean)}</div>"
-        f'<div class="heads"></div>{json_script({"kinds": kinds, "packed": each.packed()})}</section>'
+        f'<div class="heads"></div>{json_script({"kinds": kinds, "packed": each.packed()})}</div>'
     )
 
 

@@ -74,8 +74,8 @@ def html_curves(runs: Sequence[RunRecords], similarity: Sequence[tuple[int, str,
     return (
         f"<fieldset><legend>Horizontal axis</legend>{radios}</fieldset>"
         '<p class="muted">Point at a chart to read its values, or focus it and use the arrow keys. Drag to '
-        "zoom, double-click to see everything. Dashed lines are of training, solid ones of validation, where "
-        f'a chart has both.</p><div class="charts">{sections}</div>{data}'
+        "zoom, double-click to see everything. Where a chart has curves of training and of validation, those "
+        f'of training are dotted.</p><div class="charts">{sections}</div>{data}'
     )
 
 
@@ -111,7 +111,7 @@ def _series(runs: Sequence[RunRecords], chart: Chart, axes: list[dict[str, Any]]
                     "points": kind == "validation" and len(curve.values) <= 50,
                     "axis": axes.index(axis),
                     "y": _numbers(chart.factor * curve.values, 4),
-                    **({"dash": 0 if kind == "validation" else 2} if both else {}),
+                    "dotted": both and kind == "training",
                 }
             )
     return series
@@ -170,7 +170,8 @@ def _table(runs: Sequence[RunRecords], chart: Chart, title: str) -> str:
 
 def _value_at(curve: Curve | None, step: float, factor: float) -> str:
     """The last value up to a step, as text."""
-    if curve is None:
+    index = -1 if curve is None else int(np.searchsorted(curve.steps, step, side="right")) - 1
+    if curve is None or index < 0:
         return ""
-    index = int(np.searchsorted(curve.steps, step, side="right")) - 1
-    return f"{factor * curve.values[index]:.4g}" if index >= 0 else ""
+    value = factor * curve.values[index]
+    return f"{value:.4g}" if math.isfinite(value) else "not finite"

@@ -6,11 +6,13 @@ from itertools import pairwise
 from typing import Any
 
 from mtrain.data.block_check import LENGTH_BINS, RATIO_BINS
+from mtrain.data.check import Findings
 from mtrain.evaluation.differences import mark_differences
 from mtrain.evaluation.lengths import score_by_length
 from mtrain.evaluation.metrics import make_metrics, score_sentences
 from mtrain.report.page import html_differences, html_table
-from mtrain.report.run_records import Record, RunRecords
+from mtrain.report.recorded_translations import Translations
+from mtrain.report.run_records import RunRecords, config_section
 
 STEPS_SHOWN = 10  # validations whose translations of a sample are shown, at most
 EXTREMES = 5  # best and worst sentences that are shown
@@ -30,7 +32,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; } d
 
 def html_data(run: RunRecords) -> str:
     """Statistics of the data and the tokenizer of a run, and the findings of its check."""
-    found, tokenizer = run.findings, run.config.get("tokenizer", {})
+    tokenizer = config_section(run.config, "tokenizer")
     facts = {
         "Tokenizer": f"{tokenizer.get('type')}, vocabulary size {tokenizer.get('vocab_size')}, "
         f"{'one vocabulary' if tokenizer.get('joint') else 'a vocabulary for each side'}"
@@ -40,39 +42,39 @@ def html_data(run: RunRecords) -> str:
         dropped = run.summary.get("dropped") or {}
         facts["Dropped"] = ", ".join(f"{why}: {count:,}" for why, count in dropped.items()) or "none"
     parts = []
-    if found is not None:
-        facts["Scripts"] = " to ".join(script or "none" for script in found["scripts"])
-        about = "about " if found["duplicates_error"] else ""
-        facts["Duplicate training pairs"] = f"{about}{found['duplicates']:,}"
-        if segmentation := found["segmentation"]:
-            each = segmentation["tokens_per_word"]
+    if run.findings is not None:
+        found, listed_warnings = run.findings
+        facts["Scripts"] = " to ".join(script or "none" for script in found.scripts)
+        about = "about " if found.duplicates_error else ""
+        facts["Duplicate training pairs"] = f"{about}{found.duplicates:,}"
+        if (segmentation := found.segmentation) is not None:
+            each, unknown = segmentation.tokens_per_word, segmentation.unknown
             facts["Tokens per word"] = f"{each[0]:.2f} source, {each[1]:.2f} target"
-            unknown = segmentation["unknown"]
             facts["Unknown or byte tokens"] = f"{unknown[0]:.2%} source, {unknown[1]:.2%} target"
             facts["Longer than data.max_length"] = (
-                f"{segmentation['too_long']:,} of {segmentation['pairs']:,} sampled pairs"
+                f"{segmentation.too_long:,} of {segmentation.pairs:,} sampled pairs"
             )
-        warnings = "".join(f"<li>{escape(text)}</li>" for text in found["warnings"])
+        warnings = "".join(f"<li>{escape(text)}</li>" for text in listed_warnings)
         parts.append(f'<h3>Findings of the check</h3><ul class="warnings">{warnings or "<li>none</li>"}</ul>')
         parts.append(_finding_tables(found))
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items())
     return f"<dl>{listed}</dl>{''.join(parts)}"
 
 
-def _finding_tables(found: Record) -> str:
+def _finding_tables(found: Findings) -> str:
     sets = [
         [
             name,
-            *(f"{counts[key]:,}" for key in ("usable", "empty", "bad")),
-            f"{found['leaks'][name]['sources']:,}" if name in found["leaks"] else "",
+            *(f"{count:,}" for count in (counts.usable, counts.empty, counts.bad)),
+            f"{found.leaks[name].sources:,}" if name in found.leaks else "",
         ]
-        for name, counts in found["sets"].items()
+        for name, counts in found.sets.items()
     ]
     columns = ["set", "pairs", "empty", "unreadable", "sources in training"]
     suspicious = [
-        [kind, f"{each['count']:,}", ", ".join(each["places"][:3])]
-        for kind, each in found["suspicious"].items()
-        if each["count"]
+        [kind, f"{each.count:,}", ", ".join(each.places[:3])]
+        for kind, each in found.suspicious.items()
+        if each.count
     ]
     tables = [html_table("Sets", columns, sets)]
     if suspicious:
@@ -80,9 +82,9 @@ def _finding_tables(found: Record) -> str:
     words = [*(f"{start} to {end - 1}" for start, end in pairwise(LENGTH_BINS)), f"{LENGTH_BINS[-1]} or more"]
     ratios = [*(f"{a:g} to {b:g}" for a, b in pairwise(RATIO_BINS)), f"{RATIO_BINS[-1]:g} or more"]
     histograms = [
-        ("Words of the source", words, found["lengths"][0]),
-        ("Words of the target", words, found["lengths"][1]),
-        ("Characters, target / source", ratios, found["ratios"]),
+        ("Words of the source", words, found.lengths[0]),
+        ("Words of the target", words, found.lengths[1]),
+        ("Characters, target / source", ratios, found.ratios),
     ]
     tables += [_histogram(*each) for each in histograms]
     return "".join(tables)
@@ -109,20 +111,20 @@ def html_samples(run: RunRecords) -> str:
     if len(records) > STEPS_SHOWN:
         last = len(records) - 1
         records = [records[number * last // (STEPS_SHOWN - 1)] for number in range(STEPS_SHOWN)]
-    return "".join(_sample(records, row) for row in range(len(records[-1]["sentences"])))
+    return "".join(_sample(records, row) for row in range(len(records[-1].sentences)))
 
 
-def _sample(records: Sequence[Record], row: int) -> str:
-    latest = records[-1]["sentences"][row]
+def _sample(records: Sequence[Translations], row: int) -> str:
+    latest = records[-1].sentences[row]
     rows = []
     for record in records:
-        sentences = record["sentences"]
-        if row < len(sentences) and sentences[row]["source"] == latest["source"]:
-            text = _marked(sentences[row]["translation"], latest["reference"])
-            rows.append(f'<tr><th scope="row">{record["step"]:,}</th><td dir="auto">{text}</td></tr>')
+        sentences = record.sentences
+        if row < len(sentences) and sentences[row].source == latest.source:
+            text = _marked(sentences[row].translation, latest.reference)
+            rows.append(f'<tr><th scope="row">{record.step:,}</th><td dir="auto">{text}</td></tr>')
     return (
-        f'<article><p class="label">Source</p><p dir="auto">{escape(latest["source"])}</p>'
-        f'<p class="label">Reference</p><p dir="auto">{escape(latest["reference"])}</p>'
+        f'<article><p class="label">Source</p><p dir="auto">{escape(latest.source)}</p>'
+        f'<p class="label">Reference</p><p dir="auto">{escape(latest.reference)}</p>'
         '<table class="through-time"><caption class="label">Translations</caption><thead><tr>'
         '<th scope="col">step</th><th scope="col" style="text-align:start">translation</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></article>"
@@ -179,12 +181,11 @@ def html_extremes(run: RunRecords) -> str:
 
 def _columns(run: RunRecords) -> tuple[list[str], list[str], list[str]]:
     assert run.best is not None
-    sentences = run.best["sentences"]
-    source, reference, translation = (
-        [each[key] for each in sentences] for key in ("source", "reference", "translation")
-    )
-    return source, reference, translation
+    sentences = run.best.sentences
+    sources, references = [each.source for each in sentences], [each.reference for each in sentences]
+    return sources, references, [each.translation for each in sentences]
 
 
 def _metrics(run: RunRecords, name: str) -> dict[str, Any]:
-    return make_metrics((name,), run.config.get("data", {}).get("target_lang"))
+    language = config_section(run.config, "data").get("target_lang")
+    return make_metrics((name,), language if isinstance(language, str) else None)

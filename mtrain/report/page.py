@@ -81,7 +81,7 @@ def html_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     lines = [_row(first, cells) for first, *cells in rows]
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(caption)}"><table>'
         f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )

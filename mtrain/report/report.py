@@ -95,16 +95,27 @@ def _summary(runs: Sequence[RunRecords]) -> str:
         )
     columns = ["run", "steps", "million target tokens", "minutes", "best nll", "best BLEU"]
     parts = [html_table("Runs, with the best scores on the validation set", columns, rows)]
-    tests = [
-        [f"{run.name}, {test['name']}"] + [f"{score['score']:.2f}" for score in test["scores"]]
-        for run in runs
-        for test in run.test_scores
-    ]
+    tests = [(run.name, test) for run in runs for test in run.test_scores]
     if tests:
-        parts.append(html_table("Test sets", ["run, test set", "BLEU", "chrF"], tests))
-    scores = [score for run in runs for test in run.test_scores for score in test["scores"]]
-    signatures = {f"{TITLES[score['metric']]}|{score['signature']}" for score in scores}
+        metrics = dict.fromkeys(score.metric for _, test in tests for score in test.scores)
+        rows = []
+        for name, test in tests:
+            known = {score.metric: f"{score.score:.2f}" for score in test.scores}
+            rows.append([f"{name}, {test.name}", *(known.get(metric, "") for metric in metrics)])
+        columns = ["run, test set", *(TITLES.get(metric, metric) for metric in metrics)]
+        parts.append(html_table("Test sets", columns, rows))
+    signatures = {
+        f"{TITLES.get(score.metric, score.metric)}|{score.signature}"
+        for _, test in tests
+        for score in test.scores
+    }
     parts += [f'<p class="muted">{escape(signature)}</p>' for signature in sorted(signatures)]
+    parts += [
+        f"<p>{escape(run.name)} skipped {run.skipped_steps:,} step(s), whose loss or gradient was not finite."
+        "</p>"
+        for run in runs
+        if run.skipped_steps
+    ]
     lacking: dict[str, list[str]] = {}
     for run in runs:
         lacking.setdefault(", ".join(run.missing), []).append(run.name)

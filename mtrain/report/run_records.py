@@ -1,6 +1,7 @@
 """What a run folder records, as the report needs it. Missing or damaged files are named, and not fatal."""
 
 import json
+import math
 from collections.abc import Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -10,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.config.yaml_io import read_yaml_file
-from mtrain.data.check_report import read_findings
+from mtrain.data.check_report import RecordedFindings, read_findings
 from mtrain.data.data_folder import VALIDATION
 from mtrain.data.summary import read_summary
 from mtrain.errors import ModelError, MtrainError, UsageError
+from mtrain.evaluation.test_scores import TestScores, read_test_scores
+from mtrain.report.recorded_translations import Translations, read_best, read_samples
 
 Floats = npt.NDArray[np.float64]
 Record = dict[str, Any]
@@ -36,29 +39,32 @@ class RunRecords(NamedTuple):
     folder: Path
     config: Record
     curves: dict[str, Curve]  # by metric; those of validation begin with `validation_`
-    samples: list[Record]  # of each validation: `step`, `sentences`
-    best: Record | None  # the translations of the best model: `step`, `sentences`
-    findings: Record | None  # of the data check
+    skipped_steps: int  # whose loss or gradient was not finite
+    samples: list[Translations]  # of each validation
+    best: Translations | None  # by the best model
+    findings: RecordedFindings | None  # of the data check
     summary: Record  # of the data folder; empty if unknown
     examples: list[str]  # validation sources, for attention maps
-    test_scores: list[Record]  # of the best model: `name`, `sentences`, `scores`
+    test_scores: list[TestScores]  # of the best model
     missing: list[str]  # what the report lacks
 
 
 def read_run(folder: Path, name: str) -> RunRecords:
-    """Read the records of a run folder. Raises ModelError if it is not one."""
+    """Read the records of a run folder. Raises ModelError if it is not one, UsageError if it has no steps."""
     if not folder.is_dir():
         raise ModelError(f"{folder}: {'not a folder' if folder.exists() else 'no such run folder'}")
     if not (folder / "config.yaml").exists() or not (folder / "metrics.jsonl").exists():
-        raise ModelError(f"{folder}: not a run folder with config.yaml and metrics.jsonl; give that of a fit")
+        raise ModelError(
+            f"{folder}: not a run folder: it has no config.yaml or no metrics.jsonl; give the run_dir of a "
+            "training"
+        )
     config = read_yaml_file(folder / "config.yaml")
     lines = _json_lines(folder / "metrics.jsonl")
     curves = _curves(lines)
     if not curves:
         raise UsageError(f"{folder}/metrics.jsonl: has no steps yet; train the run first")
-    samples, best = _samples(folder), _json_file(folder / "best_validation.json")
-    best = best if best and best.get("sentences") else None
-    data = Path(config.get("data", {}).get("folder") or folder / "data")
+    samples, best = read_samples(folder / "samples.jsonl"), read_best(folder / "best_validation.json")
+    data = Path(str(config_section(config, "data").get("folder") or folder / "data"))
     findings = read_findings(data)
     try:
         summary = read_summary(data)
@@ -70,12 +76,13 @@ def read_run(folder: Path, name: str) -> RunRecords:
         "the translations of the validation set (best_validation.json)": best is None,
         "the model": not (folder / "model").is_dir(),
     }
-    tests = (_json_file(folder / "test_scores.json") or {}).get("sets", [])
     missing = [what for what, is_missing in absent.items() if is_missing]
     recorded = samples[-1] if samples else best
-    examples = [each["source"] for each in recorded["sentences"]] if recorded else _first_sources(data)
-    found = curves, samples, best, findings, summary, examples
-    return RunRecords(name, folder, config, *found, tests, missing)
+    examples = [each.source for each in recorded.sentences] if recorded else _first_sources(data)
+    skipped = [_number(line.get("skipped_steps")) for line in lines]
+    skipped_steps = int(max([count for count in skipped if math.isfinite(count)], default=0))
+    found = curves, skipped_steps, samples, best, findings, summary, examples
+    return RunRecords(name, folder, config, *found, read_test_scores(folder), missing)
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
@@ -96,7 +103,10 @@ def _repeated(folders: Sequence[Path]) -> Path:
 
 
 def _curves(lines: list[Record]) -> dict[str, Curve]:
-    training = [line for line in lines if "loss" in line and _is_number(line.get("target_tokens"))]
+    lines = _in_order(lines)
+    training = [
+        line for line in lines if "loss" in line and math.isfinite(_number(line.get("target_tokens")))
+    ]
     curves = {}
     if training:
         steps, seconds = _column(training, "step"), _column(training, "seconds")
@@ -116,20 +126,24 @@ def _curves(lines: list[Record]) -> dict[str, Curve]:
     return curves
 
 
+def _in_order(lines: list[Record]) -> list[Record]:
+    """The lines that say where on the axes they are, by step. Each axis has to increase."""
+    axes = ("step", "seconds")
+    lines = [line for line in lines if all(math.isfinite(_number(line.get(axis))) for axis in axes)]
+    return sorted(lines, key=lambda line: _number(line["step"]))
+
+
 def _downsampled(curve: Curve, extreme: bool = False) -> Curve:
-    """At most POINTS points: the means of consecutive values or, if `extreme`, the largest of them."""
+    """At most POINTS points: the means of consecutive values or, if `extreme`, the largest of them. Values
+    that are not finite are left out, unless there are no others."""
     if len(curve.values) <= POINTS:
         return curve
     chunks = np.array_split(np.arange(len(curve.values)), POINTS)
     last = [chunk[-1] for chunk in chunks]
     reduce = np.max if extreme else np.mean
-    values = np.array([reduce(curve.values[chunk]) for chunk in chunks])
+    finite = [curve.values[chunk][np.isfinite(curve.values[chunk])] for chunk in chunks]
+    values = np.array([reduce(chunk) if len(chunk) else np.nan for chunk in finite])
     return Curve(curve.steps[last], curve.tokens[last], curve.hours[last], values)
-
-
-def _samples(folder: Path) -> list[Record]:
-    records = [line for line in _json_lines(folder / "samples.jsonl") if line.get("sentences")]
-    return sorted(records, key=lambda line: float(line["step"]))
 
 
 def _first_sources(data: Path) -> list[str]:
@@ -149,16 +163,11 @@ def _json_lines(file: Path) -> list[Record]:
         with file.open(encoding="utf-8", errors="replace") as stream:
             for line in stream:
                 record = _parsed(line)
-                if isinstance(record, dict) and _is_number(record.get("step")):
+                if isinstance(record, dict) and math.isfinite(_number(record.get("step"))):
                     found.append(record)
     except FileNotFoundError:
         pass
     return found
-
-
-def _json_file(file: Path) -> Record | None:
-    record = _parsed(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
-    return record if isinstance(record, dict) else None
 
 
 def _parsed(text: str) -> Any:
@@ -170,12 +179,22 @@ def _parsed(text: str) -> Any:
 
 def _column(records: Sequence[Record], name: str) -> Floats:
     """The numbers of a key; NaN for those that are missing, or that JSON cannot express."""
-    values = (record.get(name) for record in records)
-    return np.array([value if _is_number(value) else np.nan for value in values], np.float64)
+    return np.array([_number(record.get(name)) for record in records], np.float64)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float))
+def _number(value: object) -> float:
+    """A value of a record as a float; NaN if it is not a number, or too large for one."""
+    try:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return float(value) if is_number else math.nan  # type: ignore[arg-type]
+    except OverflowError:
+        return math.nan
+
+
+def config_section(config: Record, name: str) -> Record:
+    """A section of a config file, which may be that of an older version; empty if it is missing."""
+    section = config.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def differing_settings(configs: Sequence[Record]) -> dict[str, list[str]]:

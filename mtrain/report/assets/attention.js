@@ -60,7 +60,7 @@ document.querySelectorAll("[data-attention]").forEach(async (place) => {
     [canvas.width, canvas.height] = [columns.length, rows.length];
     canvas.setAttribute("aria-hidden", "true");
     const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, canvas.height);
-    values.forEach((value, i) => image.data.set([9, 105, 218, Math.round(value * 2.55)], 4 * i));
+    values.forEach((value, i) => image.data.set([47, 129, 247, Math.round(value * 2.55)], 4 * i));
     context.putImageData(image, 0, 0);
     return canvas;
   }
@@ -100,7 +100,7 @@ document.querySelectorAll("[data-positions]").forEach((place) => {
   const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
   bytes.forEach((byte, i) => {
     const value = (byte - 127) / 127;
-    image.data.set([...(value < 0 ? [188, 76, 0] : [9, 105, 218]), Math.round(Math.abs(value) * 255)], 4 * i);
+    image.data.set([...(value < 0 ? [219, 109, 40] : [47, 129, 247]), Math.round(Math.abs(value) * 255)], 4 * i);
   });
   context.putImageData(image, 0, 0);
   const output = place.querySelector("output");

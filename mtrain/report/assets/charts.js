@@ -8,7 +8,8 @@
     hours: { label: "hours", digits: 3 },
   };
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const dashes = [[], [8, 4], [2, 4], [10, 4, 2, 4]];
+  // Six colors; runs after the sixth have dashes. Curves of training are dotted beside those of validation.
+  const dashes = [[], [10, 5]], dotted = [[2, 4], [10, 4, 2, 4]];
   let charts = [];
 
   const number = (value, digits) =>
@@ -24,23 +25,25 @@
     return +value.toPrecision(4) + "";
   };
 
-  // The curves have points at different places: the value of a curve is that of its nearest point.
+  // The curves have points at different places, where the others are undefined; a value that is not finite is
+  // null. The value of a curve is that of its nearest point. Beyond its ends, it has none, except within the
+  // distance of two points.
   function nearest(chart, series, index) {
     const values = chart.data[series], xs = chart.data[0];
-    if (values[index] != null) return index;
-    let left = index, right = index;
-    while (left >= 0 && values[left] == null) left--;
-    while (right < values.length && values[right] == null) right++;
-    if (left < 0 && right >= values.length) return index;
-    if (left < 0) return right;
-    if (right >= values.length) return left;
-    return xs[index] - xs[left] <= xs[right] - xs[index] ? left : right;
+    const next = (from, step) => {
+      while (from >= 0 && from < values.length && values[from] === undefined) from += step;
+      return from;
+    };
+    const left = next(index, -1), right = next(index, 1);
+    if (left >= 0 && right < values.length) return xs[index] - xs[left] <= xs[right] - xs[index] ? left : right;
+    const end = left >= 0 ? left : right, step = left >= 0 ? -1 : 1;
+    return Math.abs(xs[index] - xs[end]) <= Math.abs(xs[end] - xs[next(end + step, step)]) ? end : null;
   }
 
-  // Until the cursor points at a chart, its legend shows the last value of each curve.
+  // Unless the cursor points at a chart, its legend shows the last value of each curve.
   function showLast(chart) {
-    const last = chart.data[0].length - 1;
-    chart.setLegend({ idxs: chart.series.map((_, index) => index ? nearest(chart, index, last) : last) });
+    const last = (values) => values.findLastIndex((value) => value != null);
+    chart.setLegend({ idxs: chart.data.map(last) });
   }
 
   // Of a logarithmic axis, only the powers of ten have grid lines.
@@ -54,8 +57,7 @@
       label: s.label,
       stroke: css(`--series-${s.run % 6}`),
       width: 2,
-      dash: dashes[(s.dash ?? Math.floor(s.run / 6)) % dashes.length],
-      spanGaps: true,
+      dash: (s.dotted ? dotted : dashes)[Math.floor(s.run / 6) % 2],
       points: { show: s.points || s.y.length < 3, size: 6 },
       value: (chart, value) => number(value),
     }));
@@ -70,7 +72,7 @@
         { ...ink, grid: { ...ink.grid, ...(spec.log && { filter: powers }) }, size: 58,
           values: (c, ticks) => ticks.map(short) },
       ],
-      hooks: { ready: [showLast] },
+      hooks: { ready: [showLast], setCursor: [(c) => { if (c.cursor.left < 0) showLast(c); }] },
       cursor: { drag: { x: true, y: false }, dataIdx: nearest },
     }, uPlot.join(tables), place);
     const canvas = place.querySelector(".u-wrap");

@@ -8,7 +8,7 @@ import pytest
 from mtrain.decoding.translate import Translator
 from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set
 from mtrain.evaluation.metrics import make_metrics
-from mtrain.evaluation.test_scores import score_test_sets
+from mtrain.evaluation.test_scores import read_test_scores, score_test_sets
 
 
 @pytest.fixture
@@ -21,8 +21,9 @@ def test_scores_are_those_of_evaluate_and_are_recorded(run):
         [found] = score_test_sets(run, translator)
         [test] = configured_test_sets(run)
         expected = evaluate_set(test, translator, make_metrics(("bleu", "chrf"), "de"))
-    assert found == {"name": "seen", "sentences": 8, "scores": [score._asdict() for score in expected]}
-    assert json.loads((run / "test_scores.json").read_text())["sets"] == [found]
+    assert found == ("seen", 8, expected) and read_test_scores(run) == [found]
+    [record] = json.loads((run / "test_scores.json").read_text())["sets"]
+    assert record == {"name": "seen", "sentences": 8, "scores": [score._asdict() for score in expected]}
 
 
 def test_recorded_scores_are_used_again_for_the_same_model_and_settings_only(run):
@@ -32,9 +33,11 @@ def test_recorded_scores_are_used_again_for_the_same_model_and_settings_only(run
         record = json.loads(file.read_text())
         record["sets"][0]["scores"][0]["score"] = -1.0
         file.write_text(json.dumps(record))
-        assert next(score_test_sets(run, translator))["scores"][0]["score"] == -1.0
+        assert next(score_test_sets(run, translator)).scores[0].score == -1.0
         others = [translator.with_settings(beam_size=2)]
-        file.write_text("{")
-        others.append(translator)
+        for damaged in ("{", json.dumps({**record, "sets": [{"name": "seen"}]})):
+            file.write_text(damaged)
+            assert read_test_scores(run) == []
+            others.append(translator)
         for other in others:
-            assert next(score_test_sets(run, other))["scores"][0]["score"] >= 0
+            assert next(score_test_sets(run, other)).scores[0].score >= 0

@@ -126,5 +126,51 @@ def test_recorded_test_scores_are_shown_with_their_signatures(run_dir, tmp_path)
         [test] = score_test_sets(run, translator)
     page = report_page([run])
     assert "run, seen" in page
-    for score, title in zip(test["scores"], ("BLEU", "chrF"), strict=True):
-        assert f"<td>{score['score']:.2f}</td>" in page and f"{title}|{score['signature']}" in page
+    for score, title in zip(test.scores, ("BLEU", "chrF"), strict=True):
+        assert f"<td>{score.score:.2f}</td>" in page and f"{title}|{score.signature}" in page
+
+
+def test_a_run_that_diverged_has_a_page(run_dir, tmp_path):
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    damaged = [{**line, "loss": "NaN", "nll": "NaN", "grad_norm": "Infinity"} for line in lines[:-1]]
+    lines = [line if "validation" in line else other for line, other in zip(lines, damaged, strict=False)]
+    lines = [{**line, "skipped_steps": 3} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = report_page([run])
+    charts = curve_data(page)["charts"]
+    assert "loss" not in charts and "norm" not in charts and "rate" in charts  # no curve without values
+    assert "run skipped 3 step(s), whose loss or gradient was not finite." in page
+    assert "not finite</td>" not in page and "nan</td>" not in page
+    training = [line for line in lines if "loss" in line]
+    training[0]["loss"] = 1.5
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in training))
+    page = report_page([run])
+    assert curve_data(page)["charts"]["loss"]["series"][0]["y"][:2] == [1.5, None]
+    assert "<td>not finite</td>" in page
+
+
+def test_more_runs_than_colors_have_other_lines(run_dir, tmp_path):
+    """The page of ten runs names the number of each, from which colors and dashes follow."""
+    runs = []
+    for number in range(10):
+        (run := tmp_path / f"run{number}").mkdir()
+        for name in ("config.yaml", "metrics.jsonl"):
+            shutil.copy(run_dir / name, run / name)
+        runs.append(run)
+    series = curve_data(report_page(runs))["charts"]["nll"]["series"]
+    assert [(line["run"], line["dotted"]) for line in series] == [
+        (number, dotted) for number in range(10) for dotted in (True, False)
+    ]
+
+
+@pytest.mark.parametrize("change", [{"lengths": [[1], [2]]}, {"sets": 3}, {"warnings": None}, None])
+def test_damaged_findings_are_left_out_with_one_warning(run_dir, tmp_path, caplog, change):
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    file = run / "data/check.json"
+    text = file.read_text()
+    file.write_text(text[:-9] if change is None else json.dumps(json.loads(text) | change))
+    page = report_page([run])
+    assert "Not recorded by run: the findings of the data check (check.json)." in page
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning == f"{file}: damaged; the report will lack the findings of the data check"

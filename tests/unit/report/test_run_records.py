@@ -61,6 +61,62 @@ def test_numbers_that_are_not_finite_and_damaged_lines_are_left_out(tmp_path):
     assert loss.steps.tolist() == [1, 2] and np.isnan(loss.values[1])
 
 
+def test_the_points_of_a_curve_are_in_order_whatever_the_file_says(tmp_path):
+    lines = [training(30), training(10), training(20, seconds="x"), training(40, target_tokens=True)]
+    text = '{"step": 1e400, "loss": 1, "target_tokens": 1}\n{"step": 1%s, "loss": 1}\n' % ("0" * 400)
+    run = write_run(tmp_path / "run", lines)
+    with (run / "metrics.jsonl").open("a") as stream:
+        stream.write(text)
+    loss = read_run(run, "run").curves["loss"]
+    assert loss.steps.tolist() == [10, 30] and loss.hours.tolist() == [0.1, 0.3]
+
+
+def test_a_value_that_is_not_finite_does_not_hide_its_neighbors(tmp_path):
+    count = 3 * POINTS
+    values = ["NaN" if n % 3 else float(n) for n in range(count)]
+    values[:3] = ["NaN"] * 3
+    norms = ["Infinity" if n == 7 else 1.0 for n in range(count)]
+    lines = [training(n + 1, loss=values[n], grad_norm=norms[n], skipped_steps=n) for n in range(count)]
+    run = read_run(write_run(tmp_path / "run", lines), "run")
+    assert run.skipped_steps == count - 1
+    assert np.isnan(run.curves["loss"].values[0]) and run.curves["loss"].values[1:3].tolist() == [3, 6]
+    assert run.curves["grad_norm"].values[2] == 1
+
+
+SENTENCE = {"source": "a", "reference": "b", "translation": "c"}
+
+
+def test_damaged_translations_are_left_out_with_one_warning(tmp_path, caplog):
+    good = json.dumps({"step": 5, "sentences": [SENTENCE], "more": 1})
+    bad = [
+        good[:-9],
+        json.dumps({"step": 6, "sentences": [{**SENTENCE, "source": 1}]}),
+        json.dumps({"step": 6, "sentences": [{"source": "a"}]}),
+        json.dumps({"step": "six", "sentences": [SENTENCE]}),
+        json.dumps({"step": 6, "sentences": []}),
+        json.dumps({"step": 6, "sentences": [{**SENTENCE, "source": "\ud800"}]}),
+        "[" * 100_000,
+    ]
+    files = {"samples_jsonl": "\n".join([good.replace("5", "7"), *bad, good]) + "\n"}
+    folder = write_run(tmp_path / "run", [training(1)], **files)
+    (folder / "best_validation.json").write_text(bad[1])
+    run = read_run(folder, "run")
+    assert [record.step for record in run.samples] == [5, 7] and run.best is None
+    assert run.samples[0].sentences[0].translation == "c" and run.examples == ["a"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{folder}/samples.jsonl: 7 damaged line(s) are left out of the report",
+        f"{folder}/best_validation.json: damaged; it is left out of the report",
+    ]
+
+
+def test_sections_of_the_config_and_test_scores_may_be_damaged(tmp_path):
+    folder = write_run(tmp_path / "run", [training(1)])
+    (folder / "config.yaml").write_text("data: 3\ntokenizer: [1]\n")
+    for text in ("[]", '{"key": "x", "sets": [{"name": "a"}]}', "{"):
+        (folder / "test_scores.json").write_text(text)
+        assert read_run(folder, "run").test_scores == []
+
+
 def test_what_an_old_run_lacks_is_named(tmp_path):
     run = read_run(write_run(tmp_path / "run", [training(1)]), "run")
     assert [what.partition("(")[2].rstrip(")") for what in run.missing[:3]] == [
