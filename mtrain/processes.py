@@ -42,11 +42,12 @@ class WorkerEndedError(Exception):
 
     def __init__(self, code: int):
         """`code` is the exit code of the process, or minus the number of the signal that killed it."""
-        super().__init__(_describe_end(code))
+        super().__init__(describe_end(code))
         self.code = code
 
 
-def _describe_end(code: int) -> str:
+def describe_end(code: int) -> str:
+    """How a process ended that has an exit code, or minus the number of the signal that killed it."""
     if code >= 0:
         return f"ended with exit code {code}"
     name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")

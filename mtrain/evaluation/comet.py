@@ -3,17 +3,20 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from sacrebleu.metrics.base import Score, Signature
 
 from mtrain.errors import StorageError, UsageError
 from mtrain.evaluation import comet_process
 from mtrain.evaluation.metrics import require_equal_counts
+from mtrain.processes import describe_end
+from mtrain.progress_bar import ProgressBar
 
 log = logging.getLogger(__name__)
 VARIABLE = "MTRAIN_COMET"
@@ -21,6 +24,11 @@ DEFAULT_MODEL = "Unbabel/wmt22-comet-da"
 PACKAGE = "unbabel-comet"
 _WITH = "setuptools<81"  # torchmetrics 0.10, which COMET 2.2 needs, imports pkg_resources
 _ISOLATED = "-I"  # from PYTHONPATH, and from the folder of a program: ours has a comet.py
+_OF_TORCHRUN = re.compile(
+    r"(RANK|(LOCAL|GROUP|ROLE)_RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+)$"
+)
+GROUP = 512  # sentences that are sent at a time, so that their number can be shown
+_SHOWN = 200  # characters of an unexpected answer
 _HAS_COMET = "import importlib.util, sys; sys.exit(importlib.util.find_spec('comet') is None)"
 
 
@@ -62,8 +70,8 @@ def set_up_comet(folder: Path) -> None:
 
 
 class CometProcess:
-    """A process that scores translations with COMET. It starts with the first sentences, and is one for all
-    of them, because it takes long to load a model."""
+    """A process that scores translations with COMET. It starts with the first sentences and scores all later
+    ones too, because loading a model takes long."""
 
     def __init__(self, python: Path, model: str = DEFAULT_MODEL, gpus: str = "auto"):
         self.model, self.version = model, ""
@@ -73,18 +81,18 @@ class CometProcess:
     def score(
         self, sources: Sequence[str], translations: Sequence[str], references: Sequence[str]
     ) -> list[float]:
-        """The score of each sentence. Raises StorageError if the process fails."""
+        """The score of each sentence. Raises StorageError if the process fails or answers something else."""
         process = self._process or self._start()
-        rows = zip(sources, translations, references, strict=True)
-        keys = ("source", "translation", "reference")
-        group = "".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows)
-        assert process.stdin is not None
-        try:
-            process.stdin.write(group + "\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the process has ended; reading its answer reports that
-        return [float(self._answer(process)["score"]) for _ in sources]
+        rows = list(zip(sources, translations, references, strict=True))
+        quiet = not log.isEnabledFor(logging.INFO)
+        scores: list[float] = []
+        with ProgressBar("comet: scored", "sentences", len(rows), quiet) as bar:
+            for start in range(0, len(rows), GROUP):
+                group = rows[start : start + GROUP]
+                self._send(process, group)
+                scores += [float(self._answer(process, "score", (int, float))) for _ in group]
+                bar.add(len(group))
+        return scores
 
     def close(self) -> None:
         """End the process."""
@@ -102,21 +110,47 @@ class CometProcess:
     def _start(self) -> "subprocess.Popen[str]":
         log.info("comet: loading %s", self.model)
         pipe = subprocess.PIPE
-        process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True, encoding="utf-8")
+        # Under torchrun, COMET would take itself for one of several ranks, and wait for the others.
+        environment = {name: value for name, value in os.environ.items() if not _OF_TORCHRUN.match(name)}
+        process = subprocess.Popen(
+            self._command,
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+            env=environment,
+            start_new_session=True,  # only this process handles Ctrl-C
+        )
         self._process = process
-        self.version = str(self._answer(process)["version"])
+        self.version = str(self._answer(process, "version", str))
         return process
 
-    def _answer(self, process: "subprocess.Popen[str]") -> dict[str, Any]:
+    def _send(self, process: "subprocess.Popen[str]", rows: Sequence[tuple[str, str, str]]) -> None:
+        keys = ("source", "translation", "reference")
+        group = "".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows)
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # the process has ended; reading its answer reports that
+            process.stdin.write(group + "\n")
+            process.stdin.flush()
+
+    def _answer(
+        self, process: "subprocess.Popen[str]", key: str, kind: type | tuple[type, ...]
+    ) -> str | int | float:
+        """The value of the only key of the next line. Raises StorageError if the line is anything else."""
         assert process.stdout is not None
         line = process.stdout.readline()
         try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError:
-            code = process.wait() if not line else None
-            reason = f"its process ended with exit code {code}" if code is not None else f"answered {line!r}"
-            raise StorageError(f"comet: {self.model}: {reason}; see its messages above") from None
-        return answer
+            answer = json.loads(line)
+            if answer.keys() == {key} and isinstance(answer[key], kind):
+                return answer[key]  # type: ignore[no-any-return]
+        except (ValueError, AttributeError, RecursionError):
+            pass
+        if line:
+            shown = ascii(line.strip()[:_SHOWN])
+            raise StorageError(f"comet: {self.model}: expected a {key}, but its process printed {shown}")
+        end = describe_end(process.wait())
+        raise StorageError(f"comet: {self.model}: its process {end}; see its messages above")
 
 
 class Comet:

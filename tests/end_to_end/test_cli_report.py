@@ -1,6 +1,7 @@
 """`mtrain report` and `mtrain translate --attention`, and their pages in a browser."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from tests.support.cli import one_line
 
 WIDTHS = (390, 1400)
+HALF = 100  # steps of the second run of the page
 
 
 def test_report_writes_a_page_and_prints_its_path(mtrain, run_dir, tmp_path):
@@ -87,6 +89,9 @@ def page(run_dir, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("report")
     file, other = folder / "page.html", shutil.copytree(run_dir, folder / "other")
+    lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
+    half = [line for line in lines if json.loads(line)["step"] <= HALF]
+    (other / "metrics.jsonl").write_text("".join(half))  # as of a run that ended before
     file.write_text(report_page([run_dir, other], ["It rains."]), encoding="utf-8")
     return file
 
@@ -113,6 +118,72 @@ def test_a_browser_draws_every_chart_without_errors(browser, page, width, scheme
 
 
 @pytest.mark.slow
+def test_the_legend_shows_the_value_at_the_cursor_or_the_last_one(browser, page):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+
+    open_page(browser, page, 1400, "light")
+    chart = browser.find_element(By.CSS_SELECTOR, "[data-chart=loss]")
+
+    def legend() -> list[str]:
+        rows = chart.find_elements(By.CSS_SELECTOR, ".u-series")
+        return [row.find_element(By.CSS_SELECTOR, ".u-value").text for row in rows]
+
+    records = [json.loads(line) for line in (page.parent / "other/metrics.jsonl").read_text().splitlines()]
+    [last] = [record["loss"] for record in records if record["step"] == HALF and "loss" in record]
+    area = chart.find_element(By.CSS_SELECTOR, ".u-over")
+    before = legend()
+    assert before[0] == "200" and before[2] == f"{float(format(last, '.4g')):g}"
+    right = area.size["width"] // 2 - 2
+    ActionChains(browser).move_to_element_with_offset(area, right, 0).perform()
+    assert legend()[2] == "–" and re.fullmatch(r"[\d.]+", legend()[1])
+    ActionChains(browser).move_to_element_with_offset(area, -right // 2, 0).perform()
+    assert re.fullmatch(r"[\d.]+", legend()[2]) and legend()[0] != before[0]
+    ActionChains(browser).move_to_element(browser.find_element(By.TAG_NAME, "h1")).perform()
+    assert legend() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_a_comparison(mtrain, browser, corpus, tmp_path, width, scheme):
+    from selenium.webdriver.common.by import By
+
+    lines = (corpus / "train.de").read_text(encoding="utf-8").splitlines()
+    systems = {"old": [line.replace("Der", "Die") for line in lines], "new": [*lines[:-1], "ولد " * 200]}
+    for name, texts in systems.items():
+        (tmp_path / name).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    files = [
+        "--hypotheses",
+        tmp_path / "old",
+        "--compare",
+        tmp_path / "new",
+        "--html",
+        tmp_path / "page.html",
+    ]
+    texts = ["--source", corpus / "train.en", "--reference", corpus / "train.de"]
+    assert mtrain("evaluate", *files, *texts, "--metrics", "chrf")[0] == 0
+    open_page(browser, tmp_path / "page.html", width, scheme)
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+    def shown() -> list[str]:
+        headings = browser.find_elements(By.CSS_SELECTOR, "article h4")
+        return [heading.text.partition(":")[0] for heading in headings if heading.is_displayed()]
+
+    assert shown() == ["Line 8", "Line 2"]
+    for value, expected in (("worse", ["Line 8"]), ("better", ["Line 2"]), ("all", ["Line 8", "Line 2"])):
+        browser.find_element(By.CSS_SELECTOR, f"input[value={value}]").click()
+        assert shown() == expected
+    marked = browser.find_element(By.CSS_SELECTOR, "article:last-of-type ins")
+    assert marked.text == "Der"
+    colors = browser.execute_script(
+        "return ['del', 'ins'].map(e => getComputedStyle(document.querySelector(e)).backgroundColor)"
+    )
+    assert len({*colors, "rgba(0, 0, 0, 0)"}) == 3
+
+
+@pytest.mark.slow
 def test_the_axis_the_keyboard_and_the_heads_work(browser, page):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
@@ -125,6 +196,8 @@ def test_the_axis_the_keyboard_and_the_heads_work(browser, page):
     value = f"{float(format(first['loss'], '.4g')):g}"
     assert status.get_attribute("textContent").startswith(f"steps: {first['step']}; ")
     assert status.get_attribute("textContent").endswith(f"other: {value}")
+    chart.send_keys(Keys.END)
+    assert re.search(r"by-heart: [\d.]+; other: –$", status.get_attribute("textContent"))
     browser.find_element(By.CSS_SELECTOR, "input[name=axis][value=tokens]").click()
     chart.send_keys(Keys.HOME)
     text = status.get_attribute("textContent")

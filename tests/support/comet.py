@@ -8,7 +8,8 @@ import pytest
 
 # The functions of unbabel-comet 2.2.7 that are called. The score is the share of the words of the source and
 # the reference that are in the translation.
-COMET = """
+COMET = r"""
+import os, signal
 from types import SimpleNamespace
 __version__ = "0.0"
 
@@ -21,12 +22,31 @@ def download_model(name):
 def load_from_checkpoint(path):
     assert path.endswith(".ckpt")
     print("loaded", path)
-    return Model()
+    if "environment" in path:
+        global __version__
+        of_ranks = ("RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_")
+        alone = os.getsid(0) == os.getpid() and not any(name.startswith(of_ranks) for name in os.environ)
+        __version__ = f"alone: {alone}, HF_HOME={os.environ.get('HF_HOME')}"
+    return Model(path.removesuffix(".ckpt").rpartition("broken/")[2])
+
+ANSWERS = {"text": b"Loading...\n", "number": b"5\n", "bytes": b"\xe9\n", "other": b'{"loss": 1}\n',
+           "words": b'{"score": "high"}\n'}
 
 class Model:
+    def __init__(self, fault):
+        self.fault = fault
+
     def predict(self, samples, batch_size=16, gpus=1, accelerator="auto", progress_bar=True):
         assert (gpus, accelerator, progress_bar) == (0, "cpu", False)
+        if samples[0]["src"] == "break":
+            self.fail()
         return SimpleNamespace(scores=[share(sample) for sample in samples])
+
+    def fail(self):
+        if self.fault == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.write(3, ANSWERS.get(self.fault, b""))  # the copy of stdout that the program has made
+        os._exit(0)
 
 def share(sample):
     words = sample["src"].split() + sample["ref"].split()

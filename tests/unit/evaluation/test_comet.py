@@ -56,6 +56,46 @@ def test_a_process_that_fails_is_an_error(comet_environment, capfd):
     assert "Model 'missing/model' not supported by COMET" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "killed",
+            "its process was killed by SIGKILL, perhaps because memory ran out; see its messages above",
+        ),
+        ("text", "expected a score, but its process printed 'Loading...'"),
+        ("number", "expected a score, but its process printed '5'"),
+        ("bytes", r"expected a score, but its process printed '\\xe9'"),
+        ("other", r"""expected a score, but its process printed '{"loss": 1}'"""),
+        ("words", r"""expected a score, but its process printed '{"score": "high"}'"""),
+        ("end", "its process ended with exit code 0; see its messages above"),
+    ],
+)
+def test_an_unexpected_answer_is_an_error_of_one_line(comet_environment, name, reason):
+    """Each model of the stand-in fails in another way."""
+    with CometProcess(comet_python(comet_environment), f"broken/{name}") as process:
+        assert process.score(SOURCES, HYPOTHESES, REFERENCES) == [0.5, 0.25, 0]
+        with pytest.raises(StorageError) as error:
+            process.score(["break"], ["x"], ["y"])
+    assert str(error.value) == f"comet: broken/{name}: {reason}"
+
+
+def test_ranks_and_signals_do_not_reach_the_process(comet_environment, monkeypatch):
+    """As rank 0 of several, COMET would wait for the others. Ctrl-C would make it print a traceback."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("HF_HOME", "/cache")
+    with CometProcess(comet_python(comet_environment), "own/environment") as process:
+        assert process.score(SOURCES[:1], HYPOTHESES[:1], REFERENCES[:1]) == [0.5]
+    assert process.version == "alone: True, HF_HOME=/cache"
+
+
+def test_many_sentences_are_sent_in_groups(process, monkeypatch):
+    monkeypatch.setattr("mtrain.evaluation.comet.GROUP", 2)
+    assert process.score(SOURCES, HYPOTHESES, REFERENCES) == [0.5, 0.25, 0]
+    assert process.score([], [], []) == []
+
+
 def test_the_environment_is_found_or_one_line_says_how_to_make_it(comet_environment, tmp_path, monkeypatch):
     monkeypatch.delenv("MTRAIN_COMET", raising=False)
     make = "`mtrain evaluate --setup-comet FOLDER` makes one"
