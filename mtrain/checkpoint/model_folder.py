@@ -22,7 +22,7 @@ from mtrain.config.schema import Config, ModelFolderConfig
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
-from mtrain.storage.atomic import write_folder, write_text
+from mtrain.storage.atomic import copy_files, write_folder, write_text
 from mtrain.storage.manifest import MANIFEST, read_json, verify_folder
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config, vocabulary_files
 
@@ -68,8 +68,7 @@ def save_model_folder(folder: Path, weights: Path, contents: str, tokenizer: Tok
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy the vocabularies of a tokenizer folder, without the files that only runs use."""
-    ignored = shutil.ignore_patterns("config.yaml", "learnt-from.json", MANIFEST)
-    shutil.copytree(source, folder, ignore=ignored, dirs_exist_ok=True)
+    copy_files(source, folder, {"config.yaml", "learnt-from.json", MANIFEST})
 
 
 def tokenizer_folder(model: Path) -> Path:

@@ -3,16 +3,17 @@
 from typing import Any
 
 from mtrain.config.corpora import Corpus
-from mtrain.data.corpus import Block, RawBlock, RawPosition, parse_block
+from mtrain.data.corpus import Block, parse_block
+from mtrain.data.raw_blocks import START, RawBlock
 from mtrain.errors import DataError
 from mtrain.worker_messages import Message
 
 
 def pack_block(raw: RawBlock, corpus: Corpus, header: dict[str, Any]) -> Message:
     """A raw block as a message, with some more keys in its header."""
-    if raw.lines:
+    if raw.lines or raw.ranges:
         header = {**header, "first": raw.first, "names": raw.names, "skipped": raw.skipped}
-        return Message(header, raw.lines)
+        return Message({**header, "ranges": raw.ranges}, raw.lines)
     # Rows of a table may contain values that JSON cannot represent.
     block = parse_block(raw, corpus)
     header = {**header, **block._asdict(), "numbers": [*block.numbers]}
@@ -22,10 +23,9 @@ def pack_block(raw: RawBlock, corpus: Corpus, header: dict[str, Any]) -> Message
 def unpack_block(message: Message, corpus: Corpus) -> Block:
     """The decoded block in a message."""
     header = message.header
-    if message.contents:
-        start = RawPosition(header["first"])
-        raw = RawBlock(header["first"], start, message.contents, (), header["names"], header["skipped"])
-        return parse_block(raw, corpus)
+    if "ranges" in header:
+        fields = {key: header[key] for key in ("first", "names", "skipped", "ranges")}
+        return parse_block(RawBlock(end=START, lines=message.contents, records=(), **fields), corpus)
     errors = {int(number): DataError(text) for number, text in header["errors"].items()}
     fields = {key: header[key] for key in Block._fields}
     return Block(**{**fields, "errors": errors})

@@ -9,7 +9,8 @@ from safetensors.numpy import load, save
 from mtrain.config.data import DataConfig
 from mtrain.data.block_check import BlockCheck, BlockFindings, PairHashes
 from mtrain.data.block_messages import pack_block, unpack_block
-from mtrain.data.corpus import Block, RawBlock, parse_block, refuse_unless_skipped
+from mtrain.data.corpus import Block, parse_block, refuse_unless_skipped
+from mtrain.data.raw_blocks import RawBlock
 from mtrain.data.samples import BlockSample, Candidate, draw_candidates, sample_block
 from mtrain.processes import Job, map_tasks
 from mtrain.worker_messages import Answer, Message, Receive

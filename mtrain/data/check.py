@@ -24,11 +24,12 @@ from mtrain.data.block_check import (
     hash_all,
     usable_pairs,
 )
-from mtrain.data.corpus import Block, parse_block, read_blocks
+from mtrain.data.corpus import Block, parse_block
 from mtrain.data.duplicates import DuplicateCounter
 from mtrain.data.lines import Digests
+from mtrain.data.raw_blocks import read_blocks
 from mtrain.data.scripts import main_script
-from mtrain.data.text_hashes import unique
+from mtrain.data.text_hashes import contains, unique
 from mtrain.storage.temporary import TemporaryStream
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -163,9 +164,10 @@ class DataCheck:
         """The leak of held-out pairs into the pairs that remain for training, which have other sources."""
         assert self._source_hashes is not None
         columns, found = _hash_set(held_out), set[int]()
+        own = PairHashes(*map(unique, columns))
         for chunk in self._source_hashes.chunks(16 * _CHUNK):
             sources, normalized = np.frombuffer(chunk, np.uint64).reshape(-1, 2).T
-            leaked = np.isin(normalized, columns.normalized) & ~np.isin(sources, columns.sources)
+            leaked = contains(own.normalized, normalized) & ~contains(own.sources, sources)
             found.update(normalized[leaked].tolist())
         return _count_leaked(columns, [set(), set(), found])
 

@@ -1,16 +1,13 @@
-"""Readers of parallel text: every kind of corpus as a stream of aligned pairs.
+"""Readers of parallel text: every kind of corpus as a stream of pairs.
 
-`read_blocks` cuts a corpus into blocks of raw pairs, which is fast, and `parse_block` decodes them. Two files
-with different line counts are an error, because their lines would be misaligned. A pair that cannot be read
-is a DataError with `file:line` and the reason.
+`parse_block` decodes the blocks that `mtrain.data.raw_blocks` cuts. A pair that cannot be read is a DataError
+with `file:line` and the reason.
 """
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -18,45 +15,20 @@ from mtrain.config.corpora import (
     Corpus,
     FieldsCorpus,
     HubCorpus,
-    ParquetCorpus,
     SacrebleuCorpus,
     TextCorpus,
     ToyCorpus,
     TsvCorpus,
 )
 from mtrain.data import Pair
-from mtrain.data.corpus_files import files_by_pair, files_of, name_of
-from mtrain.data.lines import Digests, LineBlocks, decode_block, open_blocks
+from mtrain.data.corpus_files import files_of
+from mtrain.data.lines import Digests, decode_block, read_range
+from mtrain.data.raw_blocks import RawBlock, load_dataset, read_blocks
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
 
-BLOCK = 10_000  # pairs that are read at a time
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SMALL = 100  # pairs that are read at a time if they are wanted one by one, perhaps from a pipe
-_Table = ParquetCorpus | HubCorpus
-
-
-class RawPosition(NamedTuple):
-    """Where to continue reading a corpus."""
-
-    first: int = 1  # number of the next pair, from 1
-    # Of a corpus of lines: the bytes before it in the decompressed file of each side and, after the first of
-    # several files, the index of the file and the number of pairs before that file.
-    offsets: tuple[int, ...] = (0, 0)
-
-
-START = RawPosition()
-
-
-class RawBlock(NamedTuple):
-    """Consecutive pairs of a corpus, not decoded yet."""
-
-    first: int  # number of the first pair, from 1
-    end: RawPosition  # after the last pair
-    lines: tuple[bytes, ...]  # of the file or of the two files, with their ends
-    records: Sequence[Any]  # instead of lines, for other kinds of corpora
-    names: tuple[str, ...]  # of the file or of the two files
-    skipped: int = 0  # pairs of the corpus before these files
 
 
 class Block(NamedTuple):
@@ -74,69 +46,23 @@ class Block(NamedTuple):
         return f"{self.name}:{number - self.skipped}"
 
 
-def read_blocks(
-    corpus: Corpus, digests: Digests | None = None, size: int = BLOCK, start: RawPosition = START
-) -> Iterator[RawBlock]:
-    """Yield the pairs of a corpus in order, in blocks of `size` pairs, from a position on.
-
-    `digests` receives the SHA-256 of each text file that has been read completely. Raises DataError if the
-    corpus is missing or unreadable, or if its sides differ in length.
-    """
-    if not isinstance(corpus, _Table | ToyCorpus):
-        yield from _read_lines(files_by_pair(corpus), digests, size, start)
-        return
-    records = toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else _load_table(corpus)
-    for begin in range(start.first - 1, len(records), size):
-        block = records[begin : begin + size]
-        if isinstance(block, dict):  # the columns of a table
-            block = [dict(zip(block, row, strict=True)) for row in zip(*block.values(), strict=True)]
-        yield RawBlock(begin + 1, RawPosition(begin + 1 + len(block)), (), block, (name_of(corpus),))
-
-
-def _read_lines(
-    files: list[tuple[Path, ...]], digests: Digests | None, size: int, start: RawPosition
-) -> Iterator[RawBlock]:
-    """Read files of lines one after another, or pairs of files."""
-    first, offsets = start
-    sides, index, skipped = len(files[0]), 0, 0
-    if len(offsets) == sides + 2:
-        index, skipped = offsets[sides:]
-    for number, paths in enumerate(files[index:], index):
-        with ExitStack() as stack:
-            streams = [
-                stack.enter_context(open_blocks(path, digests, first - 1 - skipped, offset))
-                for path, offset in zip(paths, offsets, strict=False)
-            ]
-            # Blocks end at multiples of their size, whatever the sizes of the files.
-            while any(lines := tuple(stream.take(size - (first - 1) % size) for stream in streams)):
-                _require_equal_counts(paths, streams)
-                end = skipped + streams[0].lines + 1
-                offsets = tuple(stream.offset for stream in streams)
-                position = RawPosition(end, (*offsets, *((number, skipped) if number else ())))
-                yield RawBlock(first, position, lines, (), tuple(map(str, paths)), skipped)
-                first = end
-        offsets, skipped = (0,) * sides, first - 1
-
-
-def _require_equal_counts(paths: Sequence[Path], streams: Sequence[LineBlocks]) -> None:
-    """Raise DataError if the files of two sides differ in length."""
-    if len({stream.lines for stream in streams}) > 1:
-        counts = [stream.count_all() for stream in streams]
-        reason = f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]} lines"
-        raise DataError(f"{reason}; the pairs would be misaligned")
-
-
 def parse_block(raw: RawBlock, corpus: Corpus) -> Block:
     """Decode the pairs of a block."""
     first, skipped, name = raw.first, raw.skipped, raw.names[0]
-    lines = zip(raw.lines, raw.names, strict=True) if raw.lines else ()
-    sides = [decode_block(side, file, first - skipped) for side, file in lines]
+    lines = raw.lines
+    if raw.ranges:
+        ranges = zip(raw.names, raw.ranges, strict=True)
+        lines = tuple(read_range(Path(file), *each) for file, each in ranges)
+    both = zip(lines, raw.names, strict=True) if lines else ()
+    sides = [decode_block(side, file, first - skipped) for side, file in both]
     if columns := _readable_columns(sides, corpus):  # fast path
         return Block(*columns, range(first, first + len(columns[0])), {}, name, skipped)
     items: list[Pair | DataError]
     if isinstance(corpus, TextCorpus | SacrebleuCorpus):
-        both = zip(*sides, strict=True)
-        errors_first = (next((side for side in pair if isinstance(side, DataError)), pair) for pair in both)
+        pairs_of_sides = zip(*sides, strict=True)
+        errors_first = (
+            next((side for side in pair if isinstance(side, DataError)), pair) for pair in pairs_of_sides
+        )
         items = [item if isinstance(item, DataError) else Pair(*cast(Pair, item)) for item in errors_first]
     elif isinstance(corpus, ToyCorpus):
         items = [*raw.records]
@@ -203,7 +129,7 @@ def content_hash(corpus: Corpus, digests: Digests | None = None) -> str:
     others are added to it."""
     digest, files, digests = hashlib.sha256(), files_of(corpus), {} if digests is None else digests
     if isinstance(corpus, HubCorpus) and not files:
-        digest.update(_load_table(corpus)._fingerprint.encode())
+        digest.update(load_dataset(corpus)._fingerprint.encode())
     elif isinstance(corpus, ToyCorpus):
         digest.update(json.dumps(toy_pairs(corpus.toy)).encode())
     for file in files:
@@ -255,19 +181,3 @@ def _text_of(record: Any, field: str) -> str:
     if "\0" in value or _SURROGATE.search(value):
         raise DataError(f"field '{field}' contains a NUL or an unpaired surrogate")
     return value
-
-
-def _load_table(corpus: _Table) -> Any:
-    """A memory-mapped `datasets.Dataset`."""
-    import datasets
-
-    files = [str(file) for file in files_of(corpus)]
-    datasets.utils.logging.set_verbosity(logging.CRITICAL)  # errors are reported below, in one line
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
-    try:
-        if isinstance(corpus, ParquetCorpus):
-            return datasets.load_dataset("parquet", data_files=files, split="train")
-        return datasets.load_dataset(corpus.hub, corpus.config, split=corpus.split, revision=corpus.revision)
-    except Exception as error:  # the library and its dependencies raise dozens of exception types
-        reason = " ".join(str(error.__cause__ or error).split())[:300]
-        raise DataError(f"{name_of(corpus)}: cannot load the dataset: {reason}") from error

@@ -7,7 +7,6 @@ raw files.
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from mtrain.data import Pair
 from mtrain.data.shards import Shard, shard_file
 from mtrain.data.summary import Summary
 from mtrain.errors import ModelError, StorageError, UsageError
-from mtrain.storage.atomic import write_atomically, write_folder
+from mtrain.storage.atomic import copy_files, write_atomically, write_folder
 from mtrain.storage.manifest import MANIFEST
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -67,11 +66,8 @@ def read_validation(folder: Path, summary: Summary) -> list[Pair]:
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
     """Copy a tokenizer, with its settings, into a data folder. Raises StorageError."""
-    source, ignored = tokenizer.files[0].parent, shutil.ignore_patterns(MANIFEST)
-    write_folder(
-        folder / TOKENIZER,
-        lambda temporary: shutil.copytree(source, temporary, ignore=ignored, dirs_exist_ok=True),
-    )
+    source = tokenizer.files[0].parent
+    write_folder(folder / TOKENIZER, lambda temporary: copy_files(source, temporary, {MANIFEST}))
 
 
 def shared_tokenizer(data: DataConfig) -> Path | None:

@@ -10,7 +10,8 @@ import numpy as np
 
 from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
-from mtrain.data.corpus import Block, RawBlock, parse_block, refuse_unless_skipped
+from mtrain.data.corpus import Block, parse_block, refuse_unless_skipped
+from mtrain.data.raw_blocks import RawBlock
 from mtrain.data.shards import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
 

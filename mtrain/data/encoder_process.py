@@ -6,8 +6,8 @@ from typing import NamedTuple
 from safetensors.numpy import load, save
 
 from mtrain.data.block_messages import pack_block, unpack_block
-from mtrain.data.corpus import RawBlock
 from mtrain.data.encoder import EncodedBlock, Encoder
+from mtrain.data.raw_blocks import RawBlock
 from mtrain.data.shards import Ids, Rows
 from mtrain.processes import Job, map_tasks
 from mtrain.worker_messages import Answer, Message, Receive

@@ -27,14 +27,17 @@ def check_corpora(data: DataConfig, folder: Path | None = None) -> None:
     if summary and not summary.get("complete"):
         unusable = f"{folder}: is not complete"
     in_folder = hashes_of_missing(data, summary)
-    for corpus, content in zip(train_and_validation(data), in_folder, strict=True):
+    for index, (corpus, content) in enumerate(zip(train_and_validation(data), in_folder, strict=True)):
         try:
             if content is None:
                 files_of(corpus)
         except DataError as error:
-            if unusable is None:
-                raise
-            raise DataError(f"{unusable}; to encode the corpus, restore its files ({error})") from None
+            if unusable is not None:
+                raise DataError(f"{unusable}; to encode the corpus, restore its files ({error})") from None
+            if path := _other_path(data, summary, index):
+                cure = f"without the raw files, give the path that it was prepared from, {path}"
+                raise DataError(f"{error}; to use {folder} {cure}") from None
+            raise
     if any(in_folder):
         log.info("data: using the pairs in %s without the raw files", folder)
     for name, test in data.test.items():
@@ -44,6 +47,18 @@ def check_corpora(data: DataConfig, folder: Path | None = None) -> None:
             if not any(in_folder):
                 raise
             log.warning("%s; `mtrain evaluate` needs it for data.test.%s", error, name)
+
+
+def _other_path(data: DataConfig, summary: Summary, index: int) -> str | None:
+    """The path of a corpus when the data folder was prepared, if only paths have changed since; otherwise
+    None."""
+    if (inputs := inputs_of(summary)) is None:
+        return None
+    old, new = inputs.settings["data"], _settings_of(data)
+    if not _has_same_corpora(old, new):
+        return None
+    before, now = (_corpora_of(settings)[index] for settings in (old, new))
+    return next((str(before[key]) for key in _PATHS if key in before and before[key] != now[key]), None)
 
 
 def hashes_of_missing(data: DataConfig, summary: Summary) -> list[str | None]:
@@ -120,9 +135,12 @@ def has_same_settings(inputs: Inputs, settings: dict[str, Any]) -> bool:
     """Whether a data folder was made with the settings of a run, except for what may differ: see
     `require_same_inputs`."""
     old, new = inputs.settings["data"], settings["data"]
-    corpora = all(_without_paths(old[key]) == _without_paths(new[key]) for key in ("train", "validation"))
     lengths = all(old[key] == new[key] for key in ("max_length", "bad_lines"))
-    return corpora and lengths and bool(inputs.settings["tokenizer"] == settings["tokenizer"])
+    return (
+        _has_same_corpora(old, new)
+        and lengths
+        and bool(inputs.settings["tokenizer"] == settings["tokenizer"])
+    )
 
 
 def _is_same_text(old: dict[str, Any], new: dict[str, Any]) -> bool:
@@ -137,6 +155,11 @@ def _corpora_of(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """The settings of the training corpora, then of the validation corpora."""
     validation = settings["validation"]
     return [*settings["train"], *(validation if isinstance(validation, list) else ())]
+
+
+def _has_same_corpora(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether two configs describe the same corpora, perhaps with other paths."""
+    return all(_without_paths(old[key]) == _without_paths(new[key]) for key in ("train", "validation"))
 
 
 def _without_paths(corpora: Any) -> Any:

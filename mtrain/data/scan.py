@@ -18,9 +18,10 @@ from mtrain.data import COMPRESSION, Pair
 from mtrain.data.block_check import usable_pairs
 from mtrain.data.block_scan import BlockScanner, ScanTask, scan_all
 from mtrain.data.check import SCRIPT_PAIRS, DataCheck, Findings, segment
-from mtrain.data.corpus import BLOCK, Block, RawBlock, content_hash, parse_block, read_blocks
+from mtrain.data.corpus import Block, content_hash, parse_block
 from mtrain.data.corpus_files import files_of
 from mtrain.data.lines import Digests
+from mtrain.data.raw_blocks import BLOCK, RawBlock, read_blocks
 from mtrain.data.samples import HoldoutSampler, TextSample
 from mtrain.data.sources import read_digests, require_unchanged, stamps_of
 from mtrain.errors import DataError
@@ -92,15 +93,16 @@ class CorpusScanner:
         characters = SAMPLED_CHARACTERS if self._for_tokenizer else CHECKED_CHARACTERS
         text, holdout = TextSample(characters, self._folder), HoldoutSampler(held_out)
         check = DataCheck(data, self.digests, self._folder) if self._check else None
-        blocks = self._blocks()
+        workers = self._workers or self._choose_workers()
+        blocks = self._blocks(by_range=workers > 1)
         first, usable = self._read_first(blocks) if check else ([], [])
         block_check = check.block_check(usable) if check else None
         scanner = BlockScanner(data, self.seed, self._strict, held_out, block_check)
         tasks = (ScanTask(i, raw, text.threshold, holdout.max_digest) for i, raw in chain(first, blocks))
         size, read = _size_of_text(data.train), 0
         with ProgressBar("data: read", "pairs", quiet=self._quiet) as progress:
-            for task, block in scan_all(scanner, tasks, self._workers or self._choose_workers()):
-                read += sum(map(len, task.raw.lines))
+            for task, block in scan_all(scanner, tasks, workers):
+                read += task.raw.size
                 progress.add(block.pairs, share=read / size if size else None)
                 text.add(block.sample)
                 holdout.add(block.candidates)
@@ -110,10 +112,10 @@ class CorpusScanner:
         findings = check.findings(drawn) if check else None
         return ScanResult(progress.count, text, drawn, findings, time.monotonic() - start)
 
-    def _blocks(self) -> Iterator[IndexedBlock]:
+    def _blocks(self, by_range: bool) -> Iterator[IndexedBlock]:
         """The raw blocks of the training corpora, with the index of the corpus."""
         for index, corpus in enumerate(self.data.train):
-            for raw in read_blocks(corpus, self.digests, BLOCK):
+            for raw in read_blocks(corpus, self.digests, BLOCK, by_range=by_range):
                 yield index, raw
 
     def _read_first(self, blocks: Iterator[IndexedBlock]) -> tuple[list[IndexedBlock], list[Block]]:

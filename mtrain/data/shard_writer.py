@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mtrain.data.corpus import BLOCK, START, RawPosition, read_blocks
 from mtrain.data.encoder import EncodedBlock, Encoder
 from mtrain.data.encoder_process import EncodingTask, encode_all
+from mtrain.data.raw_blocks import BLOCK, START, RawPosition, read_blocks
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.shards import LAYOUT, SHARD, Ids, Rows, Shard, ShardInfo, buckets_of, shard_file, write_shard
 from mtrain.errors import ModelError
@@ -45,7 +45,7 @@ class ShardWriter:
         """
         with ProgressBar("data: encoded", "pairs", pairs, quiet) as progress:
             blocks: list[EncodedBlock] = []
-            for task, block in encode_all(self._encoder, self._missing(), workers):
+            for task, block in encode_all(self._encoder, self._missing(by_range=workers > 1), workers):
                 blocks.append(block)
                 progress.set_done_before(self._existed)
                 progress.add(block.pairs - block.dropped.get("bad", 0))
@@ -55,7 +55,7 @@ class ShardWriter:
         self._scanner.require_unchanged(self._corpora)  # a shorter corpus has fewer shards
         return [info for _, info in sorted(self._infos.items())]
 
-    def _missing(self) -> Iterator[EncodingTask]:
+    def _missing(self, by_range: bool) -> Iterator[EncodingTask]:
         """The raw blocks of the missing shards. The shards that are not missing are recorded in `_infos`."""
         index = 0
         for number, corpus in enumerate(self._corpora):
@@ -67,7 +67,7 @@ class ShardWriter:
                     position = RawPosition(info.first + info.pairs, info.ends)
                     blocks, pairs = None, info.pairs
                 else:
-                    blocks = blocks or read_blocks(corpus, size=BLOCK, start=position)
+                    blocks = blocks or read_blocks(corpus, size=BLOCK, start=position, by_range=by_range)
                     first, raw = position.first, next(blocks, None)
                     while raw:
                         position = raw.end

@@ -189,6 +189,7 @@ class Shard:
         self.file = file
         try:
             self._header, self._tensors, info = _open(file)
+            self._size = file.stat().st_size
             digest = info.pop("sha256")
             self.info = ShardInfo(**{**info, "ends": tuple(info["ends"])})
             if sha256_of_json(asdict(self.info)) != digest:
@@ -223,9 +224,17 @@ class Shard:
 
     def verify_rows(self, buckets: Iterable[int]) -> None:
         """Compare the rows of some buckets with their hashes. Raises ModelError if one differs."""
+        self._require_whole()
         for bucket in buckets:
             if _digest(self._tensors, self.buckets, bucket) != self._tensors["sha256"][bucket].tobytes():
                 raise ModelError(f"{self.file}: damaged (its rows do not match their SHA-256)")
+
+    def _require_whole(self) -> None:
+        """Raise ModelError if the file is shorter than when it was opened. Reading what is missing from the
+        memory map would end the process with SIGBUS."""
+        with suppress(OSError):  # removed or replaced; what was opened is still there
+            if self.file.stat().st_size < self._size:
+                raise ModelError(f"{self.file}: damaged (it has been cut)")
 
     @cached_property
     def index_sha256(self) -> str:

@@ -80,9 +80,16 @@ def unique(hashes: Hashes) -> Hashes:
     return distinct
 
 
+def contains(others: Hashes, hashes: Hashes) -> npt.NDArray[np.bool_]:
+    """Whether each hash is among `others`, which are sorted. If these are few, several times as fast as
+    `np.isin`."""
+    if not len(others):
+        return np.zeros(len(hashes), np.bool_)
+    found: npt.NDArray[np.bool_] = others.take(np.searchsorted(others, hashes), mode="clip") == hashes
+    return found
+
+
 def common(hashes: Hashes, others: Hashes) -> Hashes:
     """The hashes that are among `others`, which are sorted."""
-    if not len(others):
-        return others
-    found: Hashes = hashes[others.take(np.searchsorted(others, hashes), mode="clip") == hashes]
+    found: Hashes = hashes[contains(others, hashes)]
     return found

@@ -7,7 +7,7 @@ is written last, then the folder is renamed.
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,15 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
         raise StorageError(f"{folder}: cannot write: {reason}") from error
     finally:
         recover(folder)
+
+
+def copy_files(source: Path, folder: Path, ignored: Container[str] = ()) -> None:
+    """Copy the files of a folder into another one, except for those with `ignored` names. Raises OSError."""
+    # `shutil.copytree` would raise a list of errors, without an error code.
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file() and file.name not in ignored:
+            shutil.copyfile(file, folder / file.name)
 
 
 def recover(folder: Path) -> None:

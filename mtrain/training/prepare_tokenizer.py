@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 from pathlib import Path
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders
@@ -15,7 +14,7 @@ from mtrain.data.prepare_data import make_scanner
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.summary import CURE
 from mtrain.errors import ModelError, UsageError
-from mtrain.storage.atomic import write_folder, write_text
+from mtrain.storage.atomic import copy_files, write_folder, write_text
 from mtrain.storage.manifest import MANIFEST
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -104,7 +103,7 @@ def prepare_tokenizer(
         if shared is not None:
             learned = _with_learned_size(settings, shared, reduce_vocab_size)
             _require_same_tokenizer(learned, shared)
-            shutil.copytree(shared, temporary, ignore=shutil.ignore_patterns(MANIFEST), dirs_exist_ok=True)
+            copy_files(shared, temporary, {MANIFEST})
         elif settings.path is None:
             text = scanner.text
             sides = (lambda: text.side(0)), (lambda: text.side(1))

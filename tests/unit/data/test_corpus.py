@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.corpus import content_hash, good_pairs, parse_block, read_blocks, read_pairs
+from mtrain.data.corpus import content_hash, good_pairs, parse_block, read_pairs
 from mtrain.data.corpus_files import files_of
 from mtrain.data.lines import count_valid_lines, decode_block, open_blocks, read_lines, read_text
+from mtrain.data.raw_blocks import read_blocks
 from mtrain.data.same_inputs import check_corpora
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
@@ -114,6 +115,25 @@ def test_parquet_pattern_and_dotted_fields(tmp_path: Path):
     write_parquet(tmp_path / "other.parquet", [Pair("no", "no")], nested=True)
     pattern = tmp_path / "part-*.parquet"
     assert read(parquet=pattern, source_field="translation.en", target_field="translation.fr") == PAIRS
+
+
+@pytest.mark.parametrize("size", [1, 4, 7, 100])
+def test_parquet_files_are_read_in_blocks(tmp_path: Path, size: int):
+    """Of several files, one of which is empty, and of several row groups; from any block on."""
+    pairs = [Pair(f"a{i}", f"b{i}") for i in range(20)]
+    schema = pa.schema([("other", pa.int64()), ("en", pa.string()), ("fr", pa.string())])
+    for number, (first, end) in enumerate(((0, 11), (11, 11), (11, 20))):
+        rows = [{"other": 1, "en": source, "fr": target} for source, target in pairs[first:end]]
+        table = pa.Table.from_pylist(rows, schema)
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=3)
+    spec = corpus(parquet=tmp_path / "*.parquet", **FIELDS)
+    blocks = list(read_blocks(spec, size=size))
+    read_back = [pair for block in blocks for pair in zip(*parse_block(block, spec)[:2], strict=True)]
+    assert read_back == pairs
+    ends = [block.end.first - 1 for block in blocks]
+    assert ends == sorted({*range(size, 20, size), 11, 20})
+    for number, block in enumerate(blocks, start=1):
+        assert list(read_blocks(spec, size=size, start=block.end)) == blocks[number:]
 
 
 @pytest.mark.parametrize(("split", "expected"), [("train", PAIRS), ("validation", PAIRS[:2])])
@@ -324,9 +344,14 @@ def test_a_file_that_is_not_compressed(tmp_path: Path, end: str):
 
 def test_a_file_that_is_not_parquet(tmp_path: Path):
     file = write(tmp_path / "a.parquet", ["just text"])
-    with pytest.raises(DataError, match="cannot load") as caught:
+    with pytest.raises(DataError, match=r"a\.parquet: cannot read: ") as caught:
         read(parquet=file, **FIELDS)
     assert "\n" not in str(caught.value)
+    content = write_parquet(file, [Pair(f"source {i}", f"target {i}") for i in range(100)]).read_bytes()
+    middle = len(content) // 3  # in the rows
+    file.write_bytes(content[:middle] + b"garbage" * 10 + content[middle + 70 :])
+    with pytest.raises(DataError, match=r"a\.parquet: cannot read: "):
+        read(parquet=file, **FIELDS)
 
 
 # ---------------------------------------------------------------------------------------------- several files
@@ -374,6 +399,41 @@ def test_blocks_end_at_multiples_of_their_size(tmp_path: Path):
     assert [block.first for block in blocks] == [1, 4, 5, 6, 11]
 
 
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize("target_end", ["", ".gz"])
+def test_ranges_of_bytes_contain_the_same_pairs(tmp_path: Path, size: int, target_end: str):
+    """A compressed file is read by one process."""
+    sources = [b"\xef\xbb\xbfa\r\n\n\xc3\xa9\nd", b"\xff\n\0\n", b"", b"g\n\n\n"]
+    targets = [b"A\nB\nC\nD\n", b"E\nF", b"", b"G\nH\nI\n"]
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        (tmp_path / f"{number}.en").write_bytes(source)
+        (tmp_path / f"{number}.fr{target_end}").write_bytes(PACKERS[target_end](target))
+    spec = corpus(source=tmp_path / "*.en", target=tmp_path / f"*.fr{target_end}")
+    digests: list[dict] = [{}, {}]
+    whole = list(read_blocks(spec, digests[0], size))
+    ranges = list(read_blocks(spec, digests[1], size, by_range=True))
+    assert digests[0] == digests[1] and len(digests[0]) == 8
+    assert [block.end for block in ranges] == [block.end for block in whole]
+    assert [block.size for block in ranges] == [block.size for block in whole]
+    assert all(bool(block.ranges) == (target_end == "") for block in ranges)
+    parsed = [[parse_block(block, spec) for block in blocks] for blocks in (whole, ranges)]
+    for one, other in zip(*parsed, strict=True):
+        assert str(one) == str(other)  # errors are equal to themselves only
+    for number, block in enumerate(whole, start=1):
+        assert list(read_blocks(spec, size=size, start=block.end, by_range=True)) == ranges[number:]
+
+
+def test_a_file_that_is_cut_after_its_ranges_were_found_is_an_error(tmp_path: Path):
+    file = write(tmp_path / "a.tsv", ["a\tb"] * 9)
+    [_, last] = read_blocks(corpus(tsv=file), size=5, by_range=True)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"a\.tsv: changed while it was read; run again"):
+        parse_block(last, corpus(tsv=file))
+    file.unlink()
+    with pytest.raises(DataError, match=r"a\.tsv: no such file"):
+        parse_block(last, corpus(tsv=file))
+
+
 def test_unpaired_files_are_an_error(tmp_path: Path):
     spec = {"source": str(tmp_path / "part-*.en"), "target": str(tmp_path / "part-*.fr")}
     for name in ("part-1.en", "part-2.en", "part-1.fr", "part-3.fr"):
@@ -404,6 +464,10 @@ def test_errors_name_the_line_of_the_file(tmp_path: Path):
     write(tmp_path / "2.tsv", ["a\tb", "bad"])
     with pytest.raises(DataError, match=r"2\.tsv:2: 1 column\(s\); at least 2 expected"):
         read(tsv=tmp_path / "*.tsv")
+    write_parquet(tmp_path / "1.parquet", PAIRS)
+    write_parquet(tmp_path / "2.parquet", [*PAIRS[:2], Pair("a", "unpaired surrogate or NUL: \0")])
+    with pytest.raises(DataError, match=r"2\.parquet:3: field 'fr' contains a NUL"):
+        read(parquet=tmp_path / "*.parquet", **FIELDS)
     (tmp_path / "1.en").write_bytes(b"a\n")
     (tmp_path / "2.en").write_bytes(b"a\ncaf\xe9\n")
     with pytest.raises(DataError, match=r"2\.en:2: not valid UTF-8"):

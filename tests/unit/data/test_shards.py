@@ -25,9 +25,10 @@ from mtrain import processes as processes_module
 from mtrain import progress_bar
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair, folder_encoder, shard_writer
-from mtrain.data.corpus import content_hash, read_blocks
+from mtrain.data.corpus import content_hash
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.prepare_data import PreparedData, prepare_data
+from mtrain.data.raw_blocks import read_blocks
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.shards import Shard, buckets_of, shard_file
 from mtrain.data.summary import read_summary, write_summary
@@ -257,14 +258,18 @@ def test_a_shard_is_not_replaced_by_one_with_other_contents(tmp_path: Path, toke
     assert rows(prepare(tmp_path, tokenizer)) == before
 
 
-def test_a_window_is_verified_in_each_epoch(tmp_path: Path, tokenizer: Tokenizer, small):
+@pytest.mark.parametrize("how", ["flipped", "cut"])
+def test_a_window_is_verified_in_each_epoch(tmp_path: Path, tokenizer: Tokenizer, small, how: str):
     train = prepare(tmp_path, tokenizer, config(tmp_path, window_pairs=100)).train
     windows = [(epoch, window) for epoch in (0, 1) for window in range(len(train.windows(epoch)))]
     assert sum(len(train.open(*window)) for window in windows) == 2 * len(TOY)
     file = shard_file(tmp_path / "data", 2)
     with file.open("r+b") as stream:
         stream.seek(-1, os.SEEK_END)
-        stream.write(b"x")
+        if how == "cut":
+            stream.truncate()
+        else:
+            stream.write(b"x")
     with pytest.raises(DataError, match=f"{file}: damaged"):
         for window in windows:
             train.open(*window)
@@ -471,6 +476,17 @@ def test_a_full_disk_leaves_no_temporary_file(tmp_path: Path, tokenizer: Tokeniz
         prepare(tmp_path, tokenizer)
     names = ["shard-00000.safetensors", "shard-00001.safetensors", "summary.json", "validation.jsonl"]
     assert sorted(contents(tmp_path)) == names
+    assert text_of(prepare(tmp_path, tokenizer), tokenizer) == TOY
+
+
+def test_a_disk_that_is_full_when_the_tokenizer_is_copied(tmp_path: Path, tokenizer: Tokenizer):
+    def full(operation: Operation) -> None:
+        if operation.name == "open" and operation.path.match("data/.tokenizer.tmp/joint.model"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with on_file_operation(full), pytest.raises(StorageError) as caught:
+        prepare(tmp_path, tokenizer)
+    assert str(caught.value) == f"{tmp_path / 'data/tokenizer'}: cannot write: No space left on device"
     assert text_of(prepare(tmp_path, tokenizer), tokenizer) == TOY
 
 

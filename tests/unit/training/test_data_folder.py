@@ -121,8 +121,15 @@ def test_the_paths_of_the_corpora_may_differ(make, tmp_path):
     prepare(make("first"))
     before = contents_of(tmp_path / "shared")
     (tmp_path / "raw").rename(tmp_path / "moved")
-    prepare(make("second", data={"train": {"tsv": str(tmp_path / "moved/train.tsv"), "weight": 2.0}}))
+    moved = {"tsv": str(tmp_path / "moved/train.tsv"), "weight": 2.0}
+    prepare(make("second", data={"train": moved}))
     assert contents_of(tmp_path / "shared") == before
+    shutil.rmtree(tmp_path / "moved")
+    message = "train.tsv: no such file; to use .*shared without the raw files, give the path that it was "
+    with pytest.raises(DataError, match=rf"moved/{message}prepared from, .*raw/train\.tsv$"):
+        prepare(make("third", data={"train": moved}))
+    with pytest.raises(DataError, match=r"moved/train\.tsv: no such file$"):  # it has another column as well
+        prepare(make("third", data={"train": {**moved, "source_column": 1, "target_column": 0}}))
     with pytest.raises(DataError, match=r"typing_error\.tsv: no such file"):
         prepare(make("third", data={"train": {"tsv": "typing_error.tsv"}}))
 

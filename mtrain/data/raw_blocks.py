@@ -1,0 +1,147 @@
+"""Cuts corpora of every kind into blocks of pairs that are not decoded yet, which is fast.
+
+Two files with different line counts are an error, because their lines would be misaligned.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mtrain.config.corpora import Corpus, HubCorpus, ParquetCorpus, ToyCorpus
+from mtrain.data.corpus_files import files_by_pair, files_of, name_of
+from mtrain.data.lines import Digests, LineBlocks, is_seekable, open_blocks
+from mtrain.data.parquet import read_parquet
+from mtrain.data.toy import toy_pairs
+from mtrain.errors import DataError
+
+BLOCK = 10_000  # pairs that are read at a time
+
+
+class RawPosition(NamedTuple):
+    """Where to continue reading a corpus."""
+
+    first: int = 1  # number of the next pair, from 1
+    # Of a corpus of lines: the bytes before it in the decompressed file of each side and, after the first of
+    # several files, the index of the file and the number of pairs before that file.
+    offsets: tuple[int, ...] = (0, 0)
+
+
+START = RawPosition()
+
+
+class RawBlock(NamedTuple):
+    """Consecutive pairs of a corpus, not decoded yet."""
+
+    first: int  # number of the first pair, from 1
+    end: RawPosition  # after the last pair
+    lines: tuple[bytes, ...]  # of the file or of the two files, with their ends
+    records: Sequence[Any]  # instead of lines, for other kinds of corpora
+    names: tuple[str, ...]  # of the file or of the two files
+    skipped: int = 0  # pairs of the corpus before these files
+    # In place of lines: the first byte and the number of bytes in each file, to be read by another process.
+    ranges: Sequence[tuple[int, int]] = ()
+
+    @property
+    def size(self) -> int:
+        """The number of bytes, if they are known."""
+        return sum(map(len, self.lines)) + sum(size for _, size in self.ranges)
+
+
+def read_blocks(
+    corpus: Corpus,
+    digests: Digests | None = None,
+    size: int = BLOCK,
+    start: RawPosition = START,
+    by_range: bool = False,
+) -> Iterator[RawBlock]:
+    """Yield the pairs of a corpus in order, in blocks of `size` pairs, from a position on. With `by_range`,
+    the blocks of plain files of lines have ranges of bytes in place of the lines.
+
+    `digests` receives the SHA-256 of each text file that has been read completely. Raises DataError if the
+    corpus is missing or unreadable, or if its sides differ in length.
+    """
+    if isinstance(corpus, ParquetCorpus):
+        yield from _read_parquet(corpus, size, start.first)
+        return
+    if not isinstance(corpus, HubCorpus | ToyCorpus):
+        yield from _read_lines(files_by_pair(corpus), digests, size, start, by_range)
+        return
+    records = toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else load_dataset(corpus)
+    for begin in range(start.first - 1, len(records), size):
+        block = records[begin : begin + size]
+        if isinstance(block, dict):  # the columns of a table
+            block = [dict(zip(block, row, strict=True)) for row in zip(*block.values(), strict=True)]
+        yield RawBlock(begin + 1, RawPosition(begin + 1 + len(block)), (), block, (name_of(corpus),))
+
+
+def _read_lines(
+    files: list[tuple[Path, ...]], digests: Digests | None, size: int, start: RawPosition, by_range: bool
+) -> Iterator[RawBlock]:
+    """Read files of lines one after another, or pairs of files."""
+    first, offsets = start
+    sides, index, skipped = len(files[0]), 0, 0
+    if len(offsets) == sides + 2:
+        index, skipped = offsets[sides:]
+    for number, paths in enumerate(files[index:], index):
+        names, in_ranges = tuple(map(str, paths)), by_range and all(map(is_seekable, paths))
+        with ExitStack() as stack:
+            streams = [
+                stack.enter_context(open_blocks(path, digests, first - 1 - skipped, offset))
+                for path, offset in zip(paths, offsets, strict=False)
+            ]
+            # Blocks end at multiples of their size, whatever the sizes of the files.
+            while content := _next_lines(streams, size - (first - 1) % size, in_ranges):
+                _require_equal_counts(paths, streams)
+                end = skipped + streams[0].lines + 1
+                offsets = tuple(stream.offset for stream in streams)
+                position = RawPosition(end, (*offsets, *((number, skipped) if number else ())))
+                yield RawBlock(first, position, content.lines, (), names, skipped, content.ranges)
+                first = end
+        offsets, skipped = (0,) * sides, first - 1
+
+
+class _Content(NamedTuple):
+    """The lines of a block, or where they are."""
+
+    lines: tuple[bytes, ...] = ()
+    ranges: Sequence[tuple[int, int]] = ()
+
+
+def _next_lines(streams: Sequence[LineBlocks], count: int, in_ranges: bool) -> _Content | None:
+    """The next `count` lines of each file, or as many as there are; None if there are none."""
+    if not in_ranges:
+        lines = tuple(stream.take(count) for stream in streams)
+        return _Content(lines) if any(lines) else None
+    ranges = [(stream.offset, stream.skip(count)) for stream in streams]
+    return _Content(ranges=ranges) if any(size for _, size in ranges) else None
+
+
+def _read_parquet(corpus: ParquetCorpus, size: int, first: int) -> Iterator[RawBlock]:
+    columns = [field.split(".")[0] for field in (corpus.source_field, corpus.target_field)]
+    for file, skipped, rows in read_parquet(files_of(corpus), columns, size, first - 1):
+        end = first + len(rows)
+        yield RawBlock(first, RawPosition(end), (), rows, (str(file),), skipped)
+        first = end
+
+
+def _require_equal_counts(paths: Sequence[Path], streams: Sequence[LineBlocks]) -> None:
+    """Raise DataError if the files of two sides differ in length."""
+    if len({stream.lines for stream in streams}) > 1:
+        counts = [stream.count_all() for stream in streams]
+        reason = f"{paths[0]} has {counts[0]} lines but {paths[1]} has {counts[1]} lines"
+        raise DataError(f"{reason}; the pairs would be misaligned")
+
+
+def load_dataset(corpus: HubCorpus) -> Any:
+    """A memory-mapped `datasets.Dataset`."""
+    import datasets
+
+    datasets.utils.logging.set_verbosity(logging.CRITICAL)  # errors are reported below, in one line
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
+    try:
+        return datasets.load_dataset(corpus.hub, corpus.config, split=corpus.split, revision=corpus.revision)
+    except Exception as error:  # the library and its dependencies raise dozens of exception types
+        reason = " ".join(str(error.__cause__ or error).split())[:300]
+        raise DataError(f"{name_of(corpus)}: cannot load the dataset: {reason}") from error
