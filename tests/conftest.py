@@ -1,8 +1,12 @@
 """Settings of every test, and the modules whose fixtures any test may use."""
 
+import gc
+
 import pytest
 import torch
 from hypothesis import settings
+
+from mtrain.device import keep_freed_memory
 
 pytest.register_assert_rewrite("tests.support")
 pytest_plugins = [
@@ -16,5 +20,15 @@ pytest_plugins = [
 ]
 
 torch.set_num_threads(1)  # sums over threads differ in the last bit
+keep_freed_memory()  # as the commands do; otherwise page faults take a fifth of the time
 settings.register_profile("mtrain", deadline=None, derandomize=True)  # the same examples in every run
 settings.load_profile("mtrain")
+
+gc.disable()  # until the tests are collected, which creates a million objects that all live on
+
+
+def pytest_collection_finish() -> None:
+    """Let no later garbage collection, and no forked process, touch what was imported and collected."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()

@@ -6,24 +6,34 @@ import json
 import random
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import sentencepiece
 import torch
-from transformers import MarianConfig, MarianMTModel, MarianTokenizer
-from transformers.utils import logging as transformers_logging
 
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.data.toy import toy_pairs
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
 
-transformers_logging.disable_progress_bar()
-transformers_logging.set_verbosity_error()
+if TYPE_CHECKING:
+    from transformers import MarianMTModel
 
 PAIRS = toy_pairs("train")[:1000]
 TAGS = [">>fra<<", ">>deu<<"]
 MAX_LENGTH = 40  # of translations, including the start token
+
+
+@cache
+def transformers() -> ModuleType:
+    """The module, whose import takes seconds: only the process of the tests that use it needs it."""
+    import transformers
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    return transformers
 
 
 def sentences(tagged: bool = True) -> list[str]:
@@ -90,7 +100,7 @@ def write_tokenizer(folder: Path, separate: bool = False) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def randomize(model: MarianMTModel, seed: int) -> None:
+def randomize(model: "MarianMTModel", seed: int) -> None:
     """Draw weights that give widely different logits and an EOS that becomes more likely with the length."""
     torch.manual_seed(seed)
     config = model.config
@@ -125,7 +135,7 @@ def make(
     own: bool = False,
     seed: int = 0,
     **config: Any,
-) -> MarianMTModel:
+) -> "MarianMTModel":
     """Save a MarianMTModel in `folder` with a tokenizer like OPUS-MT's, or with mtrain's `own`.
 
     It takes the first random seed from `seed` on with which most of 50 translations are different and end
@@ -147,8 +157,7 @@ def make(
     }
     sizes |= {"vocab_size": source_size, "decoder_vocab_size": target_size, **special}
     sizes |= {"scale_embedding": True, "share_encoder_decoder_embeddings": not separate, **config}
-    shape = MarianConfig(**sizes)
-    model = MarianMTModel(shape).eval()
+    model = transformers().MarianMTModel(transformers().MarianConfig(**sizes)).eval()
     model.generation_config.update(max_length=MAX_LENGTH, **{"forced_eos_token_id": None, **generation})
     numbers = itertools.count(seed)
     randomize(model, next(numbers))
@@ -160,7 +169,7 @@ def make(
 
 def batch(folder: Path, texts: list[str]) -> Any:
     """The padded batch that a MarianTokenizer makes of texts."""
-    return MarianTokenizer.from_pretrained(folder)(texts, return_tensors="pt", padding=True)
+    return transformers().MarianTokenizer.from_pretrained(folder)(texts, return_tensors="pt", padding=True)
 
 
 def texts_for(folder: Path) -> list[str]:
@@ -168,7 +177,7 @@ def texts_for(folder: Path) -> list[str]:
     return sentences(TAGS[0] in json.loads((folder / "vocab.json").read_text()))
 
 
-def translations(model: MarianMTModel, folder: Path, **settings: Any) -> list[list[int]]:
+def translations(model: "MarianMTModel", folder: Path, **settings: Any) -> list[list[int]]:
     """The translations of `texts_for(folder)` by `generate` in one batch, as ids before EOS."""
     rows = model.generate(**batch(folder, texts_for(folder)), **settings).tolist()
     eos = model.config.eos_token_id

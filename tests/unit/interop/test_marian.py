@@ -1,18 +1,29 @@
 """Imported and exported MarianMT models give the same ids, logits, loss and translations."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from transformers import MarianMTModel, MarianTokenizer
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.decoding.forced import forced_log_probs
 from mtrain.decoding.search import search
 from mtrain.interop.export import export_model
 from mtrain.interop.marian import import_marian
-from tests.support.marian import AWKWARD, MAX_LENGTH, batch, liveliness, make, texts_for, translations
+from tests.support.marian import (
+    AWKWARD,
+    MAX_LENGTH,
+    batch,
+    liveliness,
+    make,
+    texts_for,
+    transformers,
+    translations,
+)
+
+if TYPE_CHECKING:
+    from transformers import MarianMTModel
 
 SHAPES: dict[str, dict[str, Any]] = {
     "opus": {
@@ -41,7 +52,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=SHAPES)
-def made(request, tmp_path_factory) -> tuple[MarianMTModel, Path, Path]:
+def made(request, tmp_path_factory) -> tuple["MarianMTModel", Path, Path]:
     """A model of transformers, its folder, and the folder of the imported model."""
     folder = tmp_path_factory.mktemp("marian") / request.param
     model = make(folder, **SHAPES[request.param])
@@ -50,14 +61,14 @@ def made(request, tmp_path_factory) -> tuple[MarianMTModel, Path, Path]:
 
 
 @pytest.fixture(scope="module", params=["import", "export"])
-def pair(request, made) -> tuple[MarianMTModel, Path, LoadedModel]:
+def pair(request, made) -> tuple["MarianMTModel", Path, LoadedModel]:
     """A model of transformers, its folder, and the same model in mtrain, imported or exported."""
     model, folder, imported = made
     if request.param == "export":
         exported = folder.with_name("exported")
         [summary] = export_model(imported, exported, "marian", overrides=["decoding.precision=fp32"])
         assert "16 translations identical (beam 4)" in summary
-        model, folder = MarianMTModel.from_pretrained(exported).eval(), exported
+        model, folder = transformers().MarianMTModel.from_pretrained(exported).eval(), exported
     return model, folder, load_model(imported)
 
 
@@ -67,7 +78,7 @@ def rows_of(loaded: LoadedModel, texts: list[str]) -> list[list[int]]:
 
 def test_texts_are_encoded_and_decoded_as_by_transformers(pair) -> None:
     _, folder, loaded = pair
-    theirs = MarianTokenizer.from_pretrained(folder)
+    theirs = transformers().MarianTokenizer.from_pretrained(folder)
     tagged = loaded.tokenizer.source.ids is not None
     for text in [*texts_for(folder), *AWKWARD]:
         if text.startswith(">>") and not tagged:  # a MarianTokenizer always takes it for a tag

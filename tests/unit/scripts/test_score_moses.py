@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
 
-pytest.importorskip("sacremoses")
+pytestmark = pytest.mark.skipif(find_spec("sacremoses") is None, reason="needs sacremoses")
 SCRIPT = ROOT / "scripts/score_moses.py"
 
 

@@ -18,7 +18,6 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
 from mtrain.training.fit import make_trainer
 from mtrain.training.memory_limit import read_limit
-from mtrain.training.sharded import ShardedLearner
 from tests.support.faults.processes import wait, wait_until
 from tests.support.faults.runs import result_of
 from tests.support.ranks import exit_codes, fit_command, read_logs, run_ranks, started_ranks
@@ -108,6 +107,8 @@ def test_a_rank_that_is_killed_is_named(tmp_path, monkeypatch):
 
 
 def test_what_it_cannot_do_is_an_error(parts):
+    from mtrain.training.sharded import ShardedLearner  # importing FSDP takes half a second
+
     config, model, *_ = parts
     recipe = config.training.model_copy(update={"parallel": "fsdp", "compile": "on"})
     with pytest.raises(UsageError, match=r"training\.compile: fsdp cannot be compiled"):
