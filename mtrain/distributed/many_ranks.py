@@ -45,14 +45,13 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
     """
     launch = read_launch()
     require_complete_launch()
-    name = _name_device(device, launch)
     if launch.size == 1:
-        yield Ranks(resolve_device(name))
+        yield Ranks(resolve_device(device))
         return
     store = RankStore(launch)
     with store.answering():
-        try:
-            yield ManyRanks(resolve_device(name), launch, store)
+        try:  # from here on, the other ranks are told what fails
+            yield ManyRanks(resolve_device(_name_device(device, launch)), launch, store)
         except BaseException as error:
             store.report_end(error)
             _abort_gpu_communication()
@@ -61,8 +60,7 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
 
 
 def _name_device(name: str, launch: Launch) -> str:
-    if launch.size == 1:
-        return name
+    """The device of this one of several ranks. Raises UsageError if they cannot use `name`."""
     if name.startswith("cuda:"):
         raise UsageError(f"--device {name}: torchrun gives each process a GPU; give --device cuda or auto")
     kind = find_accelerator() if name == "auto" else name

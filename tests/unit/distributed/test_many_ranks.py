@@ -133,9 +133,11 @@ def test_each_rank_of_a_machine_uses_the_gpu_of_its_number(tmp_path, monkeypatch
         ("xpu:0", "--device xpu:0: several processes cannot use xpu:0; give --device cpu"),
     ],
 )
-def test_what_several_ranks_cannot_use_is_an_error(monkeypatch, device, message):
+def test_what_several_ranks_cannot_use_is_an_error(tmp_path, monkeypatch, device, message):
     pretend(monkeypatch, "xpu", 2)
-    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0}.items():
-        monkeypatch.setenv(name, str(value))
-    with pytest.raises(UsageError, match=message), joined_ranks(device):
-        pass
+
+    def work() -> None:
+        with pytest.raises(UsageError, match=message), joined_ranks(device):
+            pass
+
+    assert exit_codes(run_ranks(2, work, tmp_path)) == [0, 0], read_logs(tmp_path)
