@@ -3,7 +3,14 @@
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    model_serializer,
+    model_validator,
+)
 
 from mtrain.config.section import Section
 
@@ -46,6 +53,15 @@ class TsvCorpus(CorpusSpec):
     )
     source_column: int = Field(0, ge=0, description="column of the source sentence, starting at 0")
     target_column: int = Field(1, ge=0, description="column of the target sentence, starting at 0")
+    header: bool = Field(
+        False, description="whether the first line of each file contains the names of the columns"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_default_header(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Data folders that were prepared before `header` existed record the corpus without it."""
+        values: dict[str, Any] = serialize(self)
+        return values if self.header else {key: value for key, value in values.items() if key != "header"}
 
 
 class FieldsCorpus(CorpusSpec):

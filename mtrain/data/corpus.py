@@ -39,7 +39,7 @@ class Block(NamedTuple):
     numbers: Sequence[int]  # of the readable pairs in the corpus, from 1
     errors: dict[int, DataError]  # by number, ascending
     name: str  # of the file, that of the sources if there are two
-    skipped: int = 0  # pairs of the corpus before this file
+    skipped: int = 0  # pairs of the corpus before this file, minus 1 if it has a header
 
     def place_of(self, number: int) -> str:
         """The location of a pair, as `file:line`."""

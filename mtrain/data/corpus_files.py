@@ -72,7 +72,8 @@ def name_of(corpus: Corpus) -> str:
 def place_of(corpus: Corpus, number: int) -> str:
     """The location of a pair, as `file:line`, or `pattern:line` in a corpus of several files. `number` counts
     from 1."""
-    return f"{name_of(corpus)}:{number}"
+    is_after_header = isinstance(corpus, TsvCorpus) and corpus.header
+    return f"{name_of(corpus)}:{number + is_after_header}"
 
 
 def _expand(pattern: str) -> list[Path]:

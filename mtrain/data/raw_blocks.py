@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mtrain.config.corpora import Corpus, HubCorpus, ParquetCorpus, ToyCorpus
+from mtrain.config.corpora import Corpus, HubCorpus, ParquetCorpus, ToyCorpus, TsvCorpus
 from mtrain.data.corpus_files import files_by_pair, files_of, name_of
 from mtrain.data.lines import Digests, LineBlocks, is_seekable, open_blocks
 from mtrain.data.parquet import read_parquet
@@ -39,7 +39,7 @@ class RawBlock(NamedTuple):
     lines: tuple[bytes, ...]  # of the file or of the two files, with their ends
     records: Sequence[Any]  # instead of lines, for other kinds of corpora
     names: tuple[str, ...]  # of the file or of the two files
-    skipped: int = 0  # pairs of the corpus before these files
+    skipped: int = 0  # pairs of the corpus before these files, minus 1 if they have a header
     # In place of lines: the first byte and the number of bytes in each file, to be read by another process.
     ranges: Sequence[tuple[int, int]] = ()
 
@@ -66,7 +66,8 @@ def read_blocks(
         yield from _read_parquet(corpus, size, start.first)
         return
     if not isinstance(corpus, HubCorpus | ToyCorpus):
-        yield from _read_lines(files_by_pair(corpus), digests, size, start, by_range)
+        has_header = isinstance(corpus, TsvCorpus) and corpus.header
+        yield from _read_lines(files_by_pair(corpus), digests, size, start, by_range, has_header)
         return
     records = toy_pairs(corpus.toy) if isinstance(corpus, ToyCorpus) else load_dataset(corpus)
     for begin in range(start.first - 1, len(records), size):
@@ -77,20 +78,29 @@ def read_blocks(
 
 
 def _read_lines(
-    files: list[tuple[Path, ...]], digests: Digests | None, size: int, start: RawPosition, by_range: bool
+    files: list[tuple[Path, ...]],
+    digests: Digests | None,
+    size: int,
+    start: RawPosition,
+    by_range: bool,
+    has_header: bool,
 ) -> Iterator[RawBlock]:
     """Read files of lines one after another, or pairs of files."""
     first, offsets = start
-    sides, index, skipped = len(files[0]), 0, 0
+    # A header makes the line of a pair in its file one more than its number among the pairs of the file.
+    sides, index, skipped = len(files[0]), 0, -has_header
     if len(offsets) == sides + 2:
         index, skipped = offsets[sides:]
     for number, paths in enumerate(files[index:], index):
         names, in_ranges = tuple(map(str, paths)), by_range and all(map(is_seekable, paths))
         with ExitStack() as stack:
+            lines_before = 0 if offsets[0] == 0 else first - 1 - skipped
             streams = [
-                stack.enter_context(open_blocks(path, digests, first - 1 - skipped, offset))
+                stack.enter_context(open_blocks(path, digests, lines_before, offset))
                 for path, offset in zip(paths, offsets, strict=False)
             ]
+            if has_header and lines_before == 0:
+                streams[0].take(1)
             # Blocks end at multiples of their size, whatever the sizes of the files.
             while content := _next_lines(streams, size - (first - 1) % size, in_ranges):
                 _require_equal_counts(paths, streams)
@@ -99,7 +109,7 @@ def _read_lines(
                 position = RawPosition(end, (*offsets, *((number, skipped) if number else ())))
                 yield RawBlock(first, position, content.lines, (), names, skipped, content.ranges)
                 first = end
-        offsets, skipped = (0,) * sides, first - 1
+        offsets, skipped = (0,) * sides, first - 1 - has_header
 
 
 class _Content(NamedTuple):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, good_pairs, parse_block, read_pairs
-from mtrain.data.corpus_files import files_of
+from mtrain.data.corpus_files import files_of, place_of
 from mtrain.data.lines import count_valid_lines, decode_block, open_blocks, read_lines, read_text
 from mtrain.data.raw_blocks import read_blocks
 from mtrain.data.same_inputs import check_corpora
@@ -432,6 +432,34 @@ def test_a_file_that_is_cut_after_its_ranges_were_found_is_an_error(tmp_path: Pa
     file.unlink()
     with pytest.raises(DataError, match=r"a\.tsv: no such file"):
         parse_block(last, corpus(tsv=file))
+
+
+def test_the_header_of_each_tsv_file_is_skipped(tmp_path: Path):
+    header, rows = "en\tfr", {1: ["a\tA", "b\tB"], 2: [], 3: ["c\tC", "bad", "d\tD"]}
+    for number, lines in rows.items():
+        write(tmp_path / f"{number}.tsv", [header, *lines])
+    (tmp_path / "4.tsv").touch()
+    spec = corpus(tsv=tmp_path / "?.tsv", header=True)
+    assert list(good_pairs([spec], "skip")) == [("a", "A"), ("b", "B"), ("c", "C"), ("d", "D")]
+    with pytest.raises(DataError, match=r"3\.tsv:3: 1 column\(s\); at least 2 expected"):
+        list(good_pairs([spec], "error"))
+    for size in (1, 2, 3, 9):
+        blocks = list(read_blocks(spec, size=size))
+        assert [place for raw in blocks for place in parse_block(raw, spec).numbers] == [1, 2, 3, 5]
+        for number, block in enumerate(blocks, start=1):
+            assert list(read_blocks(spec, size=size, start=block.end)) == blocks[number:]
+        ranges = read_blocks(spec, size=size, by_range=True)
+        assert [str(parse_block(raw, spec)) for raw in ranges] == [
+            str(parse_block(raw, spec)) for raw in blocks
+        ]
+    assert place_of(corpus(tsv="x.tsv", header=True), 1) == "x.tsv:2"
+    first = parse_block(next(read_blocks(spec)), spec)
+    assert first.place_of(1).endswith("1.tsv:2")
+
+
+def test_a_tsv_corpus_is_recorded_as_before_headers_were_known():
+    assert "header" not in corpus(tsv="a.tsv").model_dump()
+    assert corpus(tsv="a.tsv", header=True).model_dump()["header"] is True
 
 
 def test_unpaired_files_are_an_error(tmp_path: Path):
