@@ -14,6 +14,7 @@ from mtrain.cli import (
     data,
     demo,
     evaluation,
+    init,
     interop,
     models,
     report,
@@ -32,7 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 COMMANDS = {
-    "Get started": (demo.demo,),
+    "Get started": (demo.demo, init.init),
     "Prepare data": (data.check, data.tokenize, data.prepare),
     "Train": (training.plan, training.fit, models.average),
     "Translate": (translation.translate, models.rerank, scoring.score, segmentation.segment),

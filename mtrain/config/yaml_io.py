@@ -1,5 +1,6 @@
 """YAML 1.2: reading text and files, locating keys in them, and writing sections."""
 
+import math
 import os
 import re
 from collections.abc import Hashable
@@ -156,3 +157,10 @@ def to_yaml(section: Section, exclude_unset: bool = False) -> str:
     keys that were not set."""
     values = section.model_dump(mode="json", exclude_unset=exclude_unset)
     return yaml.dump(values, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True)
+
+
+def to_yaml_line(value: Any) -> str:
+    """A scalar, or a mapping of scalars, as YAML on one line."""
+    options: dict[str, Any] = {"Dumper": _YamlDumper, "sort_keys": False, "allow_unicode": True}
+    text: str = yaml.dump(value, default_flow_style=True, width=math.inf, **options)
+    return text.removesuffix("\n").removesuffix("\n...")

@@ -31,7 +31,7 @@ def files_of(corpus: Corpus) -> list[Path]:
     if isinstance(corpus, ToyCorpus):
         return []
     if isinstance(corpus, ParquetCorpus):
-        files = _expand(corpus.parquet)
+        files = expand(corpus.parquet)
     else:
         files = [*chain.from_iterable(zip(*files_by_pair(corpus), strict=True))]
         files += chain.from_iterable(further_references(corpus))
@@ -45,7 +45,7 @@ def further_references(corpus: Corpus) -> list[list[Path]]:
     """The files of each reference of a test set besides those in its pairs."""
     if isinstance(corpus, SacrebleuCorpus):
         return [[file] for file in sacrebleu_files(corpus.sacrebleu, corpus.langs)[2:]]
-    return [_expand(name) for name in corpus.references] if isinstance(corpus, TextTestSet) else []
+    return [expand(name) for name in corpus.references] if isinstance(corpus, TextTestSet) else []
 
 
 def files_by_pair(corpus: TextCorpus | TsvCorpus | JsonlCorpus | SacrebleuCorpus) -> list[tuple[Path, ...]]:
@@ -54,9 +54,9 @@ def files_by_pair(corpus: TextCorpus | TsvCorpus | JsonlCorpus | SacrebleuCorpus
     if isinstance(corpus, SacrebleuCorpus):
         return [tuple(sacrebleu_files(corpus.sacrebleu, corpus.langs)[:2])]
     if not isinstance(corpus, TextCorpus):
-        return [(file,) for file in _expand(name_of(corpus))]
+        return [(file,) for file in expand(name_of(corpus))]
     patterns = corpus.source, corpus.target
-    sides = _expand(corpus.source), _expand(corpus.target)
+    sides = expand(corpus.source), expand(corpus.target)
     _require_partners(patterns, sides)
     return [*zip(*sides, strict=True)]
 
@@ -76,7 +76,7 @@ def place_of(corpus: Corpus, number: int) -> str:
     return f"{name_of(corpus)}:{number + is_after_header}"
 
 
-def _expand(pattern: str) -> list[Path]:
+def expand(pattern: str) -> list[Path]:
     """The files that match the pattern, sorted by name, or the one file of this name."""
     names = [] if Path(pattern).exists() else sorted(glob.glob(pattern))  # noqa: PTH207 (absolute)
     return [Path(name) for name in names or [pattern]]

@@ -1,0 +1,198 @@
+"""`mtrain init`."""
+
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from mtrain.cli import terminal
+from mtrain.cli.options import Debug, Quiet
+from mtrain.cli.output import open_stdout, require_writable
+from mtrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from mtrain.cli.init_answers import Given
+    from mtrain.config.starter import Starter
+    from mtrain.data.file_groups import Roles
+    from mtrain.data.inspect_corpora import InspectedCorpus
+    from mtrain.data.inspect_files import Kind
+
+log = logging.getLogger(__name__)
+
+CONTENTS, CONFIG = "Contents of the files", "Config"  # groups of options
+
+
+def init(
+    files: Annotated[
+        list[str],
+        Argument(
+            metavar="FILE...",
+            help="Two text files with one sentence per line, source and target; or TSV, JSONL or Parquet "
+            "files with both. May be compressed (.gz, .zst). Files with names such as val.en and test.en, "
+            "also beside train.en, are used for validation and test.",
+        ),
+    ],
+    source_lang: Annotated[
+        str | None,
+        Option(metavar="LANG", help="Source language, such as en or English.", rich_help_panel=CONTENTS),
+    ] = None,
+    target_lang: Annotated[
+        str | None,
+        Option(metavar="LANG", help="Target language, such as de or German.", rich_help_panel=CONTENTS),
+    ] = None,
+    source_column: Annotated[
+        str | None,
+        Option(
+            metavar="COLUMN",
+            help="Source column: its number from 0, its name in the header, or a field.",
+            rich_help_panel=CONTENTS,
+        ),
+    ] = None,
+    target_column: Annotated[
+        str | None,
+        Option(metavar="COLUMN", help="Target column: its number, name or field.", rich_help_panel=CONTENTS),
+    ] = None,
+    validation: Annotated[
+        list[str] | None,
+        Option(
+            metavar="FILE", help="Validation file; repeat it for source and target.", rich_help_panel=CONTENTS
+        ),
+    ] = None,
+    test: Annotated[
+        list[str] | None,
+        Option(metavar="FILE", help="Test file; repeat it for source and target.", rich_help_panel=CONTENTS),
+    ] = None,
+    max_minutes: Annotated[
+        float | None,
+        Option(
+            min=0,
+            max=1e9,
+            metavar="N",
+            help="Minutes that training may take, 60 by default; 0: no limit.",
+            rich_help_panel=CONFIG,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        Option(
+            "-o",
+            "--output",
+            metavar="CONFIG",
+            help="Config to write; by default named after the languages, such as en-de.yaml.",
+            rich_help_panel=CONFIG,
+        ),
+    ] = None,
+    force: Annotated[
+        bool, Option("--force", help="Replace an existing config.", rich_help_panel=CONFIG)
+    ] = False,
+    yes: Annotated[
+        bool, Option("--yes", help="Ask nothing, and accept what is suggested.", rich_help_panel=CONFIG)
+    ] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write a config for your own files.
+
+    Finds the languages, the columns and the number of pairs, and writes a commented config. In a terminal, it
+    asks at most three questions. With `pip install 'mtrain[languages]'`, it also recognizes the languages of
+    the text, not only those in names of files and columns.
+
+    Examples:
+        mtrain init train.en train.de
+        mtrain init corpus.tsv --source-lang en --target-lang de -o mine.yaml
+        mtrain init part-1.jsonl part-2.jsonl --validation dev.jsonl --max-minutes 600 --yes
+    """
+    terminal.start_logging(quiet, debug)
+    from mtrain.cli.init_answers import Given
+    from mtrain.config.language_names import find_language
+
+    codes = [
+        find_language(language) or language if language else None for language in (source_lang, target_lang)
+    ]
+    asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
+    given = Given((source_column, target_column), (codes[0], codes[1]), max_minutes, asks)
+    if output is not None:
+        _require_new(output, force, files)
+    names = [[terminal.require_unicode(name) for name in group or []] for group in (files, validation, test)]
+    starter = _inspect(names, given, quiet)
+    file = output or Path(f"{starter.source_lang}-{starter.target_lang}.yaml")
+    _require_new(file, force, files)
+    _write(starter._replace(file=shlex.quote(str(file)), run_dir=_new_run_dir(file)), file)
+
+
+def _require_new(file: Path, force: bool, inputs: Sequence[str]) -> None:
+    """Raise UsageError if a config exists and must not be replaced, or cannot be at its path."""
+    require_writable(file, [Path(name) for name in inputs])
+    if file.exists() and not (force and file.is_file()):
+        kind = "already exists; give another file with -o, or replace it with --force"
+        raise UsageError(
+            f"{file}: {kind if file.is_file() else 'not a regular file; give another one with -o'}"
+        )
+
+
+def _new_run_dir(config: Path) -> str:
+    """A run folder that does not exist yet, so that `fit` starts a new run."""
+    folder, number = Path("runs") / config.stem, 2
+    while folder.exists():
+        folder, number = Path("runs") / f"{config.stem}-{number}", number + 1
+    return str(folder)
+
+
+def _inspect(names: Sequence[Sequence[str]], given: "Given", quiet: bool) -> "Starter":
+    """Inspect the files for training, validation and test, and ask what they do not tell. The result has no
+    file name and run folder yet."""
+    from mtrain.cli.init_answers import settle_languages, settle_minutes, settle_sides, show_corpora
+    from mtrain.config.starter import Starter
+    from mtrain.data.file_groups import find_siblings, names_of_test_sets
+    from mtrain.data.inspect_corpora import inspect_corpora, spec_of
+    from mtrain.data.inspect_files import kind_of, require_files, sides_of
+
+    every = [name for group in names for name in group]
+    require_files(every)
+    kind = kind_of(every)
+    if kind == "text" and any(given.columns):
+        raise UsageError("--source-column and --target-column are for TSV, JSONL and Parquet files")
+    roles = _roles(names, kind)
+    sides = settle_sides(sides_of(roles.train[0], kind, given.columns), given)
+    found = inspect_corpora(roles, find_siblings(roles.train[0]), kind, sides, quiet)
+    show_corpora(found, sides)
+    (source, target), sides = settle_languages(sides, given)
+    minutes = settle_minutes(given)
+
+    def sized(corpora: "Sequence[InspectedCorpus]") -> list[tuple[dict[str, Any], int]]:
+        return [(spec_of(corpus.group, kind, sides), corpus.pairs) for corpus in corpora]
+
+    tests = zip(names_of_test_sets([corpus.group for corpus in found.test]), sized(found.test), strict=True)
+    train, validation = sized(found.train), sized(found.validation)
+    problems = [corpus.problem for corpora in found for corpus in corpora if corpus.problem]
+    return Starter("", "", source, target, train, validation, dict(tests), minutes, *problems[:1])
+
+
+def _roles(names: Sequence[Sequence[str]], kind: "Kind") -> "Roles":
+    """What the files are for: as the options say, or else as their names say."""
+    from mtrain.data.file_groups import Roles, divide_by_role
+    from mtrain.data.inspect_files import groups_of
+
+    files, validation, test = (groups_of(group, kind) if group else [] for group in names)
+    own = divide_by_role(files)
+    return Roles(own.train, validation or own.validation, test or own.test)
+
+
+def _write(starter: "Starter", file: Path) -> None:
+    """Write a config after checking it as every command does, and log what to do next."""
+    from mtrain.config.load import validate
+    from mtrain.config.schema import Config
+    from mtrain.config.starter import write_starter
+    from mtrain.config.yaml_io import parse_yaml
+    from mtrain.storage.atomic import write_atomically
+
+    text = write_starter(starter)
+    validate(Config, parse_yaml(text), str(file))
+    write_atomically(file, text)
+    with open_stdout() as out:
+        print(file, file=out)
+    log.info("next: mtrain check %s, then mtrain fit %s", starter.file, starter.file)

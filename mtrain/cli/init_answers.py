@@ -1,0 +1,192 @@
+"""What `mtrain init` decides by options, by what it found, or by asking on a terminal."""
+
+import logging
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from mtrain.cli.terminal import escape_control_characters, require_unicode
+from mtrain.config.language_names import find_language, language_name
+from mtrain.config.languages import base_language
+from mtrain.config.starter import holdout_size
+from mtrain.data.choose_sides import Side, Sides, choose_sides
+from mtrain.data.identify_language import EXTRA, can_identify
+from mtrain.data.inspect_corpora import Inspected
+from mtrain.errors import UsageError
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+Languages = tuple[str, str]
+Codes = tuple[str | None, str | None]
+_MINUTES = 60.0
+_FEW = 1000  # training pairs
+_CODE = re.compile(r"[a-z]{2,3}(-\w+)?")  # of a language without a code of two letters, such as nds
+_SHOWN = 60  # characters of a sentence
+
+
+def _show(text: str) -> str:
+    """The beginning of a sentence, for a terminal."""
+    return escape_control_characters(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+
+
+class Given(NamedTuple):
+    """What the options say, and whether to ask for the rest."""
+
+    columns: tuple[str | None, str | None]  # of source and target
+    languages: Codes
+    max_minutes: float | None
+    asks: bool
+
+
+def settle_sides(candidates: Sequence[Side], given: Given) -> Sides:
+    """The source and the target among several texts. Raises UsageError if there is no good guess."""
+    chosen = choose_sides(candidates, given.columns, given.languages)
+    if chosen.certain:
+        return chosen
+    if given.asks:
+        return _ask_for_sides(candidates, chosen)
+    named = [side.named for side in candidates]
+    if None not in named and len(set(named)) == len(named):
+        found = ", ".join(map(str, named))
+        raise UsageError(f"found the languages {found}; choose two with --source-lang and --target-lang")
+    log.warning(
+        "using columns %s and %s of %s; --source-column and --target-column choose others",
+        chosen.source.key,
+        chosen.target.key,
+        ", ".join(str(side.key) for side in candidates),
+    )
+    return chosen
+
+
+def settle_languages(sides: Sides, given: Given) -> tuple[Languages, Sides]:
+    """The languages, and the sides: exchanged if the answer names their languages in the other order.
+
+    Raises UsageError if a language is unknown and nobody can be asked.
+    """
+    found = [code or guess for code, guess in zip(given.languages, sides.languages, strict=True)]
+    if not given.asks or all(given.languages):
+        return _require_languages(sides, found[0], found[1]), sides
+    languages = _ask_for_languages(found)
+    if languages == sides.languages[::-1]:
+        sides = Sides(sides.target, sides.source)
+    return languages, sides
+
+
+def settle_minutes(given: Given) -> float | None:
+    """The minutes that training may take; None if they are not limited."""
+    minutes = given.max_minutes
+    if minutes is None:
+        minutes = _ask_for_minutes() if given.asks else _MINUTES
+    return minutes or None
+
+
+def show_corpora(found: Inspected, sides: Sides) -> None:
+    """Log what was found, so that a wrong guess is seen, and what may be wrong with it."""
+    for name, corpora in found._asdict().items():
+        for corpus in corpora:
+            log.info("%s: %s, %s pairs", name, " and ".join(corpus.group.files), f"{corpus.pairs:,}")
+            if corpus.problem:
+                log.warning("%s pairs cannot be read: %s", f"{corpus.unreadable:,}", corpus.problem)
+    pairs = sum(corpus.pairs for corpus in found.train)
+    if not found.validation:
+        log.info("validation: %s of these pairs, which are not trained on", f"{holdout_size(pairs):,}")
+    texts = found.train[0].sample[0]
+    for name, side, text in zip(("source", "target"), sides[:2], texts, strict=True):
+        language = language_name(side.language) if side.language else "language unknown"
+        place = f"column {side.name}" if side.name == str(side.key) else side.name
+        log.info("%s: %s (%s): %s", name, place, language, _show(text))
+    for side, other in (sides[:2], sides[1::-1]):
+        if (
+            side.named
+            and other.named
+            and side.seen == base_language(other.named) != base_language(side.named)
+        ):
+            log.warning("%s: the text seems to be %s", side.name, language_name(side.seen))
+    if pairs < _FEW:
+        log.warning("only %s training pairs: a useful model needs many thousands", f"{pairs:,}")
+
+
+def _ask_for_sides(sides: Sequence[Side], chosen: Sides) -> Sides:
+    """Ask which of several texts are source and target."""
+
+    def parse(answer: str) -> Sides:
+        words = answer.replace(",", " ").split()
+        if len(words) != 2:
+            raise UsageError("give two of them, source and target")
+        return choose_sides(sides, (words[0], words[1]), (None, None))
+
+    for side in sides:
+        _print(f"  {side.key}: {_show(next(filter(str.strip, side.texts), ''))}")
+    suggested = f"{chosen.source.key} {chosen.target.key}"
+    return _ask("Which of these are source and target", suggested, parse)
+
+
+def _ask_for_languages(suggested: Sequence[str | None]) -> Languages:
+    """Ask for the languages of source and target."""
+
+    def parse(answer: str) -> Languages:
+        words = answer.replace(",", " ").replace("-", " ").replace("/", " ").split()
+        if len(answer.split()) == 2:  # codes may contain hyphens
+            words = answer.split()
+        codes = [find_language(word) or (word if _CODE.fullmatch(word) else None) for word in words]
+        if len(words) != 2 or not all(codes):
+            raise UsageError("give two codes or English names of languages, such as en de or English German")
+        return str(codes[0]), str(codes[1])
+
+    known = " ".join(code for code in suggested if code) if all(suggested) else ""
+    meaning = (
+        f", {language_name(str(suggested[0]))} to {language_name(str(suggested[1]))}"
+        if known
+        else ", such as en de"
+    )
+    return _ask(f"Languages of source and target{meaning}", known, parse)
+
+
+def _ask_for_minutes() -> float:
+    """Ask for the time that training may take. 0 is no limit."""
+
+    def parse(answer: str) -> float:
+        try:
+            minutes = float(answer)
+        except ValueError:
+            minutes = -1
+        if not 0 <= minutes < float("inf"):
+            raise UsageError("give a number of minutes, or 0")
+        return minutes
+
+    return _ask("Minutes that training may take, 0 for no limit", f"{_MINUTES:g}", parse)
+
+
+def _require_languages(sides: Sides, source: str | None, target: str | None) -> Languages:
+    """The languages, if both are known. Raises UsageError that says what to do otherwise."""
+    if source and target:
+        return source, target
+    options = [f"--{name}-lang" for name, code in (("source", source), ("target", target)) if not code]
+    names = f"{sides.source.name} and {sides.target.name}"
+    if sides.source.language and sides.source.language == sides.target.language:
+        problem = f"{names}: both seem to be {language_name(sides.source.language)}"
+    else:
+        problem = f"{names}: the languages are not known"
+    hint = "" if can_identify() else f"; or install language identification: {EXTRA}"
+    raise UsageError(f"{problem}; give {' and '.join(options)}{hint}")
+
+
+def _ask(question: str, suggested: str, parse: Callable[[str], Answer]) -> Answer:
+    """Ask until the answer is valid. Raises UsageError at the end of input."""
+    while True:
+        sys.stderr.write(f"{question}{f' [{suggested}]' if suggested else ''}: ")
+        sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line:
+            _print("")
+            raise UsageError("no answer; nothing was written")
+        try:
+            return parse(require_unicode(line).strip() or suggested)
+        except UsageError as error:
+            _print(escape_control_characters(f"{line.strip()}: {error}"))
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,117 @@
+"""Which of several texts are the source and the target: files of lines, or columns of a table."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mtrain.config.language_names import find_language, languages_in, words_of
+from mtrain.data.identify_language import identify_language
+from mtrain.data.table_columns import SOURCE_WORDS, TARGET_WORDS
+from mtrain.errors import UsageError
+
+
+class Side(NamedTuple):
+    """A text that may be the source or the target."""
+
+    name: str  # of the file, column or field
+    key: int | str  # what the config calls it
+    texts: Sequence[str]  # a sample
+    named: str | None = None  # the language that a name gives
+    seen: str | None = None  # the language that the text seems to be in
+
+    @property
+    def language(self) -> str | None:
+        """The language, if the name or the text tells it."""
+        return self.named or self.seen
+
+
+class Sides(NamedTuple):
+    """The source and the target. `certain` is whether nothing else could be meant."""
+
+    source: Side
+    target: Side
+    certain: bool = True
+
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        """The languages; None for both if they seem to be the same one, which cannot be translated."""
+        languages = self.source.language, self.target.language
+        return languages if languages[0] != languages[1] else (None, None)
+
+
+def with_languages(sides: Sequence[Side], file: str) -> list[Side]:
+    """The texts with the languages that their contents and, if they are two, the name of their common file
+    tell, as `en-de.tsv` does. The contents tell the order."""
+    found = [side._replace(seen=identify_language(side.texts)) for side in sides]
+    codes = [*dict.fromkeys(language.code for language in languages_in(words_of(file)))]
+    if len(found) != 2 or len(codes) != 2 or any(side.named for side in found):
+        return found
+    if found[0].seen == codes[1] or found[1].seen == codes[0]:
+        codes.reverse()
+    return [side._replace(named=code) for side, code in zip(found, codes, strict=True)]
+
+
+def choose_sides(
+    sides: Sequence[Side], keys: tuple[str | None, str | None], languages: tuple[str | None, str | None]
+) -> Sides:
+    """Choose the source and the target among at least two texts: by the given keys or names, by the given
+    languages, by what their names say, or else the first two. Raises UsageError if a given one is not there.
+    """
+    source, target = (
+        _by_key(sides, key) or _by_language(sides, language)
+        for key, language in zip(keys, languages, strict=True)
+    )
+    if source is not None and source is target:
+        if all(keys) or not any(keys):
+            raise UsageError(f"{source.name}: source and target are the same; give two")
+        source, target = (source, None) if keys[0] else (None, target)
+    if source is not None and target is not None:
+        return Sides(source, target)
+    if source is not None or target is not None:
+        rest = [side for side in sides if side is not source and side is not target]
+        other, certain = _other(rest, TARGET_WORDS if target is None else SOURCE_WORDS)
+        return Sides(source or other, target or other, certain)
+    return _choose_two(sides)
+
+
+def _choose_two(sides: Sequence[Side]) -> Sides:
+    """Two of some texts, of which none was asked for."""
+    if len(sides) == 2:
+        return Sides(sides[0], sides[1])
+    sources, targets = _with_word(sides, SOURCE_WORDS), _with_word(sides, TARGET_WORDS)
+    if len(sources) == len(targets) == 1 and sources != targets:
+        return Sides(sources[0], targets[0])
+    named = [side for side in sides if side.named]
+    if len(named) == 2 and named[0].named != named[1].named:
+        return Sides(named[0], named[1])
+    first = sides[0]
+    others = [side for side in sides if side.language != first.language] or sides[1:]
+    return Sides(first, others[0], certain=False)
+
+
+def _by_key(sides: Sequence[Side], key: str | None) -> Side | None:
+    if key is None:
+        return None
+    found = [side for side in sides if key in (str(side.key), side.name)]
+    if not found:
+        known = ", ".join(
+            str(side.key) if str(side.key) == side.name else f"{side.key} ({side.name})" for side in sides
+        )
+        raise UsageError(f"no column {key}; choose from {known}")
+    return found[0]
+
+
+def _by_language(sides: Sequence[Side], language: str | None) -> Side | None:
+    """The only text in a language."""
+    code = None if language is None else find_language(language) or language
+    found = [side for side in sides if code is not None and side.language == code]
+    return found[0] if len(found) == 1 else None
+
+
+def _other(sides: Sequence[Side], words: frozenset[str]) -> tuple[Side, bool]:
+    """One of the other texts, and whether no other one could be meant."""
+    found = _with_word(sides, words) or sides
+    return found[0], len(found) == 1
+
+
+def _with_word(sides: Sequence[Side], words: frozenset[str]) -> list[Side]:
+    return [side for side in sides if words & {word.lower() for word in words_of(side.name)}]

@@ -1,0 +1,126 @@
+"""What `mtrain init` finds in corpora: how a config describes them, their pairs, and how many there are."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from mtrain.config.corpora import ParquetCorpus
+from mtrain.config.data import DataConfig
+from mtrain.data import Pair
+from mtrain.data.block_check import usable_pairs
+from mtrain.data.choose_sides import Side, Sides
+from mtrain.data.corpus import parse_block, read_blocks
+from mtrain.data.corpus_files import expand, files_of
+from mtrain.data.file_groups import Group, Roles
+from mtrain.data.inspect_files import Kind
+from mtrain.data.table_columns import read_table
+from mtrain.errors import DataError
+from mtrain.progress_bar import ProgressBar
+
+log = logging.getLogger(__name__)
+
+_PARSED = 100  # blocks of pairs whose text is checked; later ones are counted
+_SAMPLED = 20  # pairs of each of these blocks
+_BAD = 0.1  # share of unreadable pairs from which on a corpus is not accepted
+
+
+class InspectedCorpus(NamedTuple):
+    """A corpus, and what it contains."""
+
+    group: Group
+    pairs: int
+    unreadable: int
+    problem: str  # of the first unreadable pair
+    sample: list[Pair]
+
+
+class Inspected(NamedTuple):
+    """The corpora of a new config."""
+
+    train: list[InspectedCorpus]
+    validation: list[InspectedCorpus]
+    test: list[InspectedCorpus]
+
+
+def inspect_corpora(roles: Roles, siblings: Roles, kind: Kind, sides: Sides, quiet: bool) -> Inspected:
+    """Inspect all corpora. `siblings` are validation and test files that were found beside the training
+    files; they are used where `roles` has none, and left out with a warning if they cannot be used.
+
+    Raises the errors of `inspect_corpus` for the others.
+    """
+    train, validation, test = (
+        [inspect_corpus(group, kind, sides, quiet) for group in groups] for groups in roles
+    )
+    for found, groups in ((validation, siblings.validation), (test, siblings.test)):
+        for group in groups if not found else ():
+            try:
+                found.append(inspect_corpus(group, kind, sides, quiet))
+            except DataError as error:
+                log.warning("not used: %s", error)
+    return Inspected(train, validation, test)
+
+
+def inspect_corpus(group: Group, kind: Kind, sides: Sides, quiet: bool) -> InspectedCorpus:
+    """Count the pairs of a corpus, and check and sample the text of the first million.
+
+    Raises DataError if there is no pair, if the sides differ in length, or if many pairs cannot be read.
+    """
+    [corpus] = DataConfig.model_validate(
+        {
+            "source_lang": "x",
+            "target_lang": "y",
+            "train": spec_of(group, kind, sides),
+            "validation": {"holdout": 1},
+        }
+    ).train
+    pairs, errors, sample, parsed = 0, list[DataError](), list[Pair](), 0
+    with ProgressBar("read", "pairs", quiet=quiet) as progress:
+        for number, raw in enumerate(read_blocks(corpus)):
+            progress.add(raw.end.first - raw.first)
+            pairs = raw.end.first - 1
+            if number < _PARSED:
+                block, parsed = parse_block(raw, corpus), pairs
+                errors += block.errors.values()
+                usable = usable_pairs(block)
+                step = -(-len(usable.sources) // _SAMPLED) or 1
+                sample += map(Pair, usable.sources[::step], usable.targets[::step])
+            elif isinstance(corpus, ParquetCorpus):  # whose rows are slow to read
+                pairs = _count_rows(files_of(corpus))
+                break
+    name = " and ".join(group.files)
+    if len(errors) > _BAD * parsed:
+        hint = "; convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW" if "UTF-8" in str(errors[0]) else ""
+        raise DataError(f"{name}: {len(errors):,} of {parsed:,} pairs cannot be read: {errors[0]}{hint}")
+    if not sample:
+        raise DataError(f"{name}: no pair of sentences")
+    return InspectedCorpus(group, pairs, len(errors), str(errors[0]) if errors else "", sample)
+
+
+def spec_of(group: Group, kind: Kind, sides: Sides) -> dict[str, Any]:
+    """The corpus of a group of files as a config describes it. Raises DataError if the group lacks one of the
+    languages of the sides."""
+    if kind == "text":
+        return {"source": _file_of(group, sides.source), "target": _file_of(group, sides.target)}
+    [file] = group.files
+    source, target = sides.source.key, sides.target.key
+    if kind != "tsv":
+        return {kind: file, "source_field": source, "target_field": target}
+    columns = {"source_column": source, "target_column": target} if (source, target) != (0, 1) else {}
+    header = {"header": True} if read_table(expand(file)[0], kind).header else {}
+    return {kind: file, **columns, **header}
+
+
+def _file_of(group: Group, side: Side) -> str:
+    """The file of a side. Files of one group are in any order if their names have their languages."""
+    if side.named is None or not all(group.languages):
+        return group.files[cast(int, side.key)]
+    if side.named not in group.languages:
+        raise DataError(f"{group.files[0]}: no file in the language {side.named} is given for it")
+    return group.files[group.languages.index(side.named)]
+
+
+def _count_rows(files: Sequence[Path]) -> int:
+    import pyarrow.parquet as pq
+
+    return sum(pq.ParquetFile(file).metadata.num_rows for file in files)

@@ -1,0 +1,139 @@
+"""The kind of files, and the texts in them that may be source and target."""
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from mtrain.config.language_names import languages_in, words_of
+from mtrain.data import COMPRESSION
+from mtrain.data.choose_sides import Side, with_languages
+from mtrain.data.corpus_files import expand
+from mtrain.data.file_groups import Group, group_text_files
+from mtrain.data.lines import open_blocks, read_lines
+from mtrain.data.table_columns import SAMPLE, read_table, text_columns
+from mtrain.errors import DataError, UsageError
+
+Kind = Literal["text", "tsv", "jsonl", "parquet"]
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys((".tsv", ".tab"), "tsv"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+}
+_UNSUPPORTED = {
+    **dict.fromkeys(
+        (".csv", ".xlsx", ".xls", ".ods"), "save the table as TSV (separated by tabs) or Parquet"
+    ),
+    **dict.fromkeys(
+        (".tmx", ".xml", ".xliff", ".sgm"), "convert it to TSV, with one pair of sentences per line"
+    ),
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "unpack it, and give the files in it"),
+    **dict.fromkeys((".bz2", ".xz", ".lzma"), "decompress it, or compress it with gzip or zstd"),
+    **dict.fromkeys((".pdf", ".doc", ".docx"), "save it as plain text, with one sentence per line"),
+}
+_BINARY = {  # by the first bytes of a file
+    b"\x1f\x8b": "compressed with gzip; add .gz to its name",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd; add .zst to its name",
+    b"\xff\xfe": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW",
+    b"\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW",
+    b"PK\x03\x04": "a ZIP archive, not text",
+    b"PAR1": "a Parquet file; add .parquet to its name",
+}
+
+
+def require_files(names: Iterable[str]) -> None:
+    """Raise DataError if a file, or each file that a pattern stands for, is missing or unsupported, and
+    UsageError if one is given twice."""
+    seen: set[tuple[int, int]] = set()
+    for name in names:
+        for file in expand(name):
+            if not file.is_file():
+                kind = "a folder; give the files in it" if file.is_dir() else "not a regular file"
+                raise DataError(f"{file}: {kind if file.exists() else 'no such file'}")
+            if reason := _UNSUPPORTED.get(_suffix(file)):
+                raise DataError(f"{file}: {_suffix(file)} files are not supported; {reason}")
+            identity = file.stat().st_dev, file.stat().st_ino
+            if identity in seen:
+                raise UsageError(f"{file}: given twice; give different files")
+            seen.add(identity)
+
+
+def kind_of(names: Sequence[str]) -> Kind:
+    """The kind of some files, by their suffixes or, of one file with another suffix, by its contents.
+
+    Raises DataError if the kinds differ, or if the only file is text without columns.
+    """
+    files = [expand(name)[0] for name in names]
+    kinds = [_KINDS.get(_suffix(file), "text") for file in files]
+    if len(set(kinds)) > 1:
+        other = next(name for name, kind in zip(names, kinds, strict=True) if kind != kinds[0])
+        raise DataError(f"{names[0]} and {other} are of different kinds; give files of one kind")
+    [kind] = set(kinds)
+    for file in files if kind != "parquet" else ():
+        _require_text(file)
+    if kind != "text" or len(names) > 1:
+        return kind
+    head = [line for line in islice(read_lines(files[0]), 100) if isinstance(line, str)]
+    if head and head[0].startswith("{"):
+        return "jsonl"
+    if sum("\t" in line for line in head) > len(head) / 2:
+        return "tsv"
+    raise DataError(
+        f"{names[0]}: one column only; give two files, the source and the target, or a TSV, JSONL or Parquet "
+        "file with both"
+    )
+
+
+def _suffix(file: Path) -> str:
+    """The last suffix in lower case, but for that of a supported compression."""
+    return (file.with_suffix("") if file.suffix in COMPRESSION else file).suffix.lower()
+
+
+def _require_text(file: Path) -> None:
+    """Raise DataError if a file is not text."""
+    with open_blocks(file) as blocks:
+        head = blocks.take(1)[:4096]
+    for magic, reason in _BINARY.items():
+        if head.startswith(magic):
+            raise DataError(f"{file}: {reason}")
+    if b"\0" in head:
+        raise DataError(f"{file}: not a text file")
+
+
+def groups_of(names: Sequence[str], kind: Kind) -> list[Group]:
+    """The files grouped so that each group is a corpus. Raises the errors of `group_text_files`."""
+    return group_text_files(names) if kind == "text" else [Group((name,), ()) for name in names]
+
+
+def sides_of(group: Group, kind: Kind, keys: Iterable[str | None]) -> list[Side]:
+    """The texts of a corpus among which the source and the target are: its files, or the columns of its table
+    that contain sentences or are among the given `keys`. Raises DataError if there are fewer than two."""
+    if kind == "text":
+        sides = [
+            Side(file, index, _sample_of(file), language)
+            for index, (file, language) in enumerate(zip(group.files, group.languages, strict=True))
+        ]
+        return with_languages(sides, "")
+    [file] = group.files
+    table = read_table(expand(file)[0], kind)
+    columns = text_columns(table)
+    columns = [
+        column for column in table.columns if column in columns or {column.name, str(column.key)} & {*keys}
+    ]
+    sides = [Side(column.name, column.key, column.texts, _language_of(column.name)) for column in columns]
+    if len(sides) < 2:
+        found = ", ".join(column.name for column in table.columns)
+        raise DataError(
+            f"{file}: two columns of text are needed, source and target; "
+            + (f"found {len(sides)} among {found}" if table.columns else "found none")
+        )
+    return with_languages(sides, Path(file).name)
+
+
+def _sample_of(file: str) -> list[str]:
+    return [line for line in islice(read_lines(expand(file)[0]), SAMPLE) if isinstance(line, str)]
+
+
+def _language_of(name: str) -> str | None:
+    found = languages_in(words_of(name))
+    return found[-1].code if found else None

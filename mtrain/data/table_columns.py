@@ -1,0 +1,146 @@
+"""The columns of TSV, JSONL and Parquet files: their names, a sample, and which contain sentences."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from mtrain.config.language_names import find_language, languages_in, words_of
+from mtrain.data.lines import read_lines
+from mtrain.errors import DataError
+
+Kind = Literal["tsv", "jsonl", "parquet"]
+SAMPLE = 1000  # rows
+SOURCE_WORDS = frozenset({"source", "src", "input", "original"})
+TARGET_WORDS = frozenset({"target", "tgt", "trg", "translation", "output", "reference", "ref"})
+_OTHER_WORDS = frozenset({"id", "index", "sentence", "sentence1", "sentence2", "text", "score", "url"})
+_PREFIX = 6  # characters
+_MANY = 20  # values, of which one tells whether they repeat
+
+
+class Column(NamedTuple):
+    """A column of TSV, or a field of JSONL or Parquet, with a sample of its texts."""
+
+    name: str  # in the header or the records; the number from 0 without a header
+    key: int | str  # what the config calls it: the number, or the field
+    texts: list[str]
+
+
+class Table(NamedTuple):
+    """The columns of a file. `header` is whether its first line has their names."""
+
+    columns: list[Column]
+    header: bool = False
+
+
+def read_table(file: Path, kind: Kind) -> Table:
+    """The columns in the first rows of a file. Raises DataError if it is empty or cannot be read."""
+    if kind == "tsv":
+        return _tsv_columns(file)
+    records = _json_records(file) if kind == "jsonl" else _parquet_records(file)
+    texts: dict[str, list[str]] = {}
+    for record in islice(records, SAMPLE):
+        for field, text in _strings(record):
+            texts.setdefault(field, []).append(text)
+    return Table([Column(field, field, values) for field, values in texts.items()])
+
+
+def _tsv_columns(file: Path) -> Table:
+    lines = islice((line for line in read_lines(file) if isinstance(line, str)), SAMPLE)
+    rows = [line.split("\t") for line in lines]
+    if not rows:
+        raise DataError(f"{file}: is empty, or its lines are not valid UTF-8")
+    width = Counter(map(len, rows)).most_common(1)[0][0]
+    header = _is_header(rows[0], rows[1:])
+    usable = [row for row in rows[header:] if len(row) >= width]
+    names = rows[0] if header else [str(number) for number in range(width)]
+    columns = [
+        Column(name.strip(), number, [row[number] for row in usable])
+        for number, name in enumerate(names[:width])
+    ]
+    return Table(columns, header)
+
+
+def _is_header(row: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
+    """Whether the cells of a first row are names of columns: at least two say what a column contains, or all
+    are the numbers that pandas writes. A header is shorter than a pair: two short words may look like two
+    codes of languages."""
+    cells = [cell.strip().lower() for cell in row]
+    if len(cells) > 1 and cells == [str(number) for number in range(len(cells))]:
+        return True
+    following = others[0] if others else ()
+    named = [cell for cell in cells if _is_name(cell) and cell not in following]
+    length = sum(len(cell) for other in others for cell in other)
+    return len(named) > 1 and 2 * sum(map(len, row)) * len(others) < length
+
+
+def _is_name(cell: str) -> bool:
+    """Whether a cell is a name of a column, such as `en`, `source` or `source_text`."""
+    known = SOURCE_WORDS | TARGET_WORDS | _OTHER_WORDS
+    words = words_of(cell) if not set(cell) & set(" .!?") else []
+    return (
+        cell in known
+        or find_language(cell) is not None
+        or (len(words) == 2 and any(word in known or languages_in([word]) for word in words))
+    )
+
+
+def _json_records(file: Path) -> Iterable[Any]:
+    for number, line in enumerate(read_lines(file), start=1):
+        if not isinstance(line, str) or not line.strip():
+            continue
+        record = None
+        with suppress(ValueError, RecursionError):
+            record = json.loads(line)
+        if number == 1 and not isinstance(record, dict):
+            hint = (
+                "jq -c '.[]' OLD > NEW converts a JSON array" if line.lstrip().startswith("[") else line[:40]
+            )
+            raise DataError(f"{file}:1: not JSONL, which has one JSON object per line; {hint}")
+        yield record
+
+
+def _parquet_records(file: Path) -> Iterable[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file) as table:
+            for batch in table.iter_batches(SAMPLE):
+                yield from batch.to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{file}: not a Parquet file: {' '.join(str(error).split())[:200]}") from None
+
+
+def _strings(record: Any, above: str = "") -> Iterable[tuple[str, str]]:
+    """The strings in a record, with the dotted names of their fields."""
+    for key, value in record.items() if isinstance(record, dict) else ():
+        if "." in str(key):  # which a config cannot name
+            continue
+        if isinstance(value, str):
+            yield f"{above}{key}", value
+        elif isinstance(value, dict):
+            yield from _strings(value, f"{above}{key}.")
+
+
+def text_columns(table: Table) -> list[Column]:
+    """The columns that contain sentences, and not numbers, identifiers, URLs or the same text in each row."""
+    return [column for column in table.columns if _is_text(column.texts)]
+
+
+def _is_text(texts: Sequence[str]) -> bool:
+    filled = [text for text in texts if text.strip()]
+    like_sentences = sum(map(_is_sentence, filled))
+    if not filled or like_sentences < len(filled) / 2:
+        return False
+    beginnings = Counter(text[:_PREFIX] for text in filled)
+    return len(filled) < _MANY or beginnings.most_common(1)[0][1] < 0.9 * len(filled)
+
+
+def _is_sentence(text: str) -> bool:
+    has_letters = any(map(str.isalpha, text))
+    is_identifier = text.isascii() and " " not in text.strip() and any(map(str.isdecimal, text))
+    return has_letters and "://" not in text and not is_identifier

@@ -1,0 +1,42 @@
+"""Languages by code or name, and in the names of files and columns."""
+
+import pytest
+
+from mtrain.config.language_names import find_language, language_name, languages_in, words_of
+
+
+@pytest.mark.parametrize(
+    ("word", "code"),
+    [
+        *(("de", "de"), ("DE", "de"), ("deu", "de"), ("ger", "de"), ("German", "de"), ("cmn", "zh")),
+        *(("pt_BR", "pt-BR"), ("zh-Hans", "zh-Hans"), ("zho_Hans", "zh-Hans"), ("es-419", "es-419")),
+        *(("scottish gaelic", "gd"), ("xx", None), ("corpus", None), ("", None), ("de-at-home", None)),
+    ],
+)
+def test_languages_are_found_by_code_and_name(word, code):
+    assert find_language(word) == code
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        ("train.de-en.de", ["de", "en", "de"]),
+        ("europarl-v7.de-en.en.gz", ["de", "en", "en"]),
+        ("train_de.txt", ["de"]),
+        ("English.txt", ["en"]),
+        ("zh_CN/train.zh_CN", ["zh-CN", "zh-CN"]),
+        ("eng_Latn.dev", ["en-Latn"]),
+        ("translation.en", ["en"]),
+        ("raw_DE.txt", ["de"]),
+        ("DE-EN.tsv", ["de", "en"]),
+        ("corpus.txt", []),
+    ],
+)
+def test_languages_in_names(name, codes):
+    assert [language.code for language in languages_in(words_of(name))] == codes
+
+
+def test_names_of_languages():
+    assert language_name("de") == "German"
+    assert language_name("pt-BR") == "Portuguese (BR)"
+    assert language_name("nds") == "nds"

@@ -1,0 +1,150 @@
+"""Columns of tables, and which texts are source and target."""
+
+import json
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mtrain.data.choose_sides import Side, choose_sides, with_languages
+from mtrain.data.identify_language import identify_language
+from mtrain.data.table_columns import read_table, text_columns
+from mtrain.data.toy import toy_pairs
+from mtrain.errors import DataError, UsageError
+from tests.support.corpora import write
+
+NONE = (None, None)
+PAIRS = toy_pairs("test")
+
+
+@pytest.fixture
+def without_identification(monkeypatch):
+    """As if py3langid were not installed."""
+    monkeypatch.setitem(sys.modules, "py3langid", None)
+
+
+def tsv(folder: Path, *columns, header: str = "") -> Path:
+    rows = ["\t".join(row) for row in zip(*columns, strict=True)]
+    return write(folder / "x.tsv", [header, *rows] if header else rows)
+
+
+SOURCES, TARGETS = [pair.source for pair in PAIRS], [pair.target for pair in PAIRS]
+IDS = [str(number) for number in range(len(PAIRS))]
+URLS = [f"https://example.org/{number}" for number in IDS]
+KEYS = [f"news-{number}" for number in IDS]
+LICENSES = [f"CC-BY 2.0 (France) Attribution: number {number}" for number in IDS]
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ((SOURCES, TARGETS), [0, 1]),
+        ((IDS, SOURCES, IDS, TARGETS), [1, 3]),
+        ((URLS, KEYS, SOURCES, TARGETS, ["0.5"] * len(PAIRS)), [2, 3]),
+        ((SOURCES, TARGETS, LICENSES), [0, 1]),
+        ((["en"] * len(PAIRS), SOURCES, ["fr"] * len(PAIRS), TARGETS), [1, 3]),
+    ],
+)
+def test_columns_that_contain_sentences(tmp_path, columns, expected):
+    table = read_table(tsv(tmp_path, *columns), "tsv")
+    assert not table.header
+    assert [column.key for column in text_columns(table)] == expected
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        *(("en\tfr", True), ("English\tFrench", True), ("source\ttarget", True), ("0\t1", True)),
+        *(("src_text\ttgt_text", True), ("sentence_en\tsentence_fr", True)),
+        *(("Frage\tAntwort", False), ("I am here.\tJe suis ici.", False), ("Yes.\tOui.", False)),
+    ],
+)
+def test_headers_are_recognized(tmp_path, header, found):
+    assert read_table(tsv(tmp_path, SOURCES, TARGETS, header=header), "tsv").header is found
+
+
+def test_a_first_pair_of_short_words_is_no_header(tmp_path):
+    file = write(tmp_path / "x.tsv", ["no\tsi", "io\tme", "la\tthe"])  # codes of languages, too
+    assert not read_table(file, "tsv").header
+
+
+def test_nested_fields(tmp_path):
+    records = [{"id": "7", "translation": {"en": pair.source, "fr": pair.target}} for pair in PAIRS]
+    file = write(tmp_path / "x.jsonl", ["", *map(json.dumps, records)])
+    assert [column.key for column in text_columns(read_table(file, "jsonl"))] == [
+        "translation.en",
+        "translation.fr",
+    ]
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "x.parquet")
+    assert len(text_columns(read_table(tmp_path / "x.parquet", "parquet"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "message"),
+    [
+        ("x.tsv", b"", "is empty"),
+        ("x.jsonl", b'[{"en": "a"}]', "not JSONL, .* jq"),
+        ("x.jsonl", b"a\tb", "not JSONL, .* a"),
+        ("x.parquet", b"a\tb", "not a Parquet file"),
+    ],
+)
+def test_files_that_are_no_tables(tmp_path, name, contents, message):
+    (tmp_path / name).write_bytes(contents)
+    with pytest.raises(DataError, match=message):
+        read_table(tmp_path / name, name.partition(".")[2])
+
+
+def sides(*names: str, languages: str = "") -> list[Side]:
+    codes = [None if code == "-" else code for code in languages.split()] or [None] * len(names)
+    return [Side(name, name, [], code) for name, code in zip(names, codes, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "keys", "languages", "expected", "certain"),
+    [
+        (sides("a", "b"), NONE, NONE, "ab", True),
+        (sides("a", "b", languages="en de"), NONE, ("de", None), "ba", True),
+        (sides("a", "b", languages="en de"), NONE, (None, "en"), "ba", True),
+        (sides("a", "b", languages="en de"), NONE, ("fr", "it"), "ab", True),
+        (sides("a", "b", "c", languages="en de fr"), NONE, NONE, "ab", False),
+        (sides("a", "b", "c", languages="en de fr"), NONE, ("fr", "en"), "ca", True),
+        (sides("a", "b", "c", languages="en de fr"), NONE, ("fr", None), "ca", False),
+        (sides("a", "b", "c", languages="- de fr"), NONE, NONE, "bc", True),
+        (sides("a", "b", "c"), ("c", "a"), NONE, "ca", True),
+        (sides("a", "b", "c"), (None, "a"), NONE, "ba", False),
+        (sides("note", "tgt", "src"), NONE, NONE, ("src", "tgt"), True),
+        (sides("note", "tgt", "src"), ("note", None), NONE, ("note", "tgt"), True),
+        (sides("a", "b", languages="en de"), ("b", None), (None, "de"), "ba", True),
+    ],
+)
+def test_sides_are_chosen(texts, keys, languages, expected, certain):
+    found = choose_sides(texts, keys, languages)
+    assert (found.source.key, found.target.key, found.certain) == (*expected, certain)
+
+
+def test_columns_that_are_not_there_or_the_same():
+    with pytest.raises(UsageError, match="no column x; choose from a, b"):
+        choose_sides(sides("a", "b"), ("x", None), NONE)
+    with pytest.raises(UsageError, match="source and target are the same"):
+        choose_sides(sides("a", "b"), ("a", "a"), NONE)
+    with pytest.raises(UsageError, match="source and target are the same"):
+        choose_sides(sides("a", "b", languages="en de"), NONE, ("en", "en"))
+
+
+@pytest.mark.usefixtures("without_identification")
+def test_languages_of_the_file_name_without_identification():
+    texts = [Side("0", 0, SOURCES), Side("1", 1, TARGETS)]
+    assert [side.language for side in with_languages(texts, "news.en-fr.tsv")] == ["en", "fr"]
+    assert [side.language for side in with_languages(texts, "news.tsv")] == [None, None]
+
+
+def test_languages_of_texts():
+    texts = [Side("0", 0, SOURCES), Side("1", 1, TARGETS)]
+    assert [side.language for side in with_languages(texts, "news.tsv")] == ["en", "fr"]
+    assert [side.language for side in with_languages(texts, "news.fr-en.tsv")] == ["en", "fr"]
+    assert [side.language for side in with_languages(texts, "news.fr-de.tsv")] == ["de", "fr"]
+    assert choose_sides(with_languages([texts[0]] * 2, ""), NONE, NONE).languages == NONE
+    assert identify_language(["Yes", ""]) is None
+    assert identify_language([]) is None

@@ -1,0 +1,79 @@
+"""Files that belong together, by their names."""
+
+from pathlib import Path
+
+import pytest
+
+from mtrain.data.file_groups import Group, divide_by_role, find_siblings, group_text_files, names_of_test_sets
+from mtrain.errors import DataError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("files", "languages"),
+    [
+        (("train.en", "train.de"), ("en", "de")),
+        (("train.de-en.de", "train.de-en.en"), ("de", "en")),
+        (("en/train.txt", "de/train.txt"), ("en", "de")),
+        (("english.txt", "german.txt"), ("en", "de")),
+        (("corpus.en", "other.txt"), ("en", None)),
+        (("news.de-en.de.gz", "wmt.de-en.en"), ("de", "en")),
+        (("source.txt", "target.txt"), (None, None)),
+        (("pt_BR.txt", "en.txt"), ("pt-BR", "en")),
+    ],
+)
+def test_two_files_are_a_group_and_their_names_tell_the_languages(files, languages):
+    assert group_text_files(files) == [Group(files, languages)]
+
+
+def test_more_files_are_grouped_by_what_their_names_have_in_common():
+    files = ["train.en", "val.de", "train.de", "test_2016.de", "val.en", "test_2016.en"]
+    groups = group_text_files(files)
+    assert groups == [
+        Group(("train.en", "train.de"), ("en", "de")),
+        Group(("val.de", "val.en"), ("de", "en")),
+        Group(("test_2016.de", "test_2016.en"), ("de", "en")),
+    ]
+    roles = divide_by_role(groups)
+    assert (roles.train, roles.validation, roles.test) == (groups[:1], groups[1:2], groups[2:])
+    assert names_of_test_sets(roles.test) == ["test_2016"]
+
+
+def test_a_file_without_a_partner_is_an_error():
+    with pytest.raises(DataError, match=r"^b\.en: no file of the same name in another language is given"):
+        group_text_files(["a.en", "a.de", "b.en"])
+    with pytest.raises(DataError, match=r"^one: "):
+        group_text_files(["one", "two", "three"])
+
+
+def test_one_group_is_for_training_whatever_its_name():
+    group = Group(("dev.tsv",), ())
+    assert divide_by_role([group]).train == [group]
+    with pytest.raises(UsageError, match="--validation, --test"):
+        divide_by_role([group, Group(("test.tsv",), ())])
+
+
+def test_the_folder_tells_the_role_if_the_name_does_not():
+    groups = [Group((f"data/{name}/en.txt",), ()) for name in ("train", "dev", "test")]
+    assert [len(found) for found in divide_by_role(groups)] == [1, 1, 1]
+
+
+def test_validation_and_test_files_are_found_beside_training_files(tmp_path: Path):
+    for name in ("train", "val", "validation", "test", "test_2016", "newstest2014.x", "value", "traintest"):
+        for language in ("en", "de"):
+            (tmp_path / f"{name}.{language}").touch()
+    (tmp_path / "dev.en").touch()  # without a German file
+    names = tuple(str(tmp_path / f"train.{language}") for language in ("de", "en"))
+    found = find_siblings(Group(names, ("de", "en")))
+    assert [[Path(file).name for file in group.files] for group in found.validation] == [["val.de", "val.en"]]
+    assert [Path(group.files[0]).name for group in found.test] == [
+        "test.de",
+        "test_2016.de",
+        "newstest2014.x.de",
+    ]
+    assert names_of_test_sets(found.test) == ["test", "test_2016", "newstest2014"]
+    assert find_siblings(Group((str(tmp_path / "val.en"),), ())) == ([], [], [])
+
+
+def test_test_sets_have_distinct_names_without_languages():
+    groups = [Group((name,), ()) for name in ("a/test.en", "b/test.en", "en-de.tsv", "test_de_en.jsonl")]
+    assert names_of_test_sets(groups) == ["test", "test-2", "test-3", "test-4"]
