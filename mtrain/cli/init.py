@@ -70,7 +70,6 @@ def init(
         float | None,
         Option(
             min=0,
-            max=1e9,
             metavar="N",
             help="Minutes that training may take, 60 by default; 0: no limit.",
             rich_help_panel=CONFIG,
@@ -109,24 +108,26 @@ def init(
     terminal.start_logging(quiet, debug)
     from mtrain.cli.init_answers import Given
     from mtrain.config.language_names import find_language
+    from mtrain.data.inspect_files import require_files
 
     codes = [
         find_language(language) or language if language else None for language in (source_lang, target_lang)
     ]
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
     given = Given((source_column, target_column), (codes[0], codes[1]), max_minutes, asks)
-    if output is not None:
-        _require_new(output, force, files)
     names = [[terminal.require_unicode(name) for name in group or []] for group in (files, validation, test)]
+    inputs = require_files(name for group in names for name in group)
+    if output is not None:
+        _require_new(output, force, inputs)
     starter = _inspect(names, given, quiet)
     file = output or Path(f"{starter.source_lang}-{starter.target_lang}.yaml")
-    _require_new(file, force, files)
+    _require_new(file, force, inputs)
     _write(starter._replace(file=shlex.quote(str(file)), run_dir=_new_run_dir(file)), file)
 
 
-def _require_new(file: Path, force: bool, inputs: Sequence[str]) -> None:
+def _require_new(file: Path, force: bool, inputs: Sequence[Path]) -> None:
     """Raise UsageError if a config exists and must not be replaced, or cannot be at its path."""
-    require_writable(file, [Path(name) for name in inputs])
+    require_writable(file, inputs)
     if file.exists() and not (force and file.is_file()):
         kind = "already exists; give another file with -o, or replace it with --force"
         raise UsageError(
@@ -149,11 +150,9 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given", quiet: bool) -> "St
     from mtrain.config.starter import Starter
     from mtrain.data.file_groups import find_siblings, names_of_test_sets
     from mtrain.data.inspect_corpora import inspect_corpora, spec_of
-    from mtrain.data.inspect_files import kind_of, require_files, sides_of
+    from mtrain.data.inspect_files import kind_of, sides_of
 
-    every = [name for group in names for name in group]
-    require_files(every)
-    kind = kind_of(every)
+    kind = kind_of(names[0], [*names[1], *names[2]])
     if kind == "text" and any(given.columns):
         raise UsageError("--source-column and --target-column are for TSV, JSONL and Parquet files")
     roles = _roles(names, kind)

@@ -127,9 +127,9 @@ def _ask_for_languages(suggested: Sequence[str | None]) -> Languages:
     """Ask for the languages of source and target."""
 
     def parse(answer: str) -> Languages:
-        words = answer.replace(",", " ").replace("-", " ").replace("/", " ").split()
-        if len(answer.split()) == 2:  # codes may contain hyphens
-            words = answer.split()
+        words = answer.replace(",", " ").split()
+        if len(words) == 1:  # en-de; among two words, a hyphen is part of a code, as in pt-BR
+            words = words[0].split("-")
         codes = [find_language(word) or (word if _CODE.fullmatch(word) else None) for word in words]
         if len(words) != 2 or not all(codes):
             raise UsageError("give two codes or English names of languages, such as en de or English German")

@@ -41,10 +41,10 @@ _BINARY = {  # by the first bytes of a file
 }
 
 
-def require_files(names: Iterable[str]) -> None:
-    """Raise DataError if a file, or each file that a pattern stands for, is missing or unsupported, and
+def require_files(names: Iterable[str]) -> list[Path]:
+    """The files, and those that patterns stand for. Raises DataError if one is missing or unsupported, and
     UsageError if one is given twice."""
-    seen: set[tuple[int, int]] = set()
+    seen: dict[tuple[int, int], Path] = {}
     for name in names:
         for file in expand(name):
             if not file.is_file():
@@ -55,14 +55,17 @@ def require_files(names: Iterable[str]) -> None:
             identity = file.stat().st_dev, file.stat().st_ino
             if identity in seen:
                 raise UsageError(f"{file}: given twice; give different files")
-            seen.add(identity)
+            seen[identity] = file
+    return [*seen.values()]
 
 
-def kind_of(names: Sequence[str]) -> Kind:
-    """The kind of some files, by their suffixes or, of one file with another suffix, by its contents.
+def kind_of(train: Sequence[str], others: Sequence[str] = ()) -> Kind:
+    """The kind of training files and of others, by their suffixes. If there is one training file with another
+    suffix, its contents tell.
 
-    Raises DataError if the kinds differ, or if the only file is text without columns.
+    Raises DataError if the kinds differ, or if the only training file is text without columns.
     """
+    names = [*train, *others]
     files = [expand(name)[0] for name in names]
     kinds = [_KINDS.get(_suffix(file), "text") for file in files]
     if len(set(kinds)) > 1:
@@ -71,7 +74,7 @@ def kind_of(names: Sequence[str]) -> Kind:
     [kind] = set(kinds)
     for file in files if kind != "parquet" else ():
         _require_text(file)
-    if kind != "text" or len(names) > 1:
+    if kind != "text" or len(train) > 1:
         return kind
     head = [line for line in islice(read_lines(files[0]), 100) if isinstance(line, str)]
     if head and head[0].startswith("{"):

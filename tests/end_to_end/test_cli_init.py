@@ -1,0 +1,329 @@
+"""`mtrain init`: from the files of a user to a config that `check` and `fit` accept."""
+
+import gzip
+import json
+import os
+import select
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mtrain.config.load import load_config
+from mtrain.data.corpus import good_pairs
+from mtrain.data.toy import toy_pairs
+from tests.support.cli import one_line, start_forked
+from tests.support.corpora import write
+
+PAIRS = toy_pairs("test")
+SOURCES, TARGETS = [pair.source for pair in PAIRS], [pair.target for pair in PAIRS]
+CONFIG = Path("en-fr.yaml")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Work in an empty folder, as a user who starts."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def text_files(source="corpus.en", target="corpus.fr", count=300):
+    """Write two text files, and return their names."""
+    for name, lines in ((source, SOURCES), (target, TARGETS)):
+        Path(name).parent.mkdir(exist_ok=True)
+        write(Path(name), lines[:count])
+    return source, target
+
+
+def tsv_file(name="corpus.tsv", *columns):
+    rows = zip(*(columns or (SOURCES, TARGETS)), strict=True)
+    return str(write(Path(name), ["\t".join(row) for row in rows]))
+
+
+def jsonl_file(name="corpus.jsonl"):
+    records = [{"id": i, "translation": {"en": s, "fr": t}} for i, (s, t) in enumerate(PAIRS)]
+    return str(write(Path(name), [json.dumps(record) for record in records]))
+
+
+def train_pairs(file=CONFIG):
+    return list(good_pairs(load_config(file).data.train, "error"))
+
+
+def test_from_two_text_files_to_a_translation(mtrain):
+    code, out, err = mtrain("init", *text_files("mine.txt", "deren.txt"), "--max-minutes", 1)
+    assert (code, out) == (0, "en-fr.yaml\n")
+    assert "train: mine.txt and deren.txt, 300 pairs\nvalidation: 15 of these pairs" in err
+    assert f"source: mine.txt (English): {SOURCES[0]}" in err
+    assert err.splitlines()[-1] == "next: mtrain check en-fr.yaml, then mtrain fit en-fr.yaml"
+    assert (load_config(CONFIG).run_dir, train_pairs()) == ("runs/en-fr", PAIRS)
+    assert mtrain("check", CONFIG)[0] == 0
+    few = ("max_steps=2", "batch_tokens=512", "warmup_steps=1")
+    sizes = ("preset=null", "d_model=16", "ffn_dim=16", "heads=2", "encoder_layers=1", "decoder_layers=1")
+    short = ("max_length_ratio=0", "max_length_offset=2")
+    keys = [f"training.{key}" for key in few]
+    keys += [f"model.{key}" for key in sizes] + [f"decoding.{key}" for key in short]
+    code, _, err = mtrain("fit", CONFIG, *(f"--set={key}" for key in [*keys, "tokenizer.vocab_size=450"]))
+    assert code == 0, err
+    assert mtrain("translate", "runs/en-fr", "I like oranges.")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: text_files("train.en-fr.en", "train.en-fr.fr"),
+        lambda: text_files("english.txt", "french.txt"),
+        lambda: text_files("en/x.txt", "fr/x.txt"),
+        lambda: [tsv_file()],
+        lambda: [tsv_file("a.txt", list(map(str, range(300))), SOURCES, TARGETS, ["0.5"] * 300)],
+        lambda: [tsv_file("a.tsv", ["en", *SOURCES], ["fr", *TARGETS])],
+        lambda: [jsonl_file()],
+    ],
+    ids=["names", "words", "folders", "tsv", "columns", "header", "jsonl"],
+)
+def test_all_pairs_are_found(mtrain, make):
+    code, _, err = mtrain("init", *make(), "--yes")
+    assert code == 0, err
+    assert train_pairs() == PAIRS
+
+
+def test_compressed_files_and_parquet(mtrain):
+    names = text_files("a.en", "a.fr")
+    for name in names:
+        Path(f"{name}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
+    assert mtrain("init", "a.en.gz", "a.fr.gz")[0] == 0
+    assert train_pairs() == PAIRS
+    pq.write_table(pa.table({"de": TARGETS, "note": ["-"] * 300, "en": SOURCES}), "a.parquet")
+    assert mtrain("init", "a.parquet", "--source-lang", "English")[0] == 0
+    assert train_pairs(Path("en-de.yaml")) == PAIRS
+
+
+def test_several_files_and_patterns(mtrain):
+    for name in ("part-1", "part-2", "dev"):
+        tsv_file(f"{name}.tsv")
+    assert mtrain("init", "part-1.tsv", "dev.tsv", "part-2.tsv", "-o", "a.yaml")[0] == 0
+    config = load_config("a.yaml")
+    assert len(train_pairs(Path("a.yaml"))) == 600
+    assert config.data.validation[0].tsv == "dev.tsv" and config.run_dir == "runs/a"
+    tsv_file("dev.txt")
+    assert mtrain("init", "part-?.tsv", "-o", "b.yaml")[0] == 0
+    assert load_config("b.yaml").data.train[0].tsv == "part-?.tsv"
+    assert mtrain("init", tsv_file("all.txt"), "--validation", "dev.txt", "-o", "d.yaml")[0] == 0
+    assert load_config("d.yaml").data.validation[0].tsv == "dev.txt"
+    for name in ("one", "two"):
+        text_files(f"{name}.en", f"{name}.fr", 20)
+    assert mtrain("init", "*.fr", "*.en", "-o", "c.yaml")[0] == 0
+    assert train_pairs(Path("c.yaml")) == [(t, s) for s, t in PAIRS[:20] * 2]
+
+
+def test_validation_and_test_files(mtrain):
+    train = text_files("train.en", "train.fr")
+    text_files("val.en", "val.fr", 20)
+    text_files("test_2016.en", "test_2016.fr", 10)
+    text_files("test_bad.en", "test_bad.fr", 10)
+    write(Path("test_bad.fr"), ["x"])
+    code, _, err = mtrain("init", *train)
+    assert code == 0
+    assert "validation: val.en and val.fr, 20 pairs\ntest: test_2016.en and test_2016.fr, 10 pairs" in err
+    assert "warning: not used: test_bad.en has 10 lines but test_bad.fr has 1 lines" in err
+    data = load_config(CONFIG).data
+    assert (data.validation[0].source, [*data.test]) == ("val.en", ["test_2016"])
+    given = (
+        "--validation",
+        "test_2016.fr",
+        "--validation",
+        "test_2016.en",
+        "--test",
+        "val.en",
+        "--test",
+        "val.fr",
+    )
+    assert mtrain("init", *train, *given, "--force")[0] == 0
+    data = load_config(CONFIG).data
+    assert (data.validation[0].source, data.validation[0].target) == ("test_2016.en", "test_2016.fr")
+    assert data.test["val"].source == "val.en"
+    assert mtrain("init", *train, "val.fr", "val.en", "--source-lang", "fr")[0] == 0
+    assert load_config("fr-en.yaml").data.validation[0].source == "val.fr"
+
+
+def test_a_config_is_replaced_only_by_force(mtrain):
+    names = text_files()
+    CONFIG.write_text("precious")
+    for arguments in ((), ("-o", CONFIG)):
+        code, out, err = mtrain("init", *names, *arguments)
+        assert (code, out) == (2, "") and err.endswith(
+            "error: en-fr.yaml: already exists; give another file with -o, or replace it with --force\n"
+        )
+    assert CONFIG.read_text() == "precious"
+    Path("runs/en-fr").mkdir(parents=True)
+    assert mtrain("init", *names, "--force")[0] == 0
+    assert load_config(CONFIG).run_dir == "runs/en-fr-2"  # a run that exists is not touched
+    assert mtrain("init", *names, "-o", "nowhere/x.yaml")[0] == 6
+    assert mtrain("init", *names, "-o", names[0], "--force")[0] == 2
+    assert Path(names[0]).read_text().startswith(SOURCES[0])
+
+
+def test_unreadable_lines_are_skipped_by_the_config(mtrain):
+    lines = [f"{pair.source}\t{pair.target}" for pair in PAIRS]
+    write(Path("corpus.tsv"), [*lines, "bad"])
+    code, _, err = mtrain("init", "corpus.tsv")
+    assert code == 0 and "warning: 1 pairs cannot be read: corpus.tsv:301: 1 column(s)" in err
+    assert load_config(CONFIG).data.bad_lines == "skip"
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "code", "message"),
+    [
+        ({}, "nowhere.en nowhere.fr", 3, "nowhere.en: no such file"),
+        ({"a/x": b"x"}, "a", 3, "a: a folder; give the files in it"),
+        ({"a.en": b"x\n" * 5, "a.fr": b"x\n" * 4}, "a.en a.fr", 3, "a.en has 5 lines but a.fr has 4 lines"),
+        ({"a.txt": b"Hello.\n"}, "a.txt", 3, "a.txt: one column only; give two files"),
+        (
+            {"a.tsv": b"Hello.\n"},
+            "a.tsv",
+            3,
+            "a.tsv: two columns of text are needed, source and target; found 1",
+        ),
+        ({"a.tsv": b""}, "a.tsv", 3, "a.tsv: is empty"),
+        ({"a.en": b"", "a.fr": b""}, "a.en a.fr", 3, "a.en and a.fr: no pair of sentences"),
+        ({"a.en": b"a\0b\n", "a.fr": b"x\n"}, "a.en a.fr", 3, "a.en: not a text file"),
+        ({"a.en": b"\xff\xfea\0\n\0", "a.fr": b"x\n"}, "a.en a.fr", 3, "a.en: UTF-16; convert it: iconv"),
+        (
+            {"a.en": b"x\n", "a.fr": b"\xe9t\xe9\n"},
+            "a.en a.fr",
+            3,
+            "1 of 1 pairs cannot be read: a.fr:1: not valid UTF-8",
+        ),
+        ({"a.en": gzip.compress(b"x"), "a.fr": b"x"}, "a.en a.fr", 3, "a.en: compressed with gzip; add .gz"),
+        ({"a.csv": b"a,b\n"}, "a.csv", 3, "a.csv: .csv files are not supported; save the table as TSV"),
+        ({"a.en.xz": b"x"}, "a.en.xz", 3, "a.en.xz: .xz files are not supported; decompress it"),
+        ({"a.json": b'[{"en": "a"}]'}, "a.json", 3, "a.json:1: not JSONL"),
+        (
+            {"a.tsv": b"a\tb\n", "b.jsonl": b"{}"},
+            "a.tsv b.jsonl",
+            3,
+            "a.tsv and b.jsonl are of different kinds",
+        ),
+        ({"a.en": b"x\n"}, "a.en a.en", 2, "a.en: given twice"),
+        (
+            {"a.en": b"x\n", "a.fr": b"x\n"},
+            "a.en a.fr --source-column 1",
+            2,
+            "are for TSV, JSONL and Parquet files",
+        ),
+        ({"a.tsv": b"A b.\tC d.\n"}, "a.tsv --source-column 7", 2, "no column 7; choose from 0, 1"),
+        ({"a.en": b"x\n", "a.fr": b"x\n"}, "a.en a.fr --max-minutes -1", 2, "--max-minutes"),
+        (
+            {"a": b"x\n", "b": b"x\n"},
+            "a b",
+            2,
+            "a and b: the languages are not known; give --source-lang and --target-lang",
+        ),
+        (
+            {"a": b"x\n", "b": b"x\n"},
+            "a b --target-lang de",
+            2,
+            "the languages are not known; give --source-lang",
+        ),
+        (
+            {"a": b"This is the same text in one language.\n", "b": b"It is all in English, is it not?\n"},
+            "a b",
+            2,
+            "a and b: both seem to be English",
+        ),
+        (
+            {"a.jsonl": b'{"en": "A b.", "de": "C d.", "fr": "E f."}'},
+            "a.jsonl",
+            2,
+            "found the languages en, de, fr; choose two with --source-lang",
+        ),
+    ],
+)
+def test_mistakes_end_in_one_line(mtrain, files, arguments, code, message):
+    for name, contents in files.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_bytes(contents)
+    found, out, err = mtrain("init", *arguments.split(), "--quiet")
+    assert (found, out) == (code, "")
+    assert message in one_line(err[err.index("error: ") :])
+    assert not list(Path().glob("*.yaml"))
+
+
+def test_without_identification_the_languages_must_be_given(mtrain, monkeypatch):
+    monkeypatch.setitem(sys.modules, "py3langid", None)
+    names = text_files("mine.txt", "deren.txt")
+    code, _, err = mtrain("init", *names)
+    assert code == 2 and "give --source-lang and --target-lang; or install language identification" in err
+    assert mtrain("init", *names, "--source-lang", "English", "--target-lang", "fra")[0] == 0
+    assert train_pairs() == PAIRS
+
+
+def test_contents_that_contradict_the_names_are_reported(mtrain):
+    _, _, err = mtrain("init", *text_files("a.fr", "a.en"))
+    assert "warning: a.fr: the text seems to be English\nwarning: a.en: the text seems to be French" in err
+
+
+def test_columns_that_are_guessed_are_reported(mtrain):
+    tsv_file("corpus.tsv", SOURCES, TARGETS, TARGETS)
+    code, _, err = mtrain("init", "corpus.tsv")
+    assert code == 0
+    assert "warning: using columns 0 and 1 of 0, 1, 2; --source-column and --target-column choose" in err
+
+
+def answer(arguments, answers):
+    """Run a command in a terminal and answer its questions; returns its exit code and what it showed. An
+    answer of None is the end of input."""
+    terminal, end = os.openpty()
+    child = start_forked(*arguments, streams=[end, end, end])
+    os.close(end)
+    shown, rest = b"", list(answers)
+    while select.select([terminal], [], [], 60)[0]:
+        try:
+            found = os.read(terminal, 4096)
+        except OSError:  # the command has ended
+            break
+        shown += found
+        if found.endswith(b": ") and rest:
+            given = rest.pop(0)
+            os.write(terminal, b"\x04" if given is None else f"{given}\n".encode())
+    os.close(terminal)
+    assert not rest, shown
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), shown.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize(
+    ("answers", "languages", "minutes", "is_exchanged"),
+    [
+        (("", ""), ("en", "fr"), 60, False),
+        (("en fr", "2.5"), ("en", "fr"), 2.5, False),
+        (("fr en", "0"), ("fr", "en"), None, True),
+        (("French, English", "soon", "-1", "9"), ("fr", "en"), 9, True),
+        (("nds-x", "Anglais French", "it de", ""), ("it", "de"), 60, False),
+    ],
+)
+def test_two_questions_for_text_files(answers, languages, minutes, is_exchanged):
+    code, shown = answer(["init", *text_files(), "-o", "c.yaml"], answers)
+    assert code == 0, shown
+    assert "Languages of source and target, English to French [en fr]: " in shown
+    config = load_config("c.yaml")
+    assert (config.data.source_lang, config.data.target_lang) == languages
+    assert config.training.max_minutes == minutes
+    assert train_pairs(Path("c.yaml")) == ([(t, s) for s, t in PAIRS] if is_exchanged else PAIRS)
+
+
+def test_three_questions_for_a_table():
+    file = tsv_file("corpus.tsv", TARGETS, SOURCES, TARGETS)
+    code, shown = answer(["init", file], ["1", "1 9", "1 2", "", ""])
+    assert code == 0, shown
+    assert f"  1: {SOURCES[0]}\n" in shown and "1: give two of them, source and target" in shown
+    assert "no column 9; choose from 0, 1, 2" in shown
+    assert train_pairs() == PAIRS
+
+
+def test_nothing_is_asked_if_it_is_known_and_nothing_written_without_an_answer():
+    known = ["--source-lang", "en", "--target-lang", "fr", "--max-minutes", "5"]
+    assert answer(["init", *text_files(), *known], [])[0] == 0
+    assert answer(["init", *text_files(), "--yes", "--force"], [])[0] == 0
+    code, shown = answer(["init", *text_files(), "-o", "c.yaml"], ["", None])
+    assert code == 2 and "error: no answer; nothing was written" in shown and not Path("c.yaml").exists()
