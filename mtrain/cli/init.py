@@ -103,7 +103,7 @@ def init(
     Examples:
         mtrain init train.en train.de
         mtrain init corpus.tsv --source-lang en --target-lang de -o mine.yaml
-        mtrain init part-1.jsonl part-2.jsonl --validation dev.jsonl --max-minutes 600 --yes
+        mtrain init 1.jsonl 2.jsonl --validation dev.jsonl --max-minutes 600 --yes
     """
     terminal.start_logging(quiet, debug)
     from mtrain.cli.init_answers import Given

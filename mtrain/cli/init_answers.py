@@ -13,7 +13,7 @@ from mtrain.config.starter import holdout_size
 from mtrain.data.choose_sides import Side, Sides, choose_sides
 from mtrain.data.identify_language import EXTRA, can_identify
 from mtrain.data.inspect_corpora import Inspected
-from mtrain.errors import UsageError
+from mtrain.errors import MtrainError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,9 @@ def settle_languages(sides: Sides, given: Given) -> tuple[Languages, Sides]:
     Raises UsageError if a language is unknown and nobody can be asked.
     """
     found = [code or guess for code, guess in zip(given.languages, sides.languages, strict=True)]
+    for side, code in zip(sides[:2], given.languages, strict=True):
+        if code and side.named and base_language(code) != base_language(side.named):
+            log.warning("%s: its name says %s, not %s", side.name, side.named, code)
     if not given.asks or all(given.languages):
         return _require_languages(sides, found[0], found[1]), sides
     languages = _ask_for_languages(found)
@@ -118,7 +121,8 @@ def _ask_for_sides(sides: Sequence[Side], chosen: Sides) -> Sides:
         return choose_sides(sides, (words[0], words[1]), (None, None))
 
     for side in sides:
-        _print(f"  {side.key}: {_show(next(filter(str.strip, side.texts), ''))}")
+        name = "" if side.name == str(side.key) else f" ({side.name})"
+        _print(f"  {side.key}{name}: {_show(next(filter(str.strip, side.texts), ''))}")
     suggested = f"{chosen.source.key} {chosen.target.key}"
     return _ask("Which of these are source and target", suggested, parse)
 
@@ -184,7 +188,7 @@ def _ask(question: str, suggested: str, parse: Callable[[str], Answer]) -> Answe
             raise UsageError("no answer; nothing was written")
         try:
             return parse(require_unicode(line).strip() or suggested)
-        except UsageError as error:
+        except MtrainError as error:
             _print(escape_control_characters(f"{line.strip()}: {error}"))
 
 

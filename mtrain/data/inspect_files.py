@@ -10,7 +10,7 @@ from mtrain.data import COMPRESSION
 from mtrain.data.choose_sides import Side, with_languages
 from mtrain.data.corpus_files import expand
 from mtrain.data.file_groups import Group, group_text_files
-from mtrain.data.lines import open_blocks, read_lines
+from mtrain.data.lines import read_lines
 from mtrain.data.table_columns import SAMPLE, read_table, text_columns
 from mtrain.errors import DataError, UsageError
 
@@ -79,7 +79,7 @@ def kind_of(train: Sequence[str], others: Sequence[str] = ()) -> Kind:
     head = [line for line in islice(read_lines(files[0]), 100) if isinstance(line, str)]
     if head and head[0].startswith("{"):
         return "jsonl"
-    if sum("\t" in line for line in head) > len(head) / 2:
+    if not head or sum("\t" in line for line in head) > len(head) / 2:
         return "tsv"
     raise DataError(
         f"{names[0]}: one column only; give two files, the source and the target, or a TSV, JSONL or Parquet "
@@ -93,9 +93,14 @@ def _suffix(file: Path) -> str:
 
 
 def _require_text(file: Path) -> None:
-    """Raise DataError if a file is not text."""
-    with open_blocks(file) as blocks:
-        head = blocks.take(1)[:4096]
+    """Raise DataError if a file is not text, which is only known of a file without compression."""
+    if file.suffix in COMPRESSION:
+        return
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(4096)
+    except OSError as error:
+        raise DataError(f"{file}: cannot read: {error.strerror}") from None
     for magic, reason in _BINARY.items():
         if head.startswith(magic):
             raise DataError(f"{file}: {reason}")

@@ -264,6 +264,11 @@ def test_contents_that_contradict_the_names_are_reported(mtrain):
     assert "warning: a.fr: the text seems to be English\nwarning: a.en: the text seems to be French" in err
 
 
+def test_options_that_contradict_the_names_are_reported(mtrain):
+    code, _, err = mtrain("init", *text_files(), "--source-lang", "de", "--target-lang", "fr")
+    assert code == 0 and "warning: corpus.en: its name says en, not de" in err
+
+
 def test_columns_that_are_guessed_are_reported(mtrain):
     tsv_file("corpus.tsv", SOURCES, TARGETS, TARGETS)
     code, _, err = mtrain("init", "corpus.tsv")
@@ -318,6 +323,15 @@ def test_three_questions_for_a_table():
     assert code == 0, shown
     assert f"  1: {SOURCES[0]}\n" in shown and "1: give two of them, source and target" in shown
     assert "no column 9; choose from 0, 1, 2" in shown
+    assert train_pairs() == PAIRS
+
+
+def test_one_of_several_files_is_asked_for():
+    for name in ("a.de", "a.en", "a.fr"):
+        write(Path(name), SOURCES if name == "a.en" else TARGETS)
+    code, shown = answer(["init", "a.de", "a.en", "a.fr"], ["1 2", "", ""])
+    assert code == 0, shown
+    assert f"  1 (a.en): {SOURCES[0]}\n" in shown
     assert train_pairs() == PAIRS
 
 
