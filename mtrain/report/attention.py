@@ -10,7 +10,7 @@ from torch import Tensor
 from mtrain.decoding.translate import Translator
 from mtrain.model.transformer import Transformer, sinusoidal_positions
 from mtrain.report.attention_maps import KINDS, AttentionMap, attention_maps
-from mtrain.report.page import asset, html_page, json_script
+from mtrain.report.page import asset, html_page, json_script, text_attributes
 
 POSITIONS = 64  # that are drawn
 _DIMENSIONS = 256  # that are drawn, at most
@@ -59,14 +59,16 @@ def html_attention(
 ) -> str:
     """The attention maps of each sentence. `key` makes the ids of a page unique."""
     maps = attention_maps(translator, sources, translations)
+    of_target = text_attributes(translator.target_lang)
     sections = [
-        _sentence(source, translation, each, f"{key}-{number}")
-        for number, (source, translation, each) in enumerate(zip(sources, translations, maps, strict=True))
+        f'<div class="attention" data-attention><h3 dir="auto">{escape(source)}</h3>'
+        f"<p {of_target}>{escape(text) or '(empty)'}</p>{_map(each, f'{key}-{number}')}</div>"
+        for number, (source, text, each) in enumerate(zip(sources, translations, maps, strict=True))
     ]
     return "".join(sections)
 
 
-def _sentence(source: str, translation: str, each: AttentionMap, key: str) -> str:
+def _map(each: AttentionMap, key: str) -> str:
     kinds = {}
     for kind, title in KINDS.items():
         rows, columns = each.tokens(kind)
@@ -90,12 +92,10 @@ def _sentence(source: str, translation: str, each: AttentionMap, key: str) -> st
     )
     cut = f"<p>Only the first {len(each.source)} and {len(each.target)} tokens are shown.</p>" * each.cut
     return (
-        f'<div class="attention" data-attention role="group" aria-label="{escape(source)}">'
-        f'<h3 dir="auto">{escape(source)}</h3><p dir="auto">{escape(translation) or "(empty)"}</p>{cut}'
-        f"<fieldset><legend>Attention</legend>{radios}</fieldset>"
+        f"{cut}<fieldset><legend>Attention</legend>{radios}</fieldset>"
         f'<div class="scroll" tabindex="0" role="group" aria-label="Attention weights in percent">'
         f"{_table(caption, each.target, each.source, mean)}</div>"
-        f'<div class="heads"></div>{json_script({"kinds": kinds, "packed": each.packed()})}</div>'
+        f'<div class="heads"></div>{json_script({"kinds": kinds, "packed": each.packed()})}'
     )
 
 

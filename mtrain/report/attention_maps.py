@@ -23,7 +23,7 @@ class AttentionMap(NamedTuple):
     source: list[str]  # tokens, EOS last
     target: list[str]
     layers: dict[str, list[Tensor]]  # by kind: uint8 (H, queries, keys) of each layer
-    cut: bool  # whether the sentence or its translation is longer than LONGEST
+    cut: bool  # whether the sentence or its translation is longer
     best_layer: int  # the decoder layer that word alignments come from, from 0
 
     def tokens(self, kind: str) -> tuple[list[str], list[str]]:
@@ -49,12 +49,13 @@ def attention_maps(
     tokens before t, which are the columns of the decoder's own map.
     """
     tokenizer, model, special = translator.tokenizer, translator.models[0], translator.tokenizer.special
+    longest = min(LONGEST, translator.max_length)
     maps = []
     for source, target in zip(
         tokenizer.encode_source(list(sources)), tokenizer.encode_target(list(translations)), strict=True
     ):
-        cut = max(len(source), len(target)) >= LONGEST
-        source_ids, target_ids = ([*ids[: LONGEST - 1], special.eos] for ids in (source, target))
+        cut = max(len(source), len(target)) >= longest
+        source_ids, target_ids = ([*ids[: longest - 1], special.eos] for ids in (source, target))
         batch, keep = padded([source_ids], special.pad, translator.device)
         targets, _ = padded([target_ids], special.pad, translator.device)
         found = all_attention(model, batch, keep, targets)

@@ -10,7 +10,7 @@ from mtrain.data.check import Findings
 from mtrain.evaluation.differences import mark_differences
 from mtrain.evaluation.lengths import score_by_length
 from mtrain.evaluation.metrics import make_metrics, score_sentences
-from mtrain.report.page import html_differences, html_table
+from mtrain.report.page import html_differences, html_table, text_attributes
 from mtrain.report.recorded_translations import Translations
 from mtrain.report.run_records import RunRecords, config_section
 
@@ -111,20 +111,21 @@ def html_samples(run: RunRecords) -> str:
     if len(records) > STEPS_SHOWN:
         last = len(records) - 1
         records = [records[number * last // (STEPS_SHOWN - 1)] for number in range(STEPS_SHOWN)]
-    return "".join(_sample(records, row) for row in range(len(records[-1].sentences)))
+    attributes = _text_attributes(run)
+    return "".join(_sample(records, row, *attributes) for row in range(len(records[-1].sentences)))
 
 
-def _sample(records: Sequence[Translations], row: int) -> str:
+def _sample(records: Sequence[Translations], row: int, of_source: str, of_target: str) -> str:
     latest = records[-1].sentences[row]
     rows = []
     for record in records:
         sentences = record.sentences
         if row < len(sentences) and sentences[row].source == latest.source:
             text = _marked(sentences[row].translation, latest.reference)
-            rows.append(f'<tr><th scope="row">{record.step:,}</th><td dir="auto">{text}</td></tr>')
+            rows.append(f'<tr><th scope="row">{record.step:,}</th><td {of_target}>{text}</td></tr>')
     return (
-        f'<article><p class="label">Source</p><p dir="auto">{escape(latest.source)}</p>'
-        f'<p class="label">Reference</p><p dir="auto">{escape(latest.reference)}</p>'
+        f'<article><p class="label">Source</p><p {of_source}>{escape(latest.source)}</p>'
+        f'<p class="label">Reference</p><p {of_target}>{escape(latest.reference)}</p>'
         '<table class="through-time"><caption class="label">Translations</caption><thead><tr>'
         '<th scope="col">step</th><th scope="col" style="text-align:start">translation</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></article>"
@@ -164,6 +165,8 @@ def html_extremes(run: RunRecords) -> str:
     worst = order[:EXTREMES]
     best = [row for row in order[::-1] if row not in worst][:EXTREMES]
 
+    of_source, of_target = _text_attributes(run)
+
     def articles(rows: Sequence[int]) -> Iterator[str]:
         for row in rows:
             texts = {
@@ -172,7 +175,8 @@ def html_extremes(run: RunRecords) -> str:
                 "Translation": _marked(translations[row], references[row]),
             }
             listed = "".join(
-                f'<p class="label">{name}</p><p dir="auto">{text}</p>' for name, text in texts.items()
+                f'<p class="label">{name}</p><p {of_source if name == "Source" else of_target}>{text}</p>'
+                for name, text in texts.items()
             )
             yield f"<article><h4>chrF {scores[row]:.1f}</h4>{listed}</article>"
 
@@ -184,6 +188,12 @@ def _columns(run: RunRecords) -> tuple[list[str], list[str], list[str]]:
     sentences = run.best.sentences
     sources, references = [each.source for each in sentences], [each.reference for each in sentences]
     return sources, references, [each.translation for each in sentences]
+
+
+def _text_attributes(run: RunRecords) -> tuple[str, str]:
+    """The attributes of elements with sources, and with references or translations."""
+    data = config_section(run.config, "data")
+    return text_attributes(data.get("source_lang")), text_attributes(data.get("target_lang"))
 
 
 def _metrics(run: RunRecords, name: str) -> dict[str, Any]:

@@ -87,6 +87,13 @@ def html_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str
     )
 
 
+def text_attributes(language: object) -> str:
+    """The attributes of an element with a sentence in a language, whose code may be unknown: fonts and screen
+    readers depend on it."""
+    known = isinstance(language, str) and language
+    return 'dir="auto"' + (f' lang="{escape(str(language).replace("_", "-"))}"' if known else "")
+
+
 def html_differences(spans: Iterable[Span], element: str) -> str:
     """A sentence whose changed words are in `del` or `ins` elements."""
     return "".join(

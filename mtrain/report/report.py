@@ -170,7 +170,7 @@ class _Drawn(NamedTuple):
 def _draw(
     run: RunRecords, number: int, sentences: Sequence[str], device: str, overrides: Sequence[str]
 ) -> _Drawn:
-    with Translator.load(run.folder, device, overrides, workers=1) as translator:
+    with Translator.load(run.folder / "model", device, overrides, workers=1) as translator:
         chosen, model = list(sentences) or _short(run), translator.models[0]
         translations = [found.text for found in translator.translate(chosen, scored=False)]
         maps = html_attention(translator, chosen, translations, f"run-{number}")

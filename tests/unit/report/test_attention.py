@@ -16,6 +16,7 @@ from mtrain.model.transformer import Transformer
 from mtrain.report.attention import attention_page, html_positions, position_similarity, position_table
 from mtrain.report.attention_maps import LONGEST, attention_maps
 from tests.support.html import Elements
+from tests.support.training import fit_on_cpu
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,13 @@ def test_maps_are_those_of_every_layer_and_head(translator):
 def test_long_sentences_are_cut(translator):
     [found] = attention_maps(translator, ["It rains. " * LONGEST], ["Es regnet."])
     assert found.cut and len(found.source) == LONGEST
+
+
+def test_sentences_are_cut_at_the_positions_that_a_model_has(make_config):
+    config = make_config(data={"max_length": 40}, model={"positions": "learned"}, training={"max_steps": 1})
+    with Translator.load(fit_on_cpu(config), "cpu", workers=1) as translator:
+        [found] = attention_maps(translator, ["It rains. " * LONGEST], ["Es regnet."])
+    assert found.cut and len(found.source) == 40
 
 
 def test_the_page_has_a_table_of_percentages_and_data_for_all_heads(translator):
