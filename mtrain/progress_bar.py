@@ -1,29 +1,93 @@
-"""Progress of work on many items, such as lines: a bar on a terminal, log messages elsewhere."""
+"""Progress of long work: a bar on a terminal, log messages elsewhere."""
 
 import logging
+import os
+import sys
+import threading
 import time
-from typing import Self
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
 
 from tqdm import tqdm
+
+from mtrain.duration import format_duration
 
 log = logging.getLogger(__name__)
 
 LOG_EVERY = 30.0  # seconds, if there is no progress bar
+DELAY = 1.0  # seconds of work before a bar is shown
+_SHORTEST = 10  # columns of a bar
+TICK = 0.5  # seconds between updates of a message that counts nothing
+
+T = TypeVar("T")
+
+
+def shows_bars() -> bool:
+    """Whether there is a terminal that can show bars, and messages are wanted."""
+    is_usable = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return is_usable and log.isEnabledFor(logging.INFO)
+
+
+class Bar(tqdm):  # type: ignore[type-arg]
+    """A bar with what is done, the remaining time, and further details as far as they fit. It disappears when
+    it is closed."""
+
+    def __init__(self, done: str, unit: str, total: int | None, initial: int = 0, disable: bool = False):
+        self.details: list[str] = []  # shown if they fit, the most important first
+        super().__init__(
+            desc=done,
+            unit=unit,
+            total=total,
+            initial=initial,
+            disable=disable or not shows_bars(),
+            file=sys.stderr,
+            leave=False,
+            delay=DELAY,
+            dynamic_ncols=True,
+            smoothing=0,  # items arrive in groups, so only the mean speed says how long the rest takes
+        )
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """What tqdm shows."""
+        values = dict(super().format_dict)
+        done, total, seconds = values["n"], values["total"], values["elapsed"]
+        total = total if total and done <= total else None
+        speed = (done - values["initial"]) / seconds if seconds else 0.0
+        last = format_duration(seconds)
+        if total and speed:
+            last = f"{format_duration((total - done) / speed)} left"
+        parts, kept = [*self.details], 0
+        if self.unit:
+            count = f"{done:,}" + (f" of {total:,}" if total else "")
+            parts, kept = [f"{count} {self.unit}", *parts, format_speed(speed, self.unit)], 1
+        width = (values["ncols"] or 80) - len(self.desc) - (_SHORTEST + len(" 100%  ") if total else 2)
+        while len(", ".join([*parts, last])) > width and len(parts) > kept:
+            parts.pop()
+        parts.append(last)
+        bar = "{percentage:3.0f}% {bar} " if total else ""
+        text = ", ".join(parts).replace("{", "{{").replace("}", "}}")
+        return values | {"bar_format": f"{{desc}} {bar}{text}", "prefix": self.desc}
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> Any:
+        """Show the bar, unless it is too early: a log message would also show it."""
+        shown_from = self.start_t + DELAY
+        if msg is None and time.time() < shown_from:
+            return False
+        self.last_print_t = max(self.last_print_t, shown_from)  # how `close` knows that it was shown
+        return super().display(msg, pos)
 
 
 class ProgressBar:
-    """A progress bar with the number of items, the speed and the remaining time. Where there is no bar, a
-    message is logged every so often."""
+    """A bar with the number of items, the speed and the remaining time. Where there is no bar, a message is
+    logged every so often."""
 
     def __init__(self, done: str, unit: str, total: int | None = None, quiet: bool = False):
         """`done` says what was done, as in "encoded 10 of 20 pairs", whose `unit` is "pairs". Without a
         `total`, the remaining time is unknown. `quiet` disables the bar."""
         self._done, self._unit, self._total, self._about = done, unit, total, ""
-        disable = quiet or None  # None: disabled unless stderr is a terminal
-        # smoothing=0: items arrive in groups, so only the mean speed says how long the rest takes.
-        self._bar = tqdm(
-            total=total, unit=f" {unit}", desc=done, unit_scale=True, smoothing=0, disable=disable
-        )
+        self._bar = Bar(done, unit, total, disable=quiet)
         self._start = self._logged = time.monotonic()
         self.count, self._before, self._tokens = 0, 0, 0
 
@@ -49,8 +113,8 @@ class ProgressBar:
             self._total, self._about = round((self._before + self.count) / share), "about "
             self._bar.total = self._total
         if not self._bar.disable:
-            if self._bar.update(count) and tokens:
-                self._bar.set_postfix_str(self._speed("target tokens", self._tokens), refresh=False)
+            self._bar.details = [self._token_speed()] * bool(self._tokens)
+            self._bar.update(count)
         elif time.monotonic() - self._logged >= LOG_EVERY:
             self._logged = time.monotonic()
             log.info("%s", self._message())
@@ -62,11 +126,11 @@ class ProgressBar:
 
     def speed(self) -> str:
         """The mean speed, with units."""
-        speeds = [self._speed(self._unit, self.count)]
-        return ", ".join(speeds + [self._speed("target tokens", self._tokens)] * bool(self._tokens))
+        speed = format_speed(self.count / max(self.seconds, 1e-9), self._unit)
+        return ", ".join([speed] + [self._token_speed()] * bool(self._tokens))
 
-    def _speed(self, unit: str, count: int) -> str:
-        return f"{count / max(self.seconds, 1e-9):,.0f} {unit}/s"
+    def _token_speed(self) -> str:
+        return format_speed(self._tokens / max(self.seconds, 1e-9), "target tokens")
 
     def _message(self) -> str:
         done = self._before + self.count
@@ -74,5 +138,44 @@ class ProgressBar:
         message = f"{self._done} {done:,}{of_total} {self._unit}, {self.speed()}"
         if self._total is None or not self.count:
             return message
-        left = max(0, self._total - done) * self.seconds / max(self.count, 1) / 60
-        return f"{message}, {left:,.1f} minutes left"
+        left = max(0, self._total - done) * self.seconds / self.count
+        return f"{message}, {format_duration(left)} left"
+
+
+def format_speed(speed: float, unit: str) -> str:
+    """A speed in items per second, or in seconds per item if it is slow."""
+    if 0 < speed < 1:
+        return f"{1 / speed:,.1f} s each"
+    return f"{speed:,.{0 if speed >= 10 else 1}f} {unit}/s"
+
+
+def with_progress(items: Iterable[T], done: str, unit: str, total: int | None = None) -> Iterator[T]:
+    """Yield the items, with a bar that counts them."""
+    with ProgressBar(done, unit, total) as progress:
+        for item in items:
+            yield item
+            progress.add()
+
+
+@contextmanager
+def waiting_for(doing: str) -> Iterator[None]:
+    """Show how long something has taken whose progress is unknown: on a terminal a line that disappears,
+    elsewhere a message every so often."""
+    bar, ended = Bar(doing, "", None), threading.Event()
+
+    def tick() -> None:
+        logged = start = time.monotonic()
+        while not ended.wait(TICK):
+            bar.update(0)
+            if bar.disable and time.monotonic() - logged >= LOG_EVERY:
+                logged = time.monotonic()
+                log.info("%s: %s so far", doing, format_duration(logged - start))
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout=2 * TICK)  # tqdm does not release its lock if an interrupt arrives while it draws
+        bar.close()

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from mtrain.checkpoint.model_folder import LoadedModel, load_model, save_model_folder
 from mtrain.config.yaml_io import to_yaml
 from mtrain.errors import ModelError, StorageError
+from mtrain.progress_bar import with_progress
 from mtrain.storage.atomic import require_new_folder
 
 
@@ -24,7 +25,7 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
     require_new_folder(out)
     first = load_model(paths[0], overrides)
     total = {name: tensor.double() for name, tensor in first.model.state_dict().items()}
-    for path in paths[1:]:
+    for path in with_progress(paths[1:], "averaged", "models", len(paths) - 1):
         other = load_model(path)
         if _shared_settings(other) != _shared_settings(first):
             reason = "its languages, vocabulary or architecture differ from those of"

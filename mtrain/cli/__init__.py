@@ -27,11 +27,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
         with suppress(OSError):
-            sys.stderr.write(_STOPPED)
+            sys.stderr.write(clear_bars() + _STOPPED)
         code = _EXIT_CODE
     if handled:
         signal.signal(signal.SIGINT, _exit_at_once)
     sys.exit(code)
+
+
+def clear_bars() -> str:
+    """What a last message begins with, so that it replaces progress bars that an error or a signal has left
+    on a terminal, and what it shows for Ctrl-C."""
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return "\r\x1b[J" if is_terminal and os.environ.get("TERM") != "dumb" else ""
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -47,5 +54,5 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _exit_at_once(_: int, __: FrameType | None) -> NoReturn:
     """Exit without any clean-up."""
     with suppress(OSError):
-        os.write(2, _STOPPED.encode())
+        os.write(2, (clear_bars() + _STOPPED).encode())
     os._exit(_EXIT_CODE)

@@ -11,6 +11,7 @@ import typer
 
 from mtrain import __version__
 from mtrain.cli import (
+    clear_bars,
     data,
     demo,
     evaluation,
@@ -123,5 +124,6 @@ def _report(message: str, code: int) -> int:
     with suppress(OSError):
         line = terminal.escape_control_characters(" ".join(message.split()))
         kind = "" if code > 128 else "error: "  # above 128: stopped by a signal
-        print(f"{terminal.rank_prefix()}{kind}{line}", file=sys.stderr)
+        text = terminal.wrap(f"{terminal.rank_prefix()}{kind}{line}", sys.stderr)
+        print(f"{clear_bars()}{text}", file=sys.stderr)
     return code

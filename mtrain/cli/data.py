@@ -53,6 +53,8 @@ def check(
             )
         else:
             print(terminal.escape_control_characters(format_report(findings, bad_lines)), file=out)
+    if bad_lines == "skip" or not any(counts.bad for counts in findings.sets.values()):
+        terminal.suggest("next", fit_command(config, run_dir, set_))
 
 
 def tokenize(
@@ -82,7 +84,7 @@ def tokenize(
     tokenizer = make_tokenizer(loaded, force)
     with open_stdout() as out:
         out.writelines(f"{file}\n" for file in tokenizer.files)
-    terminal.suggest(f"tokenizer saved; next: {_fit_command(config, run_dir, set_)}")
+    terminal.suggest("tokenizer saved; next", fit_command(config, run_dir, set_))
 
 
 def prepare(
@@ -121,10 +123,10 @@ def prepare(
     folder = prepare_data(load_config(config, overrides(given, run_dir=run_dir)), workers, quiet)
     with open_stdout() as out:
         print(folder, file=out)
-    terminal.suggest(f"data saved; next: {_fit_command(config, run_dir, set_)}")
+    terminal.suggest("data saved; next", fit_command(config, run_dir, set_))
 
 
-def _fit_command(config: Path, run_dir: str | None, set_: list[str] | None) -> str:
+def fit_command(config: Path, run_dir: str | None, set_: list[str] | None) -> str:
     """The command that trains with the same config."""
     same_run = [] if run_dir is None else ["--run-dir", run_dir]
     same_keys = [word for assignment in set_ or [] for word in ("--set", assignment)]

@@ -57,7 +57,7 @@ def demo(
         print(f"BLEU on the test set: {bleu:.2f}", file=out)
     check_outcome(translations[0], bleu, bool(set_))
     folder = shlex.quote(config.run_dir)
-    terminal.suggest(f"next: mtrain translate {folder} 'Do they like pears?', or mtrain evaluate {folder}")
+    terminal.suggest("next", f"mtrain translate {folder} 'Do they like pears?'", f"mtrain evaluate {folder}")
 
 
 def check_outcome(translation: str, bleu: float, settings_changed: bool) -> None:

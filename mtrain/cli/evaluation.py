@@ -168,7 +168,7 @@ def evaluate(
         return
     evaluate_models(inputs, settings, beam_size, device, report)
     first = shlex.quote(str(inputs.models[0]))
-    terminal.suggest(f"to translate a file: mtrain translate {first} -i FILE -o FILE")
+    terminal.suggest("to translate a file", f"mtrain translate {first} -i FILE -o FILE")
 
 
 def _reporter(
@@ -264,4 +264,4 @@ def _set_up_comet(folder: Path) -> None:
     set_up_comet(folder)
     print(folder)
     place = shlex.quote(str(folder.resolve()))
-    terminal.suggest(f"to use it: export {VARIABLE}={place}; mtrain evaluate MODEL --metrics bleu,comet")
+    terminal.suggest("to use it", f"export {VARIABLE}={place}; mtrain evaluate MODEL --metrics bleu,comet")

@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from mtrain.cli.evaluation_systems import Evaluated
 from mtrain.cli.output import open_output, open_stdout
+from mtrain.cli.tables import format_scores, format_table
 
 if TYPE_CHECKING:
     from mtrain.evaluation.compare import MetricComparison, PairedScore
@@ -61,13 +62,16 @@ def report_results(
 ) -> None:
     """Score translations, print the scores of each test set as soon as they are known, and write the files.
     `metrics_for` makes the metrics for a list of sources."""
+    from mtrain.progress_bar import waiting_for
+
     report, results = {}, []
     with ExitStack() as stack:
         table = None
         if outputs.sentence_scores is not None:
             table = stack.enter_context(open_output(outputs.sentence_scores))
         for each in evaluated:
-            result = _score(each, metrics_for(each.test.sources), outputs)
+            with waiting_for(f"{each.test.name}: scoring"):
+                result = _score(each, metrics_for(each.test.sources), outputs)
             report[each.test.name] = result.as_json()
             if not outputs.json:
                 _print("\n".join(_lines_of(result)))
@@ -110,7 +114,7 @@ def _lines_of(result: _Result) -> Iterable[str]:
     (name, _, references), systems = result.evaluated
     yield f"{name} ({len(references[0])} sentences)"
     if not result.comparisons:
-        yield from (f"  {score.detail}" for score in result.scores)
+        yield from format_scores(result.scores)
     for comparison in result.comparisons:
         yield from _lines_of_comparison(comparison)
     if result.comparisons:
@@ -121,7 +125,8 @@ def _lines_of(result: _Result) -> Iterable[str]:
             [bucket.name, str(bucket.sentences), *(f"{score.score:.2f}" for score in bucket.scores)]
             for bucket in buckets
         ]
-        yield from _table([["words", "sentences", *(s.metric for s in buckets[0].scores)], *rows])
+        header = ["words", "sentences", *(score.metric for score in buckets[0].scores)]
+        yield from format_table(rows, header, indent=4)
 
 
 def _lines_of_comparison(comparison: "MetricComparison") -> Iterable[str]:
@@ -132,22 +137,14 @@ def _lines_of_comparison(comparison: "MetricComparison") -> Iterable[str]:
         return "" if value is None else f"{value:.4f}{mark}"
 
     digits = 4 if comparison.metric == "comet" else 2
-    rows = [["", "score", "mean", "95% interval", "p (bootstrap)", "p (randomization)"]]
+    header = ["", "score", "mean", "95%\ninterval", "p\n(bootstrap)", "p\n(randomization)"]
+    rows = []
     for each in comparison.scores:
         numbers = f"{each.score:.{digits}f}", f"{each.mean:.{digits}f}", f"± {each.confidence:.{digits}f}"
         rows.append([each.system, *numbers, p(each.bootstrap_p, each), p(each.randomization_p, each)])
-    rows[1][0] += " (baseline)"
+    rows[0][0] += " (baseline)"
     yield f"  {TITLES[comparison.metric]}|{comparison.signature}"
-    yield from _table(rows)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    """Lines with aligned columns; numbers are aligned on the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        yield f"    {'  '.join(cells)}".rstrip()
+    yield from format_table(rows, header, indent=4)
 
 
 def _write_sentences(result: _Result, out: IO[str], header: bool) -> None:

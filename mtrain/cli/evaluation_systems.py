@@ -70,6 +70,7 @@ def evaluate_models(
     model translates one test set after another while the report proceeds.
     """
     from mtrain.distributed.many_ranks import joined_ranks
+    from mtrain.evaluation.evaluate import translate_set
 
     data_settings = [assignment for assignment in settings if assignment.startswith("data.")]
     decoding_settings = [assignment for assignment in settings if not assignment.startswith("data.")]
@@ -93,7 +94,7 @@ def evaluate_models(
                     if path == inputs.models[-1]:
                         report(_translated(inputs, tests, texts, done, translator), translator.target_lang)
                     else:
-                        done[str(path)] = [_translate(translator, test) for test in tests]
+                        done[str(path)] = [translate_set(test, translator) for test in tests]
 
                 translator.lead(ranks, work)
 
@@ -105,16 +106,14 @@ def _translated(
     done: dict[str, list[list[str]]],
     last: "Translator",
 ) -> Iterator[Evaluated]:
+    from mtrain.evaluation.evaluate import translate_set
+
     for number, test in enumerate(tests):
         known = {**texts, **{name: lists[number] for name, lists in done.items()}}
         names = [_name_of(path) for path in inputs.systems]
         yield Evaluated(
-            test, {name: known[name] if name in known else _translate(last, test) for name in names}
+            test, {name: known[name] if name in known else translate_set(test, last) for name in names}
         )
-
-
-def _translate(translator: "Translator", test: "TestSet") -> list[str]:
-    return [translation.text for translation in translator.translate(test.sources, scored=False)]
 
 
 def _read_systems(inputs: Inputs) -> dict[str, list[str]]:

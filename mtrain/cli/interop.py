@@ -35,7 +35,7 @@ def import_(
     from mtrain.interop.marian import import_marian
 
     import_marian(source, out, overrides(set_))
-    terminal.suggest(f"model saved; try: mtrain translate {shlex.quote(str(out))} 'Hello.'")
+    terminal.suggest("model saved; next", f"mtrain translate {shlex.quote(str(out))} 'Hello.'")
 
 
 def export(
@@ -79,4 +79,4 @@ def export(
     with open_stdout() as stdout:
         stdout.writelines(f"{terminal.escape_control_characters(line)}\n" for line in lines)
     loader = "transformers.MarianMTModel.from_pretrained" if format == "marian" else "ctranslate2.Translator"
-    terminal.suggest(f"model saved; load it in Python with {loader}({str(out)!r})")
+    terminal.suggest("model saved; load it in Python", f"{loader}({str(out)!r})")

@@ -9,8 +9,9 @@ from typer import Argument, Option
 
 from mtrain.cli import terminal
 from mtrain.cli.options import BatchTokens, Debug, Device, OutputFile, Quiet, Set, overrides
-from mtrain.cli.output import open_output, require_writable, write_lines
+from mtrain.cli.output import is_on_screen, open_output, require_writable, write_lines
 from mtrain.cli.translation import load_translator
+from mtrain.cli.translation_output import count_lines
 from mtrain.errors import UsageError
 
 
@@ -36,7 +37,7 @@ def average(
     from mtrain.checkpoint.average import average_models
 
     average_models(models, output, overrides(set_))
-    terminal.suggest(f"model saved; try: mtrain translate {shlex.quote(str(output))} 'Hello.'")
+    terminal.suggest("model saved; next", f"mtrain translate {shlex.quote(str(output))} 'Hello.'")
 
 
 def rerank(
@@ -79,8 +80,11 @@ def rerank(
     require_writable(output_file, (source, n_best))
     from mtrain.decoding.rerank import read_n_best
     from mtrain.decoding.rerank import rerank as best_of
+    from mtrain.progress_bar import with_progress
 
     translator = load_translator(model, device, overrides(set_, "decoding.", batch_tokens=batch_tokens))
     texts = best_of(translator, read_n_best(source, n_best), weight)
+    if not is_on_screen(output_file):
+        texts = with_progress(texts, "reranked", "lines", count_lines(source))
     with open_output(output_file) as out:
         write_lines((f"{text}\n" for text in texts), out)

@@ -29,6 +29,11 @@ def is_stream(path: Path | None) -> bool:
     return path is None or is_stdout(path) or (path.exists() and not path.is_file())
 
 
+def is_on_screen(path: Path | None) -> bool:
+    """Whether results go to a terminal, where a progress bar would be in the way."""
+    return (path is None or is_stdout(path)) and sys.stdout.isatty()
+
+
 def require_writable(path: Path | None, inputs: Sequence[Path | None]) -> None:
     """Check an output file before any work. Raises StorageError if its folder is missing or it is a folder,
     UsageError if it is also one of the `inputs` or stdin."""

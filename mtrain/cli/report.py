@@ -1,6 +1,5 @@
 """`mtrain report`."""
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -38,12 +37,14 @@ def report(
     terminal.start_logging(quiet, debug)
     require_writable(output_file, ())
     sentences = [terminal.require_unicode(text) for text in sentence or []]
+    from mtrain.progress_bar import waiting_for
     from mtrain.report.report import report_page
 
-    page = report_page(runs, sentences, device, overrides(set_))
+    with waiting_for("writing the report"):
+        page = report_page(runs, sentences, device, overrides(set_))
     with open_output(output_file) as out:
         out.write(page)
     if is_stream(output_file):
         return
     print(output_file)
-    terminal.suggest(f"report saved; open {shlex.quote(str(output_file))} in a browser")
+    terminal.suggest("report saved; open it in a browser", str(output_file.resolve()))

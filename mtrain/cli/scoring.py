@@ -7,8 +7,9 @@ from typer import Option
 
 from mtrain.cli import terminal
 from mtrain.cli.options import BatchTokens, Debug, Device, Ensemble, ModelFolder, Quiet, Set, overrides
-from mtrain.cli.output import open_stdout
+from mtrain.cli.output import is_on_screen, open_stdout
 from mtrain.cli.translation import load_translator
+from mtrain.cli.translation_output import count_lines
 from mtrain.errors import UsageError
 
 
@@ -43,10 +44,12 @@ def score(
     from mtrain.data.corpus import read_corpus
     from mtrain.data.lines import raise_errors
     from mtrain.decoding.score import score_pairs
+    from mtrain.progress_bar import ProgressBar
 
     settings = overrides(set_, "decoding.", batch_tokens=batch_tokens)
     translator = load_translator(model, device, settings, ensemble)
     pairs = raise_errors(read_corpus(TextCorpus(source=str(source), target=str(target))))
-    with open_stdout() as out:
-        for scored in score_pairs(translator, pairs):
+    hidden = is_on_screen(None)
+    with ProgressBar("scored", "pairs", count_lines(source), hidden) as progress, open_stdout() as out:
+        for scored in score_pairs(translator, pairs, progress.add):
             out.write(scored.as_json() if json_ else scored.line())

@@ -3,13 +3,17 @@
 import io
 import logging
 import os
+import re
+import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
@@ -49,6 +53,7 @@ def start_logging(quiet: bool, debug: bool) -> None:
         def emit(self, record: logging.LogRecord) -> None:
             kind = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
             text = rank_prefix() + kind + escape_control_characters(self.format(record))
+            text = text if getattr(record, "as_is", False) else wrap(text, sys.stderr)
             with suppress(OSError):  # a closed stderr must not stop a long run
                 tqdm.write(text, file=sys.stderr)
 
@@ -96,10 +101,32 @@ def cleaning_up_after_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def suggest(text: str) -> None:
-    """Log what to do next, unless the command took less than a second."""
+def suggest(done: str, *commands: str) -> None:
+    """Log what to do next, unless the command took less than a second. Commands are not wrapped, so that
+    they can be copied; several have lines of their own."""
     if time.monotonic() - STARTED >= 1:
-        log.info("%s", text)
+        text = f" {commands[0]}" if len(commands) == 1 else "".join(f"\n  {command}" for command in commands)
+        log.info("%s:%s", done, text, extra={"as_is": True})
+
+
+def wrap(text: str, stream: IO[str]) -> str:
+    """Text for a stream: on a terminal, lines are wrapped between words, and aligned with the last column if
+    they are rows of a table."""
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns - 1
+    return "\n".join(_wrap_line(line, width) for line in text.split("\n"))
+
+
+def _wrap_line(line: str, width: int) -> str:
+    table = re.match(r".*\S {2,}(?=\S)", line)
+    indent = len(table[0]) if table else 2 + len(line) - len(line.lstrip())
+    if len(line) <= width or indent > width - 20:
+        return line
+    words = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    first, rest = (table[0], line[len(table[0]) :]) if table else ("", line)
+    words.initial_indent, words.subsequent_indent = first, " " * indent
+    return words.fill(rest) if table else "\n".join(words.wrap(rest))
 
 
 def escape_control_characters(text: str) -> str:

@@ -9,8 +9,10 @@ from typing import Annotated, Literal
 from typer import Option
 
 from mtrain.cli import terminal
+from mtrain.cli.data import fit_command
 from mtrain.cli.options import ConfigFile, Debug, Device, Json, NoCheck, Quiet, RunDir, Set, overrides
 from mtrain.cli.output import open_stdout
+from mtrain.cli.tables import format_scores, format_table
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import UsageError
 
@@ -56,7 +58,7 @@ def fit(
     if loaded.data.test and read_launch().rank == 0:
         _print_test_scores(Path(loaded.run_dir), device)
     run = shlex.quote(loaded.run_dir)
-    terminal.suggest(f"model saved; try: mtrain translate {run} 'Hello.', or mtrain report {run}")
+    terminal.suggest("model saved; next", f"mtrain translate {run} 'Hello.'", f"mtrain report {run}")
 
 
 def _print_test_scores(run_dir: Path, device: str) -> None:
@@ -67,8 +69,7 @@ def _print_test_scores(run_dir: Path, device: str) -> None:
     with Translator.load(run_dir, device) as translator, open_stdout() as out:
         for test in score_test_sets(run_dir, translator):
             print(f"{test.name} ({test.sentences} sentences)", file=out)
-            for score in test.scores:
-                print(score.detail, file=out)
+            out.writelines(f"{line}\n" for line in format_scores(test.scores))
 
 
 def plan(
@@ -107,9 +108,14 @@ def plan(
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))
     from mtrain.training.plan import plan as make_plan
-    from mtrain.training.plan_report import format_plan
+    from mtrain.training.plan_report import plan_notes, plan_rows
 
     found = make_plan(loaded, hardware, devices, price, quiet)
     with open_stdout() as out:
-        text = json.dumps(found.to_json(), indent=1) if json_ else format_plan(found)
-        print(terminal.escape_control_characters(text), file=out)
+        if json_:
+            print(json.dumps(found.to_json(), indent=1), file=out)
+        else:
+            lines = [*format_table(list(plan_rows(found)), left=(0, 2), indent=0)]
+            lines += (terminal.wrap(note, out) for note in plan_notes(found))
+            out.writelines(f"{terminal.escape_control_characters(line)}\n" for line in lines)
+    terminal.suggest("next", fit_command(config, run_dir, set_))

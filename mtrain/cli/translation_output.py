@@ -1,14 +1,16 @@
 """What `mtrain translate` writes: the format of translations, and output files that can be resumed."""
 
 import logging
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtrain.cli import terminal
-from mtrain.cli.output import is_stream, open_output, write_lines
+from mtrain.cli.output import is_on_screen, is_stream, open_output, write_lines
 from mtrain.data import COMPRESSION
+from mtrain.duration import format_duration
 from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,11 +96,12 @@ def write_translations(
     written so that `--continue` can resume it."""
     from mtrain.progress_bar import ProgressBar
 
-    total = len(typed) if typed else _count_lines(input_file)
+    total = len(typed) if typed else count_lines(input_file)
     if prefix is not None and total is not None:
         _check_prefixes(prefix, total)
     lines = iter(typed) if typed else terminal.read_lines(input_file or Path("-"))
-    with ProgressBar("translated", "lines", total, quiet or bool(typed)) as progress:
+    hidden = quiet or bool(typed) or is_on_screen(output_file)
+    with ProgressBar("translated", "lines", total, hidden) as progress:
         job = Job(translator, prefix, form, progress)
         if output_file is None or is_stream(output_file):
             with open_output(output_file) as out:
@@ -106,11 +109,14 @@ def write_translations(
         else:
             _write_resumable(job, lines, output_file, continue_)
     if progress.count and progress.seconds >= REPORT_AFTER and not typed:
-        done = f"{progress.count:,} lines in {progress.seconds:,.1f} s"
+        done = f"{progress.count:,} lines in {format_duration(progress.seconds)}"
         log.info("translated %s: %s", done, progress.speed())
+        if output_file is not None and not is_stream(output_file):
+            file = shlex.quote(str(output_file))
+            terminal.suggest("next", f"mtrain evaluate --hypotheses {file} --reference FILE")
 
 
-def _count_lines(file: Path | None) -> int | None:
+def count_lines(file: Path | None) -> int | None:
     """The number of lines of an input, and None for a pipe. Raises DataError for a line that is not valid
     text, so that it does not end a long translation."""
     from mtrain.data.lines import count_valid_lines
@@ -120,7 +126,7 @@ def _count_lines(file: Path | None) -> int | None:
 
 def _check_prefixes(file: Path, lines: int) -> None:
     """Raise UsageError unless a file has a prefix for each of the input lines."""
-    count = _count_lines(file)
+    count = count_lines(file)
     if count is not None and count != lines:
         raise UsageError(
             f"{file}: has {count:,} lines but the input has {lines:,}; give one prefix for each line "

@@ -15,6 +15,7 @@ from mtrain.data.block_check import LENGTH_BINS, RATIO_BINS
 from mtrain.data.check import Findings
 from mtrain.data.scan import CorpusScanner, check_data
 from mtrain.data.summary import read_summary
+from mtrain.duration import format_duration
 from mtrain.errors import ModelError, StorageError
 from mtrain.storage.atomic import write_atomically
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -45,8 +46,8 @@ def log_warnings(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner)
     for warning in warnings:
         log.warning("data: %s", warning)
     pairs, seconds = scanner.result.pairs, scanner.result.seconds
-    cost = f"{pairs:,} pairs in {seconds:,.1f} s ({pairs / max(seconds, 1e-9):,.0f} pairs/s)"
-    log.info("data: read and checked %s, %d warning(s)", cost, len(warnings))
+    cost = f"{pairs:,} pairs in {format_duration(seconds)} ({pairs / max(seconds, 1e-9):,.0f} pairs/s)"
+    log.info("data: read and checked %s, %s", cost, _count(warnings))
     return findings
 
 
@@ -157,8 +158,12 @@ def format_report(findings: Findings, bad_lines: str = "error") -> str:
         ]
     warnings = list_warnings(findings, bad_lines)
     lines += ["", *(f"warning: {warning}" for warning in warnings)]
-    lines.append(f"result: {len(warnings)} warning(s)" if warnings else "result: no warnings")
+    lines.append(f"result: {_count(warnings)}")
     return "\n".join(lines)
+
+
+def _count(warnings: Sequence[str]) -> str:
+    return f"{len(warnings) or 'no'} warning{'s' * (len(warnings) != 1)}"
 
 
 def _histogram(labels: Sequence[str], counts: Sequence[int]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from mtrain.data.batching import BatchPlan, Rows, plan_batches
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.resegment import Cancelled, CancelledError
 from mtrain.data.windows import ONE_WINDOW, WindowedCorpus
+from mtrain.duration import format_duration
 from mtrain.errors import DataError
 from mtrain.tokenizer.vocabulary import SpecialIds
 
@@ -222,7 +223,8 @@ def _wait_for_window(opening: Future[Opened], cancelled: Cancelled) -> Opened:
     start = time.monotonic()
     opened = _wait(opening, cancelled)
     if (seconds := time.monotonic() - start) > _LONG:
-        log.warning("data: the next window was not ready in time; training waited %.1f s for it", seconds)
+        waited = format_duration(seconds)
+        log.warning("data: the next window was not ready in time; training waited %s for it", waited)
     return opened
 
 

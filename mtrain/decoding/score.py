@@ -1,7 +1,7 @@
 """Scores of given translations, and the cross-attention between a source and its translation."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import tee
 
@@ -37,14 +37,21 @@ class Scored:
 TOO_LONG = Scored(math.nan, [], [])
 
 
-def score_pairs(translator: Translator, pairs: Iterable[tuple[str, str]]) -> Iterator[Scored]:
-    """Yield the score of each (source, target) pair of lines, in order, in bounded memory."""
+def score_pairs(
+    translator: Translator,
+    pairs: Iterable[tuple[str, str]],
+    progress: Callable[[int], object] = lambda pairs: None,
+) -> Iterator[Scored]:
+    """Yield the score of each (source, target) pair of lines, in order, in bounded memory. `progress` is
+    called with the number of pairs whenever some are scored."""
     ours, theirs = tee(pairs)
     for sources, targets in windows((s for s, _ in ours), (t for _, t in theirs), WINDOW):
-        yield from _score(translator, sources, targets)
+        yield from _score(translator, sources, targets, progress)
 
 
-def _score(translator: Translator, sources: list[str], targets: list[str]) -> list[Scored]:
+def _score(
+    translator: Translator, sources: list[str], targets: list[str], progress: Callable[[int], object]
+) -> list[Scored]:
     tokenizer = translator.tokenizer
     eos, longest = tokenizer.special.eos, translator.max_length
     source = [[*ids, eos] for ids in tokenizer.encode_source(sources)]
@@ -52,6 +59,7 @@ def _score(translator: Translator, sources: list[str], targets: list[str]) -> li
     fitting = [
         i for i, sides in enumerate(zip(source, target, strict=True)) if max(map(len, sides)) <= longest
     ]
+    progress(len(source) - len(fitting))
     results, pieces = [TOO_LONG] * len(source), tokenizer.target.pieces
     lengths = [max(len(source[i]), len(target[i])) for i in fitting]
     for batch in in_batches(lengths, translator.decoding.batch_tokens):
@@ -62,6 +70,7 @@ def _score(translator: Translator, sources: list[str], targets: list[str]) -> li
         for row, values in zip(rows, log_probs.tolist(), strict=True):
             steps = values[: len(target[row])]
             results[row] = Scored(sum(steps), [pieces[i] for i in target[row]], steps)
+        progress(len(rows))
     return results
 
 

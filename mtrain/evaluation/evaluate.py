@@ -11,6 +11,7 @@ from mtrain.data.lines import raise_errors, read_text
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError, UsageError
 from mtrain.evaluation.metrics import Score, score
+from mtrain.progress_bar import ProgressBar
 
 
 class TestSet(NamedTuple):
@@ -49,8 +50,14 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
 
 def evaluate_set(test: TestSet, translator: Translator, metrics: dict[str, Any]) -> list[Score]:
     """Translate a test set and score the translations."""
-    translations = translator.translate(test.sources, scored=False)
-    return score([translation.text for translation in translations], test.references, metrics)
+    return score(translate_set(test, translator), test.references, metrics)
+
+
+def translate_set(test: TestSet, translator: Translator) -> list[str]:
+    """Translate a test set, with a progress bar."""
+    with ProgressBar(f"{test.name}: translated", "lines", len(test.sources)) as progress:
+        found = translator.stream(test.sources, scored=False, progress=progress.add)
+        return [translation.text for translation in found]
 
 
 def read_references(files: Sequence[Path], name: str, count: int) -> list[list[str]]:

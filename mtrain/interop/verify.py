@@ -16,6 +16,7 @@ from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import masked_projection
 from mtrain.interop.formats import import_optional
 from mtrain.interop.generation_config import exportable, max_output_length
+from mtrain.progress_bar import with_progress
 from mtrain.tokenizer.tokenizer import LINE_BREAKERS, Tokenizer
 
 TOLERANCE = 1e-3  # nats; rounding in fp32 causes differences of about a hundredth of this
@@ -120,7 +121,7 @@ def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact:
         generated = sample_texts(loaded.tokenizer)
         given = list(zip(generated, loaded.tokenizer.encode_source(generated), strict=True))
     largest, lines = 0.0, []
-    for text, ids in given:
+    for text, ids in with_progress(given, "verified", "sentences", len(given)):
         row = ids[: loaded.config.max_length - 1]
         if exported.encode is not None and row == ids and not _SPECIAL.search(text):
             _require_same_ids(text, ids, exported.encode(text))

@@ -15,6 +15,7 @@ import sentencepiece
 
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.errors import DataError, UsageError
+from mtrain.progress_bar import waiting_for
 from mtrain.tokenizer.vocabulary import SpecialIds
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ def train_tokenizer(
     for name, sentences in jobs.items():
         side = "" if config.joint else f" ({name} side)"
         log.info("tokenizer: learning a %s vocabulary of size %d%s", config.type, config.vocab_size, side)
-        model, size = _learn_largest(config, sentences, seed, side)
+        with waiting_for(f"tokenizer: learning{side}"):
+            model, size = _learn_largest(config, sentences, seed, side)
         if size < config.vocab_size:
             reason = f"tokenizer.vocab_size is too large for this text{side}; given {config.vocab_size}"
             if not reduce_vocab_size:

@@ -29,12 +29,12 @@ from mtrain.config.schema import Config
 from mtrain.data.batching import BatchPlan
 from mtrain.data.loader import Loader, Step
 from mtrain.data.prepare_data import PreparedData
+from mtrain.duration import format_duration
 from mtrain.errors import is_out_of_memory
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.micro_batch import micro_batch_tokens
 from mtrain.training.step import Learner
-from mtrain.training.table import align
 from mtrain.training.timing import measure_speed
 
 log = logging.getLogger(__name__)
@@ -163,8 +163,8 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
     steps = max(1, round(tokens / size.epoch_tokens * work.steps_per_epoch(batch)))
     steps = min(steps, budget.steps or steps)
     if budget.unlimited:
-        message = "no limit: training ends when validation stops improving, perhaps after %.1f hours"
-        log.info(message, tokens / timer.speed / 3600)
+        message = "no limit: training ends when validation stops improving, perhaps after %s"
+        log.info(message, format_duration(tokens / timer.speed))
     choices = choose_training(size, budget, tokens, batch, steps, sizes["d_model"])
     return [Choice("model.preset", preset, reason), *choices]
 
@@ -246,5 +246,6 @@ class _Timer:
 def log_choices(choices: Sequence[Choice]) -> None:
     """Log the values that were chosen, with reasons, as a table."""
     log.info("model.preset: auto chose these values; to change one, give the key in the config:")
-    for line in align([(choice.key, str(choice.value), choice.reason) for choice in choices]):
-        log.info("  %s", line)
+    widths = [max(len(str(choice[column])) for choice in choices) for column in (0, 1)]
+    for key, value, reason in choices:
+        log.info("  %s  %s  %s", key.ljust(widths[0]), str(value).rjust(widths[1]), reason)

@@ -26,6 +26,7 @@ from mtrain.data.resegment import CancelledError
 from mtrain.data.windows import WindowedCorpus
 from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Json, Ranks
+from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import model_config
@@ -192,9 +193,8 @@ class Trainer:
                 self.progress.update_time()
 
                 if reason and not state.validation_due:
-                    log.info(
-                        "finished after %d steps, %.1f minutes: %s", state.step, state.seconds / 60, reason
-                    )
+                    duration = format_duration(state.seconds)
+                    log.info("finished after %d steps, %s: %s", state.step, duration, reason)
                     break
                 if stopped:
                     raise self._interrupted(stopped)

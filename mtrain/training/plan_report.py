@@ -1,23 +1,30 @@
-"""The plan of a run as a plain table."""
+"""The plan of a run as a table."""
 
 from collections.abc import Iterator
 
+from mtrain.duration import format_duration
 from mtrain.training.hardware import BANDWIDTH_UTILIZATION, GPUS, LAUNCH_SECONDS, UTILIZATION
 from mtrain.training.plan import Plan
 from mtrain.training.scaling import Run
-from mtrain.training.table import align
 
 Row = tuple[str, str, str]  # name, value, remark
 
 
-def format_plan(plan: Plan) -> str:
-    """The plan as text, without a line end."""
-    lines = list(align([*_costs(plan), *_memory(plan), *(row for run in plan.runs for row in _run(run))]))
+def plan_rows(plan: Plan) -> Iterator[Row]:
+    """Yield the rows of the table."""
+    yield from _costs(plan)
+    yield from _memory(plan)
+    for run in plan.runs:
+        yield from _run(run)
+
+
+def plan_notes(plan: Plan) -> Iterator[str]:
+    """Yield the lines below the table: assumptions and advice."""
     if plan.hardware in GPUS:
         rates = f"{UTILIZATION:.0%} of peak FLOP/s, {BANDWIDTH_UTILIZATION:.0%} of peak bandwidth, "
         rates += f"{LAUNCH_SECONDS * 1e6:.0f} us per operation"
-        lines.append(f"assumed, not measured: {rates}")
-    return "\n".join([*lines, *(f"advice: {advice}" for advice in plan.advice)])
+        yield f"assumed, not measured: {rates}"
+    yield from (f"advice: {advice}" for advice in plan.advice)
 
 
 def _costs(plan: Plan) -> Iterator[Row]:
@@ -58,8 +65,9 @@ def _run(run: Run) -> Iterator[Row]:
     indent = "  " if run.link else ""
     speed = f"{run.target_tokens_per_second:,.0f} target tokens/s"
     yield f"{indent}step", _seconds(run.step_seconds), speed
-    yield f"{indent}epoch", _duration(run.epoch_hours), ""
-    yield f"{indent}run", _duration(run.hours), f"{run.steps:,} steps, without validation; limit: {run.limit}"
+    yield f"{indent}epoch", format_duration(run.epoch_hours * 3600), ""
+    limit = f"{run.steps:,} steps, without validation; limit: {run.limit}"
+    yield f"{indent}run", format_duration(run.hours * 3600), limit
     if run.cost is not None:
         yield f"{indent}cost", f"{run.cost:,.2f}", ""
 
@@ -74,12 +82,6 @@ def _bytes(number: float) -> str:
 
 def _seconds(number: float) -> str:
     return f"{number:.2f} s" if number >= 1 else f"{number * 1e3:.1f} ms"
-
-
-def _duration(hours: float) -> str:
-    if hours >= 1:
-        return f"{hours:,.1f} h"
-    return f"{hours * 60:.1f} min" if hours >= 1 / 60 else _seconds(hours * 3600)
 
 
 def _scaled(number: float) -> str:

@@ -12,14 +12,13 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from tqdm import tqdm
-
 from mtrain.checkpoint.checkpoint import TrainState
 from mtrain.data.loader import Window
 from mtrain.device import copy_to_host_async
 from mtrain.errors import DivergedError
 from mtrain.interop.formats import describe_exports
 from mtrain.model.transformer import Transformer
+from mtrain.progress_bar import Bar
 from mtrain.storage.atomic import write_atomically
 from mtrain.training.step import StepMetrics
 from mtrain.training.tensorboard import TensorBoard
@@ -55,8 +54,8 @@ class Progress:
         self.is_first = is_first
         self.max_nonfinite_steps = MAX_NONFINITE_STEPS[precision]
         self.file, self.state = run_dir / "metrics.jsonl", state
-        disable = quiet or not is_first or None  # None: disabled unless stderr is a terminal
-        self.bar = tqdm(total=total_steps, initial=state.step, unit="step", disable=disable)
+        self.bar = Bar("training", "steps", total_steps, state.step, disable=quiet or not is_first)
+        self._bleu: list[str] = []  # of the last validation
         self.pending: deque[tuple[Callable[[], list[float]], int, Callable[[], list[str]]]] = deque()
         self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # losses of single steps, nats/token
         self.tensorboard = TensorBoard(run_dir)
@@ -153,15 +152,17 @@ class Progress:
             skipped_steps=state.skipped_steps,
         )
         state.window = {}
-        line = f"loss {loss:.3f} nats/token, lr {rate:.2g}, {speed:,.0f} target tokens/s"
-        self.bar.set_postfix_str(line, refresh=False)
+        rates = [f"lr {rate:.2g}", f"{speed:,.0f} target tokens/s"]
+        self.bar.details = [f"loss {loss:.3f}", *self._bleu, *rates]
         if self.bar.disable:
-            log.info("step %d, epoch %d: %s", state.step, epoch, line)
+            details = ", ".join([f"loss {loss:.3f} nats/token", *rates])
+            log.info("step %d, epoch %d: %s", state.step, epoch, details)
 
     def log_validation(self, scores: Scores, best: bool) -> None:
         """Log the scores of a validation."""
         self.update_time()
         self._write(validation=scores._asdict())
+        self._bleu = [f"BLEU {scores.bleu:.2f}"]
         log.info(
             f"step {self.state.step}: validation nll {scores.nll:.3f}, perplexity {scores.perplexity:.2f}, "
             f"BLEU {scores.bleu:.2f}, chrF {scores.chrf:.2f}{' (best)' if best else ''}"

@@ -17,6 +17,7 @@ from mtrain.data.batching import BatchPlan
 from mtrain.data.loader import START, Step
 from mtrain.device import release_cached_memory, should_compile
 from mtrain.model.transformer import Transformer
+from mtrain.progress_bar import waiting_for
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.step import Learner, make_learner
 
@@ -40,7 +41,8 @@ def measure_speed(
     model = Transformer(network).to(device).train()
     learner = make_learner(model, recipe) if ranks == 1 else Learner(model, recipe)
     try:
-        return ranks * _time_steps(learner, steps_of(learner))
+        with waiting_for("measuring the speed"):
+            return ranks * _time_steps(learner, steps_of(learner))
     finally:
         del learner, model
         if should_compile(device, recipe.compile):

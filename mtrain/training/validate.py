@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from mtrain.distributed.ranks import Json, Ranks
 from mtrain.evaluation.metrics import make_metrics, score
 from mtrain.model.loss import translation_loss
 from mtrain.model.transformer import Transformer
+from mtrain.progress_bar import ProgressBar
 from mtrain.storage.manifest import sha256_of_json
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -103,12 +105,17 @@ class Validator:
         training = model.training
         model.eval()
         try:
-            nll = self._nll(model, self.batches[rank::size])
-            return {"nll": nll, "hypotheses": self._translate(model, self.sources[rank::size])}
+            sources = self.sources[rank::size]
+            with ProgressBar("validated", "sentences", len(sources)) as progress:
+                nll = self._nll(model, self.batches[rank::size])
+                hypotheses = self._translate(model, sources, progress.add)
+            return {"nll": nll, "hypotheses": hypotheses}
         finally:
             model.train(training)
 
-    def _translate(self, model: Transformer, sources: list[str]) -> list[str]:
+    def _translate(
+        self, model: Transformer, sources: list[str], progress: Callable[[int, int], object]
+    ) -> list[str]:
         data = self.config.data
         translator = Translator(
             [model],
@@ -119,7 +126,8 @@ class Validator:
             data.max_length,
             processes=False,  # the weights change
         )
-        return [translation.text for translation in translator.translate(sources, scored=False)]
+        translations = translator.stream(sources, scored=False, progress=progress)
+        return [translation.text for translation in translations]
 
     def alignment_layer(self, model: Transformer) -> int | None:
         """The decoder layer to take word alignments from; None if it is configured or unknown."""

@@ -128,7 +128,7 @@ def test_tokenize_and_fit_say_what_to_do_next_and_repeat_no_work(mtrain, config_
     assert f"tokenizer saved; next: mtrain fit {config_file} --run-dir {tmp_path / 'other'}\n" in err
     made = (tmp_path / "other/tokenizer/joint.model").stat().st_mtime_ns
     code, out, err = mtrain("fit", config_file, "--run-dir", tmp_path / "other", "--device", "cpu")
-    assert code == 0 and out.startswith("seen (8 sentences)\nBLEU|") and "\nchrF2|" in out
+    assert code == 0 and out.startswith("seen (8 sentences)\n  BLEU|") and "\n  chrF2|" in out
     for message in (
         "8 training pairs",
         "device: cpu",
@@ -136,8 +136,8 @@ def test_tokenize_and_fit_say_what_to_do_next_and_repeat_no_work(mtrain, config_
         "planned: 8 steps",
         "target tokens/s",
         "BLEU",
-        f"model saved; try: mtrain translate {tmp_path / 'other'} 'Hello.', "
-        f"or mtrain report {tmp_path / 'other'}\n",
+        f"model saved; next:\n  mtrain translate {tmp_path / 'other'} 'Hello.'\n"
+        f"  mtrain report {tmp_path / 'other'}\n",
     ):
         assert message in err
     assert (tmp_path / "other/tokenizer/joint.model").stat().st_mtime_ns == made
@@ -213,7 +213,7 @@ def test_help_whose_reader_is_gone_is_no_failure():
 
 
 def test_an_interrupt_while_data_is_prepared_is_one_line(mtrain, config_file, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
         yield
 

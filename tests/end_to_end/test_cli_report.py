@@ -16,7 +16,7 @@ HALF = 100  # steps of the second run of the page
 def test_report_writes_a_page_and_prints_its_path(mtrain, run_dir, tmp_path):
     file = tmp_path / "page.html"
     code, out, err = mtrain("report", run_dir, "-o", file, "--sentence", "It rains.")
-    assert (code, out) == (0, f"{file}\n") and f"open {file} in a browser" in err
+    assert (code, out) == (0, f"{file}\n") and f"open it in a browser: {file}\n" in err
     page = file.read_text(encoding="utf-8")
     assert page.startswith("<!DOCTYPE html>") and "Training of by-heart" in page
     code, out, _ = mtrain("report", run_dir, "-o", "/dev/stdout", "--sentence", "It rains.")

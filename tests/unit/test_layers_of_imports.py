@@ -13,7 +13,8 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "mtrain"
 # Each module may import from the rows above its own and, in a package, from its own package.
 ORDER = [
-    ["errors", "kernels", "progress_bar"],
+    ["duration", "errors", "kernels"],
+    ["progress_bar"],
     ["device", "worker_messages"],
     ["processes"],
     ["distributed"],

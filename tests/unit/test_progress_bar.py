@@ -1,12 +1,18 @@
 """Progress bars, and the messages that replace them where there is no terminal."""
 
+import os
+import pty
 import re
 import sys
+import termios
+import time
 
 import pytest
 
 from mtrain import progress_bar
-from mtrain.progress_bar import ProgressBar
+from mtrain.progress_bar import ProgressBar, shows_bars, waiting_for, with_progress
+
+INTERVAL = 0.11  # seconds; tqdm draws at most every 0.1 s
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +26,7 @@ def test_messages_have_counts_speeds_and_the_remaining_time(caplog):
         progress.set_done_before(10_000)
         progress.add(5_000)
     speed = r"([\d,]+) pairs/s"
-    found = re.fullmatch(rf"encoded 15,000 of 20,000 pairs, {speed}, 0.0 minutes left", caplog.messages[0])
+    found = re.fullmatch(rf"encoded 15,000 of 20,000 pairs, {speed}, [\d.]+ m?s left", caplog.messages[0])
     assert found and progress.count == 5_000 and re.fullmatch(speed, progress.speed())
 
 
@@ -38,15 +44,74 @@ def test_an_unknown_total_is_estimated_from_the_share_that_is_done(caplog):
         "read 500 of about 2,000",
         "read 1,000 of about 1,000",
     ]
-    assert caplog.messages[1].endswith(", 0.0 minutes left")
+    assert caplog.messages[1].endswith(", 0 s left")
+
+
+def use_terminal(monkeypatch) -> None:
+    """Make standard error a terminal where bars appear at once."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(progress_bar, "DELAY", 1e-9)
+    monkeypatch.setenv("TERM", "xterm")
 
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_terminal_shows_a_bar_instead(caplog, monkeypatch, capsys, quiet):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    use_terminal(monkeypatch)
     with ProgressBar("translated", "lines", 4, quiet) as progress:
         progress.set_done_before(2)
+        time.sleep(INTERVAL)
         progress.add(2, tokens=5)
     shown = capsys.readouterr().err
-    assert ("translated: 100%" in shown and "4.00/4.00" in shown) != quiet
+    assert bool(re.search(r"translated 100% .* 4 of 4 lines, .* target tokens/s, 0 s left", shown)) != quiet
     assert bool(caplog.messages) == quiet
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"), [(120, "tokens/s, "), (100, "lines/s, "), (80, "lines, "), (30, "a long")]
+)
+def test_a_bar_disappears_and_leaves_out_what_does_not_fit(monkeypatch, columns, expected):
+    monkeypatch.setattr(progress_bar, "DELAY", 1e-9)
+    reader, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (50, columns))
+    with open(terminal, "w") as stream:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stderr", stream)
+        with ProgressBar("a long name of work", "lines", 2_000_000) as progress:
+            time.sleep(INTERVAL)
+            progress.add(1_000_000, tokens=30 * (columns > 100))
+    written = b""
+    while written.count(b"\r") < 3:  # the bar, spaces, and back
+        written += os.read(reader, 4096)
+    os.close(reader)
+    *_, shown, last, rest = written.decode().split("\r")
+    assert expected in shown and len(shown) < columns and last.strip() == rest == ""
+
+
+def test_there_are_no_bars_on_dumb_terminals_and_for_quiet_commands(monkeypatch, caplog):
+    use_terminal(monkeypatch)
+    assert shows_bars()
+    caplog.set_level("WARNING", "mtrain")
+    assert not shows_bars()
+    caplog.set_level("INFO", "mtrain")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not shows_bars()
+
+
+def test_items_are_counted_as_they_are_used(caplog):
+    assert list(with_progress("ab", "read", "letters", 2)) == ["a", "b"]
+    assert [message.split(",")[0] for message in caplog.messages] == [
+        "read 1 of 2 letters",
+        "read 2 of 2 letters",
+    ]
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_work_of_unknown_length_shows_the_time(caplog, capsys, monkeypatch, on_terminal):
+    monkeypatch.setattr(progress_bar, "TICK", 0.01)
+    if on_terminal:
+        use_terminal(monkeypatch)
+    with waiting_for("learning"):
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and not caplog.messages and not capsys.readouterr().err:
+            time.sleep(0.01)
+    assert bool(caplog.messages) != on_terminal
+    assert all(re.fullmatch(r"learning: [\d.]+ m?s so far", message) for message in caplog.messages)

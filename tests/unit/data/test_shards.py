@@ -686,7 +686,7 @@ def test_progress_is_logged_without_a_terminal(
     prepare(tmp_path, tokenizer)
     lines = [line for line in caplog.messages if line.startswith("data: encoded")]
     assert len(lines) == 15 and lines[-1].startswith("data: encoded 300 of 300 pairs, ")
-    assert lines[-1].endswith(" pairs/s, 0.0 minutes left")
+    assert lines[-1].endswith(" pairs/s, 0 s left")
 
 
 def test_pairs_that_cannot_be_read_do_not_shift_the_others(

@@ -1,0 +1,74 @@
+"""Tables of results: drawn by rich on a terminal, and plain aligned text elsewhere."""
+
+import io
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from mtrain.cli.help import uses_color
+
+if TYPE_CHECKING:
+    from mtrain.evaluation.metrics import Score
+
+Rows = Sequence[Sequence[str]]
+
+
+def format_table(
+    rows: Rows, header: Sequence[str] = (), left: Sequence[int] = (0,), indent: int = 2
+) -> Iterator[str]:
+    """Yield the lines of a table for stdout. The columns `left` are aligned on the left and may be wrapped
+    on a terminal; the others, such as numbers, are aligned on the right. A title may have two lines."""
+    if not sys.stdout.isatty():
+        titles = [[title.replace("\n", " ") for title in header]] if header else []
+        yield from _plain([*titles, *rows], left, indent)
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=box.SIMPLE_HEAD if header else None,
+        show_header=bool(header),
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1 if header else 2, 0, 0),
+        header_style="bold",
+    )
+    for index, title in enumerate(header or [""] * len(rows[0])):
+        justify: Literal["left", "right"] = "left" if index in left else "right"
+        table.add_column(Text(title), justify=justify, overflow="fold", no_wrap=index not in left)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    shown = io.StringIO()
+    system: Literal["standard"] | None = "standard" if uses_color(sys.stdout) else None
+    width = shutil.get_terminal_size().columns
+    Console(file=shown, width=width, color_system=system, force_terminal=system is not None).print(
+        Padding(table, (0, 0, 0, indent), expand=False)
+    )
+    yield from (line.rstrip() for line in shown.getvalue().splitlines())
+
+
+def format_scores(scores: "Sequence[Score]") -> Iterator[str]:
+    """Yield the lines of scores for stdout: a table on a terminal, elsewhere as sacreBLEU formats them."""
+    if not sys.stdout.isatty():
+        yield from (f"  {score.detail}" for score in scores)
+        return
+    rows = []
+    for score in scores:
+        title = score.detail.partition("|")[0]
+        value, _, statistics = score.detail.partition(" = ")[2].partition(" ")
+        rows.append([title, value, f"{score.signature}\n{statistics}".strip()])
+    yield from format_table(rows, left=(0, 2))
+
+
+def _plain(rows: Rows, left: Sequence[int], indent: int) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield (" " * indent + "  ".join(cells)).rstrip()
