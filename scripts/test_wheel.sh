@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build a wheel, install it into an empty environment, and run the demo in an empty folder.
+# Build a wheel, install it into an empty environment, and run init and the demo in an empty folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -12,4 +12,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/empty"
 cd "$work/empty"
 "$work/venv/bin/python" -c "import mtrain, sys; sys.exit(mtrain.__file__.startswith('$root'))"
+printf 'One\nTwo\n' > train.en
+printf 'Eins\nZwei\n' > train.de
+"$work/venv/bin/mtrain" init train.en train.de
 "$work/venv/bin/mtrain" demo "$@"

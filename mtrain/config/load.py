@@ -133,7 +133,8 @@ def _read_chain(path: Path) -> list[_ConfigFile]:
             raise UsageError(f"{where}{path}: circular extends: it extends {files[-1].path}")
         seen.append(name)
         if not isinstance(value, dict):
-            raise UsageError(f"{where}{path}: expected sections such as data, model and training")
+            problem = f"{where}{path}: expected sections such as data, model and training"
+            raise UsageError(problem if where else f"{problem}; `mtrain init` writes a config for text files")
         files.append(_ConfigFile(path, {key: item for key, item in value.items() if key != "extends"}, root))
         if "extends" not in value:
             return files

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from mtrain.config.corpora import ParquetCorpus
-from mtrain.config.data import DataConfig
+from pydantic import TypeAdapter
+
+from mtrain.config.corpora import Corpus, ParquetCorpus
 from mtrain.data import Pair
 from mtrain.data.block_check import usable_pairs
 from mtrain.data.choose_sides import Side, Sides
@@ -46,15 +47,18 @@ class Inspected(NamedTuple):
 
 def inspect_corpora(roles: Roles, siblings: Roles, kind: Kind, sides: Sides, quiet: bool) -> Inspected:
     """Inspect all corpora. `siblings` are validation and test files that were found beside the training
-    files; they are used where `roles` has none, and left out with a warning if they cannot be used.
+    files; they are used where `roles` has none, and left out with a warning if they cannot be read.
 
     Raises the errors of `inspect_corpus` for the others.
     """
     train, validation, test = (
         [inspect_corpus(group, kind, sides, quiet) for group in groups] for groups in roles
     )
+    given = {file for groups in roles for group in groups for file in group.files}
     for found, groups in ((validation, siblings.validation), (test, siblings.test)):
         for group in groups if not found else ():
+            if given & {*group.files}:
+                continue
             try:
                 found.append(inspect_corpus(group, kind, sides, quiet))
             except DataError as error:
@@ -67,14 +71,7 @@ def inspect_corpus(group: Group, kind: Kind, sides: Sides, quiet: bool) -> Inspe
 
     Raises DataError if there is no pair, if the sides differ in length, or if many pairs cannot be read.
     """
-    [corpus] = DataConfig.model_validate(
-        {
-            "source_lang": "x",
-            "target_lang": "y",
-            "train": spec_of(group, kind, sides),
-            "validation": {"holdout": 1},
-        }
-    ).train
+    corpus: Corpus = TypeAdapter(Corpus).validate_python(spec_of(group, kind, sides))
     pairs, errors, sample, parsed = 0, list[DataError](), list[Pair](), 0
     with ProgressBar("read", "pairs", quiet=quiet) as progress:
         for number, raw in enumerate(read_blocks(corpus)):

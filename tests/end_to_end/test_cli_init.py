@@ -143,6 +143,8 @@ def test_validation_and_test_files(mtrain):
     data = load_config(CONFIG).data
     assert (data.validation[0].source, data.validation[0].target) == ("test_2016.en", "test_2016.fr")
     assert data.test["val"].source == "val.en"
+    assert mtrain("init", *train, "--test", "val.fr", "--test", "val.en", "-o", "a.yaml")[0] == 0
+    assert "holdout" in Path("a.yaml").read_text()  # not the test files
     assert mtrain("init", *train, "val.fr", "val.en", "--source-lang", "fr")[0] == 0
     assert load_config("fr-en.yaml").data.validation[0].source == "val.fr"
 

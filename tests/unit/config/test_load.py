@@ -249,10 +249,11 @@ def test_the_resolved_config_does_not_extend(write):
         ({"a": "extends: 5\n"}, r"a\.yaml:1: extends: expected the path of another config"),
         ({"a": "extends:\n"}, r"a\.yaml:1: extends: expected the path of another config"),
         ({"b": "seed: [1\n", "a": "extends: b.yaml\n"}, r"b\.yaml:2: not valid YAML"),
-        ({"b": "", "a": "extends: b.yaml\n"}, r"b\.yaml: expected sections"),
+        ({"b": "", "a": "extends: b.yaml\n"}, r"b\.yaml: expected sections such as [^;]*$"),
+        ({"a": "I like oranges.\nShe eats pears.\n"}, r"a\.yaml: expected sections .*; `mtrain init` writes"),
     ],
 )
-def test_a_config_that_cannot_be_extended_is_named_with_its_line(write, texts: dict[str, str], message: str):
+def test_a_file_that_cannot_be_a_config_is_named_with_its_line(write, texts: dict[str, str], message: str):
     with pytest.raises(UsageError, match=message) as caught:
         load_config(write(**texts))
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
