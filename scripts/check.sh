@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Format, lint, types and the default tests, in the environment that setup.sh made. Arguments go to pytest.
-# Three processes of one thread each share the tests, file by file, in the order of their paths: xdist would
-# run the files with the fewest tests last, which are whole trainings. Some tests mostly wait, for a process
-# to be missed, so three processes end earlier than two on two cores.
+# Three processes of one thread each share the tests, file by file, in the order of tests/conftest.py: xdist
+# would run the files with the fewest tests last, which are whole trainings. Some tests mostly wait, for a
+# process to be missed, so three processes end earlier than two on two cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
+unset PYTHONDONTWRITEBYTECODE # else each of the processes that the tests start compiles the package
 $bin/ruff format --check .
 $bin/ruff check .
 $bin/mypy

@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=.venv-lowest
+unset PYTHONDONTWRITEBYTECODE # as in check.sh
 [ -x $venv/bin/python ] || "${PYTHON:-python3}" -m venv $venv
 $venv/bin/python -m pip install --quiet --disable-pip-version-check uv
 $venv/bin/uv pip install --python $venv/bin/python --resolution lowest-direct -e '.[interop,languages,report]'

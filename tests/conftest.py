@@ -24,6 +24,12 @@ keep_freed_memory()  # as the commands do; otherwise page faults take a fifth of
 settings.register_profile("mtrain", deadline=None, derandomize=True)  # the same examples in every run
 settings.load_profile("mtrain")
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with training, whose files take longest, so that none of them is left for the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/unit/training/"))
+
+
 gc.disable()  # until the tests are collected, which creates a million objects that all live on
 
 

@@ -5,9 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -25,8 +22,10 @@ from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.training import loop
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.step import Learner
+from tests.support.cli import start_forked
 from tests.support.faults.damage import damaged_copies
 from tests.support.faults.file_operations import Operation, on_file_operation
+from tests.support.faults.processes import wait, wait_until
 from tests.support.faults.saves import Killed, fail_writes
 from tests.support.training import fit_on_cpu, last_checkpoint, losses, same_weights, with_bleu
 
@@ -389,17 +388,14 @@ def test_12_a_second_signal_acts_at_once(make_config, monkeypatch):
 
 
 def test_12_sigterm_saves_and_the_next_run_resumes(config_file, tmp_path, make_config):
-    command = [sys.executable, "-m", "mtrain", "fit", str(config_file), "--device", "cpu"]
-    command += ["--set", "training.max_steps=100000", "--set", "training.patience=null"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    metrics = tmp_path / "run/metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not metrics.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 143 and "stopped by SIGTERM; saved at step" in stderr
+    job = ["fit", config_file, "--device", "cpu", "--set", "training.max_steps=100000"]
+    with Path(os.devnull).open("r+") as null, (tmp_path / "stderr").open("w") as log:
+        streams = [null.fileno(), null.fileno(), log.fileno()]
+        child = start_forked(*job, "--set", "training.patience=null", streams=streams)
+    assert wait_until(child, (tmp_path / "run/metrics.jsonl").exists) is None
+    os.kill(child, signal.SIGTERM)
+    code, stderr = wait(child).exit_code, (tmp_path / "stderr").read_text()
+    assert code == 143 and "stopped by SIGTERM; saved at step" in stderr
     step = int(last_checkpoint(tmp_path / "run").name.removeprefix("step-"))
     assert f"saved at step {step};" in stderr and step < 100000
     fit_on_cpu(load_config(config_file, [f"training.max_steps={step + 2}"]))

@@ -19,10 +19,10 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 FEW_STEPS = {
-    "training.max_steps": 4,
-    "training.warmup_steps": 2,
+    "training.max_steps": 2,
+    "training.warmup_steps": 1,
     "training.batch_tokens": 512,
-    "training.validate_every": 4,
+    "training.validate_every": 2,
     "tokenizer.vocab_size": 450,
     "model.d_model": 32,
     "model.ffn_dim": 64,

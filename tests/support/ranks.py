@@ -1,5 +1,6 @@
 """Several ranks of a command, as torchrun starts them, but forked from one process, which takes less time."""
 
+import importlib
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ STORE = "MTRAIN_TEST_STORE"  # variable in the environment of ranks: the process
 @contextmanager
 def started_ranks(count: int, work: Callable[[], object], logs: Path | None = None) -> Iterator[list[int]]:
     """Run `work` in `count` processes; yields their ids. What each writes to stderr is in `logs/rank-N`."""
+    importlib.import_module("torch.distributed.fsdp")  # so that no rank spends time on importing it
     with _store() as (port, store):
         children = [
             start(lambda: _as_rank(rank, count, port, store, work), logs and logs / f"rank-{rank}")  # noqa: B023

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from filelock import FileLock
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -96,13 +97,24 @@ def config_file(raw_config: dict[str, Any], tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def run_dir(raw_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run whose model has memorized the eight pairs."""
-    folder = tmp_path_factory.mktemp("runs") / "by-heart"
+    """A finished run whose model has memorized the eight pairs.
+
+    It is trained once for all processes of pytest-xdist, so a test that changes it has to copy it first.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "by-heart"
+    with FileLock(f"{folder}.lock"):
+        if not folder.with_suffix(".done").exists():
+            _memorize(raw_config, folder)
+            folder.with_suffix(".done").touch()
+    return folder
+
+
+def _memorize(raw_config: dict[str, Any], folder: Path) -> None:
     recipe = {"max_steps": 200, "batch_tokens": 512, "validate_every": 100, "checkpoint_every": 100}
     model = {"d_model": 64, "dropout": 0.0, "encoder_layers": 2, "decoder_layers": 2}
     raw = merged(raw_config, str(folder), training={**recipe, "label_smoothing": 0.0}, model=model)
     fit(validate(Config, raw, "test"), device="cpu", quiet=True)
-    return folder
 
 
 def merged(raw: dict[str, Any], run: str, **sections: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """`mtrain average`."""
 
-import subprocess
-import sys
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from mtrain.checkpoint.model_folder import save_model_folder
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.tokenizer.tokenizer import Tokenizer
-from tests.support.cli import one_line
+from tests.support.cli import one_line, run_forked
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +72,11 @@ def test_models_that_cannot_be_averaged_are_named(mtrain, run_dir, relative, tmp
 
 
 def test_a_temporary_file_that_cannot_be_written_is_a_storage_error(run_dir, relative, tmp_path):
-    command = [sys.executable, "-m", "mtrain", "average", run_dir, relative(1), "-o", tmp_path / "mean"]
-    limited = ["bash", "-c", "trap '' XFSZ; ulimit -f 8; exec \"$@\"", "bash", *map(str, command)]
-    done = subprocess.run(limited, capture_output=True, text=True)
-    assert done.returncode == 6 and "cannot write a temporary file: " in one_line(done.stderr)
+    other, limits = relative(1), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))  # bytes
+    try:
+        code, _, err = run_forked("average", run_dir, other, "-o", tmp_path / "mean")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 6 and "cannot write a temporary file: " in one_line(err)
     assert not (tmp_path / "mean").exists()

@@ -81,7 +81,7 @@ def test_translations_do_not_depend_on_the_batch(
     assert len(fixed.tokenizer.encode_source(["a"])[0]) == 1
     count = fixed.decoding.hypotheses
     alone = fixed.with_settings(batch_tokens=1).translate(lines, n_best=count)  # one line at a time
-    for tokens in (100, 1000, 100_000)[count > 1 :]:
+    for tokens in (100, 100_000)[count > 1 :]:
         assert fixed.with_settings(batch_tokens=tokens).translate(lines, n_best=count) == alone
     if "samples" not in settings:  # samples are numbered by line
         assert fixed.translate(lines[::-1], n_best=count) == alone[::-1]

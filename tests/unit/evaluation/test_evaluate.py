@@ -14,12 +14,10 @@ from mtrain.evaluation.metrics import make_metrics, score
 from tests.support.training import PAIRS
 
 
-def test_the_command_line_of_sacrebleu_gives_the_same_score(run_dir, corpus, tmp_path):
+def test_the_command_line_of_sacrebleu_gives_the_same_score(mtrain, run_dir, corpus, tmp_path):
     short = ["decoding.max_length_ratio=0", "decoding.max_length_offset=10"]  # so that BLEU is not 100
     options = f"--device cpu -i {corpus}/train.en --set {short[0]} --set {short[1]}".split()
-    translate = [sys.executable, "-m", "mtrain", "translate", str(run_dir), *options]
-    output = subprocess.run(translate, capture_output=True, check=True).stdout
-    (tmp_path / "out.de").write_bytes(output)
+    assert mtrain("translate", run_dir, *options, "-o", tmp_path / "out.de")[0] == 0
     options = f"{corpus}/train.de -i {tmp_path}/out.de -f json -w 6".split()
     command = [sys.executable, "-m", "sacrebleu", *options]
     theirs = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
@@ -29,7 +27,7 @@ def test_the_command_line_of_sacrebleu_gives_the_same_score(run_dir, corpus, tmp
     assert 10 < ours.score < 99 and ours.score == pytest.approx(theirs["score"], abs=1e-6)
     assert theirs["signature"] in ours.signature
     references = read_references([corpus / "train.de"], "out.de", len(PAIRS))
-    assert score(output.decode().splitlines(), references, metrics) == [ours]
+    assert score((tmp_path / "out.de").read_text().splitlines(), references, metrics) == [ours]
 
 
 def test_configured_test_sets_are_translated_and_scored(run_dir):

@@ -48,10 +48,10 @@ def train(parts, ranks: Ranks, shares, steps: int, **recipe) -> dict[str, torch.
 @pytest.mark.parametrize(
     ("dtype", "steps", "recipe"),
     [
-        (torch.float64, 12, {"ema_decay": 0.9}),
-        (torch.float32, 12, {"clip_norm": 1.0}),
-        (torch.float64, 12, {"ema_decay": 0.9, "clip_norm": 0.1, "parallel": "fsdp"}),
-        (torch.float32, 12, {"clip_norm": 1.0, "parallel": "fsdp"}),
+        (torch.float64, 8, {"ema_decay": 0.9}),
+        (torch.float32, 8, {"clip_norm": 1.0}),
+        (torch.float64, 5, {"ema_decay": 0.9, "clip_norm": 0.1, "parallel": "fsdp"}),
+        (torch.float32, 5, {"clip_norm": 1.0, "parallel": "fsdp"}),
         (torch.float64, 5, {"freeze": ["encoder", "embeddings"], "r_drop": 5.0, "parallel": "fsdp"}),
         pytest.param(torch.float64, 50, {"ema_decay": 0.9}, marks=pytest.mark.slow),
         pytest.param(torch.float32, 50, {}, marks=pytest.mark.slow),

@@ -30,7 +30,7 @@ FSDP = ("--set", "training.parallel=fsdp")
 def whole(tmp_path_factory) -> Path:
     """A run of two ranks that share the weights."""
     folder = tmp_path_factory.mktemp("ranks")
-    assert exit_codes(run_ranks(2, fit_command(folder / "whole", 12, *FSDP), folder)) == [0, 0], read_logs(
+    assert exit_codes(run_ranks(2, fit_command(folder / "whole", 7, *FSDP), folder)) == [0, 0], read_logs(
         folder
     )
     return folder / "whole"
@@ -39,7 +39,7 @@ def whole(tmp_path_factory) -> Path:
 def test_checkpoints_are_those_of_other_runs(whole, tmp_path):
     """They resume exactly on as many ranks, and those of one kind of run resume as the other kinds."""
     ddp = tmp_path / "ddp"
-    assert exit_codes(run_ranks(2, fit_command(ddp, 12), tmp_path)) == [0, 0], read_logs(tmp_path)
+    assert exit_codes(run_ranks(2, fit_command(ddp, 7), tmp_path)) == [0, 0], read_logs(tmp_path)
     for file in ("model", "average", "optimizer"):
         one, other = (load_file(last_checkpoint(run) / f"{file}.safetensors") for run in (whole, ddp))
         assert {name: tensor.shape for name, tensor in one.items()} == {n: t.shape for n, t in other.items()}
@@ -48,10 +48,10 @@ def test_checkpoints_are_those_of_other_runs(whole, tmp_path):
         if not name.endswith("query_key_value.bias"):  # their gradient for keys is 0 but for rounding
             torch.testing.assert_close(found, tensor, rtol=1e-4, atol=1e-5)
     half = tmp_path / "half"
-    assert exit_codes(run_ranks(2, fit_command(half, 6, *FSDP), tmp_path)) == [0, 0], read_logs(tmp_path)
+    assert exit_codes(run_ranks(2, fit_command(half, 4, *FSDP), tmp_path)) == [0, 0], read_logs(tmp_path)
     for count, more in ((2, FSDP), (2, ()), (1, FSDP)):
         run = Path(shutil.copytree(half, tmp_path / "resumed", dirs_exist_ok=True))
-        assert exit_codes(run_ranks(count, fit_command(run, 12, *more), tmp_path)) == [0] * count
+        assert exit_codes(run_ranks(count, fit_command(run, 7, *more), tmp_path)) == [0] * count
         is_same = (count, more) == (2, FSDP)
         assert result_of(run) == result_of(whole) or not is_same, read_logs(tmp_path)
         assert ("not bit-identically" in read_logs(tmp_path)[0]) == (not is_same)
@@ -77,17 +77,17 @@ def test_memory_that_runs_out_ends_all_ranks_and_limits_the_next_start(tmp_path,
 
     def fail(source, _):
         calls.append(1)
-        if os.environ["RANK"] == "1" and len(calls) == 16 and len(source) > 1:
+        if os.environ["RANK"] == "1" and len(calls) == 12 and len(source) > 1:
             raise MemoryError
 
     on_training_forward(fail)
-    train = fit_command(run, 12, *FSDP, "--set", "training.micro_batch_tokens=auto")
+    train = fit_command(run, 8, *FSDP, "--set", "training.micro_batch_tokens=auto")
     assert exit_codes(run_ranks(2, train, tmp_path)) == [7, 8], read_logs(tmp_path)
     logs = read_logs(tmp_path)
     assert "rank 1 on " in logs[0] and "ended: out of memory; run the same command again" in logs[0]
     assert "cannot save: the other ranks have parts of the weights" in logs[0]
     limit = read_limit(run, 512)
-    calls.extend([1] * 16)
+    calls.extend([1] * 12)
     assert exit_codes(run_ranks(2, train, tmp_path)) == [0, 0], read_logs(tmp_path)
     assert open_checkpoint(last_checkpoint(run)).state.max_micro_batch_positions == limit < 1024
 
@@ -107,7 +107,7 @@ def test_a_rank_that_is_killed_is_named(tmp_path, monkeypatch):
 
 
 def test_what_it_cannot_do_is_an_error(parts):
-    from mtrain.training.sharded import ShardedLearner  # importing FSDP takes half a second
+    from mtrain.training.sharded import ShardedLearner  # the import takes half a second
 
     config, model, *_ = parts
     recipe = config.training.model_copy(update={"parallel": "fsdp", "compile": "on"})
