@@ -200,21 +200,25 @@ class Loader:
 
     def largest(self, window: Window) -> list[Batch]:
         """The batches that need the most memory: the one with the most padded tokens, and the one with the
-        largest attention matrices. The former is from this window. So is the latter, unless there are other
-        windows: then it is a batch of the longest possible pairs, which these may contain."""
+        largest attention matrices, unless that is the same. The former is from this window. So is the latter,
+        unless there are other windows: then it is a batch of the longest possible pairs, which these may
+        contain."""
         corpus, plan = window.corpus, window.plan
         micro_batches = [rows for step in plan.steps for rows in step if len(rows)]
         if not micro_batches:  # the other ranks have all pairs of the window
             return []
+        several = window.share < 1
+        length, budget = self.config.data.max_length, self.micro_batch_tokens
+        longest_pairs = [Batch.of_size(max(1, budget // length), length)] if several else []
+        if several and longest_pairs[0].source.numel() >= budget:  # no batch has more tokens
+            return longest_pairs
         sizes = [
             (len(rows), int(corpus.source_lengths[rows].max()), int(corpus.target_lengths[rows].max()))
             for rows in micro_batches
         ]
         linear = max(range(len(micro_batches)), key=lambda i: sizes[i][0] * (sizes[i][1] + sizes[i][2]))
-        if window.share < 1:
-            longest = self.config.data.max_length
-            longest_pairs = Batch.of_size(max(1, self.micro_batch_tokens // longest), longest)
-            return [self.batch(micro_batches[linear], corpus), longest_pairs]
+        if several:
+            return [self.batch(micro_batches[linear], corpus), *longest_pairs]
         square = max(range(len(micro_batches)), key=lambda i: sizes[i][0] * max(sizes[i][1:]) ** 2)
         return [self.batch(micro_batches[i], corpus) for i in dict.fromkeys((linear, square))]
 

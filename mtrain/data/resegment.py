@@ -4,6 +4,7 @@ Sampling is pure Python, so it would slow down training in the same process: thr
 interpreter lock. Many pairs are therefore segmented in worker processes.
 """
 
+import os
 import random
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -27,6 +28,9 @@ from mtrain.worker_messages import Answer, Message, Receive
 from mtrain.worker_messages import serve as serve_tasks
 
 BLOCK = 10_000  # rows that are segmented at a time
+# The priority of worker processes is lower than that of training on the same cores: the next window is needed
+# later. While training waits for a window, the cores are free.
+_NICE = 10
 Sides = tuple[Rows, Rows]  # source, target
 Key = tuple[int, ...]  # the epoch or, if it has several windows, the epoch and the window
 Cancelled = Callable[[], bool]  # whether the result is no longer needed
@@ -148,6 +152,8 @@ def _from_message(message: Message) -> Sides:
 
 def serve() -> None:
     """The worker process: segment blocks until the pipe is closed."""
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(_NICE)
     serve_tasks(_prepare)
 
 

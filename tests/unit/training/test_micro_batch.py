@@ -169,8 +169,10 @@ def test_the_largest_micro_batches_are_found_for_very_long_sentences(make_config
     most, longest = loader.largest(Window(corpus, plan, share=0.5))  # there are longer pairs elsewhere
     length = config.data.max_length
     assert most.rows == many and longest.source.shape == (60_000 // length, length)
-    loader.micro_batch_tokens = length - 1
-    assert loader.largest(Window(corpus, plan, share=0.5))[1].source.shape == (1, length)
+    for tokens, rows in ((7 * length, 7), (length - 1, 1)):  # then no batch has more tokens
+        loader.micro_batch_tokens = tokens
+        [longest] = loader.largest(Window(corpus, plan, share=0.5))
+        assert longest.source.shape == longest.labels.shape == (rows, length)
 
 
 def test_automatic_micro_batches_depend_on_memory_and_given_sizes_are_kept(make_config, set_memory):
