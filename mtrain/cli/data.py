@@ -31,16 +31,17 @@ def check(
     from dataclasses import asdict
 
     from mtrain.config.load import load_config
-    from mtrain.data.check_report import format_report, list_warnings
+    from mtrain.data.check_report import check_data, format_report, list_warnings
+    from mtrain.data.raw_files import RawFiles
     from mtrain.data.same_inputs import check_corpora
-    from mtrain.data.scan import CorpusScanner, check_data
+    from mtrain.data.scan import CorpusScanner
     from mtrain.training.prepare_tokenizer import existing_tokenizer
     from mtrain.training.resolve_config import resolve_config
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))
     check_corpora(loaded.data)
     scanner = CorpusScanner(
-        loaded.data, loaded.seed, check=True, strict=False, quiet=quiet, for_tokenizer=False
+        RawFiles(loaded.data), loaded.seed, check=True, strict=False, quiet=quiet, for_tokenizer=False
     )
     loaded, _ = resolve_config(loaded, scanner)
     findings = check_data(loaded.data, existing_tokenizer(loaded), scanner)

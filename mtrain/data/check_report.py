@@ -1,10 +1,10 @@
-"""The findings of a data check as text: warnings and a report."""
+"""Runs a data check, and shows its findings as text: warnings and a report."""
 
 import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +12,9 @@ from pydantic import TypeAdapter
 
 from mtrain.config.data import DataConfig
 from mtrain.data.block_check import LENGTH_BINS, RATIO_BINS
-from mtrain.data.check import Findings
-from mtrain.data.scan import CorpusScanner, check_data
+from mtrain.data.check import Findings, segment
+from mtrain.data.raw_files import RawFiles
+from mtrain.data.scan import CorpusScanner
 from mtrain.data.summary import read_summary
 from mtrain.duration import format_duration
 from mtrain.errors import ModelError, StorageError
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 CHECK = "check.json"  # in the data folder: the findings, for `mtrain report`
 _MANY = 0.01  # share of suspicious pairs or tokens that causes a warning
+_SEGMENTED = 20_000  # maximum number of pairs that a check segments
 _REPEATED = 0.1  # share of repeated pairs that causes a warning
 _BAR = 40  # characters of the longest bar
 
@@ -37,6 +39,25 @@ class _Record:
 
 
 _RECORD, _FINDINGS = TypeAdapter(_Record), TypeAdapter(Findings)
+
+
+def check_data(
+    data: DataConfig, tokenizer: Tokenizer | None = None, scanner: CorpusScanner | None = None
+) -> Findings:
+    """Check every corpus of a config, and the tokenizer on a sample of the training pairs.
+
+    `scanner` must have been made with `check`. Raises DataError if a corpus is missing or its sides differ in
+    length; unreadable lines are counted, if `scanner` is not strict.
+    """
+    scanner = scanner or CorpusScanner(RawFiles(data), seed=0, check=True, strict=False, for_tokenizer=False)
+    scan = scanner.result
+    findings = scan.findings
+    assert findings is not None, "`scanner` must be made with check=True"
+    usable = (pair for pair in scan.text.pairs() if pair.source.strip() and pair.target.strip())
+    if tokenizer is not None and (count := min(findings.sets["train"].usable, len(scan.text))):
+        sample = list(islice(usable, 0, None, -(-count // _SEGMENTED)))
+        findings.segmentation = segment(sample, tokenizer, data.max_length)
+    return findings
 
 
 def log_warnings(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> Findings:

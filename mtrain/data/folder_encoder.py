@@ -23,7 +23,6 @@ from mtrain.data.same_inputs import has_same_pairs, require_same_text
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.shard_writer import ShardWriter
 from mtrain.data.shards import BUCKET, LAYOUT, MAX_BUCKETS, SHARD, Shard, ShardInfo, shard_file
-from mtrain.data.sources import write_digests
 from mtrain.data.summary import Inputs, Summary, inputs_of, read_summary, remove_summary, write_summary
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.processes import count_cores
@@ -91,7 +90,7 @@ class FolderEncoder(NamedTuple):
             pairs, digest = previous["pairs"], previous["validation_sha256"]
         else:
             pairs, digest = self.scanner.result.pairs, write_validation(folder, self._draw_validation())
-        write_digests(folder, self.scanner.digests, self.scanner.stamps, self.scanner.started)
+        self.scanner.files.record_digests(folder)
         summary = {"fingerprint": inputs.fingerprint, "layout": LAYOUT, "inputs": inputs._asdict()}
         buckets = min(max(1, -(-pairs // BUCKET)), MAX_BUCKETS)
         summary |= {"pairs": pairs, "buckets": buckets, "validation_sha256": digest}
@@ -103,7 +102,7 @@ class FolderEncoder(NamedTuple):
             validation = self.scanner.result.held_out
         else:
             validation = list(good_pairs(data.validation, data.bad_lines))
-            self.scanner.require_unchanged(data.validation)
+            self.scanner.files.require_unchanged(data.validation)
         if not validation:
             raise DataError("data.validation has no pairs; give another corpus, or {holdout: N}")
         return validation
@@ -119,10 +118,10 @@ class FolderEncoder(NamedTuple):
             return
         data, contents = self.data, self.inputs.contents
         if isinstance(data.validation, Holdout):
-            require_same_text(data.train, contents, self.scanner.digests, problem)
+            require_same_text(data.train, contents, self.scanner.files.digests, problem)
         else:
             contents = contents[len(data.train) :]
-            require_same_text(data.validation, contents, self.scanner.digests, problem)
+            require_same_text(data.validation, contents, self.scanner.files.digests, problem)
         log.warning("%s; drawing the validation pairs again", problem)
         digest = summary["validation_sha256"]
         if write_validation(self.folder, self._draw_validation(), digest) != digest:
@@ -132,7 +131,7 @@ class FolderEncoder(NamedTuple):
         """Replace damaged shards by shards with the same contents."""
         contents = self.inputs.contents[: len(self.data.train)]
         problem = next(iter(damaged.values()))
-        require_same_text(self.data.train, contents, self.scanner.digests, problem)
+        require_same_text(self.data.train, contents, self.scanner.files.digests, problem)
         for reason in damaged.values():
             log.warning("%s; encoding this shard again", reason)
         entries = summary["shards"]

@@ -10,10 +10,11 @@ from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.data_folder import Contents, open_contents, remove_obsolete
 from mtrain.data.folder_encoder import FolderEncoder, format_counts
+from mtrain.data.raw_files import RawFiles
 from mtrain.data.resegment import Resegmenter
 from mtrain.data.same_inputs import has_same_settings, hashes_of_missing, require_same_inputs
 from mtrain.data.scan import CorpusScanner
-from mtrain.data.sources import read_digests, write_digests
+from mtrain.data.sources import read_digests
 from mtrain.data.summary import Inputs, Summary, find_summary, inputs_of, read_summary
 from mtrain.data.suspects import read_suspects, remove_suspects
 from mtrain.data.windows import ONE_WINDOW, WindowedCorpus, WindowLayout
@@ -51,9 +52,8 @@ def make_scanner(
     if data.folder is not None and (inputs := inputs_of(summary)):
         seed = inputs.seed
     missing, folders = hashes_of_missing(data, summary), (folder, run_dir / "data")
-    given: dict[str, Any] = {"data_folders": folders, "missing": missing}
-    given |= {"workers": workers, "quiet": quiet, "for_tokenizer": for_tokenizer}
-    return CorpusScanner(data, seed, run_dir, check, **given)
+    files = RawFiles(data, folders, missing)
+    return CorpusScanner(files, seed, run_dir, check, True, workers, quiet, for_tokenizer)
 
 
 def prepare_data(
@@ -105,8 +105,8 @@ def prepare_data(
         remove_suspects(run_dir)
     if not shared:  # a shared folder has only been used for the same corpora
         remove_obsolete(folder, len(contents.shards))
-    if scanner.digests.items() - read_digests(folder).items():
-        write_digests(run_dir / "data", scanner.digests, scanner.stamps, scanner.started)
+    if scanner.files.digests.items() - read_digests(folder).items():
+        scanner.files.record_digests(run_dir / "data")
     train = _make_corpus(contents, buckets, data, tokenizer, seed, run_dir)
     size = f"{len(train):,} training pairs (dropped: {format_counts(summary['dropped']) or 'none'})"
     log.info("data: %s, %s validation pairs", size, f"{len(contents.validation):,}")
@@ -164,7 +164,7 @@ def _make_corpus(
 
 
 def _describe_inputs(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> Inputs:
-    return Inputs(_describe_settings(data, tokenizer, scanner.seed), scanner.content_hashes)
+    return Inputs(_describe_settings(data, tokenizer, scanner.seed), scanner.files.content_hashes)
 
 
 def _describe_settings(data: DataConfig, tokenizer: Tokenizer, seed: int) -> dict[str, Any]:

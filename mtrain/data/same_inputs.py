@@ -10,7 +10,7 @@ from mtrain.config.data import DataConfig
 from mtrain.data.corpus import content_hash
 from mtrain.data.corpus_files import files_of, name_of
 from mtrain.data.lines import Digests
-from mtrain.data.scan import CorpusScanner, train_and_validation
+from mtrain.data.raw_files import RawFiles, train_and_validation
 from mtrain.data.summary import CURE, Inputs, Summary, find_summary, inputs_of
 from mtrain.errors import DataError, UsageError
 
@@ -112,14 +112,14 @@ def require_same_text(
             raise DataError(f"{problem}; to repair it, restore the corpus ({reason})")
 
 
-def has_same_text(data: DataConfig, folder: Path, scanner: CorpusScanner) -> bool:
+def has_same_text(data: DataConfig, folder: Path, files: RawFiles) -> bool:
     """Whether a data folder was begun from the text of a run. A shared folder must have been, which
     `require_same_inputs` ensures."""
     inputs = inputs_of(find_summary(folder, data.folder is not None)[0])
     if inputs is None or data.folder is not None:
         return inputs is not None
     return _is_same_text(inputs.settings["data"], _settings_of(data)) and (
-        inputs.contents == scanner.content_hashes
+        inputs.contents == files.content_hashes
     )
 
 

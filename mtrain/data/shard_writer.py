@@ -52,7 +52,7 @@ class ShardWriter:
                 if task.is_last:
                     self._infos[task.shard] = self._write(task, blocks)
                     blocks = []
-        self._scanner.require_unchanged(self._corpora)  # a shorter corpus has fewer shards
+        self._scanner.files.require_unchanged(self._corpora)  # a shorter corpus has fewer shards
         return [info for _, info in sorted(self._infos.items())]
 
     def _missing(self, by_range: bool) -> Iterator[EncodingTask]:
@@ -118,6 +118,6 @@ class ShardWriter:
         )
         buckets = buckets_of(numbers, self._seed, corpus, self._buckets)
         file = shard_file(self._folder, last.shard)
-        self._scanner.require_unchanged([self._corpora[corpus]])
+        self._scanner.files.require_unchanged([self._corpora[corpus]])
         write_shard(file, sides, numbers - first, buckets, info, self._replaced.get(last.shard))
         return info

@@ -19,6 +19,7 @@ from mtrain.config.training import TrainingConfig
 from mtrain.data.data_folder import find_data_folder
 from mtrain.data.loader import Step
 from mtrain.data.prepare_data import open_prepared
+from mtrain.data.raw_files import RawFiles
 from mtrain.data.same_inputs import check_corpora
 from mtrain.data.scan import CorpusScanner
 from mtrain.device import (
@@ -85,7 +86,7 @@ def plan(
     """
     data, device = config.data, find_hardware(hardware)
     check_corpora(data, find_data_folder(data, Path(config.run_dir)))
-    scanner = CorpusScanner(data, config.seed, strict=False, quiet=quiet)
+    scanner = CorpusScanner(RawFiles(data), config.seed, strict=False, quiet=quiet)
     config, initial_model = resolve_config(config, scanner)
     tokenizer = existing_tokenizer(config) if initial_model is None else initial_model.tokenizer
     lengths = _find_lengths(config, scanner, tokenizer)

@@ -118,7 +118,7 @@ def _prepare_run(
     inputs = config.data, folder, run_dir, config.seed
     options = workers, quiet, learns_tokenizer(config)
     scanner = make_scanner(*inputs, False, *options)
-    check = config.data.check and not has_same_text(config.data, folder, scanner)
+    check = config.data.check and not has_same_text(config.data, folder, scanner.files)
     if check:
         scanner = make_scanner(*inputs, True, *options)
     config, initial_model = resolve_config(config, scanner)

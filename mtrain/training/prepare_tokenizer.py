@@ -11,6 +11,7 @@ from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.data_folder import find_data_folder, shared_tokenizer
 from mtrain.data.prepare_data import make_scanner
+from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.summary import CURE
 from mtrain.errors import ModelError, UsageError
@@ -68,14 +69,14 @@ def prepare_tokenizer(
     learned with other settings, or if checkpoints need the one that `force` would replace; ModelError if
     checkpoints need a tokenizer that is missing.
     """
-    scanner = scanner or CorpusScanner(config.data, config.seed, Path(config.run_dir))
+    scanner = scanner or CorpusScanner(RawFiles(config.data), config.seed, Path(config.run_dir))
     run_dir, settings = Path(config.run_dir), config.tokenizer
     folder, shared = run_dir / "tokenizer", shared_tokenizer(config.data)
     learned_from = folder / "learnt-from.json"
     trained = bool(checkpoint_folders(run_dir))
 
     def hashes() -> str:
-        return json.dumps(scanner.training_hashes) + "\n"
+        return json.dumps(scanner.files.training_hashes) + "\n"
 
     if force and trained:
         raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")

@@ -28,6 +28,7 @@ from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.data.data_folder import shared_tokenizer
+from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
 from mtrain.device import resolve_device
 from mtrain.errors import ModelError, UsageError
@@ -125,7 +126,7 @@ def _choose_vocab_size(config: Config, scanner: CorpusScanner | None, learn_agai
     folder = own if (own / "config.yaml").exists() else shared
     if folder and not learn_again:  # the corpus need not be read to count its pairs
         return _inherit(config, {"tokenizer": {"vocab_size": tokenizer_settings(folder).vocab_size}})
-    pairs = (scanner or CorpusScanner(config.data, config.seed, strict=False)).result.pairs
+    pairs = (scanner or CorpusScanner(RawFiles(config.data), config.seed, strict=False)).result.pairs
     tokens = pairs * TOKENS_PER_PAIR
     speed = assumed_speed(resolve_device("auto").type)
     planned = Budget.of(config.training).tokens(CorpusSize(pairs, tokens, tokens, 0), speed)

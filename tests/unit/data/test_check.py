@@ -14,8 +14,9 @@ from mtrain.config.corpora import Holdout
 from mtrain.config.load import Config
 from mtrain.data import check
 from mtrain.data.check import Counts, Leak
-from mtrain.data.check_report import format_report, list_warnings
-from mtrain.data.scan import CorpusScanner, check_data
+from mtrain.data.check_report import check_data, format_report, list_warnings
+from mtrain.data.raw_files import RawFiles
+from mtrain.data.scan import CorpusScanner
 from mtrain.data.scripts import ScriptFilter, script_of
 from mtrain.training.fit import make_trainer
 from mtrain.training.prepare_tokenizer import prepare_tokenizer
@@ -123,7 +124,7 @@ def test_pairs_like_held_out_ones_that_remain_in_training_are_a_leak(corpora):
     assert found.leaks == {"validation": Leak(), "news": Leak()}
     copies = [(source.upper(), target) for source, target in GOOD]
     corpora([*copies, *GOOD])
-    scanner = CorpusScanner(holdout, seed=0, check=True)
+    scanner = CorpusScanner(RawFiles(holdout), seed=0, check=True)
     drawn = Counter(pair.source.casefold() for pair in scanner.result.held_out)
     leaked = list(drawn.values()).count(1)  # of the others, both spellings were drawn
     found = check_data(holdout, scanner=scanner)

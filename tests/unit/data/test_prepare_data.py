@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from mtrain import processes
 from mtrain.data import Pair, resegment, shard_writer
 from mtrain.data.prepare_data import prepare_data
+from mtrain.data.raw_files import RawFiles
 from mtrain.data.samples import HoldoutSampler, draw_candidates
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.sources import read_digests, stamps_of, write_digests
@@ -166,8 +167,8 @@ def test_a_file_that_changes_before_it_is_encoded_is_an_error(
     data, file = config(tmp_path), tmp_path / name
     expected = rows(prepare_data(data, tokenizer, tmp_path / "expected", seed=1))
     content = file.read_bytes()
-    scanner = CorpusScanner(data, 1, tmp_path)
-    assert scanner.result.pairs == len(TOY) and scanner.content_hashes
+    scanner = CorpusScanner(RawFiles(data), 1, tmp_path)
+    assert scanner.result.pairs == len(TOY) and scanner.files.content_hashes
     time.sleep(0.05)  # the times of files have a resolution of some milliseconds
     file.write_bytes(content.replace(b"a", b"b"))
     with pytest.raises(DataError, match=f"{name}: changed while it was encoded; run again"):
@@ -284,7 +285,7 @@ def test_every_input_changes_the_fingerprint(tmp_path: Path, tokenizer: Tokenize
 def test_pairs_that_were_counted_are_not_read_to_count_them_again(tmp_path, tokenizer: Tokenizer, validation):
     first = prepare_data(config(tmp_path, validation=validation), tokenizer, tmp_path / "data", seed=1)
     data = config(tmp_path, validation=validation, max_length=100)
-    scanner = CorpusScanner(data, 1)
+    scanner = CorpusScanner(RawFiles(data), 1)
     second = prepare_data(data, tokenizer, tmp_path / "data", seed=1, scanner=scanner)
     assert "result" not in vars(scanner)
     assert rows(second) == rows(first) and second.validation == first.validation

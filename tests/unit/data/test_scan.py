@@ -15,9 +15,11 @@ from mtrain import progress_bar
 from mtrain.config.corpora import ToyCorpus
 from mtrain.data import Pair, samples, scan
 from mtrain.data.check import Counts
+from mtrain.data.check_report import check_data
 from mtrain.data.corpus import content_hash, read_corpus
+from mtrain.data.raw_files import RawFiles
 from mtrain.data.samples import TextSample, sample_block
-from mtrain.data.scan import CorpusScanner, check_data
+from mtrain.data.scan import CorpusScanner
 from mtrain.errors import DataError, StorageError
 from mtrain.storage import temporary
 from tests.support.corpora import block_of, corpus
@@ -114,13 +116,13 @@ def test_hashes_computed_while_reading_equal_those_of_the_files(tmp_path: Path, 
         compress(b"\xef\xbb\xbf" + (b"a " * 25 + b"\tb\r\n") * 10_000 + b"no newline\tat the end")
     )
     data = config(tmp_path, {"tsv": str(file)})
-    scanner = CorpusScanner(data, seed=1, check=True)
+    scanner = CorpusScanner(RawFiles(data), seed=1, check=True)
     assert scanner.result.pairs == 10_001
-    assert scanner.digests.keys() == {file, tmp_path / "validation.tsv"}
-    assert scanner.content_hashes == [content_hash(each) for each in (*data.train, *data.validation)]
-    assert scanner.training_hashes == scanner.content_hashes[:1]
-    unread = CorpusScanner(data, seed=1)
-    assert unread.content_hashes == scanner.content_hashes
+    assert scanner.files.digests.keys() == {file, tmp_path / "validation.tsv"}
+    assert scanner.files.content_hashes == [content_hash(each) for each in (*data.train, *data.validation)]
+    assert scanner.files.training_hashes == scanner.files.content_hashes[:1]
+    unread = CorpusScanner(RawFiles(data), seed=1)
+    assert unread.files.content_hashes == scanner.files.content_hashes
 
 
 def test_a_file_that_was_not_read_to_its_end_has_no_hash(tmp_path: Path):
@@ -133,9 +135,11 @@ def test_a_file_that_was_not_read_to_its_end_has_no_hash(tmp_path: Path):
 
 def test_the_bundled_corpus_needs_no_file(tmp_path: Path):
     data = config(tmp_path, {"toy": "test"}, {"toy": "validation"})
-    scanner = CorpusScanner(data, seed=1)
-    assert scanner.result.pairs == 300 and scanner.digests == {}
-    assert scanner.content_hashes == [content_hash(ToyCorpus(toy=split)) for split in ("test", "validation")]
+    scanner = CorpusScanner(RawFiles(data), seed=1)
+    assert scanner.result.pairs == 300 and scanner.files.digests == {}
+    assert scanner.files.content_hashes == [
+        content_hash(ToyCorpus(toy=split)) for split in ("test", "validation")
+    ]
 
 
 # ------------------------------------------------------------------------------------------- unreadable pairs
@@ -145,9 +149,9 @@ def test_an_unreadable_pair_ends_a_strict_scan_unless_skipped(tmp_path: Path):
     (tmp_path / "t.tsv").write_bytes(b"a\tb\ncaf\xe9\tbad\nc\td\n")
     train = {"tsv": str(tmp_path / "t.tsv")}
     with pytest.raises(DataError, match=r"t\.tsv:2: not valid UTF-8 .*; fix it, or set data\.bad_lines"):
-        CorpusScanner(config(tmp_path, train), seed=1).result  # noqa: B018
+        CorpusScanner(RawFiles(config(tmp_path, train)), seed=1).result  # noqa: B018
     for data, strict in ((config(tmp_path, train), False), (config(tmp_path, train, bad_lines="skip"), True)):
-        result = CorpusScanner(data, seed=1, strict=strict).result
+        result = CorpusScanner(RawFiles(data), seed=1, strict=strict).result
         assert result.pairs == 2 and list(result.text.pairs()) == [("a", "b"), ("c", "d")]
 
 
@@ -185,10 +189,12 @@ def test_the_result_does_not_depend_on_the_number_of_processes(
     data = config(tmp_path, various_corpora(tmp_path), validation, test={"news": {"toy": "test"}})
     results = []
     for workers in (1, 2):
-        scanner = CorpusScanner(data, 1, check=True, strict=False, workers=workers)
+        scanner = CorpusScanner(RawFiles(data), 1, check=True, strict=False, workers=workers)
         found = scanner.result
         assert 100 < len(found.text) < found.pairs
-        results.append((found.pairs, found.held_out, found.findings, [*found.text.pairs()], scanner.digests))
+        results.append(
+            (found.pairs, found.held_out, found.findings, [*found.text.pairs()], scanner.files.digests)
+        )
     assert results[0] == results[1]
     findings = results[0][2]
     assert findings.sets["train"] == Counts(usable=664, empty=1, bad=24) and findings.duplicates > 300
@@ -200,7 +206,9 @@ def test_the_result_does_not_depend_on_the_number_of_processes(
 def test_the_first_unreadable_pair_is_reported(tmp_path: Path, small_blocks, workers: int):
     lines = ["bad\n" if i in (70, 150) else f"{source}\t{target}\n" for i, (source, target) in enumerate(TOY)]
     (tmp_path / "t.tsv").write_text("".join(lines), encoding="utf-8")
-    scanner = CorpusScanner(config(tmp_path, {"tsv": str(tmp_path / "t.tsv")}), seed=1, workers=workers)
+    scanner = CorpusScanner(
+        RawFiles(config(tmp_path, {"tsv": str(tmp_path / "t.tsv")})), seed=1, workers=workers
+    )
     with pytest.raises(
         DataError, match=r"t\.tsv:71: 1 column\(s\); at least 2 expected; fix it, or set data"
     ):
@@ -246,7 +254,7 @@ def test_temporary_files_that_cannot_be_written_are_a_storage_error(tmp_path: Pa
     monkeypatch.setattr(temporary, "IN_MEMORY", 100)
     folder = tmp_path / "missing"
     with pytest.raises(StorageError, match=f"^{folder}: cannot write temporary files: No such file"):
-        CorpusScanner(config(tmp_path), 1, folder).result  # noqa: B018
+        CorpusScanner(RawFiles(config(tmp_path)), 1, folder).result  # noqa: B018
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -258,7 +266,7 @@ def test_the_remaining_time_is_estimated_from_the_sizes_of_plain_files(
     text = "".join(f"{i:03}\tpair\n" for i in range(100)).encode()
     file = tmp_path / ("t.tsv.gz" if compressed else "t.tsv")
     file.write_bytes(gzip.compress(text) if compressed else text)
-    CorpusScanner(config(tmp_path, {"tsv": str(file)}), seed=1).result  # noqa: B018
+    CorpusScanner(RawFiles(config(tmp_path, {"tsv": str(file)})), seed=1).result  # noqa: B018
     found = [message for message in caplog.messages if message.startswith("data: read ")]
     assert len(found) == 5 and all((" of about 100 pairs" in message) != compressed for message in found)
 
@@ -272,7 +280,7 @@ def test_a_check_segments_at_most_20000_pairs(tmp_path: Path, tokenizer):
 def test_the_sample_is_small_unless_a_tokenizer_is_learned_from_it(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(scan, "CHECKED_CHARACTERS", 5_000)
     data = config(tmp_path)
-    small = CorpusScanner(data, seed=1, for_tokenizer=False).result.text
+    small = CorpusScanner(RawFiles(data), seed=1, for_tokenizer=False).result.text
     assert 20 < len(small) < 200
     assert sum(len(source + target) for source, target in small.pairs()) <= 5_000
-    assert list(CorpusScanner(data, seed=1).text.pairs()) == TOY
+    assert list(CorpusScanner(RawFiles(data), seed=1).text.pairs()) == TOY

@@ -29,6 +29,7 @@ from mtrain.data.corpus import content_hash
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.prepare_data import PreparedData, prepare_data
 from mtrain.data.raw_blocks import read_blocks
+from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.shards import Shard, buckets_of, shard_file
 from mtrain.data.summary import read_summary, write_summary
@@ -653,7 +654,7 @@ def test_several_files_are_encoded_like_one(tmp_path: Path, tokenizer: Tokenizer
 
 def test_a_bad_line_found_by_a_process_is_an_error(tmp_path: Path, tokenizer: Tokenizer, small):
     data = config(tmp_path, bad_lines="skip")
-    scanner = CorpusScanner(data, seed=1)
+    scanner = CorpusScanner(RawFiles(data), seed=1)
     assert scanner.result.pairs == 300
     file = Path(data.train[0].tsv)
     file.write_bytes(file.read_bytes().replace(b"\t", b" ", 1))  # while the corpus is prepared

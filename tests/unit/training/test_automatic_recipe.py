@@ -11,6 +11,7 @@ import yaml
 from mtrain.config.presets import SIZES
 from mtrain.config.recipe import AUTOMATIC
 from mtrain.config.schema import Config
+from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -159,9 +160,9 @@ def test_an_existing_tokenizer_keeps_its_size_when_the_automatic_one_changes(mak
     assert size > 1_000
     (tmp_path / "train.tsv").write_text("".join(lines[:1_500]))
     assert resolve_config(config, learn_again=True)[0].tokenizer.vocab_size == 1_000
-    scanner = CorpusScanner(config.data, config.seed)
+    scanner = CorpusScanner(RawFiles(config.data), config.seed)
     assert resolve_config(config, scanner)[0].tokenizer.vocab_size == size
-    assert not scanner.digests  # the corpus was not read
+    assert not scanner.files.digests  # the corpus was not read
     assert tokenize(config).source_vocab_size == size_in(tmp_path / "run/config.yaml") == size
     assert tokenize(config, force=True).source_vocab_size <= 1_000
 
