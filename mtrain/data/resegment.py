@@ -28,8 +28,8 @@ from mtrain.worker_messages import Answer, Message, Receive
 from mtrain.worker_messages import serve as serve_tasks
 
 BLOCK = 10_000  # rows that are segmented at a time
-# The priority of worker processes is lower than that of training on the same cores: the next window is needed
-# later. While training waits for a window, the cores are free.
+# Worker processes have a lower priority than training on the same cores, except for the first window, which
+# training waits for.
 _NICE = 10
 Sides = tuple[Rows, Rows]  # source, target
 Key = tuple[int, ...]  # the epoch or, if it has several windows, the epoch and the window
@@ -53,10 +53,12 @@ class Resegmenter:
         largest = max(tokenizer.source_vocab_size, tokenizer.target_vocab_size)
         self._dtype = np.dtype(np.uint16 if largest <= 2**16 else np.int32)
         self._scratch = scratch
+        self._calls = 0
 
     def __call__(self, corpus: EncodedCorpus, key: Key, cancelled: Cancelled) -> EncodedCorpus:
         """The rows of a corpus with new segmentations. Raises StorageError if they cannot be written;
         CancelledError if `cancelled`, which is called from time to time, returns true."""
+        self._calls += 1
         try:
             # The files have no names; their space is freed when the corpus is garbage-collected.
             with TemporaryFile(dir=self._scratch) as source, TemporaryFile(dir=self._scratch) as target:
@@ -89,7 +91,8 @@ class Resegmenter:
             return self._block(rows(block), key, block)
 
         def remote(process: WorkerProcess, block: int) -> Sides:
-            answer = process.call(_to_message(rows(block), {"key": key, "block": block}))
+            header = {"key": key, "block": block, "waited_for": self._calls == 1}
+            answer = process.call(_to_message(rows(block), header))
             return _from_message(answer)
 
         blocks = range(-(-len(corpus) // BLOCK))
@@ -152,8 +155,6 @@ def _from_message(message: Message) -> Sides:
 
 def serve() -> None:
     """The worker process: segment blocks until the pipe is closed."""
-    if hasattr(os, "nice"):  # not on Windows
-        os.nice(_NICE)
     serve_tasks(_prepare)
 
 
@@ -161,8 +162,13 @@ def _prepare(receive: Receive) -> Answer:
     settings = receive().header
     data, tokenizer = DataConfig.model_validate(settings["data"]), Tokenizer(Path(settings["tokenizer"]))
     resegment = _make_block_resegmenter(data, tokenizer, settings["seed"])
+    has_low_priority = not hasattr(os, "nice")  # on Windows
 
     def answer(task: Message) -> Message:
+        nonlocal has_low_priority
+        if not task.header["waited_for"] and not has_low_priority:
+            os.nice(_NICE)
+            has_low_priority = True
         return _to_message(resegment(_from_message(task), task.header["key"], task.header["block"]), {})
 
     return answer

@@ -609,6 +609,28 @@ def test_segmenting_can_be_cancelled(tmp_path: Path, tokenizer: Tokenizer, monke
     assert not list(answers)
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds processes in /proc")
+def test_only_the_first_window_is_segmented_at_the_priority_of_training(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch
+):
+    monkeypatch.setattr(resegment, "BLOCK", 150)
+    monkeypatch.setattr(resegment, "count_processes", lambda: 1)
+
+    def children() -> set[int]:
+        found = (file.read_text().split() for file in Path("/proc/self/task").glob("*/children"))
+        return {int(child) for some in found for child in some}
+
+    before = children()
+    prepared = prepare_data(config(tmp_path, subword_sampling=0.3), tokenizer, tmp_path / "data", seed=1)
+    own, priorities = os.getpriority(os.PRIO_PROCESS, 0), []
+    for epoch in range(3):
+        held = prepared.train.open(epoch)
+        assert len(held) == len(TOY)
+        [process] = children() - before
+        priorities.append(os.getpriority(os.PRIO_PROCESS, process))
+    assert priorities == [own, *[min(own + 10, 19)] * 2]
+
+
 @pytest.mark.parametrize(("cores", "ranks", "expected"), [(1, 1, 1), (2, 1, 1), (64, 1, 32), (64, 8, 4)])
 def test_half_of_the_cores_segment_pairs(monkeypatch, cores: int, ranks: int, expected: int):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
