@@ -107,7 +107,7 @@ def evaluate(
         str | None,
         Option(
             metavar="NAME",
-            help="Model of COMET or checkpoint file. Default: Unbabel/wmt22-comet-da.",
+            help="COMET model, by name or checkpoint file. Default: Unbabel/wmt22-comet-da.",
             rich_help_panel=COMET,
         ),
     ] = None,
@@ -115,7 +115,7 @@ def evaluate(
         Path | None,
         Option(
             metavar="FOLDER",
-            help="Only make a virtual environment with unbabel-comet in FOLDER.",
+            help="Create a virtual environment with unbabel-comet in FOLDER, and do nothing else.",
             rich_help_panel=COMET,
         ),
     ] = None,

@@ -83,7 +83,7 @@ def plan(
     ] = "measured",
     devices: Annotated[int, Option(min=1, metavar="N", help="Number of devices.")] = 1,
     price: Annotated[
-        float | None, Option(metavar="PER_HOUR", help="Price of a device for an hour, to print the cost.")
+        float | None, Option(metavar="PER_HOUR", help="Price of one device per hour, to compute the cost.")
     ] = None,
     run_dir: RunDir = None,
     json_: Json = False,

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def describe_computation(recipe: TrainingConfig, device: torch.device) -> dict[str, str]:
-    """What ranks must have in common to add up their gradients, and each finds out on its own."""
+    """The settings that each rank resolves on its own, and that must agree for gradients to be added up."""
     compiled = should_compile(device, recipe.compile)
     precision = resolve_precision(device, recipe.precision)
     return {"the precision": precision, "compilation": "on" if compiled else "off"}

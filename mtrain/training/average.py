@@ -60,11 +60,11 @@ class WeightAverage:
 
     @contextmanager
     def applied(self) -> Iterator[Transformer]:
-        """A context manager for the model with the averaged weights, or its own if there are none. All ranks
-        enter it together.
+        """A context manager that yields the model with the averaged weights, or unchanged if there is no
+        average. All ranks enter it together.
 
-        The model that is trained has them until the exit. If the ranks share its weights, it is a copy, for
-        which they are gathered.
+        This is the trained model itself, whose own weights are restored at the exit. If the weights are
+        divided among the ranks (FSDP), it is a copy with the gathered weights.
         """
         if has_shards(next(self.model.parameters())):
             yield self._gathered_model()

@@ -190,7 +190,7 @@ def _choose_preset(config: Config, size: CorpusSize, timer: "_Timer") -> tuple[s
 
 
 class _Timer:
-    """Measures the speed of training with different sizes, if it matters, each once."""
+    """Measures the training speed of models of different sizes, once each, if the plan depends on it."""
 
     def __init__(self, config: Config, budget: Budget, work: Workload):
         self.config, self.budget, self._measure = config, budget, work.speed
@@ -198,8 +198,8 @@ class _Timer:
         self.speed = work.assumed_speed  # target tokens/s, of the last model
 
     def settle(self, sizes: Mapping[str, int], size: CorpusSize, rounds: int = 3) -> int:
-        """`training.batch_tokens` for a model. It depends on the speed and the speed on it, so both are
-        adjusted in turn."""
+        """`training.batch_tokens` for a model. The batch depends on the speed, which depends on the batch, so
+        both are adjusted in turn."""
         batch = self._batch(size)
         if self.budget.minutes is None and not self.budget.unlimited:
             return batch

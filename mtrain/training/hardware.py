@@ -82,6 +82,6 @@ def find_hardware(name: str) -> Hardware:
         memory = available_memory(torch.device("cpu"))
         return Hardware(name, flops, flops, memory, bandwidth, 0, on_cpu=True)
     if name != MEASURED:
-        raise UsageError(f"--hardware {name}: not known; give one of {', '.join(NAMES)}")
+        raise UsageError(f"--hardware {name}: unknown; choose from {', '.join(NAMES)}")
     device = resolve_device("auto")
     return Hardware(name, 0, 0, available_memory(device), 0, 0, device.type == "cpu", is_measured=True)

@@ -18,7 +18,7 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 
 CHARACTERS_PER_TOKEN = 4.0  # assumed before there is a tokenizer
 _SAMPLED = 20_000  # pairs of text that are segmented, at most
-_PLANNED = 1_000_000  # pairs to whose number the sample is repeated, so that large batches are full, too
+_PLANNED = 1_000_000  # the sample is repeated up to this number of pairs, so that large batches are full
 
 Lengths = npt.NDArray[np.integer]
 
@@ -30,8 +30,8 @@ class TrainingLengths:
     source: Lengths
     target: Lengths
     weights: npt.NDArray[np.floating]  # how often each pair occurs in an epoch
-    share: float  # of the number of pairs of an epoch that these are
-    is_complete: bool  # whether no other pair is in an epoch
+    share: float  # the number of these pairs, divided by that of an epoch
+    is_complete: bool  # whether these are all pairs of an epoch
     validation_pairs: int
     seed: int
     key: tuple[int, ...]  # of the plan of the batches
@@ -39,7 +39,7 @@ class TrainingLengths:
 
     @classmethod
     def of_data(cls, data: PreparedData, seed: int, origin: str = "encoded pairs") -> "TrainingLengths":
-        """Those of encoded pairs: the first window of the first epoch."""
+        """The lengths of encoded pairs: those of the first window of the first epoch."""
         window = data.train.encoded()
         share = data.train.share_of_epoch(window)
         return cls(
@@ -58,7 +58,8 @@ class TrainingLengths:
     def of_text(
         cls, config: Config, scanner: CorpusScanner, tokenizer: Tokenizer | None
     ) -> "TrainingLengths":
-        """Those of a sample of the text. Without a tokenizer they are estimated. All corpora count once.
+        """The lengths of a sample of the text. Without a tokenizer, they are estimated. Each corpus counts
+        once.
 
         Raises what `scanner` raises, and DataError if no pair is left.
         """

@@ -48,7 +48,7 @@ class ModelSelection:
                 if self.state.validation_due:
                     self._score(model, saved)
                 publish_best(self.run_dir, self.state, self.config, self.tokenizer)
-            except DistributedError:  # there is nobody to try again with
+            except DistributedError:  # without that rank, no later validation can succeed
                 raise
             except (MtrainError, RuntimeError, MemoryError) as error:
                 if not isinstance(error, MtrainError) and not is_out_of_memory(error):

@@ -138,7 +138,7 @@ class BatchLoss(nn.Module):
 
 
 def _add_up(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-    """Add up a bucket of gradients over all ranks. By default, they would be averaged."""
+    """Add up a bucket of gradients over all ranks. DistributedDataParallel would average them by default."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     added: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])

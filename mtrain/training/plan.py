@@ -166,7 +166,7 @@ class _Planner:
         return ModelConfig.model_validate({**config.model.model_dump(), **sizes})
 
     def _device(self, recipe: TrainingConfig, devices: int) -> Device:
-        """How one of some devices trains: as this machine does, or as GPUs with bf16 do."""
+        """How each of some devices trains: like this machine, or like a GPU with bf16."""
         if self.hardware.name in GPUS:
             return Device(self.hardware, "bf16" if recipe.precision == "auto" else recipe.precision)
         device = self._own_device()
@@ -177,7 +177,8 @@ class _Planner:
         return torch.device("cpu") if self.hardware.on_cpu else resolve_device("auto")
 
     def _times(self, estimator: Estimator, config: Config) -> tuple[StepTime, float]:
-        """The time of a step, of one of the devices and in seconds of a single one, measured or predicted."""
+        """The time of a step of one of the devices, and the seconds that a single device would take for the
+        step, measured or predicted."""
         alone = estimator if self.devices == 1 else self._estimator(config, devices=1)
         if not self.hardware.is_measured:
             return estimator.time(), sum(alone.time())

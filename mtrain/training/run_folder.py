@@ -97,7 +97,7 @@ def locked_run_folder(run_dir: Path) -> Iterator[None]:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether mtrain has not made what is in this place of a folder that is not a run folder. A data folder
+    """Whether an entry of a folder without a config was not made by mtrain. A data folder is not foreign: it
     may have been made before the config was written, or by another run."""
     return path.exists() and not (path / LOCK).exists()
 

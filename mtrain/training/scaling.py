@@ -45,10 +45,10 @@ def predict_run(
     link: Link | None = None,
     price: float | None = None,
 ) -> Run:
-    """Predict a run with steps that take each device `time`, and a single device `alone` seconds.
+    """Predict a run whose steps take each of the devices `time`, and a single device `alone` seconds.
 
-    `gradient_bytes` are those of all gradients, and those of the gradient that is known last: as long as it
-    is sent, there is nothing left to compute. `price` is that of a device for an hour.
+    `gradient_bytes` are the bytes of all gradients, and of the gradient that is computed last. While that one
+    is sent, nothing is left to compute. `price` is the price of one device per hour.
     """
     sent, communication, exposed = 0.0, 0.0, 0.0
     if link is not None and devices > 1:
