@@ -11,7 +11,7 @@ from mtrain.cli.output import is_stream, open_output, require_writable
 
 
 def report(
-    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Run folders.")],
+    runs: Annotated[list[Path], Argument(metavar="RUN", help="Run folders.")],
     output_file: Annotated[
         Path, Option("-o", "--output", metavar="FILE", help="HTML file, replaced once it is complete.")
     ] = Path("report.html"),

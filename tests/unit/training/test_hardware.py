@@ -44,5 +44,5 @@ def test_fp32_is_slower_than_bf16_on_gpus():
 
 def test_a_cpu_has_no_nvlink_and_an_unknown_name_is_an_error():
     assert find_hardware("cpu").links == [ETHERNET]
-    with pytest.raises(UsageError, match="--hardware tpu: not known; give one of a100"):
+    with pytest.raises(UsageError, match="--hardware tpu: unknown; choose from a100"):
         find_hardware("tpu")
