@@ -32,7 +32,7 @@ def test_report_writes_a_page_and_prints_its_path(mtrain, run_dir, tmp_path):
         (["report", "{run}", "-o", "nowhere/page.html"], 6, "no such folder"),
         (["report", "{run}", "--set", "decoding.beam_size=0"], 2, "decoding.beam_size"),
         (["report", "{run}", "--set", "model.heads=2"], 2, "only decoding.* can be set"),
-        (["report"], 2, "Missing argument 'RUN...'"),
+        (["report"], 2, "Missing argument 'RUN'"),
         (["translate", "{run}", "-i", "{corpus}/train.en", "--attention", "a.html"], 2, "given as TEXT"),
         (["translate", "{run}", *["Hi"] * 21, "--attention", "a.html"], 2, "at most 20 sentences"),
         (["translate", "{run}", "Hi", "--attention", "nowhere/a.html"], 6, "no such folder"),
