@@ -27,7 +27,7 @@ def test_report_writes_a_page_and_prints_its_path(mtrain, run_dir, tmp_path):
     ("arguments", "code", "message"),
     [
         (["report", "nowhere"], 4, "nowhere: no such run folder"),
-        (["report", "{run}/model"], 4, "not a run folder with config.yaml and metrics.jsonl"),
+        (["report", "{run}/model"], 4, "not a run folder: it has no config.yaml or no metrics.jsonl"),
         (["report", "{run}", "{run}"], 2, "given twice"),
         (["report", "{run}", "-o", "nowhere/page.html"], 6, "no such folder"),
         (["report", "{run}", "--set", "decoding.beam_size=0"], 2, "decoding.beam_size"),
