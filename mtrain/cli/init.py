@@ -1,6 +1,7 @@
 """`mtrain init`."""
 
 import logging
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -107,14 +108,11 @@ def init(
     """
     terminal.start_logging(quiet, debug)
     from mtrain.cli.init_answers import Given
-    from mtrain.config.language_names import find_language
     from mtrain.data.inspect_files import require_files
 
-    codes = [
-        find_language(language) or language if language else None for language in (source_lang, target_lang)
-    ]
+    codes = _code("--source-lang", source_lang), _code("--target-lang", target_lang)
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
-    given = Given((source_column, target_column), (codes[0], codes[1]), max_minutes, asks)
+    given = Given((source_column, target_column), codes, max_minutes, asks)
     names = [[terminal.require_unicode(name) for name in group or []] for group in (files, validation, test)]
     inputs = require_files(name for group in names for name in group)
     if output is not None:
@@ -123,6 +121,16 @@ def init(
     file = output or Path(f"{starter.source_lang}-{starter.target_lang}.yaml")
     _require_new(file, force, inputs)
     _write(starter._replace(file=shlex.quote(str(file)), run_dir=_new_run_dir(file)), file)
+
+
+def _code(option: str, language: str | None) -> str | None:
+    """The code of a language that an option gives. It need not be a known one."""
+    from mtrain.config.language_names import find_language
+
+    code = language if language is None else find_language(language) or language
+    if code is not None and not re.fullmatch(r"[\w-]+", code):
+        raise UsageError(f"{option} {code}: give a code such as en, or the English name of a language")
+    return code
 
 
 def _require_new(file: Path, force: bool, inputs: Sequence[Path]) -> None:

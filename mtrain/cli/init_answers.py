@@ -100,13 +100,10 @@ def show_corpora(found: Inspected, sides: Sides) -> None:
         language = language_name(side.language) if side.language else "language unknown"
         place = f"column {side.name}" if side.name == str(side.key) else side.name
         log.info("%s: %s (%s): %s", name, place, language, _show(text))
-    for side, other in (sides[:2], sides[1::-1]):
-        if (
-            side.named
-            and other.named
-            and side.seen == base_language(other.named) != base_language(side.named)
-        ):
-            log.warning("%s: the text seems to be %s", side.name, language_name(side.seen))
+    for side in sides[:2]:
+        if side.is_misnamed:
+            names = side.named and language_name(side.named), side.seen and language_name(side.seen)
+            log.warning("%s: the text does not seem to be %s, but perhaps %s", side.name, *names)
     if pairs < _FEW:
         log.warning("only %s training pairs: a useful model needs many thousands", f"{pairs:,}")
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mtrain.config.language_names import find_language, languages_in, words_of
-from mtrain.data.identify_language import identify_language
+from mtrain.config.languages import base_language
+from mtrain.data.identify_language import Identified, identify_language
 from mtrain.data.table_columns import SOURCE_WORDS, TARGET_WORDS
 from mtrain.errors import UsageError
 
@@ -16,12 +17,24 @@ class Side(NamedTuple):
     key: int | str  # what the config calls it
     texts: Sequence[str]  # a sample
     named: str | None = None  # the language that a name gives
-    seen: str | None = None  # the language that the text seems to be in
+    identified: Identified | None = None  # the language that the text seems to be in
 
     @property
     def language(self) -> str | None:
         """The language, if the name or the text tells it."""
         return self.named or self.seen
+
+    @property
+    def seen(self) -> str | None:
+        """The language that the text seems to be in."""
+        return self.identified and self.identified.code
+
+    @property
+    def is_misnamed(self) -> bool:
+        """Whether the text is not in the language that the name says."""
+        if self.named is None or self.identified is None:
+            return False
+        return base_language(self.named) in self.identified.others
 
 
 class Sides(NamedTuple):
@@ -41,7 +54,7 @@ class Sides(NamedTuple):
 def with_languages(sides: Sequence[Side], file: str) -> list[Side]:
     """The texts with the languages that their contents and, if they are two, the name of their common file
     tell, as `en-de.tsv` does. The contents tell the order."""
-    found = [side._replace(seen=identify_language(side.texts)) for side in sides]
+    found = [side._replace(identified=identify_language(side.texts)) for side in sides]
     codes = [*dict.fromkeys(language.code for language in languages_in(words_of(file)))]
     if len(found) != 2 or len(codes) != 2 or any(side.named for side in found):
         return found

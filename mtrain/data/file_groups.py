@@ -55,8 +55,8 @@ def group_text_files(files: Sequence[str]) -> list[Group]:
     for file in files:
         if grouped.count(file) != 1:
             raise DataError(
-                f"{file}: no file of the same name in another language is given; give a source and a target "
-                "file, and others with --validation and --test"
+                f"{file}: no file of the same name in another language is given; leave it out, or give a "
+                "source and a target file, and others with --validation and --test"
             )
     return groups
 

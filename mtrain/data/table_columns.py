@@ -17,6 +17,7 @@ SAMPLE = 1000  # rows
 SOURCE_WORDS = frozenset({"source", "src", "input", "original"})
 TARGET_WORDS = frozenset({"target", "tgt", "trg", "translation", "output", "reference", "ref"})
 _OTHER_WORDS = frozenset({"id", "index", "sentence", "sentence1", "sentence2", "text", "score", "url"})
+_CODE = 3  # letters of the code of a language, at most
 _PREFIX = 6  # characters
 _MANY = 20  # values, of which one tells whether they repeat
 
@@ -66,26 +67,29 @@ def _tsv_columns(file: Path) -> Table:
 
 def _is_header(row: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
     """Whether the cells of a first row are names of columns: at least two say what a column contains, or all
-    are the numbers that pandas writes. A header is shorter than a pair: two short words may look like two
-    codes of languages."""
+    but an empty one are the numbers that pandas writes.
+
+    Two codes of languages may also be two short words, so a header of codes is shorter than most pairs.
+    """
     cells = [cell.strip().lower() for cell in row]
-    if len(cells) > 1 and cells == [str(number) for number in range(len(cells))]:
+    numbers = cells[1:] if not cells[0] else cells
+    if len(numbers) > 1 and numbers == [str(number) for number in range(len(numbers))]:
         return True
-    following = others[0] if others else ()
-    named = [cell for cell in cells if _is_name(cell) and cell not in following]
+    following = [cell.strip().lower() for cell in others[0]] if others else []
+    names = [cell for cell in cells if _is_name(cell) and cell not in following]
     length = sum(len(cell) for other in others for cell in other)
-    return len(named) > 1 and 2 * sum(map(len, row)) * len(others) < length
+    is_short = 2 * sum(map(len, row)) * len(others) < length
+    return len(names) > 1 and (is_short or max(map(len, names)) > _CODE)
 
 
 def _is_name(cell: str) -> bool:
-    """Whether a cell is a name of a column, such as `en`, `source` or `source_text`."""
+    """Whether a cell is a name of a column, such as `en`, `source` or `source text`."""
     known = SOURCE_WORDS | TARGET_WORDS | _OTHER_WORDS
-    words = words_of(cell) if not set(cell) & set(" .!?") else []
-    return (
-        cell in known
-        or find_language(cell) is not None
-        or (len(words) == 2 and any(word in known or languages_in([word]) for word in words))
-    )
+    if cell in known or find_language(cell) is not None:
+        return True
+    words = words_of(cell) if not set(cell) & set(".,!?") else []
+    has_meaning = [word in known or bool(languages_in([word])) for word in words]
+    return 1 < len(words) < 4 and all(has_meaning) and not known.isdisjoint(words)
 
 
 def _json_records(file: Path) -> Iterable[Any]:

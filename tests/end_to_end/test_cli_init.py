@@ -222,6 +222,7 @@ def test_unreadable_lines_are_skipped_by_the_config(mtrain):
             2,
             "a and b: the languages are not known; give --source-lang and --target-lang",
         ),
+        ({"a": b"x", "b": b"y"}, "a b --target-lang d.e", 2, "--target-lang d.e: give a code such as en"),
         (
             {"a": b"x\n", "b": b"x\n"},
             "a b --target-lang de",
@@ -263,7 +264,8 @@ def test_without_identification_the_languages_must_be_given(mtrain, monkeypatch)
 
 def test_contents_that_contradict_the_names_are_reported(mtrain):
     _, _, err = mtrain("init", *text_files("a.fr", "a.en"))
-    assert "warning: a.fr: the text seems to be English\nwarning: a.en: the text seems to be French" in err
+    assert "warning: a.fr: the text does not seem to be French, but perhaps English\n" in err
+    assert "warning: a.en: the text does not seem to be English, but perhaps French\n" in err
 
 
 def test_options_that_contradict_the_names_are_reported(mtrain):

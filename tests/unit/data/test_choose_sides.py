@@ -57,12 +57,22 @@ def test_columns_that_contain_sentences(tmp_path, columns, expected):
     ("header", "found"),
     [
         *(("en\tfr", True), ("English\tFrench", True), ("source\ttarget", True), ("0\t1", True)),
-        *(("src_text\ttgt_text", True), ("sentence_en\tsentence_fr", True)),
+        *(
+            ("src_text\ttgt_text", True),
+            ("sentence_en\tsentence_fr", True),
+            ("Source text\tTarget text", True),
+        ),
+        *(("No, it is\tNo", False), ("It is\tNo", False)),
         *(("Frage\tAntwort", False), ("I am here.\tJe suis ici.", False), ("Yes.\tOui.", False)),
     ],
 )
 def test_headers_are_recognized(tmp_path, header, found):
     assert read_table(tsv(tmp_path, SOURCES, TARGETS, header=header), "tsv").header is found
+
+
+def test_the_header_of_short_texts_and_of_pandas_with_an_index(tmp_path):
+    for header in ("English\tFrench", "\t0\t1"):
+        assert read_table(write(tmp_path / "x.tsv", [header, "0\tGo.\tVa !", "1\tNo.\tNon."]), "tsv").header
 
 
 def test_a_first_pair_of_short_words_is_no_header(tmp_path):
@@ -146,5 +156,11 @@ def test_languages_of_texts():
     assert [side.language for side in with_languages(texts, "news.fr-en.tsv")] == ["en", "fr"]
     assert [side.language for side in with_languages(texts, "news.fr-de.tsv")] == ["de", "fr"]
     assert choose_sides(with_languages([texts[0]] * 2, ""), NONE, NONE).languages == NONE
+    assert identify_language(["我喜欢橙子。"] * 9).code == "zh"
     assert identify_language(["Yes", ""]) is None
     assert identify_language([]) is None
+
+
+def test_names_that_contradict_the_text():
+    texts = [Side("a.fr", 0, SOURCES, "fr"), Side("a.en", 1, SOURCES, "en"), Side("a.sco", 2, SOURCES, "sco")]
+    assert [side.is_misnamed for side in with_languages(texts, "")] == [True, False, False]
