@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 LOG_EVERY = 30.0  # seconds, if there is no progress bar
 DELAY = 1.0  # seconds of work before a bar is shown
-_SHORTEST = 10  # columns of a bar
+_SHORTEST = 6  # columns of a bar
+_INTERRUPT = 4  # columns beside it for ^C, which would start a new line
 TICK = 0.5  # seconds between updates of a message that counts nothing
 
 T = TypeVar("T")
@@ -58,17 +59,17 @@ class Bar(tqdm):  # type: ignore[type-arg]
         last = format_duration(seconds)
         if total and speed:
             last = f"{format_duration((total - done) / speed)} left"
-        parts, kept = [*self.details], 0
-        if self.unit:
-            count = f"{done:,}" + (f" of {total:,}" if total else "")
-            parts, kept = [f"{count} {self.unit}", *parts, format_speed(speed, self.unit)], 1
-        width = (values["ncols"] or 80) - len(self.desc) - (_SHORTEST + len(" 100%  ") if total else 2)
-        while len(", ".join([*parts, last])) > width and len(parts) > kept:
-            parts.pop()
-        parts.append(last)
+        count = [f"{done:,}{f'/{total:,}' if total else ''} {self.unit}"] * bool(self.unit)
+        columns = max(values["ncols"] or 0, 0) or 79  # some terminals report a width of 0
+        columns -= _INTERRUPT
+        name = f"{self.desc} " * bool(self.desc)
+        width = columns - len(name) - (_SHORTEST + len("100%  ")) * bool(total)
+        details = list(self.details)
+        while details and len(", ".join([*count, *details, last])) > width:
+            details.pop()
         bar = "{percentage:3.0f}% {bar} " if total else ""
-        text = ", ".join(parts).replace("{", "{{").replace("}", "}}")
-        return values | {"bar_format": f"{{desc}} {bar}{text}", "prefix": self.desc}
+        text = ", ".join([*count, *details, last]).replace("{", "{{").replace("}", "}}")
+        return values | {"bar_format": f"{{desc}}{bar}{text}", "prefix": name, "ncols": columns}
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
         """Show the bar, unless it is too early: a log message would also show it."""
@@ -113,7 +114,7 @@ class ProgressBar:
             self._total, self._about = round((self._before + self.count) / share), "about "
             self._bar.total = self._total
         if not self._bar.disable:
-            self._bar.details = [self._token_speed()] * bool(self._tokens)
+            self._bar.details = self._speeds()
             self._bar.update(count)
         elif time.monotonic() - self._logged >= LOG_EVERY:
             self._logged = time.monotonic()
@@ -126,11 +127,11 @@ class ProgressBar:
 
     def speed(self) -> str:
         """The mean speed, with units."""
-        speed = format_speed(self.count / max(self.seconds, 1e-9), self._unit)
-        return ", ".join([speed] + [self._token_speed()] * bool(self._tokens))
+        return ", ".join(self._speeds())
 
-    def _token_speed(self) -> str:
-        return format_speed(self._tokens / max(self.seconds, 1e-9), "target tokens")
+    def _speeds(self) -> list[str]:
+        counts = [(self.count, self._unit)] + [(self._tokens, "target tokens")] * bool(self._tokens)
+        return [format_speed(count / max(self.seconds, 1e-9), unit) for count, unit in counts]
 
     def _message(self) -> str:
         done = self._before + self.count
@@ -161,7 +162,7 @@ def with_progress(items: Iterable[T], done: str, unit: str, total: int | None = 
 def waiting_for(doing: str) -> Iterator[None]:
     """Show how long something has taken whose progress is unknown: on a terminal a line that disappears,
     elsewhere a message every so often."""
-    bar, ended = Bar(doing, "", None), threading.Event()
+    bar, ended = Bar(f"{doing},", "", None), threading.Event()
 
     def tick() -> None:
         logged = start = time.monotonic()

@@ -53,7 +53,8 @@ def check(
                 file=out,
             )
         else:
-            print(terminal.escape_control_characters(format_report(findings, bad_lines)), file=out)
+            text = terminal.escape_control_characters(format_report(findings, bad_lines))
+            print(terminal.wrap(text, out), file=out)
     if bad_lines == "skip" or not any(counts.bad for counts in findings.sets.values()):
         terminal.suggest("next", fit_command(config, run_dir, set_))
 

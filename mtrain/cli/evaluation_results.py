@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from mtrain.cli.evaluation_systems import Evaluated
 from mtrain.cli.output import open_output, open_stdout
-from mtrain.cli.tables import format_scores, format_table
+from mtrain.cli.tables import format_scores, format_table, wrap_signature
 
 if TYPE_CHECKING:
     from mtrain.evaluation.compare import MetricComparison, PairedScore
@@ -143,7 +143,8 @@ def _lines_of_comparison(comparison: "MetricComparison") -> Iterable[str]:
         numbers = f"{each.score:.{digits}f}", f"{each.mean:.{digits}f}", f"± {each.confidence:.{digits}f}"
         rows.append([each.system, *numbers, p(each.bootstrap_p, each), p(each.randomization_p, each)])
     rows[0][0] += " (baseline)"
-    yield f"  {TITLES[comparison.metric]}|{comparison.signature}"
+    signature = wrap_signature(f"{TITLES[comparison.metric]}|{comparison.signature}", 2)
+    yield from (f"  {line}" for line in signature.split("\n"))
     yield from format_table(rows, header, indent=4)
 
 

@@ -54,10 +54,10 @@ class _Help:
     def format_options(self, context: Any, formatter: Any) -> None:
         arguments, options = [], []
         for parameter in self.get_params(context):  # type: ignore[attr-defined]
-            name, help_ = parameter.get_help_record(context)
             if parameter.param_type_name == "argument":
-                arguments.append((parameter.metavar, help_.removesuffix("  [required]")))
+                arguments.append((parameter.metavar, parameter.help or ""))
             else:
+                name, help_ = parameter.get_help_record(context)
                 group = getattr(parameter, "rich_help_panel", None)  # --help has none
                 is_help = parameter.name == "help" and isinstance(self, TyperCommand)
                 options.append((group or (GENERAL if is_help else "Options"), (name, help_)))
@@ -124,6 +124,7 @@ def _write_groups(formatter: Any, groups: dict[str, list[_Row]]) -> None:
 
 
 def _in_words(help_: str) -> str:
-    """The help of an option with its range in words, without the mark of what is required."""
+    """The help of an option with its range in words, and without the escapes of some versions of Typer."""
+    help_ = help_.replace("\\[", "[")
     help_ = re.sub(r"(\d+)<=x<=(\d+)", r"\1 to \2", help_)
     return re.sub(r"x>=(\d+)", r"at least \1", help_)

@@ -77,6 +77,7 @@ def export(
     texts = list(terminal.read_lines(input_file)) if input_file else []
     lines = export_model(model, out, format, quantization, texts, overrides(set_))
     with open_stdout() as stdout:
-        stdout.writelines(f"{terminal.escape_control_characters(line)}\n" for line in lines)
+        shown = (terminal.wrap(terminal.escape_control_characters(line), stdout) for line in lines)
+        stdout.writelines(f"{line}\n" for line in shown)
     loader = "transformers.MarianMTModel.from_pretrained" if format == "marian" else "ctranslate2.Translator"
     terminal.suggest("model saved; load it in Python", f"{loader}({str(out)!r})")

@@ -1,12 +1,13 @@
 """Tables of results: drawn by rich on a terminal, and plain aligned text elsewhere."""
 
 import io
-import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from mtrain.cli.help import uses_color
+from mtrain.cli.terminal import columns_of
 
 if TYPE_CHECKING:
     from mtrain.evaluation.metrics import Score
@@ -44,7 +45,7 @@ def format_table(
         table.add_row(*map(Text, row))
     shown = io.StringIO()
     system: Literal["standard"] | None = "standard" if uses_color(sys.stdout) else None
-    width = shutil.get_terminal_size().columns
+    width = columns_of(sys.stdout)
     Console(file=shown, width=width, color_system=system, force_terminal=system is not None).print(
         Padding(table, (0, 0, 0, indent), expand=False)
     )
@@ -61,7 +62,20 @@ def format_scores(scores: "Sequence[Score]") -> Iterator[str]:
         title = score.detail.partition("|")[0]
         value, _, statistics = score.detail.partition(" = ")[2].partition(" ")
         rows.append([title, value, f"{score.signature}\n{statistics}".strip()])
+    beside = 2 + sum(max(len(row[column]) for row in rows) + 2 for column in (0, 1))
+    for row in rows:
+        row[2] = wrap_signature(row[2], beside)
     yield from format_table(rows, left=(0, 2))
+
+
+def wrap_signature(text: str, beside: int) -> str:
+    """A signature for stdout: on a terminal, its lines end between fields, where `beside` columns are used by
+    other text."""
+    if not sys.stdout.isatty():
+        return text
+    width = max(20, columns_of(sys.stdout) - beside)
+    lines = (textwrap.wrap(line.replace("|", "| "), width) for line in text.split("\n"))
+    return "\n".join(part.replace("| ", "|") for wrapped in lines for part in wrapped)
 
 
 def _plain(rows: Rows, left: Sequence[int], indent: int) -> Iterator[str]:

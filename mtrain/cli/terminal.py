@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from mtrain.cli import clear_bars
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
 
@@ -55,7 +56,7 @@ def start_logging(quiet: bool, debug: bool) -> None:
             text = rank_prefix() + kind + escape_control_characters(self.format(record))
             text = text if getattr(record, "as_is", False) else wrap(text, sys.stderr)
             with suppress(OSError):  # a closed stderr must not stop a long run
-                tqdm.write(text, file=sys.stderr)
+                tqdm.write(clear_bars() + text, file=sys.stderr)
 
     logger = logging.getLogger("mtrain")
     logger.handlers = [Handler()]
@@ -114,8 +115,16 @@ def wrap(text: str, stream: IO[str]) -> str:
     they are rows of a table."""
     if not stream.isatty():
         return text
-    width = shutil.get_terminal_size().columns - 1
+    width = columns_of(stream) - 1
     return "\n".join(_wrap_line(line, width) for line in text.split("\n"))
+
+
+def columns_of(stream: IO[str]) -> int:
+    """The width of a terminal."""
+    with suppress(OSError):
+        if columns := os.get_terminal_size(stream.fileno()).columns:
+            return columns
+    return shutil.get_terminal_size().columns
 
 
 def _wrap_line(line: str, width: int) -> str:

@@ -54,7 +54,7 @@ class Progress:
         self.is_first = is_first
         self.max_nonfinite_steps = MAX_NONFINITE_STEPS[precision]
         self.file, self.state = run_dir / "metrics.jsonl", state
-        self.bar = Bar("training", "steps", total_steps, state.step, disable=quiet or not is_first)
+        self.bar = Bar("", "steps", total_steps, state.step, disable=quiet or not is_first)
         self._bleu: list[str] = []  # of the last validation
         self.pending: deque[tuple[Callable[[], list[float]], int, Callable[[], list[str]]]] = deque()
         self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # losses of single steps, nats/token

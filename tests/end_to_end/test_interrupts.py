@@ -1,11 +1,16 @@
-"""Ctrl-C in the first seconds of a command, while packages are imported: one line, exit code 130."""
+"""Ctrl-C while packages are imported, and while a progress bar is shown: one line, exit code 130."""
 
+import os
+import pty
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+
+from mtrain import progress_bar
+from tests.support.cli import start_forked
 
 AT_IMPORT = """
 import os, signal, sys
@@ -45,6 +50,31 @@ def test_an_interrupt_during_an_import_ends_the_command_at_once(command, modules
     running = [start(AT_IMPORT.format(module=module, arguments=arguments)) for module in modules]
     ended = [(*process.communicate(timeout=120), process.returncode) for process in running]
     assert ended == [("", "stopped by SIGINT\n", 130)] * len(modules)
+
+
+@pytest.mark.parametrize("command", ["translate", "score"])
+def test_an_interrupt_clears_the_progress_bar(command, run_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress_bar, "DELAY", 1e-9)
+    monkeypatch.setenv("TERM", "xterm")
+    (tmp_path / "long").write_text("It rains.\n" * 20_000)
+    arguments = ["-i", tmp_path / "long", *["--target", tmp_path / "long"] * (command == "score")]
+    reader, terminal = pty.openpty()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    job = [command, run_dir, *arguments, "--device", "cpu"]
+    child = start_forked(*job, streams=[nothing, nothing, terminal])
+    for descriptor in (terminal, nothing):
+        os.close(descriptor)
+    shown = b""
+    try:
+        while b" left" not in shown:
+            shown += os.read(reader, 4096)
+        os.kill(child, signal.SIGINT)
+        while True:
+            shown += os.read(reader, 4096)
+    except OSError:  # the command has ended
+        os.close(reader)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+    assert shown.endswith(b"\r\x1b[Jstopped by SIGINT\r\n"), shown[-200:]
 
 
 @pytest.mark.slow
