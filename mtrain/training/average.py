@@ -1,10 +1,11 @@
 """Averages of the weights, which are validated and published instead of the trained weights."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
@@ -13,7 +14,7 @@ from mtrain.checkpoint.tensors import load_tensors, model_without_weights
 from mtrain.config.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.shards import divided_like, has_shards, own_part, whole
-from mtrain.errors import ModelError
+from mtrain.errors import ModelError, is_out_of_memory
 from mtrain.model.transformer import Transformer
 
 log = logging.getLogger(__name__)
@@ -59,15 +60,16 @@ class WeightAverage:
         self.weights = {name: tensor.clone() for name, tensor in divided.items()}
 
     @contextmanager
-    def applied(self) -> Iterator[Transformer]:
+    def applied(self, ranks: Ranks) -> Iterator[Transformer]:
         """A context manager that yields the model with the averaged weights, or unchanged if there is no
         average. All ranks enter it together.
 
         This is the trained model itself, whose own weights are restored at the exit. If the weights are
-        divided among the ranks (FSDP), it is a copy with the gathered weights.
+        divided among the ranks (FSDP), it is a copy with the gathered weights. Raises MemoryError on all
+        ranks if the memory of one does not suffice for it.
         """
         if has_shards(next(self.model.parameters())):
-            yield self._gathered_model()
+            yield self._gathered_model(ranks)
             return
         trained = {name: p.data for name, p in self.model.named_parameters()}
         for name, parameter in self.model.named_parameters():
@@ -78,12 +80,33 @@ class WeightAverage:
             for name, parameter in self.model.named_parameters():
                 parameter.data = trained[name]
 
-    def _gathered_model(self) -> Transformer:
-        model, device = model_without_weights(self.model.config), next(self.model.parameters()).device
-        weights = self.model.state_dict() | self.weights
-        model.load_state_dict({name: whole(tensor.detach()) for name, tensor in weights.items()}, assign=True)
+    def _gathered_model(self, ranks: Ranks) -> Transformer:
+        weights, device = self.model.state_dict() | self.weights, ranks.device
+        complete = self._allocate(weights, ranks)
+        with ranks.watched():
+            for name, tensor in weights.items():
+                complete[name].copy_(whole(tensor.detach()))
+        model = model_without_weights(self.model.config)
+        model.load_state_dict(complete, assign=True)
         model.make_positions()
         return model.to(device)
+
+    def _allocate(self, weights: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+        """Memory for complete weights on this rank. The ranks agree on whether it suffices before they gather
+        the weights: a rank that fails later leaves the others waiting."""
+        allocated = {}
+        try:
+            for name, tensor in weights.items():
+                allocated[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=ranks.device)
+            # What gathers one of them needs memory of its own, which PyTorch keeps for it.
+            torch.empty_like(max(allocated.values(), key=Tensor.numel))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            allocated = {}
+        if ranks.highest(not allocated)[0]:
+            raise MemoryError("out of memory for a complete copy of the weights")
+        return allocated
 
     def average_checkpoints(self, run_dir: Path, ranks: Ranks) -> None:
         """Average the current weights with those of the newest `count` - 1 checkpoints. Rank 0 chooses these,

@@ -1,11 +1,11 @@
 """The training loop."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from signal import Signals
 
@@ -23,7 +23,6 @@ from mtrain.data.batch import Batch
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.loader import START, Loader, Position, Step, Window
 from mtrain.data.resegment import CancelledError
-from mtrain.data.windows import WindowedCorpus
 from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.duration import format_duration
@@ -32,8 +31,8 @@ from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.arithmetic import describe_arithmetic, describe_computation, log_changes
 from mtrain.training.average import WeightAverage
-from mtrain.training.memory_limit import read_limit, write_limit
-from mtrain.training.micro_batch import micro_batch_tokens
+from mtrain.training.limits import allowed_steps, limit_reached
+from mtrain.training.memory_limit import agree_on_micro_batches, write_limit
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.parallel import SynchronizationMemoryError, make_learner_of_rank
 from mtrain.training.prepare import PreparedRun
@@ -74,13 +73,14 @@ class Trainer:
         )
         if checkpoint is not None:
             self._restore(checkpoint)
-        micro_batch = self._micro_batch_tokens(data.train)
+        micro_batch = agree_on_micro_batches(config, data.train, self.learner, self.state, ranks)
         sizes = micro_batch, len(self.learner.replicas), ranks.rank, ranks.size
         self.loader = Loader(data.train, config, tokenizer.special, self.device, *sizes)
         if checkpoint is not None:
             log_changes(self.state, self._arithmetic(), ranks)
         self.state.arithmetic = self._arithmetic()
-        self.total_steps = self._planned_steps()
+        first = self.loader.find
+        self.total_steps = allowed_steps(self.recipe, self.state, lambda: first(START)[1].steps_in_epoch)
         validator = Validator(data.validation, config, tokenizer, self.device, micro_batch, ranks)
         shown = self.total_steps, self.learner.precision, quiet, ranks.is_first
         self.progress = Progress(self.run_dir, self.state, *shown)
@@ -96,22 +96,10 @@ class Trainer:
         restore_validation(self.run_dir, self.state)
         log.info("resuming from %s", checkpoint.folder)
 
-    def _micro_batch_tokens(self, train: WindowedCorpus) -> int:
-        """Padded tokens of a micro-batch, on all ranks. Restores the limit that memory has required."""
-        own = micro_batch_tokens(self.config, train, self.learner, self.ranks.local_size)
-        tokens = -int(self.ranks.highest(-own)[0])
-        limit = self.state.max_micro_batch_positions
-        if limit is None or self.state.micro_batch_tokens != tokens:
-            limit = math.inf
-        found = min(limit, self.ranks.from_first(read_limit(self.run_dir, tokens)))
-        self.learner.max_micro_batch_positions = found
-        self.state.micro_batch_tokens = tokens
-        return tokens
-
     def run(self, stop: StopSignal) -> None:
         """Train until a limit is reached, the patience is exhausted, or a signal arrives."""
         if self.checkpoint is not None:
-            self._validate(self._finish_validation)
+            self._validate(self._finish_validation, last=self._limit_reached() is not None)
         if reason := self._limit_reached():
             log.info("already finished: %s; raise the limit to continue training", reason)
             return
@@ -240,7 +228,13 @@ class Trainer:
             self.saver.save(last=True)
 
     def _agree(self, stop: StopSignal) -> Signals | None:
-        """The signal that any rank has received, and the time of rank 0, which is that of the run."""
+        """The signal that any rank has received. Also agrees on the time of the run, which is that of rank 0.
+
+        This is the second exchange between the hosts in a step. The first one comes before the last backward
+        pass, which must not begin if memory has run out on a rank. It could carry the signal, but neither the
+        time that the step takes nor a signal during the longest part of the step, which would then be handled
+        a step later. Whether numbers are finite needs no exchange: all ranks have the same sums.
+        """
         signal, seconds = self.ranks.highest(
             stop.received or 0, self.state.seconds if self.ranks.is_first else 0.0
         )
@@ -276,26 +270,30 @@ class Trainer:
         return learning_rate(self.state.step, self.recipe, self.total_steps)
 
     def _limit_reached(self) -> str | None:
-        """The limit at which training ends, if it is reached."""
-        state, recipe = self.state, self.recipe
-        if recipe.max_steps is not None and state.step >= recipe.max_steps:
-            return f"max_steps ({recipe.max_steps})"
-        if recipe.max_epochs is not None and state.epoch >= recipe.max_epochs:
-            return f"max_epochs ({recipe.max_epochs})"
-        if recipe.max_minutes is not None and state.seconds >= recipe.max_minutes * 60:
-            return f"max_minutes ({recipe.max_minutes:g})"
-        if recipe.patience is not None and state.validations_without_improvement >= recipe.patience:
-            return f"patience (no better {recipe.best_metric} in {recipe.patience} validations)"
-        return None
+        return limit_reached(self.recipe, self.state)
 
     def validate(self, last: bool = False) -> None:
         """Validate and publish; see `ModelSelection.validate`."""
-        self._validate(lambda model: self.selection.validate(model, saved=self.saver.is_saved, last=last))
+        self._validate(
+            lambda model: self.selection.validate(model, saved=self.saver.is_saved, last=last), last
+        )
 
-    def _validate(self, work: Callable[[Transformer], object]) -> None:
-        """Let rank 0 do some work with the weights to evaluate."""
-        with self.ranks.watched(), self.average.applied() as model:
+    def _validate(self, work: Callable[[Transformer], object], last: bool) -> None:
+        """Let rank 0 do some work with the weights to evaluate. If memory does not suffice for these, the
+        validation has failed; the `last` one is then repeated."""
+        while not self._try_to_validate(work) and last:
+            pass
+
+    def _try_to_validate(self, work: Callable[[Transformer], object]) -> bool:
+        """Whether memory sufficed for the weights."""
+        with ExitStack() as stack:
+            try:
+                model = stack.enter_context(self.average.applied(self.ranks))
+            except MemoryError as error:  # on all ranks
+                self._lead(partial(self.selection.count_failure, error))
+                return False
             self._lead(lambda: work(model), model)
+            return True
 
     def _finish_validation(self, model: Transformer) -> None:
         """Validate and publish the checkpoint, if the run was interrupted before that."""
@@ -319,16 +317,6 @@ class Trainer:
         self.saver.complete_state(self.ranks)
         self.ranks.meet()  # all have read the checkpoints that they average, of which rank 0 may remove one
         self._lead(lambda: self.saver.save(last))
-
-    def _planned_steps(self) -> int | None:
-        """The number of steps that max_steps and max_epochs allow; None if neither is set."""
-        state, recipe = self.state, self.recipe
-        limits = [] if recipe.max_steps is None else [recipe.max_steps]
-        if recipe.max_epochs is not None:
-            if state.steps_in_first_epoch is None:
-                state.steps_in_first_epoch = self.loader.find(START)[1].steps_in_epoch
-            limits.append(recipe.max_epochs * state.steps_in_first_epoch)
-        return min(limits, default=None)
 
     def _arithmetic(self) -> str:
         return describe_arithmetic(self.learner, self.ranks, self.loader.micro_batch_tokens)

@@ -1,6 +1,5 @@
-"""The limit on micro-batches that a rank leaves in the run folder when it must end because memory ran out.
-
-Rank 0 may have ended before it could save it, and a checkpoint may be older.
+"""The size of micro-batches that all ranks use, and the limit that a rank leaves in the run folder when it
+must end because memory ran out: rank 0 may have ended before it could save it, and a checkpoint may be older.
 """
 
 import json
@@ -9,9 +8,15 @@ import math
 from contextlib import suppress
 from pathlib import Path
 
+from mtrain.checkpoint.checkpoint import TrainState
+from mtrain.config.schema import Config
+from mtrain.data.windows import WindowedCorpus
+from mtrain.distributed.ranks import Ranks
 from mtrain.errors import StorageError
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import read_json
+from mtrain.training.micro_batch import micro_batch_tokens
+from mtrain.training.step import Learner
 
 log = logging.getLogger(__name__)
 
@@ -34,3 +39,19 @@ def read_limit(run_dir: Path, micro_batch_tokens: int) -> float:
         if values["micro_batch_tokens"] == micro_batch_tokens:
             return float(values["max_micro_batch_positions"])
     return math.inf
+
+
+def agree_on_micro_batches(
+    config: Config, train: WindowedCorpus, learner: Learner, state: TrainState, ranks: Ranks
+) -> int:
+    """The padded tokens of a micro-batch, which all ranks use: the smallest of their numbers. Restores the
+    limit that memory has required, from the state or from the file."""
+    own = micro_batch_tokens(config, train, learner, ranks.local_size)
+    tokens = -int(ranks.highest(-own)[0])
+    limit = state.max_micro_batch_positions
+    if limit is None or state.micro_batch_tokens != tokens:
+        limit = math.inf
+    written = ranks.from_first(read_limit(Path(config.run_dir), tokens))
+    learner.max_micro_batch_positions = min(limit, written)
+    state.micro_batch_tokens = tokens
+    return tokens

@@ -51,21 +51,25 @@ class ModelSelection:
             except DistributedError:  # without that rank, no later validation can succeed
                 raise
             except (MtrainError, RuntimeError, MemoryError) as error:
-                if not isinstance(error, MtrainError) and not is_out_of_memory(error):
-                    raise
-                self.failures += 1
-                if self.failures >= MAX_FAILED_VALIDATIONS:
-                    if isinstance(error, ModelError):  # the outputs are not finite
-                        message = f"{self.failures} validations in a row failed: {error}"
-                        raise DivergedError(message) from None
-                    raise
-                log.warning("step %d: validation failed: %s", self.state.step, error)
-                release_cached_memory(self.validator.device)
+                self.count_failure(error)
             else:
                 self.failures = 0
                 return
             if not last:
                 return
+
+    def count_failure(self, error: Exception) -> None:
+        """Log that a validation has failed. Raises the error if training cannot continue after it, or after
+        MAX_FAILED_VALIDATIONS failures in a row."""
+        if not isinstance(error, MtrainError) and not is_out_of_memory(error):
+            raise error
+        self.failures += 1
+        if self.failures >= MAX_FAILED_VALIDATIONS:
+            if isinstance(error, ModelError):  # the outputs are not finite
+                raise DivergedError(f"{self.failures} validations in a row failed: {error}") from None
+            raise error
+        log.warning("step %d: validation failed: %s", self.state.step, error)
+        release_cached_memory(self.validator.device)
 
     def _score(self, model: Transformer, saved: bool) -> None:
         """Score a model, and record the outcome on disk and in the state."""

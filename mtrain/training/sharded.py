@@ -35,7 +35,8 @@ class ShardedLearner(Learner):
     def __init__(self, model: Transformer, config: TrainingConfig, ranks: Ranks):
         if config.compile == "on":
             raise UsageError("training.compile: fsdp cannot be compiled; set training.compile to auto or off")
-        if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        needed = "set_gradient_divide_factor", "set_force_sum_reduction_for_comms"
+        if not all(hasattr(FSDPModule, name) for name in needed):
             raise UsageError(
                 f"training.parallel: fsdp needs PyTorch 2.8 or later; this is {torch.__version__}"
             )
@@ -48,12 +49,11 @@ class ShardedLearner(Learner):
         self._root = root
 
     def loss(self, model: Transformer, batch: Batch) -> LossSums:
-        """The loss of a batch, with a gradient that is neither added up over the ranks nor divided among them
-        unless `step` takes it."""
+        """The loss of a batch. Its backward pass adds up the gradients over the ranks."""
         return self._root(batch)  # type: ignore[no-any-return, operator]
 
     def _accumulate(self, batches: list[Batch], tokens: int) -> Tensor:
-        """See `Learner`. Gradients stay whole until the last micro-batch, which adds them up.
+        """See `Learner`. Each micro-batch adds up its gradients, so that no rank keeps all of them.
 
         Raises SynchronizationMemoryError if memory runs out, because the other ranks wait for this one.
         """
@@ -63,8 +63,7 @@ class ShardedLearner(Learner):
         sums = torch.zeros(2, device=self.device)
         try:
             with self.ranks.watched():
-                for number, batch in enumerate(batches, start=1):
-                    self._root.set_requires_gradient_sync(number == count)
+                for batch in batches:
                     sums = sums + self._backward(self.loss(self.model, batch), tokens)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or not self._halve(batches):
@@ -78,8 +77,7 @@ class ShardedLearner(Learner):
 
     def discard(self, sums: LossSums) -> None:
         """Run the backward pass, after which the weights are divided again."""
-        self._root.set_requires_gradient_sync(False)
-        super().discard(sums)
+        self._backward(sums, 1)
         self._release_memory()
 
 

@@ -4,12 +4,16 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 from tests.support.faults.runs import STEPS, Outcome, result_of
 from tests.support.torchrun import Command
+
+GRACE = 30.0  # seconds for processes to end after torchrun
 
 
 def kill_ranks_at_random(folder: Path, kills: int, seed: int = 4) -> Outcome:
@@ -19,7 +23,8 @@ def kill_ranks_at_random(folder: Path, kills: int, seed: int = 4) -> Outcome:
     start = time.monotonic()
     assert Command(whole, STEPS).process.wait() == 0
     seconds, expected = time.monotonic() - start, result_of(whole)
-    done = lost = runs = 0
+    done = runs = 0
+    faults = Counter[str]()
     while done < kills:
         run = folder / f"ranks-{runs}"
         runs += 1
@@ -30,8 +35,24 @@ def kill_ranks_at_random(folder: Path, kills: int, seed: int = 4) -> Outcome:
                 with suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)
                     done += 1
-        ended = command.process.wait() == 0
-        lost += not ended or result_of(run) != expected or bool(list(command.environments()))
+        if fault := _find_fault(command, run, expected):
+            faults[fault] += 1
+            print(f"{fault}:\n{command.log.read_text()}", file=sys.stderr)
         shutil.rmtree(run)
     shutil.rmtree(whole)
-    return Outcome("SIGKILL of a rank, torchrun restarts", done, lost, 0, f"{runs} runs finished")
+    summary = ", ".join([f"{runs} runs finished", *(f"{n} {fault}" for fault, n in faults.items())])
+    return Outcome("SIGKILL of a rank, torchrun restarts", done, faults.total(), 0, summary)
+
+
+def _find_fault(command: Command, run: Path, expected: object) -> str | None:
+    """What is wrong at the end of a run; None if nothing is."""
+    if command.process.wait() != 0:
+        return "failed"
+    if result_of(run) != expected:
+        return "with another result"
+    deadline = time.monotonic() + GRACE
+    while list(command.environments()):
+        if time.monotonic() > deadline:
+            return "with processes that remain"
+        time.sleep(0.1)
+    return None

@@ -4,6 +4,7 @@
 import os
 import shutil
 import signal
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from mtrain.config.load import load_config
 from mtrain.distributed import store
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
+from mtrain.training.average import WeightAverage
 from mtrain.training.fit import make_trainer
 from mtrain.training.memory_limit import read_limit
 from tests.support.faults.processes import wait, wait_until
@@ -47,12 +49,13 @@ def test_checkpoints_are_those_of_other_runs(whole, tmp_path):
         found = load_file(last_checkpoint(whole) / "model.safetensors")[name]
         if not name.endswith("query_key_value.bias"):  # their gradient for keys is 0 but for rounding
             torch.testing.assert_close(found, tensor, rtol=1e-4, atol=1e-5)
-    half = tmp_path / "half"
-    assert exit_codes(run_ranks(2, fit_command(half, 4, *FSDP), tmp_path)) == [0, 0], read_logs(tmp_path)
-    for count, more in ((2, FSDP), (2, ()), (1, FSDP)):
-        run = Path(shutil.copytree(half, tmp_path / "resumed", dirs_exist_ok=True))
+    halves = {more: tmp_path / f"half-{len(more)}" for more in (FSDP, ())}
+    for more, half in halves.items():
+        assert exit_codes(run_ranks(2, fit_command(half, 4, *more), tmp_path)) == [0, 0], read_logs(tmp_path)
+    for before, count, more in ((FSDP, 2, FSDP), (FSDP, 2, ()), (FSDP, 1, FSDP), ((), 2, FSDP)):
+        run = Path(shutil.copytree(halves[before], tmp_path / "resumed", dirs_exist_ok=True))
         assert exit_codes(run_ranks(count, fit_command(run, 7, *more), tmp_path)) == [0] * count
-        is_same = (count, more) == (2, FSDP)
+        is_same = (before, count, more) == (FSDP, 2, FSDP)
         assert result_of(run) == result_of(whole) or not is_same, read_logs(tmp_path)
         assert ("not bit-identically" in read_logs(tmp_path)[0]) == (not is_same)
         assert abs(losses(run)[-1][2] - losses(whole)[-1][2]) < 0.05
@@ -90,6 +93,37 @@ def test_memory_that_runs_out_ends_all_ranks_and_limits_the_next_start(tmp_path,
     calls.extend([1] * 12)
     assert exit_codes(run_ranks(2, train, tmp_path)) == [0, 0], read_logs(tmp_path)
     assert open_checkpoint(last_checkpoint(run)).state.max_micro_batch_positions == limit < 1024
+
+
+@pytest.mark.parametrize("failures", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_memory_that_does_not_suffice_for_the_complete_weights_is_a_failed_validation(
+    tmp_path, monkeypatch, failures
+):
+    """Of rank 1 only. The ranks agree on it, so that none is left waiting."""
+    real, calls = WeightAverage.applied, []
+
+    def fail(_):
+        raise MemoryError
+
+    @contextmanager
+    def applied(self, ranks):
+        calls.append(1)
+        with monkeypatch.context() as patch, ExitStack() as stack:
+            if ranks.rank == 1 and len(calls) <= failures:
+                patch.setattr(torch, "empty_like", fail)
+            model = stack.enter_context(real(self, ranks))
+            patch.undo()
+            yield model
+
+    monkeypatch.setattr(WeightAverage, "applied", applied)
+    run = tmp_path / "run"
+    expected = [0, 0] if failures == 1 else [8, 7]
+    assert exit_codes(run_ranks(2, fit_command(run, 21, *FSDP), tmp_path)) == expected, read_logs(tmp_path)
+    log = read_logs(tmp_path)[0]
+    assert "step 10: validation failed: out of memory for a complete copy of the weights" in log
+    found = [line["step"] for line in read_metrics(run) if "validation" in line]
+    assert found == ([20, 21] if failures == 1 else [])
+    assert last_checkpoint(run).name == "step-00000021"
 
 
 def test_a_rank_that_is_killed_is_named(tmp_path, monkeypatch):
