@@ -18,6 +18,7 @@ from mtrain.config import recipe
 from mtrain.config.load import load_config
 from mtrain.config.presets import PRESETS
 from mtrain.config.schema import Config
+from mtrain.errors import MtrainError
 from tests.support.documentation import PAGES, blocks, prepare, run
 from tests.support.paths import ROOT
 
@@ -235,3 +236,11 @@ def test_complete_configs_load(tmp_path):
         file = tmp_path / "config.yaml"
         file.write_text(block.text, encoding="utf-8")
         load_config(file)
+
+
+def test_every_class_of_errors_has_its_row_and_section_in_troubleshooting():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    for error in MtrainError.__subclasses__():
+        number = str(error.exit_code)
+        assert re.search(rf"^\| {number}\b[^|]*\| `{error.__name__}` \|", page, re.MULTILINE), error
+        assert re.search(rf"^## Exit codes? {number}\b", page, re.MULTILINE), error
