@@ -1,22 +1,25 @@
-"""Compare what `mtrain plan` predicts with real training steps: `python scripts/measure_costs.py`.
+"""Compare what `mtrain plan` predicts with real training: `python scripts/measure_costs.py`.
 
 Prints a Markdown table with the FLOPs that PyTorch counts in a step, the peak memory of all tensors, and the
 peak resident memory of the process above that before the model is made, with two ways of allocating memory.
-The model trains on one CPU thread.
+The model trains on one CPU thread. With `--fit`, the table has the peak resident memory of `mtrain fit`.
 """
 
 import argparse
 import gc
+import json
 import os
 import subprocess
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import yaml
 from generate_docs import table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -37,6 +40,7 @@ from mtrain.training.step import Learner
 VOCABULARIES = {"micro": 1_000, "tiny": 8_000, "small": 8_000, "base": 32_000}
 PAIRS, LENGTH = 128, 32  # of each step, which is one micro-batch
 PRESETS = ("tiny", "small", "base")
+FIT_STEPS = 3
 # How the C library allocates: one block of the operating system for each large tensor, which is returned when
 # the tensor is freed; or, as in `fit`, a heap that is kept.
 MALLOC = ("single blocks", "heap")
@@ -180,15 +184,62 @@ def resident_in_new_process(preset: str, precision: str, malloc: str) -> int:
     return int(done.stdout)
 
 
+def fit_row(corpus: Sequence[Path], folder: Path, preset: str, precision: str, threads: int) -> list[str]:
+    """A row of the table of `mtrain fit`: the memory of the process, predicted and at peak, in MiB."""
+    source, target = (str(file.resolve()) for file in corpus)
+    size = VOCABULARIES["tiny"]
+    raw = {
+        "run_dir": str(folder / f"{preset}-{precision}-{threads}"),
+        "data": {
+            "source_lang": "en",
+            "target_lang": "de",
+            "train": {"source": source, "target": target},
+            "validation": {"holdout": 20},
+            "folder": str(folder / "data"),
+        },
+        "tokenizer": {"vocab_size": size},
+        "model": {"preset": preset, "dropout": 0.1},
+        "training": {"max_steps": FIT_STEPS, "batch_tokens": PAIRS * LENGTH, "precision": precision},
+        "decoding": {"beam_size": 1},
+    }
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(raw))
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    mtrain = [sys.executable, "-m", "mtrain"]
+    for name in ("prepare", "plan"):  # learning the tokenizer takes memory of its own
+        options = ["--hardware", "cpu", "--json"] if name == "plan" else []
+        command = [*mtrain, name, str(file), *options]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    predicted = json.loads(done.stdout)["process_memory"]
+    fit = subprocess.Popen([*mtrain, "fit", str(file), "--device", "cpu", "--quiet"], env=environment)
+    _, status, usage = os.wait4(fit.pid, 0)
+    if status:
+        sys.exit("mtrain fit has failed")
+    peak = usage.ru_maxrss * 1024
+    sizes = (f"{size / 2**20:,.0f}" for size in (predicted, peak))
+    return [preset, precision, str(threads), *sizes, f"{predicted / peak - 1:+.0%}"]
+
+
 def main() -> None:
-    """Print the table, or measure one row's resident memory in this process."""
+    """Print a table, or measure one row's resident memory in this process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=list(PRESETS))
     parser.add_argument("--precisions", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
+    parser.add_argument(
+        "--fit", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help="train on these texts"
+    )
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="with --fit (1 2)")
     parser.add_argument("--resident", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.resident:
         print(measure_resident(*options.resident))
+        return
+    choices = [(preset, precision) for preset in options.presets for precision in options.precisions]
+    if options.fit:
+        header = ("preset", "precision", "threads", "MiB predicted", "MiB at peak", "difference")
+        with TemporaryDirectory() as folder:
+            rows = [fit_row(options.fit, Path(folder), *c, n) for c in choices for n in options.threads]
+        print(table(header, rows))
         return
     units = (
         "GFLOP predicted",
@@ -197,8 +248,7 @@ def main() -> None:
         "MiB of tensors",
         *(f"MiB resident, {name}" for name in MALLOC),
     )
-    rows = [row(preset, precision) for preset in options.presets for precision in options.precisions]
-    print(table(("preset", "precision", *units), rows))
+    print(table(("preset", "precision", *units), [row(*choice) for choice in choices]))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,10 @@ UTILIZATION = 0.3  # of the peak, in matrix products; assumed
 BANDWIDTH_UTILIZATION = 0.7  # of the peaks of memory and links; assumed
 LAUNCH_SECONDS = 5e-6  # from Python, of an operation on a GPU; assumed
 GPU_MEMORY_SHARE = 0.9  # that tensors may take; the rest is for the CUDA context and fragmentation; assumed
-CPU_HEAP = 2.0  # size of a heap relative to its tensors, at most; 1.2 to 1.9 were measured (docs/scaling.md)
+# Of a process on a CPU, as measured (docs/scaling.md): the size of its heap relative to the tensors in it,
+# since memory that is freed leaves gaps; and what Python, PyTorch and other libraries take.
+HEAP_PER_TENSORS, LIBRARIES = 1.35, 480 * 2**20
+CPU_MEMORY_SHARE = 0.5  # that tensors may take; assumed
 MEASURED = "measured"
 
 
@@ -47,7 +50,7 @@ class Hardware(NamedTuple):
     @property
     def usable_memory(self) -> float:
         """Bytes that tensors may take."""
-        return self.memory / CPU_HEAP if self.on_cpu else GPU_MEMORY_SHARE * self.memory
+        return (CPU_MEMORY_SHARE if self.on_cpu else GPU_MEMORY_SHARE) * self.memory
 
     @property
     def links(self) -> list[Link]:

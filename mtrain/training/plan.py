@@ -33,7 +33,7 @@ from mtrain.model.cost import FP32, count_parameters
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.complete_config import is_incomplete, log_choices, make_workload, plan_run
 from mtrain.training.estimate import Device, Epoch, Estimator, Memory, StepCost, StepTime
-from mtrain.training.hardware import CPU_HEAP, GPUS, Hardware, find_hardware
+from mtrain.training.hardware import GPUS, HEAP_PER_TENSORS, LIBRARIES, Hardware, find_hardware
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.prepare_tokenizer import existing_tokenizer
 from mtrain.training.resolve_config import resolve_config
@@ -60,7 +60,7 @@ class Plan:
     memory: Memory
     device_memory: float
     usable_memory: float  # of a device, for tensors
-    process_memory: float | None  # at most, on a CPU, with the gaps of the heap
+    process_memory: float | None  # resident at peak, on a CPU, with libraries and the gaps of the heap
     fits: bool
     runs: list[Run]  # one for each kind of link; empty if steps were to be timed but do not fit in memory
     advice: list[str]
@@ -136,6 +136,7 @@ class _Planner:
             links = self.hardware.links if self.devices > 1 else [None]
             runs = [predict_run(config.training, *costs, self.devices, link, price) for link in links]
         parameters = count_parameters(estimator.network)
+        resident = LIBRARIES + HEAP_PER_TENSORS * memory.total
         return Plan(
             hardware=self.hardware.name,
             devices=self.devices,
@@ -147,7 +148,7 @@ class _Planner:
             memory=memory,
             device_memory=self.hardware.memory,
             usable_memory=self.hardware.usable_memory,
-            process_memory=CPU_HEAP * memory.total if self.hardware.on_cpu else None,
+            process_memory=resident if self.hardware.on_cpu else None,
             fits=fits,
             runs=runs,
             advice=[*_advise_memory(estimator, fits), *_advise_speed(runs)],

@@ -48,7 +48,7 @@ def _memory(plan: Plan) -> Iterator[Row]:
         if size:
             yield f"  {part}", _bytes(size), ""
     if plan.process_memory is not None:
-        remark = "at most, with the gaps of its heap; in addition to libraries and data"
+        remark = "resident at peak, with libraries and the gaps of its heap, without validation"
         yield "memory of the process", _bytes(plan.process_memory), remark
 
 
