@@ -40,7 +40,6 @@ from mtrain.training.step import Learner
 VOCABULARIES = {"micro": 1_000, "tiny": 8_000, "small": 8_000, "base": 32_000}
 PAIRS, LENGTH = 128, 32  # of each step, which is one micro-batch
 PRESETS = ("tiny", "small", "base")
-FIT_STEPS = 3
 # How the C library allocates: one block of the operating system for each large tensor, which is returned when
 # the tensor is freed; or, as in `fit`, a heap that is kept.
 MALLOC = ("single blocks", "heap")
@@ -184,7 +183,9 @@ def resident_in_new_process(preset: str, precision: str, malloc: str) -> int:
     return int(done.stdout)
 
 
-def fit_row(corpus: Sequence[Path], folder: Path, preset: str, precision: str, threads: int) -> list[str]:
+def fit_row(
+    corpus: Sequence[Path], steps: int, folder: Path, preset: str, precision: str, threads: int
+) -> list[str]:
     """A row of the table of `mtrain fit`: the memory of the process, predicted and at peak, in MiB."""
     source, target = (str(file.resolve()) for file in corpus)
     size = VOCABULARIES["tiny"]
@@ -199,7 +200,7 @@ def fit_row(corpus: Sequence[Path], folder: Path, preset: str, precision: str, t
         },
         "tokenizer": {"vocab_size": size},
         "model": {"preset": preset, "dropout": 0.1},
-        "training": {"max_steps": FIT_STEPS, "batch_tokens": PAIRS * LENGTH, "precision": precision},
+        "training": {"max_steps": steps, "batch_tokens": PAIRS * LENGTH, "precision": precision},
         "decoding": {"beam_size": 1},
     }
     file = folder / "config.yaml"
@@ -229,6 +230,7 @@ def main() -> None:
         "--fit", nargs=2, type=Path, metavar=("SOURCE", "TARGET"), help="train on these texts"
     )
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="with --fit (1 2)")
+    parser.add_argument("--steps", type=int, default=20, help="with --fit (20)")
     parser.add_argument("--resident", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.resident:
@@ -238,7 +240,11 @@ def main() -> None:
     if options.fit:
         header = ("preset", "precision", "threads", "MiB predicted", "MiB at peak", "difference")
         with TemporaryDirectory() as folder:
-            rows = [fit_row(options.fit, Path(folder), *c, n) for c in choices for n in options.threads]
+            rows = [
+                fit_row(options.fit, options.steps, Path(folder), *c, n)
+                for c in choices
+                for n in options.threads
+            ]
         print(table(header, rows))
         return
     units = (

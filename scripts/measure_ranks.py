@@ -27,12 +27,14 @@ from generate_docs import table
 from mtrain.config.load import load_config
 from mtrain.data.batch import Batch
 from mtrain.data.loader import Step
+from mtrain.device import resolve_precision
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Ranks
 from mtrain.training.fit import make_trainer
 from mtrain.training.parallel import ParallelLearner
 from mtrain.training.step import Learner
 
+CPU = torch.device("cpu")
 RATE = 1e-4
 EXCHANGES = 300  # between the hosts, to be timed
 COLUMNS = (
@@ -156,17 +158,8 @@ def row(folder: Path, options: argparse.Namespace, preset: str, tokens: int) -> 
     times = (f"{seconds * 1e3:,.1f} ms" for seconds in (alone, apart, together))
     first, *others = times
     ratio, share = tokens_ratio * alone / together, 1 - apart / together
-    wrapping = f"{wrapped / plain - 1:+.1%}"
-    return [
-        preset,
-        options.precision,
-        f"{tokens:,}",
-        first,
-        wrapping,
-        *others,
-        f"{ratio:.2f}",
-        f"{share:.1%}",
-    ]
+    wrapping, precision = f"{wrapped / plain - 1:+.1%}", resolve_precision(CPU, options.precision)
+    return [preset, precision, f"{tokens:,}", first, wrapping, *others, f"{ratio:.2f}", f"{share:.1%}"]
 
 
 def main() -> None:
