@@ -30,7 +30,7 @@ def test_sigterm_to_torchrun_ends_the_run_after_a_save(tmp_path):
     wait_for_steps(run, 5)
     command.process.send_signal(signal.SIGTERM)
     assert command.process.wait(60) == 1
-    assert not list(command.environments())
+    assert not command.has_orphans()
     step = losses(run)[-1][0]
     message = f"stopped by SIGTERM; saved at step {step}; run it again to resume\n"
     assert message in command.log.read_text() and f"rank 1: {message}" in command.log.read_text()
@@ -46,4 +46,4 @@ def test_torchrun_restarts_ranks_that_were_killed_and_they_finish_the_same_run(t
         os.kill(command.ranks()[rank], signal.SIGKILL)
     assert command.process.wait(120) == 0, command.log.read_text()
     assert result_of(run) == result_of(whole)
-    assert not list(command.environments())
+    assert not command.has_orphans()

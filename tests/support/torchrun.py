@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +31,15 @@ class Command:
     def ranks(self) -> dict[int, int]:
         """The process of each rank."""
         return {int(values["RANK"]): pid for pid, values in self.environments() if "RANK" in values}
+
+    def has_orphans(self, seconds: float = 30.0) -> bool:
+        """Whether processes remain some time after the end of torchrun."""
+        deadline = time.monotonic() + seconds
+        while list(self.environments()):
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(0.1)
+        return False
 
     def environments(self) -> Iterator[tuple[int, dict[str, str]]]:
         """The processes of the command, and the environment that each was started with."""

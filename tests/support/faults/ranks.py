@@ -13,8 +13,6 @@ from pathlib import Path
 from tests.support.faults.runs import STEPS, Outcome, result_of
 from tests.support.torchrun import Command
 
-GRACE = 30.0  # seconds for processes to end after torchrun
-
 
 def kill_ranks_at_random(folder: Path, kills: int, seed: int = 4) -> Outcome:
     """SIGKILL a random rank of two at a random time, until runs are finished. Each must equal a run that was
@@ -50,9 +48,4 @@ def _find_fault(command: Command, run: Path, expected: object) -> str | None:
         return "failed"
     if result_of(run) != expected:
         return "with another result"
-    deadline = time.monotonic() + GRACE
-    while list(command.environments()):
-        if time.monotonic() > deadline:
-            return "with processes that remain"
-        time.sleep(0.1)
-    return None
+    return "with processes that remain" if command.has_orphans() else None
