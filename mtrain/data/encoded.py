@@ -12,7 +12,7 @@ from mtrain.config.corpora import Corpus
 from mtrain.data.corpus_files import place_of
 from mtrain.data.shards import Ids, Rows, Shard, ranges
 
-Places = Callable[[Sequence[int]], list[str]]
+LocateRows = Callable[[Sequence[int]], list[str]]
 
 
 class _Part(NamedTuple):
@@ -30,11 +30,14 @@ class EncodedCorpus:
     """
 
     def __init__(
-        self, parts: Sequence[_Part], weights: tuple[npt.NDArray[np.float64], Sequence[int]], places: Places
+        self,
+        parts: Sequence[_Part],
+        weights: tuple[npt.NDArray[np.float64], Sequence[int]],
+        locate: LocateRows,
     ):
-        """`weights` are some weights, and the number of consecutive rows that have each of them. `places`
+        """`weights` are some weights, and the number of consecutive rows that have each of them. `locate`
         returns the locations of rows as `file:line`."""
-        self._weights, self.places = weights, places
+        self._weights, self.locate = weights, locate
         self._ids = [part.ids for part in parts]
         self._edges = np.cumsum([0, *(len(part.lengths[0]) for part in parts)])  # first row of each part
         self._starts = [_compact(np.concatenate([part.starts[side] for part in parts])) for side in (0, 1)]
@@ -105,7 +108,7 @@ class EncodedCorpus:
     def with_ids(self, ids: tuple[Ids, Ids], lengths: tuple[Ids, Ids]) -> "EncodedCorpus":
         """The same rows with other ids, which are those of the rows one after another."""
         starts = [Rows(*side).starts[:-1] for side in zip(ids, lengths, strict=True)]
-        return EncodedCorpus([_Part(ids, (starts[0], starts[1]), lengths)], self._weights, self.places)
+        return EncodedCorpus([_Part(ids, (starts[0], starts[1]), lengths)], self._weights, self.locate)
 
 
 def _lists(rows: Rows) -> pa.ListArray:

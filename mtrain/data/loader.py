@@ -43,7 +43,7 @@ class Step(NamedTuple):
     epoch: int  # from 1
     tokens: int  # target tokens of all batches, of all ranks
     batches: list[Batch]  # the micro-batches of this rank
-    places: Callable[[], list[str]]  # where its pairs come from, as `file:line`
+    locate: Callable[[], list[str]]  # returns where its pairs come from, as `file:line`
     next: Position  # of the next step, to resume from
 
 
@@ -186,10 +186,10 @@ class Loader:
         batches = [self.batch(rows, window.corpus) for rows in window.plan.steps[index] if len(rows)]
         batches = batches or [Batch.without_pairs()]
 
-        def places() -> list[str]:
-            return window.corpus.places([row for batch in batches for row in batch.rows])
+        def locate() -> list[str]:
+            return window.corpus.locate([row for batch in batches for row in batch.rows])
 
-        return Step(epoch + 1, window.plan.step_tokens[index], batches, places, following)
+        return Step(epoch + 1, window.plan.step_tokens[index], batches, locate, following)
 
     def batch(self, rows: Rows, corpus: EncodedCorpus) -> Batch:
         """The tensors of some rows of a window, pinned if the device is a GPU. They are moved to the device

@@ -162,7 +162,7 @@ class Trainer:
                 if state.next_batch == 0 or step.next.step == 0:
                     self.ranks.meet()
                 metrics = self.train_step(step)
-                self.progress.add_step(metrics, step.places)
+                self.progress.add_step(metrics, step.locate)
                 # Read once: a signal that arrives later is handled after the next save. Before the metrics
                 # are read, which waits for the GPU: a lost rank is noticed here first.
                 stopped = self._agree(stop)

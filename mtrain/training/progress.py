@@ -85,10 +85,10 @@ class Progress:
         repeated = self.state.validation_due and step == self.state.step and "validation" in record
         return step <= self.state.step and not repeated
 
-    def add_step(self, metrics: StepMetrics, places: Callable[[], list[str]] = list) -> None:
-        """Add the metrics of a step, and read those of the previous step. `places` returns where the pairs of
+    def add_step(self, metrics: StepMetrics, locate: Callable[[], list[str]] = list) -> None:
+        """Add the metrics of a step, and read those of the previous step. `locate` returns where the pairs of
         the step come from, as `file:line`."""
-        self.pending.append((copy_to_host_async(metrics.values), metrics.tokens, places))
+        self.pending.append((copy_to_host_async(metrics.values), metrics.tokens, locate))
         self.read_pending(keep=1)
         self.update_time(stepping=True)
         self.bar.update()
@@ -104,7 +104,7 @@ class Progress:
         Raises DivergedError after too many consecutive steps with a non-finite loss or gradient.
         """
         while len(self.pending) > keep:
-            values, tokens, places = self.pending.popleft()
+            values, tokens, locate = self.pending.popleft()
             loss, nll, norm, skipped = values()
             state, window = self.state, self.state.window
             for key, value in (("loss", loss), ("nll", nll), ("tokens", tokens), ("steps", 1)):
@@ -112,7 +112,7 @@ class Progress:
             window["norm"] = norm
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
             if not skipped:
-                self._watch_for_spikes(loss / tokens, state.step - len(self.pending), places)
+                self._watch_for_spikes(loss / tokens, state.step - len(self.pending), locate)
             else:
                 state.skipped_steps += 1
                 level = logging.WARNING if self.is_first else logging.DEBUG
@@ -124,12 +124,12 @@ class Progress:
                     "lower training.learning_rate or raise training.warmup_steps"
                 )
 
-    def _watch_for_spikes(self, loss: float, step: int, places: Callable[[], list[str]]) -> None:
+    def _watch_for_spikes(self, loss: float, step: int, locate: Callable[[], list[str]]) -> None:
         """Log a warning if the loss is far above that of the previous steps, which bad pairs can cause."""
         if len(self.recent) == SPIKE_WINDOW:
             mean = fmean(self.recent)
             if loss > mean + max(MIN_SPIKE, 6 * pstdev(self.recent, mean)):
-                found = places()
+                found = locate()
                 some = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
                 usual = f"{mean:.2f} before"
                 log.warning("step %d: loss %.2f nats/token, %s; pairs %s", step, loss, usual, some)

@@ -62,7 +62,7 @@ def test_max_epochs_ends_with_the_last_window(small, monkeypatch, caplog):
     epochs, real = Counter(), loop.Trainer.train_step
 
     def train_step(self, step):
-        epochs.update((step.epoch, place) for place in step.places())
+        epochs.update((step.epoch, place) for place in step.locate())
         return real(self, step)
 
     monkeypatch.setattr(loop.Trainer, "train_step", train_step)

@@ -51,7 +51,7 @@ def test_the_order_of_the_buckets_is_independent_of_the_batches():
 def steps_of_epochs(loader: Loader, epochs: int, start: Position) -> list:
     """The positions and pairs of the steps of the first epochs, from a position on."""
     steps = takewhile(lambda step: step.epoch <= epochs, loader.steps(start))
-    return [(step.next, [batch.labels.tolist() for batch in step.batches], step.places()) for step in steps]
+    return [(step.next, [batch.labels.tolist() for batch in step.batches], step.locate()) for step in steps]
 
 
 def test_each_pair_occurs_once_an_epoch_and_resuming_keeps_the_order(

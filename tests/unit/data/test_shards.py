@@ -154,7 +154,7 @@ def test_locations_of_rows(tmp_path: Path, tokenizer: Tokenizer, small):
     ]
     prepared = prepare(tmp_path, tokenizer, config(tmp_path, train))
     a, b = tmp_path / "a.tsv", tmp_path / "b.tsv"
-    assert prepared.train.encoded().places([0, 69, 70, 79, 80, 379]) == [
+    assert prepared.train.encoded().locate([0, 69, 70, 79, 80, 379]) == [
         *(f"{a}:1", f"{a}:70", f"{a}:72", f"{a}:81", f"{b}:1", f"{b}:300")
     ]
 
@@ -703,7 +703,7 @@ def test_pairs_that_cannot_be_read_do_not_shift_the_others(
         prepared = prepare(tmp_path, tokenizer, data)
         assert text_of(prepared, tokenizer) == [pair for i, pair in enumerate(TOY) if i not in bad]
         assert dropped(caplog) == {"bad": len(bad)}
-        places = prepared.train.encoded().places([0, 63, 272])
+        places = prepared.train.encoded().locate([0, 63, 272])
         assert places == [f"{tmp_path / 'train.tsv'}:{n}" for n in (21, 88, 299)]
         last = [line for line in caplog.messages if line.startswith("data: encoded")][-1]
         assert last.startswith("data: encoded 273 of 273 pairs, ")
