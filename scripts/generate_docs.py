@@ -36,6 +36,8 @@ SECTIONS = {
     "SacrebleuCorpus": "Corpus: a test set of sacreBLEU",
     "ToyCorpus": "Corpus: the bundled toy corpus",
     "Holdout": "`data.validation`: held-out pairs",
+    "Filters": "`data.filters`",
+    "MinScore": "`data.filters.min_score`",
     "TokenizerConfig": "`tokenizer`",
     "Architecture": "`model`",
     "TrainingConfig": "`training`",

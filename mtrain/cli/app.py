@@ -35,7 +35,7 @@ app = typer.Typer(
 )
 COMMANDS = {
     "Get started": (demo.demo, init.init),
-    "Prepare data": (data.check, data.tokenize, data.prepare),
+    "Prepare data": (data.check, data.clean, data.tokenize, data.prepare),
     "Train": (training.plan, training.fit, models.average),
     "Translate": (translation.translate, models.rerank, scoring.score, segmentation.segment),
     "Evaluate": (evaluation.evaluate, report.report),

@@ -1,15 +1,18 @@
-"""`mtrain check`, `mtrain tokenize` and `mtrain prepare`."""
+"""`mtrain check`, `mtrain clean`, `mtrain tokenize` and `mtrain prepare`."""
 
 import json
 import shlex
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
 from mtrain.cli import terminal
-from mtrain.cli.options import ConfigFile, Debug, Json, NoCheck, Quiet, RunDir, Set, overrides
-from mtrain.cli.output import open_stdout
+from mtrain.cli.options import ConfigFile, Debug, Json, NoCheck, OutputFile, Quiet, RunDir, Set, overrides
+from mtrain.cli.output import open_output, open_stdout, require_writable
+from mtrain.errors import UsageError
 
 
 def check(
@@ -126,6 +129,57 @@ def prepare(
     with open_stdout() as out:
         print(folder, file=out)
     terminal.suggest("data saved; next", fit_command(config, run_dir, set_))
+
+
+def clean(
+    config: ConfigFile,
+    output: OutputFile = None,
+    rejected: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="File for the rejected pairs, each after the reason; replaced and compressed like -o.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        Option(
+            min=1,
+            metavar="N",
+            help="Number of processes that filter; by default one for each core, or one below 64 MiB.",
+        ),
+    ] = None,
+    set_: Set = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write the training pairs of CONFIG that data.filters keeps.
+
+    The output is one tab-separated file: source, target, and the further columns of tab-separated corpora.
+    The log says how many pairs were rejected for each reason, with examples. `mtrain prepare` and `mtrain
+    fit` apply the same filters.
+
+    Examples:
+        mtrain clean mine.yaml -o clean.tsv.gz --rejected rejected.tsv
+        mtrain clean mine.yaml -o clean.tsv --set data.filters.max_ratio=2.5
+    """
+    terminal.start_logging(quiet, debug)
+    from mtrain.config.load import load_config
+    from mtrain.data.clean import clean as clean_data
+    from mtrain.data.corpus_files import files_of
+    from mtrain.data.same_inputs import check_corpora
+
+    data = load_config(config, overrides(set_)).data
+    check_corpora(data)
+    inputs = [config, *chain.from_iterable(map(files_of, data.train))]
+    for file in (output, rejected):
+        require_writable(file, inputs)
+    if output is not None and rejected is not None and output.resolve() == rejected.resolve():
+        raise UsageError(f"{output}: is given for both -o and --rejected; give two files")
+    with ExitStack() as stack:
+        out = stack.enter_context(open_output(output))
+        other = None if rejected is None else stack.enter_context(open_output(rejected))
+        clean_data(data, out, other, workers, quiet)
 
 
 def fit_command(config: Path, run_dir: str | None, set_: list[str] | None) -> str:

@@ -1,13 +1,25 @@
 """`mtrain score`."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
 from mtrain.cli import terminal
-from mtrain.cli.options import BatchTokens, Debug, Device, Ensemble, ModelFolder, Quiet, Set, overrides
-from mtrain.cli.output import is_on_screen, open_stdout
+from mtrain.cli.options import (
+    FILES,
+    BatchTokens,
+    Debug,
+    Device,
+    Ensemble,
+    ModelFolder,
+    OutputFile,
+    Quiet,
+    Set,
+    overrides,
+)
+from mtrain.cli.output import is_on_screen, open_output, require_writable
 from mtrain.cli.translation import load_translator
 from mtrain.cli.translation_output import count_lines
 from mtrain.errors import UsageError
@@ -15,8 +27,33 @@ from mtrain.errors import UsageError
 
 def score(
     model: ModelFolder,
-    source: Annotated[Path, Option("-i", "--input", metavar="FILE", help="Source sentences, one per line.")],
-    target: Annotated[Path, Option(metavar="FILE", help="Their translations, one per line.")],
+    source: Annotated[
+        Path | None,
+        Option(
+            "-i", "--input", metavar="FILE", help="Source sentences, one per line.", rich_help_panel=FILES
+        ),
+    ] = None,
+    target: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Translations of the lines of -i, one per line.", rich_help_panel=FILES),
+    ] = None,
+    tsv: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Tab-separated file with source and target in its first two columns, in place of -i and "
+            "--target. It is printed with the score as a further column.",
+            rich_help_panel=FILES,
+        ),
+    ] = None,
+    reverse: Annotated[
+        Path | None,
+        Option(
+            metavar="MODEL",
+            help="Model of the reverse direction, for the dual conditional cross-entropy; with --tsv.",
+        ),
+    ] = None,
+    output: OutputFile = None,
     ensemble: Ensemble = None,
     batch_tokens: BatchTokens = None,
     json_: Annotated[
@@ -30,26 +67,53 @@ def score(
     """Score given translations with MODEL.
 
     Prints, for each pair of lines, the log-probability in nats, the number of tokens, and the log-probability
-    of each token, separated by tabs.
+    of each token, separated by tabs. With --tsv, each line is printed with one more column, by which
+    data.filters.min_score can filter: the mean log-probability of a token or, with --reverse, a number
+    between 0 and 1. It is nan if a side is longer than the model's maximum length.
 
     Examples:
         mtrain score runs/mine -i new.en --target new.de
+        mtrain score runs/en-de --tsv pairs.tsv --reverse runs/de-en -o scored.tsv
     """
     terminal.start_logging(quiet, debug)
-    for file in (source, target):
-        if str(file) == "-":
-            raise UsageError("score cannot read from stdin; give files")
-        terminal.require_file(file)
-    from mtrain.config.corpora import TextCorpus
-    from mtrain.data.corpus import read_corpus
-    from mtrain.data.lines import raise_errors
-    from mtrain.decoding.score import score_pairs
+    inputs = _require_inputs(source, target, tsv)
+    if tsv is None and reverse is not None:
+        raise UsageError("--reverse needs --tsv")
+    if tsv is not None and json_:
+        raise UsageError("--json and --tsv exclude each other")
+    require_writable(output, inputs)
+    from mtrain.decoding.score import score_lines, score_pairs
     from mtrain.progress_bar import ProgressBar
 
     settings = overrides(set_, "decoding.", batch_tokens=batch_tokens)
     translator = load_translator(model, device, settings, ensemble)
-    pairs = raise_errors(read_corpus(TextCorpus(source=str(source), target=str(target))))
-    hidden = is_on_screen(None)
-    with ProgressBar("scored", "pairs", count_lines(source), hidden) as progress, open_stdout() as out:
-        for scored in score_pairs(translator, pairs, progress.add):
+    other = None if reverse is None else load_translator(reverse, device, settings)
+    count = count_lines(inputs[0])
+    total = None if count is None else count * (1 if other is None else 2)  # each model scores each pair
+    with ProgressBar("scored", "pairs", total, is_on_screen(output)) as progress, open_output(output) as out:
+        if tsv is not None:
+            out.writelines(score_lines(translator, other, terminal.read_lines(tsv), str(tsv), progress.add))
+            return
+        for scored in score_pairs(translator, _read_pairs(*inputs), progress.add):
             out.write(scored.as_json() if json_ else scored.line())
+
+
+def _require_inputs(source: Path | None, target: Path | None, tsv: Path | None) -> list[Path]:
+    """The files to read. Raises UsageError unless they are two files of lines or one of columns; DataError if
+    one is missing."""
+    given = [file for file in (source, target, tsv) if file is not None]
+    if len(given) != (1 if tsv else 2):
+        raise UsageError("give both -i and --target, or --tsv alone")
+    for file in given:
+        if str(file) == "-":
+            raise UsageError("score cannot read from stdin; give files")
+        terminal.require_file(file)
+    return given
+
+
+def _read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
+    from mtrain.config.corpora import TextCorpus
+    from mtrain.data.corpus import read_corpus
+    from mtrain.data.lines import raise_errors
+
+    return raise_errors(read_corpus(TextCorpus(source=str(source), target=str(target))))

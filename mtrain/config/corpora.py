@@ -24,6 +24,9 @@ class CorpusSpec(Section):
         le=1000,
         description="number of times that each pair occurs in an epoch; for `train` only",
     )
+    filters: Literal["off"] | None = Field(
+        None, description="`off`: keep the pairs that break a rule of `data.filters`; for `train` only"
+    )
 
 
 class TextCorpus(CorpusSpec):

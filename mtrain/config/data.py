@@ -2,10 +2,19 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from mtrain.config.corpora import Corpora, SacrebleuCorpus, TestSet, Validation
-from mtrain.config.languages import base_language
+from mtrain.config.corpora import (
+    Corpora,
+    CorpusSpec,
+    FieldsCorpus,
+    SacrebleuCorpus,
+    TestSet,
+    TsvCorpus,
+    Validation,
+)
+from mtrain.config.filters import Filters
+from mtrain.config.languages import base_language, scripts_of_language
 from mtrain.config.section import Section
 
 
@@ -34,6 +43,9 @@ class DataConfig(Section):
     bad_lines: Literal["error", "skip"] = Field(
         "error", description="what to do with invalid UTF-8, NUL characters and missing fields"
     )
+    filters: Filters | None = Field(
+        None, description="rules that leave pairs out of `train`; null: none, but empty and too long pairs"
+    )
     check: bool = Field(
         True, description="whether to check the corpora before they are first encoded, as `mtrain check` does"
     )
@@ -48,11 +60,49 @@ class DataConfig(Section):
         description="about how many pairs are shuffled together and held in memory, at 150 bytes each",
     )
 
+    def score_of(self, corpus: CorpusSpec) -> int | str | None:
+        """The column or field of a training corpus with the scores that `filters.min_score` needs, if any."""
+        if self.filters is None or self.filters.min_score is None or corpus.filters == "off":
+            return None
+        return self.filters.min_score.column
+
     @model_validator(mode="after")
     def _weights_are_for_training(self) -> Self:
         validation = self.validation if isinstance(self.validation, list) else []
         if any(corpus.weight != 1 for corpus in (*validation, *self.test.values())):
             raise ValueError("weight is allowed in data.train only; other corpora use each pair once")
+        return self
+
+    @field_validator("filters", mode="after")
+    @classmethod
+    def _none_without_rules(cls, filters: Filters | None) -> Filters | None:
+        return None if filters == Filters() else filters
+
+    @model_validator(mode="after")
+    def _filters_are_for_training(self) -> Self:
+        validation = self.validation if isinstance(self.validation, list) else []
+        if any(corpus.filters for corpus in (*validation, *self.test.values())):
+            raise ValueError("filters is allowed in data.train only; other corpora are never filtered")
+        return self
+
+    @model_validator(mode="after")
+    def _filters_can_be_applied(self) -> Self:
+        if self.filters is None:
+            return self
+        for code in (self.source_lang, self.target_lang) if self.filters.script else ():
+            if not scripts_of_language(code):
+                raise ValueError(
+                    f"filters.script: the script of {code} is not known; write {code}-Latn, for example"
+                )
+        if self.filters.min_score is not None:
+            column = self.filters.min_score.column
+            kind, needed = (
+                (TsvCorpus, "tsv") if isinstance(column, int) else (FieldsCorpus, "jsonl, parquet or hub")
+            )
+            if not all(isinstance(corpus, kind) or corpus.filters for corpus in self.train):
+                raise ValueError(
+                    f"filters.min_score: column {column} needs {needed} corpora; others need filters: off"
+                )
         return self
 
     @model_validator(mode="after")

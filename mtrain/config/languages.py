@@ -10,10 +10,74 @@ if TYPE_CHECKING:
 # For languages written without spaces, 13a would count whole sentences as words.
 _BLEU_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
+# The scripts of languages, as the first words of the Unicode names of their letters; those of Chinese and
+# Japanese count as one. A language is in several lists if it is written in several scripts. All other
+# languages with codes of two letters are written in Latin letters.
+_LANGUAGES = {
+    "ARABIC": "ar arz ary az ckb fa ha kk ks ku ky ms pa ps sd ug ur uz yi",
+    "ARMENIAN": "hy",
+    "BENGALI": "as bn",
+    "CANADIAN": "cr iu oj",
+    "CJK": "ja wuu yue zh",
+    "CYRILLIC": "ab av az ba be bg bs ce cu cv kk kv ku ky mk mn mo os ro ru sah sh sr tg tk tt ug uk uz",
+    "DEVANAGARI": "bh bho gom hi ks mai mr ne pi sa sd",
+    "ETHIOPIC": "am ti",
+    "GEORGIAN": "ka",
+    "GREEK": "el grc",
+    "GUJARATI": "gu",
+    "GURMUKHI": "pa",
+    "HANGUL": "ko",
+    "HEBREW": "he hbo iw ji yi",
+    "KANNADA": "kn",
+    "KHMER": "km",
+    "LAO": "lo",
+    "LATIN": "az bs crh cr ckb fil iu ku kk mo oj pi ro sh sr tk ug uz",
+    "MALAYALAM": "ml",
+    "MONGOLIAN": "mn",
+    "MYANMAR": "my",
+    "OL": "sat",
+    "ORIYA": "or",
+    "SINHALA": "si",
+    "TAMIL": "ta",
+    "TELUGU": "te",
+    "THAANA": "dv",
+    "THAI": "th",
+    "TIBETAN": "bo dz",
+    "TIFINAGH": "ber tzm zgh",
+    "YI": "ii",
+}
+# By the codes of ISO 15924, which may follow that of the language.
+_SCRIPTS = {
+    **{"Arab": "ARABIC", "Armn": "ARMENIAN", "Beng": "BENGALI", "Cans": "CANADIAN", "Cyrl": "CYRILLIC"},
+    **{"Deva": "DEVANAGARI", "Ethi": "ETHIOPIC", "Geor": "GEORGIAN", "Grek": "GREEK", "Gujr": "GUJARATI"},
+    **{"Guru": "GURMUKHI", "Hang": "HANGUL", "Hans": "CJK", "Hant": "CJK", "Hebr": "HEBREW", "Jpan": "CJK"},
+    **{"Khmr": "KHMER", "Knda": "KANNADA", "Kore": "HANGUL", "Laoo": "LAO", "Latn": "LATIN"},
+    **{"Mlym": "MALAYALAM", "Mong": "MONGOLIAN", "Mymr": "MYANMAR", "Olck": "OL", "Orya": "ORIYA"},
+    **{"Sinh": "SINHALA", "Taml": "TAMIL", "Telu": "TELUGU", "Tfng": "TIFINAGH", "Thaa": "THAANA"},
+    **{"Thai": "THAI", "Tibt": "TIBETAN"},
+}
+_WITHOUT_SPACES = {"CJK", "KHMER", "LAO", "MYANMAR", "THAI", "TIBETAN"}
+
 
 def base_language(code: str) -> str:
     """The language of a code without its region or script: `zh` for `zh`, `zh-TW` and `zh_CN`."""
     return code.lower().replace("_", "-").partition("-")[0]
+
+
+def scripts_of_language(code: str) -> tuple[str, ...]:
+    """The scripts that a language is written in, as the first words of Unicode names; empty if they are not
+    known. A code may name the script: `sr-Latn`, `zho_Hans`."""
+    for part in code.replace("_", "-").split("-")[1:]:
+        if script := _SCRIPTS.get(part.capitalize()):
+            return (script,)
+    language = base_language(code)
+    scripts = tuple(script for script, languages in _LANGUAGES.items() if language in languages.split())
+    return scripts or ("LATIN",) * (len(language) == 2)
+
+
+def has_spaces(code: str) -> bool:
+    """Whether the words of a language are separated by spaces."""
+    return _WITHOUT_SPACES.isdisjoint(scripts_of_language(code))
 
 
 def bleu_tokenizer(target_lang: str) -> str:

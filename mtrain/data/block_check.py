@@ -101,11 +101,7 @@ def usable_pairs(block: Block) -> Block:
     if all(map(str.strip, block.sources)) and all(map(str.strip, block.targets)):  # fast path
         return block._replace(errors={})
     stripped = zip(map(str.strip, block.sources), map(str.strip, block.targets), strict=True)
-    filled = [bool(source and target) for source, target in stripped]
-    sources, targets = (list(compress(texts, filled)) for texts in (block.sources, block.targets))
-    return block._replace(
-        sources=sources, targets=targets, numbers=list(compress(block.numbers, filled)), errors={}
-    )
+    return block.select([bool(source and target) for source, target in stripped])._replace(errors={})
 
 
 def hash_all(sources: Sequence[str], targets: Sequence[str], normalized: bool = True) -> PairHashes:

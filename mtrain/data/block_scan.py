@@ -10,6 +10,7 @@ from mtrain.config.data import DataConfig
 from mtrain.data.block_check import BlockCheck, BlockFindings, PairHashes
 from mtrain.data.block_messages import pack_block, unpack_block
 from mtrain.data.corpus import Block, parse_block, refuse_unless_skipped
+from mtrain.data.filters import EMPTY, BlockFilter, FilteredBlock, rows_of
 from mtrain.data.raw_blocks import RawBlock
 from mtrain.data.samples import BlockSample, Candidate, draw_candidates, sample_block
 from mtrain.processes import Job, map_tasks
@@ -35,6 +36,7 @@ class ScannedBlock(NamedTuple):
     sample: BlockSample
     candidates: list[Candidate]  # to be held out
     findings: BlockFindings | None
+    filtered: FilteredBlock | None  # samples, candidates and findings are of the pairs that are kept
 
 
 class BlockScanner:
@@ -42,13 +44,15 @@ class BlockScanner:
 
     def __init__(self, data: DataConfig, seed: int, strict: bool, held_out: int, check: BlockCheck | None):
         """With `strict`, an unreadable pair is an error, unless `data.bad_lines` is `skip`. `held_out` is the
-        number of pairs to hold out."""
+        number of pairs to hold out. Raises UsageError if a filter cannot be applied."""
         self.data, self._seed, self._strict, self._held_out = data, seed, strict, held_out
         self._check = check
+        self._filter = BlockFilter(data) if data.filters else None
 
     def scan(self, task: ScanTask) -> ScannedBlock:
         """Scan a block. Raises DataError if, with `strict`, a pair is unreadable."""
-        block = parse_block(task.raw, self.data.train[task.corpus])
+        corpus = self.data.train[task.corpus]
+        block = parse_block(task.raw, corpus, self.data.score_of(corpus))
         return self.scan_block(block, task.corpus, task.threshold, task.max_digest)
 
     def scan_block(self, block: Block, corpus: int, threshold: int, max_digest: str) -> ScannedBlock:
@@ -56,11 +60,17 @@ class BlockScanner:
         if self._strict:
             for error in block.errors.values():
                 refuse_unless_skipped(error, self.data.bad_lines)
+        pairs, filtered = len(block.sources), None
+        if self._filter:
+            filtered = self._filter.apply(block, all_rules=self.data.train[corpus].filters != "off")
+            codes = filtered.codes[rows_of(block)]
+            block = block.select((codes == 0) | (codes == EMPTY))
         return ScannedBlock(
-            len(block.sources),
+            pairs,
             sample_block(block, corpus, self._seed, threshold),
             draw_candidates(block, corpus, self._seed, self._held_out, max_digest),
             self._check.check(block) if self._check else None,
+            filtered,
         )
 
     def settings(self) -> Message:
@@ -92,7 +102,8 @@ def scan_all(
 
     def pack(task: ScanTask) -> Message:
         header = {"corpus": task.corpus, "threshold": task.threshold, "max_digest": task.max_digest}
-        return pack_block(task.raw, scanner.data.train[task.corpus], header)
+        corpus = scanner.data.train[task.corpus]
+        return pack_block(task.raw, corpus, header, scanner.data.score_of(corpus))
 
     return map_tasks(Job(__name__, scanner.settings(), pack, _unpack, scanner.scan), tasks, workers)
 
@@ -107,7 +118,8 @@ def _prepare(receive: Receive) -> Answer:
 
     def answer(task: Message) -> Message:
         corpus = task.header["corpus"]
-        block = unpack_block(task, scanner.data.train[corpus])
+        spec = scanner.data.train[corpus]
+        block = unpack_block(task, spec, scanner.data.score_of(spec))
         return _pack(scanner.scan_block(block, corpus, task.header["threshold"], task.header["max_digest"]))
 
     return answer
@@ -124,6 +136,8 @@ def _pack(scanned: ScannedBlock) -> Message:
         columns = (*found.pop("hashes"), *found.pop("overlap"))
         arrays |= dict(zip(_COLUMNS, columns, strict=True))
         header["findings"] = found
+    if scanned.filtered is not None:
+        arrays |= {"codes": scanned.filtered.codes, "keys": scanned.filtered.keys}
     return Message(header, (save(arrays), *scanned.sample.texts))
 
 
@@ -139,4 +153,5 @@ def _unpack(answer: Message) -> ScannedBlock:
         BlockSample(arrays["random_numbers"], arrays["sizes"], (source, target)),
         candidates,
         findings,
+        FilteredBlock(arrays["codes"], arrays["keys"]) if "codes" in arrays else None,
     )

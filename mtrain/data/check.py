@@ -12,6 +12,7 @@ import numpy as np
 
 from mtrain.config.corpora import Corpus, Holdout
 from mtrain.config.data import DataConfig
+from mtrain.config.filters import RULES
 from mtrain.data import Pair
 from mtrain.data.block_check import (
     KINDS,
@@ -87,6 +88,7 @@ class Findings:
     scripts: tuple[str, str]  # of source and target
     suspicious: dict[str, Suspicious]
     segmentation: Segmentation | None = None
+    rejected: dict[str, int] = field(default_factory=dict)  # training pairs by rule of `data.filters`
 
 
 class DataCheck:
@@ -141,14 +143,19 @@ class DataCheck:
             columns = found.hashes.sources, found.hashes.normalized
             self._source_hashes.write(np.stack(columns, axis=1).tobytes())
 
-    def findings(self, held_out: Sequence[Pair] = ()) -> Findings:
+    def findings(self, held_out: Sequence[Pair] = (), rejected: dict[str, int] | None = None) -> Findings:
         """The findings about the pairs added so far. `held_out` are those that training will leave out, with
-        all other pairs of the same sources. Raises StorageError."""
+        all other pairs of the same sources, and `rejected` the number of pairs that filters leave out by
+        reason; of these, only duplicates were added. Raises StorageError."""
         leaks = {name: _count_leaked(columns, self._leaked) for name, columns in self._others.items()}
         if self._holdout:
             self._sets["validation"].usable = len(held_out)
             leaks = {"validation": self._leak_of(held_out), **leaks}
         duplicates, error = self._duplicates.duplicates()
+        rejected = {reason: count for reason, count in (rejected or {}).items() if reason in RULES}
+        repeated = rejected.get("duplicates", 0)
+        self._sets["train"].usable -= repeated
+        duplicates = max(0, duplicates - repeated)
         return Findings(
             sets=self._sets,
             duplicates=duplicates,
@@ -158,6 +165,7 @@ class DataCheck:
             ratios=self._ratios.tolist(),
             scripts=self._scripts,
             suspicious=self._suspicious,
+            rejected=rejected,
         )
 
     def _leak_of(self, held_out: Sequence[Pair]) -> Leak:

@@ -154,6 +154,9 @@ def format_report(findings: Findings, bad_lines: str = "error") -> str:
         f"{name}: {counts.usable:,} pairs (empty: {counts.empty:,}, unreadable: {counts.bad:,})"
         for name, counts in findings.sets.items()
     ]
+    if findings.rejected:
+        reasons = ", ".join(f"{reason}: {count:,}" for reason, count in findings.rejected.items())
+        lines.append(f"rejected by data.filters: {sum(findings.rejected.values()):,} ({reasons})")
     about, error = "", ""
     if findings.duplicates_error:
         about, error = "about ", f" (estimated; standard error {findings.duplicates_error:,})"

@@ -6,28 +6,23 @@ with `file:line` and the reason.
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, islice
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
-from mtrain.config.corpora import (
-    Corpus,
-    FieldsCorpus,
-    HubCorpus,
-    SacrebleuCorpus,
-    TextCorpus,
-    ToyCorpus,
-    TsvCorpus,
-)
+import numpy as np
+import numpy.typing as npt
+
+from mtrain.config.corpora import Corpus, HubCorpus, SacrebleuCorpus, TextCorpus, ToyCorpus, TsvCorpus
 from mtrain.data import Pair
 from mtrain.data.corpus_files import files_of
 from mtrain.data.lines import Digests, decode_block, read_range
 from mtrain.data.raw_blocks import RawBlock, load_dataset, read_blocks
+from mtrain.data.records import Column, ScoredPair, try_pair
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _SMALL = 100  # pairs that are read at a time if they are wanted one by one, perhaps from a pipe
 
 
@@ -40,14 +35,30 @@ class Block(NamedTuple):
     errors: dict[int, DataError]  # by number, ascending
     name: str  # of the file, that of the sources if there are two
     skipped: int = 0  # pairs of the corpus before this file, minus 1 if it has a header
+    scores: Sequence[float] = ()  # of the readable pairs, if they were asked for
+
+    @property
+    def first(self) -> int:
+        """The number of the first pair, if none was left out."""
+        return min((*self.numbers[:1], *islice(self.errors, 1)))
+
+    def select(self, kept: Sequence[bool] | npt.NDArray[np.bool_]) -> "Block":
+        """The block with some of its readable pairs; `kept` says which."""
+        return self._replace(
+            sources=list(compress(self.sources, kept)),
+            targets=list(compress(self.targets, kept)),
+            numbers=list(compress(self.numbers, kept)),
+            scores=list(compress(self.scores, kept)),
+        )
 
     def place_of(self, number: int) -> str:
         """The location of a pair, as `file:line`."""
         return f"{self.name}:{number - self.skipped}"
 
 
-def parse_block(raw: RawBlock, corpus: Corpus) -> Block:
-    """Decode the pairs of a block."""
+def parse_block(raw: RawBlock, corpus: Corpus, score: Column | None = None) -> Block:
+    """Decode the pairs of a block and, if the column or field `score` is given, the number that it has for
+    each pair. A pair without this number is unreadable."""
     first, skipped, name = raw.first, raw.skipped, raw.names[0]
     lines = raw.lines
     if raw.ranges:
@@ -55,9 +66,10 @@ def parse_block(raw: RawBlock, corpus: Corpus) -> Block:
         lines = tuple(read_range(Path(file), *each) for file, each in ranges)
     both = zip(lines, raw.names, strict=True) if lines else ()
     sides = [decode_block(side, file, first - skipped) for side, file in both]
-    if columns := _readable_columns(sides, corpus):  # fast path
-        return Block(*columns, range(first, first + len(columns[0])), {}, name, skipped)
-    items: list[Pair | DataError]
+    if columns := _readable_columns(sides, corpus, score):  # fast path
+        sources, targets, scores = columns
+        return Block(sources, targets, range(first, first + len(sources)), {}, name, skipped, scores)
+    items: list[Pair | ScoredPair | DataError]
     if isinstance(corpus, TextCorpus | SacrebleuCorpus):
         pairs_of_sides = zip(*sides, strict=True)
         errors_first = (
@@ -68,31 +80,36 @@ def parse_block(raw: RawBlock, corpus: Corpus) -> Block:
         items = [*raw.records]
     else:
         records = sides[0] if sides else raw.records
-        items = [_try_pair(item, corpus, name, n) for n, item in enumerate(records, first - skipped)]
+        items = [try_pair(item, corpus, name, n, score) for n, item in enumerate(records, first - skipped)]
     errors = {n: item for n, item in enumerate(items, first) if isinstance(item, DataError)}
     numbers: Sequence[int] = range(first, first + len(items))
     if errors:
         numbers = [n for n in numbers if n not in errors]
     pairs = [item for item in items if not isinstance(item, DataError)]
     sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return Block(sources, targets, numbers, errors, name, skipped)
+    scores = [pair.score for pair in pairs if isinstance(pair, ScoredPair)]
+    return Block(sources, targets, numbers, errors, name, skipped, scores)
 
 
 def _readable_columns(
-    sides: list[list[str | DataError]], corpus: Corpus
-) -> tuple[list[str], list[str]] | None:
-    """The source and target texts in lines of text or TSV. None if one cannot be read."""
+    sides: list[list[str | DataError]], corpus: Corpus, score: Column | None
+) -> tuple[list[str], list[str], list[float]] | None:
+    """The source and target texts, and the scores, in lines of text or TSV. None if one cannot be read."""
     if not isinstance(corpus, TextCorpus | SacrebleuCorpus | TsvCorpus) or any(
         set(map(type, side)) - {str} for side in sides
     ):
         return None
     lines = cast(list[list[str]], sides)
     if not isinstance(corpus, TsvCorpus):
-        return lines[0], lines[1]
+        return lines[0], lines[1], []
     rows, columns = [line.split("\t") for line in lines[0]], (corpus.source_column, corpus.target_column)
-    if min(map(len, rows), default=0) <= max(columns):
+    if min(map(len, rows), default=0) <= max(*columns, score if isinstance(score, int) else 0):
         return None
-    return [row[columns[0]] for row in rows], [row[columns[1]] for row in rows]
+    try:
+        scores = [float(row[score]) for row in rows] if isinstance(score, int) else []
+    except ValueError:
+        return None
+    return [row[columns[0]] for row in rows], [row[columns[1]] for row in rows], scores
 
 
 def read_corpus(corpus: Corpus, digests: Digests | None = None) -> Iterator[Pair | DataError]:
@@ -138,46 +155,3 @@ def content_hash(corpus: Corpus, digests: Digests | None = None) -> str:
                 digests[file] = hashlib.file_digest(stream, "sha256").digest()
         digest.update(digests[file])
     return digest.hexdigest()
-
-
-# -------------------------------------------------------------------------------------------------- pairs
-
-
-def _try_pair(item: Any, corpus: TsvCorpus | FieldsCorpus, name: str, number: int) -> Pair | DataError:
-    """The pair in a line of TSV or JSONL, or in a row of a table; or a DataError if it has none. `number` is
-    that of the line in the file `name`."""
-    if isinstance(item, DataError):
-        return item
-    try:
-        return _pair_of(item, corpus)
-    except DataError as error:
-        return DataError(f"{name}:{number}: {error}")
-
-
-def _pair_of(item: Any, corpus: TsvCorpus | FieldsCorpus) -> Pair:
-    if isinstance(corpus, TsvCorpus):
-        columns = item.split("\t")
-        needed = max(corpus.source_column, corpus.target_column) + 1
-        if len(columns) < needed:
-            raise DataError(f"{len(columns)} column(s); at least {needed} expected")
-        return Pair(columns[corpus.source_column], columns[corpus.target_column])
-    if isinstance(item, str):
-        try:
-            item = json.loads(item)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"not JSON: {error}") from None
-    return Pair(_text_of(item, corpus.source_field), _text_of(item, corpus.target_field))
-
-
-def _text_of(record: Any, field: str) -> str:
-    value = record
-    for key in field.split("."):
-        if not isinstance(value, dict) or key not in value:
-            known = ", ".join(map(str, value)) if isinstance(value, dict) else "none"
-            raise DataError(f"no field '{field}'; available fields: {known}")
-        value = value[key]
-    if not isinstance(value, str):
-        raise DataError(f"field '{field}' is not a string")
-    if "\0" in value or _SURROGATE.search(value):
-        raise DataError(f"field '{field}' contains a NUL or an unpaired surrogate")
-    return value

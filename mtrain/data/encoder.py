@@ -1,5 +1,6 @@
 """Encodes blocks of the training corpora: from text to rows of token ids."""
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import chain
 from operator import not_
@@ -11,6 +12,7 @@ import numpy as np
 from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
 from mtrain.data.corpus import Block, parse_block, refuse_unless_skipped
+from mtrain.data.filters import REASONS, Codes, rows_of
 from mtrain.data.raw_blocks import RawBlock
 from mtrain.data.shards import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -57,15 +59,21 @@ class Encoder:
         """The training corpora."""
         return self._data.train
 
-    def encode(self, raw: RawBlock, corpus: int) -> EncodedBlock:
-        """Encode a block of corpus number `corpus` (from 0). Raises DataError if a pair is unreadable and
-        `data.bad_lines` is not `skip`."""
-        return self.encode_block(parse_block(raw, self.corpora[corpus]))
+    def encode(self, raw: RawBlock, corpus: int, codes: Codes | None = None) -> EncodedBlock:
+        """Encode a block of corpus number `corpus` (from 0). `codes` are those of its pairs in `Rejections`.
+        Raises DataError if a pair is unreadable and `data.bad_lines` is not `skip`."""
+        return self.encode_block(parse_block(raw, self.corpora[corpus]), codes)
 
-    def encode_block(self, block: Block) -> EncodedBlock:
+    def encode_block(self, block: Block, codes: Codes | None = None) -> EncodedBlock:
         """Like `encode`, for a decoded block."""
         for error in block.errors.values():
             refuse_unless_skipped(error, self._data.bad_lines)
+        total, rejected = len(block.sources) + len(block.errors), dict[str, int]()
+        if codes is not None:
+            codes = codes[rows_of(block)]
+            block = block.select(codes == 0)
+            counts = np.bincount(codes, minlength=len(REASONS) + 1)[1:].tolist()
+            rejected = dict(zip(REASONS, counts, strict=True))
         encoders = self._tokenizer.encode_source, self._tokenizer.encode_target
         sides = [self._encode(encode, texts) for encode, texts in zip(encoders, block[:2], strict=True)]
         lengths, count = [side.lengths for side in sides], len(block.sources)
@@ -76,13 +84,13 @@ class Encoder:
         held_out = np.fromiter(map(self._held_out.__contains__, block.sources), np.bool_, count) & ~empty
         too_long = (np.maximum(*lengths) > self._data.max_length) & ~empty & ~held_out
         kept = np.flatnonzero(~(empty | held_out | too_long))
-        reasons = {"empty": empty, "held out": held_out, "too long": too_long}
-        counts = {"bad": len(block.errors), **{name: int(mask.sum()) for name, mask in reasons.items()}}
+        dropped = Counter(bad=len(block.errors), empty=int(empty.sum()))
+        dropped.update({"held out": int(held_out.sum()), "too long": int(too_long.sum()), **rejected})
         return EncodedBlock(
             (sides[0].take(kept), sides[1].take(kept)),
             np.asarray(block.numbers, np.int64)[kept],
-            {reason: number for reason, number in counts.items() if number},
-            count + len(block.errors),
+            {reason: number for reason, number in dropped.items() if number},
+            total,
         )
 
     def _encode(self, encode: Callable[[list[str]], list[list[int]]], texts: list[str]) -> Rows:

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 from safetensors.numpy import load, save
 
 from mtrain.data.block_messages import pack_block, unpack_block
 from mtrain.data.encoder import EncodedBlock, Encoder
+from mtrain.data.filters import Codes
 from mtrain.data.raw_blocks import RawBlock
 from mtrain.data.shards import Ids, Rows
 from mtrain.processes import Job, map_tasks
@@ -21,6 +23,7 @@ class EncodingTask(NamedTuple):
     corpus: int  # index, from 0
     raw: RawBlock
     is_last: bool  # of its shard
+    codes: Codes | None  # of its pairs, if there are filters
 
 
 def encode_all(
@@ -30,10 +33,13 @@ def encode_all(
     raises."""
 
     def encode(task: EncodingTask) -> EncodedBlock:
-        return encoder.encode(task.raw, task.corpus)
+        return encoder.encode(task.raw, task.corpus, task.codes)
 
     def pack(task: EncodingTask) -> Message:
-        return pack_block(task.raw, encoder.corpora[task.corpus], {"corpus": task.corpus})
+        header = {"corpus": task.corpus, "is_filtered": task.codes is not None}
+        packed = pack_block(task.raw, encoder.corpora[task.corpus], header)
+        codes = () if task.codes is None else (task.codes.tobytes(),)
+        return packed._replace(contents=(*packed.contents, *codes))
 
     return map_tasks(Job(__name__, Message(encoder.settings()), pack, _unpack, encode), tasks, workers)
 
@@ -48,7 +54,8 @@ def _prepare(receive: Receive) -> Answer:
 
     def answer(task: Message) -> Message:
         corpus = encoder.corpora[task.header["corpus"]]
-        return _pack(encoder.encode_block(unpack_block(task, corpus)))
+        codes = np.frombuffer(task.contents[-1], np.uint8) if task.header["is_filtered"] else None
+        return _pack(encoder.encode_block(unpack_block(task, corpus), codes))
 
     return answer
 

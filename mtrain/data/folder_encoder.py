@@ -19,6 +19,7 @@ from mtrain.data.data_folder import (
 )
 from mtrain.data.encoder import Encoder
 from mtrain.data.folder_lock import locked_data_folder
+from mtrain.data.rejections import Rejections, read_rejections
 from mtrain.data.same_inputs import has_same_pairs, require_same_text
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.shard_writer import ShardWriter
@@ -87,14 +88,21 @@ class FolderEncoder(NamedTuple):
         folder, inputs = self.folder, self.inputs
         write_tokenizer(folder, self.tokenizer)
         if has_same_pairs(previous, inputs):  # for example, with another tokenizer
-            pairs, digest = previous["pairs"], previous["validation_sha256"]
+            kept = {key: previous[key] for key in ("pairs", "validation_sha256")}
+            kept |= {"rejections": previous["rejections"]} if "rejections" in previous else {}
         else:
-            pairs, digest = self.scanner.result.pairs, write_validation(folder, self._draw_validation())
+            scan = self.scanner.result
+            kept = {
+                "pairs": scan.pairs,
+                "validation_sha256": write_validation(folder, self._draw_validation()),
+            }
+            if scan.rejections is not None:
+                scan.rejections.write(folder)
+                kept["rejections"] = scan.rejections.describe()
         self.scanner.files.record_digests(folder)
         summary = {"fingerprint": inputs.fingerprint, "layout": LAYOUT, "inputs": inputs._asdict()}
-        buckets = min(max(1, -(-pairs // BUCKET)), MAX_BUCKETS)
-        summary |= {"pairs": pairs, "buckets": buckets, "validation_sha256": digest}
-        return write_summary(folder, summary)
+        summary |= {"pairs": kept["pairs"], "buckets": min(max(1, -(-kept["pairs"] // BUCKET)), MAX_BUCKETS)}
+        return write_summary(folder, {**summary, **kept})
 
     def _draw_validation(self) -> list[Pair]:
         data = self.data
@@ -127,6 +135,24 @@ class FolderEncoder(NamedTuple):
         if write_validation(self.folder, self._draw_validation(), digest) != digest:
             raise DataError(f"{problem}; drawing the validation pairs again gives others; restore the file")
 
+    def _open_rejections(self, summary: Summary) -> Rejections | None:
+        """The pairs that the filters leave out; None without filters. The corpora are filtered again if their
+        file is missing or damaged. Raises DataError if the filters reject other pairs than before."""
+        if (expected := summary.get("rejections")) is None:
+            return None
+        try:
+            return read_rejections(self.folder, **expected)
+        except ModelError as error:
+            problem = str(error)
+        log.warning("%s; filtering the corpora again", problem)
+        contents = self.inputs.contents[: len(self.data.train)]
+        require_same_text(self.data.train, contents, self.scanner.files.digests, problem)
+        rejections = self.scanner.result.rejections
+        if rejections is None or rejections.describe() != expected:
+            raise DataError(f"{problem}; filtering again rejects other pairs; restore the file")
+        rejections.write(self.folder)
+        return rejections
+
     def _encode_again(self, summary: Summary, damaged: dict[int, str]) -> None:
         """Replace damaged shards by shards with the same contents."""
         contents = self.inputs.contents[: len(self.data.train)]
@@ -143,7 +169,7 @@ class FolderEncoder(NamedTuple):
         if isinstance(self.data.validation, Holdout):
             held_out = frozenset(pair.source for pair in read_validation(self.folder, summary))
         encoder = Encoder(self.data, self.tokenizer, held_out)
-        inputs = self.inputs.fingerprint, summary["buckets"], replaced
+        inputs = self.inputs.fingerprint, summary["buckets"], replaced, self._open_rejections(summary)
         writer = ShardWriter(self.scanner, encoder, self.folder, *inputs)
         pairs = summary["pairs"]
         count = self.workers or (count_cores() if pairs >= SHARD else 1)  # starting a process takes a second

@@ -1,12 +1,17 @@
-"""The language of a text, by py3langid if it is installed."""
+"""The language of texts, by py3langid if it is installed."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from mtrain.config.languages import base_language
+from mtrain.errors import UsageError
 
 EXTRA = "pip install 'mtrain[languages]'"  # installs py3langid
 _TEXTS = 200  # which suffice
 _LETTERS = 20  # of less text, the language is not identified
+_PROBABILITY = 0.5  # above which a single text is taken to be in a language
+_LABELS = {"fil": "tl", "iw": "he", "nb": "no", "sh": "sr"}  # of languages that py3langid calls otherwise
 _SIMILAR = 10  # languages that a text may be in: similar ones are hard to tell apart
 _CHINESE = dict.fromkeys(("yue", "wuu"), "zh")  # short sentences in Chinese may seem to be these
 
@@ -33,3 +38,25 @@ def identify_language(texts: Sequence[str]) -> Identified | None:
 
     codes = [code for code, _ in py3langid.rank(text)]  # the most probable first
     return Identified(_CHINESE.get(codes[0], codes[0]), frozenset(codes[_SIMILAR:]))
+
+
+class LanguageFilter:
+    """Finds texts that are not in an expected language."""
+
+    def __init__(self, language: str):
+        """Raises UsageError if py3langid is not installed, or does not know the language."""
+        if not can_identify():
+            raise UsageError(f"data.filters.language needs py3langid, which is not installed; run `{EXTRA}`")
+        from py3langid import langid
+
+        self._model: Any = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+        self._label = _LABELS.get(base_language(language), base_language(language))
+        if self._label not in self._model.labels:
+            known = ", ".join(sorted(self._model.labels))
+            raise UsageError(f"data.filters.language: py3langid does not know {language}; it knows {known}")
+
+    def is_other(self, text: str) -> bool:
+        """Whether a text is in another language, with a probability above 0.5."""
+        label, probability = self._model.classify(text)
+        is_expected = self._label in (label, _CHINESE.get(label))
+        return not is_expected and bool(probability > _PROBABILITY)

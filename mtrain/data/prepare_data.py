@@ -12,7 +12,7 @@ from mtrain.data.data_folder import Contents, open_contents, remove_obsolete
 from mtrain.data.folder_encoder import FolderEncoder, format_counts
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.resegment import Resegmenter
-from mtrain.data.same_inputs import has_same_settings, hashes_of_missing, require_same_inputs
+from mtrain.data.same_inputs import describe_data, has_same_settings, hashes_of_missing, require_same_inputs
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.sources import read_digests
 from mtrain.data.summary import Inputs, Summary, find_summary, inputs_of, read_summary
@@ -168,10 +168,10 @@ def _describe_inputs(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScan
 
 
 def _describe_settings(data: DataConfig, tokenizer: Tokenizer, seed: int) -> dict[str, Any]:
-    keys = {"train", "validation", "max_length", "bad_lines", "subword_sampling"}
+    keys = {"train", "validation", "max_length", "bad_lines", "subword_sampling", "filters"}
     return {
         "format": _FINGERPRINT_FORMAT,
-        "data": data.model_dump(mode="json", include=keys, exclude={"train": {"__all__": {"weight"}}}),
+        "data": describe_data(data, keys),
         "seed": seed,
         "tokenizer": tokenizer.fingerprint(),
     }

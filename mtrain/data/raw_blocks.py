@@ -13,6 +13,7 @@ from mtrain.config.corpora import Corpus, HubCorpus, ParquetCorpus, ToyCorpus, T
 from mtrain.data.corpus_files import files_by_pair, files_of, name_of
 from mtrain.data.lines import Digests, LineBlocks, is_seekable, open_blocks
 from mtrain.data.parquet import read_parquet
+from mtrain.data.records import Column
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError
 
@@ -55,15 +56,18 @@ def read_blocks(
     size: int = BLOCK,
     start: RawPosition = START,
     by_range: bool = False,
+    score: Column | None = None,
 ) -> Iterator[RawBlock]:
     """Yield the pairs of a corpus in order, in blocks of `size` pairs, from a position on. With `by_range`,
-    the blocks of plain files of lines have ranges of bytes in place of the lines.
+    the blocks of plain files of lines have ranges of bytes in place of the lines. `score` is the column or
+    field of a score that is needed besides source and target.
 
     `digests` receives the SHA-256 of each text file that has been read completely. Raises DataError if the
     corpus is missing or unreadable, or if its sides differ in length.
     """
     if isinstance(corpus, ParquetCorpus):
-        yield from _read_parquet(corpus, size, start.first)
+        fields = corpus.source_field, corpus.target_field, *([score] if isinstance(score, str) else [])
+        yield from _read_parquet(corpus, fields, size, start.first)
         return
     if not isinstance(corpus, HubCorpus | ToyCorpus):
         has_header = isinstance(corpus, TsvCorpus) and corpus.header
@@ -128,8 +132,8 @@ def _next_lines(streams: Sequence[LineBlocks], count: int, in_ranges: bool) -> _
     return _Content(ranges=ranges) if any(size for _, size in ranges) else None
 
 
-def _read_parquet(corpus: ParquetCorpus, size: int, first: int) -> Iterator[RawBlock]:
-    columns = [field.split(".")[0] for field in (corpus.source_field, corpus.target_field)]
+def _read_parquet(corpus: ParquetCorpus, fields: Sequence[str], size: int, first: int) -> Iterator[RawBlock]:
+    columns = [field.split(".")[0] for field in fields]
     for file, skipped, rows in read_parquet(files_of(corpus), columns, size, first - 1):
         end = first + len(rows)
         yield RawBlock(first, RawPosition(end), (), rows, (str(file),), skipped)

@@ -54,7 +54,7 @@ def _other_path(data: DataConfig, summary: Summary, index: int) -> str | None:
     None."""
     if (inputs := inputs_of(summary)) is None:
         return None
-    old, new = inputs.settings["data"], _settings_of(data)
+    old, new = inputs.settings["data"], describe_data(data)
     if not _has_same_corpora(old, new):
         return None
     before, now = (_corpora_of(settings)[index] for settings in (old, new))
@@ -71,7 +71,7 @@ def hashes_of_missing(data: DataConfig, summary: Summary) -> list[str | None]:
     corpora, inputs = train_and_validation(data), inputs_of(summary)
     if not inputs or not summary.get("complete"):
         return [None] * len(corpora)
-    if _corpora_of(inputs.settings["data"]) != _corpora_of(_settings_of(data)):
+    if _corpora_of(inputs.settings["data"]) != _corpora_of(describe_data(data)):
         return [None] * len(corpora)
     return [
         content if _is_missing(corpus, data.folder is not None) else None
@@ -86,6 +86,8 @@ def require_same_inputs(folder: Path, inputs: Inputs, own: Inputs) -> None:
     for key in ("max_length", "bad_lines"):
         if old[key] != new[key]:
             raise UsageError(f"{folder}: was prepared with data.{key} {old[key]}, not {new[key]}; {CURE}")
+    if old.get("filters") != new.get("filters"):
+        raise UsageError(f"{folder}: was prepared with other data.filters; {CURE}")
     for key in ("train", "validation"):
         if _without_paths(old[key]) != _without_paths(new[key]):
             raise UsageError(f"{folder}: was prepared with another data.{key}; {CURE}")
@@ -118,7 +120,7 @@ def has_same_text(data: DataConfig, folder: Path, files: RawFiles) -> bool:
     inputs = inputs_of(find_summary(folder, data.folder is not None)[0])
     if inputs is None or data.folder is not None:
         return inputs is not None
-    return _is_same_text(inputs.settings["data"], _settings_of(data)) and (
+    return _is_same_text(inputs.settings["data"], describe_data(data)) and (
         inputs.contents == files.content_hashes
     )
 
@@ -135,20 +137,27 @@ def has_same_settings(inputs: Inputs, settings: dict[str, Any]) -> bool:
     """Whether a data folder was made with the settings of a run, except for what may differ: see
     `require_same_inputs`."""
     old, new = inputs.settings["data"], settings["data"]
-    lengths = all(old[key] == new[key] for key in ("max_length", "bad_lines"))
+    others = all(old.get(key) == new.get(key) for key in ("max_length", "bad_lines", "filters"))
     return (
-        _has_same_corpora(old, new)
-        and lengths
-        and bool(inputs.settings["tokenizer"] == settings["tokenizer"])
+        _has_same_corpora(old, new) and others and bool(inputs.settings["tokenizer"] == settings["tokenizer"])
     )
 
 
 def _is_same_text(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    return all(old[key] == new[key] for key in ("train", "validation", "bad_lines"))
+    return all(old.get(key) == new.get(key) for key in ("train", "validation", "bad_lines", "filters"))
 
 
-def _settings_of(data: DataConfig) -> dict[str, Any]:
-    return data.model_dump(mode="json", exclude={"train": {"__all__": {"weight"}}})
+def describe_data(data: DataConfig, keys: set[str] | None = None) -> dict[str, Any]:
+    """Some keys of the data section, by default all, without what does not change the encoded pairs."""
+    settings = data.model_dump(mode="json", include=keys, exclude={"train": {"__all__": {"weight"}}})
+    # Only what is given, so that data folders made before there were filters keep their fingerprint.
+    del settings["filters"]
+    if data.filters:
+        settings["filters"] = data.filters.model_dump(mode="json", exclude_defaults=True)
+    for corpus in _corpora_of(settings):
+        if corpus["filters"] is None or "filters" not in settings:
+            del corpus["filters"]
+    return settings
 
 
 def _corpora_of(settings: dict[str, Any]) -> list[dict[str, Any]]:

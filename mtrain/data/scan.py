@@ -12,6 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from mtrain.config.corpora import Corpus, Holdout, JsonlCorpus, TextCorpus, TsvCorpus
+from mtrain.config.filters import RULES
 from mtrain.data import COMPRESSION, Pair
 from mtrain.data.block_check import usable_pairs
 from mtrain.data.block_scan import BlockScanner, ScanTask, scan_all
@@ -19,6 +20,7 @@ from mtrain.data.check import SCRIPT_PAIRS, DataCheck, Findings
 from mtrain.data.corpus import Block, parse_block
 from mtrain.data.raw_blocks import BLOCK, RawBlock, read_blocks
 from mtrain.data.raw_files import RawFiles, existing_files
+from mtrain.data.rejections import RejectionRecorder, Rejections
 from mtrain.data.samples import HoldoutSampler, TextSample
 from mtrain.processes import count_cores
 from mtrain.progress_bar import ProgressBar
@@ -38,7 +40,14 @@ class ScanResult:
     text: TextSample
     held_out: list[Pair]  # empty unless validation is a holdout
     findings: Findings | None  # None without a check
+    rejections: Rejections | None  # None without filters
     seconds: float  # that the pass took
+
+    @property
+    def usable_pairs(self) -> int:
+        """Readable pairs that no rule of `data.filters` rejects."""
+        counts = self.rejections.counts() if self.rejections else {}
+        return self.pairs - sum(count for reason, count in counts.items() if reason in RULES)
 
 
 class CorpusScanner:
@@ -74,6 +83,7 @@ class CorpusScanner:
         characters = SAMPLED_CHARACTERS if self._for_tokenizer else CHECKED_CHARACTERS
         text, holdout = TextSample(characters, self._folder), HoldoutSampler(held_out)
         check = DataCheck(data, self.files.digests, self._folder) if self._check else None
+        recorder = RejectionRecorder(self._folder) if data.filters else None
         workers = self._workers or self._choose_workers()
         blocks = self._blocks(by_range=workers > 1)
         first, usable = self._read_first(blocks) if check else ([], [])
@@ -89,14 +99,19 @@ class CorpusScanner:
                 holdout.add(block.candidates)
                 if check is not None and block.findings is not None:
                     check.add(block.findings)
+                if recorder is not None and block.filtered is not None:
+                    recorder.add(task.corpus, block.filtered)
+        unfiltered = [i for i, corpus in enumerate(data.train) if corpus.filters == "off"]
+        rejections = recorder.finish(len(data.train), unfiltered) if recorder else None
         drawn = holdout.pairs()
-        findings = check.findings(drawn) if check else None
-        return ScanResult(progress.count, text, drawn, findings, time.monotonic() - start)
+        findings = check.findings(drawn, rejections and rejections.counts()) if check else None
+        return ScanResult(progress.count, text, drawn, findings, rejections, time.monotonic() - start)
 
     def _blocks(self, by_range: bool) -> Iterator[IndexedBlock]:
         """The raw blocks of the training corpora, with the index of the corpus."""
         for index, corpus in enumerate(self.data.train):
-            for raw in read_blocks(corpus, self.files.digests, BLOCK, by_range=by_range):
+            score = self.data.score_of(corpus)
+            for raw in read_blocks(corpus, self.files.digests, BLOCK, by_range=by_range, score=score):
                 yield index, raw
 
     def _read_first(self, blocks: Iterator[IndexedBlock]) -> tuple[list[IndexedBlock], list[Block]]:

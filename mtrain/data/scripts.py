@@ -40,20 +40,20 @@ def main_script(texts: Iterable[str]) -> str:
 
 
 class ScriptFilter:
-    """Finds the texts that are not written in the expected script."""
+    """Finds the texts that are not written in an expected script."""
 
-    def __init__(self, script: str):
-        self._script = script
-        # By code point: 1 for letters of the script, -1 for other letters, 0 for other characters.
+    def __init__(self, *scripts: str):
+        self._scripts = scripts
+        # By code point: 1 for letters of these scripts, -1 for other letters, 0 for other characters.
         self._weights = np.full(_CODE_POINTS, _UNKNOWN, np.int8)
 
     def unexpected(self, texts: Sequence[str]) -> list[int]:
         """The indices of the texts most of whose letters have another script."""
-        rows = _not_surely_latin(texts) if self._script == "LATIN" else range(len(texts))  # fast path
+        rows = _not_surely_latin(texts) if "LATIN" in self._scripts else range(len(texts))  # fast path
         texts = [texts[i] for i in rows]
-        # If most letters have the expected script, it is the most frequent one.
+        # If most letters have an expected script, no other one is the script of most letters.
         doubtful = np.flatnonzero(self._sum_weights(texts) <= 0).tolist()
-        return [rows[i] for i in doubtful if script_of(texts[i]) not in (self._script, "")]
+        return [rows[i] for i in doubtful if script_of(texts[i]) not in (*self._scripts, "")]
 
     def _sum_weights(self, texts: Sequence[str]) -> npt.NDArray[np.int32]:
         """The sum of the weights of each text."""
@@ -64,7 +64,7 @@ class ScriptFilter:
         if (unknown := weights == _UNKNOWN).any():
             for code in np.unique(codes[unknown]).tolist():
                 script = _script_of(chr(code))
-                self._weights[code] = 0 if not script else 1 if script == self._script else -1
+                self._weights[code] = 0 if not script else 1 if script in self._scripts else -1
             weights = self._weights[codes]
         starts = np.append(0, np.flatnonzero(codes == 0)[:-1] + 1)
         sums: npt.NDArray[np.int32] = np.add.reduceat(weights, starts, dtype=np.int32)

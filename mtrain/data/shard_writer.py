@@ -9,6 +9,7 @@ import numpy as np
 from mtrain.data.encoder import EncodedBlock, Encoder
 from mtrain.data.encoder_process import EncodingTask, encode_all
 from mtrain.data.raw_blocks import BLOCK, START, RawPosition, read_blocks
+from mtrain.data.rejections import Rejections
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.shards import LAYOUT, SHARD, Ids, Rows, Shard, ShardInfo, buckets_of, shard_file, write_shard
 from mtrain.errors import ModelError
@@ -26,13 +27,15 @@ class ShardWriter:
         fingerprint: str,
         buckets: int,
         replaced: dict[int, str],
+        rejections: Rejections | None = None,
     ):
         """`fingerprint` identifies the inputs, which `scanner` has read. Shards made from the same inputs are
         kept, except for those that are `replaced`, which are given with the SHA-256 of their index: the new
-        shard must have the same."""
+        shard must have the same. `rejections` are the pairs that the filters leave out."""
         self._scanner, self._encoder, self._folder = scanner, encoder, folder
         self._corpora, self._seed = scanner.data.train, scanner.seed
         self._fingerprint, self._buckets, self._replaced = fingerprint, buckets, replaced
+        self._rejections = rejections
         self._infos: dict[int, ShardInfo] = {}
         self._existed = 0  # readable pairs of shards that were kept
 
@@ -73,7 +76,10 @@ class ShardWriter:
                         position = raw.end
                         is_full = position.first - first >= SHARD
                         following = None if is_full else next(blocks, None)
-                        yield EncodingTask(index, number, raw, is_last=following is None)
+                        codes = None
+                        if self._rejections is not None:
+                            codes = self._rejections.of_pairs(number, raw.first, raw.end.first)
+                        yield EncodingTask(index, number, raw, following is None, codes)
                         raw = following
                     pairs = position.first - first
                 index += bool(pairs)

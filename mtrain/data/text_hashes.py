@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest
 Hashes = npt.NDArray[np.uint64]
 Codes = npt.NDArray[np.uint32]  # code points of characters
 MIX = np.uint64(0x9E3779B97F4A7C15)  # spreads hashes that differ in few bits
-_LETTERS = 0x40000  # code points, after which Unicode has no letters
+LETTERS = 0x40000  # code points, after which Unicode has no letters
 _SPACE = ord(" ")
 _SEVERAL = 2**32 - 1  # not a code point
 _TEXTS = 1000  # that are normalized at a time; more would not fit into the processor's cache
@@ -46,16 +46,17 @@ def hash_normalized(texts: Sequence[str]) -> Hashes:
 
 def _words_and_spaces(text: str) -> Codes:
     """The code points of a text without case, with spaces in place of what is not part of a word."""
-    points = _code_points(text)
+    points = code_points(text)
     codes = _replacements().take(points, mode="clip")
     if (several := codes == _SEVERAL).any():
         for character in map(chr, np.unique(points[several]).tolist()):
             text = text.replace(character, character.casefold())
-        codes = _replacements().take(_code_points(text), mode="clip")
+        codes = _replacements().take(code_points(text), mode="clip")
     return codes
 
 
-def _code_points(text: str) -> Codes:
+def code_points(text: str) -> Codes:
+    """The code points of a text."""
     return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
@@ -64,8 +65,8 @@ def _replacements() -> Codes:
     """The code point that replaces each one: itself, without case, if that is NUL or part of a word (as the
     regular expression `\\w` defines it), otherwise a space. It is `_SEVERAL` if a character without case is
     several, such as "ss" for "ß". The last one stands for all others, which are no letters."""
-    codes = np.full(_LETTERS + 1, _SPACE, np.uint32)
-    for code, folded in enumerate(map(str.casefold, map(chr, range(_LETTERS)))):
+    codes = np.full(LETTERS + 1, _SPACE, np.uint32)
+    for code, folded in enumerate(map(str.casefold, map(chr, range(LETTERS)))):
         if len(folded) > 1:
             codes[code] = _SEVERAL
         elif folded.isalnum() or folded in "_\0":

@@ -14,6 +14,7 @@ from mtrain.decoding.forced import cross_attention, forced_log_probs
 from mtrain.decoding.split import WINDOW, windows
 from mtrain.decoding.translate import Translator
 from mtrain.decoding.translation import json_line
+from mtrain.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class Scored:
         """Log-probability, number of tokens, and the tokens' log-probabilities, separated by tabs."""
         steps = " ".join(f"{value:.4f}" for value in self.token_log_probs)
         return f"{self.log_prob:.6f}\t{len(self.tokens)}\t{steps}\n"
+
+    @property
+    def mean_log_prob(self) -> float:
+        """The log-probability of a token on average: minus the cross-entropy, in nats."""
+        return self.log_prob / len(self.tokens) if self.tokens else math.nan
 
     def as_json(self) -> str:
         """All fields, including the tokens, as one line of JSON with null for NaN."""
@@ -47,6 +53,48 @@ def score_pairs(
     ours, theirs = tee(pairs)
     for sources, targets in windows((s for s, _ in ours), (t for _, t in theirs), WINDOW):
         yield from _score(translator, sources, targets, progress)
+
+
+def score_lines(
+    translator: Translator,
+    reverse: Translator | None,
+    lines: Iterable[str],
+    name: str,
+    progress: Callable[[int], object] = lambda pairs: None,
+) -> Iterator[str]:
+    """Yield each line of a TSV file, whose first columns are source and target, with one more column and a
+    line end.
+
+    The column is the mean log-probability of a token of the target. With a model of the `reverse` direction,
+    it is exp(-(|a - b| + (a + b) / 2)), in (0, 1], where a and b are the cross-entropies of the two models
+    (dual conditional cross-entropy, Junczys-Dowmunt 2018). Raises DataError, which gives the `name` of the
+    file, if a line has less than two columns. `progress` is as in `score_pairs`.
+    """
+    texts, pairs = tee(lines)
+    if reverse is None:
+        scores = score_pairs(translator, _first_columns(pairs, name), progress)
+        values = (scored.mean_log_prob for scored in scores)
+    else:
+        pairs, swapped = tee(pairs)
+        scores = score_pairs(translator, _first_columns(pairs, name))
+        reverse_pairs = ((target, source) for source, target in _first_columns(swapped, name))
+        reverse_scores = score_pairs(reverse, reverse_pairs, progress)
+        both = zip(scores, reverse_scores, strict=True)
+        values = (_dual_score(-one.mean_log_prob, -other.mean_log_prob) for one, other in both)
+    for text, value in zip(texts, values, strict=True):
+        yield f"{text}\t{value:.6f}\n"
+
+
+def _first_columns(lines: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(lines, 1):
+        columns = line.split("\t", 2)
+        if len(columns) < 2:
+            raise DataError(f"{name}:{number}: 1 column; at least 2 expected")
+        yield columns[0], columns[1]
+
+
+def _dual_score(one: float, other: float) -> float:
+    return math.exp(-(abs(one - other) + (one + other) / 2))
 
 
 def _score(

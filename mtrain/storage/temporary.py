@@ -4,6 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import SpooledTemporaryFile, gettempdir
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from mtrain.errors import StorageError
 
@@ -41,6 +45,15 @@ class TemporaryStream:
             self._file.seek(0)
             while chunk := self._file.read(size):
                 yield chunk
+
+    def as_array(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """What was written so far as a writable array, mapped into memory from a file. Nothing must be
+        written to the stream afterwards."""
+        with self._errors():
+            self._file.rollover()
+            self._file.flush()
+            is_empty = not self._file.seek(0, 2)  # which cannot be mapped
+            return np.empty(0, dtype) if is_empty else np.memmap(self._file, dtype, "r+")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -63,7 +63,8 @@ class TrainingLengths:
 
         Raises what `scanner` raises, and DataError if no pair is left.
         """
-        pairs, text = scanner.result.pairs, scanner.result.text
+        text = scanner.result.text
+        pairs = max(scanner.result.usable_pairs, len(text))  # duplicates are still in the text
         every = max(1, -(-len(text) // _SAMPLED))
         sample = list(islice(text.pairs(), 0, None, every))
         source, target = _token_counts(sample, tokenizer)

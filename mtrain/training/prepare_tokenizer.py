@@ -12,6 +12,7 @@ from mtrain.config.yaml_io import to_yaml
 from mtrain.data.data_folder import find_data_folder, shared_tokenizer
 from mtrain.data.prepare_data import make_scanner
 from mtrain.data.raw_files import RawFiles
+from mtrain.data.same_inputs import describe_data
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.summary import CURE
 from mtrain.errors import ModelError, UsageError
@@ -76,7 +77,8 @@ def prepare_tokenizer(
     trained = bool(checkpoint_folders(run_dir))
 
     def hashes() -> str:
-        return json.dumps(scanner.files.training_hashes) + "\n"
+        filters = describe_data(config.data).get("filters")
+        return json.dumps([*scanner.files.training_hashes, *([filters] if filters else [])]) + "\n"
 
     if force and trained:
         raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")
@@ -90,8 +92,8 @@ def prepare_tokenizer(
             )
         if not trained and learned_from.exists() and learned_from.read_text(encoding="utf-8") != hashes():
             log.warning(
-                "data.train has changed since the tokenizer was learned; to learn it again, run "
-                "`mtrain tokenize CONFIG --force`"
+                "data.train or data.filters has changed since the tokenizer was learned; to learn it again, "
+                "run `mtrain tokenize CONFIG --force`"
             )
         return Tokenizer(folder)
     if trained:

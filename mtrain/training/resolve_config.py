@@ -126,7 +126,7 @@ def _choose_vocab_size(config: Config, scanner: CorpusScanner | None, learn_agai
     folder = own if (own / "config.yaml").exists() else shared
     if folder and not learn_again:  # the corpus need not be read to count its pairs
         return _inherit(config, {"tokenizer": {"vocab_size": tokenizer_settings(folder).vocab_size}})
-    pairs = (scanner or CorpusScanner(RawFiles(config.data), config.seed, strict=False)).result.pairs
+    pairs = (scanner or CorpusScanner(RawFiles(config.data), config.seed, strict=False)).result.usable_pairs
     tokens = pairs * TOKENS_PER_PAIR
     speed = assumed_speed(resolve_device("auto").type)
     planned = Budget.of(config.training).tokens(CorpusSize(pairs, tokens, tokens, 0), speed)

@@ -88,7 +88,7 @@ def test_a_missing_config_is_a_usage_error(mtrain, command):
         (["translate", "{run}", "Hi", "--ensemble", "nowhere"], 4, "nowhere: no such model"),
         (["translate", "{run}", "Hi", "--sample", "--top-p", "0"], 2, "decoding: top_p"),
         (["score", "{run}", "-i", "nowhere.en", "--target", "{corpus}/train.de"], 3, "no such file"),
-        (["score", "{run}", "-i", "{corpus}/train.en"], 2, "Missing option '--target'"),
+        (["score", "{run}", "-i", "{corpus}/train.en"], 2, "give both -i and --target"),
         (
             ["export", "{run}", "out", "--format", "marian", "--quantization", "int8"],
             2,

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import os
 import pty
 import re
@@ -267,6 +268,58 @@ def test_score_prints_log_probabilities_of_given_translations(mtrain, run_dir, c
     (tmp_path / "short").write_text("Eine Katze\n")
     code, _, err = mtrain(*job, "--target", tmp_path / "short", "--quiet")
     assert code == 3 and "has 8 lines but" in one_line(err)
+
+
+def test_score_adds_a_column_to_tsv(mtrain, run_dir, corpus, tmp_path):
+    sources, targets = ((corpus / f"train.{side}").read_text().splitlines() for side in ("en", "de"))
+    targets[1], sources[2] = "Katze", "cat " * 500
+    lines = [
+        f"{source}\t{target}\t{i}" for i, (source, target) in enumerate(zip(sources, targets, strict=True))
+    ]
+    for name, texts in (("in.tsv", lines), ("en", sources), ("de", targets)):
+        (tmp_path / name).write_text("\r\n".join([*texts, ""]))
+
+    def score(*arguments):
+        code, out, _ = mtrain("score", run_dir, "--device", "cpu", *arguments)
+        assert code == 0
+        return [line.split("\t") for line in out.split("\n")[:-1]]
+
+    def entropies(source, target):
+        pairs = score("-i", tmp_path / source, "--target", tmp_path / target)
+        return [-float(row[0]) / int(row[1]) if int(row[1]) else math.nan for row in pairs]
+
+    forward, backward = entropies("en", "de"), entropies("de", "en")
+    rows = score("--tsv", tmp_path / "in.tsv")
+    assert ["\t".join(row[:3]) for row in rows] == lines
+    assert [float(row[3]) for row in rows] == pytest.approx(
+        [-value for value in forward], abs=1e-4, nan_ok=True
+    )
+    assert rows[2][3] == "nan" and 2 * float(rows[0][3]) > float(rows[1][3])
+    expected = [math.exp(-abs(a - b) - (a + b) / 2) for a, b in zip(forward, backward, strict=True)]
+    command = "--tsv", tmp_path / "in.tsv", "--reverse", run_dir, "-o", tmp_path / "scored.tsv.gz"
+    assert score(*command) == []
+    text = gzip.decompress((tmp_path / "scored.tsv.gz").read_bytes()).decode()
+    rows = [line.split("\t") for line in text.splitlines()]
+    assert [float(row[3]) for row in rows] == pytest.approx(expected, abs=1e-4, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--tsv", "t.tsv", "-i", "t.tsv"], 2, "give both -i and --target, or --tsv alone"),
+        (["-i", "t.tsv", "--target", "t.tsv", "--reverse", "runs/x"], 2, "--reverse needs --tsv"),
+        (["--tsv", "t.tsv", "--json"], 2, "--json and --tsv exclude each other"),
+        (["--tsv", "t.tsv", "-o", "t.tsv"], 2, "this file is also an input"),
+        (["--tsv", "nowhere.tsv"], 3, "nowhere.tsv: no such file"),
+        (["--tsv", "t.tsv"], 3, "t.tsv:2: 1 column; at least 2 expected"),
+    ],
+)
+def test_score_needs_two_columns(mtrain, run_dir, tmp_path, monkeypatch, arguments, code, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.tsv").write_text("a\tb\nc\n")
+    found, _, err = mtrain("score", run_dir, "--device", "cpu", *arguments, "--quiet")
+    assert found == code and message in one_line(err)
+    assert (tmp_path / "t.tsv").read_text() == "a\tb\nc\n"
 
 
 def test_long_lines_are_translated_in_parts_and_stay_one_line(mtrain, run_dir, stdin):

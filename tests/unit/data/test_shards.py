@@ -393,10 +393,14 @@ def test_obsolete_files_are_removed_and_those_of_others_kept(tmp_path: Path, tok
 def test_data_of_an_older_layout_is_encoded_again(tmp_path: Path, tokenizer: Tokenizer, caplog):
     """With the fingerprint that 84697cc computed, so that its runs resume."""
     data = config(tmp_path)
-    keys = {"train", "validation", "max_length", "bad_lines", "subword_sampling"}
+    columns = {"source_column": 0, "target_column": 1}
     settings = {
         "format": 2,
-        "data": data.model_dump(mode="json", include=keys, exclude={"train": {"__all__": {"weight"}}}),
+        "data": {
+            "train": [{"tsv": str(tmp_path / "train.tsv"), **columns}],
+            "validation": [{"tsv": str(tmp_path / "validation.tsv"), **columns, "weight": 1.0}],
+            **{"max_length": 256, "bad_lines": "error", "subword_sampling": None},
+        },
         "seed": 1,
         "tokenizer": tokenizer.fingerprint(),
     }
@@ -439,12 +443,12 @@ PROGRAM = """if True:
     prepare_data(*inputs, workers=workers, quiet=True)"""
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "filters"), [(1, None), (2, {"max_words": 7, "duplicates": "target"})])
 def test_encoding_that_is_killed_resumes_to_identical_shards(
-    tmp_path: Path, tokenizer: Tokenizer, small, workers: int
+    tmp_path: Path, tokenizer: Tokenizer, small, workers: int, filters
 ):
     pairs = [Pair(f"{source} {i}", target) for i in range(12) for source, target in TOY]
-    data = config(tmp_path, write(tmp_path / "train.tsv", pairs), {"holdout": 30})
+    data = config(tmp_path, write(tmp_path / "train.tsv", pairs), {"holdout": 30}, filters=filters)
     for name in ("expected", "killed"):
         (tmp_path / name).mkdir()
     expected = rows(prepare(tmp_path / "expected", tokenizer, data))

@@ -93,13 +93,16 @@ def test_a_tokenizer_older_than_the_text_is_logged(make_config, corpus, tmp_path
     tokenize(make_config(data={"train": files}))
     os.utime(files["source"])
     tokenize(make_config(data={"train": files}))
-    assert "data.train has changed since" not in caplog.text  # a touched file is the same text
+    assert "has changed since the tokenizer" not in caplog.text  # a touched file is the same text
+    tokenize(make_config(data={"train": files, "filters": {"max_words": 99}}))
+    assert "data.train or data.filters has changed since the tokenizer" in caplog.text
+    caplog.clear()
     Path(files["source"]).write_bytes(Path(files["source"]).read_bytes().replace(b"cat", b"cow"))
     fit_on_cpu(make_config(data={"train": files}))
-    assert "data.train has changed since" in caplog.text
+    assert "has changed since the tokenizer" in caplog.text
     caplog.clear()
     fit_on_cpu(make_config(data={"train": files}, training={"max_steps": 10}))
-    assert "data.train has changed since" not in caplog.text  # the checkpoints need this one
+    assert "has changed since the tokenizer" not in caplog.text  # the checkpoints need this one
 
 
 def test_damaged_data_is_encoded_again(make_config, caplog):

@@ -1,0 +1,71 @@
+"""The section `data.filters`: which pairs are left out of training."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mtrain.config.section import PositiveInt, Section
+
+
+class MinScore(Section):
+    """A lower bound for a number that the corpus gives for each pair, as `mtrain score --tsv` writes it."""
+
+    column: Annotated[int, Field(ge=0)] | Annotated[str, Field(min_length=1)] = Field(
+        description="column of the score in TSV files, starting at 0; in other corpora, its field"
+    )
+    value: float = Field(ge=-1e9, le=1e9, description="pairs with a lower score, or with NaN, are left out")
+
+
+class Filters(Section):
+    """Rules that leave pairs out of `train`. Each rule is off unless it is given; a pair that breaks several
+    is counted for the first of them, in this order. Validation and test sets are not filtered."""
+
+    min_words: PositiveInt | None = Field(
+        None,
+        description="fewest words of each side, which are separated by spaces; not for languages written "
+        "without spaces",
+    )
+    max_words: PositiveInt | None = Field(
+        None, description="most words of each side, such as 150; not for languages written without spaces"
+    )
+    max_word_length: PositiveInt | None = Field(
+        None,
+        description="longest word of each side in characters, such as 40; not for languages written without "
+        "spaces",
+    )
+    max_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = Field(
+        None,
+        description="highest ratio of the characters of the longer to those of the shorter side, such as 3",
+    )
+    min_alphabetic: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="lowest share of letters among the characters of each side, without spaces, such as 0.5",
+    )
+    script: bool = Field(
+        False,
+        description="leave out pairs with a side that is not in a script of its language, by most letters",
+    )
+    copied: bool = Field(
+        False,
+        description="leave out pairs with the same text on both sides, ignoring case, that has a letter",
+    )
+    same_numbers: bool = Field(
+        False,
+        description="leave out pairs whose sides do not contain the same numbers in digits, ignoring "
+        "separators of thousands",
+    )
+    same_urls: bool = Field(False, description="leave out pairs whose sides do not contain the same URLs")
+    min_score: MinScore | None = Field(None, description="lowest score of a pair; null: any")
+    language: Literal["py3langid", "off"] = Field(
+        "off",
+        description="`py3langid`: leave out pairs with a side that is in another language with a probability "
+        "above 0.5; needs the `languages` extra",
+    )
+    duplicates: Literal["pairs", "source", "target", "off"] = Field(
+        "off",
+        description="leave out pairs that repeat an earlier one that is kept, in any corpus: with the same "
+        "`source`, the same `target`, or both (`pairs`)",
+    )
+
+
+RULES = tuple(Filters.model_fields)  # in the order in which they are applied

@@ -1,0 +1,141 @@
+"""Writes the training pairs that the filters keep, and those that they reject, as TSV."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import compress, repeat
+from operator import ne
+from typing import IO
+
+from mtrain.config.corpora import Corpus, Holdout, ToyCorpus, TsvCorpus
+from mtrain.config.data import DataConfig
+from mtrain.data.corpus import parse_block
+from mtrain.data.filters import REASONS, Codes
+from mtrain.data.folder_encoder import format_counts
+from mtrain.data.lines import decode_block
+from mtrain.data.raw_blocks import RawBlock, read_blocks
+from mtrain.data.raw_files import RawFiles
+from mtrain.data.scan import CorpusScanner
+from mtrain.errors import DataError, UsageError
+from mtrain.progress_bar import ProgressBar
+
+log = logging.getLogger(__name__)
+
+_EXAMPLES = 3  # pairs that are shown for each reason
+_SHOWN = 160  # characters of a pair that are shown
+
+
+@dataclass
+class Cleaned:
+    """What `clean` has done."""
+
+    pairs: int  # all pairs, including unreadable ones
+    rejected: dict[str, int]  # by reason
+    replaced: int = 0  # sentences in which a tab or a line end was replaced
+    examples: dict[str, list[str]] = field(default_factory=dict)  # of rejected pairs, by reason
+
+    @property
+    def kept(self) -> int:
+        """Pairs that were written to the output."""
+        return self.pairs - sum(self.rejected.values())
+
+
+def clean(
+    data: DataConfig, out: IO[str], rejected: IO[str] | None, workers: int | None, quiet: bool
+) -> Cleaned:
+    """Write each training pair that the filters keep to `out`: source, target, and further columns of TSV.
+    Write the others to `rejected`, after the reason. The order is that of the corpora.
+
+    The text is read twice: to filter it, with `workers` processes (see `CorpusScanner`), and to write it.
+    Raises UsageError without `data.filters`; DataError if a corpus is missing, malformed or misaligned, if it
+    changes meanwhile, or if no pair is kept; StorageError if temporary files cannot be written.
+    """
+    if data.filters is None:
+        raise UsageError("data.filters has no rule; give some, such as {max_ratio: 3}")
+    if isinstance(data.validation, Holdout):  # otherwise, pairs would be drawn
+        data = data.model_copy(update={"validation": [ToyCorpus(toy="validation")]})
+    scanner = CorpusScanner(RawFiles(data), seed=0, workers=workers, quiet=quiet, for_tokenizer=False)
+    rejections = scanner.result.rejections
+    assert rejections is not None, "there are filters"
+    result = Cleaned(sum(rejections.sizes), rejections.counts())
+    with ProgressBar("clean: written", "pairs", result.pairs, quiet) as progress:
+        for index, corpus in enumerate(data.train):
+            for raw in read_blocks(corpus):
+                codes = rejections.of_pairs(index, raw.first, raw.end.first)
+                _write(raw, corpus, codes, (out, rejected), result)
+                progress.add(len(codes))
+    scanner.files.require_unchanged(data.train)
+    _log(result)
+    if not result.kept:
+        raise DataError(f"no pair is left; rejected: {format_counts(result.rejected) or 'none'}")
+    return result
+
+
+def _log(result: Cleaned) -> None:
+    """Log how many pairs were rejected for each reason, with examples."""
+    total = max(1, result.pairs)
+    kept = f"{result.kept:,} of {result.pairs:,} pairs ({result.kept / total:.2%})"
+    log.info("clean: kept %s", kept)
+    for reason, count in result.rejected.items():
+        log.info("clean: rejected %s (%s): %s", f"{count:,}", f"{count / total:.2%}", reason)
+        for example in result.examples.get(reason, ()):
+            log.info("    %s", example)
+    if result.replaced:
+        message = "clean: a tab or a line end inside of %s sentence(s) was replaced by a space"
+        log.warning(message, f"{result.replaced:,}")
+
+
+def _write(
+    raw: RawBlock, corpus: Corpus, codes: Codes, files: tuple[IO[str], IO[str] | None], result: Cleaned
+) -> None:
+    """Write the pairs of a block."""
+    out, rejected = files
+    lines, replaced = _lines_of(raw, corpus)
+    result.replaced += replaced
+    out.write("\n".join([*compress(lines, codes == 0), ""]))
+    reasons = [(i, REASONS[codes[i] - 1]) for i in codes.nonzero()[0].tolist()]
+    if rejected is not None:
+        rejected.write("".join(f"{reason}\t{lines[i]}\n" for i, reason in reasons))
+    for i, reason in reasons:
+        examples = result.examples.setdefault(reason, [])
+        if len(examples) < _EXAMPLES:
+            place = f"{raw.names[0]}:{raw.first + i - raw.skipped}: "
+            examples.append(place + lines[i].removeprefix(place)[:_SHOWN].replace("\t", " | "))
+
+
+def _lines_of(raw: RawBlock, corpus: Corpus) -> tuple[Sequence[str], int]:
+    """The pairs of a block as lines of TSV, with the error in place of an unreadable one; and the number of
+    sentences in which a tab or a line end was replaced by a space."""
+    if isinstance(corpus, TsvCorpus):
+        decoded = decode_block(raw.lines[0], raw.names[0], raw.first - raw.skipped)
+        lines = [str(line) if isinstance(line, DataError) else line for line in decoded]
+        if (columns := (corpus.source_column, corpus.target_column)) != (0, 1):
+            lines = [_reorder(line, *columns) for line in lines]
+        return _make_readable(lines, "")
+    block = parse_block(raw, corpus)
+    (sources, source_count), (targets, target_count) = (_make_readable(side, "\t\n") for side in block[:2])
+    pairs = dict(zip(block.numbers, map("{}\t{}".format, sources, targets), strict=True))
+    pairs |= {number: str(error) for number, error in block.errors.items()}
+    return [pairs[number] for number in sorted(pairs)], source_count + target_count
+
+
+def _make_readable(texts: list[str], replaced: str) -> tuple[list[str], int]:
+    """The texts with spaces in place of the characters `replaced`, and of a CR at the end, which would be
+    read as part of the line end; and the number of texts that differ."""
+    if not any(map(str.endswith, texts, repeat("\r"))) and all(
+        character not in text for text in texts for character in replaced
+    ):  # fast path
+        return texts, 0
+    table = str.maketrans(dict.fromkeys(replaced, " "))
+    readable = [text.translate(table) for text in texts]
+    readable = [text[:-1] + " " if text.endswith("\r") else text for text in readable]
+    return readable, sum(map(ne, texts, readable))
+
+
+def _reorder(line: str, source: int, target: int) -> str:
+    """A line of TSV with source and target in front of the other columns."""
+    columns = line.split("\t")
+    if len(columns) <= max(source, target):
+        return line
+    others = (column for i, column in enumerate(columns) if i not in (source, target))
+    return "\t".join([columns[source], columns[target], *others])

@@ -1,0 +1,79 @@
+"""The pairs in lines of TSV and JSONL, and in rows of tables."""
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from mtrain.config.corpora import FieldsCorpus, TsvCorpus
+from mtrain.data import Pair
+from mtrain.errors import DataError
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+Column = int | str  # a column of TSV, from 0, or a field of JSONL and tables
+
+
+class ScoredPair(NamedTuple):
+    """A pair with a number that the corpus gives for it."""
+
+    source: str
+    target: str
+    score: float
+
+
+def try_pair(
+    item: Any, corpus: TsvCorpus | FieldsCorpus, name: str, number: int, score: Column | None
+) -> Pair | ScoredPair | DataError:
+    """The pair in a line of TSV or JSONL, or in a row of a table; or a DataError if it has none. `number` is
+    that of the line in the file `name`."""
+    if isinstance(item, DataError):
+        return item
+    try:
+        return _pair_of(item, corpus, score)
+    except DataError as error:
+        return DataError(f"{name}:{number}: {error}")
+
+
+def _pair_of(item: Any, corpus: TsvCorpus | FieldsCorpus, score: Column | None) -> Pair | ScoredPair:
+    if isinstance(corpus, TsvCorpus):
+        columns = item.split("\t")
+        column = score if isinstance(score, int) else 0
+        needed = max(corpus.source_column, corpus.target_column, column) + 1
+        if len(columns) < needed:
+            raise DataError(f"{len(columns)} column(s); at least {needed} expected")
+        pair = Pair(columns[corpus.source_column], columns[corpus.target_column])
+        return pair if score is None else ScoredPair(*pair, _to_score(columns[column], f"column {column}"))
+    if isinstance(item, str):
+        try:
+            item = json.loads(item)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"not JSON: {error}") from None
+    pair = Pair(_text_of(item, corpus.source_field), _text_of(item, corpus.target_field))
+    if not isinstance(score, str):
+        return pair
+    return ScoredPair(*pair, _to_score(_value_of(item, score), f"field '{score}'"))
+
+
+def _to_score(value: Any, place: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise DataError(f"{place} is not a number: {str(value)[:40]!r}") from None
+
+
+def _text_of(record: Any, field: str) -> str:
+    value = _value_of(record, field)
+    if not isinstance(value, str):
+        raise DataError(f"field '{field}' is not a string")
+    if "\0" in value or _SURROGATE.search(value):
+        raise DataError(f"field '{field}' contains a NUL or an unpaired surrogate")
+    return value
+
+
+def _value_of(record: Any, field: str) -> Any:
+    value = record
+    for key in field.split("."):
+        if not isinstance(value, dict) or key not in value:
+            known = ", ".join(map(str, value)) if isinstance(value, dict) else "none"
+            raise DataError(f"no field '{field}'; available fields: {known}")
+        value = value[key]
+    return value

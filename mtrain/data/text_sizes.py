@@ -1,0 +1,70 @@
+"""Counts characters, words and letters of many texts at once."""
+
+import unicodedata
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrain.data.text_hashes import LETTERS, code_points
+
+_TEXTS = 1000  # that are counted at a time; more would not fit into the processor's cache
+_OTHER, _LETTER, _DIGIT, _SPACE = range(4)
+Counts = npt.NDArray[np.int64]
+
+
+class TextSizes(NamedTuple):
+    """Sizes of some texts, none of which is blank."""
+
+    characters: Counts  # without the spaces around the text
+    visible: Counts  # characters that are not spaces
+    words: Counts  # separated by spaces
+    longest_word: Counts  # in characters
+    letters: Counts  # with combining marks, such as the vowel signs of Hindi
+    has_digits: npt.NDArray[np.bool_]
+
+
+def measure(texts: Sequence[str]) -> TextSizes:
+    """The sizes of some texts, none of which is blank or contains NUL."""
+    parts = [_measure(texts[start : start + _TEXTS]) for start in range(0, len(texts), _TEXTS)]
+    return TextSizes(*map(np.concatenate, zip(*parts or [_measure([])], strict=True)))
+
+
+def _measure(texts: Sequence[str]) -> TextSizes:
+    points = code_points("\0".join([*texts, ""]))
+    kinds = _kinds().take(points, mode="clip")
+    text_ends = np.flatnonzero(points == 0)[: len(texts)]
+    text_starts = np.append(0, text_ends + 1)[: len(texts)]
+    is_space = kinds == _SPACE  # also of the NUL that ends each text
+    is_edge = is_space[1:] != is_space[:-1]
+    edges = np.flatnonzero(np.append(not is_space[:1].all(), is_edge))  # starts and ends of words in turn
+    word_starts, word_ends = edges[::2], edges[1::2]
+    lengths = word_ends - word_starts
+    first_words = np.searchsorted(word_starts, text_starts)
+    last_words = np.append(first_words[1:], len(word_starts))[: len(texts)] - 1
+    return TextSizes(
+        word_ends[last_words] - word_starts[first_words],
+        np.add.reduceat(lengths, first_words),
+        last_words - first_words + 1,
+        np.maximum.reduceat(lengths, first_words),
+        np.add.reduceat(kinds == _LETTER, text_starts, dtype=np.int64),
+        np.bincount(np.searchsorted(text_ends, np.flatnonzero(kinds == _DIGIT)), minlength=len(texts)) > 0,
+    )
+
+
+@cache
+def _kinds() -> npt.NDArray[np.uint8]:
+    """The kind of each code point. The last one stands for all others, which are neither letters nor
+    spaces."""
+    kinds = np.full(LETTERS + 1, _OTHER, np.uint8)
+    for code, character in enumerate(map(chr, range(LETTERS))):
+        category = unicodedata.category(character)
+        if character.isspace() or not code:
+            kinds[code] = _SPACE
+        elif category[0] in "LM":
+            kinds[code] = _LETTER
+        elif category == "Nd":
+            kinds[code] = _DIGIT
+    return kinds

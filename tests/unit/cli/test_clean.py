@@ -1,0 +1,120 @@
+"""`mtrain clean`: two files with all pairs, and what it says about them."""
+
+import gzip
+import json
+
+import pytest
+import yaml
+
+from tests.support.cli import one_line
+
+FILTERS = {"max_words": 4, "copied": True, "duplicates": "source"}
+
+
+@pytest.fixture
+def clean(mtrain, tmp_path):
+    """Run `mtrain clean` for some training corpora; returns the exit code, stdout, stderr and the output."""
+
+    def clean(train, *arguments, filters=FILTERS, **keys):
+        data = {
+            "source_lang": "en",
+            "target_lang": "de",
+            "train": train,
+            "validation": {"holdout": 2},
+            **keys,
+        }
+        text = {"run_dir": "runs/x", "data": {**data, "filters": filters}, "training": {"max_steps": 1}}
+        (tmp_path / "c.yaml").write_text(yaml.safe_dump(text), encoding="utf-8")
+        code, out, err = mtrain("clean", tmp_path / "c.yaml", "-o", tmp_path / "out.tsv", *arguments)
+        file = tmp_path / "out.tsv"
+        return code, out, err, file.read_bytes().decode() if file.exists() else None
+
+    return clean
+
+
+def write(path, text):
+    path.write_bytes(text.encode())
+    return str(path)
+
+
+def test_all_pairs_are_in_one_of_two_files(clean, tmp_path):
+    text = "a\tb\tx\ty\r\nTom\ttom\n a\tc\nd e f g h\ti\nj\tk\n\tl\na\tm\n"
+    train = {"tsv": write(tmp_path / "t.tsv", text)}
+    code, out, err, kept = clean(train, "--rejected", tmp_path / "no.tsv.gz")
+    assert (code, out) == (0, "")
+    assert kept == "a\tb\tx\ty\n a\tc\nj\tk\n"
+    rejected = gzip.decompress((tmp_path / "no.tsv.gz").read_bytes()).decode()
+    assert rejected == "copied\tTom\ttom\nmax_words\td e f g h\ti\nempty\t\tl\nduplicates\ta\tm\n"
+    assert "clean: kept 3 of 7 pairs (42.86%)\n" in err
+    assert f"clean: rejected 1 (14.29%): copied\n    {tmp_path}/t.tsv:2: Tom | tom\n" in err
+    assert err.count("rejected 1 ") == 4
+    assert clean(train, "--workers", 2, "--quiet")[2:] == ("", kept)
+
+
+def test_columns_are_reordered_and_kept(clean, tmp_path):
+    one = {"tsv": write(tmp_path / "1.tsv", "0.5\tb\tid\ta\n"), "source_column": 3, "target_column": 1}
+    two = {"source": write(tmp_path / "s", "c\n\ufeffd\n"), "target": write(tmp_path / "t", "C2\nD2\u2028\n")}
+    assert clean([one, two])[3] == "a\tb\t0.5\tid\nc\tC2\n\ufeffd\tD2\u2028\n"
+
+
+def test_tabs_and_line_ends_in_sentences_become_spaces(clean, tmp_path):
+    records = [{"s": "a\tb", "t": "c\nd"}, {"s": "e", "t": "f\rg\r"}, {"s": "h", "t": "h"}]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    train = {"jsonl": write(tmp_path / "x.jsonl", text), "source_field": "s", "target_field": "t"}
+    code, _, err, kept = clean(train)
+    assert (code, kept) == (0, "a b\tc d\ne\tf\rg \n")
+    assert "warning: clean: a tab or a line end inside of 3 sentence(s) was replaced by a space" in err
+
+
+def test_unreadable_pairs(clean, tmp_path):
+    (tmp_path / "bad.tsv").write_bytes(b"a\tb\nc\nd\xff\te\nf\tg\n")
+    train = {"tsv": str(tmp_path / "bad.tsv")}
+    code, _, err, kept = clean(train)
+    assert code == 3 and kept is None and "bad.tsv:2: 1 column(s); at least 2 expected" in one_line(err)
+    code, _, err, kept = clean(train, "--rejected", tmp_path / "no", bad_lines="skip")
+    assert (code, kept) == (0, "a\tb\nf\tg\n") and f"    {tmp_path}/bad.tsv:2: c\n" in err
+    rejected = f"bad\tc\nbad\t{tmp_path}/bad.tsv:3: not valid UTF-8 (byte 2 of the line)\n"
+    assert (tmp_path / "no").read_text() == rejected
+
+
+def test_if_no_pair_is_left_nothing_is_written(clean, tmp_path):
+    write(tmp_path / "out.tsv", "old")
+    train = {"tsv": write(tmp_path / "t.tsv", "a\ta\nb\tb\nc c c c c\td\n")}
+    code, _, err, kept = clean(train, "--rejected", tmp_path / "no")
+    assert code == 3 and kept == "old" and not (tmp_path / "no").exists()
+    assert err.endswith("error: no pair is left; rejected: 1 max_words, 2 copied\n")
+    assert f"    {tmp_path}/t.tsv:1: a | a\n" in err
+    code, _, err, _ = clean({"tsv": write(tmp_path / "t.tsv", "")})
+    assert code == 3 and "no pair is left; rejected: none\n" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "filters", "message"),
+    [
+        ((), None, "data.filters has no rule; give some"),
+        (("--rejected", "{tmp}/out.tsv"), FILTERS, "out.tsv: is given for both -o and --rejected"),
+        (("--rejected", "{tmp}/t.tsv"), FILTERS, "t.tsv: this file is also an input"),
+        ((), {"max_ratio": 0.5}, "data.filters.max_ratio: expected a number"),
+        ((), {"min_word": 1}, "unknown key 'min_word'; did you mean 'min_words'?"),
+        ((), {"min_score": {"column": "s", "value": 1}}, "column s needs jsonl, parquet or hub corpora"),
+    ],
+)
+def test_mistakes(clean, tmp_path, arguments, filters, message):
+    train = {"tsv": write(tmp_path / "t.tsv", "a\tb\n")}
+    arguments = [argument.format(tmp=tmp_path) for argument in arguments]
+    code, _, err, kept = clean(train, *arguments, filters=filters)
+    assert code == 2 and message in one_line(err) and kept is None
+
+
+def test_filters_are_for_training_only(clean, tmp_path):
+    train = {"tsv": write(tmp_path / "t.tsv", "a\tb\n")}
+    for keys in ({"validation": {**train, "filters": "off"}}, {"test": {"x": {**train, "filters": "off"}}}):
+        code, _, err, _ = clean(train, **keys)
+        assert code == 2 and "filters is allowed in data.train only" in one_line(err)
+
+
+def test_a_language_of_unknown_script(clean, tmp_path):
+    train = {"tsv": write(tmp_path / "t.tsv", "a\tb\n")}
+    code, _, err, _ = clean(train, filters={"script": True}, source_lang="tlh")
+    assert code == 2 and "the script of tlh is not known; write tlh-Latn, for example" in one_line(err)
+    assert clean(train, filters={"script": True}, source_lang="tlh-Latn")[0] == 0

@@ -1,0 +1,134 @@
+"""Each rule of `data.filters` on pairs that it keeps and pairs that it rejects."""
+
+import sys
+
+import pytest
+
+from mtrain.config.data import DataConfig
+from mtrain.data.filters import REASONS, BlockFilter
+from mtrain.errors import UsageError
+from tests.support.corpora import block_of
+
+
+def reasons(pairs, languages=("en", "de"), scores=(), **filters):
+    """The reason why each pair is rejected; None if it is kept."""
+    source, target = languages
+    toy = {"toy": "train", "filters": "off"} if "min_score" in filters else {"toy": "train"}
+    data = DataConfig(
+        source_lang=source, target_lang=target, train=toy, validation={"holdout": 1}, filters=filters
+    )
+    block = block_of(pairs, first=7)._replace(scores=scores)
+    return [REASONS[code - 1] if code else None for code in BlockFilter(data).apply(block, True).codes]
+
+
+LONG = "a" * 41
+CASES = [
+    ({"min_words": 2}, [("a b", "c d"), ("a\u3000b", "c  d ")], [("a b", "c"), (" a ", "c d")]),
+    ({"max_words": 2}, [("a b", "c\td"), (LONG, "c")], [("a b", "c d e"), ("a\u2028b c", "d")]),
+    ({"max_word_length": 40}, [(LONG[1:] + " b", "c"), ("…" * 40, "d")], [(LONG, "c"), ("d", "b " + LONG)]),
+    ({"max_ratio": 3.0}, [("abc", "d"), ("a", "b  "), (" a", "bcd")], [("a", "bcde"), ("é" * 7, "ab")]),
+    (
+        {"min_alphabetic": 0.5},
+        [("a1", "b 2"), ("हिन्दी", "b"), ("e\u0301", "ß")],
+        [("1", "a"), ("a", "b 12"), ("?", "a"), ("🎉🎉a", "a")],
+    ),
+    ({"script": True}, [("ab 12", "Дaü"), ("12", "a"), ("漢ab", "?")], [("Дa д", "a"), ("a", "漢字a")]),
+    (
+        {"copied": True},
+        [("12", "12"), ("Tom.", "Tom"), ("…", "…")],
+        [("Tom", "Tom"), ("TOM ", "tom"), ("Straße", "STRAßE")],
+    ),
+    (
+        {"same_numbers": True},
+        [
+            ("in 1,000 days", "in 1.000 Tagen"),
+            ("1,000,000", "1000000"),
+            ("10 000", "10\u202f000"),
+            ("9:05", "09.05"),
+            ("3.14", "3,14"),
+            ("none", "keine"),
+            ("5 or 5", "5"),
+            ("٣٤", "34"),
+            ("0", "00"),
+            ("x²", "x"),
+        ],
+        [("in 3 days", "in 4 Tagen"), ("two", "2"), ("1,000", "100"), ("12", "21"), ("2010 500", "2010500")],
+    ),
+    (
+        {"same_urls": True},
+        [
+            ("see https://a.b/c?d=1.", "„https://a.b/c?d=1“"),
+            ("(www.a.b)", "www.a.b!"),
+            ("www. x", "x"),
+            ("none", "keine"),
+        ],
+        [("see http://a.b", "siehe http://a.c"), ("http://a.b", "x"), ("x", "www.a.b")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("filters", "good", "bad"), CASES, ids=[next(iter(case[0])) for case in CASES])
+def test_a_rule_rejects_the_pairs_that_break_it(filters, good, bad):
+    found = reasons([*good, *bad], **filters)
+    assert found == [None] * len(good) + list(filters) * len(bad)
+
+
+def test_scores_that_are_low_or_no_number_are_rejected():
+    scores = [0.5, 0.49, float("nan"), float("inf"), -1.0]
+    found = reasons([("a", "b")] * 5, scores=scores, min_score={"column": 2, "value": 0.5})
+    assert found == [None, "min_score", "min_score", None, "min_score"]
+
+
+def test_the_first_rule_in_the_order_of_the_config_is_the_reason():
+    pairs = [("x x x", "x x x"), ("1 1 1", "漢"), ("", "漢"), (" \u3000", "1 1 1")]
+    assert reasons(pairs, copied=True, max_words=2) == ["max_words", "max_words", "empty", "empty"]
+    assert reasons(pairs, copied=True, script=True) == ["copied", "script", "empty", "empty"]
+
+
+def test_words_are_not_counted_in_languages_without_spaces():
+    pairs = [("漢" * 200, "a b"), ("漢", "a b c"), ("漢", LONG)]
+    limits = {"min_words": 2, "max_words": 2, "max_word_length": 40}
+    assert reasons(pairs, languages=("zh", "de"), **limits) == [None, "max_words", "min_words"]
+    assert reasons(pairs, languages=("zho_Hans", "tha_Thai"), **limits) == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("language", "good", "bad"),
+    [
+        ("ja", "これはペンです", "this is"),
+        ("ko", "한국어", "漢字"),
+        ("sr", "ćevapi", "日本"),
+        ("sr-Cyrl", "Ћевапи", "ćevapi"),
+        ("el", "Ελλάδα", "Ellada"),
+        ("hi", "हिन्दी", "Hindi"),
+        ("tlh-Latn", "tlhIngan", "Клингон"),
+    ],
+)
+def test_the_script_is_that_of_the_language(language, good, bad):
+    assert reasons([(good, "a"), (bad, "a")], languages=(language, "de"), script=True) == [None, "script"]
+
+
+def test_language_identification():
+    pairs = [
+        ("This is a sentence about the weather.", "Das ist ein Satz über das Wetter."),
+        ("This is a sentence about the weather.", "Ceci est une phrase sur le temps qu'il fait."),
+        ("Das ist ein Satz über das Wetter.", "Das ist ein Satz über das Wetter."),
+        ("12", "?"),
+        ("Hi.", "Hallo!"),  # too short to be sure
+    ]
+    found = reasons(pairs, languages=("en-US", "de"), language="py3langid")
+    assert found == [None, "language", "language", None, None]
+    with pytest.raises(UsageError, match="py3langid does not know tlh; it knows ace, "):
+        reasons(pairs, languages=("tlh", "de"), language="py3langid")
+
+
+def test_language_identification_without_its_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "py3langid", None)
+    with pytest.raises(UsageError, match=r"py3langid, which is not installed; run `pip install 'mtrain\["):
+        reasons([], language="py3langid")
+
+
+def test_long_lines():
+    digits, words = "1.000" * 50_000 + "x", "a " * 200_000
+    limits = {"max_words": 300_000, "same_numbers": True, "same_urls": True, "copied": True, "script": True}
+    assert reasons([(digits, digits[:-1]), (words, words + "b")], **limits) == [None, None]
