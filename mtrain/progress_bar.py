@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self, TypeVar
 
 from tqdm import tqdm
@@ -26,8 +26,11 @@ T = TypeVar("T")
 
 def shows_bars() -> bool:
     """Whether there is a terminal that can show bars, and messages are wanted."""
-    is_usable = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    return is_usable and log.isEnabledFor(logging.INFO)
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb" or not log.isEnabledFor(logging.INFO):
+        return False
+    with suppress(OSError):
+        return os.get_terminal_size(sys.stderr.fileno()).lines > 0  # 0: unknown; tqdm would show nothing
+    return True
 
 
 class Bar(tqdm):  # type: ignore[type-arg]
@@ -60,8 +63,7 @@ class Bar(tqdm):  # type: ignore[type-arg]
         if total and speed:
             last = f"{format_duration((total - done) / speed)} left"
         count = [f"{done:,}{f'/{total:,}' if total else ''} {self.unit}"] * bool(self.unit)
-        columns = max(values["ncols"] or 0, 0) or 79  # some terminals report a width of 0
-        columns -= _INTERRUPT
+        columns = (values["ncols"] or 80) - _INTERRUPT
         name = f"{self.desc} " * bool(self.desc)
         width = columns - len(name) - (_SHORTEST + len("100%  ")) * bool(total)
         details = list(self.details)

@@ -5,6 +5,7 @@ import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -59,6 +60,7 @@ def test_an_interrupt_clears_the_progress_bar(command, run_dir, tmp_path, monkey
     (tmp_path / "long").write_text("It rains.\n" * 20_000)
     arguments = ["-i", tmp_path / "long", *["--target", tmp_path / "long"] * (command == "score")]
     reader, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))
     nothing = os.open(os.devnull, os.O_RDWR)
     job = [command, run_dir, *arguments, "--device", "cpu"]
     child = start_forked(*job, streams=[nothing, nothing, terminal])

@@ -96,6 +96,19 @@ def test_there_are_no_bars_on_dumb_terminals_and_for_quiet_commands(monkeypatch,
     assert not shows_bars()
 
 
+def test_there_are_no_bars_on_terminals_of_unknown_size(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    reader, terminal = pty.openpty()
+    with open(terminal, "w") as stream:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stderr", stream)
+        shown = []
+        for size in ((0, 0), (24, 80)):
+            termios.tcsetwinsize(terminal, size)
+            shown.append(shows_bars())
+    os.close(reader)
+    assert shown == [False, True]
+
+
 def test_items_are_counted_as_they_are_used(caplog):
     assert list(with_progress("ab", "read", "letters", 2)) == ["a", "b"]
     assert [message.split(",")[0] for message in caplog.messages] == [
