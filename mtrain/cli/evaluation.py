@@ -61,7 +61,7 @@ def evaluate(
             rich_help_panel=METRICS,
         ),
     ] = "bleu,chrf,ter",
-    lowercase: Annotated[bool, Option("--lowercase", help="Ignore case.", rich_help_panel=METRICS)] = False,
+    lowercase: Annotated[bool, Option("--lowercase", help="Ignore case in all metrics.", rich_help_panel=METRICS)] = False,
     bleu_tokenize: Annotated[
         str | None,
         Option(
@@ -99,7 +99,7 @@ def evaluate(
         Path | None,
         Option(
             metavar="FOLDER",
-            help="Virtual environment with unbabel-comet; by default that in MTRAIN_COMET.",
+            help="Virtual environment with unbabel-comet. Default: the one that MTRAIN_COMET names.",
             rich_help_panel=COMET,
         ),
     ] = None,

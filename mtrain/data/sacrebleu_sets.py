@@ -25,11 +25,12 @@ def sacrebleu_files(name: str, langs: str) -> list[Path]:
     try:
         references, source = dataset.get_reference_files(langs), dataset.get_source_file(langs)
     except (Exception, SystemExit) as error:  # a wrong checksum ends in SystemExit
-        reason = " ".join(str(error).split())
+        is_exit = isinstance(error, SystemExit)
+        reason = "sacreBLEU gave up; see its message above" if is_exit else " ".join(str(error).split())
         raise DataError(
             f"{name}: cannot download the test set: {reason}; run "
             f"`sacrebleu -t {name} -l {langs} --echo src` on a machine with a network, and copy its folder "
-            f"{SACREBLEU_DIR} to this one"
+            f"~/.sacrebleu to {SACREBLEU_DIR} on this machine"
         ) from None
     if not references:
         raise DataError(f"{name}: this test set has no reference for {langs}; choose another one")

@@ -37,10 +37,10 @@ STYLE = """
 .positions output { display: block; min-height: 1.5rem; }
 """
 HINT = (
-    '<p class="muted">Each row shows, in percent, what the token at its left attends to; for the decoder, '
-    "what the position that predicts this token attends to. "
-    f"Numbers below {SHOWN} are left out. ▁ begins a word, &lt;/s&gt; ends a sentence, and &lt;s&gt; begins "
-    "the input of the decoder. Choose a picture to see that layer and head.</p>"
+    '<p class="muted">Each row shows, in percent, how much the token on its left attends to each token at '
+    "the top. In the decoder, it is the position that predicts this token that attends. Numbers below "
+    f"{SHOWN} are not shown. ▁ begins a word, &lt;/s&gt; ends a sentence, and &lt;s&gt; begins the input of "
+    "the decoder. Choose a picture to see another layer or head.</p>"
 )
 
 

@@ -124,10 +124,12 @@ def _sentences_of(test: ComparedSet, baseline: str, system: str, key: str) -> It
     different = [row for row in order if test.systems[baseline][row] != test.systems[system][row]]
     shown = different[:SHOWN]
     better, worse = (sum(flag * gain > 0 for gain in gains) for flag in (1, -1))
-    text = f"{better} sentences score better than those of {baseline} by {TITLES[metric]}, and {worse} worse."
-    text += f" {len(gains) - len(different)} translations are equal."
+    text = (
+        f"By {TITLES[metric]}, {better} sentences score better than those of {baseline}, and {worse} worse."
+    )
+    text += f" {len(gains) - len(different)} translations are the same and are not shown."
     if len(shown) < len(different):
-        text += f" The {len(shown)} sentences with the largest differences are shown."
+        text += f" Of the others, the {len(shown)} with the largest differences are shown."
     yield f'<section aria-labelledby="title-{key}">'
     yield f'<h3 id="title-{key}">Sentences of {escape(system)} and {escape(baseline)}</h3>'
     yield (

@@ -23,7 +23,8 @@ STYLE = """
 .charts [role=status] { position: absolute; left: -999rem; }
 .uplot { font-family: inherit; } .u-legend { font-size: .8rem; text-align: start; }
 .u-legend th, .u-legend td { border: 0; padding: .1rem .3rem; white-space: normal; font-size: .8rem; }
-.u-legend .u-series > * { padding: .15rem .3rem; }
+.u-legend .u-series > * { padding: .15rem .3rem; display: inline; }
+.u-legend .u-label { display: inline; } .u-legend .u-marker { width: 1.2rem; height: .8rem; }
 """
 
 
@@ -73,8 +74,8 @@ def html_curves(runs: Sequence[RunRecords], similarity: Sequence[tuple[int, str,
     data = json_script({"axes": axes, "charts": charts}, "curve-data")
     return (
         f"<fieldset><legend>Horizontal axis</legend>{radios}</fieldset>"
-        '<p class="muted">Point at a chart to read its values, or focus it and use the arrow keys. Drag to '
-        "zoom, double-click to see everything. Where a chart has curves of training and of validation, those "
+        '<p class="muted">Point at a chart to read its values, or focus it and use the arrow keys. Drag '
+        "to zoom; double-click to zoom out. Where a chart has curves of training and of validation, those "
         f'of training are dotted.</p><div class="charts">{sections}</div>{data}'
     )
 

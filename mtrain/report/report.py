@@ -154,7 +154,10 @@ def _details(title: str, html: str, is_open: bool) -> str:
 
 
 def _marks() -> str:
-    return '<p class="muted">Words that the reference lacks, or has elsewhere, are <mark>marked</mark>.</p>'
+    return (
+        '<p class="muted">Words that the reference does not have, or has in another place, are '
+        "<mark>marked</mark>.</p>"
+    )
 
 
 class _Drawn(NamedTuple):

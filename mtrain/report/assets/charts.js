@@ -10,6 +10,8 @@
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   // Six colors; runs after the sixth have dashes. Curves of training are dotted beside those of validation.
   const dashes = [[], [10, 5]], dotted = [[2, 4], [10, 4, 2, 4]];
+  const border = (chart, index) => // of the box in the legend
+    dashes.includes(chart.series[index].dash) ? (chart.series[index].dash.length ? "dashed" : "solid") : "dotted";
   let charts = [];
 
   const number = (value, digits) =>
@@ -72,6 +74,7 @@
         { ...ink, grid: { ...ink.grid, ...(spec.log && { filter: powers }) }, size: 58,
           values: (c, ticks) => ticks.map(short) },
       ],
+      legend: { markers: { dash: border } },
       hooks: { ready: [showLast], setCursor: [(c) => { if (c.cursor.left < 0) showLast(c); }] },
       cursor: { drag: { x: true, y: false }, dataIdx: nearest },
     }, uPlot.join(tables), place);

@@ -69,4 +69,16 @@ def test_without_a_network_one_line_says_what_to_do(tmp_path):
     message = read(tmp_path, "wmt22", "en-de")
     assert message.startswith("wmt22: cannot download the test set: <urlopen error")
     assert "run `sacrebleu -t wmt22 -l en-de --echo src` on a machine with a network" in message
-    assert f"copy its folder {tmp_path} to this one" in message and "\n" not in message
+    assert f"copy its folder ~/.sacrebleu to {tmp_path} on this machine" in message and "\n" not in message
+
+
+def test_a_damaged_download_is_an_error_of_one_line(cache):
+    """sacreBLEU logs the wrong checksum and exits."""
+    raw = cache / "wmt22" / "raw"
+    for file in raw.rglob("*.xml"):
+        file.unlink()
+    for file in raw.glob("wmt22.*"):
+        file.write_bytes(b"damaged")
+    message = read(cache, "wmt22", "en-de")
+    assert message.startswith("wmt22: cannot download the test set: ") and "\n" not in message
+    assert "cannot download the test set: 1;" not in message

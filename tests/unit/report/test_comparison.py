@@ -90,7 +90,9 @@ def test_systems_are_named_without_their_common_folder(names, shown):
 def test_the_largest_differences_of_a_large_test_set_are_shown(monkeypatch):
     monkeypatch.setattr(comparison, "SHOWN", 2)
     page = page_of(["chrf"])
-    assert page.count("<article") == 2 and "The 2 sentences with the largest differences are shown." in page
+    assert (
+        page.count("<article") == 2 and "Of the others, the 2 with the largest differences are shown." in page
+    )
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
