@@ -49,19 +49,20 @@ def attention_page(
 ) -> str:
     """A page with the attention of a model for each sentence and its translation."""
     title = f"Attention of {name}"
-    parts = html_attention(translator, sources, translations, "s")
+    parts = html_attention(translator, sources, translations, "s", "h2")
     body = f'<header><h1>{escape(title)}</h1></header>\n<main id="main">{HINT}{parts}</main>'
     return html_page(title, body + f"<script>{asset('attention.js')}</script>", STYLE)
 
 
 def html_attention(
-    translator: Translator, sources: Sequence[str], translations: Sequence[str], key: str
+    translator: Translator, sources: Sequence[str], translations: Sequence[str], key: str, heading: str
 ) -> str:
-    """The attention maps of each sentence. `key` makes the ids of a page unique."""
+    """The attention maps of each sentence, whose `heading` is `h2`, for example. `key` makes the names of
+    inputs unique in a page."""
     maps = attention_maps(translator, sources, translations)
     of_target = text_attributes(translator.target_lang)
     sections = [
-        f'<div class="attention" data-attention><h3 dir="auto">{escape(source)}</h3>'
+        f'<div class="attention" data-attention><{heading} dir="auto">{escape(source)}</{heading}>'
         f"<p {of_target}>{escape(text) or '(empty)'}</p>{_map(each, f'{key}-{number}')}</div>"
         for number, (source, text, each) in enumerate(zip(sources, translations, maps, strict=True))
     ]
