@@ -61,7 +61,14 @@ def evaluate(
             rich_help_panel=METRICS,
         ),
     ] = "bleu,chrf,ter",
-    lowercase: Annotated[bool, Option("--lowercase", help="Ignore case in all metrics.", rich_help_panel=METRICS)] = False,
+    lowercase: Annotated[
+        bool,
+        Option(
+            "--lowercase",
+            help="Ignore case in BLEU and chrF; TER always ignores it.",
+            rich_help_panel=METRICS,
+        ),
+    ] = False,
     bleu_tokenize: Annotated[
         str | None,
         Option(
