@@ -141,6 +141,9 @@ def test_the_legend_shows_the_value_at_the_cursor_or_the_last_one(browser, page)
     assert re.fullmatch(r"[\d.]+", legend()[2]) and legend()[0] != before[0]
     ActionChains(browser).move_to_element(browser.find_element(By.TAG_NAME, "h1")).perform()
     assert legend() == before
+    boxes = browser.find_elements(By.CSS_SELECTOR, "[data-chart=nll] .u-marker")[1:]
+    styles = [box.value_of_css_property("border-top-style") for box in boxes]
+    assert styles == ["dotted", "solid"] * 2  # training and validation of each run
 
 
 @pytest.mark.slow

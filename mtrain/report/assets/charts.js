@@ -10,8 +10,7 @@
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   // Six colors; runs after the sixth have dashes. Curves of training are dotted beside those of validation.
   const dashes = [[], [10, 5]], dotted = [[2, 4], [10, 4, 2, 4]];
-  const border = (chart, index) => // of the box in the legend
-    dashes.includes(chart.series[index].dash) ? (chart.series[index].dash.length ? "dashed" : "solid") : "dotted";
+  const dashed = (s) => Math.floor(s.run / 6) % 2;
   let charts = [];
 
   const number = (value, digits) =>
@@ -59,7 +58,7 @@
       label: s.label,
       stroke: css(`--series-${s.run % 6}`),
       width: 2,
-      dash: (s.dotted ? dotted : dashes)[Math.floor(s.run / 6) % 2],
+      dash: (s.dotted ? dotted : dashes)[dashed(s)],
       points: { show: s.points || s.y.length < 3, size: 6 },
       value: (chart, value) => number(value),
     }));
@@ -74,7 +73,11 @@
         { ...ink, grid: { ...ink.grid, ...(spec.log && { filter: powers }) }, size: 58,
           values: (c, ticks) => ticks.map(short) },
       ],
-      legend: { markers: { dash: border } },
+      // The border of the box before a label is drawn like the curve.
+      legend: { markers: { dash: (c, index) => {
+        const s = spec.series[index - 1];
+        return s.dotted ? "dotted" : dashed(s) ? "dashed" : "solid";
+      } } },
       hooks: { ready: [showLast], setCursor: [(c) => { if (c.cursor.left < 0) showLast(c); }] },
       cursor: { drag: { x: true, y: false }, dataIdx: nearest },
     }, uPlot.join(tables), place);
