@@ -17,9 +17,9 @@ from mtrain.data.summary import read_summary
 from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.evaluation.test_scores import TestScores, read_test_scores
 from mtrain.report.recorded_translations import Translations, read_best, read_samples
+from mtrain.storage.json_records import Record, parse_json, read_steps, to_number
 
 Floats = npt.NDArray[np.float64]
-Record = dict[str, Any]
 POINTS = 1000  # of a curve, at most
 
 
@@ -59,7 +59,7 @@ def read_run(folder: Path, name: str) -> RunRecords:
             "training"
         )
     config = read_yaml_file(folder / "config.yaml")
-    lines = _json_lines(folder / "metrics.jsonl")
+    lines = list(read_steps(folder / "metrics.jsonl"))
     curves = _curves(lines)
     if not curves:
         raise UsageError(f"{folder}/metrics.jsonl: has no steps yet; train the run first")
@@ -79,7 +79,7 @@ def read_run(folder: Path, name: str) -> RunRecords:
     missing = [what for what, is_missing in absent.items() if is_missing]
     recorded = samples[-1] if samples else best
     examples = [each.source for each in recorded.sentences] if recorded else _first_sources(data)
-    skipped = [_number(line.get("skipped_steps")) for line in lines]
+    skipped = [to_number(line.get("skipped_steps")) for line in lines]
     skipped_steps = int(max([count for count in skipped if math.isfinite(count)], default=0))
     found = curves, skipped_steps, samples, best, findings, summary, examples
     return RunRecords(name, folder, config, *found, read_test_scores(folder), missing)
@@ -105,7 +105,7 @@ def _repeated(folders: Sequence[Path]) -> Path:
 def _curves(lines: list[Record]) -> dict[str, Curve]:
     lines = _in_order(lines)
     training = [
-        line for line in lines if "loss" in line and math.isfinite(_number(line.get("target_tokens")))
+        line for line in lines if "loss" in line and math.isfinite(to_number(line.get("target_tokens")))
     ]
     curves = {}
     if training:
@@ -129,8 +129,8 @@ def _curves(lines: list[Record]) -> dict[str, Curve]:
 def _in_order(lines: list[Record]) -> list[Record]:
     """The lines that say where on the axes they are, by step. Each axis has to increase."""
     axes = ("step", "seconds")
-    lines = [line for line in lines if all(math.isfinite(_number(line.get(axis))) for axis in axes)]
-    return sorted(lines, key=lambda line: _number(line["step"]))
+    lines = [line for line in lines if all(math.isfinite(to_number(line.get(axis))) for axis in axes)]
+    return sorted(lines, key=lambda line: to_number(line["step"]))
 
 
 def _downsampled(curve: Curve, extreme: bool = False) -> Curve:
@@ -152,43 +152,13 @@ def _first_sources(data: Path) -> list[str]:
     if not file.is_file():
         return []
     with file.open(encoding="utf-8", errors="replace") as stream:
-        pairs = [_parsed(line) for line in islice(stream, 8)]
+        pairs = [parse_json(line) for line in islice(stream, 8)]
     return [pair[0] for pair in pairs if isinstance(pair, list) and pair and isinstance(pair[0], str)]
-
-
-def _json_lines(file: Path) -> list[Record]:
-    """The records of a file of JSON lines that have a step, without damaged ones; none if it is missing."""
-    found = []
-    try:
-        with file.open(encoding="utf-8", errors="replace") as stream:
-            for line in stream:
-                record = _parsed(line)
-                if isinstance(record, dict) and math.isfinite(_number(record.get("step"))):
-                    found.append(record)
-    except FileNotFoundError:
-        pass
-    return found
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _column(records: Sequence[Record], name: str) -> Floats:
     """The numbers of a key; NaN for those that are missing, or that JSON cannot express."""
-    return np.array([_number(record.get(name)) for record in records], np.float64)
-
-
-def _number(value: object) -> float:
-    """A value of a record as a float; NaN if it is not a number, or too large for one."""
-    try:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return float(value) if is_number else math.nan  # type: ignore[arg-type]
-    except OverflowError:
-        return math.nan
+    return np.array([to_number(record.get(name)) for record in records], np.float64)
 
 
 def config_section(config: Record, name: str) -> Record:

@@ -1,7 +1,7 @@
 """Atomic replacement of files and folders: after a crash, either the old or the new version is in place.
 
 A folder is written under a temporary name next to its destination. Each file is flushed to disk, the manifest
-is written last, then the folder is renamed.
+is written last, then the folder is renamed. What somebody else has put into a replaced folder is kept.
 """
 
 import errno
@@ -15,7 +15,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from mtrain.errors import StorageError, UsageError
-from mtrain.storage.manifest import write_manifest
+from mtrain.storage.generated import is_unedited
+from mtrain.storage.manifest import CARD, MANIFEST, UNLISTED, read_json, write_manifest
 
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}  # file systems that cannot fsync a directory
 
@@ -55,8 +56,9 @@ def require_new_folder(folder: Path) -> None:
 def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
     """Call `fill` to write files into a temporary folder, then move that folder to `folder`.
 
-    If anything fails, the previous contents of `folder` are kept. Raises StorageError if the disk is full or
-    not writable, and propagates the exceptions of `fill`.
+    Files and folders at the top of `folder` that its manifest does not list are moved to the new contents;
+    a README.md only if somebody has edited it. If anything fails, the previous contents of `folder` are kept.
+    Raises StorageError if the disk is full or not writable, and propagates the exceptions of `fill`.
     """
     temporary, old = _siblings(folder)
     try:
@@ -87,14 +89,44 @@ def copy_files(source: Path, folder: Path, ignored: Container[str] = ()) -> None
 
 
 def recover(folder: Path) -> None:
-    """Clean up after an interrupted `write_folder`: restore the old contents, or remove temporary files."""
+    """Clean up after an interrupted `write_folder`: restore the old contents, or remove temporary files and
+    the old contents, except for what `write_folder` keeps."""
     temporary, old = _siblings(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     if old.exists() and not folder.exists():  # interrupted between the two renames
         with suppress(OSError):
             old.rename(folder)
-    if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)
+    if folder.exists() and old.exists():
+        with suppress(OSError):  # nothing is removed
+            _keep_card(old / CARD, folder / CARD)
+            _keep_others(old, folder)
+            _sync(folder)
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _keep_card(old: Path, new: Path) -> None:
+    """Move an edited card to its place in the new contents. It is moved, not copied, because it may be a link
+    or unreadable."""
+    if is_unedited(old) or not os.path.lexists(old):
+        return
+    if os.path.lexists(new) and not is_unedited(new):  # edited before an interrupted `write_folder` went on
+        new = new.with_name(f"{new.name}.old")
+    if os.path.lexists(new):
+        new.unlink()
+    old.rename(new)
+
+
+def _keep_others(old: Path, new: Path) -> None:
+    """Move what the manifest of the old contents does not list to the new contents, unless these have it."""
+    try:
+        listed = {name.partition("/")[0] for name in dict(read_json(old / MANIFEST))}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return
+    for path in sorted(old.iterdir()):
+        is_temporary = path.name.startswith(".") and path.name.endswith(".tmp")
+        if path.name in listed | UNLISTED or is_temporary or os.path.lexists(new / path.name):
+            continue
+        path.rename(new / path.name)
 
 
 def _siblings(folder: Path) -> tuple[Path, Path]:

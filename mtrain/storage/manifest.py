@@ -1,4 +1,4 @@
-"""The manifest of a folder: the size and the SHA-256 of each of its files."""
+"""The manifest of a folder: the size and the SHA-256 of each of its files, except for those about it."""
 
 import hashlib
 import json
@@ -9,6 +9,8 @@ from typing import Any
 from mtrain.errors import ModelError
 
 MANIFEST = "manifest.json"
+CARD, INFO = "README.md", "info.json"  # what a model folder says about the model
+UNLISTED = {MANIFEST, CARD, INFO}  # at the top of a folder: these may change without making it invalid
 MAX_JSON_BYTES = 4 * 2**20  # the JSON files that describe a folder are far smaller
 
 
@@ -35,8 +37,8 @@ def read_json(file: Path) -> Any:
 
 def write_manifest(folder: Path) -> None:
     """Write the manifest of a folder."""
-    files = [file for file in folder.rglob("*") if file.is_file() and file != folder / MANIFEST]
-    entries = {file.relative_to(folder).as_posix(): _entry(file) for file in files}
+    files = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
+    entries = {name: _entry(file) for name, file in files.items() if name not in UNLISTED}
     (folder / MANIFEST).write_bytes(_serialize(entries))
 
 

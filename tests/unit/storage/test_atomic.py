@@ -3,11 +3,13 @@
 import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
 from mtrain.errors import StorageError, UsageError
-from mtrain.storage.atomic import require_new_folder, write_atomically, write_folder
+from mtrain.storage.atomic import recover, require_new_folder, write_atomically, write_folder
+from mtrain.storage.generated import marked
 from mtrain.storage.manifest import verify_folder
 
 
@@ -81,3 +83,114 @@ def test_only_a_new_or_empty_folder_is_accepted_as_output(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(UsageError, match="is the working directory"):
         require_new_folder(tmp_path / "empty")
+
+
+def fill_with_card(text):
+    def write(folder):
+        (folder / "a").write_text(text)
+        (folder / "README.md").write_text(marked(text))
+
+    return write
+
+
+def as_file(path):
+    path.write_bytes(b"mine \xff\r\n")
+
+
+def as_folder(path):
+    path.mkdir()
+    (path / "notes").write_text("mine")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        as_file,
+        as_folder,
+        lambda path: path.symlink_to("nowhere"),
+        lambda path: os.mkfifo(path),
+        lambda path: [as_file(path), path.chmod(0)],
+    ],
+)
+def test_a_readme_that_somebody_wrote_is_kept_when_its_folder_is_replaced(tmp_path, place):
+    folder = tmp_path / "folder"
+    write_folder(folder, fill_with_card("old"))
+    write_folder(folder, fill_with_card("new"))
+    assert (folder / "README.md").read_text() == marked("new")
+    (folder / "README.md").unlink()
+    place(folder / "README.md")
+    before = os.lstat(folder / "README.md")
+    for text in ("newer", "newest"):
+        write_folder(folder, fill_with_card(text))
+        assert (folder / "a").read_text() == text and os.lstat(folder / "README.md").st_ino == before.st_ino
+        verify_folder(folder, ["a"])
+    assert os.lstat(folder / "README.md").st_mode == before.st_mode
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    write_folder(folder, fill("without"))  # what is written has no README.md
+    assert os.lstat(folder / "README.md").st_ino == before.st_ino
+
+
+def test_a_crash_before_an_edited_readme_is_moved_loses_nothing(tmp_path):
+    folder, old = tmp_path / "folder", tmp_path / ".folder.old"
+    for edited_again in (False, True):
+        write_folder(folder, fill_with_card("new"))
+        old.mkdir()
+        (old / "README.md").write_text("of the old contents")
+        if edited_again:
+            (folder / "README.md").write_text("of the new ones")
+        recover(folder)
+        texts = {path.name: path.read_text() for path in folder.glob("README*")}
+        if edited_again:
+            assert texts == {"README.md": "of the new ones", "README.md.old": "of the old contents"}
+        else:
+            assert texts == {"README.md": "of the old contents"}
+            (folder / "README.md").unlink()
+        assert not old.exists()
+
+
+def test_a_readme_that_cannot_be_moved_stays_where_it_is(tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    write_folder(folder, fill_with_card("old"))
+    (folder / "README.md").write_text("mine")
+    rename = Path.rename
+
+    def refuse(path, target):
+        if path.name == "README.md":
+            raise OSError(errno.EPERM, "Operation not permitted")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    write_folder(folder, fill_with_card("new"))
+    assert (folder / "a").read_text() == "new"
+    assert (tmp_path / ".folder.old/README.md").read_text() == "mine"
+    monkeypatch.undo()
+    recover(folder)
+    assert (folder / "README.md").read_text() == "mine"
+
+
+def test_files_of_others_are_kept_when_a_folder_is_replaced(tmp_path):
+    folder = tmp_path / "folder"
+
+    def fill(*names):
+        def write(new):
+            for name in names:
+                (new / name).parent.mkdir(exist_ok=True)
+                (new / name).write_text(name)
+
+        return write
+
+    write_folder(folder, fill("a", "sub/b"))
+    (folder / "images").mkdir()
+    for name in ("LICENSE", "images/chart.svg", ".gitattributes", "c", ".README.md.tmp"):
+        (folder / name).write_text("mine")
+    write_folder(folder, fill("b", "c"))
+    kept = {
+        path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()
+    }
+    del kept["manifest.json"]
+    mine = dict.fromkeys(["LICENSE", "images/chart.svg", ".gitattributes"], "mine")
+    assert kept == {"b": "b", "c": "c", **mine}
+    verify_folder(folder, ["b", "c"])
+    (folder / "manifest.json").write_text("[1]")  # then it is not known whose the files are
+    write_folder(folder, fill("d"))
+    assert {path.name for path in folder.iterdir()} == {"d", "manifest.json"}
