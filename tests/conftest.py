@@ -14,6 +14,7 @@ pytest_plugins = [
     "tests.support.comet",
     "tests.support.configs",
     "tests.support.encoding",
+    "tests.support.models",
     "tests.support.tokenizers",
     "tests.support.training",
     "tests.support.translation",

@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model, save_model_folder
+from mtrain.checkpoint.model_info import Origin, describe_ancestor, name_of, new_info
 from mtrain.config.yaml_io import to_yaml
 from mtrain.errors import ModelError, StorageError
 from mtrain.progress_bar import with_progress
@@ -25,6 +26,7 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
     require_new_folder(out)
     first = load_model(paths[0], overrides)
     total = {name: tensor.double() for name, tensor in first.model.state_dict().items()}
+    ancestors = [describe_ancestor(paths[0], first.fingerprint)]
     for path in with_progress(paths[1:], "averaged", "models", len(paths) - 1):
         other = load_model(path)
         if _shared_settings(other) != _shared_settings(first):
@@ -32,13 +34,15 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
             raise ModelError(f"{path}: {reason} {paths[0]}; only models that share them can be averaged")
         for name, tensor in other.model.state_dict().items():
             total[name] += tensor
+        ancestors.append(describe_ancestor(path, other.fingerprint))
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "model.safetensors"
         try:
             save_file({name: (tensor / len(paths)).float() for name, tensor in total.items()}, weights)
         except SafetensorError as error:
             raise StorageError(f"cannot write a temporary file: {error}") from None
-        save_model_folder(out, weights, to_yaml(first.config), first.tokenizer)
+        info = new_info(name_of(out), Origin(kind="averaged", ancestors=ancestors))
+        save_model_folder(out, weights, to_yaml(first.config), first.tokenizer, info)
 
 
 def _shared_settings(loaded: LoadedModel) -> tuple[object, ...]:

@@ -16,14 +16,18 @@ from mtrain.checkpoint.checkpoint import (
     evaluation_weights,
     verify_checkpoint,
 )
+from mtrain.checkpoint.model_card import write_card
+from mtrain.checkpoint.model_info import ModelInfo, model_folder_of, write_info
+from mtrain.checkpoint.run_info import describe_run
 from mtrain.checkpoint.tensors import load_weights, model_without_weights
 from mtrain.config.load import override, validate
 from mtrain.config.schema import Config, ModelFolderConfig
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
-from mtrain.errors import ModelError, UsageError
+from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.storage.atomic import copy_files, write_folder, write_text
-from mtrain.storage.manifest import MANIFEST, read_json, verify_folder
+from mtrain.storage.generated import is_unedited
+from mtrain.storage.manifest import CARD, INFO, MANIFEST, read_json, verify_folder
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config, vocabulary_files
 
 log = logging.getLogger(__name__)
@@ -42,26 +46,55 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
         return
     folder = run_dir / "model"
     contents = to_yaml(_folder_config(config, tokenizer, state.best_alignment_layer))
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        old, new = (read_json(path / MANIFEST) for path in (folder, best))
-        same = old["model.safetensors"] == new[evaluation_weights(best).name]
-        if same and (folder / "config.yaml").read_text(encoding="utf-8") == contents:
-            return
+    if _is_published(folder, best, contents):
+        _complete_published(folder, run_dir, config, state.best_step)
+        return
     try:
         verify_checkpoint(best)
     except ModelError as error:
         log.warning("%s; model/ is not updated", error)
         return
-    save_model_folder(folder, evaluation_weights(best), contents, tokenizer)
+    info = describe_run(run_dir, config, state.best_step)
+    save_model_folder(folder, evaluation_weights(best), contents, tokenizer, info)
+    if not is_unedited(folder / CARD):
+        log.info(
+            "%s was edited and is kept; `mtrain info %s --card` prints a new one", folder / CARD, run_dir
+        )
 
 
-def save_model_folder(folder: Path, weights: Path, contents: str, tokenizer: Tokenizer) -> None:
-    """Write a model folder: config.yaml with `contents`, a copy of the file `weights`, and tokenizer/."""
+def _is_published(folder: Path, best: Path, contents: str) -> bool:
+    """Whether a model folder has the weights of the checkpoint `best`, and the config `contents`."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        old, new = (read_json(path / MANIFEST) for path in (folder, best))
+        same = old["model.safetensors"] == new[evaluation_weights(best).name]
+        return bool(same) and (folder / "config.yaml").read_text(encoding="utf-8") == contents
+    return False
+
+
+def _complete_published(folder: Path, run_dir: Path, config: Config, step: int) -> None:
+    """Add info.json and README.md to a model folder that an earlier version has written. A failure is logged;
+    the model can be used without them."""
+    if (folder / INFO).exists():
+        return
+    try:
+        write_info(folder, describe_run(run_dir, config, step))
+        write_card(folder)
+    except MtrainError as error:
+        log.warning("%s", error)
+
+
+def save_model_folder(
+    folder: Path, weights: Path, contents: str, tokenizer: Tokenizer, info: ModelInfo
+) -> None:
+    """Write a model folder: config.yaml with `contents`, a copy of the file `weights`, tokenizer/, info.json
+    and README.md."""
 
     def fill(temporary: Path) -> None:
         write_text(temporary / "config.yaml", contents)
         shutil.copyfile(weights, temporary / "model.safetensors")
         copy_tokenizer(tokenizer.files[0].parent, temporary / "tokenizer")
+        write_info(temporary, info)
+        write_card(temporary)
 
     write_folder(folder, fill)
 
@@ -97,7 +130,7 @@ def load_model(path: Path, overrides: Sequence[str] = ()) -> LoadedModel:
     """
     if not path.is_dir():
         raise ModelError(f"{path}: {'not a folder' if path.exists() else 'no such model or run folder'}")
-    folder = path / "model" if (path / "checkpoints").is_dir() else path
+    folder = model_folder_of(path)
     with suppress(ModelError):
         return _load(folder, overrides)
     time.sleep(0.2)  # a running `fit` may just have replaced the folder

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtrain.config.load import load_config
 from mtrain.data.corpus import read_corpus
 from mtrain.data.corpus_files import further_references
 from mtrain.data.lines import raise_errors, read_text
-from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError, UsageError
 from mtrain.evaluation.metrics import Score, score
 from mtrain.progress_bar import ProgressBar
+
+if TYPE_CHECKING:
+    from mtrain.decoding.translate import Translator
 
 
 class TestSet(NamedTuple):
@@ -48,12 +50,12 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
     return sets
 
 
-def evaluate_set(test: TestSet, translator: Translator, metrics: dict[str, Any]) -> list[Score]:
+def evaluate_set(test: TestSet, translator: "Translator", metrics: dict[str, Any]) -> list[Score]:
     """Translate a test set and score the translations."""
     return score(translate_set(test, translator), test.references, metrics)
 
 
-def translate_set(test: TestSet, translator: Translator) -> list[str]:
+def translate_set(test: TestSet, translator: "Translator") -> list[str]:
     """Translate a test set, with a progress bar."""
     with ProgressBar(f"{test.name}: translated", "lines", len(test.sources)) as progress:
         found = translator.stream(test.sources, scored=False, progress=progress.add)

@@ -1,17 +1,26 @@
-"""The scores of a run's best model on its test sets, recorded in `RUN/test_scores.json`."""
+"""The scores of a run's best model on its test sets, recorded in `RUN/test_scores.json`, and in info.json and
+the card of the model."""
 
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel
 
-from mtrain.decoding.translate import Translator
+from mtrain.checkpoint import model_info
+from mtrain.checkpoint.model_card import record_test_scores
+from mtrain.errors import MtrainError
 from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set
 from mtrain.evaluation.metrics import Score, make_metrics
 from mtrain.storage.atomic import write_atomically
-from mtrain.storage.manifest import sha256_of_json
+from mtrain.storage.manifest import MANIFEST, sha256, sha256_of_json
+
+if TYPE_CHECKING:
+    from mtrain.decoding.translate import Translator
+
+log = logging.getLogger(__name__)
 
 FILE = "test_scores.json"
 
@@ -29,7 +38,7 @@ class _Record(BaseModel):
     sets: list[TestScores]
 
 
-def score_test_sets(run_dir: Path, translator: Translator) -> Iterator[TestScores]:
+def score_test_sets(run_dir: Path, translator: "Translator") -> Iterator[TestScores]:
     """Score the model on each configured test set. Recorded scores of the same model, settings and sets are
     used again. Raises DataError if a test set cannot be read, StorageError if the record cannot be written.
     """
@@ -39,6 +48,7 @@ def score_test_sets(run_dir: Path, translator: Translator) -> Iterator[TestScore
     record = _read(run_dir)
     if record is not None and record.key == key:
         yield from record.sets
+        _describe_model(run_dir / "model", translator.fingerprint, record.sets)
         return
     metrics = make_metrics(("bleu", "chrf"), translator.target_lang)
     sets = []
@@ -51,6 +61,32 @@ def score_test_sets(run_dir: Path, translator: Translator) -> Iterator[TestScore
         for each in sets
     ]
     write_atomically(run_dir / FILE, json.dumps({"key": key, "sets": named}, indent=1) + "\n")
+    _describe_model(run_dir / "model", translator.fingerprint, sets)
+
+
+def _describe_model(folder: Path, fingerprint: str, sets: Sequence[TestScores]) -> None:
+    """Add the scores to info.json and the card of the model, unless it is another one by now. A failure is
+    logged."""
+    try:
+        if sha256(folder / MANIFEST) == fingerprint:
+            record_test_scores(folder, list(described_scores(sets)))
+    except (MtrainError, OSError, ValueError) as error:
+        log.warning("%s: its card lacks the test scores: %s", folder, error)
+
+
+def described_scores(sets: Iterable[TestScores]) -> Iterator[model_info.Score]:
+    """Scores on test sets as info.json has them. Raises ValueError if one of them does not fit in there."""
+    for test in sets:
+        for score in test.scores:
+            yield model_info.Score(
+                set=test.name,
+                split="test",
+                sentences=test.sentences,
+                metric=score.metric,
+                title=score.detail.partition("|")[0],
+                value=score.score,
+                signature=score.signature,
+            )
 
 
 def read_test_scores(run_dir: Path) -> list[TestScores]:

@@ -4,8 +4,10 @@ format."""
 from collections.abc import Sequence
 from pathlib import Path
 
+from mtrain.checkpoint.model_card import write_exported_card
 from mtrain.checkpoint.model_folder import load_model
-from mtrain.config.schema import Format
+from mtrain.checkpoint.model_info import ExportInfo, model_folder_of
+from mtrain.config.schema import Format, ModelFolderConfig
 from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import write_ctranslate2
 from mtrain.interop.formats import unsupported_reason
@@ -42,6 +44,24 @@ def export_model(
             write_ctranslate2(loaded, temporary, quantization)
             exported = open_ctranslate2(temporary, loaded, quantization)
         lines.extend(verify(loaded, exported, texts, exact=quantization is None))
+        parameters = sum(tensor.numel() for tensor in loaded.model.parameters())
+        described = ExportInfo(
+            format=format,
+            quantization=quantization,
+            parameters=parameters,
+            config=_publishable(loaded.config),
+            changed=bool(overrides),
+        )
+        write_exported_card(model_folder_of(model), temporary, described)
 
     write_folder(out, fill)
     return lines
+
+
+def _publishable(config: ModelFolderConfig) -> ModelFolderConfig:
+    """The settings of a model without the folder of a reused tokenizer, which is of this machine only."""
+    path = config.tokenizer.path
+    if path is None or not Path(path).exists():
+        return config
+    tokenizer = config.tokenizer.model_copy(update={"path": Path(path).name})
+    return config.model_copy(update={"tokenizer": tokenizer})

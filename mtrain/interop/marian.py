@@ -9,7 +9,9 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from mtrain.checkpoint.model_card import write_card
 from mtrain.checkpoint.model_folder import LoadedModel
+from mtrain.checkpoint.model_info import Ancestor, Origin, describe_ancestor, name_of, new_info, write_info
 from mtrain.config.load import override, validate
 from mtrain.config.model import ModelConfig
 from mtrain.config.schema import ModelFolderConfig
@@ -100,6 +102,10 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
             )
         write_text(temporary / "config.yaml", to_yaml(validate(ModelFolderConfig, raw, "--set")))
         save_file(tensors, temporary / "model.safetensors")
+        on_hub = not Path(source).exists()
+        original = Ancestor(name=source, hub=True) if on_hub else describe_ancestor(folder)
+        write_info(temporary, new_info(name_of(out), Origin(kind="imported", ancestors=[original])))
+        write_card(temporary)
 
     write_folder(out, fill)
 

@@ -1,6 +1,7 @@
 """Subword segmentation: text to token ids and back, and the tokenizer folder of a run or a model."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from mtrain.config.model import Architecture, ModelConfig
@@ -65,8 +66,13 @@ class Tokenizer:
 
     def fingerprint(self) -> str:
         """SHA-256 of the vocabulary files."""
-        digests = [hashlib.sha256(file.read_bytes()).digest() for file in self.files]
-        return hashlib.sha256(b"".join(digests)).hexdigest()
+        return fingerprint_of(self.files)
+
+
+def fingerprint_of(files: Sequence[Path]) -> str:
+    """SHA-256 of vocabulary files."""
+    digests = [hashlib.sha256(file.read_bytes()).digest() for file in files]
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def vocabulary_files(folder: Path) -> tuple[list[Path], list[Path]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from mtrain.checkpoint.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.model_folder import LoadedModel
+from mtrain.checkpoint.model_info import describe_ancestor
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
@@ -105,6 +106,7 @@ def _is_foreign(path: Path) -> bool:
 def _clean_up(run_dir: Path) -> None:
     """Remove the temporary files that a crash left in a run folder, and restore replaced folders."""
     try:
+        recover(run_dir / "model")
         for leftover in list(run_dir.glob("checkpoints/.step-*.*")):
             recover(leftover.with_name(leftover.stem.removeprefix(".")))
         for leftover in [found for pattern in _LEFTOVERS for found in run_dir.glob(pattern)]:
@@ -123,13 +125,14 @@ def write_config(config: Config) -> None:
 
 
 def record_initial_model(run_dir: Path, initial_model: LoadedModel | None, path: str | None) -> None:
-    """Write the path and the fingerprint of the model that a new run starts from to `RUN/origin.json`, or
-    remove that file if there is no such model."""
+    """Write the path, the fingerprint and the origin of the model that a new run starts from to
+    `RUN/origin.json`, or remove that file if there is no such model."""
     file = run_dir / "origin.json"
-    if initial_model is None:
+    if initial_model is None or path is None:
         file.unlink(missing_ok=True)  # from a run that ended before its first checkpoint
     else:
-        origin = {"init_from": path, "fingerprint": initial_model.fingerprint}
+        ancestor = describe_ancestor(Path(path), initial_model.fingerprint)
+        origin = {"init_from": path, **ancestor.model_dump(mode="json", exclude_none=True)}
         write_atomically(file, json.dumps(origin, indent=1) + "\n")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mtrain.checkpoint.checkpoint import CHECKPOINT_FILES, checkpoint_folders
 from mtrain.errors import ModelError
-from mtrain.storage.manifest import MANIFEST, verify_folder, write_manifest
+from mtrain.storage.manifest import CARD, INFO, MANIFEST, verify_folder, write_manifest
 from tests.support.faults.runs import Outcome
 
 # Hostile values that replace a number or a word in a text or in the header of a safetensors file.
@@ -41,11 +41,12 @@ def flip_bytes(
     run: Path, tries: int, seed: int = 2, verify: Callable[[Path, Sequence[str]], None] = verify_folder
 ) -> Outcome:
     """Flip a random byte of each file of a checkpoint and a model folder in turn, or cut the file there, and
-    count the damage that `verify` misses."""
+    count the damage that `verify` misses. The files that only describe the model are left out."""
     draw, corrupt = random.Random(seed), 0
     checkpoint, model = checkpoint_folders(run)[-1], run / "model"
     files = [(checkpoint, file) for file in sorted(checkpoint.iterdir())]
-    files += [(model, file) for file in sorted(model.rglob("*")) if file.is_file()]
+    described = {model / CARD, model / INFO}
+    files += [(model, file) for file in sorted({*model.rglob("*")} - described) if file.is_file()]
     for number in range(tries):
         folder, file = files[number % len(files)]
         before = file.read_bytes()

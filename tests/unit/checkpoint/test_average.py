@@ -9,6 +9,7 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 from mtrain.checkpoint.model_folder import save_model_folder
+from mtrain.checkpoint.model_info import ModelInfo
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.cli import one_line, run_forked
@@ -26,7 +27,7 @@ def relative(run_dir, tmp_path_factory):
         raw = read_yaml_file(run_dir / "model/config.yaml")
         raw["model"] |= sizes
         tokenizer = Tokenizer(run_dir / "tokenizer")
-        save_model_folder(folder / "model", folder / "weights", yaml.safe_dump(raw), tokenizer)
+        save_model_folder(folder / "model", folder / "weights", yaml.safe_dump(raw), tokenizer, ModelInfo())
         return folder / "model"
 
     return make

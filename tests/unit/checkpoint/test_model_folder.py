@@ -7,6 +7,7 @@ import pytest
 
 from mtrain import Translator
 from mtrain.checkpoint.model_folder import load_model, save_model_folder
+from mtrain.checkpoint.model_info import ModelInfo, read_info
 from mtrain.errors import ModelError
 from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -17,7 +18,9 @@ def test_a_model_folder_is_self_contained_and_reproducible(run_dir, tmp_path):
     contents = (run_dir / "model/config.yaml").read_text()
     best = json.loads((run_dir / "checkpoints/index.json").read_text())["best"]
     weights = run_dir / "checkpoints" / best / "model.safetensors"
-    save_model_folder(tmp_path / "copy", weights, contents, Tokenizer(run_dir / "tokenizer"))
+    save_model_folder(
+        tmp_path / "copy", weights, contents, Tokenizer(run_dir / "tokenizer"), read_info(run_dir / "model")
+    )
     files = {path.relative_to(run_dir / "model") for path in (run_dir / "model").rglob("*") if path.is_file()}
     assert {str(file) for file in files} >= {
         "config.yaml",
@@ -35,7 +38,7 @@ def test_a_model_folder_without_the_later_dropout_keys_loads(run_dir, tmp_path):
     older = [line for line in contents.splitlines() if "_dropout:" not in line]
     assert len(older) == len(contents.splitlines()) - 3
     weights, copy = run_dir / "model/model.safetensors", tmp_path / "copy"
-    save_model_folder(copy, weights, "\n".join(older), Tokenizer(run_dir / "tokenizer"))
+    save_model_folder(copy, weights, "\n".join(older), Tokenizer(run_dir / "tokenizer"), ModelInfo())
     assert load_model(copy).config == load_model(run_dir / "model").config
 
 

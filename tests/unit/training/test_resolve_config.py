@@ -68,7 +68,8 @@ def test_a_run_starts_with_the_weights_the_tokenizer_and_the_sizes_of_its_model(
     assert written["tokenizer"] == {**own["tokenizer"], "path": str(run_dir)}
     manifest = hashlib.sha256((run_dir / "model/manifest.json").read_bytes()).hexdigest()
     origin = json.loads((tmp_path / "run/origin.json").read_text())
-    assert origin == {"init_from": str(run_dir), "fingerprint": manifest}
+    ancestor = {"name": "by-heart", "hub": False, "origin": {"kind": "trained", "ancestors": []}}
+    assert origin == {"init_from": str(run_dir), "fingerprint": manifest, **ancestor}
 
 
 def test_fine_tuning_keeps_what_was_learned_and_resumes_from_the_resolved_config(tuned, tmp_path):

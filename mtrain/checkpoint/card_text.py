@@ -1,0 +1,246 @@
+"""The text of a model card, in Markdown, generated from what is known about the model."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from mtrain.checkpoint.model_info import Ancestor, Description, Origin, Score
+from mtrain.config.languages import base_language
+from mtrain.duration import format_duration
+
+_HOME = "https://github.com/mtrain/mtrain"
+_LICENSES = "https://huggingface.co/docs/hub/repositories-licenses"
+LIBRARIES = {"marian": "transformers", "ctranslate2": "ctranslate2"}  # that load exported models
+_PROGRAMS = {"marian": "Hugging Face Transformers", "ctranslate2": "CTranslate2"}
+
+
+def model_card(model: Description) -> str:
+    """The card of a model, in Markdown. Its license is not stated, because it is not known."""
+    sections = {
+        "Use": model_usage(model),
+        "Scores": _scores(model),
+        "Training": _training(model),
+        "Training data": _data(model),
+        "License": _license(model),
+    }
+    text = f"---\n{_metadata(model)}---\n\n# {_inline(model.name)}\n\n{_introduction(model)}\n"
+    return text + "".join(f"\n## {title}\n\n{body}\n" for title, body in sections.items() if body)
+
+
+def _metadata(model: Description) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    config, info = model.config, model.info
+    library = LIBRARIES[info.export.format] if info.export else "mtrain"
+    codes = (base_language(code) for code in (config.source_lang, config.target_lang))
+    languages = [code for code in dict.fromkeys(codes) if re.fullmatch("[a-z]{2,3}", code) and code != "und"]
+    scores = [score for score in _comparable(model) if score.metric != "nll"]
+    results = [
+        EvalResult(
+            task_type="translation",
+            task_name=f"Translation {config.source_lang}-{config.target_lang}",
+            dataset_type=_identifier(score.set),
+            dataset_name=score.set,
+            dataset_split=score.split,
+            metric_type=score.metric,
+            metric_name=score.title,
+            metric_value=round(score.value, 2),
+        )
+        for score in scores
+    ]
+    corpora = chain(info.data.train, info.data.validation) if info.data else ()
+    data = ModelCardData(
+        language=languages or None,
+        library_name=library,
+        pipeline_tag="translation",
+        tags=list(dict.fromkeys(["translation", library, "mtrain"])),
+        datasets=list(dict.fromkeys(corpus.hub for corpus in corpora if corpus.hub)) or None,
+        base_model=list(dict.fromkeys(_hub_models(info.origin))) or None,
+        metrics=list(dict.fromkeys(score.metric for score in scores)) or None,
+        eval_results=results or None,
+        model_name=model.name if results else None,
+    )
+    return f"{data.to_yaml()}\n"
+
+
+def _comparable(model: Description) -> list[Score]:
+    """The scores, unless an exported model may translate differently from the one that was scored."""
+    export = model.info.export
+    return [] if export is not None and (export.changed or export.quantization) else model.info.scores
+
+
+def _identifier(name: str) -> str:
+    """A name of a data set in the form that the Hub requires."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "unnamed"
+
+
+def _hub_models(origin: Origin | None) -> Iterator[str]:
+    """The models on the Hugging Face Hub that a model descends from."""
+    for ancestor in origin.ancestors if origin else ():
+        if ancestor.hub:
+            yield ancestor.name
+        else:
+            yield from _hub_models(ancestor.origin)
+
+
+def _introduction(model: Description) -> str:
+    config, info = model.config, model.info
+    network, maker = config.model, f"[mtrain]({_HOME})"
+    size = f" with {model.parameters / 1e6:,.2f} million parameters" if model.parameters else ""
+    lines = [
+        f"This model translates from `{_code(config.source_lang)}` to `{_code(config.target_lang)}`. "
+        f"It is an encoder-decoder Transformer{size}: {network.encoder_layers} encoder and "
+        f"{network.decoder_layers} decoder layers of width {network.d_model}, and a SentencePiece vocabulary "
+        f"of {vocabulary_size(model)}."
+    ]
+    if origin := describe_origin(info.origin, code=True):
+        lines.append(
+            f"It was {origin} {'by' if info.origin and info.origin.kind == 'imported' else 'with'} {maker}."
+        )
+    if info.export:
+        kind = f" ({_inline(info.export.quantization)})" if info.export.quantization else ""
+        lines.append(f"Then it was exported to {_PROGRAMS[info.export.format]}{kind}.")
+    return " ".join(lines)
+
+
+def vocabulary_size(model: Description) -> str:
+    """The sizes of the vocabularies of a model."""
+    network = model.config.model
+    sizes = network.source_vocab_size, network.target_vocab_size
+    if model.config.tokenizer.joint:
+        return f"{sizes[0]:,} entries"
+    return f"{sizes[0]:,} source and {sizes[1]:,} target entries"
+
+
+def describe_origin(origin: Origin | None, code: bool = False) -> str:
+    """How a model was made, as a participle; empty if it is not known. With `code`, names are marked as code
+    in Markdown."""
+    if origin is None:
+        return ""
+    quote = "`" if code else ""
+    names = [f"{quote}{_code(each.name) if code else each.name}{quote}" for each in origin.ancestors]
+    if origin.kind == "imported":
+        return f"converted from {', '.join(names)}"
+    if origin.kind == "averaged":
+        return f"averaged from the weights of {', '.join(names)}"
+    return f"fine-tuned from {', '.join(names)}" if names else "trained"
+
+
+def model_usage(model: Description) -> str:
+    """How to translate with a model, in Markdown."""
+    folder = _identifier(model.name)
+    export = model.info.export
+    if export is None:
+        return (
+            f"With [mtrain]({_HOME}) installed and this folder in `{folder}`:\n\n"
+            f'```bash\nmtrain translate {folder} "Hello."\n```\n\n'
+            "```python\nfrom mtrain import Translator\n\n"
+            f'with Translator.load("{folder}") as translator:\n'
+            '    print(translator.translate(["Hello."])[0].text)\n```'
+        )
+    if export.format == "marian":
+        return (
+            "```python\nfrom transformers import MarianMTModel, MarianTokenizer\n\n"
+            f'tokenizer = MarianTokenizer.from_pretrained("{folder}")\n'
+            f'model = MarianMTModel.from_pretrained("{folder}")\n'
+            'output = model.generate(**tokenizer(["Hello."], return_tensors="pt"))\n'
+            "print(tokenizer.batch_decode(output, skip_special_tokens=True))\n```"
+        )
+    joint = (model.folder / "joint.model").exists()
+    sides = ("joint", "joint") if joint else ("source", "target")
+    return (
+        "```python\nimport ctranslate2\nimport sentencepiece\n\n"
+        f'source = sentencepiece.SentencePieceProcessor("{folder}/{sides[0]}.model")\n'
+        f'target = sentencepiece.SentencePieceProcessor("{folder}/{sides[1]}.model")\n'
+        f'translator = ctranslate2.Translator("{folder}")\n'
+        '[result] = translator.translate_batch([source.encode("Hello.", out_type=str)])\n'
+        "print(target.decode(result.hypotheses[0]))\n```"
+    )
+
+
+def _scores(model: Description) -> str:
+    scores = model.info.scores
+    if not scores:
+        return ""
+    rows = [
+        [each.set, f"{each.sentences:,}" if each.sentences else "", each.title, each.rounded, each.signature]
+        for each in scores
+    ]
+    text = _table(["Set", "Sentences", "Metric", "Score", "Signature"], rows)
+    notes = []
+    if any(each.split == "validation" for each in scores):
+        notes.append("The validation set selected this checkpoint, so its scores are optimistic.")
+    if model.info.export:
+        notes.append("The scores are those of the model before it was exported.")
+    return "\n\n".join([text, *notes])
+
+
+def _training(model: Description) -> str:
+    training = model.info.training
+    if training is None:
+        return ""
+    facts = {"Optimizer steps": f"{training.steps:,}"}
+    if training.epochs:
+        facts["Complete epochs"] = f"{training.epochs:,}"
+    if training.target_tokens:
+        facts["Target tokens"] = f"{training.target_tokens:,}"
+    if training.seconds:
+        facts["Time of training and validation"] = format_duration(training.seconds)
+    if model.info.mtrain:
+        facts["Version of mtrain"] = model.info.mtrain
+    return "\n".join(f"- {name}: {_inline(value)}" for name, value in facts.items())
+
+
+def _data(model: Description) -> str:
+    data = model.info.data
+    if data is None:
+        return ""
+    rows = [
+        [corpus.name, use, f"{corpus.pairs:,}" if corpus.pairs is not None else "", corpus.sha256]
+        for use, corpora in (("training", data.train), ("validation", data.validation))
+        for corpus in corpora
+    ]
+    table = _table(["Corpus", "Use", "Pairs", "SHA-256 of its contents"], rows)
+    return (
+        f"{table}\n\nSHA-256 of all contents and of how they were encoded: `{_code(data.fingerprint or '')}`"
+    )
+
+
+def _license(model: Description) -> str:
+    text = (
+        "Not stated. mtrain does not know the license of the training data, which may restrict the use of "
+        f"the model. To state a license, add `license:` with an [identifier]({_LICENSES}) to the metadata "
+        "at the top of this file, and replace this section."
+    )
+    if originals := _originals(model.info.origin):
+        text += f" The licenses of {', '.join(f'`{_code(name)}`' for name in originals)} apply, too."
+    return text
+
+
+def _originals(origin: Origin | None) -> list[str]:
+    """The models that a model was made from, directly or not, and that were not made from others."""
+
+    def roots(ancestor: Ancestor) -> Iterator[str]:
+        if ancestor.origin is None or not ancestor.origin.ancestors:
+            yield ancestor.name
+        else:
+            yield from chain.from_iterable(map(roots, ancestor.origin.ancestors))
+
+    ancestors = origin.ancestors if origin else []
+    return list(dict.fromkeys(chain.from_iterable(map(roots, ancestors))))
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str | None]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(_inline(cell or '') for cell in line)} |" for line in lines)
+
+
+def _inline(text: str) -> str:
+    """Text of one line without any markup."""
+    plain = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return re.sub(r"([\\`*\[\]<>|#&])", r"\\\1", plain)
+
+
+def _code(text: str) -> str:
+    """Text for a code span."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).replace("`", "'").split())

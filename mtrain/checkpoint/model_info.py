@@ -1,0 +1,222 @@
+"""What is known about a model besides its settings: `info.json` in a model folder, or in an exported one.
+
+The file is not part of the manifest, and no command but `mtrain info` depends on it. Nothing here imports
+PyTorch.
+"""
+
+import json
+import math
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+
+from mtrain import __version__
+from mtrain.config.load import validate
+from mtrain.config.schema import Format, ModelFolderConfig
+from mtrain.config.yaml_io import read_yaml_file
+from mtrain.errors import ModelError, UsageError
+from mtrain.storage.atomic import write_atomically
+from mtrain.storage.manifest import INFO, read_json
+
+Text = Annotated[str, Field(max_length=1000)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Value = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    """A part of info.json. Keys of later versions are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Score(_Part):
+    """The score of a model on a validation or test set."""
+
+    set: Text  # its name
+    split: Literal["validation", "test"]
+    sentences: Count | None = None
+    metric: Text  # such as `bleu`
+    title: Text  # such as `BLEU`
+    value: Value
+    signature: Text | None = None  # of sacreBLEU
+
+    @property
+    def rounded(self) -> str:
+        """The value as text."""
+        return f"{self.value:.{3 if self.metric == 'nll' else 2}f}"
+
+
+class CorpusInfo(_Part):
+    """A corpus, as it was when it was encoded."""
+
+    name: Text  # without the folders of a local file
+    pairs: Count | None = None  # that were trained on
+    sha256: Text | None = None  # of its contents
+    hub: Text | None = None  # the name of a dataset on the Hugging Face Hub
+
+
+class DataInfo(_Part):
+    """The data of a training."""
+
+    fingerprint: Text | None = None  # SHA-256 of the contents of all corpora and the settings of encoding
+    train: list[CorpusInfo] = []
+    validation: list[CorpusInfo] = []
+
+
+class TrainingInfo(_Part):
+    """How long a model was trained."""
+
+    steps: Count
+    epochs: Count | None = None  # that were complete
+    target_tokens: Count | None = None
+    seconds: Value | None = None
+
+
+class Ancestor(_Part):
+    """A model that another one was made from."""
+
+    name: Text  # on the Hugging Face Hub, or of a local folder
+    hub: bool = False
+    fingerprint: Text | None = None  # SHA-256 of its manifest
+    origin: "Origin | None" = None
+
+
+class Origin(_Part):
+    """How a model was made."""
+
+    kind: Literal["trained", "imported", "averaged"]
+    ancestors: list[Ancestor] = []  # of a trained model: the one that training started from
+
+
+class ExportInfo(_Part):
+    """What a model was exported to. Its folder has no config.yaml."""
+
+    format: Format
+    quantization: Text | None = None
+    parameters: Count
+    config: ModelFolderConfig
+    changed: bool = False  # whether other settings than those of the model were exported
+
+
+class ModelInfo(_Part):
+    """The contents of info.json."""
+
+    mtrain: Text | None = None  # version
+    name: Text | None = None
+    origin: Origin | None = None
+    training: TrainingInfo | None = None
+    data: DataInfo | None = None
+    scores: list[Score] = []
+    export: ExportInfo | None = None
+
+
+def new_info(name: str, origin: Origin, **parts: Any) -> ModelInfo:
+    """What this version of mtrain writes about a new model."""
+    return ModelInfo(mtrain=__version__, name=name, origin=origin, **parts)
+
+
+def model_folder_of(path: Path) -> Path:
+    """The model folder of a run folder; `path` itself if it is not a run folder."""
+    return path / "model" if (path / "checkpoints").is_dir() else path
+
+
+def read_info(folder: Path) -> ModelInfo:
+    """What info.json says; nothing if the folder has none. Raises ModelError if it is damaged."""
+    file = folder / INFO
+    if not file.exists():
+        return ModelInfo()
+    try:
+        return ModelInfo.model_validate(read_json(file))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ModelError(f"{file}: damaged, or of another version: {place}: {first['msg']}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: damaged: {error}") from None
+
+
+def write_info(folder: Path, info: ModelInfo) -> None:
+    """Write info.json. Raises StorageError."""
+    text = json.dumps(info.model_dump(mode="json", exclude_none=True), indent=1, ensure_ascii=False)
+    write_atomically(folder / INFO, text + "\n")
+
+
+def describe_ancestor(path: Path, fingerprint: str | None = None) -> Ancestor:
+    """A model (run or model folder) that another one is made from."""
+    folder, info = model_folder_of(path), ModelInfo()
+    with suppress(ModelError):
+        info = read_info(folder)
+    return Ancestor(name=info.name or name_of(folder), fingerprint=fingerprint, origin=info.origin)
+
+
+class Description(NamedTuple):
+    """A model folder, or an exported model, without its weights."""
+
+    folder: Path
+    name: str
+    config: ModelFolderConfig
+    info: ModelInfo
+    parameters: int | None  # None if the weights cannot be read
+    data_type: str | None  # of the weights, such as F32
+    problem: str | None  # of info.json
+
+
+def describe_model(folder: Path) -> Description:
+    """Read a model folder, or an exported model, without loading the weights or verifying the manifest.
+
+    Raises ModelError if it is neither, or if its settings cannot be read. A damaged info.json is only noted.
+    """
+    info, problem = ModelInfo(), None
+    try:
+        info = read_info(folder)
+    except ModelError as error:
+        if not (folder / "config.yaml").exists():
+            raise
+        problem = str(error)
+    name = info.name or name_of(folder)
+    if info.export is not None and not (folder / "config.yaml").exists():
+        export = info.export
+        return Description(folder, name, export.config, info, export.parameters, export.quantization, None)
+    config = read_model_config(folder)
+    return Description(folder, name, config, info, *_weights(folder / "model.safetensors"), problem)
+
+
+def read_model_config(folder: Path) -> ModelFolderConfig:
+    """The settings of a model folder. Raises ModelError if they cannot be read."""
+    file = folder / "config.yaml"
+    if not file.is_file():  # reading from a pipe would block
+        if not folder.is_dir():
+            raise ModelError(
+                f"{folder}: {'not a folder' if folder.exists() else 'no such model or run folder'}"
+            )
+        hint = "; a Hugging Face model can be imported with `mtrain import`"
+        hint = hint if (folder / "config.json").exists() else ""
+        raise ModelError(f"{folder}: not a run or model folder: config.yaml is missing{hint}")
+    try:
+        return validate(ModelFolderConfig, read_yaml_file(file), str(file))
+    except UsageError as error:  # an error of the folder, not of the command line
+        raise ModelError(str(error)) from None
+
+
+def name_of(folder: Path) -> str:
+    """The name of a run or model folder; that of the run for a model folder in a run folder."""
+    path = folder.resolve()
+    name = path.parent.name if (path.parent / "checkpoints").is_dir() else path.name
+    return os.fsencode(name).decode("utf-8", "replace") or "model"
+
+
+def _weights(file: Path) -> tuple[int | None, str | None]:
+    """The number of parameters in a safetensors file, and the data type of the first."""
+    if not file.is_file():
+        return None, None
+    try:
+        with safe_open(file, "numpy") as stored:
+            slices = [stored.get_slice(name) for name in stored.keys()]  # noqa: SIM118
+            sizes = [math.prod(part.get_shape()) for part in slices]
+            return sum(sizes), slices[0].get_dtype() if slices else None
+    except (OSError, SafetensorError):
+        return None, None

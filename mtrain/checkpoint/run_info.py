@@ -1,0 +1,140 @@
+"""What a run folder records about its model: how it was trained, on which data, and its scores.
+
+Files that are missing or damaged, such as those that older versions did not write, are left out.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mtrain.checkpoint.model_info import (
+    Ancestor,
+    CorpusInfo,
+    DataInfo,
+    ModelInfo,
+    Origin,
+    Score,
+    TrainingInfo,
+    name_of,
+    new_info,
+)
+from mtrain.config.schema import Config
+from mtrain.data.data_folder import VALIDATION
+from mtrain.data.summary import Summary, inputs_of, read_summary
+from mtrain.errors import ModelError
+from mtrain.storage.json_records import read_record, read_steps
+
+_TITLES = {"nll": "nll (nats/token)", "bleu": "BLEU", "chrf": "chrF2"}  # of the metrics of a validation
+
+
+def describe_run(run_dir: Path, config: Config, step: int) -> ModelInfo:
+    """What the run folder records about the model at `step`, a checkpoint that was validated. The scores on
+    test sets are not included."""
+    data, sentences = Path(config.data.folder or run_dir / "data"), None
+    scores: list[Score] = []
+    with suppress(OSError):
+        scores = read_validations(run_dir).get(step, [])
+        sentences = _count_lines(data / VALIDATION)
+    return new_info(
+        name_of(run_dir),
+        Origin(kind="trained", ancestors=_ancestors(run_dir)),
+        training=_training(run_dir, step),
+        data=describe_data(data),
+        scores=[score.model_copy(update={"sentences": sentences}) for score in scores],
+    )
+
+
+def _count_lines(file: Path) -> int | None:
+    """The number of lines of a file; None if it is missing."""
+    if not file.is_file():
+        return None
+    with file.open("rb") as stream:
+        return sum(1 for _ in stream)
+
+
+def _ancestors(run_dir: Path) -> list[Ancestor]:
+    """The model that the run started from, if any."""
+    recorded = read_record(run_dir / "origin.json")
+    with suppress(ValidationError, KeyError, TypeError, ValueError):
+        if recorded is not None:
+            return [Ancestor.model_validate({"name": name_of(Path(recorded["init_from"])), **recorded})]
+    return []
+
+
+def _training(run_dir: Path, step: int) -> TrainingInfo | None:
+    state = read_record(run_dir / "checkpoints" / f"step-{step:08d}" / "state.json") or {}
+    values = {"epochs": state.get("epoch"), "target_tokens": state.get("target_tokens_seen")}
+    with suppress(ValidationError):
+        return TrainingInfo(steps=step, seconds=state.get("seconds"), **values)
+    return TrainingInfo(steps=step)
+
+
+def read_validations(run_dir: Path) -> dict[int, list[Score]]:
+    """The scores of a run on its validation set by step, in the order of training."""
+    validations: dict[int, list[Score]] = {}
+    for record in read_steps(run_dir / "metrics.jsonl"):
+        step, found = record["step"], record.get("validation")
+        if isinstance(step, int) and 0 <= step < 2**63 and isinstance(found, dict):
+            scores = (_validation_score(metric, found.get(metric)) for metric in _TITLES)
+            validations[step] = [score for score in scores if score is not None]
+    return validations
+
+
+def _validation_score(metric: str, value: object) -> Score | None:
+    """A score of a validation; None if it is missing or not finite."""
+    values = {"set": "validation set", "split": "validation", "metric": metric, "title": _TITLES[metric]}
+    try:
+        return Score.model_validate({**values, "value": value})
+    except ValidationError:
+        return None
+
+
+def describe_data(folder: Path) -> DataInfo | None:
+    """What the summary of a data folder says about its corpora; None if there is no usable summary."""
+    try:
+        summary = read_summary(folder)
+        inputs = inputs_of(summary)
+        if inputs is None:
+            return None
+        corpora = inputs.settings["data"]
+        train, held = corpora["train"], corpora["validation"]
+        validation = list(_corpora(held, inputs.contents[len(train) :])) if isinstance(held, list) else []
+        if isinstance(held, dict):
+            name = f"{held['holdout']} pairs held out of the training corpora"
+            validation = [CorpusInfo(name=name, pairs=held["holdout"])]
+        trained = list(_corpora(train, inputs.contents, _pairs(summary, len(train))))
+        return DataInfo(fingerprint=inputs.fingerprint, train=trained, validation=validation)
+    except (ModelError, ValidationError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _pairs(summary: Summary, count: int) -> list[int | None]:
+    """The number of training pairs of each corpus."""
+    kept = summary.get("kept")
+    return list(kept) if isinstance(kept, list) and len(kept) == count else [None] * count
+
+
+def _corpora(
+    corpora: list[dict[str, Any]], contents: list[str], pairs: list[int | None] | None = None
+) -> Iterator[CorpusInfo]:
+    for number, corpus in enumerate(corpora):
+        count = pairs[number] if pairs else None
+        hub = corpus.get("hub")
+        hub = hub if isinstance(hub, str) and not Path(hub).exists() else None
+        yield CorpusInfo(name=_name(corpus, hub), pairs=count, sha256=contents[number], hub=hub)
+
+
+def _name(corpus: dict[str, Any], hub: str | None) -> str:
+    """What a corpus is called. Files are named without their folders, since the name may be published."""
+    if "toy" in corpus:
+        return f"toy corpus of mtrain, {corpus['toy']}"
+    if "sacrebleu" in corpus:
+        return f"{corpus['sacrebleu']} {corpus['langs']} of sacreBLEU"
+    if hub is not None:
+        more = (corpus.get(key) for key in ("config", "split", "revision"))
+        return " ".join([hub, *filter(None, more)])
+    files = (corpus[key] for key in ("source", "target", "tsv", "jsonl", "parquet", "hub") if key in corpus)
+    return " and ".join(Path(file).name for file in files)

@@ -1,0 +1,199 @@
+"""The file of the model card: who writes it, and that an edited card is never overwritten."""
+
+import json
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import ModelCard
+
+from mtrain.checkpoint.model_card import stated_license, write_card
+from mtrain.checkpoint.model_folder import load_model
+from mtrain.checkpoint.model_info import read_info, write_info
+from mtrain.decoding.translate import Translator
+from mtrain.errors import ModelError
+from mtrain.evaluation.test_scores import score_test_sets
+from mtrain.interop.marian import import_marian
+from mtrain.storage.generated import is_unedited
+from tests.support.marian import make
+from tests.support.models import card_of
+from tests.support.training import fit_on_cpu, with_bleu
+
+MINE = b"\xef\xbb\xbf---\r\nlicense: cc-by-4.0\r\nlibrary_name: mtrain\r\n---\r\n# My model\r\n"
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory) -> Path:
+    """The folder of a model that was imported from Marian."""
+    folder = tmp_path_factory.mktemp("marian")
+    make(folder / "opus", {"num_beams": 2}, seed=1)
+    import_marian(str(folder / "opus"), folder / "imported", ["target_lang=fr"])
+    return folder / "imported"
+
+
+def test_a_generated_card_is_replaced_and_an_edited_one_is_kept(make_config, scripted_scores, caplog):
+    caplog.set_level(logging.INFO, logger="mtrain")
+    scripted_scores(*map(with_bleu, (10, 40, 50)))
+    run = fit_on_cpu(make_config(training={"max_steps": 4}))
+    card = run / "model/README.md"
+    assert "| BLEU | 10.00 |" in card.read_text()
+    fit_on_cpu(make_config(training={"max_steps": 8}))
+    assert "| BLEU | 40.00 |" in card.read_text() and "was edited" not in caplog.text
+    card.write_bytes(MINE)
+    fit_on_cpu(make_config(training={"max_steps": 12}))
+    assert card.read_bytes() == MINE and "was edited and is kept; `mtrain info" in caplog.text
+    info = read_info(run / "model")
+    assert info.training.steps == 12 and info.scores[1].value == 50
+
+
+def test_training_goes_on_if_the_card_cannot_be_generated(make_config, monkeypatch, caplog):
+    monkeypatch.setattr(huggingface_hub, "ModelCardData", None)
+    run = fit_on_cpu(make_config(training={"max_steps": 4}))
+    assert "the model card could not be generated" in caplog.text
+    assert not (run / "model/README.md").exists() and load_model(run).config.source_lang == "en"
+
+
+def test_a_model_of_an_earlier_version_gets_a_card_when_its_run_is_resumed(make_config):
+    run = fit_on_cpu(make_config(training={"max_steps": 4}))
+    for name in ("README.md", "info.json"):
+        (run / "model" / name).unlink()
+    before = (run / "model/manifest.json").read_bytes()
+    (run / "model/README.md").write_bytes(MINE)
+    fit_on_cpu(make_config(training={"max_steps": 4}))
+    assert (run / "model/README.md").read_bytes() == MINE and read_info(run / "model").training.steps == 4
+    for name in ("README.md", "info.json"):
+        (run / "model" / name).unlink()
+    fit_on_cpu(make_config(training={"max_steps": 4}))
+    assert is_unedited(run / "model/README.md") and (run / "model/manifest.json").read_bytes() == before
+
+
+def test_test_scores_do_not_change_an_edited_card_or_another_model(scored_run, tmp_path):
+    run = Path(shutil.copytree(scored_run, tmp_path / "run"))
+    info = read_info(run / "model")
+    write_info(run / "model", info.model_copy(update={"scores": []}))
+    (run / "model/README.md").write_bytes(MINE)
+    with Translator.load(run, "cpu") as translator:
+        list(score_test_sets(run, translator))  # recorded ones
+        assert [score.set for score in read_info(run / "model").scores] == ["seen", "seen"]
+        assert (run / "model/README.md").read_bytes() == MINE
+        write_info(run / "model", info.model_copy(update={"scores": []}))
+        (run / "model/manifest.json").write_text("{}")  # that of a model that has replaced it
+        list(score_test_sets(run, translator))
+        assert read_info(run / "model").scores == []
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda card: card.write_bytes(b"---\nlicense: [\n---\n\xff\xfe"),
+        lambda card: card.symlink_to("/etc/hostname"),
+        os.mkfifo,
+        lambda card: None,
+    ],
+)
+def test_commands_work_whatever_the_card_is(mtrain, model_copy, tmp_path, place):
+    card = model_copy / "README.md"
+    card.unlink()
+    place(card)
+    before = os.lstat(card) if os.path.lexists(card) else None
+    cpu = ("--device", "cpu")
+    assert mtrain("translate", model_copy, "It rains.", *cpu)[:2] == (0, "Es regnet.\n")
+    assert mtrain("average", model_copy, model_copy, "-o", tmp_path / "mean")[0] == 0
+    assert mtrain("export", model_copy, tmp_path / "served", "--format", "ctranslate2")[0] == 0
+    code, out, _ = mtrain("info", model_copy)
+    assert code == 0 and "en to de" in out
+    for folder in (tmp_path / "mean", tmp_path / "served"):
+        assert "README.md" not in json.loads((folder / "manifest.json").read_text())
+        assert (folder / "README.md").read_text(encoding="utf-8") and not (folder / "README.md").is_symlink()
+    if before is not None:
+        after = os.lstat(card)
+        assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_card_without_its_generated_text_is_not_written_over(model_copy):
+    (model_copy / "README.md").write_text("")
+    write_card(model_copy)
+    assert (model_copy / "README.md").read_text() == ""
+
+
+def code_in(card: Path) -> str:
+    """The Python code in a card."""
+    [code] = re.findall(r"```python\n(.*?)```", card.read_text(encoding="utf-8"), re.DOTALL)
+    return code.replace("Hello.", "It rains.")
+
+
+@pytest.mark.parametrize("format", ["marian", "ctranslate2", None])
+def test_the_code_in_the_card_translates(mtrain, format, run_dir, imported, tmp_path, monkeypatch, capsys):
+    model, place = imported if format == "marian" else run_dir, tmp_path / "place"
+    place.mkdir()
+    wanted = mtrain("translate", model, "It rains.", "--device", "cpu")[1].strip()
+    name = "imported" if format == "marian" else "by-heart"
+    if format is None:
+        shutil.copytree(run_dir / "model", place / name)
+    else:
+        assert mtrain("export", model, place / name, "--format", format)[0] == 0
+    monkeypatch.chdir(place)
+    exec(code_in(place / name / "README.md"), {})
+    assert wanted in capsys.readouterr().out
+
+
+def test_an_exported_model_has_a_card_of_its_own(mtrain, scored_run, tmp_path):
+    export = ("export", scored_run, "--format", "ctranslate2")
+    assert mtrain(*export[:2], tmp_path / "plain", *export[2:])[0] == 0
+    assert mtrain(*export[:2], tmp_path / "int8", *export[2:], "--quantization", "int8")[0] == 0
+    changed = (*export[2:], "--set", "decoding.beam_size=2")
+    assert mtrain(*export[:2], tmp_path / "changed", *changed)[0] == 0
+    for name in ("plain", "int8", "changed"):
+        card = card_of(tmp_path / name)
+        assert card.data.library_name == "ctranslate2" and is_unedited(tmp_path / name / "README.md")
+        assert (card.data.eval_results is not None) == (name == "plain")  # others may translate differently
+        assert "The scores are those of the model before it was exported." in card.text
+        kind = " (int8)" if name == "int8" else ""
+        assert f"Then it was exported to CTranslate2{kind}." in card.text
+
+
+def test_an_edited_card_is_exported_with_a_section_on_the_format(mtrain, model_copy, tmp_path):
+    (model_copy / "README.md").write_bytes(MINE)
+    code, _, err = mtrain("export", model_copy, tmp_path / "served", "--format", "ctranslate2")
+    assert code == 0 and "was edited; the exported model has a copy" in err
+    exported = (tmp_path / "served/README.md").read_bytes()
+    start = MINE.replace(b"library_name: mtrain", b"library_name: ctranslate2").rstrip()
+    assert exported.startswith(start + b"\n\n## Use with ctranslate2\n\n```python\nimport ctranslate2\n")
+    assert (model_copy / "README.md").read_bytes() == MINE and not is_unedited(tmp_path / "served/README.md")
+    assert ModelCard(exported.decode("utf-8-sig")).data.license == "cc-by-4.0"
+
+
+def test_imported_and_averaged_models_say_what_they_were_made_from(mtrain, imported, tmp_path):
+    assert mtrain("average", imported, imported, "-o", tmp_path / "mean")[0] == 0
+    assert "converted from `opus` by [mtrain]" in (imported / "README.md").read_text()
+    card = card_of(tmp_path / "mean")
+    assert "averaged from the weights of `imported`, `imported`" in card.text
+    assert "The licenses of `opus` apply, too." in card.text and card.data.base_model is None
+
+
+@pytest.mark.parametrize(
+    ("card", "license"),
+    [
+        ("---\nlicense: mit\n---\n", "mit"),
+        ("\ufeff---\r\nlicense: cc-by-4.0\r\n---\r\ntext", "cc-by-4.0"),
+        ("---\nlicense: no\n---", "no"),
+        ("---\nlicense:\n---\n", None),
+        ("---\nlicense: [a, b]\n---\n", None),
+        ("---\n- license\n---\n", None),
+        ("license: mit\n", None),
+        ("# text\n\n---\nlicense: mit\n---\n", None),
+        ("", None),
+    ],
+)
+def test_the_license_is_read_from_the_metadata(card, license):
+    assert stated_license(card) == license
+
+
+@pytest.mark.parametrize("block", ["license: [", "a: 1\na: 2", "\x01", "[" * 1500])
+def test_metadata_that_is_not_valid_is_an_error(block):
+    with pytest.raises(ModelError, match="the metadata block is not valid YAML"):
+        stated_license(f"---\n{block}\n---\n")
