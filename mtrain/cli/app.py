@@ -15,6 +15,7 @@ from mtrain.cli import (
     data,
     demo,
     evaluation,
+    info,
     init,
     interop,
     models,
@@ -38,7 +39,7 @@ COMMANDS = {
     "Prepare data": (data.check, data.clean, data.tokenize, data.prepare),
     "Train": (training.plan, training.fit, models.average),
     "Translate": (translation.translate, models.rerank, scoring.score, segmentation.segment),
-    "Evaluate": (evaluation.evaluate, report.report),
+    "Evaluate": (evaluation.evaluate, report.report, info.info),
     "Work with other programs": (interop.import_, interop.export),
 }
 for group, functions in COMMANDS.items():

@@ -1,12 +1,28 @@
 """When training ends."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
-from mtrain.checkpoint.checkpoint import TrainState
 from mtrain.config.training import TrainingConfig
 
+if TYPE_CHECKING:
+    from mtrain.checkpoint.checkpoint import TrainState
 
-def limit_reached(recipe: TrainingConfig, state: TrainState) -> str | None:
+
+class Counts(Protocol):
+    """What the limits apply to; see `TrainState`."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def validations_without_improvement(self) -> int: ...
+
+
+def limit_reached(recipe: TrainingConfig, state: Counts) -> str | None:
     """The limit at which training ends, if it is reached."""
     if recipe.max_steps is not None and state.step >= recipe.max_steps:
         return f"max_steps ({recipe.max_steps})"
@@ -19,7 +35,9 @@ def limit_reached(recipe: TrainingConfig, state: TrainState) -> str | None:
     return None
 
 
-def allowed_steps(recipe: TrainingConfig, state: TrainState, steps_in_epoch: Callable[[], int]) -> int | None:
+def allowed_steps(
+    recipe: TrainingConfig, state: "TrainState", steps_in_epoch: Callable[[], int]
+) -> int | None:
     """The number of steps that max_steps and max_epochs allow; None if neither is set. The state keeps the
     number of steps in the first epoch, so that a resumed run has the same learning rates."""
     limits = [] if recipe.max_steps is None else [recipe.max_steps]

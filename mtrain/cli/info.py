@@ -1,0 +1,273 @@
+"""`mtrain info`."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from mtrain.cli import terminal
+from mtrain.cli.options import Debug, Json, Quiet
+from mtrain.cli.output import open_stdout
+from mtrain.cli.tables import format_table
+from mtrain.duration import format_duration
+from mtrain.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from mtrain.checkpoint.model_info import Description, ModelInfo, Score
+    from mtrain.config.decoding import DecodingConfig
+    from mtrain.config.schema import Config
+    from mtrain.training.model_summary import Files, Summary
+    from mtrain.training.run_progress import RunProgress
+
+Rows = list[list[str]]
+_TIED = {
+    "all": "shared by source, target and output",
+    "decoder": "shared by target and output",
+    "none": "separate",
+}
+_LIMITS = ("max_steps", "max_epochs", "max_minutes", "patience")
+_DATA_TYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_DIGITS = 16  # of a SHA-256; --json has all
+
+
+def info(
+    model: Annotated[
+        Path, Argument(metavar="MODEL", help="Run folder, model folder, or folder of an exported model.")
+    ],
+    json_: Json = False,
+    card: Annotated[
+        bool, Option("--card", help="Print the model card that mtrain would write (Markdown).")
+    ] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Describe a model or a run.
+
+    Prints languages, sizes, tokenizer, scores, training data, origin and license; for a run also its
+    progress. Verifies the files of the model.
+
+    Examples:
+    mtrain info runs/mine
+    mtrain info models/en-de --json
+    mtrain info runs/mine --card
+    """
+    terminal.start_logging(quiet, debug)
+    if json_ and card:
+        raise UsageError("--json and --card were both given; give one of them")
+    from mtrain.training.model_summary import summarize
+
+    summary = summarize(model)
+    with open_stdout() as out:
+        if card:
+            out.write(_card(summary))
+        elif json_:
+            print(json.dumps(_to_json(summary), indent=1), file=out)
+        else:
+            out.writelines(f"{line}\n" for line in _lines(summary))
+    if summary.files is not None and summary.files.damage:
+        raise ModelError(summary.files.damage)
+
+
+def _card(summary: "Summary") -> str:
+    from mtrain.checkpoint.card_text import model_card
+    from mtrain.storage.generated import marked
+
+    if summary.model is None:
+        raise ModelError(f"{summary.path}: has no model yet")
+    return marked(model_card(summary.model))
+
+
+def _to_json(summary: "Summary") -> dict[str, Any]:
+    values: dict[str, Any] = {"path": str(summary.path)}
+    if summary.model is not None and summary.files is not None:
+        model, files = summary.model, summary.files
+        described = model.info.model_dump(mode="json", exclude={"name"})
+        if model.info.export:
+            described["export"] = {
+                "format": model.info.export.format,
+                "quantization": model.info.export.quantization,
+            }
+        values |= {
+            "folder": str(model.folder),
+            "name": model.name,
+            "parameters": model.parameters,
+            "data_type": model.data_type,
+            "license": summary.license,
+            "files": files._asdict(),
+            "config": model.config.model_dump(mode="json"),
+            **described,
+        }
+    if summary.progress is not None:
+        recipe = (
+            summary.config.training.model_dump(mode="json", include={*_LIMITS}) if summary.config else None
+        )
+        values["progress"] = {**summary.progress.model_dump(mode="json"), "limits": recipe}
+    return {**values, "notes": summary.notes}
+
+
+def _lines(summary: "Summary") -> Iterator[str]:
+    """The summary as text, in sections."""
+    model = summary.model
+    if model is None:
+        yield _plain(f"{summary.path}: no model yet; the first validation saves one in model/")
+    else:
+        assert summary.files is not None
+        yield _plain(f"{model.name} ({model.folder})")
+        yield from _section("Model", [*_model(model), *_files(summary.files), _license(summary)])
+    if summary.progress is not None:
+        yield from _section("Training", _progress(summary.progress, summary.config))
+    elif model is not None:
+        yield from _section("Training", _training(model.info))
+    if model is not None:
+        scores, title = model.info.scores, "Scores before the export" if model.info.export else "Scores"
+        yield from _section(title, _scores(scores), ("set", "sentences", "metric", "score"), (0, 2))
+        signatures = (f"{score.title}|{score.signature}" for score in scores if score.signature)
+        yield from _section("Signatures", [[text] for text in dict.fromkeys(signatures)])
+        columns = ("corpus", "use", "pairs", "SHA-256")
+        yield from _section("Training data", _data(model.info), columns, (0, 1, 3))
+    yield from _section("Notes", [[note] for note in summary.notes])
+
+
+def _section(
+    title: str, rows: Rows, header: Sequence[str] = (), left: Sequence[int] = (0, 1)
+) -> Iterator[str]:
+    """A title and a table; nothing if there are no rows."""
+    if rows:
+        yield from ("", title)
+        yield from format_table([[*map(_plain, row)] for row in rows], header, left)
+
+
+def _model(model: "Description") -> Rows:
+    from mtrain.checkpoint.card_text import describe_origin
+
+    config, network, info = model.config, model.config.model, model.info
+    size = "unknown; model.safetensors cannot be read"
+    data_type = model.data_type or "fp32"
+    if model.parameters is not None:
+        size = f"{model.parameters / 1e6:,.2f} million, {_DATA_TYPES.get(data_type, data_type)}"
+    attention = (
+        f"{network.heads} heads, {network.norm}-norm, {network.activation}, {network.positions} positions"
+    )
+    made = describe_origin(info.origin) or "not recorded"
+    rows = [
+        ["languages", f"{config.source_lang} to {config.target_lang}"],
+        ["parameters", size],
+        ["layers", f"{network.encoder_layers} encoder, {network.decoder_layers} decoder"],
+        ["width", f"{network.d_model}, feed-forward {network.ffn_dim}, {attention}"],
+        ["embeddings", _TIED[network.tie_embeddings]],
+        ["tokenizer", _tokenizer(model)],
+        ["longest source", f"{config.max_length:,} tokens; longer lines are split"],
+        ["decoding", _decoding(config.decoding)],
+        ["origin", f"{made} by mtrain {info.mtrain}" if info.mtrain else made],
+    ]
+    if info.export:
+        rows.append(["format", " ".join(filter(None, (info.export.format, info.export.quantization)))])
+    return rows
+
+
+def _tokenizer(model: "Description") -> str:
+    from mtrain.checkpoint.card_text import vocabulary_size
+
+    settings = model.config.tokenizer
+    kind = "" if settings.path else f" {settings.type}"  # that of a reused vocabulary is not recorded
+    return f"SentencePiece{kind}, {vocabulary_size(model)}"
+
+
+def _decoding(settings: "DecodingConfig") -> str:
+    if settings.samples is not None:
+        return f"sampling, {settings.samples} samples, temperature {settings.temperature:g}"
+    if settings.beam_size == 1:
+        return "greedy search"
+    return f"beam search, {settings.beam_size} beams, length penalty {settings.length_penalty:g}"
+
+
+def _files(files: "Files") -> Rows:
+    state = "damaged" if files.damage else "verified"
+    rows = [["files", f"{files.number}, {_size(files.size)}, {state}"]]
+    hashes = {"model": files.fingerprint, "tokenizer": files.tokenizer}
+    shown = [f"{value[:_DIGITS]} ({name})" for name, value in hashes.items() if value]
+    return [*rows, ["fingerprint", ", ".join(shown)]] if shown else rows
+
+
+def _size(size: float) -> str:
+    """A number of bytes as text."""
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"
+
+
+def _license(summary: "Summary") -> list[str]:
+    return ["license", summary.license or "not stated; to state it, add `license:` to README.md"]
+
+
+def _training(info: "ModelInfo") -> Rows:
+    training = info.training
+    if training is None:
+        return []
+    return [
+        ["steps", f"{training.steps:,}"],
+        *_amounts(training.epochs, training.target_tokens, training.seconds),
+    ]
+
+
+def _amounts(epochs: int | None, tokens: int | None, seconds: float | None) -> Rows:
+    rows = []
+    if epochs is not None:
+        rows.append(["complete epochs", f"{epochs:,}"])
+    if tokens is not None:
+        rows.append(["target tokens", f"{tokens:,}"])
+    if seconds is not None:
+        rows.append(["time", f"{format_duration(seconds)}, with validation"])
+    return rows
+
+
+def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
+    later = progress.logged_step > progress.step
+    since = f", and {progress.logged_step - progress.step:,} since the last checkpoint" if later else ""
+    rows = [["steps", f"{progress.step:,}{since}"]]
+    rows += _amounts(progress.epoch, progress.target_tokens, progress.seconds)
+    if config is not None:
+        recipe = config.training
+        limits = [f"{name} {value:g}" for name in _LIMITS if (value := getattr(recipe, name)) is not None]
+        if recipe.patience is not None:
+            limits[-1] += f" validations ({progress.validations_without_improvement} so far)"
+        rows.append(["limits", ", ".join(limits) or "none"])
+        state = (
+            f"finished: {progress.finished}" if progress.finished else "not finished; `mtrain fit` resumes it"
+        )
+        rows.append(["state", state])
+    rows.append(["checkpoints", f"{progress.checkpoints:,}"])
+    for name, found in (("best validation", progress.best), ("last validation", progress.last)):
+        if found is not None:
+            scores = ", ".join(f"{score.title} {score.rounded}" for score in found.scores)
+            rows.append([name, f"step {found.step:,}: {scores}"])
+    return rows
+
+
+def _scores(scores: "list[Score]") -> Rows:
+    return [
+        [score.set, "" if score.sentences is None else f"{score.sentences:,}", score.title, score.rounded]
+        for score in scores
+    ]
+
+
+def _data(info: "ModelInfo") -> Rows:
+    data = info.data
+    if data is None:
+        return []
+    rows = []
+    for use, corpora in (("training", data.train), ("validation", data.validation)):
+        for corpus in corpora:
+            pairs = f"{corpus.pairs:,}" if corpus.pairs is not None else ""
+            rows.append([corpus.name, use, pairs, (corpus.sha256 or "")[:_DIGITS]])
+    rows.append(["all, as encoded", "", "", (data.fingerprint or "")[:_DIGITS]])
+    return rows
+
+
+def _plain(text: str) -> str:
+    """Text for one line of a terminal."""
+    return terminal.escape_control_characters(text).replace("\n", " ")

@@ -1,0 +1,119 @@
+"""What `mtrain info` reports about a model or a run. Nothing here imports PyTorch."""
+
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from mtrain.checkpoint.model_card import read_card, stated_license
+from mtrain.checkpoint.model_info import Description, ModelInfo, describe_model
+from mtrain.checkpoint.run_info import describe_run
+from mtrain.config.load import validate
+from mtrain.config.schema import Config
+from mtrain.config.yaml_io import read_yaml_file
+from mtrain.errors import ModelError, UsageError
+from mtrain.evaluation.test_scores import described_scores, read_test_scores
+from mtrain.storage.json_records import read_record
+from mtrain.storage.manifest import INFO, MANIFEST, sha256, verify_folder
+from mtrain.tokenizer.tokenizer import fingerprint_of, vocabulary_files
+from mtrain.training.run_progress import RunProgress, read_progress
+
+
+class Files(NamedTuple):
+    """The files of a model folder."""
+
+    number: int
+    size: int  # bytes
+    fingerprint: str | None  # SHA-256 of the manifest
+    tokenizer: str | None  # SHA-256 of the vocabulary files
+    damage: str | None  # the first difference from the manifest
+
+
+class Summary(NamedTuple):
+    """What is known about a model or a run."""
+
+    path: Path
+    model: Description | None  # None for a run that has no model yet
+    files: Files | None
+    license: str | None
+    notes: list[str]  # problems of files that no other command needs
+    config: Config | None  # of a run
+    progress: RunProgress | None  # of a run
+
+
+def summarize(path: Path) -> Summary:
+    """Read all that is known about a run folder, a model folder or an exported model.
+
+    Raises ModelError if it is none of them, or if the settings of the model cannot be read. Other damage is
+    part of the result.
+    """
+    if not path.is_dir():
+        raise ModelError(f"{path}: {'not a folder' if path.exists() else 'no such model or run folder'}")
+    with suppress(ModelError, FileNotFoundError):
+        summary = _summarize(path)
+        if summary.files is None or summary.files.damage is None:
+            return summary
+    time.sleep(0.2)  # a running `fit` may just have replaced the model
+    return _summarize(path)
+
+
+def _summarize(path: Path) -> Summary:
+    notes: list[str] = []
+    folder, config, progress = path, None, None
+    if _is_run(path):
+        folder = path / "model"
+        try:
+            config = validate(Config, read_yaml_file(path / "config.yaml"), str(path / "config.yaml"))
+        except UsageError as error:
+            notes.append(str(error))
+        progress = read_progress(path, config.training if config else None)
+        if not folder.is_dir():
+            return Summary(path, None, None, None, notes, config, progress)
+    model = describe_model(folder)
+    if model.problem:
+        notes.append(model.problem)
+    if config is not None and not (folder / INFO).exists():
+        model = model._replace(info=_info_of_run(path, config))
+    license = None
+    try:
+        license = stated_license(read_card(folder) or "")
+    except ModelError as error:
+        notes.append(str(error))
+    return Summary(path, model, _files(folder), license, notes, config, progress)
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder is that of a run, which may have just begun."""
+    if (path / "checkpoints").is_dir():
+        return True
+    with suppress(UsageError):
+        values = read_yaml_file(path / "config.yaml")
+        return isinstance(values, dict) and "run_dir" in values
+    return False
+
+
+def _info_of_run(run_dir: Path, config: Config) -> ModelInfo:
+    """What the run records about its model, if an earlier version of mtrain has written the model folder."""
+    index = read_record(run_dir / "checkpoints/index.json") or {}
+    best = re.fullmatch("step-([0-9]{8})", str(index.get("best")))
+    if best is None:
+        return ModelInfo()
+    info = describe_run(run_dir, config, int(best[1]))
+    scores = [*info.scores, *described_scores(read_test_scores(run_dir))]
+    return info.model_copy(update={"mtrain": None, "scores": scores})
+
+
+def _files(folder: Path) -> Files:
+    files = [file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
+    fingerprint = sha256(folder / MANIFEST) if (folder / MANIFEST).is_file() else None
+    vocabularies = [file for part in vocabulary_files(folder / "tokenizer") for file in part]
+    is_complete = all(file.is_file() for file in vocabularies)  # reading from a pipe would block
+    tokenizer = fingerprint_of(vocabularies) if is_complete else None
+    damage, is_exported = None, not (folder / "config.yaml").exists()
+    names = [file.relative_to(folder).as_posix() for file in vocabularies]
+    try:
+        verify_folder(folder, [] if is_exported else ["config.yaml", "model.safetensors", *names])
+    except ModelError as error:
+        damage = str(error)
+    return Files(len(files), sum(file.stat().st_size for file in files), fingerprint, tokenizer, damage)
