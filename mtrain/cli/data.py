@@ -11,7 +11,7 @@ from typer import Option
 
 from mtrain.cli import terminal
 from mtrain.cli.options import ConfigFile, Debug, Json, NoCheck, OutputFile, Quiet, RunDir, Set, overrides
-from mtrain.cli.output import open_output, open_stdout, require_writable
+from mtrain.cli.output import is_on_screen, open_output, open_stdout, require_writable
 from mtrain.errors import UsageError
 
 
@@ -179,7 +179,8 @@ def clean(
     with ExitStack() as stack:
         out = stack.enter_context(open_output(output))
         other = None if rejected is None else stack.enter_context(open_output(rejected))
-        clean_data(data, out, other, workers, quiet)
+        clean_data(data, out, other, workers, quiet or is_on_screen(output))
+    terminal.suggest("next", fit_command(config, None, set_))
 
 
 def fit_command(config: Path, run_dir: str | None, set_: list[str] | None) -> str:

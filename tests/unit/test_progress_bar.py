@@ -10,7 +10,7 @@ import time
 import pytest
 
 from mtrain import progress_bar
-from mtrain.progress_bar import ProgressBar, shows_bars, waiting_for, with_progress
+from mtrain.progress_bar import Bar, ProgressBar, shows_bars, waiting_for, with_progress
 
 INTERVAL = 0.11  # seconds; tqdm draws at most every 0.1 s
 
@@ -84,6 +84,22 @@ def test_a_bar_disappears_and_leaves_out_what_does_not_fit(monkeypatch, columns,
     os.close(reader)
     *_, shown, last, rest = written.decode().split("\r")
     assert expected in shown and len(shown) < columns and last.strip() == rest == ""
+
+
+def test_the_bar_of_training_shows_loss_bleu_and_the_time_left_in_80_columns(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    reader, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))
+    with open(terminal, "w") as stream:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stderr", stream)
+        bar = Bar("", "steps", 100_000, initial=12_000)
+        bar.n, bar.start_t = 12_345, time.time() - 19.9
+        bar.details = ["loss 2.345", "BLEU 24.00", "lr 0.0003", "12,345 target tokens/s"]
+        shown = str(bar)
+        bar.close()
+    os.close(reader)
+    expected = r" 12% \S+ +12,345/100,000 steps, loss 2\.345, BLEU 24\.00, 1 h 2\d min left"
+    assert len(shown) <= 76 and re.fullmatch(expected, shown), shown
 
 
 def test_there_are_no_bars_on_dumb_terminals_and_for_quiet_commands(monkeypatch, caplog):
