@@ -73,6 +73,8 @@ def start_forked(*arguments: object, streams: list[int]) -> int:
             for number, descriptor in enumerate(streams):
                 os.close(number) if descriptor == CLOSED else os.dup2(descriptor, number)
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            # A shell starts background processes, of which the tests may be one, with SIGINT ignored.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             _run_like_an_interpreter([str(argument) for argument in arguments])
         finally:
             os._exit(99)
