@@ -46,11 +46,9 @@ class Padding(NamedTuple):
 
 
 def plan_batches(
-    source_lengths: npt.NDArray[np.integer],
-    target_lengths: npt.NDArray[np.integer],
+    lengths: tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]],
     batch_tokens: int,
     micro_batch_tokens: int,
-    seed: int,
     key: tuple[int, ...],
     rank: int = 0,
     world_size: int = 1,
@@ -59,14 +57,14 @@ def plan_batches(
 ) -> BatchPlan:
     """Plan the batches of a window, in which each row occurs once, or as often as its weight says.
 
-    A step has at most `batch_tokens` padded tokens on either side, and a micro-batch at most
-    `micro_batch_tokens`. (seed, *key) determines the order of the steps and how pairs of equal lengths are
-    grouped; `key` is (epoch,), or (epoch, window) if there are several windows. In each step, every rank has
-    the same number of micro-batches, a multiple of `workers`.
+    `lengths` are those of the sources and of the targets. A step has at most `batch_tokens` padded tokens on
+    either side, and a micro-batch at most `micro_batch_tokens`. `key` determines the order of the steps and
+    how pairs of equal lengths are grouped; it is (seed, epoch), or (seed, epoch, window) if there are several
+    windows. In each step, every rank has the same number of micro-batches, a multiple of `workers`.
 
     No row may be longer than `micro_batch_tokens`. O(rows log rows).
     """
-    generator = np.random.default_rng([seed, *key])
+    generator, (source_lengths, target_lengths) = np.random.default_rng(key), lengths
     rows = np.arange(len(source_lengths))
     if weights is not None:
         rows = np.repeat(rows, np.floor(weights + generator.random(len(rows))).astype(np.int64))
@@ -86,9 +84,9 @@ def plan_batches(
         micro_batches = [slice(start + first, start + end) for first, end in runs]
         steps.append([rows[part] for part in micro_batches[rank::world_size]])
         step_tokens.append(int(sides[1][start:stop].sum()))
-        for i, lengths in enumerate(sides):
+        for i, side in enumerate(sides):
             padded_tokens[i] += sum(
-                len(lengths[part]) * int(lengths[part].max(initial=0)) for part in micro_batches
+                len(side[part]) * int(side[part].max(initial=0)) for part in micro_batches
             )
     tokens = int(sides[0].sum()), int(sides[1].sum())
     return BatchPlan(steps, step_tokens, tokens, (padded_tokens[0], padded_tokens[1]))

@@ -106,9 +106,9 @@ class Loader:
             corpus, recipe = self.corpus.open(epoch, window, cancelled), self.config.training
             lengths = (corpus.source_lengths, corpus.target_lengths)
             sizes = (recipe.batch_tokens, self.micro_batch_tokens)
-            key = (self.config.seed, self.corpus.key(epoch, window))
+            key = (self.config.seed, *self.corpus.key(epoch, window))
             ranks = (self.rank, self.world_size)
-            plan = plan_batches(*lengths, *sizes, *key, *ranks, corpus.weights, self.workers)
+            plan = plan_batches(lengths, *sizes, key, *ranks, corpus.weights, self.workers)
             opened = Window(corpus, plan, self.corpus.share_of_epoch(corpus))
             if plan.steps:
                 self._opened = {(epoch, window): opened}

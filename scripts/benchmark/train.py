@@ -68,8 +68,8 @@ def prepare(config: Config, device: torch.device, options: argparse.Namespace, s
         write_config(config)
     network, corpus = model_config(config.model, tokenizer, config.data.max_length), data.train.open(0)
     recipe, lengths = config.training, (corpus.source_lengths, corpus.target_lengths)
-    sizes = (recipe.batch_tokens, recipe.micro_batch_limit, config.seed, data.train.key(0, 0))
-    plan = plan_batches(*lengths, *sizes, weights=corpus.weights)
+    sizes, key = (recipe.batch_tokens, recipe.micro_batch_limit), (config.seed, *data.train.key(0, 0))
+    plan = plan_batches(lengths, *sizes, key, weights=corpus.weights)
     _export(corpus, plan, streams)
     training = {**recipe.model_dump(mode="json"), "micro_batch_tokens": recipe.micro_batch_limit}
     return TrainingJob(

@@ -18,7 +18,7 @@ def plan_all(
     source, target = np.array(pairs, np.int32).T
     budget = min(batch_tokens, micro_batch_tokens)
     plans = [
-        plan_batches(source, target, batch_tokens, budget, seed, (epoch,), rank, world_size, weights)
+        plan_batches((source, target), batch_tokens, budget, (seed, epoch), rank, world_size, weights)
         for rank in range(world_size)
     ]
     return plans, source, target

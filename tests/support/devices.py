@@ -1,9 +1,11 @@
-"""Devices that exist in name only, and marks of tests that need a device to be absent."""
+"""Devices that exist in name only, and marks of tests that need the absence of a device, or a new PyTorch."""
 
 import pytest
 import torch
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+has_fsdp = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
+needs_fsdp = pytest.mark.skipif(not has_fsdp, reason="training.parallel: fsdp needs PyTorch 2.8")
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, kind: str, count: int = 1) -> None:

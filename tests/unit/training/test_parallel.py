@@ -10,6 +10,7 @@ from mtrain.distributed.shards import divided_like, whole
 from mtrain.training.average import WeightAverage
 from mtrain.training.parallel import make_learner_of_rank
 from mtrain.training.step import freeze
+from tests.support.devices import needs_fsdp
 from tests.support.faults.processes import wait
 from tests.support.ranks import exit_codes, joined, read_logs, run_ranks, started_ranks
 from tests.support.training import batches_of, weights
@@ -45,14 +46,19 @@ def train(parts, ranks: Ranks, shares, steps: int, **recipe) -> dict[str, torch.
     return results | {f"average.{name}": whole(p) for name, p in average.weights.items()}
 
 
+def with_fsdp(dtype: torch.dtype, **recipe):
+    """The parameters of a test with five steps, in which each kind of step occurs."""
+    return pytest.param(dtype, 5, {**recipe, "parallel": "fsdp"}, marks=needs_fsdp)
+
+
 @pytest.mark.parametrize(
     ("dtype", "steps", "recipe"),
     [
         (torch.float64, 8, {"ema_decay": 0.9}),
         (torch.float32, 8, {"clip_norm": 1.0}),
-        (torch.float64, 5, {"ema_decay": 0.9, "clip_norm": 0.1, "parallel": "fsdp"}),
-        (torch.float32, 5, {"clip_norm": 1.0, "parallel": "fsdp"}),
-        (torch.float64, 5, {"freeze": ["encoder", "embeddings"], "r_drop": 5.0, "parallel": "fsdp"}),
+        with_fsdp(torch.float64, ema_decay=0.9, clip_norm=0.1),
+        with_fsdp(torch.float32, clip_norm=1.0),
+        with_fsdp(torch.float64, freeze=["encoder", "embeddings"], r_drop=5.0),
         pytest.param(torch.float64, 50, {"ema_decay": 0.9}, marks=pytest.mark.slow),
         pytest.param(torch.float32, 50, {}, marks=pytest.mark.slow),
         (torch.float64, 5, {"r_drop": 5.0}),
@@ -119,6 +125,7 @@ def test_all_ranks_try_again_if_the_memory_of_one_runs_out(parts, tmp_path, on_t
     assert "rank 1: warning: out of memory in 2 micro-batches (5 pairs)" in read_logs(tmp_path)[1]
 
 
+@needs_fsdp
 def test_shared_weights_have_the_numbers_of_autocast(parts, tmp_path):
     """In bf16, FSDP gathers the matrices in the precision that autocast converts them to."""
     _, model, *_ = parts
