@@ -1,6 +1,8 @@
 """Settings of every test, and the modules whose fixtures any test may use."""
 
 import gc
+import importlib
+import os
 
 import pytest
 import torch
@@ -36,6 +38,9 @@ gc.disable()  # until the tests are collected, which creates a million objects t
 
 def pytest_collection_finish() -> None:
     """Let no later garbage collection, and no forked process, touch what was imported and collected."""
+    if "PYTEST_XDIST_WORKER" in os.environ:  # a process that sooner or later trains, which needs these
+        for module in ("datasets", "torch._dynamo"):
+            importlib.import_module(module)
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -82,7 +82,11 @@ def start_forked(*arguments: object, streams: list[int]) -> int:
 
 
 def _run_like_an_interpreter(arguments: list[str]) -> NoReturn:
-    """Open the standard streams as Python does when it starts, and flush them as it does when it ends."""
+    """Open the standard streams as Python does when it starts, and flush them as it does when it ends.
+
+    SIGINT interrupts, even if these tests were started in the background, where a shell ignores it.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             buffering = 1 if name == "stderr" else -1  # 1: line by line
