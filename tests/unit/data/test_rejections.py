@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mtrain.data.check_report import check_data
@@ -131,18 +133,27 @@ def test_scores_that_are_no_numbers_are_unreadable(tmp_path, tokenizer, caplog):
     assert text_of(prepared, tokenizer) == TOY[:1] and "(dropped: 2 bad, 2 min_score)" in caplog.text
 
 
-def test_scores_in_fields(tmp_path, tokenizer):
-    records = [
-        {"en": source, "fr": target, "meta": {"score": score}}
-        for (source, target), score in zip(TOY, [0.9, 0.1, 1], strict=False)
-    ]
-    (tmp_path / "x.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    fields = {"source_field": "en", "target_field": "fr"}
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_scores_in_fields(tmp_path, tokenizer, kind):
+    file = tmp_path / f"x.{kind}"
+
+    def fill(*scores):
+        records = [
+            {"id": "x", "en": source, "fr": target, "meta": {"score": score}}
+            for (source, target), score in zip(TOY, scores, strict=False)
+        ]
+        if kind == "parquet":
+            pq.write_table(pa.Table.from_pylist(records), file)
+        else:
+            file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+
+    fill(0.9, 0.1, 1)
     filters = {"min_score": {"column": "meta.score", "value": 0.5}}
-    data = config(tmp_path, {"jsonl": str(tmp_path / "x.jsonl"), **fields}, filters=filters)
+    corpus = {kind: str(file), "source_field": "en", "target_field": "fr"}
+    data = config(tmp_path, corpus, filters=filters)
     prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     assert text_of(prepared, tokenizer) == [TOY[0], TOY[2]]
-    (tmp_path / "x.jsonl").write_text('{"en": "a", "fr": "b", "meta": {"score": null}}\n')
+    fill(None)
     with pytest.raises(DataError, match=r"field 'meta\.score' is not a number: 'None'"):
         prepare_data(data, tokenizer, tmp_path / "data", seed=1)
 
