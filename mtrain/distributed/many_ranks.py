@@ -208,7 +208,8 @@ class ManyRanks(Ranks):
 
 
 def _set_timeout(group: dist.ProcessGroup | None, timeout: timedelta) -> None:
-    """Set the timeout of a group, or of the default one, if this version of PyTorch can."""
+    """Set the timeout of a group, or of the default one, if this version of PyTorch can. In PyTorch 2.6 this
+    has no effect on gloo."""
     set_timeout = undocumented("distributed.distributed_c10d._set_pg_timeout")
     if set_timeout is not None:
         set_timeout(timeout, group)

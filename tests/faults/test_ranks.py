@@ -23,6 +23,7 @@ from mtrain.training import arithmetic, loop
 from mtrain.training.fit import make_trainer
 from mtrain.training.memory_limit import read_limit
 from mtrain.training.validate import Validator
+from tests.support.devices import needs_step_timeout
 from tests.support.encoding import use_sizes
 from tests.support.faults.file_operations import on_file_operation
 from tests.support.faults.processes import wait, wait_until
@@ -95,6 +96,7 @@ def test_14_if_a_rank_is_killed_the_others_end_and_the_run_resumes_exactly(whole
     assert result_of(run) == result_of(whole)
 
 
+@needs_step_timeout
 def test_14_a_rank_that_does_not_respond_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=2))
     monkeypatch.setattr(store, "GRACE", 2.0)
@@ -171,6 +173,7 @@ def test_15_a_number_that_is_not_finite_on_one_rank_skips_the_step_on_all(tmp_pa
     assert logs[0].count("step skipped") == 1 and logs[1] == ""
 
 
+@needs_step_timeout
 def test_14_a_rank_that_hangs_is_named(tmp_path, monkeypatch, on_training_forward):
     monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=1))
     monkeypatch.setattr(store, "GRACE", 2.0)
