@@ -48,7 +48,7 @@ def _memory(plan: Plan) -> Iterator[Row]:
         if size:
             yield f"  {part}", _bytes(size), ""
     if plan.process_memory is not None:
-        remark = "resident at peak, with libraries and the gaps of its heap, without validation"
+        remark = "resident at peak, with libraries and the gaps of its heap"
         yield "memory of the process", _bytes(plan.process_memory), remark
 
 
