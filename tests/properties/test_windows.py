@@ -87,7 +87,8 @@ def test_each_pair_occurs_once_an_epoch_and_resuming_keeps_the_order(
         for number in range(len(prepared.train.windows(epoch=0))):
             window = prepared.train.open(0, number)
             sides = window.source_lengths, window.target_lengths
-            plan = partial(plan_batches, *sides, batch_tokens, 64, seed=1, key=prepared.train.key(0, number))
+            key = (1, *prepared.train.key(0, number))
+            plan = partial(plan_batches, sides, batch_tokens, 64, key)
             plans = [plan(rank=rank, world_size=world_size) for rank in range(world_size)]
             rows = [row for plan in plans for step in plan.steps for part in step for row in part.tolist()]
             assert sorted(rows) == list(range(len(window)))
