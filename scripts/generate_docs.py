@@ -223,7 +223,7 @@ def parameters_of(function: Callable[..., Any] | None) -> list[Parameter]:
 def argument_of(parameter: Parameter) -> str:
     """An argument as a usage line has it."""
     name = f"[{parameter.name}]" if parameter.optional else parameter.name
-    return f"{name}..." if parameter.repeatable else name
+    return f"{name.removesuffix('...')}..." if parameter.repeatable else name
 
 
 def value_of(kind: Any) -> str:

@@ -122,7 +122,7 @@ def describe_origin(origin: Origin | None, code: bool = False) -> str:
     if origin.kind == "imported":
         return f"converted from {', '.join(names)}"
     if origin.kind == "averaged":
-        return f"averaged from the weights of {', '.join(names)}"
+        return f"made by averaging the weights of {', '.join(names)}"
     return f"fine-tuned from {', '.join(names)}" if names else "trained"
 
 

@@ -57,8 +57,8 @@ def record_test_scores(folder: Path, scores: Sequence[Score]) -> None:
 
 
 def write_exported_card(model: Path, folder: Path, export: ExportInfo) -> None:
-    """Write info.json and the card of an exported model. If that of the `model` folder was edited, it is
-    copied, with a section on how to load the exported model. Raises StorageError."""
+    """Write info.json and the card of an exported model. An edited card in the `model` folder is copied, with
+    a section on how to load the exported model. Raises StorageError."""
     info, card = ModelInfo(), None
     try:
         info = read_info(model)

@@ -24,7 +24,8 @@ _Row = tuple[str, str]  # a name and its help
 
 
 def uses_color(stream: IO[str]) -> bool:
-    """Whether styled text may be written to a stream: a terminal, unless NO_COLOR or FORCE_COLOR is set."""
+    """Whether to write styled text to a stream: if it is a terminal and TERM is not dumb, or if FORCE_COLOR
+    is set; never if NO_COLOR is."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")

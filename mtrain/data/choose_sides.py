@@ -52,8 +52,8 @@ class Sides(NamedTuple):
 
 
 def with_languages(sides: Sequence[Side], file: str) -> list[Side]:
-    """The texts with the languages that their contents and, if they are two, the name of their common file
-    tell, as `en-de.tsv` does. The contents tell the order."""
+    """Add the languages of the texts, as far as their contents tell. If there are two texts in a file whose
+    name has two languages, such as `en-de.tsv`, these are used; the contents tell which is which."""
     found = [side._replace(identified=identify_language(side.texts)) for side in sides]
     codes = [*dict.fromkeys(language.code for language in languages_in(words_of(file)))]
     if len(found) != 2 or len(codes) != 2 or any(side.named for side in found):

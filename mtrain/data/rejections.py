@@ -104,8 +104,8 @@ class RejectionRecorder:
         self._keys.write(block.keys.tobytes())
 
     def finish(self, corpora: int, unfiltered: Collection[int]) -> Rejections:
-        """The codes, also those of duplicates, which are looked for among the pairs that are kept so far. In
-        corpora that are `unfiltered`, they are kept."""
+        """Find duplicates among the pairs that are not rejected yet, and return all codes. Duplicates in
+        `unfiltered` corpora are kept."""
         sizes = self._sizes + [0] * (corpora - len(self._sizes))
         codes: Codes = self._codes.as_array(np.uint8)
         keys: Hashes = self._keys.as_array(np.uint64)

@@ -1,4 +1,4 @@
-"""How far a run is, as its folder records it, for `mtrain info`. Nothing here imports PyTorch."""
+"""The progress of a run, as its folder records it, for `mtrain info`. Nothing here imports PyTorch."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ class Validation(BaseModel):
 
 
 class RunProgress(BaseModel):
-    """How far a run is. Its checkpoints determine from where it can be resumed."""
+    """The progress of a run, for display. Resuming uses the checkpoints themselves."""
 
     step: _Count = 0  # of the newest checkpoint
     epoch: _Count = 0  # number of complete epochs

@@ -117,7 +117,7 @@ def test_datasets_and_models_of_the_hub_are_named_in_the_metadata(model_copy):
     for origin, words in [
         (Origin(kind="imported", ancestors=[hub]), "converted from `Helsinki-NLP/opus-mt-en-de` by"),
         (Origin(kind="trained", ancestors=[imported]), "fine-tuned from `base` with"),
-        (Origin(kind="averaged", ancestors=both), "averaged from the weights of `base`, `base` with"),
+        (Origin(kind="averaged", ancestors=both), "made by averaging the weights of `base`, `base` with"),
     ]:
         text = described(model_copy, origin=origin, data=DataInfo(train=corpora, validation=corpora[:1]))
         data = ModelCard(text).data

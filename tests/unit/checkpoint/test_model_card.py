@@ -171,7 +171,7 @@ def test_imported_and_averaged_models_say_what_they_were_made_from(mtrain, impor
     assert mtrain("average", imported, imported, "-o", tmp_path / "mean")[0] == 0
     assert "converted from `opus` by [mtrain]" in (imported / "README.md").read_text()
     card = card_of(tmp_path / "mean")
-    assert "averaged from the weights of `imported`, `imported`" in card.text
+    assert "made by averaging the weights of `imported`, `imported`" in card.text
     assert "The licenses of `opus` apply, too." in card.text and card.data.base_model is None
 
 
