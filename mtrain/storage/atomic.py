@@ -5,10 +5,12 @@ is written last, then the folder is renamed. What somebody else has put into a r
 """
 
 import errno
+import logging
 import os
 import shutil
 from collections.abc import Callable, Container
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from safetensors import SafetensorError
 from mtrain.errors import StorageError, UsageError
 from mtrain.storage.generated import is_unedited
 from mtrain.storage.manifest import CARD, MANIFEST, UNLISTED, read_json, write_manifest
+
+log = logging.getLogger(__name__)
 
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}  # file systems that cannot fsync a directory
 
@@ -68,6 +72,11 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
         write_manifest(temporary)
         for path in [*temporary.rglob("*"), temporary]:
             _sync(path)
+        if os.path.lexists(old):  # something in it cannot be moved or removed
+            left = old.rename(_free_name(old))
+            log.warning(
+                "%s: some files of an earlier version could not be moved; they are in %s", folder, left
+            )
         if folder.exists():
             folder.rename(old)
         temporary.rename(folder)
@@ -109,24 +118,29 @@ def _keep_card(old: Path, new: Path) -> None:
     or unreadable."""
     if is_unedited(old) or not os.path.lexists(old):
         return
-    if os.path.lexists(new) and not is_unedited(new):  # edited before an interrupted `write_folder` went on
-        new = new.with_name(f"{new.name}.old")
-    if os.path.lexists(new):
+    if is_unedited(new):
         new.unlink()
+    elif os.path.lexists(new):  # edited before an interrupted `write_folder` went on
+        new = _free_name(new.with_name(f"{new.name}.old"))
     old.rename(new)
 
 
 def _keep_others(old: Path, new: Path) -> None:
     """Move what the manifest of the old contents does not list to the new contents, unless these have it."""
-    try:
+    listed: set[str] = set()  # if the manifest is damaged, everything that the new contents lack is kept
+    with suppress(OSError, ValueError, TypeError, AttributeError):
         listed = {name.partition("/")[0] for name in dict(read_json(old / MANIFEST))}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return
     for path in sorted(old.iterdir()):
         is_temporary = path.name.startswith(".") and path.name.endswith(".tmp")
         if path.name in listed | UNLISTED or is_temporary or os.path.lexists(new / path.name):
             continue
         path.rename(new / path.name)
+
+
+def _free_name(path: Path) -> Path:
+    """The path itself if nothing is there, otherwise with a number."""
+    names = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return path if not os.path.lexists(path) else next(name for name in names if not os.path.lexists(name))
 
 
 def _siblings(folder: Path) -> tuple[Path, Path]:

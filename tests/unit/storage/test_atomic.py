@@ -132,7 +132,7 @@ def test_a_readme_that_somebody_wrote_is_kept_when_its_folder_is_replaced(tmp_pa
 
 def test_a_crash_before_an_edited_readme_is_moved_loses_nothing(tmp_path):
     folder, old = tmp_path / "folder", tmp_path / ".folder.old"
-    for edited_again in (False, True):
+    for edited_again in range(3):  # how often
         write_folder(folder, fill_with_card("new"))
         old.mkdir()
         (old / "README.md").write_text("of the old contents")
@@ -141,14 +141,17 @@ def test_a_crash_before_an_edited_readme_is_moved_loses_nothing(tmp_path):
         recover(folder)
         texts = {path.name: path.read_text() for path in folder.glob("README*")}
         if edited_again:
-            assert texts == {"README.md": "of the new ones", "README.md.old": "of the old contents"}
+            assert texts.pop("README.md") == "of the new ones"
+            names = ["README.md.old", "README.md.old-2"][:edited_again]
+            assert texts == dict.fromkeys(names, "of the old contents")
         else:
             assert texts == {"README.md": "of the old contents"}
             (folder / "README.md").unlink()
         assert not old.exists()
 
 
-def test_a_readme_that_cannot_be_moved_stays_where_it_is(tmp_path, monkeypatch):
+@pytest.mark.parametrize("replaced_again", [False, True])
+def test_a_readme_that_cannot_be_moved_stays_where_it_is(tmp_path, monkeypatch, caplog, replaced_again):
     folder = tmp_path / "folder"
     write_folder(folder, fill_with_card("old"))
     (folder / "README.md").write_text("mine")
@@ -163,6 +166,12 @@ def test_a_readme_that_cannot_be_moved_stays_where_it_is(tmp_path, monkeypatch):
     write_folder(folder, fill_with_card("new"))
     assert (folder / "a").read_text() == "new"
     assert (tmp_path / ".folder.old/README.md").read_text() == "mine"
+    if replaced_again:
+        write_folder(folder, fill_with_card("newer"))
+        assert (folder / "a").read_text() == "newer"
+        assert (tmp_path / ".folder.old-2/README.md").read_text() == "mine"
+        assert "could not be moved; they are in" in caplog.text
+        return
     monkeypatch.undo()
     recover(folder)
     assert (folder / "README.md").read_text() == "mine"
@@ -193,4 +202,6 @@ def test_files_of_others_are_kept_when_a_folder_is_replaced(tmp_path):
     verify_folder(folder, ["b", "c"])
     (folder / "manifest.json").write_text("[1]")  # then it is not known whose the files are
     write_folder(folder, fill("d"))
-    assert {path.name for path in folder.iterdir()} == {"d", "manifest.json"}
+    names = {"LICENSE", "images", ".gitattributes", "b", "c", "d", "manifest.json"}
+    assert {path.name for path in folder.iterdir()} == names
+    verify_folder(folder, ["d"])
