@@ -25,14 +25,16 @@ def resolve_device(name: str) -> torch.device:
     MPS and XPU devices compute in fp32 without compilation, and were never tried. Raises UsageError if this
     machine does not have the device.
     """
+    if name == "cpu":
+        return torch.device(name)
     accelerator = find_accelerator()
     if name == "auto":
         return torch.device(accelerator)
-    if not re.fullmatch(r"cpu|mps|(cuda|xpu)(:[0-9]+)?", name):
+    if not re.fullmatch(r"mps|(cuda|xpu)(:[0-9]+)?", name):
         raise UsageError(f"--device {name}: not supported; give auto, cpu, cuda, cuda:N, mps or xpu")
     kind, _, index = name.partition(":")
     count = torch.accelerator.device_count() if kind == accelerator else 0
-    if kind != "cpu" and int(index or 0) >= count:
+    if int(index or 0) >= count:
         found = f"{count or 'no'} {kind.upper()} device(s)"
         raise UsageError(f"--device {name}: this machine has {found}; give --device cpu or auto")
     return torch.device(name)

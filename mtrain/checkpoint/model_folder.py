@@ -17,7 +17,7 @@ from mtrain.checkpoint.checkpoint import (
     verify_checkpoint,
 )
 from mtrain.checkpoint.model_card import write_card
-from mtrain.checkpoint.model_info import ModelInfo, model_folder_of, write_info
+from mtrain.checkpoint.model_info import ModelInfo, Origin, model_folder_of, name_of, new_info, write_info
 from mtrain.checkpoint.run_info import describe_run
 from mtrain.checkpoint.tensors import load_weights, model_without_weights
 from mtrain.config.load import override, validate
@@ -54,7 +54,11 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
     except ModelError as error:
         log.warning("%s; model/ is not updated", error)
         return
-    info = describe_run(run_dir, config, state.best_step)
+    try:
+        info = describe_run(run_dir, config, state.best_step)
+    except Exception as error:  # the model can be used without it, and training can continue
+        log.warning("%s: cannot describe the run: %s", run_dir, error)
+        info = new_info(name_of(run_dir), Origin(kind="trained"))
     save_model_folder(folder, evaluation_weights(best), contents, tokenizer, info)
     if not is_unedited(folder / CARD):
         log.info(

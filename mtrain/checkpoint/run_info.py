@@ -103,8 +103,9 @@ def describe_data(folder: Path) -> DataInfo | None:
         train, held = corpora["train"], corpora["validation"]
         validation = list(_corpora(held, inputs.contents[len(train) :])) if isinstance(held, list) else []
         if isinstance(held, dict):
-            name = f"{held['holdout']} pairs held out of the training corpora"
-            validation = [CorpusInfo(name=name, pairs=held["holdout"])]
+            validation = [
+                CorpusInfo(name="held out of the training corpora", pairs=_count_lines(folder / VALIDATION))
+            ]
         trained = list(_corpora(train, inputs.contents, _pairs(summary, len(train))))
         return DataInfo(fingerprint=inputs.fingerprint, train=trained, validation=validation)
     except (ModelError, ValidationError, LookupError, TypeError, AttributeError):

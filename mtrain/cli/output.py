@@ -79,6 +79,8 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
             yield stream
         if written is not place:
             _put_in_place(written, place)
+    except BrokenPipeError:  # of stdout, which the block may write to as well
+        raise
     except OSError as error:
         raise StorageError(f"{path}: cannot write: {error.strerror}") from None
     finally:

@@ -100,7 +100,9 @@ def _info_of_run(run_dir: Path, config: Config) -> ModelInfo:
     if best is None:
         return ModelInfo()
     info = describe_run(run_dir, config, int(best[1]))
-    scores = [*info.scores, *described_scores(read_test_scores(run_dir))]
+    scores = list(info.scores)
+    with suppress(ValueError):  # damaged test scores
+        scores += described_scores(read_test_scores(run_dir))
     return info.model_copy(update={"mtrain": None, "scores": scores})
 
 

@@ -63,6 +63,6 @@ def read_progress(run_dir: Path, recipe: TrainingConfig | None) -> RunProgress:
     for record in read_steps(run_dir / "metrics.jsonl"):
         if isinstance(record["step"], int):
             progress.logged_step = record["step"]
-    if recipe is not None:
+    if recipe is not None and not state.get("validation_due"):  # the last validation may select another model
         progress.finished = limit_reached(recipe, progress)
     return progress

@@ -75,6 +75,16 @@ def test_a_run_that_goes_on_is_described(mtrain, run_copy):
     assert rows["state"] == "not finished; `mtrain fit` resumes it"
 
 
+def test_a_run_that_was_killed_in_its_last_validation_is_not_finished(mtrain, run_copy):
+    index = run_copy / "checkpoints/index.json"
+    values = json.loads(index.read_text())
+    index.write_text(json.dumps({**values, "validated": None}))
+    for folder in (run_copy / "checkpoints").glob("step-*"):
+        state = json.loads((folder / "state.json").read_text())
+        (folder / "state.json").write_text(json.dumps({**state, "validation_due": True}))
+    assert rows_of(mtrain("info", run_copy)[1])["state"] == "not finished; `mtrain fit` resumes it"
+
+
 def test_test_scores_are_those_that_fit_has_measured(mtrain, config_file, tmp_path):
     assert mtrain("fit", config_file, "--device", "cpu", "--quiet", "--set", "training.max_steps=4")[0] == 0
     [test] = json.loads((tmp_path / "run/test_scores.json").read_text())["sets"]

@@ -29,6 +29,22 @@ def test_a_link_to_a_file_stays_a_link(tmp_path):
     assert gzip.decompress((tmp_path / "file.gz").read_bytes()) == b"new\n"
 
 
+def test_a_reader_of_stdout_that_exits_is_not_an_error_of_another_output(tmp_path):
+    code = f"""if True:
+        from pathlib import Path
+        from mtrain.cli.output import open_output
+        with open_output(None) as out, open_output(Path({str(tmp_path / "other")!r})) as other:
+            other.write("one\\n")
+            while True:
+                out.write("line\\n" * 1000)
+    """
+    job = [sys.executable, "-c", code]
+    with subprocess.Popen(job, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "line\n"
+        process.stdout.close()
+        assert process.wait(60) == 0 and process.stderr is not None and process.stderr.read() == ""
+
+
 @pytest.mark.parametrize("name", ["full", "full.gz", "full.zst"])
 def test_a_full_device_is_a_storage_error(tmp_path, name):
     (tmp_path / name).symlink_to("/dev/full")
