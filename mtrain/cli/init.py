@@ -1,6 +1,5 @@
 """`mtrain init`."""
 
-import logging
 import re
 import shlex
 import sys
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from mtrain.data.file_groups import Roles
     from mtrain.data.inspect_corpora import InspectedCorpus
     from mtrain.data.inspect_files import Kind
-
-log = logging.getLogger(__name__)
 
 CONTENTS, CONFIG = "Contents of the files", "Config"  # groups of options
 
@@ -180,12 +177,20 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given", quiet: bool) -> "St
 
 
 def _roles(names: Sequence[Sequence[str]], kind: "Kind") -> "Roles":
-    """What the files are for: as the options say, or else as their names say."""
+    """What the files are for: as the options say, or else as their names say. Raises UsageError if some would
+    not be used."""
     from mtrain.data.file_groups import Roles, divide_by_role
     from mtrain.data.inspect_files import groups_of
 
     files, validation, test = (groups_of(group, kind) if group else [] for group in names)
     own = divide_by_role(files)
+    for role, given, found in (("validation", validation, own.validation), ("test", test, own.test)):
+        if given and found:
+            unused = ", ".join(name for group in found for name in group.files)
+            raise UsageError(
+                f"{unused}: not used, because the names say {role} and --{role} gives other files; give "
+                f"these with --{role}, too, or leave them out"
+            )
     return Roles(own.train, validation or own.validation, test or own.test)
 
 
@@ -202,4 +207,4 @@ def _write(starter: "Starter", file: Path) -> None:
     write_atomically(file, text)
     with open_stdout() as out:
         print(file, file=out)
-    log.info("next: mtrain check %s, then mtrain fit %s", starter.file, starter.file)
+    terminal.suggest("next", f"mtrain check {starter.file}", f"mtrain fit {starter.file}")

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from mtrain.cli.terminal import escape_control_characters, require_unicode
 from mtrain.config.language_names import find_language, language_name
-from mtrain.config.languages import base_language
+from mtrain.config.languages import is_same_language
 from mtrain.config.starter import holdout_size
 from mtrain.data.choose_sides import Side, Sides, choose_sides
 from mtrain.data.identify_language import EXTRA, can_identify
@@ -63,16 +63,16 @@ def settle_sides(candidates: Sequence[Side], given: Given) -> Sides:
 def settle_languages(sides: Sides, given: Given) -> tuple[Languages, Sides]:
     """The languages, and the sides: exchanged if the answer names their languages in the other order.
 
-    Raises UsageError if a language is unknown and nobody can be asked.
+    Raises UsageError if nobody can be asked and a language is unknown or both are the same.
     """
     found = [code or guess for code, guess in zip(given.languages, sides.languages, strict=True)]
     for side, code in zip(sides[:2], given.languages, strict=True):
-        if code and side.named and base_language(code) != base_language(side.named):
+        if code and side.named and not is_same_language(code, side.named):
             log.warning("%s: its name says %s, not %s", side.name, side.named, code)
     if not given.asks or all(given.languages):
         return _require_languages(sides, found[0], found[1]), sides
     languages = _ask_for_languages(found)
-    if languages == sides.languages[::-1]:
+    if all(map(is_same_language, languages, sides.languages[::-1])):
         sides = Sides(sides.target, sides.source)
     return languages, sides
 
@@ -129,14 +129,15 @@ def _ask_for_languages(suggested: Sequence[str | None]) -> Languages:
 
     def parse(answer: str) -> Languages:
         words = answer.replace(",", " ").split()
-        if len(words) == 1:  # en-de; among two words, a hyphen is part of a code, as in pt-BR
+        if len(words) == 1 and not find_language(words[0]):  # en-de, but not pt-BR
             words = words[0].split("-")
         codes = [find_language(word) or (word if _CODE.fullmatch(word) else None) for word in words]
         if len(words) != 2 or not all(codes):
             raise UsageError("give two codes or English names of languages, such as en de or English German")
-        return str(codes[0]), str(codes[1])
+        return _require_different(str(codes[0]), str(codes[1]))
 
-    known = " ".join(code for code in suggested if code) if all(suggested) else ""
+    is_known = all(suggested) and not is_same_language(*suggested)
+    known = " ".join(map(str, suggested)) if is_known else ""
     meaning = (
         f", {language_name(str(suggested[0]))} to {language_name(str(suggested[1]))}"
         if known
@@ -163,15 +164,22 @@ def _ask_for_minutes() -> float:
 def _require_languages(sides: Sides, source: str | None, target: str | None) -> Languages:
     """The languages, if both are known. Raises UsageError that says what to do otherwise."""
     if source and target:
-        return source, target
+        return _require_different(source, target)
     options = [f"--{name}-lang" for name, code in (("source", source), ("target", target)) if not code]
     names = f"{sides.source.name} and {sides.target.name}"
-    if sides.source.language and sides.source.language == sides.target.language:
-        problem = f"{names}: both seem to be {language_name(sides.source.language)}"
+    if is_same_language(sides.source.language, sides.target.language):
+        problem = f"{names}: both seem to be {language_name(str(sides.source.language))}"
     else:
         problem = f"{names}: the languages are not known"
     hint = "" if can_identify() else f"; or install language identification: {EXTRA}"
     raise UsageError(f"{problem}; give {' and '.join(options)}{hint}")
+
+
+def _require_different(source: str, target: str) -> Languages:
+    """Two languages. Raises UsageError if they are the same, also in different regions or scripts."""
+    if is_same_language(source, target):
+        raise UsageError(f"{source} and {target} are the same language; give two different ones")
+    return source, target
 
 
 def _ask(question: str, suggested: str, parse: Callable[[str], Answer]) -> Answer:

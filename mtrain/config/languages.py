@@ -64,6 +64,11 @@ def base_language(code: str) -> str:
     return code.lower().replace("_", "-").partition("-")[0]
 
 
+def is_same_language(one: str | None, other: str | None) -> bool:
+    """Whether two codes are of one language, as `pt` and `pt-BR` are. None stands for an unknown language."""
+    return one is not None and other is not None and base_language(one) == base_language(other)
+
+
 def scripts_of_language(code: str) -> tuple[str, ...]:
     """The scripts that a language is written in, as the first words of Unicode names; empty if they are not
     known. A code may name the script: `sr-Latn`, `zho_Hans`."""

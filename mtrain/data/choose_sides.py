@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mtrain.config.language_names import find_language, languages_in, words_of
-from mtrain.config.languages import base_language
+from mtrain.config.languages import base_language, is_same_language
 from mtrain.data.identify_language import Identified, identify_language
 from mtrain.data.table_columns import SOURCE_WORDS, TARGET_WORDS
 from mtrain.errors import UsageError
@@ -18,6 +18,7 @@ class Side(NamedTuple):
     texts: Sequence[str]  # a sample
     named: str | None = None  # the language that a name gives
     identified: Identified | None = None  # the language that the text seems to be in
+    is_file: bool = False  # not a column: the user chose its place among the others
 
     @property
     def language(self) -> str | None:
@@ -48,7 +49,7 @@ class Sides(NamedTuple):
     def languages(self) -> tuple[str | None, str | None]:
         """The languages; None for both if they seem to be the same one, which cannot be translated."""
         languages = self.source.language, self.target.language
-        return languages if languages[0] != languages[1] else (None, None)
+        return (None, None) if is_same_language(*languages) else languages
 
 
 def with_languages(sides: Sequence[Side], file: str) -> list[Side]:
@@ -67,7 +68,8 @@ def choose_sides(
     sides: Sequence[Side], keys: tuple[str | None, str | None], languages: tuple[str | None, str | None]
 ) -> Sides:
     """Choose the source and the target among at least two texts: by the given keys or names, by the given
-    languages, by what their names say, or else the first two. Raises UsageError if a given one is not there.
+    languages, by what their names say, or else the first two. Two files are in the order given. Raises
+    UsageError if a given one is not there.
     """
     source, target = (
         _by_key(sides, key) or _by_language(sides, language)
@@ -88,11 +90,13 @@ def choose_sides(
 
 def _choose_two(sides: Sequence[Side]) -> Sides:
     """Two of some texts, of which none was asked for."""
-    if len(sides) == 2:
+    if len(sides) == 2 and all(side.is_file for side in sides):
         return Sides(sides[0], sides[1])
     sources, targets = _with_word(sides, SOURCE_WORDS), _with_word(sides, TARGET_WORDS)
     if len(sources) == len(targets) == 1 and sources != targets:
         return Sides(sources[0], targets[0])
+    if len(sides) == 2:
+        return Sides(sides[0], sides[1])
     named = [side for side in sides if side.named]
     if len(named) == 2 and named[0].named != named[1].named:
         return Sides(named[0], named[1])
@@ -114,9 +118,10 @@ def _by_key(sides: Sequence[Side], key: str | None) -> Side | None:
 
 
 def _by_language(sides: Sequence[Side], language: str | None) -> Side | None:
-    """The only text in a language."""
+    """The only text in a language: with the same region or script, or else with any."""
     code = None if language is None else find_language(language) or language
-    found = [side for side in sides if code is not None and side.language == code]
+    found = [side for side in sides if is_same_language(side.language, code)]
+    found = [side for side in found if side.language == code] or found
     return found[0] if len(found) == 1 else None
 
 

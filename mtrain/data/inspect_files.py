@@ -118,7 +118,7 @@ def sides_of(group: Group, kind: Kind, keys: Iterable[str | None]) -> list[Side]
     that contain sentences or are among the given `keys`. Raises DataError if there are fewer than two."""
     if kind == "text":
         sides = [
-            Side(file, index, _sample_of(file), language)
+            Side(file, index, _sample_of(file), language, is_file=True)
             for index, (file, language) in enumerate(zip(group.files, group.languages, strict=True))
         ]
         return with_languages(sides, "")
@@ -131,9 +131,10 @@ def sides_of(group: Group, kind: Kind, keys: Iterable[str | None]) -> list[Side]
     sides = [Side(column.name, column.key, column.texts, _language_of(column.name)) for column in columns]
     if len(sides) < 2:
         found = ", ".join(column.name for column in table.columns)
+        hint = "; choose with --source-column and --target-column" if len(table.columns) > 1 else ""
         raise DataError(
             f"{file}: two columns of text are needed, source and target; "
-            + (f"found {len(sides)} among {found}" if table.columns else "found none")
+            + (f"found {len(sides)} among {found}{hint}" if table.columns else "found none")
         )
     return with_languages(sides, Path(file).name)
 

@@ -131,8 +131,13 @@ def _strings(record: Any, above: str = "") -> Iterable[tuple[str, str]]:
 
 
 def text_columns(table: Table) -> list[Column]:
-    """The columns that contain sentences, and not numbers, identifiers, URLs or the same text in each row."""
-    return [column for column in table.columns if _is_text(column.texts)]
+    """The columns that contain sentences, and not numbers, identifiers, URLs or the same text in each row.
+
+    Texts that begin alike may be identifiers or sorted sentences: they count if no two other columns do.
+    """
+    columns = [column for column in table.columns if _is_text(column.texts)]
+    others = [column for column in columns if not _is_same([text[:_PREFIX] for text in column.texts])]
+    return others if len(others) > 1 else columns
 
 
 def _is_text(texts: Sequence[str]) -> bool:
@@ -140,8 +145,13 @@ def _is_text(texts: Sequence[str]) -> bool:
     like_sentences = sum(map(_is_sentence, filled))
     if not filled or like_sentences < len(filled) / 2:
         return False
-    beginnings = Counter(text[:_PREFIX] for text in filled)
-    return len(filled) < _MANY or beginnings.most_common(1)[0][1] < 0.9 * len(filled)
+    return not _is_same(filled)
+
+
+def _is_same(texts: Sequence[str]) -> bool:
+    """Whether most texts are the same, apart from empty ones."""
+    filled = [text for text in texts if text.strip()]
+    return len(filled) >= _MANY and Counter(filled).most_common(1)[0][1] >= 0.9 * len(filled)
 
 
 def _is_sentence(text: str) -> bool:

@@ -56,7 +56,7 @@ def test_from_two_text_files_to_a_translation(mtrain):
     assert (code, out) == (0, "en-fr.yaml\n")
     assert "train: mine.txt and deren.txt, 300 pairs\nvalidation: 15 of these pairs" in err
     assert f"source: mine.txt (English): {SOURCES[0]}" in err
-    assert err.splitlines()[-1] == "next: mtrain check en-fr.yaml, then mtrain fit en-fr.yaml"
+    assert err.endswith("\nnext:\n  mtrain check en-fr.yaml\n  mtrain fit en-fr.yaml\n")
     assert (load_config(CONFIG).run_dir, train_pairs()) == ("runs/en-fr", PAIRS)
     assert mtrain("check", CONFIG)[0] == 0
     few = ("max_steps=2", "batch_tokens=512", "warmup_steps=1")
@@ -78,9 +78,10 @@ def test_from_two_text_files_to_a_translation(mtrain):
         lambda: [tsv_file()],
         lambda: [tsv_file("a.txt", list(map(str, range(300))), SOURCES, TARGETS, ["0.5"] * 300)],
         lambda: [tsv_file("a.tsv", ["en", *SOURCES], ["fr", *TARGETS])],
+        lambda: [tsv_file("a.tsv", ["target", *TARGETS], ["source", *SOURCES])],
         lambda: [jsonl_file()],
     ],
-    ids=["names", "words", "folders", "tsv", "columns", "header", "jsonl"],
+    ids=["names", "words", "folders", "tsv", "columns", "header", "reversed", "jsonl"],
 )
 def test_all_pairs_are_found(mtrain, make):
     code, _, err = mtrain("init", *make(), "--yes")
@@ -147,6 +148,24 @@ def test_validation_and_test_files(mtrain):
     assert "holdout" in Path("a.yaml").read_text()  # not the test files
     assert mtrain("init", *train, "val.fr", "val.en", "--source-lang", "fr")[0] == 0
     assert load_config("fr-en.yaml").data.validation[0].source == "val.fr"
+
+
+@pytest.mark.parametrize("role", ["validation", "test"])
+def test_a_given_file_is_not_dropped_without_a_word(mtrain, role):
+    for name in ("train", "dev", "test", "other"):
+        tsv_file(f"{name}.tsv")
+    code, _, err = mtrain("init", "train.tsv", "dev.tsv", "test.tsv", f"--{role}", "other.tsv")
+    unused = "dev.tsv" if role == "validation" else "test.tsv"
+    assert code == 2 and f"error: {unused}: not used, because the names say {role}" in one_line(err)
+    assert not CONFIG.exists()
+
+
+def test_a_region_in_an_option_but_not_in_the_name(mtrain):
+    names = text_files("train.en", "train.pt", 20)
+    assert mtrain("init", *names, "--source-lang", "pt-BR", "--yes")[0] == 0
+    data = load_config("pt-BR-en.yaml").data
+    assert (data.source_lang, data.target_lang) == ("pt-BR", "en")
+    assert (data.train[0].source, data.train[0].target) == ("train.pt", "train.en")
 
 
 def test_a_config_is_replaced_only_by_force(mtrain):
@@ -236,6 +255,18 @@ def test_unreadable_lines_are_skipped_by_the_config(mtrain):
             "a and b: both seem to be English",
         ),
         (
+            {"a": b"x\n", "b": b"y\n"},
+            "a b --source-lang pt --target-lang pt-BR",
+            2,
+            "pt and pt-BR are the same language; give two different ones",
+        ),
+        (
+            {"a.tsv": b"7\tHello.\n"},
+            "a.tsv",
+            3,
+            "found 1 among 0, 1; choose with --source-column and --target-column",
+        ),
+        (
             {"a.jsonl": b'{"en": "A b.", "de": "C d.", "fr": "E f."}'},
             "a.jsonl",
             2,
@@ -309,6 +340,8 @@ def answer(arguments, answers):
         (("fr en", "0"), ("fr", "en"), None, True),
         (("French, English", "soon", "-1", "9"), ("fr", "en"), 9, True),
         (("nds-x", "Anglais French", "it de", ""), ("it", "de"), 60, False),
+        (("fr-CA en", ""), ("fr-CA", "en"), 60, True),
+        (("en en-GB", "pt-BR", "en-fr", ""), ("en", "fr"), 60, False),
     ],
 )
 def test_two_questions_for_text_files(answers, languages, minutes, is_exchanged):

@@ -45,6 +45,9 @@ LICENSES = [f"CC-BY 2.0 (France) Attribution: number {number}" for number in IDS
         ((URLS, KEYS, SOURCES, TARGETS, ["0.5"] * len(PAIRS)), [2, 3]),
         ((SOURCES, TARGETS, LICENSES), [0, 1]),
         ((["en"] * len(PAIRS), SOURCES, ["fr"] * len(PAIRS), TARGETS), [1, 3]),
+        (([f"I have {text}" for text in SOURCES], TARGETS), [0, 1]),
+        ((IDS, [f"I have {text}" for text in SOURCES], [f"J'ai {text}" for text in TARGETS]), [1, 2]),
+        ((SOURCES, ["No reference yet"] * len(PAIRS)), [0]),
     ],
 )
 def test_columns_that_contain_sentences(tmp_path, columns, expected):
@@ -124,6 +127,9 @@ def sides(*names: str, languages: str = "") -> list[Side]:
         (sides("a", "b", "c", languages="- de fr"), NONE, NONE, "bc", True),
         (sides("a", "b", "c"), ("c", "a"), NONE, "ca", True),
         (sides("a", "b", "c"), (None, "a"), NONE, "ba", False),
+        (sides("a", "b", languages="en pt"), NONE, ("pt-BR", None), "ba", True),
+        (sides("a", "b", "c", languages="pt en pt-BR"), NONE, ("pt-BR", "en"), "cb", True),
+        (sides("tgt", "src"), NONE, NONE, ("src", "tgt"), True),
         (sides("note", "tgt", "src"), NONE, NONE, ("src", "tgt"), True),
         (sides("note", "tgt", "src"), ("note", None), NONE, ("note", "tgt"), True),
         (sides("a", "b", languages="en de"), ("b", None), (None, "de"), "ba", True),
@@ -132,6 +138,15 @@ def sides(*names: str, languages: str = "") -> list[Side]:
 def test_sides_are_chosen(texts, keys, languages, expected, certain):
     found = choose_sides(texts, keys, languages)
     assert (found.source.key, found.target.key, found.certain) == (*expected, certain)
+
+
+def test_two_files_are_in_the_order_given():
+    files = [side._replace(is_file=True) for side in sides("tgt.txt", "src.txt")]
+    assert choose_sides(files, NONE, NONE).source.name == "tgt.txt"
+
+
+def test_a_language_and_its_variety_are_the_same():
+    assert choose_sides(sides("a", "b", languages="pt pt-BR"), NONE, NONE).languages == NONE
 
 
 def test_columns_that_are_not_there_or_the_same():
