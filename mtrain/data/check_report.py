@@ -102,9 +102,11 @@ def read_findings(folder: Path) -> RecordedFindings | None:
     try:
         record = _RECORD.validate_json(text)
         findings = _FINDINGS.validate_json(text)
-        shapes = [len(counts) for counts in (*findings.lengths, findings.ratios)]
-        if shapes != [len(LENGTH_BINS), len(LENGTH_BINS), len(RATIO_BINS)]:
-            raise ValueError("a histogram has another number of bins")
+        shapes = [(*findings.lengths, LENGTH_BINS), (findings.ratios, RATIO_BINS)]
+        if findings.segmentation is not None:
+            shapes.append((findings.segmentation.tokens_per_word, findings.segmentation.unknown, (0, 1)))
+        if any(len({*map(len, lists)}) > 1 for lists in shapes):
+            raise ValueError("a list has another length")
     except ValueError:
         log.warning("%s: damaged; the report will lack the findings of the data check", file)
         return None

@@ -46,8 +46,9 @@ ins { background: var(--added); text-decoration: underline solid var(--added-lin
 
 
 def html_page(title: str, body: str, style: str = "") -> str:
-    """A complete page. `title` is plain text; `body` is HTML, whose main part is in `<main id="main">`."""
-    return f"""<!DOCTYPE html>
+    """A complete page. `title` is plain text; `body` is HTML, whose main part is in `<main id="main">`. What
+    is not valid in UTF-8, as the bytes of some file names, becomes a question mark."""
+    page = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -61,6 +62,7 @@ def html_page(title: str, body: str, style: str = "") -> str:
 </body>
 </html>
 """
+    return page.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def asset(name: str) -> str:

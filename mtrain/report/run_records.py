@@ -59,6 +59,8 @@ def read_run(folder: Path, name: str) -> RunRecords:
             "training"
         )
     config = read_yaml_file(folder / "config.yaml")
+    if not isinstance(config, dict):
+        raise ModelError(f"{folder}/config.yaml: damaged: it has no keys; restore it")
     lines = list(read_steps(folder / "metrics.jsonl"))
     curves = _curves(lines)
     if not curves:

@@ -76,6 +76,7 @@ def test_the_page_needs_no_network_and_has_a_structure_that_screen_readers_use()
         (["runs/old", "/runs/new"], "/runs/new compared with runs/old"),
         (["/old", "<stdin>"], "&lt;stdin&gt; compared with /old"),
         (["runs/a/b", "runs/a"], "a compared with a/b"),
+        (["caf\udce9.de", "b.de"], "b.de compared with caf?.de"),  # a file name that is not valid UTF-8
     ],
 )
 def test_systems_are_named_without_their_common_folder(names, shown):

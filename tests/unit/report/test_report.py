@@ -164,12 +164,18 @@ def test_more_runs_than_colors_have_other_lines(run_dir, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("change", [{"lengths": [[1], [2]]}, {"sets": 3}, {"warnings": None}, None])
+@pytest.mark.parametrize(
+    "change",
+    [{"lengths": [[1], [2]]}, {"segmentation": {"unknown": [0]}}, {"sets": 3}, {"warnings": None}, None],
+)
 def test_damaged_findings_are_left_out_with_one_warning(run_dir, tmp_path, caplog, change):
     run = shutil.copytree(run_dir, tmp_path / "run")
     file = run / "data/check.json"
     text = file.read_text()
-    file.write_text(text[:-9] if change is None else json.dumps(json.loads(text) | change))
+    record = json.loads(text)
+    for key, value in (change or {}).items():
+        record[key] = {**record[key], **value} if isinstance(value, dict) else value
+    file.write_text(text[:-9] if change is None else json.dumps(record))
     page = report_page([run])
     assert "Not recorded by run: the findings of the data check (check.json)." in page
     [warning] = [record.getMessage() for record in caplog.records]

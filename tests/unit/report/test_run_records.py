@@ -115,6 +115,9 @@ def test_sections_of_the_config_and_test_scores_may_be_damaged(tmp_path):
     for text in ("[]", '{"key": "x", "sets": [{"name": "a"}]}', "{"):
         (folder / "test_scores.json").write_text(text)
         assert read_run(folder, "run").test_scores == []
+    (folder / "config.yaml").write_text("")
+    with pytest.raises(ModelError, match=f"^{folder}/config.yaml: damaged: it has no keys; restore it$"):
+        read_run(folder, "run")
 
 
 def test_what_an_old_run_lacks_is_named(tmp_path):
