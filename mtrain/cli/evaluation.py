@@ -23,7 +23,7 @@ from mtrain.cli.options import (
     Set,
     overrides,
 )
-from mtrain.cli.output import require_writable
+from mtrain.cli.output import is_stream, require_writable
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
 
@@ -153,10 +153,10 @@ def evaluate(
         return
     search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
     inputs = Inputs(model, source, reference or [], hypotheses, compare or [])
-    names = metrics.lower().split(",")
+    names = [name.strip() for name in metrics.lower().split(",")]
     outputs = Outputs(json_, by_length, sentence_scores, html)
     _check_inputs(inputs, outputs, "comet" in names)
-    _check_metrics(metrics, bleu_tokenize, comet, comet_model)
+    _check_metrics(names, bleu_tokenize, comet, comet_model)
     if by_length and names == ["comet"]:
         raise UsageError("--by-length has no effect on --metrics comet; add bleu, or leave it out")
     translating = bool(inputs.models)
@@ -230,6 +230,11 @@ def _check_inputs(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
     files = [path for path in (source, *references, *inputs.systems) if path != model and path is not None]
     for output in (outputs.sentence_scores, outputs.html):
         require_writable(output, [file for file in files if file.exists()])
+    table, page = (
+        None if file is None else file.resolve() for file in (outputs.sentence_scores, outputs.html)
+    )
+    if page is not None and page == table and not is_stream(outputs.html):
+        raise UsageError(f"--html {outputs.html}: --sentence-scores names the same file; give another one")
 
 
 def _check_sources(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
@@ -249,9 +254,9 @@ def _check_sources(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
 
 
 def _check_metrics(
-    metrics: str, bleu_tokenize: str | None, comet: Path | None, comet_model: str | None
+    names: Sequence[str], bleu_tokenize: str | None, comet: Path | None, comet_model: str | None
 ) -> None:
-    names = metrics.lower().split(",")
+    metrics = ",".join(names)
     if bleu_tokenize is not None and "bleu" not in names:
         raise UsageError(f"--bleu-tokenize has no effect on --metrics {metrics}; add bleu, or leave it out")
     for option, value in {"--comet": comet, "--comet-model": comet_model}.items():

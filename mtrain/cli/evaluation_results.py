@@ -130,7 +130,7 @@ def _lines_of(result: _Result) -> Iterable[str]:
 
 
 def _lines_of_comparison(comparison: "MetricComparison") -> Iterable[str]:
-    from mtrain.evaluation.metrics import TITLES
+    from mtrain.evaluation.metrics import named_signature
 
     def p(value: float | None, score: "PairedScore") -> str:
         mark = "*" if score.is_significant(value, comparison.scores[0]) else " "
@@ -143,7 +143,7 @@ def _lines_of_comparison(comparison: "MetricComparison") -> Iterable[str]:
         numbers = f"{each.score:.{digits}f}", f"{each.mean:.{digits}f}", f"± {each.confidence:.{digits}f}"
         rows.append([each.system, *numbers, p(each.bootstrap_p, each), p(each.randomization_p, each)])
     rows[0][0] += " (baseline)"
-    signature = wrap_signature(f"{TITLES[comparison.metric]}|{comparison.signature}", 2)
+    signature = wrap_signature(named_signature(comparison.metric, comparison.signature), 2)
     yield from (f"  {line}" for line in signature.split("\n"))
     yield from format_table(rows, header, indent=4)
 

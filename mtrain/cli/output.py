@@ -49,7 +49,7 @@ def require_writable(path: Path | None, inputs: Sequence[Path | None]) -> None:
     with suppress(OSError):  # stdin may be closed
         read.append(os.fstat(0))
     if path.exists() and any(os.path.samestat(path.stat(), other) for other in read):
-        raise UsageError(f"-o {path}: this file is also an input; give another file")
+        raise UsageError(f"{path}: this file is also an input; give another file")
 
 
 @contextmanager

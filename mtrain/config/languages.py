@@ -92,11 +92,12 @@ def bleu_tokenizer(target_lang: str) -> str:
 
 def make_bleu(tokenizer: str, **options: Any) -> "BLEU":
     """sacreBLEU's BLEU with one of its tokenizers and other options. Raises UsageError if a package that the
-    tokenizer needs is not installed."""
+    tokenizer needs is not installed, or if a file that it needs cannot be downloaded."""
     from sacrebleu.metrics.bleu import BLEU  # here: `mtrain --help` imports this file
 
     try:
         return BLEU(tokenize=tokenizer, **options)
     except (ImportError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise UsageError(f"the BLEU tokenizer {tokenizer} is not installed: {reason}") from None
+        problem = "cannot be downloaded" if isinstance(error, OSError) else "is not installed"
+        raise UsageError(f"the BLEU tokenizer {tokenizer} {problem}: {reason}") from None

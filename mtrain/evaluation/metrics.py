@@ -14,6 +14,12 @@ from mtrain.errors import DataError, UsageError
 TITLES = {"bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER", "comet": "COMET"}
 
 
+def named_signature(metric: str, signature: str) -> str:
+    """A signature after the name that sacreBLEU gives the metric, as in `chrF2|nrefs:1|...`, to be quoted."""
+    names = TITLES | {"chrf": "chrF2", "chrf++": "chrF2++"}
+    return f"{names.get(metric, metric)}|{signature}"
+
+
 class Score(NamedTuple):
     """The score of one metric on one test set."""
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mtrain.evaluation.compare import MetricComparison, PairedScore
 from mtrain.evaluation.differences import mark_differences
-from mtrain.evaluation.metrics import TITLES
+from mtrain.evaluation.metrics import TITLES, named_signature
 from mtrain.report.page import html_differences, html_page, html_table
 
 SHOWN = 1000  # sentences of a comparison at most, so that a browser shows the page at once
@@ -110,8 +110,8 @@ def _score_table(comparison: MetricComparison) -> str:
         "p (boot\u00adstrap)",
         "p (random\u00adization)",
     )
-    signature = f'<p class="muted">{TITLES[comparison.metric]}|{escape(comparison.signature)}</p>'
-    return html_table(TITLES[comparison.metric], columns, rows) + signature
+    signature = escape(named_signature(comparison.metric, comparison.signature))
+    return html_table(TITLES[comparison.metric], columns, rows) + f'<p class="muted">{signature}</p>'
 
 
 def _sentences_of(test: ComparedSet, baseline: str, system: str, key: str) -> Iterator[str]:

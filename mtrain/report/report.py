@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 
 from mtrain.decoding.translate import Translator
-from mtrain.evaluation.metrics import TITLES
+from mtrain.evaluation.metrics import TITLES, named_signature
 from mtrain.report import attention, curves, data_sections
 from mtrain.report.attention import HINT, html_attention, html_positions, position_similarity
 from mtrain.report.curves import chart_place, html_curves
@@ -105,9 +105,7 @@ def _summary(runs: Sequence[RunRecords]) -> str:
         columns = ["run, test set", *(TITLES.get(metric, metric) for metric in metrics)]
         parts.append(html_table("Test sets", columns, rows))
     signatures = {
-        f"{TITLES.get(score.metric, score.metric)}|{score.signature}"
-        for _, test in tests
-        for score in test.scores
+        named_signature(score.metric, score.signature) for _, test in tests for score in test.scores
     }
     parts += [f'<p class="muted">{escape(signature)}</p>' for signature in sorted(signatures)]
     parts += [

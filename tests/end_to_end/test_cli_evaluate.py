@@ -120,6 +120,10 @@ def test_sources_are_read_from_stdin(mtrain, stdin, run_dir, corpus):
         (["m", "--comet", "c"], "--comet has no effect on --metrics bleu,chrf,ter; add comet"),
         (["m", "--comet-model", "c"], "--comet-model has no effect on --metrics bleu,chrf,ter; add comet"),
         (["m", "--html", "x"], "--html has no effect without --compare"),
+        (
+            ["a", "--compare", "/dev/null", "--html", "x", "--sentence-scores", "./x"],
+            "--html x: --sentence-scores names the same file; give another one",
+        ),
         (["/dev/null", "--compare", "/dev/null"], "--compare /dev/null: given twice"),
         (
             ["--hypotheses", "-", "--reference", "b", "--compare", "-"],
@@ -190,7 +194,10 @@ def test_a_comparison_is_written_as_a_page(mtrain, systems):
     code, _, _ = mtrain("evaluate", *files, "--html", "page.html", "--metrics", "chrf")
     page = (systems / "page.html").read_text()
     assert code == 0 and "b compared with a" in page and "Dog number 3" in page
+    assert "chrF2|nrefs:1|bs:1000|" in page  # the name that sacreBLEU gives it
     assert "<b>" not in page and "&lt;b" in page
+    code, _, err = mtrain("evaluate", *files[:6], "--html", "b")
+    assert code == 2 and one_line(err) == "error: b: this file is also an input; give another file"
     code, _, err = mtrain("evaluate", *files[:6], "--html", "src/page.html")
     assert code == 6 and "src/page.html: cannot write: no such folder" in one_line(err)
 
@@ -237,7 +244,7 @@ def test_models_of_different_languages_are_not_compared(mtrain, run_dir, tmp_pat
 
 def test_scores_by_length_and_of_sentences(mtrain, systems):
     files = ["--hypotheses", "a", "--compare", "b", "--reference", "ref", "--source", "src", "--by-length"]
-    job = ["evaluate", *files, "--metrics", "bleu,ter", "--sentence-scores", "scores.tsv"]
+    job = ["evaluate", *files, "--metrics", "BLEU, ter", "--sentence-scores", "scores.tsv"]
     code, out, _ = mtrain(*job)
     assert code == 0 and "by words of the source, b" in out and "    0-10           4" in out
     header, *rows = (line.split("\t") for line in (systems / "scores.tsv").read_text().splitlines())

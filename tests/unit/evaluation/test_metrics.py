@@ -1,5 +1,6 @@
 """Scores and signatures are those of sacreBLEU."""
 
+import os
 import subprocess
 import sys
 
@@ -97,3 +98,11 @@ def test_sentence_scores_are_those_of_sacrebleu():
     rows = list(zip(HYPOTHESES, zip(REFERENCES, OTHERS, strict=True), strict=True))
     for name, sentence_score in theirs.items():
         assert scores[name] == [sentence_score(text, list(others)).score for text, others in rows]
+
+
+def test_a_tokenizer_that_cannot_be_downloaded_is_named(tmp_path):
+    """sacreBLEU reads the name of its folder when it is imported, so this is another process."""
+    code = "from mtrain.evaluation.metrics import make_metrics; make_metrics(['bleu'], tokenize='flores200')"
+    environment = {**os.environ, "SACREBLEU": str(tmp_path), "https_proxy": "http://127.0.0.1:9"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert "UsageError: the BLEU tokenizer flores200 cannot be downloaded: <urlopen error" in result.stderr

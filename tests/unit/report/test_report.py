@@ -126,7 +126,7 @@ def test_recorded_test_scores_are_shown_with_their_signatures(run_dir, tmp_path)
         [test] = score_test_sets(run, translator)
     page = report_page([run])
     assert "run, seen" in page
-    for score, title in zip(test.scores, ("BLEU", "chrF"), strict=True):
+    for score, title in zip(test.scores, ("BLEU", "chrF2"), strict=True):
         assert f"<td>{score.score:.2f}</td>" in page and f"{title}|{score.signature}" in page
 
 
