@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
 from pathlib import Path
@@ -102,7 +102,7 @@ def read_findings(folder: Path) -> RecordedFindings | None:
     try:
         record = _RECORD.validate_json(text)
         findings = _FINDINGS.validate_json(text)
-        shapes = [(*findings.lengths, LENGTH_BINS), (findings.ratios, RATIO_BINS)]
+        shapes: list[tuple[Sized, ...]] = [(*findings.lengths, LENGTH_BINS), (findings.ratios, RATIO_BINS)]
         if findings.segmentation is not None:
             shapes.append((findings.segmentation.tokens_per_word, findings.segmentation.unknown, (0, 1)))
         if any(len({*map(len, lists)}) > 1 for lists in shapes):
