@@ -197,7 +197,7 @@ def test_a_comparison_is_written_as_a_page(mtrain, systems):
     assert "chrF2|nrefs:1|bs:1000|" in page  # the name that sacreBLEU gives it
     assert "<b>" not in page and "&lt;b" in page
     code, _, err = mtrain("evaluate", *files[:6], "--html", "b")
-    assert code == 2 and one_line(err) == "error: b: this file is also an input; give another file"
+    assert code == 2 and one_line(err).startswith("error: b: this file is also an input; give another")
     code, _, err = mtrain("evaluate", *files[:6], "--html", "src/page.html")
     assert code == 6 and "src/page.html: cannot write: no such folder" in one_line(err)
 
