@@ -3,7 +3,6 @@
 import json
 import shlex
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -166,12 +165,12 @@ def clean(
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.data.clean import clean as clean_data
-    from mtrain.data.corpus_files import files_of
+    from mtrain.data.corpus_files import existing_files
     from mtrain.data.same_inputs import check_corpora
 
     data = load_config(config, overrides(set_)).data
     check_corpora(data)
-    inputs = [config, *chain.from_iterable(map(files_of, data.train))]
+    inputs = [config, *existing_files(data)]
     for file in (output, rejected):
         require_writable(file, inputs)
     if output is not None and rejected is not None and output.resolve() == rejected.resolve():

@@ -1,5 +1,7 @@
 """`mtrain init`."""
 
+import math
+import os
 import re
 import shlex
 import sys
@@ -11,7 +13,7 @@ from typer import Argument, Option
 
 from mtrain.cli import terminal
 from mtrain.cli.options import Debug, Quiet
-from mtrain.cli.output import open_stdout, require_writable
+from mtrain.cli.output import open_output, open_stdout, require_writable
 from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -104,6 +106,8 @@ def init(
         mtrain init 1.jsonl 2.jsonl --validation dev.jsonl --max-minutes 600 --yes
     """
     terminal.start_logging(quiet, debug)
+    if max_minutes is not None and not math.isfinite(max_minutes):
+        raise UsageError(f"--max-minutes {max_minutes}: must be a finite number; 0 means no limit")
     from mtrain.cli.init_answers import Given
     from mtrain.data.inspect_files import require_files
 
@@ -116,7 +120,7 @@ def init(
         _require_new(output, force, inputs)
     starter = _inspect(names, given, quiet)
     file = output or Path(f"{starter.source_lang}-{starter.target_lang}.yaml")
-    _require_new(file, force, inputs)
+    _require_new(file, force, [*inputs, *_files_of(starter)])
     _write(starter._replace(file=shlex.quote(str(file)), run_dir=_new_run_dir(file)), file)
 
 
@@ -132,12 +136,28 @@ def _code(option: str, language: str | None) -> str | None:
 
 def _require_new(file: Path, force: bool, inputs: Sequence[Path]) -> None:
     """Raise UsageError if a config exists and must not be replaced, or cannot be at its path."""
+    if not str(file).isprintable():
+        raise UsageError(
+            f"{file}: the name of a config must be printable Unicode text; give another one with -o"
+        )
     require_writable(file, inputs)
-    if file.exists() and not (force and file.is_file()):
+    if os.path.lexists(file) and not (force and file.is_file()):
         kind = "already exists; give another file with -o, or replace it with --force"
         raise UsageError(
             f"{file}: {kind if file.is_file() else 'not a regular file; give another one with -o'}"
         )
+
+
+def _files_of(starter: "Starter") -> list[Path]:
+    """The files that a config names, which may have been found beside those that were given."""
+    specs = [spec for spec, _ in (*starter.train, *starter.validation, *starter.test.values())]
+    names = [
+        str(spec[key])
+        for spec in specs
+        for key in ("source", "target", "tsv", "jsonl", "parquet")
+        if key in spec
+    ]
+    return [path for path in map(Path, names) if path.exists()]
 
 
 def _new_run_dir(config: Path) -> str:
@@ -200,11 +220,11 @@ def _write(starter: "Starter", file: Path) -> None:
     from mtrain.config.schema import Config
     from mtrain.config.starter import write_starter
     from mtrain.config.yaml_io import parse_yaml
-    from mtrain.storage.atomic import write_atomically
 
     text = write_starter(starter)
     validate(Config, parse_yaml(text), str(file))
-    write_atomically(file, text)
+    with open_output(file) as config:
+        config.write(text)
     with open_stdout() as out:
         print(file, file=out)
     terminal.suggest("next", f"mtrain check {starter.file}", f"mtrain fit {starter.file}")

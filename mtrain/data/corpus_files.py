@@ -3,6 +3,7 @@
 import glob
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from mtrain.config.corpora import (
     ToyCorpus,
     TsvCorpus,
 )
+from mtrain.config.data import DataConfig
 from mtrain.data.sacrebleu_sets import sacrebleu_files
 from mtrain.errors import DataError
 
@@ -39,6 +41,18 @@ def files_of(corpus: Corpus) -> list[Path]:
         if not file.is_file():
             raise DataError(f"{file}: {'not a file' if file.exists() else 'no such file'}")
     return files
+
+
+def existing_files(data: DataConfig) -> list[Path]:
+    """The local files that the corpora and test sets of a config name, as far as they exist."""
+    validation = data.validation if isinstance(data.validation, list) else []
+    files: list[Path] = []
+    for corpus in (*data.train, *validation, *data.test.values()):
+        if isinstance(corpus, SacrebleuCorpus):  # may have to be downloaded
+            continue
+        with suppress(DataError):
+            files += chain(files_of(corpus), *further_references(corpus))
+    return [file for file in files if file.exists()]
 
 
 def further_references(corpus: Corpus) -> list[list[Path]]:

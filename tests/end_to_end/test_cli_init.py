@@ -185,6 +185,30 @@ def test_a_config_is_replaced_only_by_force(mtrain):
     assert Path(names[0]).read_text().startswith(SOURCES[0])
 
 
+def test_files_that_init_finds_and_links_are_not_replaced(mtrain):
+    names = text_files("train.en", "train.fr")
+    before = Path(text_files("val.en", "val.fr")[0]).read_text()
+    code, _, err = mtrain("init", *names, "-o", "val.en", "--force")
+    assert code == 2 and "val.en: this file is also an input" in err
+    assert Path("val.en").read_text() == before
+    Path("dangling.yaml").symlink_to("nowhere.yaml")
+    assert mtrain("init", *names, "-o", "dangling.yaml")[0] == 2
+    Path("file.yaml").write_text("old")
+    Path("link.yaml").symlink_to("file.yaml")
+    Path("file.yaml").chmod(0o600)
+    Path(".link.yaml.tmp").write_text("precious")
+    assert mtrain("init", *names, "-o", "link.yaml", "--force")[0] == 0
+    assert Path("link.yaml").is_symlink() and load_config(Path("file.yaml")).data.source_lang == "en"
+    assert Path("file.yaml").stat().st_mode & 0o777 == 0o600
+    assert Path(".link.yaml.tmp").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["a\nb.yaml", "a\udcff.yaml"])
+def test_names_that_a_config_cannot_have(mtrain, name):
+    code, _, err = mtrain("init", *text_files(), "-o", name)
+    assert code == 2 and "the name of a config must be printable Unicode text" in one_line(err)
+
+
 def test_unreadable_lines_are_skipped_by_the_config(mtrain):
     lines = [f"{pair.source}\t{pair.target}" for pair in PAIRS]
     write(Path("corpus.tsv"), [*lines, "bad"])
@@ -241,6 +265,7 @@ def test_unreadable_lines_are_skipped_by_the_config(mtrain):
             2,
             "a and b: the languages are not known; give --source-lang and --target-lang",
         ),
+        ({"a": b"x", "b": b"y"}, "a b --max-minutes inf", 2, "--max-minutes inf: must be a finite number"),
         ({"a": b"x", "b": b"y"}, "a b --target-lang d.e", 2, "--target-lang d.e: give a code such as en"),
         (
             {"a": b"x\n", "b": b"x\n"},

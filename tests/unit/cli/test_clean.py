@@ -94,15 +94,18 @@ def test_if_no_pair_is_left_nothing_is_written(clean, tmp_path):
         ((), None, "data.filters has no rule; give some"),
         (("--rejected", "{tmp}/out.tsv"), FILTERS, "out.tsv: is given for both -o and --rejected"),
         (("--rejected", "{tmp}/t.tsv"), FILTERS, "t.tsv: this file is also an input"),
+        (("--rejected", "{tmp}/val.tsv"), FILTERS, "val.tsv: this file is also an input"),
+        (("--rejected", "{tmp}/test.so"), FILTERS, "test.so: this file is also an input"),
         ((), {"max_ratio": 0.5}, "data.filters.max_ratio: expected a number"),
         ((), {"min_word": 1}, "unknown key 'min_word'; did you mean 'min_words'?"),
         ((), {"min_score": {"column": "s", "value": 1}}, "column s needs jsonl, parquet or hub corpora"),
     ],
 )
 def test_mistakes(clean, tmp_path, arguments, filters, message):
-    train = {"tsv": write(tmp_path / "t.tsv", "a\tb\n")}
+    train, val = ({"tsv": write(tmp_path / name, "a\tb\n")} for name in ("t.tsv", "val.tsv"))
+    test = {"x": {side: write(tmp_path / f"test.{side[:2]}", "a\n") for side in ("source", "target")}}
     arguments = [argument.format(tmp=tmp_path) for argument in arguments]
-    code, _, err, kept = clean(train, *arguments, filters=filters)
+    code, _, err, kept = clean(train, *arguments, filters=filters, validation=val, test=test)
     assert code == 2 and message in one_line(err) and kept is None
 
 
