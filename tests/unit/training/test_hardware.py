@@ -16,14 +16,11 @@ def test_the_documentation_states_the_numbers():
         memory = f"{gpu.memory / 1e9:.0f} GB | {gpu.bandwidth / 1e12:.3g} TB/s"
         assert f"{rates} | {memory} | {gpu.nvlink / 1e9:.0f} GB/s" in section
     core = find_hardware("cpu")  # tests use one thread
-    shares = (
+    for stated in (
         f"{hardware.UTILIZATION:.0%} of the peak FLOP/s",
         f"{hardware.BANDWIDTH_UTILIZATION:.0%} of the peak",
-    )
-    for stated in (
-        *(share.replace("%", " %") for share in shares),
         f"{hardware.LAUNCH_SECONDS * 1e6:.0f} us for each operation",
-        f"{1 - hardware.GPU_MEMORY_SHARE:.0%} of the memory".replace("%", " %"),
+        f"{1 - hardware.GPU_MEMORY_SHARE:.0%} of the memory",
         f"{ETHERNET.bandwidth * 8 / 1e9:.0f} Gbit/s",
         f"{core.fp32_flops / 1e9:.0f} GFLOP/s and {core.bandwidth / 1e9:.0f} GB/s for each core",
     ):
