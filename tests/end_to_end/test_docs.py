@@ -89,7 +89,7 @@ def test_recipes_state_the_numbers_of_the_automatic_recipe():
         ),
         f"from {recipe.choose_batch(1):,} to {recipe.choose_batch(1e15):,}",
         f"{rate:.3f} / `model.d_model`",
-        f"{100 * recipe.WARMUP:.0f} % of the steps",
+        f"{recipe.WARMUP:.0%} of the steps",
         f"{recipe.dropout(10)} for 10 epochs, {doubling:.2f} more for each doubling",
         f"{low} to {high} validations",
         f"{recipe.TOKENS_PER_PAIR} target tokens per pair",
