@@ -213,7 +213,7 @@ def _license(model: Description) -> str:
         "at the top of this file, and replace this section."
     )
     if originals := _originals(model.info.origin):
-        text += f" The licenses of {', '.join(f'`{_code(name)}`' for name in originals)} apply, too."
+        text += f" The licenses of {', '.join(f'`{_code(name)}`' for name in originals)} also apply."
     return text
 
 

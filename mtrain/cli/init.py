@@ -209,7 +209,7 @@ def _roles(names: Sequence[Sequence[str]], kind: "Kind") -> "Roles":
             unused = ", ".join(name for group in found for name in group.files)
             raise UsageError(
                 f"{unused}: not used, because the names say {role} and --{role} gives other files; give "
-                f"these with --{role}, too, or leave them out"
+                f"these with --{role} as well, or leave them out"
             )
     return Roles(own.train, validation or own.validation, test or own.test)
 

@@ -30,7 +30,7 @@ def holdout_size(pairs: int) -> int:
 
 
 def write_starter(starter: Starter) -> str:
-    """The text of a config. Removing the `#` before a key that is commented out gives a valid config, too."""
+    """The text of a config. Removing the `#` before a key that is commented out also gives a valid config."""
     source, target = language_name(starter.source_lang), language_name(starter.target_lang)
     presets = ", ".join(name for name in PRESETS if "_" not in name)
     minutes = starter.max_minutes

@@ -120,7 +120,7 @@ def _keep_card(old: Path, new: Path) -> None:
         return
     if is_unedited(new):
         new.unlink()
-    elif os.path.lexists(new):  # edited before an interrupted `write_folder` went on
+    elif os.path.lexists(new):  # edited before an interrupted `write_folder` resumed
         new = _free_name(new.with_name(f"{new.name}.old"))
     old.rename(new)
 

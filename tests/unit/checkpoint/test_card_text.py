@@ -123,7 +123,7 @@ def test_datasets_and_models_of_the_hub_are_named_in_the_metadata(model_copy):
         data = ModelCard(text).data
         assert data.datasets == ["wmt/wmt14"] and data.base_model == ["Helsinki-NLP/opus-mt-en-de"]
         assert f"It was {words} [mtrain]" in text
-        assert "The licenses of `Helsinki-NLP/opus-mt-en-de` apply, too." in text
+        assert "The licenses of `Helsinki-NLP/opus-mt-en-de` also apply." in text
 
 
 def test_a_fine_tuned_model_names_the_model_that_it_started_from(run_dir, raw_config, tmp_path):

@@ -172,7 +172,7 @@ def test_imported_and_averaged_models_say_what_they_were_made_from(mtrain, impor
     assert "converted from `opus` by [mtrain]" in (imported / "README.md").read_text()
     card = card_of(tmp_path / "mean")
     assert "made by averaging the weights of `imported`, `imported`" in card.text
-    assert "The licenses of `opus` apply, too." in card.text and card.data.base_model is None
+    assert "The licenses of `opus` also apply." in card.text and card.data.base_model is None
 
 
 @pytest.mark.parametrize(
