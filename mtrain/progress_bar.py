@@ -82,6 +82,10 @@ class Bar(tqdm):  # type: ignore[type-arg]
         return super().display(msg, pos)
 
 
+# tqdm's own lock is shared with forked processes, one of which may be killed while it holds the lock.
+Bar.set_lock(threading.RLock())
+
+
 class ProgressBar:
     """A bar with the number of items, the speed and the remaining time. Where there is no bar, a message is
     logged every so often."""
