@@ -50,7 +50,7 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
         return
     store = RankStore(launch)
     with store.answering():
-        try:  # from here on, the other ranks are told what fails
+        try:  # from here on, a failure is reported to the other ranks
             yield ManyRanks(resolve_device(_name_device(device, launch)), launch, store)
         except BaseException as error:
             store.report_end(error)

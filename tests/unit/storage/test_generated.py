@@ -1,4 +1,4 @@
-"""A generated text file is told apart from an edited one, whatever the edit."""
+"""Generated text files are distinguished from edited ones, whatever the edit."""
 
 import os
 
