@@ -19,9 +19,9 @@ from mtrain.errors import UsageError
 if TYPE_CHECKING:
     from mtrain.cli.init_answers import Given
     from mtrain.config.starter import Starter
-    from mtrain.data.file_groups import Roles
-    from mtrain.data.inspect_corpora import InspectedCorpus
-    from mtrain.data.inspect_files import Kind
+    from mtrain.inspection.corpora import InspectedCorpus
+    from mtrain.inspection.file_groups import Roles
+    from mtrain.inspection.files import Kind
 
 CONTENTS, CONFIG = "Contents of the files", "Config"  # groups of options
 
@@ -109,7 +109,7 @@ def init(
     if max_minutes is not None and not math.isfinite(max_minutes):
         raise UsageError(f"--max-minutes {max_minutes}: must be a finite number; 0 means no limit")
     from mtrain.cli.init_answers import Given
-    from mtrain.data.inspect_files import require_files
+    from mtrain.inspection.files import require_files
 
     codes = _code("--source-lang", source_lang), _code("--target-lang", target_lang)
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
@@ -173,9 +173,9 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given", quiet: bool) -> "St
     file name and run folder yet."""
     from mtrain.cli.init_answers import settle_languages, settle_minutes, settle_sides, show_corpora
     from mtrain.config.starter import Starter
-    from mtrain.data.file_groups import find_siblings, names_of_test_sets
-    from mtrain.data.inspect_corpora import inspect_corpora, spec_of
-    from mtrain.data.inspect_files import kind_of, sides_of
+    from mtrain.inspection.corpora import inspect_corpora, spec_of
+    from mtrain.inspection.file_groups import find_siblings, names_of_test_sets
+    from mtrain.inspection.files import kind_of, sides_of
 
     kind = kind_of(names[0], [*names[1], *names[2]])
     if kind == "text" and any(given.columns):
@@ -199,8 +199,8 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given", quiet: bool) -> "St
 def _roles(names: Sequence[Sequence[str]], kind: "Kind") -> "Roles":
     """What the files are for: as the options say, or else as their names say. Raises UsageError if some would
     not be used."""
-    from mtrain.data.file_groups import Roles, divide_by_role
-    from mtrain.data.inspect_files import groups_of
+    from mtrain.inspection.file_groups import Roles, divide_by_role
+    from mtrain.inspection.files import groups_of
 
     files, validation, test = (groups_of(group, kind) if group else [] for group in names)
     own = divide_by_role(files)

@@ -10,10 +10,10 @@ from mtrain.cli.terminal import escape_control_characters, require_unicode
 from mtrain.config.language_names import find_language, language_name
 from mtrain.config.languages import is_same_language
 from mtrain.config.starter import holdout_size
-from mtrain.data.choose_sides import Side, Sides, choose_sides
 from mtrain.data.identify_language import EXTRA, can_identify
-from mtrain.data.inspect_corpora import Inspected
 from mtrain.errors import MtrainError, UsageError
+from mtrain.inspection.choose_sides import Side, Sides, choose_sides
+from mtrain.inspection.corpora import Inspected
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ ORDER = [
     ["config", "storage"],
     ["tokenizer"],
     ["data", "model"],
-    ["checkpoint"],
+    ["checkpoint", "inspection"],
     ["decoding"],
     ["evaluation"],
     ["interop"],

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mtrain.data.choose_sides import Side, choose_sides, with_languages
 from mtrain.data.identify_language import identify_language
-from mtrain.data.table_columns import read_table, text_columns
 from mtrain.data.toy import toy_pairs
 from mtrain.errors import DataError, UsageError
+from mtrain.inspection.choose_sides import Side, choose_sides, with_languages
+from mtrain.inspection.table_columns import read_table, text_columns
 from tests.support.corpora import write
 
 NONE = (None, None)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from mtrain.config.language_names import find_language, languages_in, words_of
 from mtrain.config.languages import base_language, is_same_language
 from mtrain.data.identify_language import Identified, identify_language
-from mtrain.data.table_columns import SOURCE_WORDS, TARGET_WORDS
 from mtrain.errors import UsageError
+from mtrain.inspection.table_columns import SOURCE_WORDS, TARGET_WORDS
 
 
 class Side(NamedTuple):

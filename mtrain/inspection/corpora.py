@@ -10,14 +10,14 @@ from pydantic import TypeAdapter
 from mtrain.config.corpora import Corpus, ParquetCorpus
 from mtrain.data import Pair
 from mtrain.data.block_check import usable_pairs
-from mtrain.data.choose_sides import Side, Sides
 from mtrain.data.corpus import parse_block
 from mtrain.data.corpus_files import expand, files_of
-from mtrain.data.file_groups import Group, Roles
-from mtrain.data.inspect_files import Kind
 from mtrain.data.raw_blocks import read_blocks
-from mtrain.data.table_columns import read_table
 from mtrain.errors import DataError
+from mtrain.inspection.choose_sides import Side, Sides
+from mtrain.inspection.file_groups import Group, Roles
+from mtrain.inspection.files import Kind
+from mtrain.inspection.table_columns import read_table
 from mtrain.progress_bar import ProgressBar
 
 log = logging.getLogger(__name__)

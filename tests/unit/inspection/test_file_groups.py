@@ -4,8 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.data.file_groups import Group, divide_by_role, find_siblings, group_text_files, names_of_test_sets
 from mtrain.errors import DataError, UsageError
+from mtrain.inspection.file_groups import (
+    Group,
+    divide_by_role,
+    find_siblings,
+    group_text_files,
+    names_of_test_sets,
+)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from mtrain.config.language_names import find_language, languages_in, words_of
 from mtrain.data.lines import read_lines
 from mtrain.errors import DataError
 
-Kind = Literal["tsv", "jsonl", "parquet"]
+TableKind = Literal["tsv", "jsonl", "parquet"]
 SAMPLE = 1000  # rows
 SOURCE_WORDS = frozenset({"source", "src", "input", "original"})
 TARGET_WORDS = frozenset({"target", "tgt", "trg", "translation", "output", "reference", "ref"})
@@ -37,7 +37,7 @@ class Table(NamedTuple):
     header: bool = False
 
 
-def read_table(file: Path, kind: Kind) -> Table:
+def read_table(file: Path, kind: TableKind) -> Table:
     """The columns in the first rows of a file. Raises DataError if it is empty or cannot be read."""
     if kind == "tsv":
         return _tsv_columns(file)

@@ -7,12 +7,12 @@ from typing import Literal
 
 from mtrain.config.language_names import languages_in, words_of
 from mtrain.data import COMPRESSION
-from mtrain.data.choose_sides import Side, with_languages
 from mtrain.data.corpus_files import expand
-from mtrain.data.file_groups import Group, group_text_files
 from mtrain.data.lines import read_lines
-from mtrain.data.table_columns import SAMPLE, read_table, text_columns
 from mtrain.errors import DataError, UsageError
+from mtrain.inspection.choose_sides import Side, with_languages
+from mtrain.inspection.file_groups import Group, group_text_files
+from mtrain.inspection.table_columns import SAMPLE, read_table, text_columns
 
 Kind = Literal["text", "tsv", "jsonl", "parquet"]
 _KINDS: dict[str, Kind] = {

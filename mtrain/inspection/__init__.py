@@ -1,0 +1,1 @@
+"""What files of sentences contain, for `mtrain init`: kinds, columns, languages, source and target, roles."""
