@@ -90,11 +90,11 @@ class ProgressBar:
     """A bar with the number of items, the speed and the remaining time. Where there is no bar, a message is
     logged every so often."""
 
-    def __init__(self, done: str, unit: str, total: int | None = None, quiet: bool = False):
+    def __init__(self, done: str, unit: str, total: int | None = None, hidden: bool = False):
         """`done` says what was done, as in "encoded 10 of 20 pairs", whose `unit` is "pairs". Without a
-        `total`, the remaining time is unknown. `quiet` disables the bar."""
+        `total`, the remaining time is unknown. A `hidden` one only logs."""
         self._done, self._unit, self._total, self._about = done, unit, total, ""
-        self._bar = Bar(done, unit, total, disable=quiet)
+        self._bar = Bar(done, unit, total, disable=hidden)
         self._start = self._logged = time.monotonic()
         self.count, self._before, self._tokens = 0, 0, 0
 

@@ -91,7 +91,7 @@ def seconds_of(learner: Learner, steps: Sequence[Step], alone: bool) -> float:
 
 def measure_wrapping(config: Path, options: argparse.Namespace) -> list[float]:
     """The seconds of a step of one process, without DDP, and with DDP that has no other process."""
-    trainer = make_trainer(load_config(config), device="cpu", quiet=True)
+    trainer = make_trainer(load_config(config), device="cpu")
     steps = list(islice(trainer.steps(), options.steps))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     wrapped = ParallelLearner(copy.deepcopy(trainer.model), trainer.recipe, Ranks(trainer.device))
@@ -107,7 +107,7 @@ def measure_wrapping(config: Path, options: argparse.Namespace) -> list[float]:
 def measure_ranks(config: Path, options: argparse.Namespace, ranks: Ranks) -> list[float]:
     """The seconds of a step of rank 0 alone, of both ranks at once without communication, and of both ranks
     together; the target tokens of all ranks relative to those of rank 0; the seconds of an exchange."""
-    trainer = make_trainer(load_config(config), device="cpu", quiet=True, ranks=ranks)
+    trainer = make_trainer(load_config(config), device="cpu", ranks=ranks)
     plain = Learner(copy.deepcopy(trainer.model), trainer.recipe)
     steps = list(islice(trainer.steps(), options.steps))
 

@@ -42,9 +42,7 @@ def check(
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))
     check_corpora(loaded.data)
-    scanner = CorpusScanner(
-        RawFiles(loaded.data), loaded.seed, check=True, strict=False, quiet=quiet, for_tokenizer=False
-    )
+    scanner = CorpusScanner(RawFiles(loaded.data), loaded.seed, check=True, strict=False, for_tokenizer=False)
     loaded, _ = resolve_config(loaded, scanner)
     findings = check_data(loaded.data, existing_tokenizer(loaded), scanner)
     bad_lines = loaded.data.bad_lines
@@ -124,7 +122,7 @@ def prepare(
     from mtrain.training.prepare import prepare as prepare_data
 
     given = [*(set_ or []), *["data.check=false"] * no_check]
-    folder = prepare_data(load_config(config, overrides(given, run_dir=run_dir)), workers, quiet)
+    folder = prepare_data(load_config(config, overrides(given, run_dir=run_dir)), workers)
     with open_stdout() as out:
         print(folder, file=out)
     terminal.suggest("data saved; next", fit_command(config, run_dir, set_))
@@ -178,7 +176,7 @@ def clean(
     with ExitStack() as stack:
         out = stack.enter_context(open_output(output))
         other = None if rejected is None else stack.enter_context(open_output(rejected))
-        clean_data(data, out, other, workers, quiet or is_on_screen(output))
+        clean_data(data, out, other, workers, shows_progress=not is_on_screen(output))
     terminal.suggest("next", fit_command(config, None, set_))
 
 

@@ -46,7 +46,7 @@ def demo(
 
     with as_file(files("mtrain.cli") / CONFIG) as file:
         config = load_config(file, overrides(set_, run_dir=run_dir))
-    fit(config, device=device, quiet=quiet)
+    fit(config, device=device)
     run = Path(config.run_dir)
     translator = load_translator(run, device, ())
     with open_stdout() as out:

@@ -118,7 +118,7 @@ def init(
     inputs = require_files(name for group in names for name in group)
     if output is not None:
         _require_new(output, force, inputs)
-    starter = _inspect(names, given, quiet)
+    starter = _inspect(names, given)
     file = output or Path(f"{starter.source_lang}-{starter.target_lang}.yaml")
     _require_new(file, force, [*inputs, *_files_of(starter)])
     _write(starter._replace(file=shlex.quote(str(file)), run_dir=_new_run_dir(file)), file)
@@ -168,7 +168,7 @@ def _new_run_dir(config: Path) -> str:
     return str(folder)
 
 
-def _inspect(names: Sequence[Sequence[str]], given: "Given", quiet: bool) -> "Starter":
+def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "Starter":
     """Inspect the files for training, validation and test, and ask what they do not tell. The result has no
     file name and run folder yet."""
     from mtrain.cli.init_answers import settle_languages, settle_minutes, settle_sides, show_corpora
@@ -182,7 +182,7 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given", quiet: bool) -> "St
         raise UsageError("--source-column and --target-column are for TSV, JSONL and Parquet files")
     roles = _roles(names, kind)
     sides = settle_sides(sides_of(roles.train[0], kind, given.columns), given)
-    found = inspect_corpora(roles, find_siblings(roles.train[0]), kind, sides, quiet)
+    found = inspect_corpora(roles, find_siblings(roles.train[0]), kind, sides)
     show_corpora(found, sides)
     (source, target), sides = settle_languages(sides, given)
     minutes = settle_minutes(given)

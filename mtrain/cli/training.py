@@ -54,7 +54,7 @@ def fit(
     loaded = load_config(config, overrides(given, run_dir=run_dir))
     from mtrain.training.fit import fit as fit_model
 
-    fit_model(loaded, resume, device, quiet, allow_data_change)
+    fit_model(loaded, resume, device, allow_data_change)
     if loaded.data.test and read_launch().rank == 0:
         _print_test_scores(Path(loaded.run_dir), device)
     run = shlex.quote(loaded.run_dir)
@@ -110,7 +110,7 @@ def plan(
     from mtrain.training.plan import plan as make_plan
     from mtrain.training.plan_report import plan_notes, plan_rows
 
-    found = make_plan(loaded, hardware, devices, price, quiet)
+    found = make_plan(loaded, hardware, devices, price)
     with open_stdout() as out:
         if json_:
             print(json.dumps(found.to_json(), indent=1), file=out)

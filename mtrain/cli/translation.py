@@ -187,7 +187,7 @@ def translate(
             return
         form = Format(n_best, scores, alignments, json_)
         files = input_file, output_file, prefix
-        translator.lead(ranks, lambda: write_translations(translator, typed, *files, form, continue_, quiet))
+        translator.lead(ranks, lambda: write_translations(translator, typed, *files, form, continue_))
         if attention is not None and is_first:
             prefixes = None if prefix is None else terminal.read_lines(prefix)
             write_attention(translator, typed, prefixes, str(model), attention)

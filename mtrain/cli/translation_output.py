@@ -90,7 +90,6 @@ def write_translations(
     prefix: Path | None,
     form: Format,
     continue_: bool,
-    quiet: bool,
 ) -> None:
     """Translate the typed sentences, or a file or stdin, and write the results to stdout or a file. A file is
     written so that `--continue` can resume it."""
@@ -100,7 +99,7 @@ def write_translations(
     if prefix is not None and total is not None:
         _check_prefixes(prefix, total)
     lines = iter(typed) if typed else terminal.read_lines(input_file or Path("-"))
-    hidden = quiet or bool(typed) or is_on_screen(output_file)
+    hidden = bool(typed) or is_on_screen(output_file)
     with ProgressBar("translated", "lines", total, hidden) as progress:
         job = Job(translator, prefix, form, progress)
         if output_file is None or is_stream(output_file):

@@ -41,7 +41,7 @@ class Cleaned:
 
 
 def clean(
-    data: DataConfig, out: IO[str], rejected: IO[str] | None, workers: int | None, quiet: bool
+    data: DataConfig, out: IO[str], rejected: IO[str] | None, workers: int | None, shows_progress: bool
 ) -> Cleaned:
     """Write each training pair that the filters keep to `out`: source, target, and further columns of TSV.
     Write the others to `rejected`, after the reason. The order is that of the corpora.
@@ -54,11 +54,11 @@ def clean(
         raise UsageError("data.filters has no rule; give some, such as {max_ratio: 3}")
     if isinstance(data.validation, Holdout):  # otherwise, pairs would be drawn
         data = data.model_copy(update={"validation": [ToyCorpus(toy="validation")]})
-    scanner = CorpusScanner(RawFiles(data), seed=0, workers=workers, quiet=quiet, for_tokenizer=False)
+    scanner = CorpusScanner(RawFiles(data), seed=0, workers=workers, for_tokenizer=False)
     rejections = scanner.result.rejections
     assert rejections is not None, "there are filters"
     result = Cleaned(sum(rejections.sizes), rejections.counts())
-    with ProgressBar("clean: written", "pairs", result.pairs, quiet) as progress:
+    with ProgressBar("clean: written", "pairs", result.pairs, not shows_progress) as progress:
         for index, corpus in enumerate(data.train):
             for raw in read_blocks(corpus):
                 codes = rejections.of_pairs(index, raw.first, raw.end.first)

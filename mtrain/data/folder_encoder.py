@@ -41,7 +41,6 @@ class FolderEncoder(NamedTuple):
     scanner: CorpusScanner
     inputs: Inputs
     workers: int | None
-    quiet: bool
 
     def encode(self, previous: Summary) -> Summary:
         """Encode, and return the summary of the complete folder. `previous` is the summary of the folder so
@@ -173,7 +172,7 @@ class FolderEncoder(NamedTuple):
         writer = ShardWriter(self.scanner, encoder, self.folder, *inputs)
         pairs = summary["pairs"]
         count = self.workers or (count_cores() if pairs >= SHARD else 1)  # starting a process takes a second
-        return writer.write(pairs, count, self.quiet)
+        return writer.write(pairs, count)
 
 
 def _describe_shards(folder: Path, corpora: int, infos: Sequence[ShardInfo]) -> Summary:

@@ -42,7 +42,6 @@ def make_scanner(
     seed: int,
     check: bool = False,
     workers: int | None = None,
-    quiet: bool = True,
     for_tokenizer: bool = True,
 ) -> CorpusScanner:
     """A scanner of the corpora of a run, which does not read what the data folder contains already. The
@@ -53,7 +52,7 @@ def make_scanner(
         seed = inputs.seed
     missing, folders = hashes_of_missing(data, summary), (folder, run_dir / "data")
     files = RawFiles(data, folders, missing)
-    return CorpusScanner(files, seed, run_dir, check, True, workers, quiet, for_tokenizer)
+    return CorpusScanner(files, seed, run_dir, check, True, workers, for_tokenizer)
 
 
 def prepare_data(
@@ -64,7 +63,6 @@ def prepare_data(
     expected: str | None = None,
     scanner: CorpusScanner | None = None,
     workers: int | None = None,
-    quiet: bool = False,
     run_dir: Path | None = None,
 ) -> PreparedData:
     """Encode the corpora into `folder`, or reuse its contents if none of their inputs has changed. An
@@ -94,7 +92,7 @@ def prepare_data(
             f"{folder}: the corpus or the tokenizer changed since the checkpoints of this run were written; "
             "restore it, resume with `mtrain fit --allow-data-change`, or start another run with --run-dir"
         )
-    encoder = FolderEncoder(data, tokenizer, folder, scanner, inputs, workers, quiet)
+    encoder = FolderEncoder(data, tokenizer, folder, scanner, inputs, workers)
     if folder_inputs != inputs or not summary.get("complete"):
         summary = encoder.encode(summary)
     buckets, suspects = _buckets_to_verify(summary, data.window_pairs), read_suspects(run_dir)

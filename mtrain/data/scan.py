@@ -61,17 +61,16 @@ class CorpusScanner:
         check: bool = False,
         strict: bool = True,
         workers: int | None = None,
-        quiet: bool = True,
         for_tokenizer: bool = True,
     ):
         """With `check`, the data is also checked. With `strict`, an unreadable pair is an error, unless
         `data.bad_lines` is `skip`. Temporary files are written to `folder`. The result does not depend on
         the number of `workers`, the processes that scan the text; None is one for each core if the corpora
-        are large. `quiet` disables the progress bar. Without `for_tokenizer`, the sample of the text is only
+        are large. Without `for_tokenizer`, the sample of the text is only
         large enough for a check."""
         self.files, self.data, self.seed = files, files.data, seed
         self._folder, self._check, self._strict = folder, check, strict
-        self._workers, self._quiet, self._for_tokenizer = workers, quiet, for_tokenizer
+        self._workers, self._for_tokenizer = workers, for_tokenizer
 
     @cached_property
     def result(self) -> ScanResult:
@@ -91,7 +90,7 @@ class CorpusScanner:
         scanner = BlockScanner(data, self.seed, self._strict, held_out, block_check)
         tasks = (ScanTask(i, raw, text.threshold, holdout.max_digest) for i, raw in chain(first, blocks))
         size, read = _size_of_text(data.train), 0
-        with ProgressBar("data: read", "pairs", quiet=self._quiet) as progress:
+        with ProgressBar("data: read", "pairs") as progress:
             for task, block in scan_all(scanner, tasks, workers):
                 read += task.raw.size
                 progress.add(block.pairs, share=read / size if size else None)

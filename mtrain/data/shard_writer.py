@@ -39,14 +39,14 @@ class ShardWriter:
         self._infos: dict[int, ShardInfo] = {}
         self._existed = 0  # readable pairs of shards that were kept
 
-    def write(self, pairs: int, workers: int = 1, quiet: bool = False) -> list[ShardInfo]:
+    def write(self, pairs: int, workers: int = 1) -> list[ShardInfo]:
         """Write all missing shards, and return what describes each shard.
 
-        `pairs` is the number of readable pairs of all corpora, for the progress bar, which `quiet` disables.
+        `pairs` is the number of readable pairs of all corpora, for the progress bar.
         Raises DataError if a corpus has changed since it was scanned, and no shard of other text is written,
         or if a replaced shard would change; StorageError if a shard cannot be written.
         """
-        with ProgressBar("data: encoded", "pairs", pairs, quiet) as progress:
+        with ProgressBar("data: encoded", "pairs", pairs) as progress:
             blocks: list[EncodedBlock] = []
             for task, block in encode_all(self._encoder, self._missing(by_range=workers > 1), workers):
                 blocks.append(block)

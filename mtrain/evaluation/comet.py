@@ -84,9 +84,8 @@ class CometProcess:
         """The score of each sentence. Raises StorageError if the process fails or answers something else."""
         process = self._process or self._start()
         rows = list(zip(sources, translations, references, strict=True))
-        quiet = not log.isEnabledFor(logging.INFO)
         scores: list[float] = []
-        with ProgressBar("comet: scored", "sentences", len(rows), quiet) as bar:
+        with ProgressBar("comet: scored", "sentences", len(rows)) as bar:
             for start in range(0, len(rows), GROUP):
                 group = rows[start : start + GROUP]
                 self._send(process, group)

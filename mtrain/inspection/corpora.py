@@ -45,35 +45,33 @@ class Inspected(NamedTuple):
     test: list[InspectedCorpus]
 
 
-def inspect_corpora(roles: Roles, siblings: Roles, kind: Kind, sides: Sides, quiet: bool) -> Inspected:
+def inspect_corpora(roles: Roles, siblings: Roles, kind: Kind, sides: Sides) -> Inspected:
     """Inspect all corpora. `siblings` are validation and test files that were found beside the training
     files; they are used where `roles` has none, and left out with a warning if they cannot be read.
 
     Raises the errors of `inspect_corpus` for the others.
     """
-    train, validation, test = (
-        [inspect_corpus(group, kind, sides, quiet) for group in groups] for groups in roles
-    )
+    train, validation, test = ([inspect_corpus(group, kind, sides) for group in groups] for groups in roles)
     given = {file for groups in roles for group in groups for file in group.files}
     for found, groups in ((validation, siblings.validation), (test, siblings.test)):
         for group in groups if not found else ():
             if given & {*group.files}:
                 continue
             try:
-                found.append(inspect_corpus(group, kind, sides, quiet))
+                found.append(inspect_corpus(group, kind, sides))
             except DataError as error:
                 log.warning("not used: %s", error)
     return Inspected(train, validation, test)
 
 
-def inspect_corpus(group: Group, kind: Kind, sides: Sides, quiet: bool) -> InspectedCorpus:
+def inspect_corpus(group: Group, kind: Kind, sides: Sides) -> InspectedCorpus:
     """Count the pairs of a corpus, and check and sample the text of the first million.
 
     Raises DataError if there is no pair, if the sides differ in length, or if many pairs cannot be read.
     """
     corpus: Corpus = TypeAdapter(Corpus).validate_python(spec_of(group, kind, sides))
     pairs, errors, sample, parsed = 0, list[DataError](), list[Pair](), 0
-    with ProgressBar("read", "pairs", quiet=quiet) as progress:
+    with ProgressBar("read", "pairs") as progress:
         for number, raw in enumerate(read_blocks(corpus)):
             progress.add(raw.end.first - raw.first)
             pairs = raw.end.first - 1

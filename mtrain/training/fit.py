@@ -21,13 +21,7 @@ from mtrain.training.run_folder import locked_run_folder, write_config
 from mtrain.training.signals import StopSignal
 
 
-def fit(
-    config: Config,
-    resume: str = "auto",
-    device: str = "auto",
-    quiet: bool = False,
-    allow_data_change: bool = False,
-) -> None:
+def fit(config: Config, resume: str = "auto", device: str = "auto", allow_data_change: bool = False) -> None:
     """Train the model of a config and publish the best weights in `RUN/model`.
 
     If torchrun has started several processes, each is given a device and a share of the work. Rank 0 alone
@@ -51,7 +45,7 @@ def fit(
             check_corpora(config.data, find_data_folder(config.data, run_dir))
         make_metrics(("bleu", "chrf"), config.data.target_lang)  # missing dependencies: reported at startup
         with locked_run_folder(run_dir) if ranks.is_first else nullcontext():
-            trainer = make_trainer(config, resume, device, quiet, allow_data_change, ranks)
+            trainer = make_trainer(config, resume, device, allow_data_change, ranks)
             with StopSignal() as stop:
                 trainer.run(stop)
 
@@ -60,7 +54,6 @@ def make_trainer(
     config: Config,
     resume: str = "auto",
     device: str = "auto",
-    quiet: bool = False,
     allow_data_change: bool = False,
     ranks: Ranks | None = None,
 ) -> Trainer:
@@ -70,14 +63,14 @@ def make_trainer(
     """
     ranks = ranks or Ranks(resolve_device(device))
     limit_onednn_cache()
-    run = prepare_run(config, resume, allow_data_change, quiet) if ranks.is_first else None
+    run = prepare_run(config, resume, allow_data_change) if ranks.is_first else None
     keep_freed_memory()  # from now on: what learning the tokenizer took was returned to the kernel
     run = run and _complete(run, ranks)
     description = ranks.from_first(run and run.describe(), preparing=True)
     run = run or open_prepared_run(description)
     fingerprints = {"the tokenizer": run.tokenizer.fingerprint(), "the training data": run.data.fingerprint}
     ranks.require_equal(fingerprints)
-    return Trainer(run, quiet, ranks)
+    return Trainer(run, ranks)
 
 
 def _complete(run: PreparedRun, ranks: Ranks) -> PreparedRun:

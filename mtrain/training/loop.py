@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 class Trainer:
     """A training run: the model, the optimizer, the data, and the progress so far."""
 
-    def __init__(self, run: PreparedRun, quiet: bool, ranks: Ranks):
+    def __init__(self, run: PreparedRun, ranks: Ranks):
         """A new run starts with the weights of `run.initial_model`, if given, else with random weights."""
         config, tokenizer, data, checkpoint, initial_model, _ = run
         self.config, self.recipe, self.tokenizer, self.ranks = config, config.training, tokenizer, ranks
@@ -82,7 +82,7 @@ class Trainer:
         first = self.loader.find
         self.total_steps = allowed_steps(self.recipe, self.state, lambda: first(START)[1].steps_in_epoch)
         validator = Validator(data.validation, config, tokenizer, self.device, micro_batch, ranks)
-        shown = self.total_steps, self.learner.precision, quiet, ranks.is_first
+        shown = self.total_steps, self.learner.precision, ranks.is_first
         self.progress = Progress(self.run_dir, self.state, *shown)
         self.selection = ModelSelection(config, tokenizer, validator, self.state, self.progress)
         progress = self.state, self.learner, self.average, self.progress

@@ -79,13 +79,7 @@ class Plan:
         return values
 
 
-def plan(
-    config: Config,
-    hardware: str = "measured",
-    devices: int = 1,
-    price: float | None = None,
-    quiet: bool = False,
-) -> Plan:
+def plan(config: Config, hardware: str = "measured", devices: int = 1, price: float | None = None) -> Plan:
     """Plan a run on `devices` devices of a kind (see `find_hardware`), each of which costs `price` an hour.
 
     Nothing is written. The lengths of the training pairs are those of the encoded corpus if there is one,
@@ -93,7 +87,7 @@ def plan(
     """
     data, device = config.data, find_hardware(hardware)
     check_corpora(data, find_data_folder(data, Path(config.run_dir)))
-    scanner = CorpusScanner(RawFiles(data), config.seed, strict=False, quiet=quiet)
+    scanner = CorpusScanner(RawFiles(data), config.seed, strict=False)
     config, initial_model = resolve_config(config, scanner)
     tokenizer = existing_tokenizer(config) if initial_model is None else initial_model.tokenizer
     lengths = _find_lengths(config, scanner, tokenizer)

@@ -72,7 +72,7 @@ def open_prepared_run(description: Json) -> PreparedRun:
     return PreparedRun(config, tokenizer, data, Checkpoint(Path(path), state))
 
 
-def prepare(config: Config, workers: int | None = None, quiet: bool = False) -> Path:
+def prepare(config: Config, workers: int | None = None) -> Path:
     """Create the run folder, its tokenizer and its encoded data, without training. Returns the data folder.
 
     `workers` is as in `prepare_data`. Raises the errors of `mtrain.errors`.
@@ -84,16 +84,12 @@ def prepare(config: Config, workers: int | None = None, quiet: bool = False) -> 
     if not learns_tokenizer(config):  # which takes much memory that encoding does not need
         keep_freed_memory()  # reading and encoding take 5 % less time
     with locked_run_folder(run_dir):
-        prepare_run(config, quiet=quiet, workers=workers)
+        prepare_run(config, workers=workers)
     return folder
 
 
 def prepare_run(
-    config: Config,
-    resume: str = "auto",
-    allow_data_change: bool = False,
-    quiet: bool = False,
-    workers: int | None = None,
+    config: Config, resume: str = "auto", allow_data_change: bool = False, workers: int | None = None
 ) -> PreparedRun:
     """Create or open the run folder, and prepare its tokenizer and data. The run folder is not locked.
 
@@ -102,21 +98,15 @@ def prepare_run(
     run_dir = Path(config.run_dir)
     folder = find_data_folder(config.data, run_dir)
     with locked_unless_complete(folder, shared=config.data.folder is not None):
-        return _prepare_run(config, run_dir, folder, resume, allow_data_change, quiet, workers)
+        return _prepare_run(config, run_dir, folder, resume, allow_data_change, workers)
 
 
 def _prepare_run(
-    config: Config,
-    run_dir: Path,
-    folder: Path,
-    resume: str,
-    allow_data_change: bool,
-    quiet: bool,
-    workers: int | None,
+    config: Config, run_dir: Path, folder: Path, resume: str, allow_data_change: bool, workers: int | None
 ) -> PreparedRun:
     reduce_vocab_size = vocab_size_is_automatic(config)
     inputs = config.data, folder, run_dir, config.seed
-    options = workers, quiet, learns_tokenizer(config)
+    options = workers, learns_tokenizer(config)
     scanner = make_scanner(*inputs, False, *options)
     check = config.data.check and not has_same_text(config.data, folder, scanner.files)
     if check:
@@ -137,7 +127,7 @@ def _prepare_run(
     findings = log_warnings(config.data, tokenizer, scanner) if check else None
     expected = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
     given = config.data, tokenizer, folder, config.seed, expected, scanner
-    data = prepare_data(*given, workers=workers, quiet=quiet, run_dir=run_dir)
+    data = prepare_data(*given, workers=workers, run_dir=run_dir)
     if findings is not None:
         record_findings(folder, findings, config.data.bad_lines)
     if checkpoint:

@@ -42,19 +42,13 @@ class Progress:
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        state: TrainState,
-        total_steps: int | None,
-        precision: str,
-        quiet: bool,
-        is_first: bool = True,
+        self, run_dir: Path, state: TrainState, total_steps: int | None, precision: str, is_first: bool = True
     ):
         """Of several ranks, only the first writes and shows progress."""
         self.is_first = is_first
         self.max_nonfinite_steps = MAX_NONFINITE_STEPS[precision]
         self.file, self.state = run_dir / "metrics.jsonl", state
-        self.bar = Bar("", "steps", total_steps, state.step, disable=quiet or not is_first)
+        self.bar = Bar("", "steps", total_steps, state.step, disable=not is_first)
         self._bleu: list[str] = []  # of the last validation
         self.pending: deque[tuple[Callable[[], list[float]], int, Callable[[], list[str]]]] = deque()
         self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # losses of single steps, nats/token

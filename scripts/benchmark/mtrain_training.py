@@ -12,7 +12,7 @@ from mtrain.training.loop import Trainer
 
 def open_trainer(job: TrainingJob) -> Trainer:
     """A trainer of the prepared run, ready for its first step."""
-    trainer = make_trainer(load_config(Path(job.run_dir) / "config.yaml"), device=job.device, quiet=True)
+    trainer = make_trainer(load_config(Path(job.run_dir) / "config.yaml"), device=job.device)
     if trainer.device.type == "cuda":  # as `fit` does; compilation takes longer than the warm-up
         for batch in trainer.loader.largest(trainer.loader.open(0)):
             trainer.learner.dry_run(batch)

@@ -224,7 +224,7 @@ def test_max_epochs_ends_with_the_last_epoch_when_epochs_differ_in_length(make_c
 
 
 def test_a_batch_uses_the_segmentation_of_its_epoch(make_config):
-    loader = make_trainer(make_config(data={"subword_sampling": 0.2}), device="cpu", quiet=True).loader
+    loader = make_trainer(make_config(data={"subword_sampling": 0.2}), device="cpu").loader
     steps = list(islice(loader.steps(), 3 * loader.open(0).steps_in_epoch))
     assert {1, 2, 3} <= {taken.epoch for taken in steps}
     ahead = loader.steps()
@@ -246,7 +246,7 @@ def test_validation_decodes_alike_whatever_the_decoding_section_says(make_config
         make_config("plain", training=recipe),
         make_config("other", decoding=decoding, training=recipe),
     )
-    used = make_trainer(other, device="cpu", quiet=True).selection.validator.decoding
+    used = make_trainer(other, device="cpu").selection.validator.decoding
     assert (used.beam_size, used.samples, used.mbr) == (3, None, None)
     scores = [
         [line.get("validation") for line in read_metrics(fit_on_cpu(config))] for config in (plain, other)

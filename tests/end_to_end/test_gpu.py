@@ -68,7 +68,7 @@ def test_a_step_never_waits_for_the_device(parts, precision):
 
 
 def test_batches_are_in_pinned_memory(make_config):
-    trainer = make_trainer(make_config(), device="cuda", quiet=True)
+    trainer = make_trainer(make_config(), device="cuda")
     batch = trainer.loader.largest(trainer.loader.open(0))[0]
     assert batch.source.is_pinned() and batch.split(0)[-1].labels.is_pinned()
 
@@ -87,7 +87,7 @@ def test_a_run_with_every_dropout_trains_in_bf16_and_resumes(make_config, caplog
     recipe = {"r_drop": 1.0, "precision": "bf16"}
     for steps in (8, 40):
         config = make_config(model=rates, training={**recipe, "max_steps": steps})
-        fit(config, device="cuda", quiet=True)
+        fit(config, device="cuda")
     history = losses(Path(config.run_dir))
     assert "resuming, but not bit-identically" in caplog.text
     assert history[-1][0] == 40 and history[-1][3] < history[0][3]

@@ -222,7 +222,7 @@ def test_all_ranks_validate_the_averaged_weights(tmp_path):
     assert exit_codes(run_ranks(2, fit(run, 10, *options), tmp_path)) == [0, 0], read_logs(tmp_path)
     [nll] = (line["validation"]["nll"] for line in read_metrics(run) if "validation" in line)
     config = load_config(run / "config.yaml")
-    validator = make_trainer(config, device="cpu", quiet=True).selection.validator
+    validator = make_trainer(config, device="cpu").selection.validator
     assert validator(load_model(run).model).nll == pytest.approx(nll, rel=1e-6)
 
 

@@ -205,7 +205,7 @@ def test_10_a_corpus_that_changed_under_a_run_is_an_error(make_config, tmp_path,
     config = make_config(data={"train": files}, training={"max_steps": 10})
     with pytest.raises(ModelError, match=r"changed since the checkpoints .* --allow-data-change"):
         fit_on_cpu(config)
-    fit(config, device="cpu", quiet=True, allow_data_change=True)
+    fit(config, device="cpu", allow_data_change=True)
     assert "the training data has changed" in caplog.text
     assert last_checkpoint(Path(config.run_dir)).name == "step-00000010"
     caplog.clear()
@@ -221,7 +221,7 @@ def test_10_a_tokenizer_that_changed_under_a_run(make_config, tmp_path, trained,
     config = make_config()
 
     def encoded():
-        corpus = make_trainer(config, device="cpu", quiet=True).loader.corpus.encoded()
+        corpus = make_trainer(config, device="cpu").loader.corpus.encoded()
         return corpus.fetch(list(range(8)))[0].to_pylist()
 
     first = encoded()
@@ -232,7 +232,7 @@ def test_10_a_tokenizer_that_changed_under_a_run(make_config, tmp_path, trained,
     if trained:
         with pytest.raises(ModelError, match="the corpus or the tokenizer changed"):
             fit_on_cpu(config)
-        fit(config, device="cpu", quiet=True, allow_data_change=True)
+        fit(config, device="cpu", allow_data_change=True)
         assert "the tokenizer has changed" in caplog.text
     else:
         assert encoded() != first
@@ -243,7 +243,7 @@ def test_10_a_lost_tokenizer_is_not_learned_again_under_checkpoints(make_config)
     run = fit_on_cpu(make_config())
     shutil.rmtree(run / "tokenizer")
     with pytest.raises(ModelError, match="tokenizer: missing, but the checkpoints need it"):
-        fit(make_config(training={"max_steps": 10}), device="cpu", quiet=True, allow_data_change=True)
+        fit(make_config(training={"max_steps": 10}), device="cpu", allow_data_change=True)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_10_the_best_score_of_another_validation_is_discarded(
     if pairs:
         Path(files["target"]).write_bytes(Path(files["target"]).read_bytes().replace(b"Katze", b"Maus"))
     config = make_config(data={"validation": files}, decoding=decoding, training={"max_steps": 12})
-    fit(config, device="cpu", quiet=True, allow_data_change=pairs)
+    fit(config, device="cpu", allow_data_change=pairs)
     assert ("the best score is discarded" in caplog.text) == (best == 12)
     assert json.loads((run / "checkpoints/index.json").read_text())["best"] == f"step-{best:08d}"
 
@@ -290,7 +290,7 @@ def test_10_with_preset_auto_a_run_keeps_its_sizes_when_the_corpus_grows(
         Path(file).write_bytes(Path(file).read_bytes() + b"One more.\n")
     with pytest.raises(ModelError, match="the corpus or the tokenizer changed"):
         fit_on_cpu(config(8))
-    fit(config(8), device="cpu", quiet=True, allow_data_change=True)
+    fit(config(8), device="cpu", allow_data_change=True)
     assert last_checkpoint(tmp_path / "run").name == "step-00000008"
 
 
@@ -300,7 +300,7 @@ def test_10_a_corpus_that_changed_before_anything_was_trained_is_encoded_again(m
     encoded = []
     for contents in (text, text, text.replace(b"cat", b"cow")):
         Path(files["source"]).write_bytes(contents)
-        trainer = make_trainer(make_config(data={"train": files}), device="cpu", quiet=True)
+        trainer = make_trainer(make_config(data={"train": files}), device="cpu")
         encoded.append(trainer.loader.corpus.encoded().fetch([0])[0].to_pylist())
     assert encoded[0] == encoded[1] != encoded[2]
 

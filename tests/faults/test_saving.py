@@ -36,7 +36,7 @@ def killed_saves(make_config):
 
     def saves(keep: int) -> Iterator[tuple[Path, dict[str, dict[str, bytes]]]]:
         recipe = {"checkpoint_every": 2, "keep_checkpoints": keep, "ema_decay": 0.9}
-        trainer = make_trainer(make_config(training=recipe), device="cpu", quiet=True)
+        trainer = make_trainer(make_config(training=recipe), device="cpu")
         steps, run = trainer.steps(), trainer.run_dir
         for copy in (run.with_name("old"), run.with_name("new")):
             trainer.train_step(next(steps))
@@ -196,7 +196,7 @@ def test_03_one_failed_write_is_repeated_in_a_new_folder(make_config, failing, c
 
 
 def test_03_metrics_that_cannot_be_written_are_written_with_the_next_line(tmp_path, caplog):
-    progress = Progress(tmp_path, checkpoint.TrainState(), 10, "fp32", quiet=True)
+    progress = Progress(tmp_path, checkpoint.TrainState(), 10, "fp32")
     progress.state.window = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
     (tmp_path / "metrics.jsonl").mkdir()
     progress.log_step(1, 0.1)
@@ -209,7 +209,7 @@ def test_03_metrics_that_cannot_be_written_are_written_with_the_next_line(tmp_pa
 
 def test_03_a_line_of_metrics_half_written_on_a_full_disk_is_written_once(tmp_path):
     def write() -> None:
-        progress = Progress(tmp_path, checkpoint.TrainState(), 10, "fp32", quiet=True)
+        progress = Progress(tmp_path, checkpoint.TrainState(), 10, "fp32")
         for rate, room in ((0.1, 10**6), (0.2, None), (0.3, 10**6)):
             size = progress.file.stat().st_size if progress.file.exists() else 0
             resource.setrlimit(resource.RLIMIT_FSIZE, (room or size + 20, resource.RLIM_INFINITY))
@@ -229,7 +229,7 @@ def test_03_a_line_of_metrics_half_written_on_a_full_disk_is_written_once(tmp_pa
 
 def test_03_an_incomplete_last_line_of_metrics_is_removed(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
-    Progress(tmp_path, checkpoint.TrainState(step=2), 10, "fp32", quiet=True).start()
+    Progress(tmp_path, checkpoint.TrainState(step=2), 10, "fp32").start()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 

@@ -135,7 +135,7 @@ def test_16_a_single_pair_that_does_not_fit_in_memory_ends_training(parts, on_tr
 
 
 def test_a_loss_spike_is_logged_with_its_pairs(tmp_path, caplog):
-    progress = Progress(tmp_path, checkpoint.TrainState(), 200, "fp32", quiet=True)
+    progress = Progress(tmp_path, checkpoint.TrainState(), 200, "fp32")
 
     def add(loss: float, rows: list[int]) -> None:
         progress.state.step += 1

@@ -114,7 +114,7 @@ def _memorize(raw_config: dict[str, Any], folder: Path) -> None:
     recipe = {"max_steps": 200, "batch_tokens": 512, "validate_every": 100, "checkpoint_every": 100}
     model = {"d_model": 64, "dropout": 0.0, "encoder_layers": 2, "decoder_layers": 2}
     raw = merged(raw_config, str(folder), training={**recipe, "label_smoothing": 0.0}, model=model)
-    fit(validate(Config, raw, "test"), device="cpu", quiet=True)
+    fit(validate(Config, raw, "test"), device="cpu")
 
 
 def merged(raw: dict[str, Any], run: str, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def same_weights(one: Path, other: Path) -> bool:
 
 def fit_on_cpu(config: Config, resume: str = "auto") -> Path:
     """Train on the CPU and return the run folder."""
-    fit(config, resume, device="cpu", quiet=True)
+    fit(config, resume, device="cpu")
     return Path(config.run_dir)
 
 

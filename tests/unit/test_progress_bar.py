@@ -54,16 +54,16 @@ def use_terminal(monkeypatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
 
 
-@pytest.mark.parametrize("quiet", [False, True])
-def test_a_terminal_shows_a_bar_instead(caplog, monkeypatch, capsys, quiet):
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_terminal_shows_a_bar_instead(caplog, monkeypatch, capsys, hidden):
     use_terminal(monkeypatch)
-    with ProgressBar("translated", "lines", 4, quiet) as progress:
+    with ProgressBar("translated", "lines", 4, hidden) as progress:
         progress.set_done_before(2)
         time.sleep(INTERVAL)
         progress.add(2, tokens=5)
     shown = capsys.readouterr().err
-    assert bool(re.search(r"translated 100% .* 4/4 lines, .* lines/s, .*0 s left", shown)) != quiet
-    assert bool(caplog.messages) == quiet
+    assert bool(re.search(r"translated 100% .* 4/4 lines, .* lines/s, .*0 s left", shown)) != hidden
+    assert bool(caplog.messages) == hidden
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def train(run_dir: Path, steps: int = STEPS, counters: Counters | None = None) -
     with pytest.MonkeyPatch.context() as patch:
         if counters is not None:
             patch.setattr(loop.Trainer, "train_step", _counting(loop.Trainer.train_step, counters))
-        fit(make_run_config(run_dir, steps), device="cpu", quiet=True)
+        fit(make_run_config(run_dir, steps), device="cpu")
 
 
 def _counting(train_step, counters: Counters):

@@ -204,7 +204,7 @@ def test_fit_checks_the_data_before_it_first_encodes_it(corpora, caplog):
     for expected in (1, 0):
         caplog.clear()
         with caplog.at_level(logging.INFO, logger="mtrain"):
-            make_trainer(config, device="cpu", quiet=True)
+            make_trainer(config, device="cpu")
         assert caplog.text.count("data: LEAK: 2 of the 2 sources of validation") == expected
         cost = r"data: read and checked 200 pairs in [\d.]+ m?s \([\d,]+ pairs/s\), 1 warning"
         assert len(re.findall(cost, caplog.text)) == expected

@@ -440,7 +440,7 @@ PROGRAM = """if True:
     shard_writer.BLOCK, shard_writer.SHARD, folder_encoder.BUCKET = 20, 60, 100
     data, tokenizer, folder = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
     inputs, workers = (data, Tokenizer(Path(tokenizer)), Path(folder), 1), int(sys.argv[4])
-    prepare_data(*inputs, workers=workers, quiet=True)"""
+    prepare_data(*inputs, workers=workers)"""
 
 
 @pytest.mark.parametrize(("workers", "filters"), [(1, None), (2, {"max_words": 7, "duplicates": "target"})])
@@ -608,7 +608,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen]:
 
 
 def parallel(folder: Path, tokenizer: Tokenizer, data: DataConfig) -> PreparedData:
-    return prepare_data(data, tokenizer, folder / "data", seed=1, workers=2, quiet=True)
+    return prepare_data(data, tokenizer, folder / "data", seed=1, workers=2)
 
 
 def test_several_processes_write_the_same_shards(

@@ -173,7 +173,7 @@ def test_training_with_an_imported_vocabulary_resumes_exactly(source, make_confi
     keys = {"tokenizer": {**own, "path": str(out)}, "model": {"tie_embeddings": "all"}}
     keys["data"] = {"subword_sampling": 0.2, "max_length": 64}
     for run, steps in (("whole", 8), ("halves", 4), ("halves", 8)):
-        fit(make_config(run, training={"max_steps": steps}, **keys), device="cpu", quiet=True)
+        fit(make_config(run, training={"max_steps": steps}, **keys), device="cpu")
     runs = [source.parent / run for run in ("whole", "halves")]
     states = [load_file(run / "checkpoints" / "step-00000008" / "model.safetensors") for run in runs]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -194,7 +194,7 @@ def test_training_starts_from_an_imported_model(source, make_config):
     raw["data"].pop("max_length")
     raw["export"] = {"require": ["marian"]}  # checked for the imported model, not for the default sizes
     raw["training"] |= {"init_from": str(out), "max_steps": 1, "warmup_steps": 10**6}  # a tiny step
-    fit(validate(Config, raw, "test"), device="cpu", quiet=True)
+    fit(validate(Config, raw, "test"), device="cpu")
     tuned, began = load_model(source.parent / "tuned"), load_model(out)
     assert tuned.config.model == began.config.model
     decoding = tuned.config.decoding

@@ -49,8 +49,8 @@ def automatic(config: Config, **training: Any) -> Config:
 def test_given_keys_override_automatic_ones_and_the_resolved_ones_are_saved(make_config, tmp_path):
     config = make_config(model={"preset": "auto", "dropout": 0.2})  # with the small sizes of these tests
     tokenize(config)
-    fit(config, device="cpu", quiet=True)
-    fit(config, device="cpu", quiet=True)  # resolves to the same recipe, so it is the same run
+    fit(config, device="cpu")
+    fit(config, device="cpu")  # resolves to the same recipe, so it is the same run
     written = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert written["model"]["preset"] is None and written["model"]["d_model"] == 32
     assert written["tokenizer"]["vocab_size"] == 330 and written["model"]["dropout"] == 0.2
@@ -80,7 +80,7 @@ def written(run: Path) -> dict[str, Any]:
 def test_a_run_limited_by_minutes_resumes_with_its_plan(make_config, tmp_path, short_timing, caplog):
     run = tmp_path / "run"
     with caplog.at_level(logging.INFO, "mtrain"):
-        fit(automatic(make_config(), max_minutes=0.02, log_every=1), device="cpu", quiet=True)
+        fit(automatic(make_config(), max_minutes=0.02, log_every=1), device="cpu")
     plan = written(run)
     table = [line for line in caplog.messages if line.startswith("  ")]
     for key in (*AUTOMATIC, "training.max_steps"):
@@ -88,10 +88,10 @@ def test_a_run_limited_by_minutes_resumes_with_its_plan(make_config, tmp_path, s
         value = plan[section][name]
         if key != "training.ema_decay" and name not in SIZES:
             assert any(line.split()[:2] == [key, str(value)] for line in table), key
-    fit(automatic(make_config(), max_minutes=0.02, log_every=1), device="cpu", quiet=True)
+    fit(automatic(make_config(), max_minutes=0.02, log_every=1), device="cpu")
     assert written(run) == plan
     # A longer time allows more steps, in proportion. Nothing else changes.
-    fit(automatic(make_config(), max_minutes=0.04, log_every=1), device="cpu", quiet=True)
+    fit(automatic(make_config(), max_minutes=0.04, log_every=1), device="cpu")
     extended = written(run)
     assert extended["training"].pop("max_steps") == 2 * plan["training"].pop("max_steps")
     assert extended["training"].pop("max_minutes") == 2 * plan["training"].pop("max_minutes")
@@ -100,17 +100,17 @@ def test_a_run_limited_by_minutes_resumes_with_its_plan(make_config, tmp_path, s
 
 def test_a_run_without_any_limit_ends_when_validation_stops_improving(make_config, tmp_path, scripted_scores):
     scripted_scores(*[with_bleu(score) for score in (3, 2, 1)])
-    fit(automatic(make_config(), patience=2, validate_every=1), device="cpu", quiet=True)
+    fit(automatic(make_config(), patience=2, validate_every=1), device="cpu")
     assert [line["step"] for line in read_metrics(tmp_path / "run") if "validation" in line] == [1, 2, 3]
 
 
 def test_a_run_of_an_earlier_version_keeps_its_rate_and_warm_up(make_config, tmp_path):
     training = {"max_steps": 4, "learning_rate": 0.001, "warmup_steps": 2000}  # written as resolved values
-    fit(make_config(training=training), device="cpu", quiet=True)
+    fit(make_config(training=training), device="cpu")
     raw = make_config(training={"max_steps": 8}).model_dump(mode="json", exclude_unset=True)
     for key in ("learning_rate", "warmup_steps"):
         del raw["training"][key]  # as in the config that the run was made with
-    fit(Config.model_validate(raw), device="cpu", quiet=True)
+    fit(Config.model_validate(raw), device="cpu")
     kept = written(tmp_path / "run")["training"]
     assert (kept["max_steps"], kept["learning_rate"], kept["warmup_steps"]) == (8, 0.001, 2000)
 
@@ -172,6 +172,6 @@ def test_a_run_with_a_reduced_vocabulary_resumes(toy_config, tmp_path):
     size = tokenize(config).source_vocab_size
     for steps in (1, 2):  # a first run that finds the tokenizer, and one that resumes
         keys = config.training.model_copy(update={"max_steps": steps})
-        fit(config.model_copy(update={"training": keys}), device="cpu", quiet=True)
+        fit(config.model_copy(update={"training": keys}), device="cpu")
         assert size_in(run / "config.yaml") == size_in(run / "model/config.yaml") == size
         assert Tokenizer(run / "model/tokenizer").source_vocab_size == size

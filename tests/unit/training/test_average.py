@@ -16,7 +16,7 @@ from tests.support.training import weights
 
 
 def test_the_moving_average_covers_all_steps(make_config):
-    trainer = make_trainer(make_config(training={"ema_decay": 0.9}), device="cpu", quiet=True)
+    trainer = make_trainer(make_config(training={"ema_decay": 0.9}), device="cpu")
     expected = weights(trainer.model)
     steps = trainer.steps()
     for number in range(1, 101):
@@ -32,7 +32,7 @@ def test_the_moving_average_covers_all_steps(make_config):
 def test_average_checkpoints_is_the_mean_of_the_newest(make_config):
     recipe = {"average_checkpoints": 3, "max_steps": 16, "patience": None, "best_metric": "nll"}
     config = make_config(training=recipe)
-    fit(config, device="cpu", quiet=True)
+    fit(config, device="cpu")
     folders = sorted(Path(config.run_dir, "checkpoints").glob("step-*"))[-3:]
     assert [folder.name for folder in folders] == [f"step-{step:08d}" for step in (8, 12, 16)]
     own = [load_file(folder / "model.safetensors") for folder in folders]
@@ -43,11 +43,11 @@ def test_average_checkpoints_is_the_mean_of_the_newest(make_config):
 def test_a_damaged_checkpoint_is_left_out_of_the_mean(make_config, caplog):
     keys = {"average_checkpoints": 3, "patience": None, "best_metric": "nll", "keep_checkpoints": 3}
     config = make_config(training={**keys, "max_steps": 8})
-    fit(config, device="cpu", quiet=True)
+    fit(config, device="cpu")
     folders = [Path(config.run_dir, f"checkpoints/step-{step:08d}") for step in (4, 8, 12)]
     weights = folders[0] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
-    fit(make_config(training={**keys, "max_steps": 12}), device="cpu", quiet=True)
+    fit(make_config(training={**keys, "max_steps": 12}), device="cpu")
     assert "model.safetensors: damaged" in caplog.text and "left out of the average" in caplog.text
     own = [load_file(folder / "model.safetensors") for folder in folders[1:]]
     for name, mean in load_file(folders[2] / "average.safetensors").items():
@@ -67,14 +67,14 @@ def test_the_average_is_validated_and_published_and_training_continues_from_the_
 
     monkeypatch.setattr(Validator, "__call__", spy)
     config = make_config(training={**keys, "best_metric": "nll"})
-    fit(config, device="cpu", quiet=True)
+    fit(config, device="cpu")
     run = Path(config.run_dir)
     best = run / "checkpoints" / json.loads((run / "checkpoints/index.json").read_text())["best"]
     validated = seen[int(best.name[5:]) // 4 - 1]
     for source in (weights(load_model(run).model), load_file(best / "average.safetensors")):
         assert all(torch.equal(validated[name], tensor) for name, tensor in source.items())
     plain = make_config("plain", training={"best_metric": "nll"})
-    fit(plain, device="cpu", quiet=True)
+    fit(plain, device="cpu")
     names = [Path(folder, "checkpoints/step-00000008/model.safetensors") for folder in (run, plain.run_dir)]
     assert names[0].read_bytes() == names[1].read_bytes()
     (run / "model").rename(run / "gone")  # without it, the best checkpoint is loaded

@@ -113,8 +113,8 @@ def test_a_micro_batch_can_hold_the_longest_sampled_segmentation(make_config, se
     set_memory(1)
     keys = {"subword_sampling": 0.1, "max_length": 64}
     recipe = {"batch_tokens": 512, "max_steps": 12}
-    fit(make_config(data=keys, training=recipe), device="cpu", quiet=True)
-    trainer = make_trainer(make_config("two", data=keys, training=recipe), device="cpu", quiet=True)
+    fit(make_config(data=keys, training=recipe), device="cpu")
+    trainer = make_trainer(make_config("two", data=keys, training=recipe), device="cpu")
     assert trainer.loader.micro_batch_tokens == 64
 
 
@@ -123,7 +123,7 @@ def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(
     make_config, workers, monkeypatch, set_threads
 ):
     set_threads(workers)
-    trainer = make_trainer(make_config(model={"dropout": 0.3}), device="cpu", quiet=True)
+    trainer = make_trainer(make_config(model={"dropout": 0.3}), device="cpu")
     window = trainer.loader.open(0)
     batch = trainer.loader.largest(window)[0]
     planned = [rows for step in window.plan.steps for rows in step if len(rows)]
@@ -155,7 +155,7 @@ def test_the_rehearsal_takes_the_largest_batch_and_leaves_no_trace(
 def test_the_largest_micro_batches_are_found_for_very_long_sentences(make_config):
     """2^31 is less than the square of 50,000 tokens."""
     config = make_config(training={"batch_tokens": 60_000, "micro_batch_tokens": 60_000})
-    loader = make_trainer(config, device="cpu", quiet=True).loader
+    loader = make_trainer(config, device="cpu").loader
     lengths = np.array([300] * 400 + [50_000], dtype=np.int32)
 
     def fetch(rows):
@@ -177,10 +177,7 @@ def test_the_largest_micro_batches_are_found_for_very_long_sentences(make_config
 
 def test_automatic_micro_batches_depend_on_memory_and_given_sizes_are_kept(make_config, set_memory):
     set_memory(2_000_000)
-    auto = make_trainer(make_config("auto", training={"batch_tokens": 512}), device="cpu", quiet=True)
+    auto = make_trainer(make_config("auto", training={"batch_tokens": 512}), device="cpu")
     assert auto.loader.micro_batch_tokens < 512
     keys = {"batch_tokens": 512, "micro_batch_tokens": 256}
-    assert (
-        make_trainer(make_config("own", training=keys), device="cpu", quiet=True).loader.micro_batch_tokens
-        == 256
-    )
+    assert make_trainer(make_config("own", training=keys), device="cpu").loader.micro_batch_tokens == 256

@@ -84,7 +84,7 @@ def test_the_help_states_the_sizes_below_which_there_is_one_process(mtrain):
 @pytest.mark.parametrize(("workers", "threads"), [(1, 1), (2, 1), (None, -1)])
 def test_each_of_the_given_workers_encodes_with_one_thread(make_config, workers, threads):
     """Without a number, a small corpus is encoded with as many threads as there are cores."""
-    tokenizer = prepare_run(make_config("run"), workers=workers, quiet=True).tokenizer
+    tokenizer = prepare_run(make_config("run"), workers=workers).tokenizer
     assert tokenizer.source.threads == tokenizer.target.threads == threads
 
 

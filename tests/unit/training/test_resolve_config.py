@@ -45,7 +45,7 @@ def tuned(raw_config, run_dir, tmp_path):
 
 
 def trainer_of(config):
-    return make_trainer(config, device="cpu", quiet=True)
+    return make_trainer(config, device="cpu")
 
 
 def initial(model: Path) -> dict[str, torch.Tensor]:
