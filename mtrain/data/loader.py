@@ -15,7 +15,7 @@ from mtrain.config.schema import Config
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan, Rows, plan_batches
 from mtrain.data.encoded import EncodedCorpus
-from mtrain.data.resegment import Cancelled, CancelledError
+from mtrain.data.rewrite import Cancelled, CancelledError
 from mtrain.data.windows import ONE_WINDOW, WindowedCorpus
 from mtrain.duration import format_duration
 from mtrain.errors import DataError
@@ -98,7 +98,7 @@ class Loader:
         """Open and plan a window (both from 0). If the weights of its pairs are low, it may have no steps.
         The latest window with steps is cached.
 
-        Raises DataError if it is damaged, and what `Resegmenter` raises.
+        Raises DataError if it is damaged, and what rewriting its rows raises.
         """
         with self._opening:
             if (epoch, window) in self._opened:

@@ -156,9 +156,9 @@ def _make_corpus(
     seed: int,
     run_dir: Path,
 ) -> WindowedCorpus:
-    resegment = None if data.subword_sampling is None else Resegmenter(data, tokenizer, seed, run_dir)
+    rewrites = [] if data.subword_sampling is None else [Resegmenter(data, tokenizer, seed, run_dir)]
     corpus = contents.shards, data.train, data.window_pairs, seed
-    return WindowedCorpus(*corpus, run_dir, verified, resegment)
+    return WindowedCorpus(*corpus, run_dir, verified, rewrites)
 
 
 def _describe_inputs(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> Inputs:

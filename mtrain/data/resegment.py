@@ -6,41 +6,30 @@ interpreter lock. Many pairs are therefore segmented in worker processes.
 
 import os
 import random
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO
 
 import numpy as np
 
 from mtrain.config.data import DataConfig
 from mtrain.data.encoded import EncodedCorpus
-from mtrain.data.shards import Ids, Rows
+from mtrain.data.rewrite import BLOCK, Cancelled, Key, ScratchStorage, Sides, from_lists, to_lists
+from mtrain.data.shards import Rows
 from mtrain.distributed.launch import read_launch
-from mtrain.errors import StorageError
 from mtrain.processes import WorkerPool, WorkerProcess, count_cores
 from mtrain.tokenizer.sampling import make_resegment
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.worker_messages import Answer, Message, Receive
 from mtrain.worker_messages import serve as serve_tasks
 
-BLOCK = 10_000  # rows that are segmented at a time
 # Worker processes have a lower priority than training on the same cores, except for the first window, which
 # training waits for. On Linux, they then take 17% of cores that training uses completely, instead of 33%.
 # With much less, small models would have to wait for the next window.
 _NICE = 4
-Sides = tuple[Rows, Rows]  # source, target
-Key = tuple[int, ...]  # the epoch or, if it has several windows, the epoch and the window
-Cancelled = Callable[[], bool]  # whether the result is no longer needed
 # Its arguments are the rows of a block, the key, and the number of the block.
 ResegmentBlock = Callable[[Sides, Key, int], Sides]
-
-
-class CancelledError(Exception):
-    """The result is no longer needed."""
 
 
 class Resegmenter:
@@ -51,36 +40,15 @@ class Resegmenter:
         self._block = _make_block_resegmenter(data, tokenizer, seed)
         folder = str(tokenizer.files[0].parent.resolve())
         self._settings = {"data": data.model_dump(mode="json"), "tokenizer": folder, "seed": seed}
-        largest = max(tokenizer.source_vocab_size, tokenizer.target_vocab_size)
-        self._dtype = np.dtype(np.uint16 if largest <= 2**16 else np.int32)
-        self._scratch = scratch
+        self._storage = ScratchStorage(tokenizer, scratch)
         self._calls = 0
 
     def __call__(self, corpus: EncodedCorpus, key: Key, cancelled: Cancelled) -> EncodedCorpus:
         """The rows of a corpus with new segmentations. Raises StorageError if they cannot be written;
         CancelledError if `cancelled`, which is called from time to time, returns true."""
         self._calls += 1
-        try:
-            # The files have no names; their space is freed when the corpus is garbage-collected.
-            with TemporaryFile(dir=self._scratch) as source, TemporaryFile(dir=self._scratch) as target:
-                files, lengths = (source, target), np.empty((2, len(corpus)), np.int32)
-                start = 0
-                with closing(self._blocks(corpus, key)) as blocks:
-                    for block in blocks:
-                        if cancelled():
-                            raise CancelledError
-                        stop = start + len(block[0].lengths)
-                        for file, side, of_rows in zip(files, block, lengths, strict=True):
-                            of_rows[start:stop] = side.lengths
-                            file.write(side.ids.astype(self._dtype).tobytes())
-                        start = stop
-                return corpus.with_ids((self._map(source), self._map(target)), (lengths[0], lengths[1]))
-        except OSError as error:
-            raise StorageError(f"{self._scratch}: cannot write: {error.strerror or error}") from error
-
-    def _map(self, file: IO[bytes]) -> Ids:
-        file.flush()
-        return np.memmap(file, self._dtype, "r")
+        with closing(self._blocks(corpus, key)) as blocks:
+            return self._storage.replace_rows(corpus, blocks, cancelled)
 
     def _blocks(self, corpus: EncodedCorpus, key: Key) -> Generator[Sides, None, None]:
         """New segmentations of all rows, a block at a time."""
@@ -127,22 +95,13 @@ def _make_block_resegmenter(data: DataConfig, tokenizer: Tokenizer, seed: int) -
     def resegment(block: Sides, key: Key, number: int) -> Sides:
         generator = random.Random(" ".join(map(str, (seed, *key, number))))
         rows: tuple[list[list[int]], list[list[int]]] = [], []
-        for old in zip(*map(_to_lists, block), strict=True):
+        for old in zip(*map(to_lists, block), strict=True):
             new = source(old[0], generator), target(old[1], generator)
             for side, ids in zip(rows, new if max(map(len, new)) <= data.max_length else old, strict=True):
                 side.append(ids)
-        return _from_lists(rows[0]), _from_lists(rows[1])
+        return from_lists(rows[0]), from_lists(rows[1])
 
     return resegment
-
-
-def _to_lists(rows: Rows) -> Iterator[list[int]]:
-    ids = rows.ids.tolist()
-    return (ids[start:stop] for start, stop in pairwise(rows.starts.tolist()))
-
-
-def _from_lists(rows: list[list[int]]) -> Rows:
-    return Rows(np.concatenate(rows, dtype=np.int32), np.array(list(map(len, rows)), np.int32))
 
 
 def _to_message(sides: Sides, header: dict[str, object]) -> Message:

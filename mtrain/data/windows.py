@@ -12,7 +12,7 @@ import numpy as np
 
 from mtrain.config.corpora import Corpus
 from mtrain.data.encoded import EncodedCorpus
-from mtrain.data.resegment import Cancelled, Key, Resegmenter
+from mtrain.data.rewrite import Cancelled, Key, Rewrite
 from mtrain.data.shards import Shard
 from mtrain.data.suspects import add_suspect
 from mtrain.errors import DataError, ModelError
@@ -61,13 +61,13 @@ class WindowedCorpus:
         seed: int,
         run_dir: Path,
         verified: Iterable[int] = (),
-        resegment: Resegmenter | None = None,
+        rewrites: Sequence[Rewrite] = (),
     ):
         """`verified` are the buckets that have just been compared with their hashes. Damaged shards are
-        recorded in `run_dir`. `resegment` samples new segmentations for each epoch."""
+        recorded in `run_dir`. The `rewrites` change the rows of each window, one after the other."""
         self._run_dir = run_dir
         self._shards, self._corpora, self._seed = shards, corpora, seed
-        self._verified, self._resegment = set(verified), resegment
+        self._verified, self._rewrites = set(verified), rewrites
         self._pairs = sum(shard.info.kept for shard in shards)
         # Including repetitions by the weights of corpora.
         self._epoch_pairs = sum(shard.info.kept * corpora[shard.info.corpus].weight for shard in shards)
@@ -103,12 +103,16 @@ class WindowedCorpus:
         return corpus
 
     def open(self, epoch: int, window: int = 0, cancelled: Cancelled = lambda: False) -> EncodedCorpus:
-        """Like `encoded`, but with new segmentations if there is subword sampling. Raises also what
-        `Resegmenter` raises."""
-        encoded = self.encoded(epoch, window)
-        if self._resegment is None:
-            return encoded
-        return self._resegment(encoded, self.key(epoch, window), cancelled)
+        """Like `encoded`, but rewritten for this epoch. Raises also what the rewrites raise."""
+        corpus = self.encoded(epoch, window)
+        for rewrite in self._rewrites:
+            corpus = rewrite(corpus, self.key(epoch, window), cancelled)
+        return corpus
+
+    @property
+    def has_fixed_lengths(self) -> bool:
+        """Whether the pairs of each epoch are as long as those of `encoded()`."""
+        return self.layout == ONE_WINDOW and not self._rewrites
 
     def share_of_epoch(self, window: EncodedCorpus) -> float:
         """The share of an epoch's pairs that a window has, on average. It is 1 if it is the only window."""

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.interop.formats import import_optional
 from mtrain.interop.generation_config import max_output_length
-from mtrain.model.transformer import DecoderLayer, EncoderLayer, Transformer
+from mtrain.model.encoder import EncoderLayer
+from mtrain.model.transformer import DecoderLayer, Transformer
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
 _MIN_POSITIONS = 1024  # of sinusoidal positions, which CTranslate2 would compute in another order
@@ -87,7 +88,7 @@ def _positions(loaded: LoadedModel, target: bool) -> Tensor:
     length = max(longest, max_output_length(loaded.config.decoding, longest), _MIN_POSITIONS)
     if model.config.positions == "learned":
         length = model.config.max_positions
-    table = model.positions(0, length, target)
+    table = model.positions(0, length, model.learned_target_positions if target else None)
     assert isinstance(table, Tensor)
     return _copy(table)
 

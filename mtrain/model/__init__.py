@@ -1,4 +1,4 @@
-"""The Transformer (Vaswani et al., "Attention Is All You Need", 2017). Read `layers`, `attention`,
+"""The Transformer (Vaswani et al., "Attention Is All You Need", 2017). Read `layers`, `attention`, `encoder`,
 `transformer`, `loss`, and `cache` for decoding.
 
 Symbols in shapes:

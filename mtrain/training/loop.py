@@ -22,11 +22,12 @@ from mtrain.checkpoint.checkpoint import (
 from mtrain.data.batch import Batch
 from mtrain.data.batching import BATCH_ORDER
 from mtrain.data.loader import START, Loader, Position, Step, Window
-from mtrain.data.resegment import CancelledError
+from mtrain.data.rewrite import CancelledError
 from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError
+from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.arithmetic import describe_arithmetic, describe_computation, log_changes
@@ -135,7 +136,7 @@ class Trainer:
         if self.checkpoint is not None:
             rename_newer_checkpoints(self.checkpoint)
 
-    def _lead(self, work: Callable[[], object], model: Transformer | None = None) -> None:
+    def _lead(self, work: Callable[[], object], model: TransformerEncoder | None = None) -> None:
         """Let rank 0, which alone writes files, do some work. The others do their share of the validation of
         `model`."""
 
@@ -278,13 +279,13 @@ class Trainer:
             lambda model: self.selection.validate(model, saved=self.saver.is_saved, last=last), last
         )
 
-    def _validate(self, work: Callable[[Transformer], object], last: bool) -> None:
+    def _validate(self, work: Callable[[TransformerEncoder], object], last: bool) -> None:
         """Let rank 0 do some work with the weights to evaluate. If memory does not suffice for these, the
         validation has failed; the `last` one is then repeated."""
         while not self._try_to_validate(work) and last:
             pass
 
-    def _try_to_validate(self, work: Callable[[Transformer], object]) -> bool:
+    def _try_to_validate(self, work: Callable[[TransformerEncoder], object]) -> bool:
         """Whether memory sufficed for the weights."""
         with ExitStack() as stack:
             try:
@@ -295,7 +296,7 @@ class Trainer:
             self._lead(lambda: work(model), model)
             return True
 
-    def _finish_validation(self, model: Transformer) -> None:
+    def _finish_validation(self, model: TransformerEncoder) -> None:
         """Validate and publish the checkpoint, if the run was interrupted before that."""
         checkpoint = self.checkpoint
         assert checkpoint is not None

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mtrain.config.schema import Config
 from mtrain.data.batch import Batch
-from mtrain.data.windows import ONE_WINDOW, WindowedCorpus
+from mtrain.data.windows import WindowedCorpus
 from mtrain.device import preserved_random_states
 from mtrain.distributed.shards import own_part
 from mtrain.training.step import Learner
@@ -126,8 +126,8 @@ def micro_batch_tokens(config: Config, train: WindowedCorpus, learner: Learner, 
     recipe = config.training
     if recipe.micro_batch_tokens != "auto":
         return recipe.micro_batch_limit
-    longest = config.data.max_length  # other windows and other segmentations may be as long
-    if train.layout == ONE_WINDOW and config.data.subword_sampling is None:
+    longest = config.data.max_length  # other windows and other epochs may have pairs as long
+    if train.has_fixed_lengths:
         lengths = train.encoded().source_lengths, train.encoded().target_lengths
         longest = max(int(side.max()) for side in lengths)
     memory = available_memory(learner.device)

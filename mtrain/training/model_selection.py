@@ -10,7 +10,7 @@ from mtrain.checkpoint.model_folder import publish_best
 from mtrain.config.schema import Config
 from mtrain.device import release_cached_memory
 from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainError, is_out_of_memory
-from mtrain.model.transformer import Transformer
+from mtrain.model.encoder import TransformerEncoder
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.progress import Progress
 from mtrain.training.record_translations import record_translations
@@ -36,7 +36,7 @@ class ModelSelection:
         self.validator, self.state, self.progress = validator, state, progress
         self.failures = 0  # in a row
 
-    def validate(self, model: Transformer, saved: bool, last: bool = False) -> None:
+    def validate(self, model: TransformerEncoder, saved: bool, last: bool = False) -> None:
         """Validate a model, if a validation is due, and publish the best weights so far.
 
         `saved` says whether a checkpoint has its weights; weights without one never become the best.
@@ -71,7 +71,7 @@ class ModelSelection:
         log.warning("step %d: validation failed: %s", self.state.step, error)
         release_cached_memory(self.validator.device)
 
-    def _score(self, model: Transformer, saved: bool) -> None:
+    def _score(self, model: TransformerEncoder, saved: bool) -> None:
         """Score a model, and record the outcome on disk and in the state."""
         state, metric = self.state, self.config.training.best_metric
         scores = self.validator(model)

@@ -16,8 +16,9 @@ from mtrain.data.batch import Batch
 from mtrain.device import resolve_precision
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError, is_out_of_memory
+from mtrain.model.encoder import EncoderLayer, TransformerEncoder
 from mtrain.model.loss import LossSums
-from mtrain.model.transformer import Transformer
+from mtrain.model.transformer import DecoderLayer
 from mtrain.training.parallel import BatchLoss, SynchronizationMemoryError
 from mtrain.training.step import Learner
 
@@ -32,7 +33,7 @@ class ShardedLearner(Learner):
 
     shares_weights = True
 
-    def __init__(self, model: Transformer, config: TrainingConfig, ranks: Ranks):
+    def __init__(self, model: TransformerEncoder, config: TrainingConfig, ranks: Ranks):
         if config.compile == "on":
             raise UsageError("training.compile: fsdp cannot be compiled; set training.compile to auto or off")
         needed = "set_gradient_divide_factor", "set_force_sum_reduction_for_comms"
@@ -48,7 +49,7 @@ class ShardedLearner(Learner):
         super().__init__(model, config.model_copy(update={"compile": "off"}))
         self._root = root
 
-    def loss(self, model: Transformer, batch: Batch) -> LossSums:
+    def loss(self, model: TransformerEncoder, batch: Batch) -> LossSums:
         """The loss of a batch. Its backward pass adds up the gradients over the ranks."""
         return self._root(batch)  # type: ignore[no-any-return, operator]
 
@@ -81,7 +82,7 @@ class ShardedLearner(Learner):
         self._release_memory()
 
 
-def _divide(model: Transformer, root: nn.Module, config: TrainingConfig, ranks: Ranks) -> FSDPModule:
+def _divide(model: TransformerEncoder, root: nn.Module, config: TrainingConfig, ranks: Ranks) -> FSDPModule:
     """Divide the parameters of a model among the ranks, and let `root` gather them.
 
     Numbers are those of autocast: matrices are gathered in the precision of their products, everything else
@@ -94,7 +95,7 @@ def _divide(model: Transformer, root: nn.Module, config: TrainingConfig, ranks: 
     exact = MixedPrecisionPolicy(cast_forward_inputs=False)
     low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=of_weights, cast_forward_inputs=False)
     mesh = init_device_mesh(ranks.device.type, (ranks.size,))
-    layers = [*model.encoder, *model.decoder]
+    layers = [m for m in model.modules() if isinstance(m, (EncoderLayer, DecoderLayer))]
     norms: list[nn.Module] = [m for layer in layers for m in layer.modules() if isinstance(m, nn.LayerNorm)]
     fully_shard(norms, mesh=mesh, mp_policy=exact)
     for layer in layers:

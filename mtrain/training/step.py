@@ -26,9 +26,9 @@ from mtrain.device import (
 )
 from mtrain.distributed.shards import own_part, whole
 from mtrain.errors import UsageError, is_out_of_memory
+from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.layers import Dropout
-from mtrain.model.loss import LossSums, translation_loss
-from mtrain.model.transformer import Transformer
+from mtrain.model.loss import LossSums
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Learner:
 
     shares_weights = False  # whether each rank has only a part of them
 
-    def __init__(self, model: Transformer, config: TrainingConfig, workers: int = 1):
+    def __init__(self, model: TransformerEncoder, config: TrainingConfig, workers: int = 1):
         self.model, self.config = model, config
         self.optimizer = make_optimizer(model, config)
         self.device = next(model.parameters()).device
@@ -185,7 +185,7 @@ class Learner:
         self.run_in_worker(lambda: self._add_gradients(replicas[1:]))
         return sums
 
-    def _add_gradients(self, replicas: Sequence[Transformer]) -> None:
+    def _add_gradients(self, replicas: Sequence[TransformerEncoder]) -> None:
         """Add the gradients of the replicas to those of the model."""
         for replica in replicas:
             for gradient, other in zip(_gradients(self.model), _gradients(replica), strict=True):
@@ -193,7 +193,7 @@ class Learner:
             replica.zero_grad(set_to_none=True)
 
     def _forward_backward(
-        self, model: Transformer, batches: Sequence[Batch], tokens: int, seed: int | None = None
+        self, model: TransformerEncoder, batches: Sequence[Batch], tokens: int, seed: int | None = None
     ) -> Tensor:
         if seed is not None:
             Dropout.seed(model, seed)
@@ -206,14 +206,14 @@ class Learner:
         (sums.loss / tokens * self.loss_scaler.scale).backward()  # type: ignore[no-untyped-call]
         return torch.stack([sums.loss.detach(), sums.nll])
 
-    def loss(self, model: Transformer, batch: Batch) -> LossSums:
+    def loss(self, model: TransformerEncoder, batch: Batch) -> LossSums:
         """The loss of a batch, computed by the model or a replica."""
         moved, copies = batch.to(self.device), 2 if self.config.r_drop else 1
         inputs = (moved.source, moved.source_keep, moved.target_in)
         with autocast(self.device, self.precision):
-            hidden = model(*(part.repeat(copies, 1) for part in inputs))
-            labels, options = moved.labels, (self.config.label_smoothing, self.config.r_drop)
-            return translation_loss(hidden, *model.projection(), labels, moved.target_tokens, *options)
+            outputs = model(*(part.repeat(copies, 1) for part in inputs))
+            options = self.config.label_smoothing, self.config.r_drop
+            return model.loss(outputs, moved.labels, moved.target_tokens, *options)
 
     def discard(self, sums: LossSums) -> None:
         """Free what the loss of a batch keeps for a backward pass that is not needed."""
@@ -230,7 +230,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def make_learner(model: Transformer, config: TrainingConfig) -> Learner:
+def make_learner(model: TransformerEncoder, config: TrainingConfig) -> Learner:
     """The learner of a model, with as many workers as suit its device."""
     return Learner(model, config, worker_count(next(model.parameters()).device, config))
 
@@ -241,11 +241,11 @@ def worker_count(device: torch.device, config: TrainingConfig) -> int:
     return 1 if should_compile(device, config.compile) else default_worker_count(device)
 
 
-def _gradients(model: Transformer) -> list[Tensor]:
+def _gradients(model: TransformerEncoder) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
-def _replica(model: Transformer) -> Transformer:
+def _replica(model: TransformerEncoder) -> TransformerEncoder:
     """A copy that shares the weights but has its own gradients and dropout generators."""
     replica = copy.deepcopy(model)
     for copied, parameter in zip(replica.parameters(), model.parameters(), strict=True):

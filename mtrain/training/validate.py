@@ -17,7 +17,7 @@ from mtrain.decoding.translate import Translator
 from mtrain.device import autocast, resolve_precision
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.evaluation.metrics import make_metrics, score
-from mtrain.model.loss import translation_loss
+from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.transformer import Transformer
 from mtrain.progress_bar import ProgressBar
 from mtrain.storage.manifest import sha256_of_json
@@ -88,7 +88,7 @@ class Validator:
             for rows in in_batches(lengths, micro_batch_tokens)
         ]
 
-    def __call__(self, model: Transformer) -> Scores:
+    def __call__(self, model: TransformerEncoder) -> Scores:
         """Score the model. The other ranks call `share` meanwhile."""
         shares = self.ranks.divide(lambda rank, size: self.share(model, rank, size))
         nll = sum(share["nll"] for share in shares) / sum(batch.target_tokens for batch in self.batches)
@@ -99,9 +99,10 @@ class Validator:
         bleu, chrf = score(hypotheses, [self.references], self.metrics)
         return Scores(nll, math.exp(min(nll, 700.0)), bleu.score, chrf.score)
 
-    def share(self, model: Transformer, rank: int, size: int) -> Json:
+    def share(self, model: TransformerEncoder, rank: int, size: int) -> Json:
         """The summed negative log-likelihood and the translations of the pairs of one rank of `size`. The
         model is in evaluation mode meanwhile."""
+        assert isinstance(model, Transformer)
         training = model.training
         model.eval()
         try:
@@ -129,10 +130,11 @@ class Validator:
         translations = translator.stream(sources, scored=False, progress=progress)
         return [translation.text for translation in translations]
 
-    def alignment_layer(self, model: Transformer) -> int | None:
+    def alignment_layer(self, model: TransformerEncoder) -> int | None:
         """The decoder layer to take word alignments from; None if it is configured or unknown."""
         if self.config.decoding.alignment_layer is not None:
             return None
+        assert isinstance(model, Transformer)
         pairs = list(zip(self.sources, self.references, strict=True))
         try:
             with autocast(self.device, resolve_precision(self.device, self.config.training.precision)):
@@ -149,6 +151,6 @@ class Validator:
             moved = batch.to(self.device)
             with autocast(self.device, precision):
                 hidden = model.forward(moved.source, moved.source_keep, moved.target_in)
-                sums = translation_loss(hidden, *model.projection(), moved.labels, moved.target_tokens, 0.0)
+                sums = model.loss(hidden, moved.labels, moved.target_tokens, 0.0)
             total += sums.nll.item()
         return total

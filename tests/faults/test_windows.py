@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mtrain.checkpoint.checkpoint import open_checkpoint
-from mtrain.data.resegment import CancelledError
+from mtrain.data.rewrite import CancelledError
 from mtrain.data.shards import Shard, shard_file
 from mtrain.data.windows import WindowedCorpus
 from mtrain.errors import DataError, Interrupted, UsageError

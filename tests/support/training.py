@@ -169,8 +169,8 @@ class Poisoned(nn.Module):
         hidden = self.model(*inputs)
         return hidden * float("nan") if self.poison else hidden
 
-    def projection(self):
-        return self.model.projection()
+    def loss(self, *inputs):
+        return self.model.loss(*inputs)
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from mtrain.config.model import ModelConfig
 from mtrain.model.attention import MultiHeadAttention
-from mtrain.model.transformer import DecoderLayer, EncoderLayer, Transformer
+from mtrain.model.encoder import EncoderLayer
+from mtrain.model.transformer import DecoderLayer, Transformer
 
 
 def copy_attention(ours: MultiHeadAttention, theirs: nn.MultiheadAttention) -> None:

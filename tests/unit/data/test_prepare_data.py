@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain import processes
-from mtrain.data import Pair, resegment, shard_writer
+from mtrain.data import Pair, resegment, rewrite, shard_writer
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.samples import HoldoutSampler, draw_candidates
@@ -604,7 +604,7 @@ def test_segmenting_can_be_cancelled(tmp_path: Path, tokenizer: Tokenizer, monke
     monkeypatch.setattr(resegment, "BLOCK", 70)
     prepared = prepare_data(config(tmp_path, subword_sampling=0.3), tokenizer, tmp_path / "data", seed=1)
     answers = iter([False, False, True])
-    with pytest.raises(resegment.CancelledError):
+    with pytest.raises(rewrite.CancelledError):
         prepared.train.open(0, 0, lambda: next(answers))
     assert not list(answers)
 
@@ -649,7 +649,7 @@ def test_an_epoch_leaves_no_file_even_if_the_disk_is_full(tmp_path: Path, tokeni
     def full(**_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(resegment, "TemporaryFile", full)
+    monkeypatch.setattr(rewrite, "TemporaryFile", full)
     with pytest.raises(StorageError, match="No space left"):
         prepared.train.open(1)
     assert sorted((tmp_path / "data").iterdir()) == before

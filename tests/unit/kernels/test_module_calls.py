@@ -8,7 +8,7 @@ from torch import nn
 from mtrain.config.model import ModelConfig
 from mtrain.kernels.module_calls import reduce_call_overhead
 from mtrain.kernels.undocumented import documented_only
-from mtrain.model.transformer import EncoderLayer
+from mtrain.model.encoder import EncoderLayer
 
 
 def test_reduced_call_overhead_changes_neither_results_nor_the_original() -> None:

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.config.model import ModelConfig
+from mtrain.model.encoder import EncoderLayer
 from mtrain.model.layers import Dropout, FeedForward, Residual
-from mtrain.model.transformer import DecoderLayer, EncoderLayer
+from mtrain.model.transformer import DecoderLayer
 from tests.support.transformer import copy_layer, their_arguments
 
 torch.set_num_threads(1)

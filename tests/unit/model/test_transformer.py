@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from mtrain.config.model import ModelConfig
 from mtrain.kernels.undocumented import documented_only
 from mtrain.model.attention import AttentionWeights, MultiHeadAttention, causal_mask
+from mtrain.model.encoder import sinusoidal_positions
 from mtrain.model.layers import Dropout
-from mtrain.model.transformer import Transformer, sinusoidal_positions
+from mtrain.model.transformer import Transformer
 from tests.support.transformer import (
     KINDS,
     POSITIONS,

@@ -1,0 +1,75 @@
+"""Changes of the rows of a window, for each epoch anew, such as subword sampling.
+
+A change is made in blocks of rows and depends only on the seed, the epoch, the window and the rows. Its
+result is stored in temporary files, so that memory does not depend on the size of a window.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+import numpy as np
+
+from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.shards import Ids, Rows
+from mtrain.errors import StorageError
+from mtrain.tokenizer.tokenizer import Tokenizer
+
+BLOCK = 10_000  # rows that are changed at a time
+Sides = tuple[Rows, Rows]  # source, target
+Key = tuple[int, ...]  # the epoch or, if it has several windows, the epoch and the window
+Cancelled = Callable[[], bool]  # whether the result is no longer needed
+Rewrite = Callable[[EncodedCorpus, Key, Cancelled], EncodedCorpus]
+
+
+class CancelledError(Exception):
+    """The result is no longer needed."""
+
+
+class ScratchStorage:
+    """Temporary files for token ids."""
+
+    def __init__(self, tokenizer: Tokenizer, folder: Path):
+        largest = max(tokenizer.source_vocab_size, tokenizer.target_vocab_size)
+        self._dtype = np.dtype(np.uint16 if largest <= 2**16 else np.int32)
+        self._folder = folder
+
+    def replace_rows(
+        self, corpus: EncodedCorpus, blocks: Iterable[Sides], cancelled: Cancelled
+    ) -> EncodedCorpus:
+        """A corpus with the rows of `blocks` in place of its own, in the same order. Raises StorageError if
+        they cannot be written; CancelledError if `cancelled`, which is called for each block, returns true.
+        """
+        try:
+            # The files have no names; their space is freed when the corpus is garbage-collected.
+            with TemporaryFile(dir=self._folder) as source, TemporaryFile(dir=self._folder) as target:
+                files, lengths = (source, target), np.empty((2, len(corpus)), np.int32)
+                start = 0
+                for block in blocks:
+                    if cancelled():
+                        raise CancelledError
+                    stop = start + len(block[0].lengths)
+                    for file, side, of_rows in zip(files, block, lengths, strict=True):
+                        of_rows[start:stop] = side.lengths
+                        file.write(side.ids.astype(self._dtype).tobytes())
+                    start = stop
+                return corpus.with_ids((self._map(source), self._map(target)), (lengths[0], lengths[1]))
+        except OSError as error:
+            raise StorageError(f"{self._folder}: cannot write: {error.strerror or error}") from error
+
+    def _map(self, file: IO[bytes]) -> Ids:
+        file.flush()
+        return np.memmap(file, self._dtype, "r")
+
+
+def to_lists(rows: Rows) -> Iterator[list[int]]:
+    """The ids of each row."""
+    ids = rows.ids.tolist()
+    return (ids[start:stop] for start, stop in pairwise(rows.starts.tolist()))
+
+
+def from_lists(rows: list[list[int]]) -> Rows:
+    """The inverse of `to_lists`."""
+    return Rows(np.concatenate(rows, dtype=np.int32), np.array(list(map(len, rows)), np.int32))
