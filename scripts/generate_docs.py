@@ -38,6 +38,7 @@ SECTIONS = {
     "Holdout": "`data.validation`: held-out pairs",
     "Filters": "`data.filters`",
     "MinScore": "`data.filters.min_score`",
+    "Augment": "`data.augment`",
     "TokenizerConfig": "`tokenizer`",
     "Architecture": "`model`",
     "TrainingConfig": "`training`",

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from mtrain.config.augment import Augment
 from mtrain.config.corpora import (
     Corpora,
     CorpusSpec,
@@ -53,7 +54,9 @@ class DataConfig(Section):
         None,
         description="sample new segmentations in each epoch: alpha of unigram, dropout of BPE; null: never",
     )
-
+    augment: Augment | None = Field(
+        None, description="random changes to the pairs of `train`, which differ in each epoch; null: none"
+    )
     window_pairs: int = Field(
         4_000_000,
         ge=1,
@@ -66,6 +69,11 @@ class DataConfig(Section):
             return None
         return self.filters.min_score.column
 
+    @property
+    def changes_pairs(self) -> bool:
+        """Whether the ids of training pairs differ from epoch to epoch."""
+        return self.subword_sampling is not None or self.augment is not None
+
     @model_validator(mode="after")
     def _weights_are_for_training(self) -> Self:
         validation = self.validation if isinstance(self.validation, list) else []
@@ -77,6 +85,11 @@ class DataConfig(Section):
     @classmethod
     def _none_without_rules(cls, filters: Filters | None) -> Filters | None:
         return None if filters == Filters() else filters
+
+    @field_validator("augment", mode="after")
+    @classmethod
+    def _none_without_changes(cls, augment: Augment | None) -> Augment | None:
+        return None if augment == Augment() else augment
 
     @model_validator(mode="after")
     def _filters_are_for_training(self) -> Self:

@@ -68,6 +68,7 @@ class Config(Section):
             raise ValueError("model.preset: auto and training.init_from both determine the sizes; give one")
         if self.model.tie_embeddings == "all" and not self.tokenizer.joint and not reused:
             raise ValueError("model.tie_embeddings: all needs tokenizer.joint: true; set it, or use decoder")
+        self._require_visible_changes(reused is not None)
         longest = self.data.max_length
         if auto and "batch_tokens" not in recipe.model_fields_set:  # the batch will be large enough
             recipe = recipe.model_copy(update={"batch_tokens": max(longest, recipe.batch_tokens)})
@@ -77,6 +78,21 @@ class Config(Section):
             limits = "training.batch_tokens and micro_batch_tokens" + (" / 2" if self.training.r_drop else "")
             raise ValueError(f"data.max_length ({longest}) must not exceed {limits} ({budget})")
         return self
+
+    def _require_visible_changes(self, is_reused: bool) -> None:
+        """Raise ValueError if a new tokenizer could not represent what `data.augment` does."""
+        augment, tokenizer = self.data.augment, self.tokenizer
+        if augment is None or is_reused:
+            return
+        if augment.cases and tokenizer.normalization.endswith("_cf"):
+            raise ValueError(
+                f"data.augment.{next(iter(augment.cases))} has no effect with tokenizer.normalization: "
+                f"{tokenizer.normalization}, which lowercases; leave one of them out"
+            )
+        if augment.noise and not tokenizer.byte_fallback:
+            raise ValueError(
+                "data.augment.noise needs tokenizer.byte_fallback: true; its characters are not learned"
+            )
 
 
 class ModelFolderConfig(Section):

@@ -106,9 +106,16 @@ class EncodedCorpus:
         return sides[0], sides[1]
 
     def with_ids(self, ids: tuple[Ids, Ids], lengths: tuple[Ids, Ids]) -> "EncodedCorpus":
-        """The same rows with other ids, which are those of the rows one after another."""
+        """The same rows with other ids, which are those of the rows one after another. Any further rows are
+        noise that was added to the corpus."""
         starts = [Rows(*side).starts[:-1] for side in zip(ids, lengths, strict=True)]
-        return EncodedCorpus([_Part(ids, (starts[0], starts[1]), lengths)], self._weights, self.locate)
+        added = len(lengths[0]) - len(self)
+
+        def locate(rows: Sequence[int]) -> list[str]:
+            return [self.locate([row])[0] if row < len(self) else "data.augment.noise" for row in rows]
+
+        weights = np.append(self._weights[0], 1.0), [*self._weights[1], added]
+        return EncodedCorpus([_Part(ids, (starts[0], starts[1]), lengths)], weights, locate)
 
 
 def _lists(rows: Rows) -> pa.ListArray:

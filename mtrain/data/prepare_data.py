@@ -156,7 +156,7 @@ def _make_corpus(
     seed: int,
     run_dir: Path,
 ) -> WindowedCorpus:
-    rewrites = [] if data.subword_sampling is None else [Resegmenter(data, tokenizer, seed, run_dir)]
+    rewrites = [Resegmenter(data, tokenizer, seed, run_dir)] if data.changes_pairs else []
     corpus = contents.shards, data.train, data.window_pairs, seed
     return WindowedCorpus(*corpus, run_dir, verified, rewrites)
 

@@ -1,25 +1,28 @@
-"""New segmentations of encoded pairs, for subword sampling.
+"""New ids for the pairs of a window: their text is changed by `data.augment`, and new segmentations are
+sampled by `data.subword_sampling`.
 
-Sampling is pure Python, so it would slow down training in the same process: threads share Python's global
+Most of this is pure Python, so it would slow down training in the same process: threads share Python's global
 interpreter lock. Many pairs are therefore segmented in worker processes.
 """
 
 import os
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from mtrain.config.data import DataConfig
+from mtrain.data.augment_pairs import EncodedPair, PairAugmenter
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.rewrite import BLOCK, Cancelled, Key, ScratchStorage, Sides, from_lists, to_lists
 from mtrain.data.shards import Rows
 from mtrain.distributed.launch import read_launch
 from mtrain.processes import WorkerPool, WorkerProcess, count_cores
-from mtrain.tokenizer.sampling import make_resegment
+from mtrain.tokenizer.sampling import Resegment, make_resegment
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.worker_messages import Answer, Message, Receive
 from mtrain.worker_messages import serve as serve_tasks
@@ -33,10 +36,12 @@ ResegmentBlock = Callable[[Sides, Key, int], Sides]
 
 
 class Resegmenter:
-    """Samples new segmentations, which depend only on the seed, the key and the rows."""
+    """Changes and segments pairs again. The result depends only on the settings, the seed, the key and the
+    rows."""
 
     def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int, scratch: Path):
-        """`data.subword_sampling` must be set. Segmentations are written to temporary files in `scratch`."""
+        """The ids are written to temporary files in `scratch`."""
+        self._augment, self._seed = _make_augmenter(data, tokenizer), seed
         self._block = _make_block_resegmenter(data, tokenizer, seed)
         folder = str(tokenizer.files[0].parent.resolve())
         self._settings = {"data": data.model_dump(mode="json"), "tokenizer": folder, "seed": seed}
@@ -44,14 +49,21 @@ class Resegmenter:
         self._calls = 0
 
     def __call__(self, corpus: EncodedCorpus, key: Key, cancelled: Cancelled) -> EncodedCorpus:
-        """The rows of a corpus with new segmentations. Raises StorageError if they cannot be written;
-        CancelledError if `cancelled`, which is called from time to time, returns true."""
+        """The rows of a corpus with new ids, and rows of noise after them. Raises StorageError if they cannot
+        be written; CancelledError if `cancelled`, which is called from time to time, returns true."""
         self._calls += 1
         with closing(self._blocks(corpus, key)) as blocks:
-            return self._storage.replace_rows(corpus, blocks, cancelled)
+            return self._storage.replace_rows(corpus, chain(blocks, self._noise(corpus, key)), cancelled)
+
+    def _noise(self, corpus: EncodedCorpus, key: Key) -> list[Sides]:
+        """A block with the noise that is added to a corpus, unless there is none."""
+        if self._augment is None:
+            return []
+        pairs = self._augment.noise(len(corpus), _generator("noise", self._seed, *key))
+        return [_from_pairs(pairs)] if pairs else []
 
     def _blocks(self, corpus: EncodedCorpus, key: Key) -> Generator[Sides, None, None]:
-        """New segmentations of all rows, a block at a time."""
+        """New ids of all rows, a block at a time."""
 
         def rows(block: int) -> Sides:
             return corpus.rows(np.arange(block * BLOCK, min((block + 1) * BLOCK, len(corpus))))
@@ -78,30 +90,50 @@ class Resegmenter:
 
 def count_processes() -> int:
     """The number of processes that segment pairs: half of the cores, shared among the ranks of this machine.
-    Each segments about 6,000 pairs of 13 words a second."""
+    Each samples segmentations of about 6,000 pairs of 13 words a second."""
     return max(1, count_cores() // 2 // read_launch().local_size)
 
 
-def _make_block_resegmenter(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ResegmentBlock:
-    """A function that samples new segmentations of a block. They depend only on (seed, key, block).
+def _make_augmenter(data: DataConfig, tokenizer: Tokenizer) -> PairAugmenter | None:
+    return None if data.augment is None else PairAugmenter(data.augment, data, tokenizer)
 
-    A pair that would become too long keeps its segmentation, so every epoch has the same rows.
+
+def _make_block_resegmenter(data: DataConfig, tokenizer: Tokenizer, seed: int) -> ResegmentBlock:
+    """A function that changes the pairs of a block and samples new segmentations. They depend only on (seed,
+    key, block).
+
+    A pair that would become too long keeps its text or segmentation, so every epoch has the same rows.
     """
-    assert data.subword_sampling is not None
-    source = target = make_resegment(tokenizer.source, data.subword_sampling)
-    if tokenizer.target is not tokenizer.source:
-        target = make_resegment(tokenizer.target, data.subword_sampling)
+    augment, strength = _make_augmenter(data, tokenizer), data.subword_sampling
+    samplers: list[Resegment] = []
+    if strength is not None:
+        samplers = [make_resegment(tokenizer.source, strength)] * 2
+        if tokenizer.target is not tokenizer.source:
+            samplers[1] = make_resegment(tokenizer.target, strength)
 
     def resegment(block: Sides, key: Key, number: int) -> Sides:
-        generator = random.Random(" ".join(map(str, (seed, *key, number))))
-        rows: tuple[list[list[int]], list[list[int]]] = [], []
-        for old in zip(*map(to_lists, block), strict=True):
-            new = source(old[0], generator), target(old[1], generator)
-            for side, ids in zip(rows, new if max(map(len, new)) <= data.max_length else old, strict=True):
-                side.append(ids)
-        return from_lists(rows[0]), from_lists(rows[1])
+        pairs = list(zip(*map(to_lists, block), strict=True))
+        if augment is not None:
+            pairs = augment(pairs, _generator("augment", seed, *key, number))
+        if samplers:
+            generator = _generator(seed, *key, number)
+            for row, (source, target) in enumerate(pairs):
+                new = samplers[0](source, generator), samplers[1](target, generator)
+                if max(map(len, new)) <= data.max_length:
+                    pairs[row] = new
+        return _from_pairs(pairs)
 
     return resegment
+
+
+def _generator(*parts: object) -> random.Random:
+    """Random numbers that depend on some values."""
+    return random.Random(" ".join(map(str, parts)))
+
+
+def _from_pairs(pairs: Sequence[EncodedPair]) -> Sides:
+    sources, targets = zip(*pairs, strict=True)
+    return from_lists(sources), from_lists(targets)
 
 
 def _to_message(sides: Sides, header: dict[str, object]) -> Message:
@@ -121,6 +153,7 @@ def serve() -> None:
 def _prepare(receive: Receive) -> Answer:
     settings = receive().header
     data, tokenizer = DataConfig.model_validate(settings["data"]), Tokenizer(Path(settings["tokenizer"]))
+    tokenizer.set_threads(1)
     resegment = _make_block_resegmenter(data, tokenizer, settings["seed"])
     has_low_priority = not hasattr(os, "nice")  # on Windows
 

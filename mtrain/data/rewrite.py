@@ -4,7 +4,7 @@ A change is made in blocks of rows and depends only on the seed, the epoch, the 
 result is stored in temporary files, so that memory does not depend on the size of a window.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -39,23 +39,21 @@ class ScratchStorage:
     def replace_rows(
         self, corpus: EncodedCorpus, blocks: Iterable[Sides], cancelled: Cancelled
     ) -> EncodedCorpus:
-        """A corpus with the rows of `blocks` in place of its own, in the same order. Raises StorageError if
-        they cannot be written; CancelledError if `cancelled`, which is called for each block, returns true.
-        """
+        """A corpus with the rows of `blocks` in place of its own, in the same order. Further rows are added
+        to it. Raises StorageError if they cannot be written; CancelledError if `cancelled`, which is called
+        for each block, returns true."""
         try:
             # The files have no names; their space is freed when the corpus is garbage-collected.
             with TemporaryFile(dir=self._folder) as source, TemporaryFile(dir=self._folder) as target:
-                files, lengths = (source, target), np.empty((2, len(corpus)), np.int32)
-                start = 0
+                files, lengths = (source, target), [np.empty((2, 0), np.int32)]
                 for block in blocks:
                     if cancelled():
                         raise CancelledError
-                    stop = start + len(block[0].lengths)
-                    for file, side, of_rows in zip(files, block, lengths, strict=True):
-                        of_rows[start:stop] = side.lengths
+                    lengths.append(np.stack([side.lengths for side in block], dtype=np.int32))
+                    for file, side in zip(files, block, strict=True):
                         file.write(side.ids.astype(self._dtype).tobytes())
-                    start = stop
-                return corpus.with_ids((self._map(source), self._map(target)), (lengths[0], lengths[1]))
+                of_source, of_target = np.concatenate(lengths, axis=1)
+                return corpus.with_ids((self._map(source), self._map(target)), (of_source, of_target))
         except OSError as error:
             raise StorageError(f"{self._folder}: cannot write: {error.strerror or error}") from error
 
@@ -70,6 +68,6 @@ def to_lists(rows: Rows) -> Iterator[list[int]]:
     return (ids[start:stop] for start, stop in pairwise(rows.starts.tolist()))
 
 
-def from_lists(rows: list[list[int]]) -> Rows:
+def from_lists(rows: Sequence[list[int]]) -> Rows:
     """The inverse of `to_lists`."""
     return Rows(np.concatenate(rows, dtype=np.int32), np.array(list(map(len, rows)), np.int32))

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -117,6 +117,14 @@ class Vocabulary:
         types = _piece_types(self.processor.serialized_model_proto())
         return frozenset(i for i, type_ in enumerate(types) if type_ == _USER_DEFINED)
 
+    @cached_property
+    def symbol_pattern(self) -> re.Pattern[str] | None:
+        """A pattern of the symbols in a text: `tokenizer.symbols`, or the tag of a Marian model at its
+        beginning. None if there are no symbols."""
+        if self.ids is not None:
+            return re.compile(rf"\A{_TAG.pattern}", _TAG.flags)
+        return pattern_of([self.pieces[i] for i in self.symbols])
+
     def scores(self) -> list[float]:
         """The score of each piece in SentencePiece's model; 0 if it was not learned."""
         scores: list[float] = self.processor.get_score(self.processor.piece_to_id(self.pieces))
@@ -126,6 +134,12 @@ class Vocabulary:
         """The ids of <unk> and of byte pieces, which stand for text that no piece was learned for."""
         known = self.processor.piece_to_id(self.pieces)
         return {self.special.unk} | {i for i, piece in enumerate(known) if self.processor.is_byte(piece)}
+
+
+def pattern_of(symbols: Sequence[str]) -> re.Pattern[str] | None:
+    """A pattern of symbols in a text, or None if there are none."""
+    names = sorted(symbols, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, names))) if names else None
 
 
 def _piece_types(model: bytes) -> list[int]:

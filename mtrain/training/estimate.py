@@ -102,7 +102,7 @@ class Estimator:
         self.device, self.devices, self.numerics = device, devices, device.numerics
         self.copies = 2 if self.recipe.r_drop else 1  # of each micro-batch
         self.longest = config.data.max_length  # sentence, in tokens
-        if lengths.is_complete and config.data.subword_sampling is None:
+        if lengths.is_complete and not config.data.changes_pairs:
             self.longest = int(max(lengths.source.max(), lengths.target.max()))
         self.micro_batch_tokens = self._choose_micro_batch_tokens()
         sizes = self.recipe.batch_tokens, self.micro_batch_tokens, devices, device.workers

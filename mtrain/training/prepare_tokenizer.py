@@ -9,6 +9,7 @@ from mtrain.checkpoint.model_folder import copy_tokenizer, tokenizer_folder
 from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import to_yaml
+from mtrain.data.augment import Side, with_cases
 from mtrain.data.data_folder import find_data_folder, shared_tokenizer
 from mtrain.data.prepare_data import make_scanner
 from mtrain.data.raw_files import RawFiles
@@ -18,8 +19,9 @@ from mtrain.data.summary import CURE
 from mtrain.errors import ModelError, UsageError
 from mtrain.storage.atomic import copy_files, write_folder, write_text
 from mtrain.storage.manifest import MANIFEST
-from mtrain.tokenizer.learn import train_tokenizer
+from mtrain.tokenizer.learn import Sentences, train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.tokenizer.vocabulary import pattern_of
 from mtrain.training.resolve_config import resolve_config, tokenizer_settings
 from mtrain.training.run_folder import locked_run_folder, write_config
 
@@ -78,7 +80,10 @@ def prepare_tokenizer(
 
     def hashes() -> str:
         filters = describe_data(config.data).get("filters")
-        return json.dumps([*scanner.files.training_hashes, *([filters] if filters else [])]) + "\n"
+        further = [filters] if filters else []
+        if config.data.augment is not None and (cases := config.data.augment.cases):
+            further.append({"augment": cases})
+        return json.dumps([*scanner.files.training_hashes, *further]) + "\n"
 
     if force and trained:
         raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")
@@ -92,8 +97,8 @@ def prepare_tokenizer(
             )
         if not trained and learned_from.exists() and learned_from.read_text(encoding="utf-8") != hashes():
             log.warning(
-                "data.train or data.filters has changed since the tokenizer was learned; to learn it again, "
-                "run `mtrain tokenize CONFIG --force`"
+                "data.train, data.filters or data.augment has changed since the tokenizer was learned; "
+                "to learn it again, run `mtrain tokenize CONFIG --force`"
             )
         return Tokenizer(folder)
     if trained:
@@ -108,8 +113,7 @@ def prepare_tokenizer(
             _require_same_tokenizer(learned, shared)
             copy_files(shared, temporary, {MANIFEST})
         elif settings.path is None:
-            text = scanner.text
-            sides = (lambda: text.side(0)), (lambda: text.side(1))
+            sides = _sampled_text(config, scanner)
             size = train_tokenizer(settings, *sides, temporary, config.seed, reduce_vocab_size)
             learned = settings.model_copy(update={"vocab_size": size})
             write_text(temporary / learned_from.name, hashes())
@@ -119,6 +123,20 @@ def prepare_tokenizer(
 
     write_folder(folder, fill)
     return Tokenizer(folder)
+
+
+def _sampled_text(config: Config, scanner: CorpusScanner) -> tuple[Sentences, Sentences]:
+    """The sources and the targets that a tokenizer is learned from. With `data.augment`, some have the letter
+    case that training will have: otherwise, upper-cased words would be segmented into single letters."""
+    text, data, seed = scanner.text, config.data, config.seed
+    if data.augment is None or not data.augment.cases:
+        return (lambda: text.side(0)), (lambda: text.side(1))
+    augment, symbols = data.augment, pattern_of(config.tokenizer.symbols)
+    source, target = Side(data.source_lang, symbols), Side(data.target_lang, symbols)
+    return (
+        lambda: with_cases(text.side(0), source, augment, seed),
+        lambda: with_cases(text.side(1), target, augment, seed),
+    )
 
 
 def _with_learned_size(settings: TokenizerConfig, folder: Path, reduce_vocab_size: bool) -> TokenizerConfig:

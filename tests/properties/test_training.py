@@ -14,7 +14,8 @@ STEPS = 12
 def test_the_same_seed_gives_the_same_run_if_resumed_at_any_steps(tried, make_config, tmp_path):
     recipe = {"batch_tokens": 128, "micro_batch_tokens": 64, "ema_decay": 0.9, "log_every": 1}
     recipe |= {"checkpoint_every": 5, "validate_every": STEPS}
-    keys = {"model": {"dropout": 0.3}, "data": {"subword_sampling": 0.2}}
+    changes = {"uppercase": 0.1, "drop_final_punctuation": 0.2, "typos": 0.2, "noise": 0.1, "merge": 0.1}
+    keys = {"model": {"dropout": 0.3}, "data": {"subword_sampling": 0.2, "augment": changes}}
 
     def run(name: str, *stops: int, seed: int = 1):
         for steps in (*stops, STEPS):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from mtrain.config.augment import Augment
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
 from mtrain.data.batching import plan_batches
@@ -16,6 +17,7 @@ from mtrain.data.prepare_data import prepare_data
 from mtrain.data.windows import ONE_WINDOW, WindowLayout
 from tests.support.encoding import CORPORA, TOY, config, use_sizes, write
 
+AUGMENT = list(Augment.model_fields)
 LAYOUTS = {
     "pairs": st.integers(1, 10**9),
     "buckets": st.integers(1, 300),
@@ -63,14 +65,16 @@ def test_each_pair_occurs_once_an_epoch_and_resuming_keeps_the_order(
         window_pairs=st.integers(1, 100),
         batch_tokens=st.integers(64, 400),
         sampling=st.sampled_from([None, 0.3]),
+        augment=st.fixed_dictionaries({}, optional=dict.fromkeys(AUGMENT, st.sampled_from([0.1, 1]))),
         world_size=st.integers(1, 4),
         data=st.data(),
     )
-    def check(sizes, block, shard, bucket, window_pairs, batch_tokens, sampling, world_size, data):
+    def check(sizes, block, shard, bucket, window_pairs, batch_tokens, sampling, augment, world_size, data):
         use_sizes(monkeypatch, block, shard, bucket)
         folder = tmp_path_factory.mktemp("any")
         train = [write(folder / f"{i}.tsv", TOY[:size]) for i, size in enumerate(sizes)]
         keys = {"max_length": 64, "window_pairs": window_pairs, "subword_sampling": sampling}
+        keys["augment"] = augment
         section = config(folder, train, **keys)
         prepared = prepare_data(section, tokenizer, folder / "data", seed=1)
         raw = {"run_dir": str(folder), "data": section.model_dump(exclude_unset=True)}
@@ -83,6 +87,8 @@ def test_each_pair_occurs_once_an_epoch_and_resuming_keeps_the_order(
         whole = steps_of_epochs(loader(), 2, START)
         assert len(prepared.train) == sum(sizes)
         pairs = Counter(place for _, _, places in whole for place in places)
+        noise = pairs.pop("data.augment.noise", 0)
+        assert noise >= 2 * sum(sizes) * 0.9 if augment.get("noise") == 1 else noise < 2 * sum(sizes)
         assert pairs == {f"{folder}/{i}.tsv:{n + 1}": 2 for i, size in enumerate(sizes) for n in range(size)}
         for number in range(len(prepared.train.windows(epoch=0))):
             window = prepared.train.open(0, number)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from mtrain.config import corpora, data, decoding, model, schema, tokenizer, training
+from mtrain.config import augment, corpora, data, decoding, model, schema, tokenizer, training
 from mtrain.config.corpora import Holdout
 from mtrain.config.section import Section
 from mtrain.config.yaml_io import parse_yaml
@@ -16,7 +16,7 @@ from tests.support.configs import MINIMAL
 SECTIONS = sorted(
     {
         value
-        for module in (schema, data, corpora, tokenizer, model, training, decoding)
+        for module in (schema, augment, data, corpora, tokenizer, model, training, decoding)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Section) and value.model_fields
     },
@@ -50,6 +50,7 @@ def test_every_number_has_a_lower_limit(section: type[Section]):
     [
         ("sead=2", "sead", "seed"),
         ("data.max_lenght=3", "max_lenght", "max_length"),
+        ("data.augment={upercase: 0.1}", "upercase", "uppercase"),
         ("data.train.weigth=2", "weigth", "weight"),
         ("data.validation={holdot: 3}", "holdot", "holdout"),
         ("data.test.a={tsv: f, sourcecolumn: 1}", "sourcecolumn", "source_column"),
@@ -94,6 +95,8 @@ def test_a_missing_section_is_named(rejection, key: str):
         ("data.max_length=1", "data.max_length", "2"),
         ("data.max_length=65537", "data.max_length", "65536"),
         ("data.train.weight=0", "data.train.0.weight", "0"),
+        ("data.augment={typos: 1.5}", "data.augment.typos", "1"),
+        ("data.augment={merge: -0.1}", "data.augment.merge", "0"),
         ("data.validation={holdout: 0}", "data.validation.holdout", "1"),
         ("tokenizer.vocab_size=7", "tokenizer.vocab_size", "8"),
         ("tokenizer.character_coverage=1.01", "tokenizer.character_coverage", "1"),

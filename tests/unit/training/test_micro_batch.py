@@ -109,9 +109,10 @@ def test_memory_is_that_of_the_gpu(monkeypatch, kind):
     assert available_memory(torch.device(kind)) == 2**33
 
 
-def test_a_micro_batch_can_hold_the_longest_sampled_segmentation(make_config, set_memory):
+@pytest.mark.parametrize("changes", [{"subword_sampling": 0.1}, {"augment": {"uppercase": 0.1}}])
+def test_a_micro_batch_can_hold_the_longest_pair_of_any_epoch(make_config, set_memory, changes):
     set_memory(1)
-    keys = {"subword_sampling": 0.1, "max_length": 64}
+    keys = {**changes, "max_length": 64}
     recipe = {"batch_tokens": 512, "max_steps": 12}
     fit(make_config(data=keys, training=recipe), device="cpu")
     trainer = make_trainer(make_config("two", data=keys, training=recipe), device="cpu")

@@ -10,6 +10,7 @@ import yaml
 from mtrain.data.scan import LARGE
 from mtrain.data.shards import SHARD
 from mtrain.training.prepare import prepare, prepare_run
+from mtrain.training.prepare_tokenizer import tokenize
 from tests.support.encoding import TOY, write
 from tests.support.training import fit_on_cpu
 
@@ -93,3 +94,19 @@ def test_mistakes_in_the_arguments_of_prepare_are_one_line(mtrain, config_file):
     assert code == 2 and err.count("\n") == 1 and "--workers" in err
     code, _, err = mtrain("prepare", config_file, "--set", "data.train.source=nowhere.en")
     assert code == 3 and err == "error: nowhere.en: no such file\n"
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_the_tokenizer_is_learned_from_text_with_the_letter_case_of_training(make_config, joint):
+    keys = {"tokenizer": {"joint": joint, "vocab_size": 302}, "model": {"tie_embeddings": "none"}}
+    cased = {"uppercase": 1, "typos": 1, "noise": 1, "merge": 1}
+    letters = []
+    for name, augment in (("plain", None), ("cased", cased)):
+        tokenizer = tokenize(make_config(name, data={"augment": augment}, **keys))
+        vocabularies = (tokenizer.source, tokenizer.target)
+        learned = [set(each.pieces) - {each.pieces[i] for i in each.unlearned()} for each in vocabularies]
+        letters.append([{letter for piece in pieces for letter in piece[-1:]} for pieces in learned])
+    for plain, upper in zip(*letters, strict=True):
+        assert {letter.upper() for letter in plain} <= upper | {"SS"} and "e" in plain
+        assert not any(map(str.islower, upper))
+        assert len(upper) < 40  # no noise

@@ -1,0 +1,42 @@
+"""The section `data.augment`: how training pairs are changed at random."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from mtrain.config.section import Section
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class Augment(Section):
+    """How training pairs are changed at random, differently in each epoch, so that the model also translates
+    such text. Each number is the probability that a pair is changed in this way; several changes may apply to
+    one pair. A pair that would become longer than `max_length` is not changed."""
+
+    uppercase: Probability = Field(
+        0.0, description="write both sides in upper case, such as 0.07; in scripts that have it"
+    )
+    titlecase: Probability = Field(
+        0.0,
+        description="begin each word of both sides with a capital, such as 0.05; in scripts that have them",
+    )
+    drop_final_punctuation: Probability = Field(
+        0.0, description="remove the punctuation at the end of both sides, if both have some, such as 0.2"
+    )
+    typos: Probability = Field(
+        0.0, description="add typing errors to the source, one to ten words and at least one, such as 0.05"
+    )
+    noise: Probability = Field(
+        0.0,
+        description="add pairs with the same random Unicode characters on both sides: a share of the number "
+        "of pairs, such as 0.0005",
+    )
+    merge: Probability = Field(
+        0.0, description="append the next pair to a pair, such as 0.05; the next pair also remains"
+    )
+
+    @property
+    def cases(self) -> dict[str, float]:
+        """The changes of letter case that are on, with their probabilities."""
+        return {name: getattr(self, name) for name in ("uppercase", "titlecase") if getattr(self, name)}

@@ -1,0 +1,175 @@
+"""Changes to text that models should tolerate: letter case, missing punctuation, typing errors; and noise.
+
+The modifiers of OpusTrainer (Bogoychev et al., "OpusCleaner and OpusTrainer", 2023) are the model. What is
+random depends on a generator only.
+"""
+
+import itertools
+import random
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from mtrain.config.augment import Augment
+from mtrain.config.languages import base_language, scripts_of_language
+
+CHANGES = ("uppercase", "titlecase", "drop_final_punctuation", "typos")  # in the order in which they apply
+_CASED = {"LATIN", "CYRILLIC", "GREEK", "ARMENIAN"}  # of the scripts of languages that mtrain knows
+_DOTTED = ("az", "tr")  # languages whose "i" keeps its dot as a capital
+_WORD_START = re.compile(r"(?<!\S)([^\w\s]*)(\w)")
+_FINAL = ".!?…,:;．｡。।॥۔။።։！՜？؟\u037e՞፧，、،：；؛"  # punctuation at the end of sentences and their parts
+_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")  # of a keyboard
+_ERRORS = ("omit", "double", "swap", "replace", "insert", "join", "split")
+_WORDS_PER_ERROR = 10
+# Ranges of code points of several scripts, symbols and emoji.
+_NOISE = (
+    *((0xC0, 0x17F), (0x391, 0x3C9), (0x410, 0x44F), (0x531, 0x586), (0x5D0, 0x5EA), (0x620, 0x64A)),
+    *((0x904, 0x939), (0xE01, 0xE30), (0x10D0, 0x10FA), (0x3041, 0x3096), (0x30A1, 0x30FA), (0x4E00, 0x9FA5)),
+    *((0xAC00, 0xD7A3), (0x2190, 0x21FF), (0x2200, 0x22FF), (0x2600, 0x26FF), (0x2701, 0x27BF)),
+    *((0x1F300, 0x1F5FF), (0x1F600, 0x1F64F), (0x1F680, 0x1F6C5), (0x1F910, 0x1F9FF)),
+)
+_NOISE_WORDS, _NOISE_CHARACTERS = 6, 5  # at most, in a text and in a word
+_PLACEHOLDERS = range(0xD800, 0xE000)  # surrogates: no text contains them, and they are no letters
+
+
+def has_case(text: str, language: str) -> bool:
+    """Whether a text is in a script with capital letters: if its language has one and, since texts may be in
+    other languages, if most of its letters belong to one. Capitals of Georgian do not begin words."""
+    scripts = scripts_of_language(language)
+    if scripts and _CASED.isdisjoint(scripts):
+        return False
+    letters = [character for character in text if character.isalpha()]
+    return 2 * sum(letter.title() != letter.lower() for letter in letters) > len(letters)
+
+
+def upper_cased(text: str, language: str) -> str:
+    """The text in upper case, if its script has it."""
+    if not has_case(text, language):
+        return text
+    return (text.replace("i", "İ") if base_language(language) in _DOTTED else text).upper()
+
+
+def title_cased(text: str, language: str) -> str:
+    """The text with a capital at the beginning of each word, if its script has capitals. Other letters are
+    kept."""
+    if not has_case(text, language):
+        return text
+    dotted = base_language(language) in _DOTTED
+
+    def capitalized(match: re.Match[str]) -> str:
+        letter = match[2]
+        return match[1] + ("İ" if dotted and letter == "i" else letter.title())
+
+    return _WORD_START.sub(capitalized, text)
+
+
+def without_final_punctuation(text: str) -> str:
+    """The text without the punctuation at its end. It is kept if nothing else would be left."""
+    return text.rstrip().rstrip(_FINAL).rstrip() or text
+
+
+def with_typos(text: str, generator: random.Random) -> str:
+    """The text with typing errors, one to ten words and at least one. A text of fewer than two letters is
+    not changed."""
+    for _ in range(max(1, round(len(text.split()) / _WORDS_PER_ERROR))):
+        text = _mistyped(text, generator)
+    return text
+
+
+def _mistyped(text: str, generator: random.Random) -> str:
+    """The text with one typing error."""
+    letters = [i for i, character in enumerate(text) if character.isalpha()]
+    if len(letters) < 2:
+        return text
+    i, error = generator.choice(letters), generator.choice(_ERRORS)
+    before, letter, after = text[:i], text[i], text[i + 1 :]
+    if error == "join":
+        spaces = [place for place, character in enumerate(text) if character == " "]
+        place = generator.choice(spaces) if spaces else None
+        return before + after if place is None else text[:place] + text[place + 1 :]
+    if error == "split" and before[-1:].isalpha():
+        return f"{before} {letter}{after}"
+    if error == "swap" and after[:1].isalpha() and after[0] != letter:
+        return before + after[0] + letter + after[1:]
+    if error in ("replace", "insert"):
+        other = _neighbor(letter, generator) or text[generator.choice(letters)]
+        return before + other + (letter if error == "insert" else "") + after
+    return before + (2 * letter if error == "double" else "") + after
+
+
+def _neighbor(letter: str, generator: random.Random) -> str | None:
+    """A letter beside another one on a keyboard, if that has a Latin letter."""
+    for row, keys in enumerate(_ROWS):
+        if (column := keys.find(letter.lower())) >= 0:
+            near = [(row, column - 1), (row, column + 1), (row - 1, column), (row + 1, column)]
+            found = [_ROWS[y][x] for y, x in near if 0 <= y < len(_ROWS) and 0 <= x < len(_ROWS[y])]
+            other = generator.choice(found)
+            return other.upper() if letter.isupper() else other
+    return None
+
+
+def noise(generator: random.Random) -> str:
+    """Some words of random characters: each of letters of one script, or of symbols or emoji."""
+    words = []
+    for _ in range(generator.randint(1, _NOISE_WORDS)):
+        first, last = generator.choice(_NOISE)
+        drawn = (chr(generator.randint(first, last)) for _ in range(generator.randint(1, _NOISE_CHARACTERS)))
+        words.append("".join(character for character in drawn if unicodedata.category(character)[0] in "LS"))
+    return " ".join(filter(None, words))
+
+
+class Side(NamedTuple):
+    """One side of pairs: its language, and a pattern of what is never changed in it, such as `<2de>`."""
+
+    language: str
+    symbols: re.Pattern[str] | None = None
+
+    def change(self, name: str, text: str, generator: random.Random) -> str:
+        """The text with one of `CHANGES`."""
+        hidden, found = self._hide_symbols(text)
+        if len(found) > len(_PLACEHOLDERS):
+            return text
+        if name == "uppercase":
+            hidden = upper_cased(hidden, self.language)
+        elif name == "titlecase":
+            hidden = title_cased(hidden, self.language)
+        elif name == "typos":
+            hidden = with_typos(hidden, generator)
+        else:
+            hidden = without_final_punctuation(hidden)
+        return hidden.translate(dict(zip(_PLACEHOLDERS, found, strict=False)))
+
+    def _hide_symbols(self, text: str) -> tuple[str, list[str]]:
+        """The text with a placeholder for each symbol, and the symbols."""
+        if self.symbols is None or not (found := self.symbols.findall(text)):
+            return text, []
+        placeholders = itertools.cycle(map(chr, _PLACEHOLDERS))
+        return self.symbols.sub(lambda _: next(placeholders), text), found
+
+
+def with_cases(texts: Iterable[str], side: Side, augment: Augment, seed: int) -> Iterator[str]:
+    """The texts that a vocabulary is learned from, with as many in upper case and with capitals as training
+    will have. Both sides of a pair are changed alike."""
+    generator = random.Random(f"cases {seed}")
+    for text in texts:
+        for name in ("titlecase", "uppercase"):
+            if generator.random() < getattr(augment, name):
+                text = side.change(name, text, generator)
+        yield text
+
+
+def change_pair(
+    name: str, source: str, targets: Sequence[str], sides: tuple[Side, Side], generator: random.Random
+) -> tuple[str, Sequence[str]]:
+    """A source and its translations with one of `CHANGES`. The translations keep typing errors out.
+
+    Nothing is changed if the source would not change, because its script has no capitals, for example; nor if
+    final punctuation is missing from the source or the first translation.
+    """
+    new = sides[0].change(name, source, generator)
+    if name == "typos":
+        return new, targets
+    translations = [sides[1].change(name, target, generator) for target in targets]
+    both = name != "drop_final_punctuation" or translations[0] != targets[0]
+    return (new, translations) if new != source and both else (source, targets)

@@ -1,0 +1,112 @@
+"""Changes encoded pairs at random, as `data.augment` describes.
+
+Their text is decoded from the ids, so that the raw files are not read again, and changed text is encoded.
+"""
+
+import random
+from collections.abc import Sequence
+
+from mtrain.config.augment import Augment
+from mtrain.config.data import DataConfig
+from mtrain.config.languages import has_spaces
+from mtrain.data.augment import CHANGES, Side, change_pair, noise
+from mtrain.tokenizer.tokenizer import Tokenizer
+
+EncodedPair = tuple[list[int], list[int]]  # source and target ids, each ending in EOS
+
+
+class PairAugmenter:
+    """Changes encoded pairs at random. What it does depends only on the pairs and a generator."""
+
+    def __init__(self, augment: Augment, data: DataConfig, tokenizer: Tokenizer):
+        self._augment, self._max_length = augment, data.max_length
+        self._vocabularies = tokenizer.source, tokenizer.target
+        languages = data.source_lang, data.target_lang
+        symbols = [vocabulary.symbol_pattern for vocabulary in self._vocabularies]
+        self._sides = Side(languages[0], symbols[0]), Side(languages[1], symbols[1])
+        self._spaces = [" " if has_spaces(language) else "" for language in languages]
+        self._eos = tokenizer.special.eos
+
+    def __call__(self, pairs: Sequence[EncodedPair], generator: random.Random) -> list[EncodedPair]:
+        """The pairs, some of them changed. A pair is not changed if it would become empty or too long, or if
+        its text is not known, because it has unknown characters."""
+        draws = [self._draw(generator) for _ in pairs]
+        chosen = {row: names for row, names in enumerate(draws) if names}
+        merged = [row for row, names in chosen.items() if "merge" in names and self._can_merge(pairs, row)]
+        sources, targets = (self._texts(pairs, side, list(chosen), merged) for side in (0, 1))
+        texts: dict[int, tuple[str, str]] = {}
+        for row, names in chosen.items():
+            source, target = sources[row], targets[row]
+            if source is not None and target is not None:
+                new = self._changed(source, target, names, generator)
+                if row in merged or new != (source, target):
+                    texts[row] = new
+        changed = list(pairs)
+        for row, pair in zip(texts, self._encode(list(texts.values())), strict=True):
+            if self._is_usable(pair):
+                changed[row] = pair
+        return changed
+
+    def noise(self, pairs: int, generator: random.Random) -> list[EncodedPair]:
+        """The random pairs that are added to a number of pairs."""
+        count = int(pairs * self._augment.noise + generator.random())
+        unknown = [vocabulary.special.unk for vocabulary in self._vocabularies]
+        drawn = [noise(generator) for _ in range(count)]
+        encoded = self._encode([(text, text) for text in drawn])
+        return [
+            pair
+            for pair in encoded
+            if self._is_usable(pair) and not any(unk in ids for unk, ids in zip(unknown, pair, strict=True))
+        ]
+
+    def _draw(self, generator: random.Random) -> list[str]:
+        """The changes that are chosen for a pair. The number of random numbers is always the same."""
+        names = (*CHANGES, "merge")
+        return [name for name in names if generator.random() < getattr(self._augment, name)]
+
+    def _can_merge(self, pairs: Sequence[EncodedPair], row: int) -> bool:
+        """Whether the next pair may be appended: there is one, and it has the same tags."""
+        if row + 1 == len(pairs):
+            return False
+        return all(
+            vocabulary.tag(ids) == vocabulary.tag(following)
+            for vocabulary, ids, following in zip(self._vocabularies, *pairs[row : row + 2], strict=True)
+        )
+
+    def _texts(
+        self, pairs: Sequence[EncodedPair], side: int, rows: Sequence[int], merged: Sequence[int]
+    ) -> dict[int, str | None]:
+        """The texts of one side of some rows by row, the `merged` ones with the next row; None if one is not
+        known."""
+        vocabulary, unknown = self._vocabularies[side], self._vocabularies[side].special.unk
+        ids = [pairs[row][side] for row in rows]
+        following = [pairs[row + 1][side] for row in merged]
+        decoded = vocabulary.decode([row[:-1] for row in ids])
+        appended = vocabulary.decode([row[len(vocabulary.tag(row)) : -1] for row in following])
+        texts = dict(zip(rows, decoded, strict=True))
+        for row, text in zip(merged, appended, strict=True):
+            texts[row] = f"{texts[row]}{self._spaces[side]}{text}"
+        is_known = {row: unknown not in row_ids for row, row_ids in zip(rows, ids, strict=True)}
+        for row, row_ids in zip(merged, following, strict=True):
+            is_known[row] &= unknown not in row_ids
+        return {row: text if is_known[row] else None for row, text in texts.items()}
+
+    def _changed(
+        self, source: str, target: str, names: Sequence[str], generator: random.Random
+    ) -> tuple[str, str]:
+        for name in CHANGES:
+            if name in names:
+                source, [target] = change_pair(name, source, [target], self._sides, generator)
+        return source, target
+
+    def _encode(self, texts: Sequence[tuple[str, str]]) -> list[EncodedPair]:
+        """The ids of pairs of text."""
+        rows = [
+            vocabulary.encode([pair[side] for pair in texts]) if texts else []
+            for side, vocabulary in enumerate(self._vocabularies)
+        ]
+        return [([*source, self._eos], [*target, self._eos]) for source, target in zip(*rows, strict=True)]
+
+    def _is_usable(self, pair: EncodedPair) -> bool:
+        lengths = list(map(len, pair))
+        return min(lengths) > 1 and max(lengths) <= self._max_length
