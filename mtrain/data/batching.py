@@ -11,12 +11,20 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mtrain.config.data import DataConfig
+
 # Version of the order in which pairs are sorted. Checkpoints record it, because a run can resume within an
 # epoch only if the order is the same. 0: by target length, then source length (checkpoints that record no
-# version). 1: see `_by_length`.
-BATCH_ORDER = 1
+# version). 1: see `_by_length`. 2: the same with `data.subword_sampling`, whose segmentations, and therefore
+# lengths, were others before it was done with NumPy.
+_BATCH_ORDER, _SAMPLED_BATCH_ORDER = 1, 2
 
 Rows = npt.NDArray[np.int64]
+
+
+def batch_order(data: DataConfig) -> int:
+    """The version of the order of batches."""
+    return _BATCH_ORDER if data.subword_sampling is None else _SAMPLED_BATCH_ORDER
 
 
 class BatchPlan(NamedTuple):

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from mtrain.config.corpora import Corpus
 from mtrain.data.corpus_files import place_of
-from mtrain.data.shards import Ids, Rows, Shard, ranges
+from mtrain.data.shards import Shard
+from mtrain.tokenizer.rows import Ids, Rows, ranges
 
 LocateRows = Callable[[Sequence[int]], list[str]]
 

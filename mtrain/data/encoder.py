@@ -14,7 +14,7 @@ from mtrain.config.data import DataConfig
 from mtrain.data.corpus import Block, parse_block, refuse_unless_skipped
 from mtrain.data.filters import REASONS, Codes, rows_of
 from mtrain.data.raw_blocks import RawBlock
-from mtrain.data.shards import Ids, Indices, Rows
+from mtrain.tokenizer.rows import Ids, Indices, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 # Texts that are encoded at a time: so few that their ids are still in the processor's cache when they are

@@ -1,14 +1,14 @@
 """New ids for the pairs of a window: their text is changed by `data.augment`, and new segmentations are
 sampled by `data.subword_sampling`.
 
-Most of this is pure Python, so it would slow down training in the same process: threads share Python's global
-interpreter lock. Many pairs are therefore segmented in worker processes.
+This would slow down training in the same process, because threads share Python's global interpreter lock.
+Many pairs are therefore segmented in worker processes.
 """
 
 import os
 import random
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -19,18 +19,17 @@ from mtrain.config.data import DataConfig
 from mtrain.data.augment_pairs import EncodedPair, PairAugmenter
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.rewrite import BLOCK, Cancelled, Key, ScratchStorage, Sides, from_lists, to_lists
-from mtrain.data.shards import Rows
 from mtrain.distributed.launch import read_launch
 from mtrain.processes import WorkerPool, WorkerProcess, count_cores
+from mtrain.tokenizer.rows import Rows
 from mtrain.tokenizer.sampling import Resegment, make_resegment
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.worker_messages import Answer, Message, Receive
 from mtrain.worker_messages import serve as serve_tasks
 
 # Worker processes have a lower priority than training on the same cores, except for the first window, which
-# training waits for. On Linux, they then take 17% of cores that training uses completely, instead of 33%.
-# With much less, small models would have to wait for the next window.
-_NICE = 4
+# training waits for.
+_NICE = 10
 # Its arguments are the rows of a block, the key, and the number of the block.
 ResegmentBlock = Callable[[Sides, Key, int], Sides]
 
@@ -112,18 +111,27 @@ def _make_block_resegmenter(data: DataConfig, tokenizer: Tokenizer, seed: int) -
             samplers[1] = make_resegment(tokenizer.target, strength)
 
     def resegment(block: Sides, key: Key, number: int) -> Sides:
-        pairs = list(zip(*map(to_lists, block), strict=True))
         if augment is not None:
-            pairs = augment(pairs, _generator("augment", seed, *key, number))
+            pairs = list(zip(*map(to_lists, block), strict=True))
+            block = _from_pairs(augment(pairs, _generator("augment", seed, *key, number)))
         if samplers:
-            generator = _generator(seed, *key, number)
-            for row, (source, target) in enumerate(pairs):
-                new = samplers[0](source, generator), samplers[1](target, generator)
-                if max(map(len, new)) <= data.max_length:
-                    pairs[row] = new
-        return _from_pairs(pairs)
+            # With a key of its own, because the order of batches depends on [seed, *key].
+            sequence = np.random.SeedSequence([seed, *key], spawn_key=(1, number))
+            generator = np.random.default_rng(sequence)
+            new = samplers[0](block[0], generator), samplers[1](block[1], generator)
+            block = _choose(new, block, data.max_length)
+        return block
 
     return resegment
+
+
+def _choose(new: Sides, old: Sides, max_length: int) -> Sides:
+    """The new pairs, but the old ones in place of those that are longer than `max_length`."""
+    count = len(new[0].lengths)
+    fits = np.maximum(new[0].lengths, new[1].lengths) <= max_length
+    chosen = np.arange(count) + np.where(fits, 0, count)
+    source, target = (Rows.join(both).take(chosen) for both in zip(new, old, strict=True))
+    return source, target
 
 
 def _generator(*parts: object) -> random.Random:
@@ -160,8 +168,15 @@ def _prepare(receive: Receive) -> Answer:
     def answer(task: Message) -> Message:
         nonlocal has_low_priority
         if not task.header["waited_for"] and not has_low_priority:
-            os.nice(_NICE)
+            _lower_priority()
             has_low_priority = True
         return _to_message(resegment(_from_message(task), task.header["key"], task.header["block"]), {})
 
     return answer
+
+
+def _lower_priority() -> None:
+    os.nice(_NICE)
+    # Linux may divide time among sessions before it does among their processes; this one has its own session.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(_NICE))

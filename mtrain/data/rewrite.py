@@ -13,8 +13,8 @@ from typing import IO
 import numpy as np
 
 from mtrain.data.encoded import EncodedCorpus
-from mtrain.data.shards import Ids, Rows
 from mtrain.errors import StorageError
+from mtrain.tokenizer.rows import Ids, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 BLOCK = 10_000  # rows that are changed at a time

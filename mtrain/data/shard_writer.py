@@ -11,9 +11,10 @@ from mtrain.data.encoder_process import EncodingTask, encode_all
 from mtrain.data.raw_blocks import BLOCK, START, RawPosition, read_blocks
 from mtrain.data.rejections import Rejections
 from mtrain.data.scan import CorpusScanner
-from mtrain.data.shards import LAYOUT, SHARD, Ids, Rows, Shard, ShardInfo, buckets_of, shard_file, write_shard
+from mtrain.data.shards import LAYOUT, SHARD, Shard, ShardInfo, buckets_of, shard_file, write_shard
 from mtrain.errors import ModelError
 from mtrain.progress_bar import ProgressBar
+from mtrain.tokenizer.rows import Ids, Rows
 
 
 class ShardWriter:

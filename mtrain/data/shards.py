@@ -31,6 +31,7 @@ from safetensors.numpy import save_file
 from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.storage.atomic import replace_durably
 from mtrain.storage.manifest import sha256_of_json
+from mtrain.tokenizer.rows import Ids, Indices, Rows, ranges
 
 LAYOUT = 4  # version of the files of the data folder; if it changes, runs encode again
 SHARD = 250_000  # raw pairs
@@ -41,41 +42,6 @@ _DTYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64,
 _ROWS = ("source", "target", "source_length", "target_length", "number")
 _TENSORS = {*_ROWS, "buckets", "sha256"}
 _MAX_HEADER = 2**20  # bytes; a header is far smaller
-Ids = npt.NDArray[np.integer]
-Indices = npt.NDArray[np.int64]
-
-
-class Rows(NamedTuple):
-    """Rows of ids of different lengths."""
-
-    ids: Ids  # of all rows
-    lengths: Ids  # of each row
-
-    @property
-    def starts(self) -> Indices:
-        """Where the ids of each row start, and where the last row ends."""
-        return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
-
-    def take(self, rows: Indices) -> "Rows":
-        """The given rows, in the given order."""
-        size = self.ids.itemsize
-        buffers = [None, pa.py_buffer(self.starts * size), pa.py_buffer(np.ascontiguousarray(self.ids))]
-        # Arrow copies whole rows, which is faster than copying ids by their indices.
-        values = pa.Array.from_buffers(pa.large_binary(), len(self.lengths), buffers)
-        taken = values.take(pa.array(rows)).buffers()[2]
-        lengths = self.lengths[rows]
-        return Rows(np.frombuffer(taken or b"", self.ids.dtype)[: int(lengths.sum())], lengths)
-
-    @staticmethod
-    def join(parts: Sequence["Rows"]) -> "Rows":
-        """The rows of several parts."""
-        return Rows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def ranges(starts: Ids, lengths: Ids) -> Indices:
-    """The indices start, start + 1, ... of several ranges, one after another."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from mtrain.checkpoint.checkpoint import (
     restore_validation,
 )
 from mtrain.data.batch import Batch
-from mtrain.data.batching import BATCH_ORDER
+from mtrain.data.batching import batch_order
 from mtrain.data.loader import START, Loader, Position, Step, Window
 from mtrain.data.rewrite import CancelledError
 from mtrain.device import finishes_within
@@ -67,7 +67,7 @@ class Trainer:
         self.learner = make_learner_of_rank(self.model, self.recipe, ranks)
         self.average = WeightAverage(self.model, self.recipe)
         self.state = TrainState(
-            batch_order=BATCH_ORDER,
+            batch_order=batch_order(config.data),
             window_layout=data.train.layout,
             data_fingerprint=data.fingerprint,
             tokenizer_fingerprint=tokenizer.fingerprint(),

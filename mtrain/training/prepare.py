@@ -11,7 +11,7 @@ from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.config.load import validate
 from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
-from mtrain.data.batching import BATCH_ORDER
+from mtrain.data.batching import batch_order
 from mtrain.data.check_report import log_warnings, record_findings
 from mtrain.data.data_folder import find_data_folder
 from mtrain.data.folder_lock import locked_unless_complete
@@ -131,14 +131,14 @@ def _prepare_run(
     if findings is not None:
         record_findings(folder, findings, config.data.bad_lines)
     if checkpoint:
-        _accept_changes(checkpoint, tokenizer, data)
+        _accept_changes(checkpoint, tokenizer, data, batch_order(config.data))
     choices = []
     if reduce_vocab_size and config.tokenizer.path is None:
         choices = [Choice("tokenizer.vocab_size", config.tokenizer.vocab_size, "the corpus and the budget")]
     return PreparedRun(config, tokenizer, data, checkpoint, initial_model, choices)
 
 
-def _accept_changes(checkpoint: Checkpoint, tokenizer: Tokenizer, data: PreparedData) -> None:
+def _accept_changes(checkpoint: Checkpoint, tokenizer: Tokenizer, data: PreparedData, order: int) -> None:
     """Adapt the state of a checkpoint to a tokenizer, data or order of batches that has changed since."""
     state = checkpoint.state
     if state.tokenizer_fingerprint != tokenizer.fingerprint():
@@ -148,11 +148,13 @@ def _accept_changes(checkpoint: Checkpoint, tokenizer: Tokenizer, data: Prepared
         log.warning("the training data has changed; restarting epoch %d", state.epoch + 1)
         state.data_fingerprint = data.fingerprint
         _restart_epoch(state)
-    if state.batch_order != BATCH_ORDER:
+    if state.batch_order != order:
         if _is_in_epoch(state):
-            message = "data: this version of mtrain orders batches differently; restarting epoch %d"
-            log.warning(message, state.epoch + 1)
-        state.batch_order = BATCH_ORDER
+            reason = "another version of mtrain, or data.subword_sampling"
+            log.warning(
+                "data: the order of batches has changed (%s); restarting epoch %d", reason, state.epoch + 1
+            )
+        state.batch_order = order
         _restart_epoch(state)
     if state.window_layout != data.train.layout:
         if _is_in_epoch(state):

@@ -150,11 +150,25 @@ def test_08_a_checkpoint_with_the_earlier_order_of_batches_restarts_its_epoch(
     monkeypatch.setattr(loop.Trainer, "train_step", train_step)
     run = fit_on_cpu(make_config(training={"batch_tokens": 64, "max_steps": None, "max_epochs": 2}))
     assert epochs == Counter((epoch, row) for epoch in (1, 2) for row in range(8))
-    assert "orders batches differently; restarting epoch 1" in caplog.text
+    assert "the order of batches has changed (another version of mtrain" in caplog.text
+    assert "; restarting epoch 1" in caplog.text
     caplog.clear()
     fit_on_cpu(make_config(training={"batch_tokens": 64, "max_steps": None, "max_epochs": 3}))
-    assert "orders batches" not in caplog.text
+    assert "order of batches" not in caplog.text
     assert open_checkpoint(last_checkpoint(run)).state.batch_order > 0
+
+
+def test_08_sampled_segmentations_of_an_earlier_version_restart_the_epoch(make_config, caplog):
+    recipe, sampling = {"batch_tokens": 64, "max_steps": 1}, {"subword_sampling": 0.2}
+    folder = last_checkpoint(fit_on_cpu(make_config(training=recipe, data=sampling)))
+    state = json.loads((folder / "state.json").read_text())
+    state["batch_order"] = 1  # as an earlier version wrote it
+    (folder / "state.json").write_text(json.dumps(state))
+    write_manifest(folder)
+    later = {**recipe, "max_steps": 2}
+    run = fit_on_cpu(make_config(training=later, data=sampling))
+    assert "the order of batches has changed" in caplog.text
+    assert open_checkpoint(last_checkpoint(run)).state.next_batch == 1
 
 
 def remove_part(folder: Path, part: str) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -9,6 +10,8 @@ from mtrain.config.load import validate
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.data.toy import toy_pairs
 from mtrain.tokenizer.learn import train_tokenizer
+from mtrain.tokenizer.rows import Rows
+from mtrain.tokenizer.sampling import Resegment
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 PAIRS = toy_pairs("train")[:2000]
@@ -42,6 +45,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
 def roundtrip(tokenizer: Tokenizer, text: str) -> str:
     """A text encoded and decoded."""
     return tokenizer.decode(tokenizer.encode_target([text]))[0]
+
+
+def resegmented(
+    resegment: Resegment, rows: list[list[int]], generator: np.random.Generator
+) -> list[list[int]]:
+    """New segmentations of rows of ids."""
+    lengths = np.array(list(map(len, rows)), np.int32)
+    new = resegment(Rows(np.array([i for row in rows for i in row], np.int32), lengths), generator)
+    assert len(new.lengths) == len(rows) and new.ids.dtype == np.int32
+    return [part.tolist() for part in np.split(new.ids, new.starts[1:-1])][: len(rows)]
 
 
 def normalized(tokenizer: Tokenizer, text: str) -> str:

@@ -1,13 +1,13 @@
 """Subword sampling: segmentations of the same text, with the distributions of the papers."""
 
 import math
-import random
 from collections import Counter
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +17,7 @@ from mtrain.data.toy import toy_pairs
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.sampling import make_resegment
 from mtrain.tokenizer.tokenizer import Tokenizer
+from tests.support.tokenizers import resegmented
 
 TEXT = [pair.target for pair in toy_pairs("train")[:2000]]
 SYMBOLS = ["<bt>", "<a,b>", "@@", "ünï"]
@@ -32,8 +33,8 @@ def learned(kind: str, byte_fallback: bool = True, size: int = 420) -> Tokenizer
 
 
 def sampled(tokenizer: Tokenizer, texts: list[str], strength: float, seed: int = 1) -> list[list[int]]:
-    resegment, generator = make_resegment(tokenizer.target, strength), random.Random(seed)
-    return [resegment(row, generator) for row in tokenizer.encode_target(texts)]
+    resegment = make_resegment(tokenizer.target, strength)
+    return resegmented(resegment, tokenizer.encode_target(texts), np.random.default_rng(seed))
 
 
 def pieces(tokenizer: Tokenizer, row: list[int]) -> tuple[str, ...]:
@@ -60,8 +61,9 @@ def test_symbols_and_special_tokens_are_not_segmented(kind):
     rows = sampled(tokenizer, texts, 0.05 if kind == "unigram" else 0.9)
     for text, row in zip(texts, rows, strict=True):
         assert pieces(tokenizer, row).count(text.split()[0]) == 2
-    resegment = make_resegment(tokenizer.target, 0.5)
-    assert resegment([2, 1, 0, 3], random.Random(1)) == [2, 1, 0, 3] and resegment([], random.Random(1)) == []
+    resegment, generator = make_resegment(tokenizer.target, 0.5), np.random.default_rng(1)
+    for special in ([[2, 1, 0, 3]], [[], [3], []], []):
+        assert resegmented(resegment, special, generator) == special
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,11 +73,28 @@ def test_sampling_depends_only_on_the_generator(kind):
     assert sampled(tokenizer, TEXT, 0.3) == first != sampled(tokenizer, TEXT, 0.3, seed=2)
 
 
+WORD = "veulent"
+
+
+def draw(tokenizer: Tokenizer, strength: float, draws: int = 20_000) -> Counter[tuple[str, ...]]:
+    """How often `WORD` is segmented in each way, among other words."""
+    rows = sampled(tokenizer, [WORD] * draws + TEXT, strength)
+    return Counter(pieces(tokenizer, row) for row in rows[:draws])
+
+
+def assert_follows(counts: Counter[tuple[str, ...]], shares: dict[tuple[str, ...], float]) -> None:
+    """Each share differs from the expected one by at most 5 standard errors."""
+    assert len(shares) > 10 and counts.keys() <= shares.keys() and sum(shares.values()) == pytest.approx(1)
+    for parts, share in shares.items():
+        error = math.sqrt(share / counts.total())
+        assert counts[parts] / counts.total() == pytest.approx(share, abs=5 * error + 1e-4)
+
+
 @pytest.mark.parametrize("alpha", [0.2, 1.0])
 def test_unigram_draws_from_all_segmentations_by_their_probability(alpha):
     """Compared with all segmentations of a word, enumerated (Kudo 2018, section 3.2)."""
     tokenizer = learned("unigram")
-    model, word = tokenizer.target.processor, "\u2581veulent"
+    model, word = tokenizer.target.processor, "\u2581" + WORD
     weights = {}
     for cuts in range(2 ** (len(word) - 1)):
         places = [0, *(i for i in range(1, len(word)) if cuts >> (i - 1) & 1), len(word)]
@@ -83,12 +102,38 @@ def test_unigram_draws_from_all_segmentations_by_their_probability(alpha):
         ids = [model.piece_to_id(part) for part in parts]
         if model.unk_id() not in ids:
             weights[parts] = math.exp(alpha * sum(model.get_score(ids)))
-    draws = 20_000
-    counts = Counter(pieces(tokenizer, row) for row in sampled(tokenizer, ["veulent"] * draws, alpha))
-    assert len(weights) > 10 and counts.keys() <= weights.keys()
-    for parts, weight in weights.items():
-        share = weight / sum(weights.values())
-        assert counts[parts] / draws == pytest.approx(share, abs=5 * math.sqrt(share / draws) + 1e-4)
+    total = sum(weights.values())
+    assert_follows(draw(tokenizer, alpha), {parts: weight / total for parts, weight in weights.items()})
+
+
+def test_unigram_draws_as_sentencepiece_does():
+    """Which cannot be given a seed, so the tolerance is large."""
+    tokenizer, draws = learned("unigram"), 20_000
+    options = {"out_type": str, "enable_sampling": True, "alpha": 0.2, "nbest_size": -1}
+    theirs = Counter(tuple(tokenizer.target.processor.encode(WORD, **options)) for _ in range(draws))
+    ours = draw(tokenizer, 0.2, draws)
+    assert len(theirs) > 10
+    for parts in theirs | ours:
+        difference = abs(theirs[parts] - ours[parts])
+        assert difference < 7 * math.sqrt(theirs[parts] + ours[parts]) + 10
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5])
+def test_bpe_draws_as_the_algorithm_of_the_paper_does(dropout):
+    """Compared with the exact probabilities (Provilkov et al. 2020, algorithm 1)."""
+    tokenizer, shares = learned("bpe"), Counter()
+    ids = {piece: i for i, piece in enumerate(tokenizer.target.pieces)}
+    ranks = {piece: -score for piece, score in zip(ids, tokenizer.target.scores(), strict=True)}
+
+    def follow(parts: tuple[str, ...], probability: float) -> None:
+        merges = sorted((ranks[a + b], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in ids)
+        for skipped, (_, i) in enumerate(merges):
+            merged = (*parts[:i], parts[i] + parts[i + 1], *parts[i + 2 :])
+            follow(merged, probability * dropout**skipped * (1 - dropout))
+        shares[parts] += probability * dropout ** len(merges)
+
+    follow(tuple("\u2581" + WORD), 1.0)
+    assert_follows(draw(tokenizer, dropout), shares)
 
 
 def test_bpe_without_dropout_is_bpe_and_without_merges_is_characters():

@@ -1,0 +1,146 @@
+"""Sampling of unigram segmentations: Kudo, "Subword Regularization", ACL 2018, section 3.
+
+All words are processed at the same time, with NumPy. The text of all distinct words is one array of
+characters, in which an end mark follows each word. The nodes of the lattice of a word are its characters and
+its end mark. An edge is a piece, which leads from its first character to the node after its last one.
+"""
+
+from collections.abc import Sequence
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrain.tokenizer.rows import Indices, Rows
+
+_END = 0x110000  # the end mark of a word; greater than all code points
+_BITS = 21  # of a code point
+_SHARES = 2**32  # the precision of probabilities
+
+
+class UnigramSampler:
+    """Samples from all segmentations of words into some pieces."""
+
+    def __init__(
+        self, names: Sequence[str], scores: npt.NDArray[np.float64], learned: Sequence[int], strength: float
+    ):
+        """`names` and `scores` (log-probabilities) are those of all pieces, by id. `learned` has the ids of
+        the pieces to use, and `strength` is the exponent alpha of the probability of a segmentation."""
+        self._scores = strength * scores
+        self._trie = _Trie([names[i] for i in learned], learned)
+        lengths = np.array([*map(len, names), 1])
+        # The characters of each piece, and the end mark as the last piece.
+        self._text = Rows(np.append(_code_points("".join(names)), _END), lengths)
+
+    def __call__(self, words: Rows, generator: np.random.Generator) -> Rows:
+        """New segmentations of words, which are rows of pieces."""
+        distinct, which = words.distinct()
+        end_mark = len(self._text.lengths) - 1
+        pieces = np.insert(distinct.ids, distinct.starts[1:], end_mark)
+        text = self._text.take(pieces).ids.astype(np.int64)
+        ends = np.flatnonzero(text == _END)
+        edges = self._edges(text, ends)
+        active, node = np.arange(len(which)), np.append(0, ends + 1)[which]
+        steps = []  # the words that a piece is drawn for, and the pieces
+        while len(active):
+            drawn = edges.draw(node, generator)
+            steps.append((active, edges.ids[drawn]))
+            node = edges.stops[drawn]
+            going = text[node] != _END
+            active, node = active[going], node[going]
+        lengths = np.bincount(np.concatenate([drawn_for for drawn_for, _ in steps]))
+        sampled = Rows(np.empty(lengths.sum(), words.ids.dtype), lengths)
+        starts = sampled.starts
+        for number, (drawn_for, ids) in enumerate(steps):
+            sampled.ids[starts[drawn_for] + number] = ids
+        return sampled
+
+    def _edges(self, text: Indices, ends: Indices) -> "_Edges":
+        """The edges of the lattices of some words in `text`, whose end nodes are `ends`."""
+        starts, stops, ids = self._trie.find(text)
+        scores = self._scores[ids]
+        sizes = np.diff(ends, prepend=-1)
+        to_end = np.repeat(ends, sizes) - np.arange(len(text))  # characters
+        weights = np.where(to_end, -np.inf, 0.0)  # of nodes: log of the sum over segmentations up to the end
+        order = np.argsort(to_end[starts], kind="stable")
+        levels = np.searchsorted(to_end[starts], np.arange(1, sizes.max() + 1), sorter=order)
+        for edges in map(order.__getitem__, map(slice, levels[:-1], levels[1:])):
+            nodes, firsts = np.unique(starts[edges], return_index=True)
+            values = scores[edges] + weights[stops[edges]]
+            weights[nodes] = np.logaddexp.reduceat(values, firsts) if len(nodes) else 0.0
+        reach_end = np.isfinite(weights[stops])
+        starts, stops, ids = starts[reach_end], stops[reach_end], ids[reach_end]
+        shares = np.exp(scores[reach_end] + weights[stops] - weights[starts])
+        return _Edges.of(starts, stops, ids, shares)
+
+
+class _Edges(NamedTuple):
+    """The pieces that can be drawn at each node, which the edges are sorted by."""
+
+    bounds: Indices  # node * _SHARES + the sum of the shares of the edges of the node up to this one
+    stops: Indices  # the node after the piece
+    ids: Indices  # of the piece
+
+    @classmethod
+    def of(cls, starts: Indices, stops: Indices, ids: Indices, shares: npt.NDArray[np.float64]) -> "_Edges":
+        """`shares` are the probabilities of the edges of each node, which are consecutive."""
+        is_first = np.diff(starts, prepend=-1) > 0
+        firsts = np.flatnonzero(is_first)
+        rank = np.arange(len(starts)) - np.repeat(firsts, np.diff(firsts, append=len(starts)))
+        # More precise than differences of the cumulative sum of all edges.
+        for number in range(1, rank.max(initial=0) + 1):
+            edges = np.flatnonzero(rank == number)
+            shares[edges] += shares[edges - 1]
+        shares[np.append(firsts[1:], len(starts)) - 1] = 1.0  # the remaining probability
+        return cls(starts * _SHARES + (shares * _SHARES).astype(np.int64), stops, ids)
+
+    def draw(self, nodes: Indices, generator: np.random.Generator) -> Indices:
+        """An edge of each node."""
+        chosen = nodes * _SHARES + generator.integers(_SHARES, size=len(nodes), dtype=np.uint32)
+        return np.searchsorted(self.bounds, chosen, side="right")
+
+
+class _Trie:
+    """Finds pieces in text. The root is state 0; state i + 1 is reached by transition i."""
+
+    def __init__(self, names: Sequence[str], ids: Sequence[int]):
+        """`ids` are those of the pieces `names`."""
+        lengths = np.array(list(map(len, names)), np.int64)
+        starts, text = np.cumsum(lengths) - lengths, _code_points("".join(names))
+        state, transitions, total = np.zeros(len(names), np.int64), [], 0
+        for depth in range(lengths.max(initial=0)):
+            longer = np.flatnonzero(lengths > depth)
+            keys = state[longer] << _BITS | text[starts[longer] + depth]
+            found, which = np.unique(keys, return_inverse=True)
+            state[longer] = total + 1 + which
+            transitions.append(found)
+            total += len(found)
+        # A state and the next code point. Sorted, because deeper states have higher numbers.
+        self._transitions = np.concatenate(transitions) if transitions else np.zeros(0, np.int64)
+        self._ids = np.full(total + 1, -1)  # of the piece that each state spells, if any
+        self._ids[state] = ids
+
+    def find(self, text: Indices) -> tuple[Indices, Indices, Indices]:
+        """Start, end and id of all occurrences of pieces in code points, sorted by start and then by end.
+        There must be one; the last code point must not be part of a piece."""
+        start, found = np.arange(len(text)), []
+        state = np.zeros(len(text), np.int64)
+        for length in count(1):
+            keys = state << _BITS | text[start + length - 1]
+            place = np.searchsorted(self._transitions, keys)
+            place[place == len(self._transitions)] = 0
+            exists = self._transitions[place] == keys
+            start, state = start[exists], place[exists] + 1
+            if not len(start):
+                break
+            ids = self._ids[state]
+            spelled = ids >= 0
+            found.append((start[spelled], start[spelled] + length, ids[spelled]))
+        starts, stops, ids = (np.concatenate(column) for column in zip(*found, strict=True))
+        order = np.argsort(starts, kind="stable")
+        return starts[order], stops[order], ids[order]
+
+
+def _code_points(text: str) -> Indices:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.int64)
