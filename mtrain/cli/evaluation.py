@@ -77,6 +77,15 @@ def evaluate(
             rich_help_panel=METRICS,
         ),
     ] = None,
+    augment: Annotated[
+        str | None,
+        Option(
+            metavar="NAMES",
+            help="Also score changed copies of the test sets: comma-separated list of uppercase, titlecase, "
+            "drop_final_punctuation and typos.",
+            rich_help_panel=RESULTS,
+        ),
+    ] = None,
     by_length: Annotated[
         bool,
         Option(
@@ -152,9 +161,10 @@ def evaluate(
             _set_up_comet(setup_comet)
         return
     search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
-    inputs = Inputs(model, source, reference or [], hypotheses, compare or [])
+    changes = [] if augment is None else [name.strip() for name in augment.split(",")]
+    inputs = Inputs(model, source, reference or [], hypotheses, compare or [], changes)
     names = [name.strip() for name in metrics.lower().split(",")]
-    outputs = Outputs(json_, by_length, sentence_scores, html)
+    outputs = Outputs(json_, by_length, sentence_scores, html, summary=bool(changes) and not compare)
     _check_inputs(inputs, outputs, "comet" in names)
     _check_metrics(names, bleu_tokenize, comet, comet_model)
     if by_length and names == ["comet"]:
@@ -162,7 +172,7 @@ def evaluate(
     translating = bool(inputs.models)
     if not translating:
         unused_device = None if device == "auto" or "comet" in names else device
-        unused = {**search, "set": set_ or None, "device": unused_device}
+        unused = {**search, "set": set_ or None, "device": unused_device, "augment": augment}
         _refuse_unused(unused, "--hypotheses, which are scored without translating")
     settings = overrides(set_, "decoding.", **search)
     data_settings = [assignment for assignment in settings if assignment.startswith("data.")]
@@ -209,7 +219,7 @@ def _reporter(
 def _check_inputs(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
     """Raise UsageError unless the options name translations to score and what to score them with, and
     DataError if a system to compare is missing."""
-    model, source, references, hypotheses, compared = inputs
+    model, source, references, hypotheses, compared, changes = inputs
     if hypotheses is None and model is None:
         raise UsageError("missing MODEL; only --hypotheses can be scored without it")
     if (source is not None or hypotheses is not None) != bool(references):
@@ -223,6 +233,7 @@ def _check_inputs(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
             raise UsageError(f"--compare {path}: given twice; give each system once")
         if str(path) != "-" and not path.exists():
             raise DataError(f"--compare {path}: no such model or file of translations")
+    _check_changes(changes, [path for path in compared if not inputs.is_model(path)])
     if outputs.html is not None and not compared:
         raise UsageError("--html has no effect without --compare; add it, or leave --html out")
     if hypotheses is not None:
@@ -235,6 +246,19 @@ def _check_inputs(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
     )
     if page is not None and page == table and not is_stream(outputs.html):
         raise UsageError(f"--html {outputs.html}: --sentence-scores names the same file; give another one")
+
+
+def _check_changes(changes: Sequence[str], files: Sequence[Path]) -> None:
+    """Raise UsageError unless copies of the test sets with these changes can be translated by all systems."""
+    from mtrain.data.augment import CHANGES
+
+    for name in changes:
+        if name not in CHANGES:
+            raise UsageError(f"--augment {name}: choose from {', '.join(CHANGES)}")
+    if len(set(changes)) < len(changes):
+        raise UsageError(f"--augment {','.join(changes)}: give each name once")
+    if changes and files:
+        raise UsageError(f"--augment needs models to translate with; --compare {files[0]} is a file")
 
 
 def _check_sources(inputs: Inputs, outputs: Outputs, comet: bool) -> None:

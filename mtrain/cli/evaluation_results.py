@@ -23,6 +23,7 @@ class Outputs(NamedTuple):
     by_length: bool
     sentence_scores: Path | None
     html: Path | None
+    summary: bool  # of the scores of all test sets, in one table
 
 
 class _Result(NamedTuple):
@@ -69,16 +70,20 @@ def report_results(
         table = None
         if outputs.sentence_scores is not None:
             table = stack.enter_context(open_output(outputs.sentence_scores))
+        rows = []
         for each in evaluated:
             with waiting_for(f"{each.test.name}: scoring"):
                 result = _score(each, metrics_for(each.test.sources), outputs)
             report[each.test.name] = result.as_json()
+            rows.append([each.test.name, *(f"{score.score:.2f}" for score in result.scores)])
             if not outputs.json:
                 _print("\n".join(_lines_of(result)))
             if table is not None:
                 _write_sentences(result, table, header=len(report) == 1)
             if outputs.html is not None:
                 results.append(result)
+        if outputs.summary and not outputs.json and rows:
+            _print("\n".join(format_table(rows, ["test set", *(score.metric for score in result.scores)])))
     if outputs.json:
         _print(json.dumps(report, indent=1))
     if outputs.html is not None:

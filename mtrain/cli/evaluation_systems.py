@@ -23,6 +23,7 @@ class Inputs(NamedTuple):
     references: Sequence[Path]
     hypotheses: Path | None
     compared: Sequence[Path]
+    augment: Sequence[str] = ()  # the changes of which copies of the test sets are scored, too
 
     @property
     def systems(self) -> list[Path]:
@@ -70,15 +71,16 @@ def evaluate_models(
     model translates one test set after another while the report proceeds.
     """
     from mtrain.distributed.many_ranks import joined_ranks
-    from mtrain.evaluation.evaluate import translate_set
+    from mtrain.evaluation.evaluate import translate_set, with_augmented
 
     data_settings = [assignment for assignment in settings if assignment.startswith("data.")]
     decoding_settings = [assignment for assignment in settings if not assignment.startswith("data.")]
+    given: list[TestSet] = []
     tests: list[TestSet] = []
     texts: dict[str, list[str]] = {}
     if read_launch().rank == 0:
         texts = _read_systems(inputs)
-        tests = _given_test_sets(inputs, texts) if inputs.references else []
+        given = _given_test_sets(inputs, texts) if inputs.references else []
     done: dict[str, list[list[str]]] = {}  # the translations of each test set by the other models
     language = None
     with joined_ranks(device) as ranks, terminal.cleaning_up_after_sigterm():
@@ -90,7 +92,8 @@ def evaluate_models(
 
                 def work(path: Path = path, translator: "Translator" = translator) -> None:
                     if not tests:
-                        tests.extend(_configured_test_sets(inputs, data_settings, texts))
+                        plain = given or _configured_test_sets(inputs, data_settings, texts)
+                        tests.extend(with_augmented(plain, inputs.augment, translator))
                     if path == inputs.models[-1]:
                         report(_translated(inputs, tests, texts, done, translator), translator.target_lang)
                     else:

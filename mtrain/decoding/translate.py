@@ -42,17 +42,18 @@ class Translator:
         models: Sequence[Transformer],
         tokenizer: Tokenizer,
         decoding: DecodingConfig,
-        target_lang: str,
+        languages: tuple[str, str],
         device: torch.device,
         max_length: int,
         fingerprint: str = "",
         processes: bool = True,
     ):
-        """`max_length` is the maximum length of a part in tokens. Without `processes`, no worker processes
+        """`languages` are the codes of source and target. `max_length` is the maximum length of a part in
+        tokens. Without `processes`, no worker processes
         are started, regardless of `decoding.workers`."""
-        self.tokenizer, self.decoding, self.target_lang = tokenizer, decoding, target_lang
+        self.tokenizer, self.decoding, self.languages = tokenizer, decoding, languages
         self.device, self.max_length, self.fingerprint = device, max_length, fingerprint
-        self._originals, self._processes = Models(models, tokenizer, target_lang, device), processes
+        self._originals, self._processes = Models(models, tokenizer, languages[1], device), processes
         self._workers: Workers | None = None
         self._ranks: Ranks | None = None  # that share the decoding; see `lead`
         self._use(decoding)
@@ -90,7 +91,7 @@ class Translator:
             [one.model.to(torch_device) for one in loaded],
             first.tokenizer,
             first.config.decoding,
-            first.config.target_lang,
+            (first.config.source_lang, first.config.target_lang),
             torch_device,
             min(one.config.max_length for one in loaded),
             "+".join(one.fingerprint for one in loaded),
@@ -132,6 +133,11 @@ class Translator:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def target_lang(self) -> str:
+        """The language code of the translations."""
+        return self.languages[1]
 
     @property
     def workers(self) -> Workers:

@@ -1,10 +1,13 @@
 """Test sets, and scoring a model on them."""
 
-from collections.abc import Sequence
+import logging
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mtrain.config.load import load_config
+from mtrain.data.augment import Side, change_pair
 from mtrain.data.corpus import read_corpus
 from mtrain.data.corpus_files import further_references
 from mtrain.data.lines import raise_errors, read_text
@@ -14,6 +17,8 @@ from mtrain.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from mtrain.decoding.translate import Translator
+
+log = logging.getLogger(__name__)
 
 
 class TestSet(NamedTuple):
@@ -48,6 +53,30 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
         references = [[pair.target for pair in pairs], *others]
         sets.append(TestSet(name, [pair.source for pair in pairs], references))
     return sets
+
+
+def with_augmented(
+    tests: Iterable[TestSet], changes: Sequence[str], translator: "Translator"
+) -> Iterator[TestSet]:
+    """Each test set and, for each of some `CHANGES`, a copy with that change in every sentence where it is
+    possible. Sources and references change as training pairs do with `data.augment`. Which typing errors a
+    source has depends only on its place in the set. A copy in which nothing would change is left out."""
+    tokenizer, languages = translator.tokenizer, translator.languages
+    symbols = tokenizer.source.symbol_pattern, tokenizer.target.symbol_pattern
+    sides = Side(languages[0], symbols[0]), Side(languages[1], symbols[1])
+    for test in tests:
+        yield test
+        for name in changes:
+            pairs = [
+                change_pair(name, source, references, sides, random.Random(f"{name} {row}"))
+                for row, (source, *references) in enumerate(zip(test.sources, *test.references, strict=True))
+            ]
+            sources = [source for source, _ in pairs]
+            if sources == test.sources:
+                log.warning("%s: %s changes no sentence; left out", test.name, name)
+                continue
+            references = zip(*(references for _, references in pairs), strict=True)
+            yield TestSet(f"{test.name}, {name}", sources, list(map(list, references)))
 
 
 def evaluate_set(test: TestSet, translator: "Translator", metrics: dict[str, Any]) -> list[Score]:

@@ -122,7 +122,7 @@ class Validator:
             [model],
             self.tokenizer,
             self.decoding,
-            data.target_lang,
+            (data.source_lang, data.target_lang),
             self.device,
             data.max_length,
             processes=False,  # the weights change

@@ -44,6 +44,45 @@ def test_set_replaces_the_test_sets_of_the_run(mtrain, run_dir, corpus):
     assert code == 0 and out.startswith("moved (8 sentences)\n")
 
 
+def test_changed_copies_of_a_test_set_are_scored(mtrain, run_dir, corpus, tmp_path):
+    names = "uppercase, titlecase,typos,drop_final_punctuation"
+    arguments = ["--metrics", "bleu,chrf", "--device", "cpu"]
+    code, out, err = mtrain("evaluate", run_dir, "--augment", names, *arguments)
+    assert code == 0, err
+    sets = ["seen", *(f"seen, {name.strip()}" for name in names.split(","))]
+    lines = out.splitlines()
+    assert [line for line in lines if "(8 sentences)" in line] == [f"{name} (8 sentences)" for name in sets]
+    assert lines[-6].split() == ["test", "set", "bleu", "chrf"]
+    table = [line.strip().rsplit(maxsplit=2) for line in lines[-5:]]
+    assert [name for name, *_ in table] == sets and table[0][1] == "100.00"
+
+    # Each copy is scored like files with the same changes.
+    changed = {
+        "uppercase": str.upper,
+        "titlecase": lambda text: " ".join(word[:1].upper() + word[1:] for word in text.split(" ")),
+        "drop_final_punctuation": lambda text: text.rstrip("."),
+    }
+    code, out, _ = mtrain("evaluate", run_dir, "--augment", names, *arguments, "--json")
+    report = json.loads(out)
+    assert list(report) == sets
+    for name, change in changed.items():
+        for language in ("en", "de"):
+            lines = (corpus / f"train.{language}").read_text().splitlines()
+            (tmp_path / language).write_text("".join(f"{change(line)}\n" for line in lines))
+        files = ["--source", tmp_path / "en", "--reference", tmp_path / "de"]
+        _, out, _ = mtrain("evaluate", run_dir, *files, *arguments, "--json")
+        assert json.loads(out)["en"] == report[f"seen, {name}"], name
+
+
+def test_copies_that_would_not_differ_are_left_out(mtrain, run_dir, tmp_path):
+    (tmp_path / "a").write_text("猫\n")
+    (tmp_path / "b").write_text("Katze\n")
+    files = ["--source", tmp_path / "a", "--reference", tmp_path / "b", "--augment", "uppercase"]
+    code, out, err = mtrain("evaluate", run_dir, *files, "--metrics", "chrf", "--device", "cpu", "--json")
+    assert code == 0 and list(json.loads(out)) == ["a"]
+    assert "a: uppercase changes no sentence; left out" in err
+
+
 def test_hypotheses_are_scored_without_a_model(mtrain, run_dir, corpus):
     files = ["--hypotheses", corpus / "train.en", "--reference", corpus / "train.de", "--quiet"]
     alone, with_model = mtrain("evaluate", *files), mtrain("evaluate", run_dir, *files)
@@ -120,6 +159,19 @@ def test_sources_are_read_from_stdin(mtrain, stdin, run_dir, corpus):
         (["m", "--comet", "c"], "--comet has no effect on --metrics bleu,chrf,ter; add comet"),
         (["m", "--comet-model", "c"], "--comet-model has no effect on --metrics bleu,chrf,ter; add comet"),
         (["m", "--html", "x"], "--html has no effect without --compare"),
+        (
+            ["m", "--augment", "uppercase,shout"],
+            "--augment shout: choose from uppercase, titlecase, drop_final_punctuation, typos",
+        ),
+        (["m", "--augment", "typos,typos"], "--augment typos,typos: give each name once"),
+        (
+            ["m", "--augment", "typos", "--compare", "/dev/null"],
+            "--augment needs models to translate with; --compare /dev/null is a file",
+        ),
+        (
+            ["--hypotheses", "a", "--reference", "b", "--augment", "typos"],
+            "--augment has no effect with --hypotheses",
+        ),
         (
             ["a", "--compare", "/dev/null", "--html", "x", "--sentence-scores", "./x"],
             "--html x: --sentence-scores names the same file; give another one",

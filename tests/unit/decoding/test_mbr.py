@@ -46,6 +46,7 @@ def test_the_language_determines_how_bleu_tokenizes() -> None:
 def test_a_tokenizer_that_is_not_installed_is_an_error_before_decoding(translator: Translator) -> None:
     if find_spec("MeCab") is not None:
         pytest.skip("MeCab is installed here")
-    given = (translator.models, translator.tokenizer, translator.decoding, "ja", translator.device, 64)
+    settings = (translator.models, translator.tokenizer, translator.decoding)
+    given = (*settings, ("en", "ja"), translator.device, 64)
     with pytest.raises(UsageError, match="the BLEU tokenizer ja-mecab is not installed"):
         Translator(*given).with_settings(mbr="bleu")

@@ -9,7 +9,13 @@ import sacrebleu
 
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError, UsageError
-from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set, read_references
+from mtrain.evaluation.evaluate import (
+    TestSet as Sentences,
+    configured_test_sets,
+    evaluate_set,
+    read_references,
+    with_augmented,
+)
 from mtrain.evaluation.metrics import make_metrics, score
 from tests.support.training import PAIRS
 
@@ -74,3 +80,22 @@ def test_different_numbers_of_lines_are_errors(tmp_path):
         read_references([tmp_path / "a", tmp_path / "b"], "source", 2)
     with pytest.raises(DataError, match=r"none: no such file"):
         read_references([tmp_path / "none"], "source", 2)
+
+
+def test_a_changed_copy_has_other_sources_and_the_references_of_the_same_sentences(translator):
+    sources = ["a dog runs in the park.", "It rains", "12"]
+    references = [["ein Hund rennt.", "Es regnet", "12"], ["der Hund rennt!", "Regen.", "zwölf"]]
+    test = Sentences("t", sources, references)
+    names = ["typos", "uppercase", "drop_final_punctuation"]
+    plain, typos, upper, dropped = with_augmented([test], names, translator)
+    assert plain is test
+    assert typos.name == "t, typos" and typos.references == references
+    assert [one != other for one, other in zip(typos.sources, sources, strict=True)] == [True, True, False]
+    assert list(with_augmented([test], ["typos"], translator))[1] == typos
+    assert upper.sources == ["A DOG RUNS IN THE PARK.", "IT RAINS", "12"]
+    assert upper.references[1] == ["DER HUND RENNT!", "REGEN.", "zwölf"]  # "12" is the same in upper case
+    assert dropped.sources == ["a dog runs in the park", "It rains", "12"]
+    assert dropped.references == [
+        ["ein Hund rennt", "Es regnet", "12"],
+        ["der Hund rennt", "Regen.", "zwölf"],
+    ]
