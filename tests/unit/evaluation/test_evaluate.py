@@ -9,13 +9,8 @@ import sacrebleu
 
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError, UsageError
-from mtrain.evaluation.evaluate import (
-    TestSet as Sentences,
-    configured_test_sets,
-    evaluate_set,
-    read_references,
-    with_augmented,
-)
+from mtrain.evaluation.evaluate import TestSet as Sentences
+from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set, read_references, with_augmented
 from mtrain.evaluation.metrics import make_metrics, score
 from tests.support.training import PAIRS
 
