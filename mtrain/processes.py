@@ -68,7 +68,9 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**_REUSE_MEMORY, **os.environ, "OMP_NUM_THREADS": str(threads)},
-            start_new_session=True,  # only the parent handles Ctrl-C
+            # So that only the parent handles Ctrl-C. Not a session of its own: Linux divides time equally
+            # among sessions, whatever the priorities (`nice`) of their processes.
+            process_group=0,
         )
 
     def prepare(self, settings: Iterable[Message]) -> None:

@@ -8,7 +8,7 @@ Many pairs are therefore segmented in worker processes.
 import os
 import random
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -29,7 +29,7 @@ from mtrain.worker_messages import serve as serve_tasks
 
 # Worker processes have a lower priority than training on the same cores, except for the first window, which
 # training waits for.
-_NICE = 10
+_NICE = 15
 # Its arguments are the rows of a block, the key, and the number of the block.
 ResegmentBlock = Callable[[Sides, Key, int], Sides]
 
@@ -168,15 +168,8 @@ def _prepare(receive: Receive) -> Answer:
     def answer(task: Message) -> Message:
         nonlocal has_low_priority
         if not task.header["waited_for"] and not has_low_priority:
-            _lower_priority()
+            os.nice(_NICE)
             has_low_priority = True
         return _to_message(resegment(_from_message(task), task.header["key"], task.header["block"]), {})
 
     return answer
-
-
-def _lower_priority() -> None:
-    os.nice(_NICE)
-    # Linux may divide time among sessions before it does among their processes; this one has its own session.
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(_NICE))

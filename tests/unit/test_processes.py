@@ -1,5 +1,6 @@
 """Worker processes: results in order, errors that are not hidden, and processes that end."""
 
+import os
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
@@ -47,6 +48,14 @@ def test_all_processes_are_started_before_one_is_waited_for(tmp_path: Path, monk
         task = Message({"action": "echo", "value": 1})
         [(_, answer)] = pool.map([task], lambda process, task: process.call(task), lambda task: task)
     assert answer.contents == settings.contents
+
+
+@pytest.mark.skipif(not hasattr(os, "getsid"), reason="there are no sessions")
+def test_a_process_gets_no_ctrl_c_but_shares_the_session_and_its_computing_time():
+    with closing(WorkerPool(WORKER, Message({}), 1)) as pool:
+        task = Message({"action": "echo", "value": 1})
+        [(_, pid)] = pool.map([task], lambda process, _: process.process.pid, lambda _: None)
+        assert (os.getpgid(pid), os.getsid(pid)) == (pid, os.getsid(0))
 
 
 def test_an_error_of_the_user_is_raised_here():

@@ -628,7 +628,7 @@ def test_only_the_first_window_is_segmented_at_the_priority_of_training(
         assert len(held) == len(TOY)
         [process] = children() - before
         priorities.append(os.getpriority(os.PRIO_PROCESS, process))
-    assert priorities == [own, *[min(own + 10, 19)] * 2]
+    assert priorities == [own, *[min(own + 15, 19)] * 2]
 
 
 @pytest.mark.parametrize(("cores", "ranks", "expected"), [(1, 1, 1), (2, 1, 1), (64, 1, 32), (64, 8, 4)])
