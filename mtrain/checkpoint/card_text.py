@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from mtrain.checkpoint.model_info import Ancestor, Description, Origin, Score
-from mtrain.config.languages import base_language
+from mtrain.config.languages import Direction, base_language
 from mtrain.duration import format_duration
 
 _HOME = "https://github.com/mtrain/mtrain"
@@ -32,7 +32,7 @@ def _metadata(model: Description) -> str:
 
     config, info = model.config, model.info
     library = LIBRARIES[info.export.format] if info.export else "mtrain"
-    codes = (base_language(code) for code in (config.source_lang, config.target_lang))
+    codes = (base_language(code) for code in (config.source_lang, *config.target_languages))
     languages = [code for code in dict.fromkeys(codes) if re.fullmatch("[a-z]{2,3}", code) and code != "und"]
     scores = [score for score in _comparable(model) if score.metric != "nll"]
     results = [
@@ -93,6 +93,13 @@ def _introduction(model: Description) -> str:
         f"{network.decoder_layers} decoder layers of width {network.d_model}, and a SentencePiece vocabulary "
         f"of {vocabulary_size(model)}."
     ]
+    if config.language_tags != "none":
+        tag = Direction(config.source_lang, config.target_lang).tag(config.language_tags)
+        others = ", ".join(f"`{_code(language)}`" for language in config.target_languages)
+        lines.append(
+            f"It translates into several languages ({others}): a source begins with a tag such as "
+            f"`{_code(tag)}`, which `mtrain translate --to` adds."
+        )
     if origin := describe_origin(info.origin, code=True):
         lines.append(
             f"It was {origin} {'by' if info.origin and info.origin.kind == 'imported' else 'with'} {maker}."

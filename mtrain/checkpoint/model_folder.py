@@ -203,6 +203,7 @@ def _folder_config(config: Config, tokenizer: Tokenizer, layer: int | None = Non
     return ModelFolderConfig(
         source_lang=config.data.source_lang,
         target_lang=config.data.target_lang,
+        language_tags=config.data.language_tags,
         max_length=config.data.max_length,
         tokenizer=config.tokenizer,
         model=model_config(config.model, tokenizer, config.data.max_length),

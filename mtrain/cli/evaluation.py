@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -17,15 +17,20 @@ from mtrain.cli.options import (
     BeamSize,
     Debug,
     Device,
+    From,
     Json,
     LengthPenalty,
     Quiet,
     Set,
+    To,
     overrides,
 )
 from mtrain.cli.output import is_stream, require_writable
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from mtrain.evaluation.evaluate import TestSet
 
 METRICS, COMET = "Metrics", "COMET"  # groups of options
 
@@ -111,6 +116,8 @@ def evaluate(
         ),
     ] = None,
     json_: Json = False,
+    from_: From = None,
+    to: To = None,
     comet: Annotated[
         Path | None,
         Option(
@@ -162,7 +169,7 @@ def evaluate(
         return
     search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
     changes = [] if augment is None else [name.strip() for name in augment.split(",")]
-    inputs = Inputs(model, source, reference or [], hypotheses, compare or [], changes)
+    inputs = Inputs(model, source, reference or [], hypotheses, compare or [], changes, (from_, to))
     names = [name.strip() for name in metrics.lower().split(",")]
     outputs = Outputs(json_, by_length, sentence_scores, html, summary=bool(changes) and not compare)
     _check_inputs(inputs, outputs, "comet" in names)
@@ -173,6 +180,7 @@ def evaluate(
     if not translating:
         unused_device = None if device == "auto" or "comet" in names else device
         unused = {**search, "set": set_ or None, "device": unused_device, "augment": augment}
+        unused |= {"from": from_, "to": to}
         _refuse_unused(unused, "--hypotheses, which are scored without translating")
     settings = overrides(set_, "decoding.", **search)
     data_settings = [assignment for assignment in settings if assignment.startswith("data.")]
@@ -206,9 +214,10 @@ def _reporter(
     def report(evaluated: Iterable[Evaluated], language: str | None) -> None:
         with CometProcess(python, model or DEFAULT_MODEL, gpus) as process:
 
-            def metrics_for(sources: Sequence[str]) -> dict[str, Any]:
+            def metrics_for(test: "TestSet") -> dict[str, Any]:
+                target = test.direction.target if test.direction else language
                 return make_metrics(
-                    names, language, lowercase, bleu_tokenize, lambda: Comet(process, sources)
+                    names, target, lowercase, bleu_tokenize, lambda: Comet(process, test.sources)
                 )
 
             report_results(evaluated, metrics_for, outputs)
@@ -219,11 +228,16 @@ def _reporter(
 def _check_inputs(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
     """Raise UsageError unless the options name translations to score and what to score them with, and
     DataError if a system to compare is missing."""
-    model, source, references, hypotheses, compared, changes = inputs
+    model, source, references, hypotheses, compared, changes, languages = inputs
     if hypotheses is None and model is None:
         raise UsageError("missing MODEL; only --hypotheses can be scored without it")
     if (source is not None or hypotheses is not None) != bool(references):
         raise UsageError("give --reference with either --source or --hypotheses")
+    if any(languages) and not references:
+        option = "--from" if languages[0] else "--to"
+        raise UsageError(
+            f"{option} has no effect on the test sets of MODEL, which have languages; leave it out"
+        )
     if Path("-") in references:
         raise UsageError("--reference -: reading references from stdin is not supported; give a file")
     if [source, hypotheses, *compared].count(Path("-")) > 1:

@@ -12,6 +12,7 @@ from mtrain.cli.tables import format_scores, format_table, wrap_signature
 
 if TYPE_CHECKING:
     from mtrain.evaluation.compare import MetricComparison, PairedScore
+    from mtrain.evaluation.evaluate import TestSet
     from mtrain.evaluation.lengths import LengthBucket
     from mtrain.evaluation.metrics import Score
 
@@ -41,6 +42,8 @@ class _Result(NamedTuple):
             "sentences": len(test.references[0]),
             "scores": [score._asdict() for score in self.scores],
         }
+        if test.direction:
+            record["direction"] = str(test.direction)
         if self.comparisons:
             record["baseline"] = next(iter(systems))
             record["comparisons"] = [
@@ -59,10 +62,10 @@ class _Result(NamedTuple):
 
 
 def report_results(
-    evaluated: Iterable[Evaluated], metrics_for: Callable[[Sequence[str]], dict[str, Any]], outputs: Outputs
+    evaluated: Iterable[Evaluated], metrics_for: Callable[["TestSet"], dict[str, Any]], outputs: Outputs
 ) -> None:
     """Score translations, print the scores of each test set as soon as they are known, and write the files.
-    `metrics_for` makes the metrics for a list of sources."""
+    `metrics_for` makes the metrics for a test set."""
     from mtrain.progress_bar import waiting_for
 
     report, results = {}, []
@@ -73,7 +76,7 @@ def report_results(
         rows = []
         for each in evaluated:
             with waiting_for(f"{each.test.name}: scoring"):
-                result = _score(each, metrics_for(each.test.sources), outputs)
+                result = _score(each, metrics_for(each.test), outputs)
             report[each.test.name] = result.as_json()
             rows.append([each.test.name, *(f"{score.score:.2f}" for score in result.scores)])
             if not outputs.json:
@@ -100,7 +103,7 @@ def _score(evaluated: Evaluated, metrics: dict[str, Any], outputs: Outputs) -> _
     from mtrain.evaluation.lengths import score_by_length
     from mtrain.evaluation.metrics import score, score_sentences
 
-    (_, sources, references), systems = evaluated
+    (_, sources, references, _), systems = evaluated
     scores = score(next(iter(systems.values())), references, metrics)
     comparisons = compare_systems(systems, references, metrics) if len(systems) > 1 else []
     buckets, sentences = {}, {}
@@ -116,8 +119,8 @@ def _score(evaluated: Evaluated, metrics: dict[str, Any], outputs: Outputs) -> _
 def _lines_of(result: _Result) -> Iterable[str]:
     from mtrain.evaluation.compare import SIGNIFICANT
 
-    (name, _, references), systems = result.evaluated
-    yield f"{name} ({len(references[0])} sentences)"
+    (name, _, references, direction), systems = result.evaluated
+    yield f"{name} ({f'{direction}, ' if direction else ''}{len(references[0])} sentences)"
     if not result.comparisons:
         yield from format_scores(result.scores)
     for comparison in result.comparisons:
@@ -172,7 +175,9 @@ def _write_html(results: Sequence[_Result], path: Path) -> None:
     from mtrain.report.comparison import ComparedSet, comparison_page
 
     sets = [
-        ComparedSet(*result.evaluated.test, result.evaluated.systems, result.comparisons, result.sentences)
+        ComparedSet(
+            *result.evaluated.test[:3], result.evaluated.systems, result.comparisons, result.sentences
+        )
         for result in results
     ]
     with open_output(path) as out:

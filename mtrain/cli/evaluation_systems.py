@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mtrain.cli import terminal
 from mtrain.cli.translation import load_translator, refuse_beam_size_of_sampling
-from mtrain.config.languages import base_language
+from mtrain.config.languages import Direction
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
 
@@ -24,6 +24,7 @@ class Inputs(NamedTuple):
     hypotheses: Path | None
     compared: Sequence[Path]
     augment: Sequence[str] = ()  # the changes of which copies of the test sets are scored, too
+    languages: tuple[str | None, str | None] = (None, None)  # of --from and --to
 
     @property
     def systems(self) -> list[Path]:
@@ -82,24 +83,35 @@ def evaluate_models(
         texts = _read_systems(inputs)
         given = _given_test_sets(inputs, texts) if inputs.references else []
     done: dict[str, list[list[str]]] = {}  # the translations of each test set by the other models
-    language = None
+    direction: Direction | None = None  # that of the first model
     with joined_ranks(device) as ranks, terminal.cleaning_up_after_sigterm():
         for path in inputs.models:
-            with load_translator(path, str(ranks.device), decoding_settings) as translator:
-                refuse_beam_size_of_sampling(translator, beam_size)
-                language = language or translator.target_lang
-                _require_language(path, translator.target_lang, language)
+            with load_translator(path, str(ranks.device), decoding_settings) as loaded:
+                refuse_beam_size_of_sampling(loaded, beam_size)
+                translator = _between(path, loaded, inputs.languages if direction is None else direction)
+                direction = direction or translator.direction
 
                 def work(path: Path = path, translator: "Translator" = translator) -> None:
                     if not tests:
                         plain = given or _configured_test_sets(inputs, data_settings, texts)
                         tests.extend(with_augmented(plain, inputs.augment, translator))
+                    for test in tests:  # fail now, not after the first of them
+                        _between(path, translator, test.direction or translator.direction)
                     if path == inputs.models[-1]:
                         report(_translated(inputs, tests, texts, done, translator), translator.target_lang)
                     else:
                         done[str(path)] = [translate_set(test, translator) for test in tests]
 
                 translator.lead(ranks, work)
+
+
+def _between(path: Path, translator: "Translator", languages: tuple[str | None, str | None]) -> "Translator":
+    """The translator of the model in `path` for other languages. Raises UsageError if it does not know
+    them."""
+    try:
+        return translator.between(*languages)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 def _translated(
@@ -164,13 +176,6 @@ def _require_counts(texts: dict[str, list[str]], count: int, name: str) -> None:
     for file, lines in texts.items():
         if len(lines) != count:
             raise DataError(f"{name} has {count} lines but {file} has {len(lines)}")
-
-
-def _require_language(path: Path, language: str, expected: str) -> None:
-    if base_language(language) != base_language(expected):
-        raise UsageError(
-            f"--compare {path}: translates into {language}, not {expected}; compare models of one language"
-        )
 
 
 def _name_of(path: Path) -> str:

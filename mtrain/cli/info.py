@@ -152,7 +152,7 @@ def _model(model: "Description") -> Rows:
     )
     made = describe_origin(info.origin) or "not recorded"
     rows = [
-        ["languages", f"{config.source_lang} to {config.target_lang}"],
+        ["languages", f"{config.source_lang} to {', '.join(config.target_languages)}"],
         ["parameters", size],
         ["layers", f"{network.encoder_layers} encoder, {network.decoder_layers} decoder"],
         ["width", f"{network.d_model}, feed-forward {network.ffn_dim}, {attention}"],

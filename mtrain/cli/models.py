@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from mtrain.cli import terminal
-from mtrain.cli.options import BatchTokens, Debug, Device, OutputFile, Quiet, Set, overrides
+from mtrain.cli.options import BatchTokens, Debug, Device, From, OutputFile, Quiet, Set, To, overrides
 from mtrain.cli.output import is_on_screen, open_output, require_writable, write_lines
 from mtrain.cli.translation import load_translator
 from mtrain.cli.translation_output import count_lines
@@ -51,6 +51,8 @@ def rerank(
         Path, Option("-i", "--input", metavar="FILE", help="Sentences that were translated, one per line.")
     ],
     output_file: OutputFile = None,
+    from_: From = None,
+    to: To = None,
     weight: Annotated[
         float, Option(metavar="WEIGHT", help="Weight of MODEL's score, relative to the score in N_BEST.")
     ] = 0.07,
@@ -82,7 +84,8 @@ def rerank(
     from mtrain.decoding.rerank import rerank as best_of
     from mtrain.progress_bar import with_progress
 
-    translator = load_translator(model, device, overrides(set_, "decoding.", batch_tokens=batch_tokens))
+    settings = overrides(set_, "decoding.", batch_tokens=batch_tokens)
+    translator = load_translator(model, device, settings).between(from_, to)
     texts = best_of(translator, read_n_best(source, n_best), weight)
     if not is_on_screen(output_file):
         texts = with_progress(texts, "reranked", "lines", count_lines(source))

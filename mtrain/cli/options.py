@@ -11,6 +11,7 @@ from mtrain.cli.terminal import restore_utf8
 
 # Groups of the options of long commands.
 FILES, SEARCH, SAMPLING, SPEED, RESULTS = "Files", "Search", "Sampling", "Speed", "Results"
+LANGUAGES = "Languages"
 
 ConfigFile = Annotated[Path, Argument(metavar="CONFIG", help="Configuration file (YAML).")]
 ModelFolder = Annotated[Path, Argument(metavar="MODEL", help="Run folder or model folder.")]
@@ -60,6 +61,24 @@ BatchTokens = Annotated[
         metavar="N",
         help="Maximum batch size in padded source tokens times beams or samples.",
         rich_help_panel=SPEED,
+    ),
+]
+From = Annotated[
+    str | None,
+    Option(
+        "--from",
+        metavar="LANG",
+        help="Language of the source, for models with language tags.",
+        rich_help_panel=LANGUAGES,
+    ),
+]
+To = Annotated[
+    str | None,
+    Option(
+        "--to",
+        metavar="LANG",
+        help="Language to translate into, for models with language tags.",
+        rich_help_panel=LANGUAGES,
     ),
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON.", rich_help_panel=RESULTS)]

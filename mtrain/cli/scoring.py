@@ -13,10 +13,12 @@ from mtrain.cli.options import (
     Debug,
     Device,
     Ensemble,
+    From,
     ModelFolder,
     OutputFile,
     Quiet,
     Set,
+    To,
     overrides,
 )
 from mtrain.cli.output import is_on_screen, open_output, require_writable
@@ -54,6 +56,8 @@ def score(
         ),
     ] = None,
     output: OutputFile = None,
+    from_: From = None,
+    to: To = None,
     ensemble: Ensemble = None,
     batch_tokens: BatchTokens = None,
     json_: Annotated[
@@ -86,8 +90,11 @@ def score(
     from mtrain.progress_bar import ProgressBar
 
     settings = overrides(set_, "decoding.", batch_tokens=batch_tokens)
-    translator = load_translator(model, device, settings, ensemble)
-    other = None if reverse is None else load_translator(reverse, device, settings)
+    translator = load_translator(model, device, settings, ensemble).between(from_, to)
+    other = None
+    if reverse is not None:
+        source_lang, target_lang = translator.direction
+        other = load_translator(reverse, device, settings).between(target_lang, source_lang)
     count = count_lines(inputs[0])
     total = None if count is None else count * (1 if other is None else 2)  # each model scores each pair
     with ProgressBar("scored", "pairs", total, is_on_screen(output)) as progress, open_output(output) as out:

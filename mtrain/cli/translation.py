@@ -19,12 +19,14 @@ from mtrain.cli.options import (
     Debug,
     Device,
     Ensemble,
+    From,
     InputFile,
     LengthPenalty,
     ModelFolder,
     OutputFile,
     Quiet,
     Set,
+    To,
     overrides,
 )
 from mtrain.cli.output import is_stream, require_writable
@@ -47,6 +49,8 @@ def translate(
         bool,
         Option("--continue", help="Resume the output file of an interrupted command.", rich_help_panel=FILES),
     ] = False,
+    from_: From = None,
+    to: To = None,
     beam_size: BeamSize = None,
     n_best: Annotated[
         int,
@@ -172,7 +176,7 @@ def translate(
     from mtrain.distributed.many_ranks import joined_ranks
 
     with joined_ranks(device) as ranks, terminal.cleaning_up_after_sigterm():
-        translator = load_translator(model, str(ranks.device), settings, ensemble)
+        translator = load_translator(model, str(ranks.device), settings, ensemble).between(from_, to)
         refuse_beam_size_of_sampling(translator, beam_size)
         if given and translator.decoding.samples is None:
             raise UsageError(

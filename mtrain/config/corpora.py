@@ -24,6 +24,12 @@ class CorpusSpec(Section):
         le=1000,
         description="number of times that each pair occurs in an epoch; for `train` only",
     )
+    source_lang: str | None = Field(
+        None, min_length=1, description="language code of its sources; null: `data.source_lang`"
+    )
+    target_lang: str | None = Field(
+        None, min_length=1, description="language code of its targets; null: `data.target_lang`"
+    )
     filters: Literal["off"] | None = Field(
         None, description="`off`: keep the pairs that break a rule of `data.filters`; for `train` only"
     )

@@ -1,5 +1,6 @@
 """The `data` section."""
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -15,7 +16,7 @@ from mtrain.config.corpora import (
     Validation,
 )
 from mtrain.config.filters import Filters
-from mtrain.config.languages import base_language, scripts_of_language
+from mtrain.config.languages import Direction, LanguageTags, is_same_language, scripts_of_language
 from mtrain.config.section import Section
 
 
@@ -25,6 +26,11 @@ class DataConfig(Section):
     source_lang: str = Field(min_length=1, description="language code of the source, such as `en`")
     target_lang: str = Field(
         min_length=1, description="language code of the target, such as `de`; selects the tokenizer of BLEU"
+    )
+    language_tags: LanguageTags = Field(
+        "none",
+        description="tags that tell the model the languages of a sentence: `<2de>` before the source for "
+        "the `target`, `<en> <2de>` for `both`; needed if the corpora have several target languages",
     )
     train: Corpora = Field(description="training corpus, or a list of corpora")
     validation: Validation = Field(
@@ -74,10 +80,65 @@ class DataConfig(Section):
         """Whether the ids of training pairs differ from epoch to epoch."""
         return self.subword_sampling is not None or self.augment is not None
 
+    @property
+    def direction(self) -> Direction:
+        """The direction of the corpora that do not give their own languages."""
+        return Direction(self.source_lang, self.target_lang)
+
+    def direction_of(self, corpus: CorpusSpec) -> Direction:
+        """The languages of a corpus or test set."""
+        own = Direction(corpus.source_lang or self.source_lang, corpus.target_lang or self.target_lang)
+        if isinstance(corpus, SacrebleuCorpus) and self.language_tags != "none":
+            named = Direction(*corpus.langs.split("-"))
+            own = Direction(corpus.source_lang or named.source, corpus.target_lang or named.target)
+        return own
+
+    def tag_of(self, corpus: CorpusSpec) -> str:
+        """The language tag before each source of a corpus; see `Direction.tag`."""
+        return self.direction_of(corpus).tag(self.language_tags)
+
+    @property
+    def tags(self) -> list[str]:
+        """All language tags, each of which is one token."""
+        words = (word for corpus in self.train for word in self.tag_of(corpus).split())
+        return list(dict.fromkeys(words))
+
+    @property
+    def _other_corpora(self) -> dict[str, CorpusSpec]:
+        """The corpora for validation and testing, by key."""
+        validation = self.validation if isinstance(self.validation, list) else []
+        named: dict[str, CorpusSpec] = {
+            f"validation.{index}": corpus for index, corpus in enumerate(validation)
+        }
+        return named | {f"test.{name}": corpus for name, corpus in self.test.items()}
+
+    @model_validator(mode="after")
+    def _languages_agree(self) -> Self:
+        named = {f"train.{index}": corpus for index, corpus in enumerate(self.train)} | self._other_corpora
+        if self.language_tags == "none":
+            for name, corpus in named.items():
+                language = self.direction_of(corpus).target
+                if not is_same_language(language, self.target_lang):
+                    raise ValueError(
+                        f"{name} translates into {language}, but target_lang is {self.target_lang}; "
+                        "models of several target languages need language_tags: target"
+                    )
+            return self
+        directions = {name: self.direction_of(corpus) for name, corpus in named.items()}
+        for name, direction in {"data": self.direction, **directions}.items():
+            if wrong := [code for code in direction if not re.fullmatch("[A-Za-z0-9_-]+", code)]:
+                raise ValueError(f"{name}: a language tag cannot contain {wrong[0]!r}; write de, or pt-BR")
+            for tag in direction.tag(self.language_tags).split():
+                if tag not in self.tags:
+                    raise ValueError(
+                        f"{name} translates {direction}, but no corpus in train has the language tag {tag}; "
+                        f"they have {', '.join(self.tags)}"
+                    )
+        return self
+
     @model_validator(mode="after")
     def _weights_are_for_training(self) -> Self:
-        validation = self.validation if isinstance(self.validation, list) else []
-        if any(corpus.weight != 1 for corpus in (*validation, *self.test.values())):
+        if any(corpus.weight != 1 for corpus in self._other_corpora.values()):
             raise ValueError("weight is allowed in data.train only; other corpora use each pair once")
         return self
 
@@ -93,8 +154,7 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _filters_are_for_training(self) -> Self:
-        validation = self.validation if isinstance(self.validation, list) else []
-        if any(corpus.filters for corpus in (*validation, *self.test.values())):
+        if any(corpus.filters for corpus in self._other_corpora.values()):
             raise ValueError("filters is allowed in data.train only; other corpora are never filtered")
         return self
 
@@ -102,7 +162,9 @@ class DataConfig(Section):
     def _filters_can_be_applied(self) -> Self:
         if self.filters is None:
             return self
-        for code in (self.source_lang, self.target_lang) if self.filters.script else ():
+        filtered = [corpus for corpus in self.train if not corpus.filters]
+        codes = [code for corpus in filtered for code in self.direction_of(corpus)]
+        for code in codes if self.filters.script else ():
             if not scripts_of_language(code):
                 raise ValueError(
                     f"filters.script: the script of {code} is not known; write {code}-Latn, for example"
@@ -112,7 +174,7 @@ class DataConfig(Section):
             kind, needed = (
                 (TsvCorpus, "tsv") if isinstance(column, int) else (FieldsCorpus, "jsonl, parquet or hub")
             )
-            if not all(isinstance(corpus, kind) or corpus.filters for corpus in self.train):
+            if not all(isinstance(corpus, kind) for corpus in filtered):
                 raise ValueError(
                     f"filters.min_score: column {column} needs {needed} corpora; others need filters: off"
                 )
@@ -120,13 +182,11 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _languages_of_named_sets(self) -> Self:
-        validation = self.validation if isinstance(self.validation, list) else []
-        for corpus in (*self.train, *validation, *self.test.values()):
+        for corpus in (*self.train, *self._other_corpora.values()):
             if isinstance(corpus, SacrebleuCorpus):
-                languages = [base_language(code) for code in (self.source_lang, self.target_lang)]
-                if [base_language(code) for code in corpus.langs.split("-")] != languages:
-                    pair = f"{self.source_lang}-{self.target_lang}"
+                direction = self.direction_of(corpus)
+                if not all(map(is_same_language, corpus.langs.split("-"), direction)):
                     raise ValueError(
-                        f"{corpus.sacrebleu} has langs {corpus.langs}, but data translates {pair}"
+                        f"{corpus.sacrebleu} has langs {corpus.langs}, but data translates {direction}"
                     )
         return self

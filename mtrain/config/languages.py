@@ -1,11 +1,13 @@
 """Language codes, and what depends on the language."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
+
+LanguageTags = Literal["none", "target", "both"]
 
 # For languages written without spaces, 13a would count whole sentences as words.
 _BLEU_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
@@ -57,6 +59,22 @@ _SCRIPTS = {
     **{"Thai": "THAI", "Tibt": "TIBETAN"},
 }
 _WITHOUT_SPACES = {"CJK", "KHMER", "LAO", "MYANMAR", "THAI", "TIBETAN"}
+
+
+class Direction(NamedTuple):
+    """What is translated into what, as language codes."""
+
+    source: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.source}-{self.target}"
+
+    def tag(self, tags: LanguageTags) -> str:
+        """What tells a multilingual model the languages of a source sentence, at its beginning: `<2de>` for
+        the target (Johnson et al. 2017, section 3) and, before it, `<en>` for the source if `tags` is
+        `both`; nothing if it is `none`."""
+        return {"none": "", "target": f"<2{self.target}>", "both": f"<{self.source}> <2{self.target}>"}[tags]
 
 
 def base_language(code: str) -> str:

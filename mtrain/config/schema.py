@@ -1,12 +1,14 @@
 """The whole configuration, made of the sections of the other modules, and that of a model folder."""
 
 import os
+import re
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from mtrain.config.data import DataConfig
 from mtrain.config.decoding import DecodingConfig
+from mtrain.config.languages import LanguageTags
 from mtrain.config.model import Architecture, ModelConfig
 from mtrain.config.presets import SIZES
 from mtrain.config.section import Section
@@ -51,6 +53,19 @@ class Config(Section):
         if training.get("init_from") or {"preset", *SIZES} & model.keys():
             return values
         return {**values, "model": {**model, "preset": "auto"}}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _make_language_tags_symbols(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Language tags are symbols of the tokenizer, unless that of another model is reused."""
+        config = validate(values)
+        tokenizer = config.tokenizer
+        missing = [tag for tag in config.data.tags if tag not in tokenizer.symbols]
+        if not missing or tokenizer.path or config.training.init_from:
+            return config
+        tokenizer = tokenizer.model_copy(update={"symbols": [*tokenizer.symbols, *missing]})
+        TokenizerConfig.model_validate(tokenizer.model_dump())
+        return config.model_copy(update={"tokenizer": tokenizer})
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
@@ -100,7 +115,14 @@ class ModelFolderConfig(Section):
 
     source_lang: str = Field(min_length=1, description="language code of the source")
     target_lang: str = Field(min_length=1, description="language code of the target")
+    language_tags: LanguageTags = Field("none", description="language tags before each source")
     max_length: int = Field(ge=2, le=65536, description="longest source, in tokens; longer lines are split")
     tokenizer: TokenizerConfig = Field(description="the settings that the tokenizer was made with")
     model: ModelConfig = Field(description="the architecture, vocabulary sizes and token ids")
     decoding: DecodingConfig = Field(description="default decoding settings")
+
+    @property
+    def target_languages(self) -> list[str]:
+        """The languages that the model translates into, those of its tags."""
+        tags = [symbol[2:-1] for symbol in self.tokenizer.symbols if re.fullmatch(r"<2[\w-]+>", symbol)]
+        return [self.target_lang] if self.language_tags == "none" else tags

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from mtrain.config.augment import Augment
 from mtrain.config.data import DataConfig
-from mtrain.config.languages import has_spaces
+from mtrain.config.languages import Direction, has_spaces
 from mtrain.data.augment import CHANGES, Side, change_pair, noise
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -21,10 +21,11 @@ class PairAugmenter:
     def __init__(self, augment: Augment, data: DataConfig, tokenizer: Tokenizer):
         self._augment, self._max_length = augment, data.max_length
         self._vocabularies = tokenizer.source, tokenizer.target
-        languages = data.source_lang, data.target_lang
-        symbols = [vocabulary.symbol_pattern for vocabulary in self._vocabularies]
-        self._sides = Side(languages[0], symbols[0]), Side(languages[1], symbols[1])
-        self._spaces = [" " if has_spaces(language) else "" for language in languages]
+        self._symbols = [vocabulary.symbol_pattern for vocabulary in self._vocabularies]
+        # By the ids of the language tag, which are equally many in all sources, perhaps none.
+        corpora = {tuple(tokenizer.tag_ids(data.tag_of(corpus))): corpus for corpus in data.train}
+        self._directions = {tag: data.direction_of(corpus) for tag, corpus in corpora.items()}
+        self._tag_length = len(next(iter(corpora)))
         self._eos = tokenizer.special.eos
 
     def __call__(self, pairs: Sequence[EncodedPair], generator: random.Random) -> list[EncodedPair]:
@@ -38,7 +39,7 @@ class PairAugmenter:
         for row, names in chosen.items():
             source, target = sources[row], targets[row]
             if source is not None and target is not None:
-                new = self._changed(source, target, names, generator)
+                new = self._changed(source, target, names, self._direction(pairs[row]), generator)
                 if row in merged or new != (source, target):
                     texts[row] = new
         changed = list(pairs)
@@ -53,11 +54,16 @@ class PairAugmenter:
         unknown = [vocabulary.special.unk for vocabulary in self._vocabularies]
         drawn = [noise(generator) for _ in range(count)]
         encoded = self._encode([(text, text) for text in drawn])
+        tags = [*self._directions]
+        encoded = [([*generator.choice(tags), *source], target) for source, target in encoded]
         return [
             pair
             for pair in encoded
             if self._is_usable(pair) and not any(unk in ids for unk, ids in zip(unknown, pair, strict=True))
         ]
+
+    def _direction(self, pair: EncodedPair) -> Direction:
+        return self._directions[tuple(pair[0][: self._tag_length])]
 
     def _draw(self, generator: random.Random) -> list[str]:
         """The changes that are chosen for a pair. The number of random numbers is always the same."""
@@ -85,18 +91,20 @@ class PairAugmenter:
         appended = vocabulary.decode([row[len(vocabulary.tag(row)) : -1] for row in following])
         texts = dict(zip(rows, decoded, strict=True))
         for row, text in zip(merged, appended, strict=True):
-            texts[row] = f"{texts[row]}{self._spaces[side]}{text}"
+            space = " " if has_spaces(self._direction(pairs[row])[side]) else ""
+            texts[row] = f"{texts[row]}{space}{text}"
         is_known = {row: unknown not in row_ids for row, row_ids in zip(rows, ids, strict=True)}
         for row, row_ids in zip(merged, following, strict=True):
             is_known[row] &= unknown not in row_ids
         return {row: text if is_known[row] else None for row, text in texts.items()}
 
     def _changed(
-        self, source: str, target: str, names: Sequence[str], generator: random.Random
+        self, source: str, target: str, names: Sequence[str], direction: Direction, generator: random.Random
     ) -> tuple[str, str]:
+        sides = Side(direction.source, self._symbols[0]), Side(direction.target, self._symbols[1])
         for name in CHANGES:
             if name in names:
-                source, [target] = change_pair(name, source, [target], self._sides, generator)
+                source, [target] = change_pair(name, source, [target], sides, generator)
         return source, target
 
     def _encode(self, texts: Sequence[tuple[str, str]]) -> list[EncodedPair]:
@@ -108,5 +116,5 @@ class PairAugmenter:
         return [([*source, self._eos], [*target, self._eos]) for source, target in zip(*rows, strict=True)]
 
     def _is_usable(self, pair: EncodedPair) -> bool:
-        lengths = list(map(len, pair))
-        return min(lengths) > 1 and max(lengths) <= self._max_length
+        source, target = map(len, pair)
+        return source > 1 + self._tag_length and target > 1 and max(source, target) <= self._max_length

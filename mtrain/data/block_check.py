@@ -42,19 +42,23 @@ class BlockFindings(NamedTuple):
     overlap: PairHashes  # hashes that are among those of the validation and test sets
 
 
+Scripts = Sequence[Sequence[Sequence[str]]]  # of the sides of each corpus
+
+
 class BlockCheck:
     """Checks blocks of training pairs."""
 
-    def __init__(self, scripts: tuple[str, str], evaluation_hashes: PairHashes, keep_source_hashes: bool):
-        """`scripts` are the expected scripts of source and target, and `evaluation_hashes` the sorted hashes
-        of the validation and test sets. With `keep_source_hashes`, the findings contain the hashes of all
-        sources."""
+    def __init__(self, scripts: Scripts, evaluation_hashes: PairHashes, keep_source_hashes: bool):
+        """`scripts` are the expected scripts of the sources and targets of each corpus, none if they are not
+        known. `evaluation_hashes` are the sorted hashes of the validation and test sets. With
+        `keep_source_hashes`, the findings contain the hashes of all sources."""
         self.scripts, self.evaluation_hashes = scripts, evaluation_hashes
         self.keep_source_hashes = keep_source_hashes
-        self._filters = ScriptFilter(scripts[0]), ScriptFilter(scripts[1])
+        distinct = {tuple(expected) for sides in scripts for expected in sides if expected}
+        self._filters = {expected: ScriptFilter(*expected) for expected in distinct}
 
-    def check(self, block: Block) -> BlockFindings:
-        """Check a block."""
+    def check(self, block: Block, corpus: int) -> BlockFindings:
+        """Check a block of corpus number `corpus` (from 0)."""
         bad, total = len(block.errors), len(block.sources)
         block = usable_pairs(block)
         sources, targets = block.sources, block.targets
@@ -69,7 +73,7 @@ class BlockCheck:
             bad,
             lengths,
             _histogram(ratios, RATIO_BINS),
-            self._suspicious(block, np.flatnonzero(extreme).tolist()),
+            self._suspicious(block, corpus, np.flatnonzero(extreme).tolist()),
             hashes,
             overlap,
         )
@@ -82,12 +86,13 @@ class BlockCheck:
             hashes = PairHashes(hashes.pairs, _NO_HASHES, _NO_HASHES)
         return hashes, overlap
 
-    def _suspicious(self, block: Block, extreme: list[int]) -> dict[str, tuple[int, list[str]]]:
+    def _suspicious(self, block: Block, corpus: int, extreme: list[int]) -> dict[str, tuple[int, list[str]]]:
         """Count each suspicious pair as one kind, the first that applies."""
         equal = compress(range(len(block.sources)), map(eq, block.sources, block.targets))
         copied = [i for i in equal if script_of(block.sources[i])]
-        sides = zip(self._filters, (block.sources, block.targets), strict=True)
-        unexpected = {i for filter_, texts in sides for i in filter_.unexpected(texts)}
+        sides = zip(self.scripts[corpus], (block.sources, block.targets), strict=True)
+        filters = [(self._filters[tuple(expected)], texts) for expected, texts in sides if expected]
+        unexpected = {i for filter_, texts in filters for i in filter_.unexpected(texts)}
         found, counted = {}, set[int]()
         for kind, rows in zip(KINDS, (copied, extreme, sorted(unexpected)), strict=True):
             new = [i for i in rows if i not in counted]

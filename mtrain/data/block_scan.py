@@ -62,14 +62,14 @@ class BlockScanner:
                 refuse_unless_skipped(error, self.data.bad_lines)
         pairs, filtered = len(block.sources), None
         if self._filter:
-            filtered = self._filter.apply(block, all_rules=self.data.train[corpus].filters != "off")
+            filtered = self._filter.apply(block, corpus)
             codes = filtered.codes[rows_of(block)]
             block = block.select((codes == 0) | (codes == EMPTY))
         return ScannedBlock(
             pairs,
             sample_block(block, corpus, self._seed, threshold),
             draw_candidates(block, corpus, self._seed, self._held_out, max_digest),
-            self._check.check(block) if self._check else None,
+            self._check.check(block, corpus) if self._check else None,
             filtered,
         )
 

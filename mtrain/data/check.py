@@ -13,6 +13,7 @@ import numpy as np
 from mtrain.config.corpora import Corpus, Holdout
 from mtrain.config.data import DataConfig
 from mtrain.config.filters import RULES
+from mtrain.config.languages import scripts_of_language
 from mtrain.data import Pair
 from mtrain.data.block_check import (
     KINDS,
@@ -98,6 +99,7 @@ class DataCheck:
         """Read the validation and test sets. Raises DataError if one is missing or its sides differ in
         length; unreadable lines are counted. `digests` is as in `read_corpus`. A temporary file is written to
         `folder` if validation pairs are held out of training."""
+        self._directions = [data.direction_of(corpus) for corpus in data.train]
         self._holdout = isinstance(data.validation, Holdout)
         validation = {} if isinstance(data.validation, Holdout) else {"validation": data.validation}
         others = {**validation, **{name: [corpus] for name, corpus in data.test.items()}}
@@ -116,13 +118,17 @@ class DataCheck:
 
     def block_check(self, first: Sequence[Block]) -> BlockCheck:
         """A check of blocks whose findings can be added. `first` are the usable pairs of the first
-        blocks of the corpus, about SCRIPT_PAIRS."""
+        blocks, about SCRIPT_PAIRS. Corpora of the same languages as the first one should have the scripts of
+        these pairs, others those of their languages."""
         pairs = [pair for block in first for pair in zip(*block[:2], strict=True)][:SCRIPT_PAIRS]
         source, target = (main_script(pair[side] for pair in pairs) for side in (0, 1))
         self._scripts = source, target
+        known = {each: (*map(scripts_of_language, each),) for each in self._directions}
+        known[self._directions[0]] = (source,), (target,)
+        scripts = [known[each] for each in self._directions]
         columns = zip(*self._others.values(), strict=True)
         hashes = [unique(np.concatenate(column)) for column in columns] or [np.empty(0, np.uint64)] * 3
-        return BlockCheck(self._scripts, PairHashes(*hashes), keep_source_hashes=self._holdout)
+        return BlockCheck(scripts, PairHashes(*hashes), keep_source_hashes=self._holdout)
 
     def add(self, found: BlockFindings) -> None:
         """Add the findings about the next block. Raises StorageError."""

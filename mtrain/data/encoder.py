@@ -1,7 +1,7 @@
 """Encodes blocks of the training corpora: from text to rows of token ids."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import not_
 from pathlib import Path
@@ -39,6 +39,7 @@ class Encoder:
         self._data, self._tokenizer, self._held_out = data, tokenizer, held_out
         largest = max(tokenizer.source_vocab_size, tokenizer.target_vocab_size)
         self._dtype: type[np.integer] = np.uint16 if largest <= 2**16 else np.int32
+        self._tags = [tokenizer.tag_ids(data.tag_of(corpus)) for corpus in data.train]
 
     def settings(self) -> dict[str, Any]:
         """What another process needs to make this encoder, for JSON."""
@@ -62,9 +63,9 @@ class Encoder:
     def encode(self, raw: RawBlock, corpus: int, codes: Codes | None = None) -> EncodedBlock:
         """Encode a block of corpus number `corpus` (from 0). `codes` are those of its pairs in `Rejections`.
         Raises DataError if a pair is unreadable and `data.bad_lines` is not `skip`."""
-        return self.encode_block(parse_block(raw, self.corpora[corpus]), codes)
+        return self.encode_block(parse_block(raw, self.corpora[corpus]), corpus, codes)
 
-    def encode_block(self, block: Block, codes: Codes | None = None) -> EncodedBlock:
+    def encode_block(self, block: Block, corpus: int, codes: Codes | None = None) -> EncodedBlock:
         """Like `encode`, for a decoded block."""
         for error in block.errors.values():
             refuse_unless_skipped(error, self._data.bad_lines)
@@ -74,12 +75,14 @@ class Encoder:
             block = block.select(codes == 0)
             counts = np.bincount(codes, minlength=len(REASONS) + 1)[1:].tolist()
             rejected = dict(zip(REASONS, counts, strict=True))
-        encoders = self._tokenizer.encode_source, self._tokenizer.encode_target
-        sides = [self._encode(encode, texts) for encode, texts in zip(encoders, block[:2], strict=True)]
+        sides = [
+            self._encode(self._tokenizer.encode_source, block.sources, self._tags[corpus]),
+            self._encode(self._tokenizer.encode_target, block.targets),
+        ]
         lengths, count = [side.lengths for side in sides], len(block.sources)
         blank = [np.fromiter(map(not_, map(str.strip, texts)), np.bool_, count) for texts in block[:2]]
         # Also empty if normalization removes every character.
-        empty = blank[0] | blank[1] | (np.minimum(*lengths) == 1)
+        empty = blank[0] | blank[1] | (lengths[0] == 1 + len(self._tags[corpus])) | (lengths[1] == 1)
         # Including duplicates, since validation must not score training pairs.
         held_out = np.fromiter(map(self._held_out.__contains__, block.sources), np.bool_, count) & ~empty
         too_long = (np.maximum(*lengths) > self._data.max_length) & ~empty & ~held_out
@@ -93,13 +96,16 @@ class Encoder:
             total,
         )
 
-    def _encode(self, encode: Callable[[list[str]], list[list[int]]], texts: list[str]) -> Rows:
-        """The ids of each text, and EOS."""
+    def _encode(
+        self, encode: Callable[[list[str]], list[list[int]]], texts: list[str], tag: Sequence[int] = ()
+    ) -> Rows:
+        """The ids of each text, after those of a language tag, and EOS."""
         ids: list[Ids] = [np.empty(0, self._dtype)]
         lengths: list[int] = []
         for start in range(0, len(texts), _TEXTS):
             rows = encode(texts[start : start + _TEXTS])
             for row in rows:
+                row[:0] = tag
                 row.append(self._tokenizer.special.eos)
             lengths += map(len, rows)
             ids.append(np.fromiter(chain.from_iterable(rows), self._dtype))

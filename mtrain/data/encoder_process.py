@@ -53,9 +53,9 @@ def _prepare(receive: Receive) -> Answer:
     encoder = Encoder.with_settings(receive().header)
 
     def answer(task: Message) -> Message:
-        corpus = encoder.corpora[task.header["corpus"]]
+        corpus = task.header["corpus"]
         codes = np.frombuffer(task.contents[-1], np.uint8) if task.header["is_filtered"] else None
-        return _pack(encoder.encode_block(unpack_block(task, corpus), codes))
+        return _pack(encoder.encode_block(unpack_block(task, encoder.corpora[corpus]), corpus, codes))
 
     return answer
 

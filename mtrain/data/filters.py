@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from mtrain.config.data import DataConfig
 from mtrain.config.filters import RULES
+from mtrain.config.languages import Direction
 from mtrain.data.corpus import Block
-from mtrain.data.pair_rules import Pairs, make_rules
+from mtrain.data.pair_rules import Pairs, Rule, make_rules
 from mtrain.data.text_hashes import Hashes, hash_pairs, hash_texts
 
 REASONS = ("bad", "empty", *RULES)  # bad: unreadable; empty: a side is blank
@@ -33,20 +34,27 @@ class BlockFilter:
     def __init__(self, data: DataConfig):
         """`data.filters` must be given. Raises what `make_rules` raises."""
         assert data.filters is not None
-        self._rules = make_rules(data.filters, (data.source_lang, data.target_lang))
+        rules: dict[Direction, dict[str, Rule]] = {}
+        self._rules: list[dict[str, Rule]] = []  # of each corpus
+        for corpus in data.train:
+            direction = data.direction_of(corpus)
+            if direction not in rules:
+                rules[direction] = make_rules(data.filters, direction)
+            self._rules.append({} if corpus.filters == "off" else rules[direction])
         self._duplicates = data.filters.duplicates
 
-    def apply(self, block: Block, all_rules: bool) -> FilteredBlock:
-        """Filter a block. Without `all_rules`, only unreadable and empty pairs are rejected."""
+    def apply(self, block: Block, corpus: int) -> FilteredBlock:
+        """Filter a block of corpus number `corpus` (from 0). With `filters: off`, only unreadable and empty
+        pairs are rejected."""
         count, readable = len(block.numbers) + len(block.errors), rows_of(block)
         codes = np.full(count, BAD, np.uint8)
-        codes[readable] = self._judge(block, all_rules)
+        codes[readable] = self._judge(block, self._rules[corpus])
         keys = np.zeros(0 if self._duplicates == "off" else count, np.uint64)
         if len(keys):
             keys[readable] = self._hash(block)
         return FilteredBlock(codes, keys)
 
-    def _judge(self, block: Block, all_rules: bool) -> Codes:
+    def _judge(self, block: Block, rules: dict[str, Rule]) -> Codes:
         """The codes of the readable pairs."""
         codes = np.zeros(len(block.sources), np.uint8)
         blank = [np.fromiter((not text.strip() for text in side), np.bool_, len(side)) for side in block[:2]]
@@ -55,7 +63,7 @@ class BlockFilter:
         if len(filled) < len(codes):
             block = block.select(codes == 0)
         pairs, rows = Pairs(block.sources, block.targets, block.scores), np.arange(len(filled))
-        for name, rule in self._rules.items() if all_rules else ():
+        for name, rule in rules.items():
             rejected = rule(pairs, rows)
             codes[filled[rows[rejected]]] = REASONS.index(name) + 1
             rows = rows[~rejected]

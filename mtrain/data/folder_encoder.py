@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Container, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,14 +87,16 @@ class FolderEncoder(NamedTuple):
         which is returned."""
         folder, inputs = self.folder, self.inputs
         write_tokenizer(folder, self.tokenizer)
-        if has_same_pairs(previous, inputs):  # for example, with another tokenizer
-            kept = {key: previous[key] for key in ("pairs", "validation_sha256")}
+        # For example, with another tokenizer. A folder of an earlier version lacks the sizes.
+        if has_same_pairs(previous, inputs) and "validation_sizes" in previous:
+            kept = {key: previous[key] for key in ("pairs", "validation_sha256", "validation_sizes")}
             kept |= {"rejections": previous["rejections"]} if "rejections" in previous else {}
         else:
-            scan = self.scanner.result
+            scan, validation = self.scanner.result, self._draw_validation()
             kept = {
                 "pairs": scan.pairs,
-                "validation_sha256": write_validation(folder, self._draw_validation()),
+                "validation_sha256": write_validation(folder, [*chain.from_iterable(validation)]),
+                "validation_sizes": list(map(len, validation)),
             }
             if scan.rejections is not None:
                 scan.rejections.write(folder)
@@ -103,14 +106,15 @@ class FolderEncoder(NamedTuple):
         summary |= {"pairs": kept["pairs"], "buckets": min(max(1, -(-kept["pairs"] // BUCKET)), MAX_BUCKETS)}
         return write_summary(folder, {**summary, **kept})
 
-    def _draw_validation(self) -> list[Pair]:
+    def _draw_validation(self) -> list[list[Pair]]:
+        """The validation pairs of each corpus that contains some: those of training for a holdout."""
         data = self.data
         if isinstance(data.validation, Holdout):
             validation = self.scanner.result.held_out
         else:
-            validation = list(good_pairs(data.validation, data.bad_lines))
+            validation = [list(good_pairs([corpus], data.bad_lines)) for corpus in data.validation]
             self.scanner.files.require_unchanged(data.validation)
-        if not validation:
+        if not any(validation):
             raise DataError("data.validation has no pairs; give another corpus, or {holdout: N}")
         return validation
 
@@ -131,7 +135,8 @@ class FolderEncoder(NamedTuple):
             require_same_text(data.validation, contents, self.scanner.files.digests, problem)
         log.warning("%s; drawing the validation pairs again", problem)
         digest = summary["validation_sha256"]
-        if write_validation(self.folder, self._draw_validation(), digest) != digest:
+        drawn = [*chain.from_iterable(self._draw_validation())]
+        if write_validation(self.folder, drawn, digest) != digest:
             raise DataError(f"{problem}; drawing the validation pairs again gives others; restore the file")
 
     def _open_rejections(self, summary: Summary) -> Rejections | None:

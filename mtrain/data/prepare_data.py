@@ -3,10 +3,13 @@
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
+from mtrain.config.languages import Direction
 from mtrain.data import Pair
 from mtrain.data.data_folder import Contents, open_contents, remove_obsolete
 from mtrain.data.folder_encoder import FolderEncoder, format_counts
@@ -32,6 +35,7 @@ class PreparedData(NamedTuple):
 
     train: WindowedCorpus
     validation: list[Pair]
+    directions: list[Direction]  # of the validation pairs
     fingerprint: str
 
 
@@ -108,7 +112,8 @@ def prepare_data(
     train = _make_corpus(contents, buckets, data, tokenizer, seed, run_dir)
     size = f"{len(train):,} training pairs (dropped: {format_counts(summary['dropped']) or 'none'})"
     log.info("data: %s, %s validation pairs", size, f"{len(contents.validation):,}")
-    return PreparedData(train, contents.validation, inputs.fingerprint)
+    directions = _directions_of_validation(data, summary, contents)
+    return PreparedData(train, contents.validation, directions, inputs.fingerprint)
 
 
 def open_prepared(data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: int) -> PreparedData | None:
@@ -124,7 +129,8 @@ def open_prepared(data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: in
             if not contents.problem:
                 corpus = contents.shards, data.train, data.window_pairs, seed, folder.parent
                 train = WindowedCorpus(*corpus, verified=range(summary["buckets"]))
-                return PreparedData(train, contents.validation, inputs.fingerprint)
+                directions = _directions_of_validation(data, summary, contents)
+                return PreparedData(train, contents.validation, directions, inputs.fingerprint)
     return None
 
 
@@ -145,7 +151,18 @@ def open_complete_data(
     if contents.problem:
         raise ModelError(f"{contents.problem}; all processes must use the same file system for it")
     train = _make_corpus(contents, buckets, data, tokenizer, seed, run_dir)
-    return PreparedData(train, contents.validation, inputs.fingerprint)
+    directions = _directions_of_validation(data, summary, contents)
+    return PreparedData(train, contents.validation, directions, inputs.fingerprint)
+
+
+def _directions_of_validation(data: DataConfig, summary: Summary, contents: Contents) -> list[Direction]:
+    """The direction of each validation pair."""
+    sizes = summary.get("validation_sizes")
+    if sizes is None:  # an earlier version, whose pairs have one direction, has prepared the folder
+        return [data.direction] * len(contents.validation)
+    corpora = data.train if isinstance(data.validation, Holdout) else data.validation
+    directions = [[data.direction_of(corpus)] * size for corpus, size in zip(corpora, sizes, strict=True)]
+    return [*chain.from_iterable(directions)]
 
 
 def _make_corpus(

@@ -88,6 +88,8 @@ def require_same_inputs(folder: Path, inputs: Inputs, own: Inputs) -> None:
             raise UsageError(f"{folder}: was prepared with data.{key} {old[key]}, not {new[key]}; {CURE}")
     if old.get("filters") != new.get("filters"):
         raise UsageError(f"{folder}: was prepared with other data.filters; {CURE}")
+    if old.get("tags") != new.get("tags"):
+        raise UsageError(f"{folder}: was prepared with other data.language_tags or languages; {CURE}")
     for key in ("train", "validation"):
         if _without_paths(old[key]) != _without_paths(new[key]):
             raise UsageError(f"{folder}: was prepared with another data.{key}; {CURE}")
@@ -137,7 +139,7 @@ def has_same_settings(inputs: Inputs, settings: dict[str, Any]) -> bool:
     """Whether a data folder was made with the settings of a run, except for what may differ: see
     `require_same_inputs`."""
     old, new = inputs.settings["data"], settings["data"]
-    others = all(old.get(key) == new.get(key) for key in ("max_length", "bad_lines", "filters"))
+    others = all(old.get(key) == new.get(key) for key in ("max_length", "bad_lines", "filters", "tags"))
     return (
         _has_same_corpora(old, new) and others and bool(inputs.settings["tokenizer"] == settings["tokenizer"])
     )
@@ -154,7 +156,10 @@ def describe_data(data: DataConfig, keys: set[str] | None = None) -> dict[str, A
     del settings["filters"]
     if data.filters:
         settings["filters"] = data.filters.model_dump(mode="json", exclude_defaults=True)
+    if data.language_tags != "none":
+        settings["tags"] = [data.tag_of(corpus) for corpus in train_and_validation(data)]
     for corpus in _corpora_of(settings):
+        del corpus["source_lang"], corpus["target_lang"]  # what matters of them is in `tags`
         if corpus["filters"] is None or "filters" not in settings:
             del corpus["filters"]
     return settings

@@ -144,10 +144,12 @@ class HoldoutSampler:
             self._drawn = {each.digest: each for each in self._smallest()}
             self.max_digest = max(self._drawn)
 
-    def pairs(self) -> list[Pair]:
-        """The drawn pairs, in the order of the corpora."""
-        drawn = sorted(self._smallest(), key=lambda each: (each.corpus, each.number))
-        return [Pair(each.source, each.target) for each in drawn]
+    def pairs(self, corpora: int) -> list[list[Pair]]:
+        """The pairs that were drawn from each of the corpora, in their order."""
+        drawn: list[list[Pair]] = [[] for _ in range(corpora)]
+        for each in sorted(self._smallest(), key=lambda each: each.number):
+            drawn[each.corpus].append(Pair(each.source, each.target))
+        return drawn
 
     def _smallest(self) -> Sequence[Candidate]:
         return heapq.nsmallest(self._count, self._drawn.values())

@@ -38,7 +38,7 @@ class ScanResult:
 
     pairs: int  # readable pairs
     text: TextSample
-    held_out: list[Pair]  # empty unless validation is a holdout
+    held_out: list[list[Pair]]  # by corpus; empty unless validation is a holdout
     findings: Findings | None  # None without a check
     rejections: Rejections | None  # None without filters
     seconds: float  # that the pass took
@@ -102,8 +102,12 @@ class CorpusScanner:
                     recorder.add(task.corpus, block.filtered)
         unfiltered = [i for i, corpus in enumerate(data.train) if corpus.filters == "off"]
         rejections = recorder.finish(len(data.train), unfiltered) if recorder else None
-        drawn = holdout.pairs()
-        findings = check.findings(drawn, rejections and rejections.counts()) if check else None
+        drawn = holdout.pairs(len(data.train))
+        findings = (
+            check.findings([*chain.from_iterable(drawn)], rejections and rejections.counts())
+            if check
+            else None
+        )
         return ScanResult(progress.count, text, drawn, findings, rejections, time.monotonic() - start)
 
     def _blocks(self, by_range: bool) -> Iterator[IndexedBlock]:
@@ -114,11 +118,15 @@ class CorpusScanner:
                 yield index, raw
 
     def _read_first(self, blocks: Iterator[IndexedBlock]) -> tuple[list[IndexedBlock], list[Block]]:
-        """The first blocks, up to enough usable pairs to determine the scripts, and their usable pairs."""
+        """The first blocks, up to enough usable pairs to determine the scripts, and the usable pairs of those
+        in the languages of the first one."""
         first, usable = [], list[Block]()
+        direction = self.data.direction_of(self.data.train[0])
         for index, raw in islice(blocks, _PEEKED):
             first.append((index, raw))
-            usable.append(usable_pairs(parse_block(raw, self.data.train[index])))
+            corpus = self.data.train[index]
+            if self.data.direction_of(corpus) == direction:
+                usable.append(usable_pairs(parse_block(raw, corpus)))
             if sum(len(block.sources) for block in usable) >= SCRIPT_PAIRS:
                 break
         return first, usable

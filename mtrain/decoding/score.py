@@ -102,7 +102,7 @@ def _score(
 ) -> list[Scored]:
     tokenizer = translator.tokenizer
     eos, longest = tokenizer.special.eos, translator.max_length
-    source = [[*ids, eos] for ids in tokenizer.encode_source(sources)]
+    source = [[*translator.tag, *ids, eos] for ids in tokenizer.encode_source(sources)]
     target = [[*ids, eos] for ids in tokenizer.encode_target(targets)]
     fitting = [
         i for i, sides in enumerate(zip(source, target, strict=True)) if max(map(len, sides)) <= longest
@@ -133,8 +133,9 @@ def attention(
     the layer that alignments are taken from, averaged over heads and models. Both texts are cut at the
     model's maximum length."""
     tokenizer, eos = translator.tokenizer, translator.tokenizer.special.eos
-    source_ids = [*tokenizer.encode_source([source])[0][: translator.max_length - 1], eos]
-    target_ids = [*tokenizer.encode_target([target])[0][: translator.max_length - 1], eos]
+    longest = translator.max_length - 1
+    source_ids = [*[*translator.tag, *tokenizer.encode_source([source])[0]][:longest], eos]
+    target_ids = [*tokenizer.encode_target([target])[0][:longest], eos]
     rows, keep = _padded(translator, [source_ids])
     targets, _ = _padded(translator, [target_ids])
     layer = translator.decoding.alignment_layer

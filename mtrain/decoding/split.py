@@ -67,12 +67,19 @@ class Part(NamedTuple):
 
 
 def parts_of(
-    texts: Sequence[str], prefixes: Sequence[str], tokenizer: Tokenizer, longest: int, first: int
+    texts: Sequence[str],
+    prefixes: Sequence[str],
+    tokenizer: Tokenizer,
+    longest: int,
+    first: int,
+    tag: Sequence[int] = (),
 ) -> list[Part]:
     """The parts of a window of lines, at most `longest` tokens each, including EOS; none for an empty line.
 
     The prefix of a line belongs to its first part. `first` is the index of the first line in the whole input.
+    Each part begins with the ids of the language tag `tag`.
     """
+    longest -= len(tag)
     encoded = tokenizer.encode_source([text if len(text) <= _BLOCK else "" for text in texts])
     starts = tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
     parts, split = [], 0
@@ -82,9 +89,11 @@ def parts_of(
         split += len(of_line) > 1
         for number, part in enumerate(filter(None, of_line)):
             prefix = starts[line] if number == 0 else []
-            parts.append(Part(line, [*part, tokenizer.special.eos], prefix, (first + line, number)))
+            parts.append(Part(line, [*tag, *part, tokenizer.special.eos], prefix, (first + line, number)))
     if split:
-        log.warning("%d line(s) exceed the model's %d tokens and were translated in parts", split, longest)
+        log.warning(
+            "%d line(s) exceed the model's %d tokens and were translated in parts", split, longest + len(tag)
+        )
     return parts
 
 

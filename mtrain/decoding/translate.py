@@ -14,13 +14,13 @@ import torch
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.config.decoding import DecodingConfig
-from mtrain.config.languages import base_language
+from mtrain.config.languages import Direction, LanguageTags, base_language, bleu_tokenizer, is_same_language
 from mtrain.config.load import validate
 from mtrain.decoding.decode import Models
 from mtrain.decoding.mbr import sentence_metric
 from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import WINDOW, WINDOW_PER_WORKER, Part, parts_of, windows
-from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best
+from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best, without_tag
 from mtrain.decoding.workers import Workers
 from mtrain.device import default_worker_count, resolve_device, resolve_precision
 from mtrain.distributed.ranks import Ranks
@@ -42,18 +42,21 @@ class Translator:
         models: Sequence[Transformer],
         tokenizer: Tokenizer,
         decoding: DecodingConfig,
-        languages: tuple[str, str],
+        direction: Direction,
         device: torch.device,
         max_length: int,
         fingerprint: str = "",
         processes: bool = True,
+        language_tags: LanguageTags = "none",
     ):
-        """`languages` are the codes of source and target. `max_length` is the maximum length of a part in
-        tokens. Without `processes`, no worker processes
-        are started, regardless of `decoding.workers`."""
-        self.tokenizer, self.decoding, self.languages = tokenizer, decoding, languages
+        """`max_length` is the maximum length of a part in tokens. Without `processes`, no worker processes
+        are started, regardless of `decoding.workers`. With `language_tags`, the models know the languages
+        from tags, and `between` chooses others than `direction`."""
+        self.tokenizer, self.decoding = tokenizer, decoding
+        self.direction, self.language_tags = direction, language_tags
+        self.tag = tokenizer.tag_ids(direction.tag(language_tags))  # source ids before each line
         self.device, self.max_length, self.fingerprint = device, max_length, fingerprint
-        self._originals, self._processes = Models(models, tokenizer, languages[1], device), processes
+        self._originals, self._processes = Models(models, tokenizer, direction.target, device), processes
         self._workers: Workers | None = None
         self._ranks: Ranks | None = None  # that share the decoding; see `lead`
         self._use(decoding)
@@ -91,10 +94,11 @@ class Translator:
             [one.model.to(torch_device) for one in loaded],
             first.tokenizer,
             first.config.decoding,
-            (first.config.source_lang, first.config.target_lang),
+            Direction(first.config.source_lang, first.config.target_lang),
             torch_device,
             min(one.config.max_length for one in loaded),
             "+".join(one.fingerprint for one in loaded),
+            language_tags=first.config.language_tags,
         )
 
     def _use(self, decoding: DecodingConfig) -> None:
@@ -122,6 +126,30 @@ class Translator:
         other._use(config)
         return other
 
+    def between(self, source_lang: str | None = None, target_lang: str | None = None) -> Self:
+        """A translator with the same models for other languages, of which None stands for the present one.
+
+        It shares what `with_settings` shares. Raises UsageError if the models have no tags for these
+        languages. Models without language tags translate from any language, but into one.
+        """
+        direction = Direction(source_lang or self.direction.source, target_lang or self.direction.target)
+        is_free = self.language_tags != "none" or self.target_lang == "und"  # imported without languages
+        if not is_free and not is_same_language(direction.target, self.target_lang):
+            found = f"translates into {self.target_lang}, not {direction.target}"
+            raise UsageError(f"the model {found}; it has no language tags")
+        other = copy.copy(self)
+        other.direction, other.tag = direction, self.tokenizer.tag_ids(direction.tag(self.language_tags))
+        other._originals = self._originals._replace(target_lang=direction.target)
+        if self.decoding.mbr and bleu_tokenizer(direction.target) != bleu_tokenizer(self.target_lang):
+            other._workers = None  # they rank hypotheses with the other tokenizer
+            other._use(self.decoding)
+        return other
+
+    @property
+    def target_lang(self) -> str:
+        """The language code of the translations."""
+        return self.direction.target
+
     def close(self) -> None:
         """Free the models and end the worker processes, unless other translators made by `with_settings`
         still use them. A closed translator raises ValueError when it is used."""
@@ -133,11 +161,6 @@ class Translator:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def target_lang(self) -> str:
-        """The language code of the translations."""
-        return self.languages[1]
 
     @property
     def workers(self) -> Workers:
@@ -221,7 +244,7 @@ class Translator:
             progress(int(part.key[1] == 0), found[0].tokens)  # a line is counted with its first part
 
         for texts, beginnings in windows(lines, prefixes, window):
-            parts = parts_of(texts, beginnings, self.tokenizer, self.max_length, first)
+            parts = parts_of(texts, beginnings, self.tokenizer, self.max_length, first, self.tag)
             translations = workers.decode(self.decoding, parts, n_best, alignments, scored, decoded)
             pairs = zip(parts, translations, strict=True)
             by_line = {line: list(group) for line, group in groupby(pairs, lambda pair: pair[0].line)}
@@ -235,9 +258,10 @@ class Translator:
 
     def _joined(self, parts: list[tuple[Part, list[Translation]]], n_best: int) -> Translation:
         """The translation of a line, joined from its parts; the k-th best consists of their k-th best."""
-        if len(parts) == 1:
-            return with_n_best(parts[0][1], n_best)
         tokenizer = self.tokenizer
+        added = sum(tokenizer.word_starts(self.tag))  # words that are not in the line
+        if len(parts) == 1:
+            return with_n_best([without_tag(found, added) for found in parts[0][1]], n_best)
         words = [sum(tokenizer.word_starts(part.source[:-1])) for part, _ in parts]
         tag = tokenizer.source.tag(parts[0][0].source)
         tag_words = sum(tokenizer.word_starts(tag))  # words at the beginning of each part
@@ -247,13 +271,16 @@ class Translator:
             join([found[min(k, len(found) - 1)] for _, found in parts], words, tag_words, space, penalty)
             for k in range(count)
         ]
-        return with_n_best(joined, n_best)
+        return with_n_best([without_tag(one, added) for one in joined], n_best)
 
 
 def _check_ensemble(path: str | Path, first: LoadedModel, folder: str | Path, other: LoadedModel) -> None:
     """Raise ModelError if the model of `folder` cannot be in an ensemble with the first one, of `path`."""
     if other.tokenizer.fingerprint() != first.tokenizer.fingerprint():
         raise ModelError(f"{folder}: its vocabulary differs from that of {path}; an ensemble shares one")
+    if first.config.language_tags != other.config.language_tags:
+        found = f"has language_tags {other.config.language_tags}, but {path} {first.config.language_tags}"
+        raise ModelError(f"{folder}: {found}; the models of an ensemble need the same")
     ours, theirs = (
         tuple(map(base_language, (one.config.source_lang, one.config.target_lang))) for one in (first, other)
     )

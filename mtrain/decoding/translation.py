@@ -113,6 +113,14 @@ def join(
     )
 
 
+def without_tag(translation: Translation, words: int) -> Translation:
+    """A translation whose alignment does not count the words of a language tag that the line did not have."""
+    if not words or translation.alignment is None:
+        return translation
+    links = tuple((source - words, target) for source, target in translation.alignment if source >= words)
+    return replace(translation, alignment=links)
+
+
 def with_n_best(translations: Sequence[Translation], n_best: int) -> Translation:
     """The best of the translations of a line, with all of them in its field `n_best` if `n_best` > 1."""
     return replace(translations[0], n_best=tuple(translations[:n_best])) if n_best > 1 else translations[0]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mtrain.config.languages import Direction
 from mtrain.config.load import load_config
 from mtrain.data.augment import Side, change_pair
 from mtrain.data.corpus import read_corpus
@@ -27,6 +28,7 @@ class TestSet(NamedTuple):
     name: str
     sources: list[str]
     references: list[list[str]]
+    direction: Direction | None = None  # for models with language tags; None: the languages of the model
 
 
 def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSet]:
@@ -36,7 +38,8 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
     """
     file = run_dir / "config.yaml"
     is_run = (run_dir / "checkpoints").is_dir() and file.exists()
-    tests = load_config(file, overrides).data.test if is_run else {}
+    data = load_config(file, overrides).data if is_run else None
+    tests = {} if data is None else data.test
     if not tests:
         raise UsageError(f"{run_dir}: no test sets are configured; give --source and --reference")
     sets = []
@@ -51,7 +54,8 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
                     f"{name} has {len(pairs)} pairs but reference {number} has {len(lines)} lines"
                 )
         references = [[pair.target for pair in pairs], *others]
-        sets.append(TestSet(name, [pair.source for pair in pairs], references))
+        direction = data.direction_of(corpus) if data and data.language_tags != "none" else None
+        sets.append(TestSet(name, [pair.source for pair in pairs], references, direction))
     return sets
 
 
@@ -61,11 +65,12 @@ def with_augmented(
     """Each test set and, for each of some `CHANGES`, a copy with that change in every sentence where it is
     possible. Sources and references change as training pairs do with `data.augment`. Which typing errors a
     source has depends only on its place in the set. A copy in which nothing would change is left out."""
-    tokenizer, languages = translator.tokenizer, translator.languages
+    tokenizer = translator.tokenizer
     symbols = tokenizer.source.symbol_pattern, tokenizer.target.symbol_pattern
-    sides = Side(languages[0], symbols[0]), Side(languages[1], symbols[1])
     for test in tests:
         yield test
+        direction = test.direction or translator.direction
+        sides = Side(direction.source, symbols[0]), Side(direction.target, symbols[1])
         for name in changes:
             pairs = [
                 change_pair(name, source, references, sides, random.Random(f"{name} {row}"))
@@ -76,7 +81,8 @@ def with_augmented(
                 log.warning("%s: %s changes no sentence; left out", test.name, name)
                 continue
             references = zip(*(references for _, references in pairs), strict=True)
-            yield TestSet(f"{test.name}, {name}", sources, list(map(list, references)))
+            copied = list(map(list, references))
+            yield TestSet(f"{test.name}, {name}", sources, copied, test.direction)
 
 
 def evaluate_set(test: TestSet, translator: "Translator", metrics: dict[str, Any]) -> list[Score]:
@@ -85,7 +91,10 @@ def evaluate_set(test: TestSet, translator: "Translator", metrics: dict[str, Any
 
 
 def translate_set(test: TestSet, translator: "Translator") -> list[str]:
-    """Translate a test set, with a progress bar."""
+    """Translate a test set, with a progress bar. Raises UsageError if the model does not know its
+    languages."""
+    if test.direction is not None:
+        translator = translator.between(*test.direction)
     with ProgressBar(f"{test.name}: translated", "lines", len(test.sources)) as progress:
         found = translator.stream(test.sources, scored=False, progress=progress.add)
         return [translation.text for translation in found]

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from mtrain.checkpoint import model_info
 from mtrain.checkpoint.model_card import record_test_scores
 from mtrain.errors import MtrainError
-from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set
+from mtrain.evaluation.evaluate import TestSet, configured_test_sets, evaluate_set
 from mtrain.evaluation.metrics import Score, make_metrics
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import MANIFEST, sha256, sha256_of_json
@@ -44,15 +44,16 @@ def score_test_sets(run_dir: Path, translator: "Translator") -> Iterator[TestSco
     """
     tests = configured_test_sets(run_dir)
     settings = translator.decoding.model_dump(mode="json", exclude={"batch_tokens", "workers"})
-    key = sha256_of_json([translator.fingerprint, settings, tests])
+    key = sha256_of_json([translator.fingerprint, settings, [*map(_described, tests)]])
     record = _read(run_dir)
     if record is not None and record.key == key:
         yield from record.sets
         _describe_model(run_dir / "model", translator.fingerprint, record.sets)
         return
-    metrics = make_metrics(("bleu", "chrf"), translator.target_lang)
     sets = []
     for test in tests:
+        language = test.direction.target if test.direction else translator.target_lang
+        metrics = make_metrics(("bleu", "chrf"), language)
         scores = evaluate_set(test, translator, metrics)
         sets.append(TestScores(test.name, len(test.sources), scores))
         yield sets[-1]
@@ -62,6 +63,11 @@ def score_test_sets(run_dir: Path, translator: "Translator") -> Iterator[TestSco
     ]
     write_atomically(run_dir / FILE, json.dumps({"key": key, "sets": named}, indent=1) + "\n")
     _describe_model(run_dir / "model", translator.fingerprint, sets)
+
+
+def _described(test: TestSet) -> Sequence[object]:
+    """What determines the scores of a test set. Records of earlier versions have no direction."""
+    return test if test.direction else test[:-1]
 
 
 def _describe_model(folder: Path, fingerprint: str, sets: Sequence[TestScores]) -> None:

@@ -45,6 +45,20 @@ class Tokenizer:
         """Ids of each text, without special ids around them."""
         return self.target.encode(texts)
 
+    def tag_ids(self, tag: str) -> list[int]:
+        """The source ids of a language tag (see `Direction.tag`), which may be empty. Raises UsageError
+        unless each of its words is a symbol of the vocabulary."""
+        if not tag:
+            return []
+        ids, symbols = self.encode_source([tag])[0], self.source.symbols
+        if sum(i in symbols for i in ids) < len(tag.split()):
+            names = sorted(self.source.pieces[i] for i in symbols)
+            missing = next(word for word in tag.split() if word not in names)
+            raise UsageError(
+                f"the vocabulary has no language tag {missing}; its symbols are {', '.join(names) or 'none'}"
+            )
+        return ids
+
     def word_starts(self, ids: list[int], target: bool = False) -> list[bool]:
         """Whether each source (or target) token begins a word; the first one always does. Words are separated
         by whitespace. A token of only spaces does not begin a word if a space or the end follows."""

@@ -81,7 +81,7 @@ class TrainingLengths:
             weights=np.ones(copies * int(kept.sum())),
             share=copies * len(sample) / pairs,
             is_complete=len(sample) == pairs,
-            validation_pairs=len(scanner.result.held_out),
+            validation_pairs=sum(map(len, scanner.result.held_out)),
             seed=config.seed,
             key=(0,),
             origin=origin,

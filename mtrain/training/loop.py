@@ -82,7 +82,9 @@ class Trainer:
         self.state.arithmetic = self._arithmetic()
         first = self.loader.find
         self.total_steps = allowed_steps(self.recipe, self.state, lambda: first(START)[1].steps_in_epoch)
-        validator = Validator(data.validation, config, tokenizer, self.device, micro_batch, ranks)
+        validator = Validator(
+            data.validation, data.directions, config, tokenizer, self.device, micro_batch, ranks
+        )
         shown = self.total_steps, self.learner.precision, ranks.is_first
         self.progress = Progress(self.run_dir, self.state, *shown)
         self.selection = ModelSelection(config, tokenizer, validator, self.state, self.progress)

@@ -155,12 +155,18 @@ class Progress:
     def log_validation(self, scores: Scores, best: bool) -> None:
         """Log the scores of a validation."""
         self.update_time()
-        self._write(validation=scores._asdict())
+        known = scores._asdict()
+        for name, (bleu, chrf) in known.pop("by_direction").items():
+            known |= {f"bleu_{name}": bleu, f"chrf_{name}": chrf}
+        self._write(validation=known)
         self._bleu = [f"BLEU {scores.bleu:.2f}"]
         log.info(
             f"step {self.state.step}: validation nll {scores.nll:.3f}, perplexity {scores.perplexity:.2f}, "
             f"BLEU {scores.bleu:.2f}, chrF {scores.chrf:.2f}{' (best)' if best else ''}"
         )
+        if scores.by_direction:
+            each = (f"{name} {bleu:.2f}" for name, (bleu, _) in scores.by_direction.items())
+            log.info("BLEU by direction: %s", ", ".join(each))
 
     def update_time(self, stepping: bool = False) -> None:
         """Add the time since the last call to that of the run and, if `stepping`, to that of the steps since

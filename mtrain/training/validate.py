@@ -3,11 +3,14 @@
 import logging
 import math
 from collections.abc import Callable
+from itertools import compress
+from statistics import fmean
 from typing import NamedTuple
 
 import pyarrow as pa
 import torch
 
+from mtrain.config.languages import Direction
 from mtrain.config.schema import Config
 from mtrain.data import Pair
 from mtrain.data.batch import Batch, collate
@@ -31,8 +34,9 @@ class Scores(NamedTuple):
 
     nll: float  # nats/token, unsmoothed
     perplexity: float  # e ** nll
-    bleu: float
+    bleu: float  # the mean of those of the directions, if there are several
     chrf: float
+    by_direction: dict[str, tuple[float, float]]  # BLEU and chrF of each; empty for one direction
 
 
 class Validator:
@@ -42,18 +46,23 @@ class Validator:
     def __init__(
         self,
         pairs: list[Pair],
+        directions: list[Direction],
         config: Config,
         tokenizer: Tokenizer,
         device: torch.device,
         micro_batch_tokens: int,
         ranks: Ranks,
     ):
-        self.ranks = ranks
-        self.sources = [pair.source for pair in pairs]
+        """`directions` are those of the `pairs`. Their sources are given language tags, if the model has
+        any."""
+        self.ranks, self.directions = ranks, directions
+        tags = [direction.tag(config.data.language_tags) for direction in directions]
+        self.sources = [f"{tag} {pair.source}".lstrip() for tag, pair in zip(tags, pairs, strict=True)]
         self.references = [pair.target for pair in pairs]
         self.translations: list[str] = []  # by the model that was scored last
         self.config, self.tokenizer, self.device = config, tokenizer, device
-        self.metrics = make_metrics(("bleu", "chrf"), config.data.target_lang)
+        languages = {direction.target for direction in directions}
+        self.metrics = {language: make_metrics(("bleu", "chrf"), language) for language in languages}
         beam_size = config.training.validation_beam_size
         # The other settings of the search are those of the `decoding` section.
         search = {"beam_size": beam_size, "samples": None, "mbr": None}
@@ -96,8 +105,19 @@ class Validator:
         for rank, share in enumerate(shares):
             hypotheses[rank :: len(shares)] = share["hypotheses"]
         self.translations = hypotheses
-        bleu, chrf = score(hypotheses, [self.references], self.metrics)
-        return Scores(nll, math.exp(min(nll, 700.0)), bleu.score, chrf.score)
+        found = {direction: self._score(direction) for direction in dict.fromkeys(self.directions)}
+        bleu, chrf = (fmean(scores) for scores in zip(*found.values(), strict=True))
+        by_direction = {str(direction): scores for direction, scores in found.items()}
+        perplexity = math.exp(min(nll, 700.0))
+        return Scores(nll, perplexity, bleu, chrf, by_direction if len(found) > 1 else {})
+
+    def _score(self, direction: Direction) -> tuple[float, float]:
+        """BLEU and chrF of the translations of one direction."""
+        chosen = [each == direction for each in self.directions]
+        sides = self.translations, self.references
+        hypotheses, references = (list(compress(texts, chosen)) for texts in sides)
+        bleu, chrf = score(hypotheses, [references], self.metrics[direction.target])
+        return bleu.score, chrf.score
 
     def share(self, model: TransformerEncoder, rank: int, size: int) -> Json:
         """The summed negative log-likelihood and the translations of the pairs of one rank of `size`. The
@@ -122,7 +142,7 @@ class Validator:
             [model],
             self.tokenizer,
             self.decoding,
-            (data.source_lang, data.target_lang),
+            data.direction,
             self.device,
             data.max_length,
             processes=False,  # the weights change

@@ -144,10 +144,10 @@ def test_each_limit_ends_training(make_config, caplog):
 @pytest.mark.parametrize(("metric", "best"), [("bleu", 6), ("chrf", 4), ("nll", 2)])
 def test_the_best_checkpoint_is_kept_and_published(make_config, scripted_scores, metric, best):
     scripted_scores(
-        Scores(1.0, 3, 10, 20),
-        Scores(2.0, 7, 10, 40),
-        Scores(float("nan"), 9, 30, 30),
-        Scores(3.0, 20, 20, 35),
+        Scores(1.0, 3, 10, 20, {}),
+        Scores(2.0, 7, 10, 40, {}),
+        Scores(float("nan"), 9, 30, 30, {}),
+        Scores(3.0, 20, 20, 35, {}),
     )
     recipe = {"best_metric": metric, "max_steps": 8, "validate_every": 2, "keep_checkpoints": 1}
     run = fit_on_cpu(make_config(training=recipe))

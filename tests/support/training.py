@@ -228,7 +228,7 @@ def scripted_scores(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def with_bleu(bleu: float) -> Scores:
     """Scores of a validation that differ in BLEU alone."""
-    return Scores(1.0, 3, bleu, 20)
+    return Scores(1.0, 3, bleu, 20, {})
 
 
 @pytest.fixture

@@ -132,6 +132,20 @@ def test_languages_without_spaces_are_merged_without_one(tmp_path: Path):
     assert decoded(tokenizer, merged)[0] == ("the cat sleeps. it rains.", "猫在睡觉。下雨了。")
 
 
+def test_pairs_are_changed_in_the_language_of_their_tag(tmp_path: Path):
+    """Turkish has another capital i; noise has a tag."""
+    symbols = ["<2tr>", "<2fr>"]
+    tokenizer = tokenizers.train(tmp_path / "tokenizer", vocab_size=350, symbols=symbols)
+    train = [{"toy": "train", "target_lang": language} for language in ("tr", "fr")]
+    data = config(tmp_path, train=train, language_tags="target")
+    pairs = [("<2tr> it rains.", "bir dil."), ("<2fr> it rains.", "bir dil.")]
+    augmenter = PairAugmenter(Augment(uppercase=1, noise=1), data, tokenizer)
+    changed = decoded(tokenizer, augmenter(encoded(tokenizer, pairs), random.Random(1)))
+    assert changed == [("<2tr> IT RAINS.", "BİR DİL."), ("<2fr> IT RAINS.", "BIR DIL.")]
+    noise = decoded(tokenizer, augmenter.noise(50, random.Random(1)))
+    assert {source.partition(" ")[0] for source, _ in noise} == set(symbols)
+
+
 # --------------------------------------------------------------------------------------------------- windows
 
 

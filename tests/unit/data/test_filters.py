@@ -13,12 +13,12 @@ from tests.support.corpora import block_of
 def reasons(pairs, languages=("en", "de"), scores=(), **filters):
     """The reason why each pair is rejected; None if it is kept."""
     source, target = languages
-    toy = {"toy": "train", "filters": "off"} if "min_score" in filters else {"toy": "train"}
+    corpus = {"tsv": "scored.tsv"} if "min_score" in filters else {"toy": "train"}
     data = DataConfig(
-        source_lang=source, target_lang=target, train=toy, validation={"holdout": 1}, filters=filters
+        source_lang=source, target_lang=target, train=corpus, validation={"holdout": 1}, filters=filters
     )
     block = block_of(pairs, first=7)._replace(scores=scores)
-    return [REASONS[code - 1] if code else None for code in BlockFilter(data).apply(block, True).codes]
+    return [REASONS[code - 1] if code else None for code in BlockFilter(data).apply(block, 0).codes]
 
 
 LONG = "a" * 41

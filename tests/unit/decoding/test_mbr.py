@@ -6,6 +6,7 @@ import pytest
 import sacrebleu
 
 from mtrain import Translator
+from mtrain.config.languages import Direction
 from mtrain.decoding.mbr import rank, sentence_metric
 from mtrain.errors import UsageError
 from tests.support.translation import words_of
@@ -47,6 +48,6 @@ def test_a_tokenizer_that_is_not_installed_is_an_error_before_decoding(translato
     if find_spec("MeCab") is not None:
         pytest.skip("MeCab is installed here")
     settings = (translator.models, translator.tokenizer, translator.decoding)
-    given = (*settings, ("en", "ja"), translator.device, 64)
+    given = (*settings, Direction("en", "ja"), translator.device, 64)
     with pytest.raises(UsageError, match="the BLEU tokenizer ja-mecab is not installed"):
         Translator(*given).with_settings(mbr="bleu")

@@ -1,0 +1,172 @@
+"""One model for several languages: tags in the data, in `fit`, `translate`, `evaluate` and `score`."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+from mtrain import Translator
+from mtrain.config.load import Config, validate
+from mtrain.errors import ModelError
+from mtrain.training.fit import fit
+from tests.support.cli import one_line
+from tests.support.training import PAIRS, merged, read_metrics
+
+ENGLISH, GERMAN = ([pair[side] for pair in PAIRS] for side in (0, 1))
+ON_CPU = ["--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def raw(raw_config, corpus):
+    """A config of both directions, with a test set of each."""
+    files = {"source": str(corpus / "train.en"), "target": str(corpus / "train.de")}
+    reverse = {"source": files["target"], "target": files["source"], "source_lang": "de", "target_lang": "en"}
+    data = {
+        "train": [files, reverse],
+        "validation": [files, reverse],
+        "test": {"there": files, "back": reverse},
+        "language_tags": "target",
+    }
+    return merged(raw_config, "", data=data)
+
+
+@pytest.fixture(scope="module")
+def both(raw, tmp_path_factory):
+    """A run whose model has memorized both directions."""
+    folder = tmp_path_factory.mktemp("multilingual") / "run"
+    recipe = {"max_steps": 250, "batch_tokens": 512, "validate_every": 125, "checkpoint_every": 125}
+    model = {"d_model": 64, "dropout": 0.0, "encoder_layers": 2, "decoder_layers": 2}
+    config = merged(raw, str(folder), training={**recipe, "label_smoothing": 0.0}, model=model)
+    fit(validate(Config, config, "test"), device="cpu")
+    return folder
+
+
+def test_a_tag_chooses_the_language(mtrain, both):
+    lines = ENGLISH[:3]
+    assert mtrain("translate", both, *lines, *ON_CPU)[1].splitlines() == GERMAN[:3]  # data.target_lang
+    assert (
+        mtrain("translate", both, *GERMAN[:3], "--from", "de", "--to", "en", *ON_CPU)[1].splitlines() == lines
+    )
+    assert mtrain("translate", both, "", " ", "\u200b", "--to", "en", *ON_CPU)[1] == "\n\n\n"
+    code, _, err = mtrain("translate", both, "Hello.", "--to", "fr", *ON_CPU)
+    assert code == 2 and "the vocabulary has no language tag <2fr>; its symbols are <2de>, <2en>" in one_line(
+        err
+    )
+
+
+def test_a_model_without_tags_translates_into_one_language(mtrain, run_dir):
+    assert mtrain("translate", run_dir, "It rains.", "--to", "de-AT", *ON_CPU)[1] == "Es regnet.\n"
+    code, _, err = mtrain("translate", run_dir, "It rains.", "--to", "fr", *ON_CPU)
+    assert code == 2
+    assert "the model translates into de, not fr; it has no language tags" in one_line(err)
+
+
+def test_the_run_states_the_tags_and_scores_each_direction(both):
+    config = yaml.safe_load((both / "config.yaml").read_text())
+    assert config["tokenizer"]["symbols"] == ["<2de>", "<2en>"]
+    scores = [line["validation"] for line in read_metrics(both) if "validation" in line][-1]
+    bleu, chrf = ([scores[f"{name}_{each}"] for each in ("en-de", "de-en")] for name in ("bleu", "chrf"))
+    assert (scores["bleu"], scores["chrf"]) == pytest.approx((sum(bleu) / 2, sum(chrf) / 2))
+    assert min(bleu) > 95
+    sources = json.loads((both / "samples.jsonl").read_text().splitlines()[-1])["sentences"]
+    assert sources[0]["source"] == f"<2de> {ENGLISH[0]}"
+
+
+def test_the_languages_are_described(mtrain, both):
+    assert re.search("languages +en to de, en\n", mtrain("info", both)[1])
+    card = (both / "model/README.md").read_text()
+    assert "into several languages (`de`, `en`): a source begins with a tag such as `<2de>`" in card
+
+
+def test_evaluate_translates_each_test_set_into_its_language(mtrain, both, run_dir, corpus):
+    code, out, _ = mtrain("evaluate", both, "--metrics", "bleu", *ON_CPU)
+    assert code == 0
+    assert "there (en-de, 8 sentences)" in out and "back (de-en, 8 sentences)" in out
+    sets = json.loads(mtrain("evaluate", both, "--metrics", "bleu", "--json", *ON_CPU)[1])
+    assert [test["direction"] for test in sets.values()] == ["en-de", "de-en"]
+    assert all(test["scores"][0]["score"] > 95 for test in sets.values())
+    given = ["--source", corpus / "train.de", "--reference", corpus / "train.en", "--metrics", "bleu"]
+    code, out, _ = mtrain("evaluate", both, *given, "--from", "de", "--to", "en", "--json", *ON_CPU)
+    assert json.loads(out)["train.de"]["scores"] == sets["back"]["scores"]
+    code, _, err = mtrain("evaluate", both, "--to", "en", *ON_CPU)
+    assert code == 2 and "--to has no effect on the test sets of MODEL" in one_line(err)
+    code, _, err = mtrain("evaluate", both, "--compare", run_dir, *ON_CPU)
+    assert code == 2 and f"{run_dir}: the model translates into de, not en" in one_line(err)
+    code, out, _ = mtrain("evaluate", run_dir, "--compare", both, "--metrics", "bleu", *ON_CPU)
+    assert code == 0 and "seen (8 sentences)" in out
+
+
+def test_score_uses_both_directions_of_one_model(mtrain, both, tmp_path):
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
+    code, out, _ = mtrain("score", both, "--tsv", pairs, "--reverse", both, *ON_CPU)
+    assert code == 0 and min(float(line.split("\t")[2]) for line in out.splitlines()) > 0.8
+    right = mtrain("score", both, "--tsv", pairs, *ON_CPU)[1].splitlines()
+    code, out, _ = mtrain("score", both, "--tsv", pairs, "--to", "en", *ON_CPU)
+    sums = [sum(float(line.split("\t")[2]) for line in lines) for lines in (out.splitlines(), right)]
+    assert code == 0 and sums[0] < sums[1] - 0.1
+
+
+def test_rerank_by_another_direction(mtrain, both, corpus, tmp_path):
+    n_best = mtrain("translate", both, "-i", corpus / "train.en", "--json", "--n-best", 3, "--beam-size", 3)[
+        1
+    ]
+    (tmp_path / "n-best").write_text(n_best)
+    given = [tmp_path / "n-best", "-i", corpus / "train.en", "--from", "de", "--to", "en", *ON_CPU]
+    assert mtrain("rerank", both, *given)[1].splitlines() == GERMAN
+
+
+def test_alignments_count_the_words_of_the_line(both):
+    with Translator.load(both, "cpu") as translator:
+        tagged = translator.between("de", "en")
+        found = tagged.translate(GERMAN, alignments=True)
+        words = [len(line.split()) for line in GERMAN]
+        assert all(0 <= i < count for one, count in zip(found, words, strict=True) for i, _ in one.alignment)
+        short = tagged.with_settings()
+        short.max_length = 8
+        [parts] = short.translate([" ".join(GERMAN[:3])], alignments=True)
+        assert max(i for i, _ in parts.alignment) < sum(words[:3])
+        assert len(parts.text.split()) > 6
+
+
+def test_every_part_of_a_long_line_has_the_tag(both):
+    with Translator.load(both, "cpu") as translator:
+        tagged = translator.between("de", "en")
+        line = " ".join(GERMAN)
+        translated = " ".join(ENGLISH)
+        longest = max(len(row) for row in translator.tokenizer.encode_source(GERMAN)) + len(tagged.tag) + 1
+        tagged.max_length = longest
+        assert tagged.translate([line])[0].text == translated
+
+
+def test_an_ensemble_has_the_same_tags(both, run_dir, tmp_path, raw, monkeypatch):
+    config = merged(raw, str(tmp_path / "run"), data={"language_tags": "both"})
+    config["tokenizer"]["symbols"] = ["<2de>", "<2en>"]
+    fit(
+        validate(Config, {**config, "training": {**config["training"], "max_steps": 1}}, "test"), device="cpu"
+    )
+    with pytest.raises(ModelError, match="its vocabulary differs"):
+        Translator.load(both, "cpu", ensemble=[tmp_path / "run"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"language_tags": "none"}, "train.1 translates into en, but target_lang is de; models of several"),
+        (
+            {"target_lang": "fr", "train": {"toy": "train", "target_lang": "de"}},
+            "data translates en-fr, but no",
+        ),
+        (
+            {"test": {"x": {"toy": "test", "target_lang": "fr"}}},
+            "test.x translates en-fr, but no corpus in train",
+        ),
+        ({"source_lang": "e n", "language_tags": "both"}, "data: a language tag cannot contain 'e n'"),
+    ],
+)
+def test_languages_that_do_not_fit(mtrain, raw, tmp_path, keys, message):
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(merged(raw, str(tmp_path / "run"), data=keys)))
+    code, _, err = mtrain("check", file)
+    assert code == 2 and message in one_line(err)

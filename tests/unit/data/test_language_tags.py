@@ -1,0 +1,88 @@
+"""Corpora of several languages: tags in encoded pairs, and checks in the languages of each corpus."""
+
+from pathlib import Path
+
+import pytest
+
+from mtrain.config.data import DataConfig
+from mtrain.config.languages import Direction
+from mtrain.data.check_report import check_data
+from mtrain.data.prepare_data import prepare_data
+from mtrain.errors import UsageError
+from tests.support import tokenizers
+from tests.support.encoding import TOY, config, rows, write
+from tests.support.tokenizers import TYPES
+
+TAGS = ["<en>", "<2fr>", "<fr>", "<2en>"]
+
+
+@pytest.fixture(scope="module", params=TYPES)
+def tokenizer(tmp_path_factory, request):
+    """A tokenizer with the tags of both directions."""
+    return tokenizers.train(tmp_path_factory.mktemp("tags"), symbols=TAGS, type=request.param)
+
+
+def both_ways(tmp_path: Path, **keys) -> DataConfig:
+    """Both directions of the toy corpus."""
+    pairs = [*TOY[:20], ("\u200b", "x"), ("x", " ")]
+    there = write(tmp_path / "there.tsv", pairs)
+    back = {**write(tmp_path / "back.tsv", [pair[::-1] for pair in pairs])}
+    back |= {"source_lang": "fr", "target_lang": "en"}
+    return config(tmp_path, train=[there, back], **{"language_tags": "both", **keys})
+
+
+def test_each_source_begins_with_the_tag_of_its_corpus(tmp_path, tokenizer):
+    prepared = prepare_data(both_ways(tmp_path), tokenizer, tmp_path / "data", seed=1)
+    expected = [
+        (tokenizer.encode_source([f"{tag} {source}"])[0], tokenizer.encode_target([target])[0])
+        for tag, turned in (("<en> <2fr>", False), ("<fr> <2en>", True))
+        for source, target in (pair[::-1] if turned else pair for pair in TOY[:20])
+    ]
+    assert sorted(rows(prepared)) == sorted(
+        ([*source, tokenizer.special.eos], [*target, tokenizer.special.eos]) for source, target in expected
+    )
+
+
+def test_held_out_pairs_keep_their_direction(tmp_path, tokenizer):
+    data = both_ways(tmp_path, validation={"holdout": 12})
+    for _ in range(2):  # the second time from the folder
+        prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+        english = {pair[0] for pair in TOY}
+        found = [
+            Direction("en", "fr") if pair.source in english else Direction("fr", "en")
+            for pair in prepared.validation
+        ]
+        assert prepared.directions == found and len(set(found)) == 2
+
+
+def test_validation_corpora_have_their_own_languages(tmp_path, tokenizer):
+    one = write(tmp_path / "one.tsv", TOY[:3])
+    other = {**write(tmp_path / "other.tsv", [pair[::-1] for pair in TOY[:2]]), "source_lang": "fr"}
+    data = both_ways(tmp_path, validation=[one, {**other, "target_lang": "en"}])
+    prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    assert prepared.directions == [Direction("en", "fr")] * 3 + [Direction("fr", "en")] * 2
+
+
+def test_a_shared_folder_has_the_same_tags(tmp_path, tokenizer):
+    folder = tmp_path / "shared"
+    data = both_ways(tmp_path, folder=str(folder))
+    prepare_data(data, tokenizer, folder, seed=1, run_dir=tmp_path)
+    with pytest.raises(UsageError, match=r"prepared with other data\.language_tags or languages"):
+        changed = both_ways(tmp_path, folder=str(folder), language_tags="target")
+        prepare_data(changed, tokenizer, folder, seed=1, run_dir=tmp_path)
+
+
+def test_a_vocabulary_without_a_tag_is_an_error(tmp_path):
+    plain = tokenizers.train(tmp_path / "tokenizer", symbols=["<2fr>"])
+    data = both_ways(tmp_path, language_tags="target")
+    with pytest.raises(UsageError, match="the vocabulary has no language tag <2en>; its symbols are <2fr>"):
+        prepare_data(data, plain, tmp_path / "data", seed=1)
+
+
+def test_each_corpus_is_checked_and_filtered_in_its_languages(tmp_path):
+    greek = [("a cat", "μια γάτα"), ("a dog", "ένας σκύλος"), ("a cow", "a cow.")]
+    train = [write(tmp_path / "fr.tsv", TOY[:20]), {**write(tmp_path / "el.tsv", greek), "target_lang": "el"}]
+    found = check_data(config(tmp_path, train=train, language_tags="target"))
+    assert found.suspicious["an unexpected script"].count == 1
+    data = config(tmp_path, train=train, language_tags="target", filters={"script": True})
+    assert check_data(data).rejected == {"script": 1}
