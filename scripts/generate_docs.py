@@ -36,6 +36,7 @@ SECTIONS = {
     "SacrebleuCorpus": "Corpus: a test set of sacreBLEU",
     "ToyCorpus": "Corpus: the bundled toy corpus",
     "Holdout": "`data.validation`: held-out pairs",
+    "Stage": "`data.stages`",
     "Filters": "`data.filters`",
     "MinScore": "`data.filters.min_score`",
     "Augment": "`data.augment`",

@@ -35,6 +35,8 @@ class TrainState:
     epoch: int = 0
     epoch_window: int = 0  # number of the window in the epoch; see mtrain.data.windows
     next_batch: int = 0  # steps taken in this window
+    stage_starts: tuple[int, ...] = (0,)  # the first epoch of each stage that has begun
+    stage_step: int = 0  # steps taken in the current stage
     window_layout: tuple[int, int] = (1, 1)  # what determines the windows of an epoch; by default, one window
     batch_order: int = 0  # version of the order of batches; see mtrain.data.batching
     target_tokens_seen: int = 0
@@ -70,7 +72,7 @@ _VALIDATION_FIELDS = (
 # Fields that checkpoints of earlier versions lack.
 _ADDED_FIELDS = {
     *("batch_order", "validation_due", "steps_in_first_epoch", "best_alignment_layer", "epoch_window"),
-    *("window_layout", "micro_batch_tokens", "max_micro_batch_positions"),
+    *("window_layout", "micro_batch_tokens", "max_micro_batch_positions", "stage_starts", "stage_step"),
 }
 
 

@@ -1,6 +1,8 @@
 """The kinds of parallel corpora that a configuration can name."""
 
+from collections.abc import Sequence
 from difflib import get_close_matches
+from itertools import chain, count
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
@@ -18,6 +20,11 @@ from mtrain.config.section import Section
 class CorpusSpec(Section):
     """The keys that every kind of corpus has."""
 
+    name: Annotated[str, Field(pattern=r"^\S(.*\S)?$")] | None = Field(
+        None,
+        description="name of the corpus, in messages and in `data.stages`; null: its file, pattern or "
+        "dataset; for `train` only",
+    )
     weight: float = Field(
         1.0,
         ge=0.001,
@@ -150,6 +157,31 @@ _KINDS = {next(iter(kind.__annotations__)): kind for kind in get_args(AnyCorpus)
 CORPUS_KINDS = frozenset(
     {*_KINDS, "holdout"}
 )  # keys that tell the kinds of corpora and validation sets apart
+
+
+def name_of(corpus: AnyCorpus) -> str:
+    """The file, pattern or dataset that a corpus names; the source file if it names two."""
+    if isinstance(corpus, ToyCorpus):
+        return f"toy {corpus.toy}"
+    keys = ("source", "tsv", "jsonl", "parquet", "hub", "sacrebleu")
+    return str(next(getattr(corpus, key) for key in keys if hasattr(corpus, key)))
+
+
+def names_of(corpora: Sequence[AnyCorpus]) -> list[str]:
+    """The names of the corpora of `data.train`. A corpus without a name has that of its file, pattern or
+    dataset; if that is taken, it is numbered. Raises ValueError if two corpora are given the same name."""
+    given = [corpus.name for corpus in corpora if corpus.name is not None]
+    for name in given:
+        if given.count(name) > 1:
+            raise ValueError(f"two corpora of data.train have the name {name}; each name must be unique")
+    taken, names = set(given), []
+    for corpus in corpora:
+        own = name_of(corpus)
+        numbered = chain([own], (f"{own} ({number})" for number in count(2)))
+        name = corpus.name or next(free for free in numbered if free not in taken)
+        taken.add(name)
+        names.append(name)
+    return names
 
 
 def _one_kind(value: Any) -> Any:

@@ -14,10 +14,12 @@ from mtrain.config.corpora import (
     TestSet,
     TsvCorpus,
     Validation,
+    names_of,
 )
 from mtrain.config.filters import Filters
 from mtrain.config.languages import Direction, LanguageTags, is_same_language, scripts_of_language
 from mtrain.config.section import Section
+from mtrain.config.stages import Stage, check_stages
 
 
 class DataConfig(Section):
@@ -37,6 +39,11 @@ class DataConfig(Section):
         description="validation corpus, a list of corpora, or `{holdout: N}` for N pairs taken out of `train`"
     )
     test: dict[str, TestSet] = Field({}, description="test sets by name, for `mtrain evaluate`")
+    stages: Annotated[list[Stage], Field(min_length=1)] | None = Field(
+        None,
+        description="stages of training, one after another, each with shares of the corpora of `train`; "
+        "null: all pairs of all corpora, by their `weight`",
+    )
     folder: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = Field(
         None,
         description="folder of encoded pairs, which several runs may share; null: `data/` in the run folder",
@@ -136,10 +143,29 @@ class DataConfig(Section):
                     )
         return self
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the training corpora."""
+        return names_of(self.train)
+
     @model_validator(mode="after")
-    def _weights_are_for_training(self) -> Self:
-        if any(corpus.weight != 1 for corpus in self._other_corpora.values()):
+    def _weights_and_names_are_for_training(self) -> Self:
+        others = self._other_corpora.values()
+        if any(corpus.weight != 1 for corpus in others):
             raise ValueError("weight is allowed in data.train only; other corpora use each pair once")
+        if any(corpus.name is not None for corpus in others):
+            raise ValueError("name is allowed in data.train only; the key of a test set is its name")
+        return self
+
+    @model_validator(mode="after")
+    def _stages_fit_the_corpora(self) -> Self:
+        names = self.names
+        if self.stages is not None:
+            if any(corpus.weight != 1 for corpus in self.train):
+                raise ValueError(
+                    "weight and stages are mutually exclusive; set only the shares of the stages"
+                )
+            check_stages(self.stages, names)
         return self
 
     @field_validator("filters", mode="after")

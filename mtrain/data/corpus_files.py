@@ -17,6 +17,7 @@ from mtrain.config.corpora import (
     TextTestSet,
     ToyCorpus,
     TsvCorpus,
+    name_of,
 )
 from mtrain.config.data import DataConfig
 from mtrain.data.sacrebleu_sets import sacrebleu_files
@@ -73,14 +74,6 @@ def files_by_pair(corpus: TextCorpus | TsvCorpus | JsonlCorpus | SacrebleuCorpus
     sides = expand(corpus.source), expand(corpus.target)
     _require_partners(patterns, sides)
     return [*zip(*sides, strict=True)]
-
-
-def name_of(corpus: Corpus) -> str:
-    """The file, pattern or dataset that a corpus names; the source file if it names two."""
-    if isinstance(corpus, ToyCorpus):
-        return f"toy {corpus.toy}"
-    keys = ("source", "tsv", "jsonl", "parquet", "hub", "sacrebleu")
-    return str(next(getattr(corpus, key) for key in keys if hasattr(corpus, key)))
 
 
 def place_of(corpus: Corpus, number: int) -> str:

@@ -1,6 +1,7 @@
 """Encoded training pairs, as rows of token ids."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -10,10 +11,11 @@ import pyarrow as pa
 
 from mtrain.config.corpora import Corpus
 from mtrain.data.corpus_files import place_of
-from mtrain.data.shards import Shard
-from mtrain.tokenizer.rows import Ids, Rows, ranges
+from mtrain.data.shards import BucketRows, Shard
+from mtrain.tokenizer.rows import Ids, Indices, Rows, ranges
 
 LocateRows = Callable[[Sequence[int]], list[str]]
+Weights = tuple[npt.NDArray[np.float64], Sequence[int] | Indices]  # of so many consecutive rows
 
 
 class _Part(NamedTuple):
@@ -30,12 +32,7 @@ class EncodedCorpus:
     The ids are memory-mapped. In memory, a row takes 20 bytes.
     """
 
-    def __init__(
-        self,
-        parts: Sequence[_Part],
-        weights: tuple[npt.NDArray[np.float64], Sequence[int]],
-        locate: LocateRows,
-    ):
+    def __init__(self, parts: Sequence[_Part], weights: Weights, locate: LocateRows):
         """`weights` are some weights, and the number of consecutive rows that have each of them. `locate`
         returns the locations of rows as `file:line`."""
         self._weights, self.locate = weights, locate
@@ -52,21 +49,28 @@ class EncodedCorpus:
         cls, shards: Sequence[Shard], corpora: Sequence[Corpus], buckets: Sequence[int]
     ) -> "EncodedCorpus":
         """The rows of some buckets of all shards, in the order of their pairs in the corpora."""
+        weights = np.array([corpora[shard.info.corpus].weight for shard in shards], np.float64)
+        chosen = np.asarray(buckets, np.int64)
+        counts = [int(np.diff(shard.buckets[:, 0])[chosen].sum()) for shard in shards]
+        return cls.of_rows(shards, corpora, (shard.rows(buckets) for shard in shards), (weights, counts))
+
+    @classmethod
+    def of_rows(
+        cls, shards: Sequence[Shard], corpora: Sequence[Corpus], rows: Iterable[BucketRows], weights: Weights
+    ) -> "EncodedCorpus":
+        """Some rows of each of some shards, one shard after another. At least one shard must be given."""
         parts, positions = [], []
-        for shard in shards:
-            rows = shard.rows(buckets)
-            parts.append(_Part(shard.ids, rows.starts, rows.lengths))
-            positions.append(_compact(rows.positions))
-        counts = [len(rows) for rows in positions]
-        edges = np.cumsum([0, *counts])
+        for shard, chosen in zip(shards, rows, strict=True):
+            parts.append(_Part(shard.ids, chosen.starts, chosen.lengths))
+            positions.append(_compact(chosen.positions))
+        edges = np.cumsum([0, *map(len, positions)])
 
         def place(row: int) -> str:
             part = int(np.searchsorted(edges, row, side="right")) - 1
             [number] = shards[part].numbers(positions[part][row - edges[part]][None]).tolist()
             return place_of(corpora[shards[part].info.corpus], number)
 
-        weights = np.array([corpora[shard.info.corpus].weight for shard in shards], np.float64)
-        return cls(parts, (weights, counts), lambda rows: list(map(place, rows)))
+        return cls(parts, weights, lambda rows: list(map(place, rows)))
 
     def __len__(self) -> int:
         return len(self.source_lengths)
@@ -81,6 +85,12 @@ class EncodedCorpus:
     def expected_pairs(self) -> float:
         """How many pairs these rows contribute to an epoch, on average."""
         return float(np.dot(*self._weights))
+
+    def weighted(self, weights: npt.NDArray[np.float64]) -> "EncodedCorpus":
+        """The same rows with another weight for each part, if it has one weight for each part."""
+        found = copy(self)
+        found._weights = weights, self._weights[1]
+        return found
 
     def fetch(self, rows: Sequence[int]) -> tuple[pa.ListArray, pa.ListArray]:
         """Source and target ids of the given rows, in the given order."""

@@ -12,11 +12,13 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from mtrain.config.schema import Config
+from mtrain.config.stages import Stage
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan, Rows, plan_batches
 from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.mixing import FIRST_STAGE, Starts
 from mtrain.data.rewrite import Cancelled, CancelledError
-from mtrain.data.windows import ONE_WINDOW, WindowedCorpus
+from mtrain.data.windows import WindowedCorpus
 from mtrain.duration import format_duration
 from mtrain.errors import DataError
 from mtrain.tokenizer.vocabulary import SpecialIds
@@ -32,6 +34,12 @@ class Position(NamedTuple):
     epoch: int = 0
     window: int = 0  # of the epoch
     step: int = 0  # of the window
+    starts: Starts = FIRST_STAGE  # the first epochs of the stages that have begun
+    stage_step: int = 0  # of the current stage
+
+    def after(self, steps: int) -> "Position":
+        """The position after some steps of the same window and stage."""
+        return self._replace(step=self.step + steps, stage_step=self.stage_step + steps)
 
 
 START = Position()
@@ -45,6 +53,7 @@ class Step(NamedTuple):
     batches: list[Batch]  # the micro-batches of this rank
     locate: Callable[[], list[str]]  # returns where its pairs come from, as `file:line`
     next: Position  # of the next step, to resume from
+    stage: int | None = None  # from 1; None without stages
 
 
 class Window(NamedTuple):
@@ -91,27 +100,29 @@ class Loader:
         self.corpus, self.config, self.special, self.device = corpus, config, special, device
         self.micro_batch_tokens, self.workers = micro_batch_tokens, workers
         self.rank, self.world_size = rank, world_size
-        self._opened: dict[tuple[int, int], Window] = {}
+        self._opened: dict[tuple[int, int, Starts], Window] = {}
         self._opening = threading.Lock()
 
-    def open(self, epoch: int, window: int = 0, cancelled: Cancelled = lambda: False) -> Window:
+    def open(
+        self, epoch: int, window: int = 0, cancelled: Cancelled = lambda: False, starts: Starts = FIRST_STAGE
+    ) -> Window:
         """Open and plan a window (both from 0). If the weights of its pairs are low, it may have no steps.
         The latest window with steps is cached.
 
         Raises DataError if it is damaged, and what rewriting its rows raises.
         """
         with self._opening:
-            if (epoch, window) in self._opened:
-                return self._opened[epoch, window]
-            corpus, recipe = self.corpus.open(epoch, window, cancelled), self.config.training
+            if (epoch, window, starts) in self._opened:
+                return self._opened[epoch, window, starts]
+            corpus, recipe = self.corpus.open(epoch, window, cancelled, starts), self.config.training
             lengths = (corpus.source_lengths, corpus.target_lengths)
             sizes = (recipe.batch_tokens, self.micro_batch_tokens)
-            key = (self.config.seed, *self.corpus.key(epoch, window))
+            key = (self.config.seed, *self.corpus.key(epoch, window, starts))
             ranks = (self.rank, self.world_size)
             plan = plan_batches(lengths, *sizes, key, *ranks, corpus.weights, self.workers)
-            opened = Window(corpus, plan, self.corpus.share_of_epoch(corpus))
+            opened = Window(corpus, plan, self.corpus.share_of_epoch(corpus, starts))
             if plan.steps:
-                self._opened = {(epoch, window): opened}
+                self._opened = {(epoch, window, starts): opened}
             return opened
 
     def find(self, position: Position, cancelled: Cancelled = lambda: False) -> Opened:
@@ -119,8 +130,13 @@ class Loader:
 
         Raises DataError if a whole epoch has no pairs, and what `open` raises.
         """
+        position = self._in_stage(position)
         epoch_is_empty = position.window == 0  # as far as is known
-        while not (window := self.open(position.epoch, position.window, cancelled)).plan.steps:
+
+        def open_at(at: Position) -> Window:
+            return self.open(at.epoch, at.window, cancelled, at.starts)
+
+        while not (window := open_at(position)).plan.steps:
             following = self._after(position)
             if following.epoch > position.epoch:
                 if epoch_is_empty:
@@ -128,6 +144,11 @@ class Loader:
                 epoch_is_empty = True
             position = following
         return position, window
+
+    def steps_in_epoch(self, stage: int = 0) -> int:
+        """The number of steps in the first epoch of a stage (from 0), if each stage before it has one epoch.
+        It is an estimate if the epoch has several windows. Raises what `find` raises."""
+        return self.find(Position(epoch=stage, starts=tuple(range(stage + 1))))[1].steps_in_epoch
 
     def steps(
         self, start: Position = START, cancelled: Cancelled = lambda: False
@@ -145,20 +166,22 @@ class Loader:
             step = _wait(making, cancelled)
             return step if opening is None else step._replace(next=_wait_for_window(opening, cancelled)[0])
 
-        several = self.corpus.layout != ONE_WINDOW
         with ThreadPoolExecutor(1, "windows") as background, ThreadPoolExecutor(1, "loader") as pool:
             try:
                 position, window = self.find(start, cancelled)
                 while True:
-                    after, opening = self._after(position), None
+                    taken = self._steps_to_take(position, window)
+                    after, opening = self._after(position, taken), None
                     if self._is_trained_on(after):
                         opening = background.submit(self.find, after, ended.is_set)
-                    last = len(window.plan.steps) - 1
-                    for index in range(position.step, last + 1):
-                        following = position._replace(step=index + 1) if index < last else after
-                        making = pool.submit(self._make, window, position.epoch, index, following)
+                    for done in range(1, taken + 1):
+                        following = after
+                        if done < taken:
+                            following = position.after(done)
+                        index, is_last = position.step + done - 1, done == taken
+                        making = pool.submit(self._make, window, position, index, following)
                         # The next window may be empty; then training continues with the one after it.
-                        pending.append((making, opening if index == last and several else None))
+                        pending.append((making, opening if is_last and window.share < 1 else None))
                         if len(pending) > AHEAD:
                             yield following_step()
                     # If the next window is ready, its batches are made before the last ones are used.
@@ -171,25 +194,57 @@ class Loader:
             finally:
                 ended.set()
 
-    def _after(self, position: Position) -> Position:
-        """The start of the next window after a position."""
-        epoch, window, _ = position
-        is_last = window + 1 >= len(self.corpus.windows(epoch))
-        return Position(epoch + 1) if is_last else Position(epoch, window + 1)
+    def _steps_to_take(self, position: Position, window: Window) -> int:
+        """The number of steps from a position to the end of its window or, if that is earlier, its stage."""
+        steps, stage = len(window.plan.steps) - position.step, self._ending_stage(position.starts)
+        if stage is None or stage.max_steps is None:
+            return steps
+        return min(steps, stage.max_steps - position.stage_step)
+
+    def _after(self, position: Position, taken: int = 0) -> Position:
+        """The start of the window that follows the one at a position, after `taken` steps there."""
+        position = position.after(taken)._replace(step=0)
+        is_last = position.window + 1 >= self.corpus.count_windows(position.starts)
+        if is_last or self._has_taken_steps(position):
+            return self._in_stage(position._replace(epoch=position.epoch + 1, window=0))
+        return position._replace(window=position.window + 1)
+
+    def _in_stage(self, position: Position) -> Position:
+        """A position or, if the stage at this position has ended, the start of the next one. A stage that has
+        ended within an epoch is followed by another epoch."""
+        stage, (epoch, window, step, starts, _) = self._ending_stage(position.starts), position
+        if stage is None:
+            return position
+        if self._has_taken_steps(position):
+            epoch += bool(window or step)
+        elif window or step or stage.max_epochs is None or epoch - starts[-1] < stage.max_epochs:
+            return position
+        return Position(epoch, starts=(*starts, epoch))
+
+    def _has_taken_steps(self, position: Position) -> bool:
+        """Whether the steps of the stage at a position have been taken."""
+        stage = self._ending_stage(position.starts)
+        return stage is not None and stage.max_steps is not None and position.stage_step >= stage.max_steps
+
+    def _ending_stage(self, starts: Starts) -> Stage | None:
+        """The current stage; None if it is the last one, or if there are no stages."""
+        stages = self.config.data.stages or []
+        return stages[len(starts) - 1] if len(starts) < len(stages) else None
 
     def _is_trained_on(self, position: Position) -> bool:
         """Whether training continues at the start of a window."""
         last = self.config.training.max_epochs
         return last is None or position.epoch < last
 
-    def _make(self, window: Window, epoch: int, index: int, following: Position) -> Step:
+    def _make(self, window: Window, position: Position, index: int, following: Position) -> Step:
         batches = [self.batch(rows, window.corpus) for rows in window.plan.steps[index] if len(rows)]
         batches = batches or [Batch.without_pairs()]
 
         def locate() -> list[str]:
             return window.corpus.locate([row for batch in batches for row in batch.rows])
 
-        return Step(epoch + 1, window.plan.step_tokens[index], batches, locate, following)
+        stage = None if self.config.data.stages is None else len(position.starts)
+        return Step(position.epoch + 1, window.plan.step_tokens[index], batches, locate, following, stage)
 
     def batch(self, rows: Rows, corpus: EncodedCorpus) -> Batch:
         """The tensors of some rows of a window, pinned if the device is a GPU. They are moved to the device
@@ -201,13 +256,13 @@ class Loader:
     def largest(self, window: Window) -> list[Batch]:
         """The batches that need the most memory: the one with the most padded tokens, and the one with the
         largest attention matrices, unless that is the same. The former is from this window. So is the latter,
-        unless there are other windows: then it is a batch of the longest possible pairs, which these may
-        contain."""
+        unless there are other windows or stages: then it is a batch of the longest possible pairs, which
+        these may contain."""
         corpus, plan = window.corpus, window.plan
         micro_batches = [rows for step in plan.steps for rows in step if len(rows)]
         if not micro_batches:  # the other ranks have all pairs of the window
             return []
-        several = window.share < 1
+        several = window.share < 1 or len(self.config.data.stages or ()) > 1
         length, budget = self.config.data.max_length, self.micro_batch_tokens
         longest_pairs = [Batch.of_size(max(1, budget // length), length)] if several else []
         if several and longest_pairs[0].source.numel() >= budget:  # no batch has more tokens

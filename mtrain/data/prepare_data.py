@@ -20,7 +20,8 @@ from mtrain.data.scan import CorpusScanner
 from mtrain.data.sources import read_digests
 from mtrain.data.summary import Inputs, Summary, find_summary, inputs_of, read_summary
 from mtrain.data.suspects import read_suspects, remove_suspects
-from mtrain.data.windows import ONE_WINDOW, WindowedCorpus, WindowLayout
+from mtrain.data.window_layout import ONE_WINDOW, WindowLayout
+from mtrain.data.windows import WindowedCorpus
 from mtrain.errors import ModelError, StorageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -118,7 +119,7 @@ def prepare_data(
 
 def open_prepared(data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: int) -> PreparedData | None:
     """The contents of a data folder, if it is complete and was made with these settings. Nothing is written,
-    and neither the raw files nor the rows of the shards are read."""
+    and neither the raw files nor the rows of the shards are read. Raises what `WindowedCorpus` raises."""
     with suppress(ModelError, StorageError):
         summary = read_summary(folder)
         inputs = inputs_of(summary)
@@ -127,8 +128,8 @@ def open_prepared(data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: in
         if has_same_settings(inputs, _describe_settings(data, tokenizer, seed)):
             contents = open_contents(folder, summary, ())
             if not contents.problem:
-                corpus = contents.shards, data.train, data.window_pairs, seed, folder.parent
-                train = WindowedCorpus(*corpus, verified=range(summary["buckets"]))
+                verified = range(summary["buckets"])
+                train = WindowedCorpus(contents.shards, data, seed, folder.parent, verified)
                 directions = _directions_of_validation(data, summary, contents)
                 return PreparedData(train, contents.validation, directions, inputs.fingerprint)
     return None
@@ -174,8 +175,7 @@ def _make_corpus(
     run_dir: Path,
 ) -> WindowedCorpus:
     rewrites = [Resegmenter(data, tokenizer, seed, run_dir)] if data.changes_pairs else []
-    corpus = contents.shards, data.train, data.window_pairs, seed
-    return WindowedCorpus(*corpus, run_dir, verified, rewrites)
+    return WindowedCorpus(contents.shards, data, seed, run_dir, verified, rewrites)
 
 
 def _describe_inputs(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> Inputs:

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mtrain.config.corpora import Corpus, HubCorpus, ParquetCorpus, ToyCorpus, TsvCorpus
-from mtrain.data.corpus_files import files_by_pair, files_of, name_of
+from mtrain.config.corpora import Corpus, HubCorpus, ParquetCorpus, ToyCorpus, TsvCorpus, name_of
+from mtrain.data.corpus_files import files_by_pair, files_of
 from mtrain.data.lines import Digests, LineBlocks, is_seekable, open_blocks
 from mtrain.data.parquet import read_parquet
 from mtrain.data.records import Column

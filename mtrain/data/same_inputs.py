@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mtrain.config.corpora import Corpus, HubCorpus
+from mtrain.config.corpora import Corpus, HubCorpus, name_of
 from mtrain.config.data import DataConfig
 from mtrain.data.corpus import content_hash
-from mtrain.data.corpus_files import files_of, name_of
+from mtrain.data.corpus_files import files_of
 from mtrain.data.lines import Digests
 from mtrain.data.raw_files import RawFiles, train_and_validation
 from mtrain.data.summary import CURE, Inputs, Summary, find_summary, inputs_of
@@ -151,7 +151,9 @@ def _is_same_text(old: dict[str, Any], new: dict[str, Any]) -> bool:
 
 def describe_data(data: DataConfig, keys: set[str] | None = None) -> dict[str, Any]:
     """Some keys of the data section, by default all, without what does not change the encoded pairs."""
-    settings = data.model_dump(mode="json", include=keys, exclude={"train": {"__all__": {"weight"}}})
+    settings = data.model_dump(
+        mode="json", include=keys, exclude={"stages": True, "train": {"__all__": {"weight"}}}
+    )
     # Only what is given, so that data folders made before there were filters keep their fingerprint.
     del settings["filters"]
     if data.filters:
@@ -160,6 +162,7 @@ def describe_data(data: DataConfig, keys: set[str] | None = None) -> dict[str, A
         settings["tags"] = [data.tag_of(corpus) for corpus in train_and_validation(data)]
     for corpus in _corpora_of(settings):
         del corpus["source_lang"], corpus["target_lang"]  # what matters of them is in `tags`
+        del corpus["name"]
         if corpus["filters"] is None or "filters" not in settings:
             del corpus["filters"]
     return settings

@@ -144,6 +144,11 @@ class BucketRows(NamedTuple):
     starts: tuple[Indices, Indices]  # of each row in the ids of the shard
     lengths: tuple[Ids, Ids]  # of each row
 
+    def take(self, rows: Indices) -> "BucketRows":
+        """Some of these rows."""
+        starts = self.starts[0][rows], self.starts[1][rows]
+        return BucketRows(self.positions[rows], starts, (self.lengths[0][rows], self.lengths[1][rows]))
+
 
 class Shard:
     """A memory-mapped shard. It keeps no file open, because a corpus may have more shards than a process may

@@ -1,53 +1,23 @@
 """The training pairs of a data folder, which are opened a window at a time.
 
-An epoch is a sequence of windows, each of a few whole buckets of all shards (`mtrain.data.shards`). Memory
-therefore depends on the size of a window, and not on the size of the corpus.
+An epoch is a sequence of windows. Without stages of training, each consists of a few whole buckets of all
+shards (`mtrain.data.shards`); with stages, `mtrain.data.mixing` chooses its pairs. Memory therefore depends
+on the size of a window, and not on the size of the corpus.
 """
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from mtrain.config.corpora import Corpus
+from mtrain.config.data import DataConfig
 from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.mixing import FIRST_STAGE, ChosenRows, Mixer, Starts
 from mtrain.data.rewrite import Cancelled, Key, Rewrite
 from mtrain.data.shards import Shard
 from mtrain.data.suspects import add_suspect
+from mtrain.data.window_layout import ONE_WINDOW, WindowLayout
 from mtrain.errors import DataError, ModelError
-
-
-class WindowLayout(NamedTuple):
-    """What determines the windows of an epoch, in addition to its seed."""
-
-    buckets: int
-    largest: int  # number of buckets in a window, at most
-
-    @classmethod
-    def of(cls, pairs: int, buckets: int, window_pairs: int) -> "WindowLayout":
-        """Windows of about `window_pairs` pairs of a corpus that has `pairs` pairs in `buckets` buckets."""
-        largest = max(1, window_pairs * buckets // max(pairs, 1))
-        return cls(buckets, largest) if largest < buckets else ONE_WINDOW
-
-    def windows(self, seed: int, epoch: int) -> list[list[int]]:
-        """The buckets of each window of an epoch, if there are several windows.
-
-        Their order is random. The first window is a single bucket, so that training starts soon, and each
-        window is at most twice as large as the one before it.
-        """
-        # With a key of its own, because the batches of window 0 depend on [seed, epoch, 0], which NumPy takes
-        # for the same as [seed, epoch].
-        sequence = np.random.SeedSequence([seed, epoch], spawn_key=(0,))
-        order = np.random.default_rng(sequence).permutation(self.buckets).tolist()
-        windows, size, start = [], 1, 0
-        while start < self.buckets:
-            windows.append(sorted(order[start : start + size]))
-            start, size = start + size, min(2 * size, self.largest)
-        return windows
-
-
-ONE_WINDOW = WindowLayout(1, 1)
 
 
 class WindowedCorpus:
@@ -56,78 +26,123 @@ class WindowedCorpus:
     def __init__(
         self,
         shards: Sequence[Shard],
-        corpora: Sequence[Corpus],
-        window_pairs: int,
+        data: DataConfig,
         seed: int,
         run_dir: Path,
         verified: Iterable[int] = (),
         rewrites: Sequence[Rewrite] = (),
     ):
         """`verified` are the buckets that have just been compared with their hashes. Damaged shards are
-        recorded in `run_dir`. The `rewrites` change the rows of each window, one after the other."""
+        recorded in `run_dir`. The `rewrites` change the rows of each window, one after the other. Raises what
+        `Mixer` raises."""
         self._run_dir = run_dir
-        self._shards, self._corpora, self._seed = shards, corpora, seed
-        self._verified, self._rewrites = set(verified), rewrites
+        self._shards, self._corpora, self._seed = shards, data.train, seed
+        self._rewrites = rewrites
+        self._verified = [set(verified) for _ in shards]
         self._pairs = sum(shard.info.kept for shard in shards)
         # Including repetitions by the weights of corpora.
-        self._epoch_pairs = sum(shard.info.kept * corpora[shard.info.corpus].weight for shard in shards)
+        self._epoch_pairs = sum(shard.info.kept * data.train[shard.info.corpus].weight for shard in shards)
         counts = np.zeros(len(shards[0].buckets) - 1, np.int64)  # rows of each bucket
         for shard in shards:
             counts += np.diff(shard.buckets[:, 0])
         self._buckets = np.flatnonzero(counts).tolist()  # small corpora may have empty ones
-        self.layout = WindowLayout.of(self._pairs, len(self._buckets), window_pairs)
+        # Without stages of training.
+        self._layout = WindowLayout.of(self._pairs, len(self._buckets), data.window_pairs)
+        self.mixer = None if data.stages is None else Mixer(data, shards, seed)
         self._whole: EncodedCorpus | None = None  # if it is one window
 
     def __len__(self) -> int:
         return self._pairs
 
-    def windows(self, epoch: int) -> list[list[int]]:
-        """The buckets of each window of an epoch."""
-        if self.layout == ONE_WINDOW:
-            return [self._buckets]
-        return [[self._buckets[i] for i in window] for window in self.layout.windows(self._seed, epoch)]
+    @property
+    def fits_one_window(self) -> bool:
+        """Whether all pairs are in memory at the same time."""
+        return self._layout == ONE_WINDOW
 
-    def key(self, epoch: int, window: int) -> Key:
+    def layout(self, starts: Starts = FIRST_STAGE) -> WindowLayout:
+        """What determines the windows of an epoch. `starts` are the first epochs of the stages that have
+        begun."""
+        return self._layout if self.mixer is None else self.mixer.mixture(starts).layout
+
+    def windows(self, epoch: int) -> list[list[int]]:
+        """The buckets of each window of an epoch without stages."""
+        if self._layout == ONE_WINDOW:
+            return [self._buckets]
+        return [[self._buckets[i] for i in window] for window in self._layout.windows(self._seed, epoch)]
+
+    def count_windows(self, starts: Starts = FIRST_STAGE) -> int:
+        """The number of windows of an epoch."""
+        return len(self.layout(starts).edges()) - 1
+
+    def key(self, epoch: int, window: int, starts: Starts = FIRST_STAGE) -> Key:
         """What the random choices of a window depend on, in addition to the seed."""
-        return (epoch,) if self.layout == ONE_WINDOW else (epoch, window)
+        return (epoch,) if self.layout(starts) == ONE_WINDOW else (epoch, window)
 
     def encoded(self, epoch: int = 0, window: int = 0) -> EncodedCorpus:
-        """The pairs of a window (from 0) as they were encoded. Raises DataError if they are damaged."""
+        """The pairs of a window (from 0) of an epoch without stages, as they were encoded. Raises DataError
+        if they are damaged."""
         if self._whole is not None:
             return self._whole
         buckets = self.windows(epoch)[window]
-        self._verify(buckets)
+        for index in range(len(self._shards)):
+            self._verify(index, buckets)
         corpus = EncodedCorpus.open(self._shards, self._corpora, buckets)
-        if self.layout == ONE_WINDOW:
+        if self._layout == ONE_WINDOW:
             self._whole = corpus
         return corpus
 
-    def open(self, epoch: int, window: int = 0, cancelled: Cancelled = lambda: False) -> EncodedCorpus:
-        """Like `encoded`, but rewritten for this epoch. Raises also what the rewrites raise."""
-        corpus = self.encoded(epoch, window)
-        for rewrite in self._rewrites:
-            corpus = rewrite(corpus, self.key(epoch, window), cancelled)
+    def open(
+        self, epoch: int, window: int = 0, cancelled: Cancelled = lambda: False, starts: Starts = FIRST_STAGE
+    ) -> EncodedCorpus:
+        """The pairs of a window (from 0), rewritten for this epoch. With stages, the weights of the pairs are
+        the numbers of times that they occur. Raises DataError if pairs are damaged, and what the rewrites
+        raise."""
+        corpus = self.encoded(epoch, window) if self.mixer is None else self._mix(epoch, window, starts)
+        for rewrite in self._rewrites if len(corpus) else ():
+            corpus = rewrite(corpus, self.key(epoch, window, starts), cancelled)
         return corpus
 
     @property
     def has_fixed_lengths(self) -> bool:
         """Whether the pairs of each epoch are as long as those of `encoded()`."""
-        return self.layout == ONE_WINDOW and not self._rewrites
+        return self.fits_one_window and not self._rewrites
 
-    def share_of_epoch(self, window: EncodedCorpus) -> float:
+    def _mix(self, epoch: int, window: int, starts: Starts) -> EncodedCorpus:
+        """The pairs of a window of a stage, as they were encoded."""
+        assert self.mixer is not None
+        chosen = list(self.mixer.choose(starts, epoch, window, self._verify))
+        chosen = chosen or [ChosenRows(0, self._shards[0].rows([]), np.zeros(0, np.int64))]
+        counts = np.concatenate([part.counts for part in chosen])
+        shards = [self._shards[part.shard] for part in chosen]
+        weights = counts.astype(np.float64), np.broadcast_to(np.int64(1), len(counts))
+        return EncodedCorpus.of_rows(shards, self._corpora, [part.rows for part in chosen], weights)
+
+    def share_of_epoch(self, window: EncodedCorpus, starts: Starts = FIRST_STAGE) -> float:
         """The share of an epoch's pairs that a window has, on average. It is 1 if it is the only window."""
-        return 1.0 if self.layout == ONE_WINDOW else window.expected_pairs / self._epoch_pairs
+        if self.layout(starts) == ONE_WINDOW:
+            return 1.0
+        total = self._epoch_pairs if self.mixer is None else self.mixer.mixture(starts).epoch_pairs
+        return window.expected_pairs / float(total)
 
-    def _verify(self, buckets: Sequence[int]) -> None:
-        """Compare the rows of some buckets with their hashes, unless that has just been done. This reads them
-        one after another, which is faster than in the order of training, and they stay in memory meanwhile.
-        Raises DataError if they are damaged."""
-        unverified = [bucket for bucket in buckets if bucket not in self._verified]
-        for index, shard in enumerate(self._shards):
-            try:
-                shard.verify_rows(unverified)
-            except ModelError as error:
-                is_recorded = add_suspect(self._run_dir, index)
-                cure = "run again to encode this shard again" if is_recorded else "restore it"
-                raise DataError(f"{error}; {cure}") from None
-        self._verified.difference_update(buckets)
+    def of_average_epoch(self, max_epochs: int | None) -> tuple[EncodedCorpus, float]:
+        """Some pairs, weighted by how often they occur in an epoch, on average over a run of `max_epochs`
+        epochs; and their share of the pairs of such an epoch. Raises what `encoded` raises."""
+        weights = [corpus.weight for corpus in self._corpora]
+        if self.mixer is not None:
+            weights = self.mixer.mean_weights(max_epochs)
+        of_shards = np.array([weights[shard.info.corpus] for shard in self._shards], np.float64)
+        some = self.encoded().weighted(of_shards)
+        total = sum(weight * shard.info.kept for weight, shard in zip(of_shards, self._shards, strict=True))
+        return some, 1.0 if self.fits_one_window else some.expected_pairs / float(total)
+
+    def _verify(self, index: int, buckets: Sequence[int]) -> None:
+        """Compare the rows of some buckets of a shard with their hashes, unless that has just been done. This
+        reads them one after another, which is faster than in the order of training, and they stay in memory
+        meanwhile. Raises DataError if they are damaged."""
+        try:
+            self._shards[index].verify_rows([b for b in buckets if b not in self._verified[index]])
+        except ModelError as error:
+            is_recorded = add_suspect(self._run_dir, index)
+            cure = "run again to encode this shard again" if is_recorded else "restore it"
+            raise DataError(f"{error}; {cure}") from None
+        self._verified[index].difference_update(buckets)

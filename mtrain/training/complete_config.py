@@ -84,7 +84,7 @@ def complete_config(
 
         return measure_speed(network, sized.training, device, steps, ranks)
 
-    lengths = TrainingLengths.of_data(data, config.seed)
+    lengths = TrainingLengths.of_data(data, config)
     work = make_workload(config, lengths, speed, ranks * assumed_speed(device.type))
     completed, choices = plan_run(config, work)
     if config.model.preset == "auto":

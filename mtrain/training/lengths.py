@@ -38,10 +38,9 @@ class TrainingLengths:
     origin: str  # for messages
 
     @classmethod
-    def of_data(cls, data: PreparedData, seed: int, origin: str = "encoded pairs") -> "TrainingLengths":
-        """The lengths of encoded pairs: those of the first window of the first epoch."""
-        window = data.train.encoded()
-        share = data.train.share_of_epoch(window)
+    def of_data(cls, data: PreparedData, config: Config, origin: str = "encoded pairs") -> "TrainingLengths":
+        """The lengths of encoded pairs: those of one window. With stages, an epoch is an average one."""
+        window, share = data.train.of_average_epoch(config.training.max_epochs)
         return cls(
             source=window.source_lengths,
             target=window.target_lengths,
@@ -49,7 +48,7 @@ class TrainingLengths:
             share=share,
             is_complete=share >= 1,
             validation_pairs=len(data.validation),
-            seed=seed,
+            seed=config.seed,
             key=data.train.key(0, 0),
             origin=origin,
         )

@@ -1,8 +1,9 @@
 """When training ends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from mtrain.config.stages import Stage
 from mtrain.config.training import TrainingConfig
 
 if TYPE_CHECKING:
@@ -36,13 +37,34 @@ def limit_reached(recipe: TrainingConfig, state: Counts) -> str | None:
 
 
 def allowed_steps(
-    recipe: TrainingConfig, state: "TrainState", steps_in_epoch: Callable[[], int]
+    recipe: TrainingConfig,
+    state: "TrainState",
+    stages: Sequence[Stage] | None,
+    steps_in_epoch: Callable[[int], int],
 ) -> int | None:
-    """The number of steps that max_steps and max_epochs allow; None if neither is set. The state keeps the
-    number of steps in the first epoch, so that a resumed run has the same learning rates."""
+    """The number of steps that max_steps and max_epochs allow; None if neither is set. `steps_in_epoch` is
+    the number of steps in the first epoch of a stage (from 0); without stages, stage 0 is the whole run, and
+    the state keeps that number, so that a resumed run has the same learning rates."""
     limits = [] if recipe.max_steps is None else [recipe.max_steps]
-    if recipe.max_epochs is not None:
+    if recipe.max_epochs is not None and stages is not None:
+        limits.append(_steps_of_stages(recipe.max_epochs, stages, steps_in_epoch))
+    elif recipe.max_epochs is not None:
         if state.steps_in_first_epoch is None:
-            state.steps_in_first_epoch = steps_in_epoch()
+            state.steps_in_first_epoch = steps_in_epoch(0)
         limits.append(recipe.max_epochs * state.steps_in_first_epoch)
     return min(limits, default=None)
+
+
+def _steps_of_stages(epochs: int, stages: Sequence[Stage], steps_in_epoch: Callable[[int], int]) -> int:
+    """The number of steps in the first epochs of a run with stages."""
+    steps = 0
+    for number, stage in enumerate(stages):
+        if epochs == 0:  # it does not begin
+            break
+        in_epoch = steps_in_epoch(number)
+        taken = epochs if stage.max_epochs is None else min(epochs, stage.max_epochs)
+        of_stage = taken * in_epoch
+        if stage.max_steps is not None and stage.max_steps < of_stage:
+            of_stage, taken = stage.max_steps, -(-stage.max_steps // in_epoch)
+        steps, epochs = steps + of_stage, epochs - taken
+    return steps

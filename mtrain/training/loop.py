@@ -21,7 +21,7 @@ from mtrain.checkpoint.checkpoint import (
 )
 from mtrain.data.batch import Batch
 from mtrain.data.batching import batch_order
-from mtrain.data.loader import START, Loader, Position, Step, Window
+from mtrain.data.loader import Loader, Position, Step, Window
 from mtrain.data.rewrite import CancelledError
 from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Json, Ranks
@@ -68,7 +68,7 @@ class Trainer:
         self.average = WeightAverage(self.model, self.recipe)
         self.state = TrainState(
             batch_order=batch_order(config.data),
-            window_layout=data.train.layout,
+            window_layout=data.train.layout(),
             data_fingerprint=data.fingerprint,
             tokenizer_fingerprint=tokenizer.fingerprint(),
         )
@@ -80,8 +80,8 @@ class Trainer:
         if checkpoint is not None:
             log_changes(self.state, self._arithmetic(), ranks)
         self.state.arithmetic = self._arithmetic()
-        first = self.loader.find
-        self.total_steps = allowed_steps(self.recipe, self.state, lambda: first(START)[1].steps_in_epoch)
+        planned = config.data.stages, self.loader.steps_in_epoch
+        self.total_steps = allowed_steps(self.recipe, self.state, *planned)
         validator = Validator(
             data.validation, data.directions, config, tokenizer, self.device, micro_batch, ranks
         )
@@ -109,9 +109,11 @@ class Trainer:
         self._lead(self._begin)
         with self._stopping(stop):  # it may take minutes to open the first window
             self.loader.find(self._position, lambda: stop.received is not None)
-        window, windows = self._window(), len(self.loader.corpus.windows(self.state.epoch))
-        planned = self.total_steps, self.recipe.max_steps
+        position, window = self.loader.find(self._position)
+        windows = self.loader.corpus.count_windows(position.starts)
+        planned = self.total_steps, self.recipe.max_steps, len(self.config.data.stages or ())
         log_setup(self.model, self._arithmetic(), window, windows, *planned)
+        self._log_stage(position)
         try:
             self._rehearse(window)
             self.progress.start()
@@ -171,7 +173,7 @@ class Trainer:
                 stopped = self._agree(stop)
                 self.ranks.expect_steps()
                 if state.step % recipe.log_every == 0:
-                    self.progress.log_step(step.epoch, self.learning_rate)
+                    self.progress.log_step(step.epoch, self.learning_rate, step.stage)
                 reason = self._limit_reached()
                 state.validation_due = state.step % recipe.validate_every == 0 or reason is not None
                 if state.validation_due or state.step % recipe.checkpoint_every == 0 or stopped:
@@ -252,7 +254,9 @@ class Trainer:
     @property
     def _position(self) -> Position:
         """The next step."""
-        return Position(self.state.epoch, self.state.epoch_window, self.state.next_batch)
+        state = self.state
+        place = state.epoch, state.epoch_window, state.next_batch
+        return Position(*place, state.stage_starts, state.stage_step)
 
     def train_step(self, step: Step) -> StepMetrics:
         """Take one optimizer step and advance the state."""
@@ -263,9 +267,17 @@ class Trainer:
         metrics = self.learner.step(step.batches, step.tokens, rate)
         state.step = number
         state.target_tokens_seen += step.tokens
-        state.epoch, state.epoch_window, state.next_batch = step.next
+        starts = state.stage_starts
+        state.epoch, state.epoch_window, state.next_batch, state.stage_starts, state.stage_step = step.next
+        if state.stage_starts != starts:
+            state.window_layout = self.loader.corpus.layout(state.stage_starts)
+            self._log_stage(step.next)
         self.learner.run_in_worker(lambda: self.average.update(state.step))
         return metrics
+
+    def _log_stage(self, position: Position) -> None:
+        if self.loader.corpus.mixer is not None:
+            log.info("data: %s", self.loader.corpus.mixer.describe(position.starts))
 
     @property
     def learning_rate(self) -> float:
@@ -323,7 +335,3 @@ class Trainer:
 
     def _arithmetic(self) -> str:
         return describe_arithmetic(self.learner, self.ranks, self.loader.micro_batch_tokens)
-
-    def _window(self) -> Window:
-        """The window of the next step."""
-        return self.loader.find(self._position)[1]

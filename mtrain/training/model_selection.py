@@ -79,10 +79,11 @@ class ModelSelection:
         improved = math.isfinite(score) and (state.best_score is None or score > state.best_score)
         layer = self.validator.alignment_layer(model) if improved and saved else None
         self.progress.update_time()
+        failures = state.validations_without_improvement
         outcome = replace(
             state,
             validation_due=False,
-            validations_without_improvement=0 if improved else state.validations_without_improvement + 1,
+            validations_without_improvement=0 if improved or self._another_stage_follows else failures + 1,
         )
         if improved and saved:
             outcome = replace(outcome, best_step=state.step, best_score=score, best_alignment_layer=layer)
@@ -94,6 +95,11 @@ class ModelSelection:
         if validator.translations:
             texts = validator.sources, validator.references, validator.translations
             record_translations(self.run_dir, state.step, *texts, best=improved and saved)
+
+    @property
+    def _another_stage_follows(self) -> bool:
+        """Whether the current stage of training is not the last one, in which alone the patience applies."""
+        return len(self.state.stage_starts) < len(self.config.data.stages or ())
 
     def check_fingerprint(self) -> None:
         """Discard the best score if the validation pairs or the search settings have changed."""

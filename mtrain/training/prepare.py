@@ -156,11 +156,11 @@ def _accept_changes(checkpoint: Checkpoint, tokenizer: Tokenizer, data: Prepared
             )
         state.batch_order = order
         _restart_epoch(state)
-    if state.window_layout != data.train.layout:
+    if state.window_layout != data.train.layout(state.stage_starts):
         if _is_in_epoch(state):
             message = "data: the windows of an epoch have changed (data.window_pairs); restarting epoch %d"
             log.warning(message, state.epoch + 1)
-        state.window_layout = data.train.layout
+        state.window_layout = data.train.layout(state.stage_starts)
         _restart_epoch(state)
 
 

@@ -129,13 +129,15 @@ class Progress:
                 log.warning("step %d: loss %.2f nats/token, %s; pairs %s", step, loss, usual, some)
         self.recent.append(loss)
 
-    def log_step(self, epoch: int, rate: float) -> None:
-        """Log the means since the last line of metrics.jsonl, and the gradient norm of the last step."""
+    def log_step(self, epoch: int, rate: float, stage: int | None = None) -> None:
+        """Log the means since the last line of metrics.jsonl, and the gradient norm of the last step. `stage`
+        is the number of the stage of training, if there are stages."""
         self.read_pending()
         state, window = self.state, self.state.window
         loss, speed = window["loss"] / window["tokens"], window["tokens"] / window["seconds"]
         self._write(
             epoch=epoch,
+            **({} if stage is None else {"stage": stage}),
             loss=loss,
             nll=window["nll"] / window["tokens"],
             learning_rate=rate,
@@ -147,10 +149,11 @@ class Progress:
         )
         state.window = {}
         rates = [f"lr {rate:.2g}", f"{speed:,.0f} target tokens/s"]
-        self.bar.details = [f"loss {loss:.3f}", *self._bleu, *rates]
+        stages = [] if stage is None else [f"stage {stage}"]
+        self.bar.details = [*stages, f"loss {loss:.3f}", *self._bleu, *rates]
         if self.bar.disable:
             details = ", ".join([f"loss {loss:.3f} nats/token", *rates])
-            log.info("step %d, epoch %d: %s", state.step, epoch, details)
+            log.info("step %d, %s: %s", state.step, ", ".join([*stages, f"epoch {epoch}"]), details)
 
     def log_validation(self, scores: Scores, best: bool) -> None:
         """Log the scores of a validation."""
@@ -203,8 +206,10 @@ def log_setup(
     windows: int,
     total_steps: int | None,
     max_steps: int | None,
+    stages: int,
 ) -> None:
-    """Log what is trained, and how long. `window` is the first of the `windows` of an epoch."""
+    """Log what is trained, and how long. `window` is the first of the `windows` of an epoch. `stages` is the
+    number of stages of training, or 0."""
     parameters = sum(p.numel() for p in model.parameters())
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     log.info("device: %s", arithmetic)
@@ -217,6 +222,8 @@ def log_setup(
     padding = (100 * share for share in window.plan.padding)
     log.info("epoch: %s; padding: %.1f%% source, %.1f%% target, %.1f%% both", steps, *padding)
     if total_steps is not None:
-        is_estimate = windows > 1 and total_steps != max_steps
+        is_estimate = (windows > 1 or stages > 1) and total_steps != max_steps
         planned = f"{'about ' * is_estimate}{total_steps} steps"
-        log.info("planned: %s, %.1f epochs", planned, total_steps / window.steps_in_epoch)
+        if stages <= 1:  # their epochs differ
+            planned += f", {total_steps / window.steps_in_epoch:.1f} epochs"
+        log.info("planned: %s", planned)

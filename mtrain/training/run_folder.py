@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.checkpoint.model_info import describe_ancestor
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
+from mtrain.config.stages import Stage
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
 from mtrain.data.folder_lock import LOCK
 from mtrain.errors import ModelError, StorageError, UsageError
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 # Keys that may change when a run is resumed. If this changes the search of validations, the best score is
 # discarded.
 _MAY_CHANGE = re.compile(
-    r"run_dir|data\.(check|folder|window_pairs)|(decoding|export)\..+|"
+    r"run_dir|data\.(check|folder|window_pairs|train(\[\d+\])?\.name)|(decoding|export)\..+|"
     r"training\.(max_\w+|micro_batch_tokens|validate_every|checkpoint_every|"
     r"keep_checkpoints|log_every|parallel|patience)"
 )
@@ -60,7 +61,7 @@ def open_run(config: Config, resume: str) -> Checkpoint | None:
     elif checkpoints:
         chosen = _newest_valid(checkpoints)
     if chosen is not None and (run_dir / "config.yaml").exists():
-        _check_changes(config, run_dir / "config.yaml")
+        _check_changes(config, run_dir / "config.yaml", len(chosen.state.stage_starts))
     write_config(config)
     return chosen
 
@@ -145,16 +146,47 @@ def _newest_valid(checkpoints: list[Path]) -> Checkpoint:
     raise ModelError(f"{checkpoints[0].parent}: no checkpoint is valid; start another run with --run-dir")
 
 
-def _check_changes(config: Config, file: Path) -> None:
-    """Log the keys that have changed since the run began. Raises UsageError if one of them must not."""
+def _check_changes(config: Config, file: Path, stages: int) -> None:
+    """Log the keys that have changed since the run began, when `stages` stages have begun. Raises UsageError
+    if one of them must not."""
     previous = validate(Config, read_yaml_file(file), str(file))  # fills keys of newer versions with defaults
+    _check_stages(previous.data.stages, config.data.stages, stages)
     for key, old, new in _changes(previous.model_dump(mode="json"), config.model_dump(mode="json")):
+        if key.startswith("data.stages"):
+            continue
         if not _MAY_CHANGE.fullmatch(key):
             raise UsageError(
                 f"{key} was {_format_value(old)} when this run began and is {_format_value(new)} now; "
                 "restore it, or start another run with --run-dir"
             )
         log.info("%s: %s, was %s", key, _format_value(new), _format_value(old))
+
+
+def _check_stages(old: Sequence[Stage] | None, new: Sequence[Stage] | None, begun: int) -> None:
+    """Log a change of the stages of training. Raises UsageError unless the first `begun` of them are the
+    same; the limits of the last of these, the current one, may change."""
+    if old == new:
+        return
+    cure = "or start another run with --run-dir"
+    if old is None or new is None:
+        change = (
+            "given when this run began and is not now" if new is None else "not given when this run began"
+        )
+        raise UsageError(f"data.stages was {change}; {'restore' if new is None else 'remove'} it, {cure}")
+    for number, before in enumerate(old[:begun], start=1):
+        is_current = number == begun
+        limits = {"max_epochs", "max_steps"} if is_current else set[str]()
+        now = new[number - 1] if number <= len(new) else None
+        if now is None or now.model_dump(exclude=limits) != before.model_dump(exclude=limits):
+            problem = (
+                "has begun; only its limits"
+                if is_current
+                else "is finished; only the limits of the current stage"
+            )
+            raise UsageError(
+                f"data.stages: stage {number} {problem} and later stages can change; restore it, {cure}"
+            )
+    log.info("data.stages: the stages from stage %d on have changed", begun)
 
 
 def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

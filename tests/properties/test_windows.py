@@ -14,7 +14,7 @@ from mtrain.config.schema import Config
 from mtrain.data.batching import plan_batches
 from mtrain.data.loader import START, Loader, Position
 from mtrain.data.prepare_data import prepare_data
-from mtrain.data.windows import ONE_WINDOW, WindowLayout
+from mtrain.data.window_layout import ONE_WINDOW, WindowLayout
 from tests.support.encoding import CORPORA, TOY, config, use_sizes, write
 
 AUGMENT = list(Augment.model_fields)
