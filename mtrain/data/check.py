@@ -90,6 +90,9 @@ class Findings:
     suspicious: dict[str, Suspicious]
     segmentation: Segmentation | None = None
     rejected: dict[str, int] = field(default_factory=dict)  # training pairs by rule of `data.filters`
+    corpora: dict[str, int] = field(
+        default_factory=dict
+    )  # usable pairs by training corpus, if there are several
 
 
 class DataCheck:
@@ -107,6 +110,7 @@ class DataCheck:
         self._others = {
             name: _hash_set(_usable(corpora, self._sets[name], digests)) for name, corpora in others.items()
         }
+        self._corpora = dict.fromkeys(data.names, 0)
         self._leaked = [set[int](), set[int](), set[int]()]
         self._duplicates = DuplicateCounter(DISTINCT)
         # The hashes of the sources of all training pairs, to compare with pairs held out at the end.
@@ -130,10 +134,12 @@ class DataCheck:
         hashes = [unique(np.concatenate(column)) for column in columns] or [np.empty(0, np.uint64)] * 3
         return BlockCheck(scripts, PairHashes(*hashes), keep_source_hashes=self._holdout)
 
-    def add(self, found: BlockFindings) -> None:
-        """Add the findings about the next block. Raises StorageError."""
+    def add(self, found: BlockFindings, corpus: int) -> None:
+        """Add the findings about the next block, which is of the training corpus with this index. Raises
+        StorageError."""
         train = self._sets["train"]
         train.usable += found.usable
+        self._corpora[[*self._corpora][corpus]] += found.usable
         train.empty += found.empty
         train.bad += found.bad
         for counts, new in zip((*self._lengths, self._ratios), (*found.lengths, found.ratios), strict=True):
@@ -172,6 +178,7 @@ class DataCheck:
             scripts=self._scripts,
             suspicious=self._suspicious,
             rejected=rejected,
+            corpora=self._corpora if len(self._corpora) > 1 and not repeated else {},
         )
 
     def _leak_of(self, held_out: Sequence[Pair]) -> Leak:

@@ -156,6 +156,8 @@ def format_report(findings: Findings, bad_lines: str = "error") -> str:
         f"{name}: {counts.usable:,} pairs (empty: {counts.empty:,}, unreadable: {counts.bad:,})"
         for name, counts in findings.sets.items()
     ]
+    of_train = [f"  {name}: {count:,} pairs" for name, count in findings.corpora.items()]
+    lines[1:1] = of_train  # below the line of train, which is the first set
     if findings.rejected:
         reasons = ", ".join(f"{reason}: {count:,}" for reason, count in findings.rejected.items())
         lines.append(f"rejected by data.filters: {sum(findings.rejected.values()):,} ({reasons})")

@@ -125,7 +125,7 @@ class EncodedCorpus:
         def locate(rows: Sequence[int]) -> list[str]:
             return [self.locate([row])[0] if row < len(self) else "data.augment.noise" for row in rows]
 
-        weights = np.append(self._weights[0], 1.0), [*self._weights[1], added]
+        weights = np.append(self._weights[0], 1.0), np.append(self._weights[1], added)
         return EncodedCorpus([_Part(ids, (starts[0], starts[1]), lengths)], weights, locate)
 
 

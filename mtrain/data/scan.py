@@ -97,7 +97,7 @@ class CorpusScanner:
                 text.add(block.sample)
                 holdout.add(block.candidates)
                 if check is not None and block.findings is not None:
-                    check.add(block.findings)
+                    check.add(block.findings, task.corpus)
                 if recorder is not None and block.filtered is not None:
                     recorder.add(task.corpus, block.filtered)
         unfiltered = [i for i, corpus in enumerate(data.train) if corpus.filters == "off"]

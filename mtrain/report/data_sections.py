@@ -77,6 +77,9 @@ def _finding_tables(found: Findings) -> str:
         if each.count
     ]
     tables = [html_table("Sets", columns, sets)]
+    if found.corpora:
+        corpora = [[name, f"{count:,}"] for name, count in found.corpora.items()]
+        tables.append(html_table("Training corpora", ["corpus", "pairs"], corpora))
     if suspicious:
         tables.append(html_table("Suspicious training pairs", ["kind", "pairs", "such as"], suspicious))
     words = [*(f"{start} to {end - 1}" for start, end in pairwise(LENGTH_BINS)), f"{LENGTH_BINS[-1]} or more"]

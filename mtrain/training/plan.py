@@ -99,7 +99,8 @@ def _find_lengths(config: Config, scanner: CorpusScanner, tokenizer: Tokenizer |
     folder = find_data_folder(config.data, Path(config.run_dir))
     data = None if tokenizer is None else open_prepared(config.data, tokenizer, folder, config.seed)
     if data is not None:
-        return TrainingLengths.of_data(data, config, f"encoded pairs in {folder}")
+        average = "" if config.data.stages is None else "; an average epoch of data.stages"
+        return TrainingLengths.of_data(data, config, f"encoded pairs in {folder}{average}")
     if config.data.stages is not None or any(corpus.weight != 1 for corpus in config.data.train):
         what = "weights of data.train are" if config.data.stages is None else "shares of data.stages are"
         log.warning("the %s ignored; run `mtrain prepare` first to include them", what)

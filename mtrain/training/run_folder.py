@@ -168,24 +168,20 @@ def _check_stages(old: Sequence[Stage] | None, new: Sequence[Stage] | None, begu
     if old == new:
         return
     cure = "or start another run with --run-dir"
-    if old is None or new is None:
-        change = (
-            "given when this run began and is not now" if new is None else "not given when this run began"
-        )
-        raise UsageError(f"data.stages was {change}; {'restore' if new is None else 'remove'} it, {cure}")
+    if old is None:
+        raise UsageError(f"data.stages was not given when this run began; remove it, {cure}")
+    if new is None:
+        raise UsageError(f"data.stages was given when this run began and is not now; restore it, {cure}")
     for number, before in enumerate(old[:begun], start=1):
-        is_current = number == begun
-        limits = {"max_epochs", "max_steps"} if is_current else set[str]()
+        problem, limits = "has ended and cannot change", set[str]()
+        if number == begun:
+            problem, limits = (
+                "has begun; only its max_epochs and max_steps can change",
+                {"max_epochs", "max_steps"},
+            )
         now = new[number - 1] if number <= len(new) else None
         if now is None or now.model_dump(exclude=limits) != before.model_dump(exclude=limits):
-            problem = (
-                "has begun; only its limits"
-                if is_current
-                else "is finished; only the limits of the current stage"
-            )
-            raise UsageError(
-                f"data.stages: stage {number} {problem} and later stages can change; restore it, {cure}"
-            )
+            raise UsageError(f"data.stages: stage {number} {problem}; restore it, {cure}")
     log.info("data.stages: the stages from stage %d on have changed", begun)
 
 

@@ -108,13 +108,13 @@ def test_a_signal_ends_the_wait_for_a_window(small, monkeypatch, number, slow):
     whole = fit_on_cpu(small("whole", training=recipe))
     real = WindowedCorpus.open
 
-    def endless(self, epoch, window=0, cancelled=lambda: False):
+    def endless(self, epoch, window=0, cancelled=lambda: False, *starts):
         if (epoch, window) == (0, slow):
             threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
             while not cancelled():
                 time.sleep(0.01)
             raise CancelledError
-        return real(self, epoch, window, cancelled)
+        return real(self, epoch, window, cancelled, *starts)
 
     with monkeypatch.context() as patch:
         patch.setattr(WindowedCorpus, "open", endless)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from mtrain.config import augment, corpora, data, decoding, model, schema, tokenizer, training
+from mtrain.config import augment, corpora, data, decoding, model, schema, stages, tokenizer, training
 from mtrain.config.corpora import Holdout
 from mtrain.config.section import Section
 from mtrain.config.yaml_io import parse_yaml
@@ -16,7 +16,7 @@ from tests.support.configs import MINIMAL
 SECTIONS = sorted(
     {
         value
-        for module in (schema, augment, data, corpora, tokenizer, model, training, decoding)
+        for module in (schema, augment, data, corpora, stages, tokenizer, model, training, decoding)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Section) and value.model_fields
     },
