@@ -85,7 +85,7 @@ def test_stages_are_logged(staged, caplog):
 
 def test_training_ends_after_the_epochs_of_all_stages(staged):
     config = staged(training={"max_steps": None, "max_epochs": 6, "schedule": "linear"})
-    trainer = make_trainer(config, device="cpu", quiet=True)
+    trainer = make_trainer(config, device="cpu")
     run = fit_on_cpu(config)
     state, stages = state_of(run), [line["stage"] for line in read_metrics(run) if "loss" in line]
     assert state.epoch == 6 and state.next_batch == 0
