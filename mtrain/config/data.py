@@ -44,6 +44,11 @@ class DataConfig(Section):
         description="stages of training, one after another, each with shares of the corpora of `train`; "
         "null: all pairs of all corpora, by their `weight`",
     )
+    temperature: Annotated[float, Field(ge=1, le=1000)] | None = Field(
+        None,
+        description="mixes the corpora by their sizes to the power of 1 / `temperature`: 1 is as they are, 5 "
+        "favors small corpora, and with a large number all have equally many pairs; null: by their `weight`",
+    )
     folder: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = Field(
         None,
         description="folder of encoded pairs, which several runs may share; null: `data/` in the run folder",
@@ -161,11 +166,11 @@ class DataConfig(Section):
     def _stages_fit_the_corpora(self) -> Self:
         names = self.names
         if self.stages is not None:
-            if any(corpus.weight != 1 for corpus in self.train):
-                raise ValueError(
-                    "weight and stages are mutually exclusive; set only the shares of the stages"
-                )
             check_stages(self.stages, names)
+        has_weights = any(corpus.weight != 1 for corpus in self.train)
+        given = {"weight": has_weights, "temperature": self.temperature, "stages": self.stages}
+        if len(several := [name for name, value in given.items() if value]) > 1:
+            raise ValueError(f"{' and '.join(several)} are mutually exclusive; give one of them")
         return self
 
     @field_validator("filters", mode="after")

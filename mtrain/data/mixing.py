@@ -33,6 +33,16 @@ Hashes = npt.NDArray[np.uint64]
 _LAST_HASH = np.uint64(2**64 - 1)
 
 
+def weights_by_size(sizes: Sequence[int], temperature: float) -> list[float]:
+    """How often each pair of some corpora occurs, so that the share of a corpus is in proportion to its size
+    to the power of 1 / `temperature` (Arivazhagan et al., "Massively Multilingual Neural Machine Translation
+    in the Wild", 2019, section 3.1). The number of all pairs stays the same. An empty corpus has the weight
+    1."""
+    powers = [size ** (1 / temperature) if size else 0.0 for size in sizes]
+    unit = sum(sizes) / max(sum(powers), 1.0)
+    return [unit * power / size if size else 1.0 for size, power in zip(sizes, powers, strict=True)]
+
+
 class Mixture(NamedTuple):
     """What an epoch of a stage consists of."""
 

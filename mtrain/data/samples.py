@@ -7,7 +7,7 @@ import heapq
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
-from itertools import compress
+from itertools import compress, islice, repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,13 +67,16 @@ class TextSample:
         # Of the pairs in the files; those whose numbers are at or above `threshold` left the sample.
         self._random_numbers, self._sizes = array("I"), array("I")
         self._pairs = self._size = 0
+        self._corpora: list[tuple[int, int]] = []  # of the pairs in the files: the corpus of so many pairs
         self._files = [TemporaryStream(folder) for _ in Pair._fields]
 
     def __len__(self) -> int:
         return self._pairs
 
-    def add(self, sample: BlockSample) -> None:
-        """Add the next block, sampled with `threshold` or a higher one. Raises StorageError."""
+    def add(self, sample: BlockSample, corpus: int) -> None:
+        """Add the next block of corpus number `corpus` (from 0), sampled with `threshold` or a higher one.
+        Raises StorageError."""
+        self._corpora.append((corpus, len(sample.random_numbers)))
         for file, texts in zip(self._files, sample.texts, strict=True):
             file.write(texts)
         self._random_numbers.frombytes(sample.random_numbers.tobytes())
@@ -89,11 +92,25 @@ class TextSample:
         self._pairs += int(kept.sum())
         self._size += int(sizes[kept].sum())
 
-    def side(self, index: int) -> Iterator[str]:
-        """The source (0) or target (1) texts of the sample."""
-        for number, line in zip(self._random_numbers, self._files[index].lines(), strict=True):
-            if number < self.threshold:
-                yield line[:-1].decode().replace("\0", "\n")
+    def side(self, index: int, weights: Sequence[float] | None = None) -> Iterator[str]:
+        """The source (0) or target (1) texts of the sample. With `weights` of the corpora, each text occurs
+        so many times on average; both sides have the same pairs."""
+        lines = zip(self._random_numbers, self._files[index].lines(), strict=True)
+        for corpus, pairs in self._corpora:
+            weight = 1.0 if weights is None else weights[corpus]
+            for number, line in islice(lines, pairs):
+                if number < self.threshold:
+                    text = line[:-1].decode().replace("\0", "\n")
+                    yield from repeat(text, int(weight + number / self.threshold))
+
+    def sizes(self, corpora: int) -> list[int]:
+        """The number of pairs in the sample of each of the corpora."""
+        sizes, numbers = [0] * corpora, np.frombuffer(self._random_numbers, np.uint32)
+        start = 0
+        for corpus, pairs in self._corpora:
+            sizes[corpus] += int((numbers[start : start + pairs] < self.threshold).sum())
+            start += pairs
+        return sizes
 
     def pairs(self) -> Iterator[Pair]:
         """The pairs of the sample."""

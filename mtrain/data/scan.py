@@ -94,7 +94,7 @@ class CorpusScanner:
             for task, block in scan_all(scanner, tasks, workers):
                 read += task.raw.size
                 progress.add(block.pairs, share=read / size if size else None)
-                text.add(block.sample)
+                text.add(block.sample, task.corpus)
                 holdout.add(block.candidates)
                 if check is not None and block.findings is not None:
                     check.add(block.findings, task.corpus)

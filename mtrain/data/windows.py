@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
 from mtrain.data.encoded import EncodedCorpus
-from mtrain.data.mixing import FIRST_STAGE, ChosenRows, Mixer, Starts
+from mtrain.data.mixing import FIRST_STAGE, ChosenRows, Mixer, Starts, weights_by_size
 from mtrain.data.rewrite import Cancelled, Key, Rewrite
 from mtrain.data.shards import Shard
 from mtrain.data.suspects import add_suspect
@@ -36,12 +37,12 @@ class WindowedCorpus:
         recorded in `run_dir`. The `rewrites` change the rows of each window, one after the other. Raises what
         `Mixer` raises."""
         self._run_dir = run_dir
-        self._shards, self._corpora, self._seed = shards, data.train, seed
+        self._shards, self._corpora, self._seed = shards, _weighted(data, shards), seed
         self._rewrites = rewrites
         self._verified = [set(verified) for _ in shards]
         self._pairs = sum(shard.info.kept for shard in shards)
         # Including repetitions by the weights of corpora.
-        self._epoch_pairs = sum(shard.info.kept * data.train[shard.info.corpus].weight for shard in shards)
+        self._epoch_pairs = sum(shard.info.kept * self._corpora[shard.info.corpus].weight for shard in shards)
         counts = np.zeros(len(shards[0].buckets) - 1, np.int64)  # rows of each bucket
         for shard in shards:
             counts += np.diff(shard.buckets[:, 0])
@@ -146,3 +147,17 @@ class WindowedCorpus:
             cure = "run again to encode this shard again" if is_recorded else "restore it"
             raise DataError(f"{error}; {cure}") from None
         self._verified[index].difference_update(buckets)
+
+
+def _weighted(data: DataConfig, shards: Sequence[Shard]) -> list[Corpus]:
+    """The training corpora, with weights by their sizes if `data.temperature` is given."""
+    if data.temperature is None:
+        return data.train
+    sizes = [0] * len(data.train)
+    for shard in shards:
+        sizes[shard.info.corpus] += shard.info.kept
+    weights = weights_by_size(sizes, data.temperature)
+    return [
+        corpus.model_copy(update={"weight": weight})
+        for corpus, weight in zip(data.train, weights, strict=True)
+    ]

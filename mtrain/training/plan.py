@@ -101,9 +101,13 @@ def _find_lengths(config: Config, scanner: CorpusScanner, tokenizer: Tokenizer |
     if data is not None:
         average = "" if config.data.stages is None else "; an average epoch of data.stages"
         return TrainingLengths.of_data(data, config, f"encoded pairs in {folder}{average}")
-    if config.data.stages is not None or any(corpus.weight != 1 for corpus in config.data.train):
-        what = "weights of data.train are" if config.data.stages is None else "shares of data.stages are"
-        log.warning("the %s ignored; run `mtrain prepare` first to include them", what)
+    mixed = {
+        "the shares of data.stages are": config.data.stages is not None,
+        "data.temperature is": config.data.temperature is not None,
+        "the weights of data.train are": any(corpus.weight != 1 for corpus in config.data.train),
+    }
+    if what := next((name for name, given in mixed.items() if given), None):
+        log.warning("%s ignored; run `mtrain prepare` first to include them", what)
     return TrainingLengths.of_text(config, scanner, tokenizer)
 
 

@@ -11,6 +11,7 @@ from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.data.augment import Side, with_cases
 from mtrain.data.data_folder import find_data_folder, shared_tokenizer
+from mtrain.data.mixing import weights_by_size
 from mtrain.data.prepare_data import make_scanner
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.same_inputs import describe_data
@@ -126,16 +127,19 @@ def prepare_tokenizer(
 
 
 def _sampled_text(config: Config, scanner: CorpusScanner) -> tuple[Sentences, Sentences]:
-    """The sources and the targets that a tokenizer is learned from. With `data.augment`, some have the letter
-    case that training will have: otherwise, upper-cased words would be segmented into single letters."""
-    text, data, seed = scanner.text, config.data, config.seed
+    """The sources and the targets that a tokenizer is learned from. They are weighted by `data.temperature`.
+    With `data.augment`, some have the letter case that training will have: otherwise, upper-cased words would
+    be segmented into single letters."""
+    text, data, seed, weights = scanner.text, config.data, config.seed, None
+    if data.temperature is not None:
+        weights = weights_by_size(text.sizes(len(data.train)), data.temperature)
     if data.augment is None or not data.augment.cases:
-        return (lambda: text.side(0)), (lambda: text.side(1))
+        return (lambda: text.side(0, weights)), (lambda: text.side(1, weights))
     augment, symbols = data.augment, pattern_of(config.tokenizer.symbols)
     source, target = Side(data.source_lang, symbols), Side(data.target_lang, symbols)
     return (
-        lambda: with_cases(text.side(0), source, augment, seed),
-        lambda: with_cases(text.side(1), target, augment, seed),
+        lambda: with_cases(text.side(0, weights), source, augment, seed),
+        lambda: with_cases(text.side(1, weights), target, augment, seed),
     )
 
 

@@ -80,5 +80,5 @@ def test_stages_that_cannot_be_followed_are_named(rejection, stages: str, messag
 def test_weights_and_stages_exclude_each_other(rejection, load_text):
     train, stages = "data.train=[{tsv: a, weight: 2}, {tsv: b}]", "data.stages=[{shares: {a: 1, b: 1}}]"
     message = rejection(train, stages)
-    assert "weight and stages are mutually exclusive; set only the shares of the stages" in message
+    assert "weight and stages are mutually exclusive; give one of them" in message
     load_text(train.replace("weight: 2", "weight: 1"), stages)

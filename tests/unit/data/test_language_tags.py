@@ -1,13 +1,20 @@
 """Corpora of several languages: tags in encoded pairs, and checks in the languages of each corpus."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.data.check_report import check_data
+from mtrain.data.mixing import weights_by_size
 from mtrain.data.prepare_data import prepare_data
+from mtrain.data.raw_files import RawFiles
+from mtrain.data.scan import CorpusScanner
 from mtrain.errors import UsageError
 from tests.support import tokenizers
 from tests.support.encoding import TOY, config, rows, write
@@ -86,3 +93,49 @@ def test_each_corpus_is_checked_and_filtered_in_its_languages(tmp_path):
     assert found.suspicious["an unexpected script"].count == 1
     data = config(tmp_path, train=train, language_tags="target", filters={"script": True})
     assert check_data(data).rejected == {"script": 1}
+
+
+# ----------------------------------------------------------------------------------------------- temperature
+
+
+@given(st.lists(st.integers(0, 10**8), min_size=1, max_size=6).filter(any), st.floats(1, 100))
+def test_a_temperature_keeps_the_number_of_pairs_and_favors_small_corpora(sizes, temperature):
+    weights = weights_by_size(sizes, temperature)
+    pairs = [size * weight for size, weight in zip(sizes, weights, strict=True)]
+    assert sum(pairs) == pytest.approx(sum(sizes))
+    filled = sorted(
+        (size, weight, count) for size, weight, count in zip(sizes, weights, pairs, strict=True) if size
+    )
+    for (small, more, few), (large, less, many) in pairwise(filled):
+        assert less <= more * (1 + 1e-9)
+        assert few / many == pytest.approx((small / large) ** (1 / temperature))
+    assert weights_by_size(sizes, 1) == pytest.approx([1.0] * len(sizes))
+
+
+def test_training_and_the_vocabulary_use_the_weights(tmp_path, caplog):
+    pairs = [write(tmp_path / "large.tsv", TOY[:256]), write(tmp_path / "small.tsv", TOY[256:272])]
+    data = config(tmp_path, train=pairs, temperature=2)
+    scanner = CorpusScanner(RawFiles(data), seed=1)
+    text = scanner.text
+    assert text.sizes(2) == [256, 16]
+    weights = weights_by_size([256, 16], 2)  # 4 : 1 instead of 16 : 1
+    assert [round(size * weight, 1) for size, weight in zip((256, 16), weights, strict=True)] == [217.6, 54.4]
+    sides = [list(text.side(index, weights)) for index in (0, 1)]
+    small = {pair.source for pair in TOY[256:272]}
+    assert sum(source in small for source in sides[0]) in range(48, 65)
+    assert set(zip(*sides, strict=True)) <= set(TOY)
+    plain = tokenizers.train(tmp_path / "tokenizer")
+    corpus = prepare_data(data, plain, tmp_path / "data", seed=1).train
+    assert corpus.open(0).weights.tolist() == pytest.approx([weights[0]] * 256 + [weights[1]] * 16)
+    unweighted = prepare_data(data.model_copy(update={"temperature": None}), plain, tmp_path / "data", seed=1)
+    assert unweighted.train.open(0).weights.tolist() == [1.0] * 272
+    assert caplog.text.count("encoding the corpus") <= 1  # the encoded pairs are the same
+
+
+@pytest.mark.parametrize(
+    "keys", [{"train": {"toy": "train", "weight": 2}}, {"stages": [{"shares": {"x": 1}}]}]
+)
+def test_temperature_excludes_other_mixtures(tmp_path, keys):
+    train = {"toy": "train", "name": "x"}
+    with pytest.raises(ValidationError, match="are mutually exclusive; give one of them"):
+        config(tmp_path, temperature=5, **{"train": train, **keys})

@@ -221,7 +221,7 @@ def test_the_first_unreadable_pair_is_reported(tmp_path: Path, small_blocks, wor
 def sample(pairs: list[Pair], limit: int, seed: int = 1) -> TextSample:
     text = TextSample(limit)
     for start in range(0, len(pairs), 7):
-        text.add(sample_block(block_of(pairs[start : start + 7], start + 1), 0, seed, text.threshold))
+        text.add(sample_block(block_of(pairs[start : start + 7], start + 1), 0, seed, text.threshold), 0)
     return text
 
 
