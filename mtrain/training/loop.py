@@ -90,6 +90,7 @@ class Trainer:
         self.selection = ModelSelection(config, tokenizer, validator, self.state, self.progress)
         progress = self.state, self.learner, self.average, self.progress
         self.saver = Saver(self.run_dir, self.recipe, *progress, self._arithmetic)
+        self._unrecorded: Step | None = None  # the last step, until `_record_step`
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.state = checkpoint.state
@@ -167,15 +168,13 @@ class Trainer:
                 if state.next_batch == 0 or step.next.step == 0:
                     self.ranks.meet()
                 metrics = self.train_step(step)
+                self._unrecorded = step
                 self.progress.add_step(metrics, step.locate)
                 # Read once: a signal that arrives later is handled after the next save. Before the metrics
                 # are read, which waits for the GPU: a lost rank is noticed here first.
                 stopped = self._agree(stop)
                 self.ranks.expect_steps()
-                if state.step % recipe.log_every == 0:
-                    self.progress.log_step(step.epoch, self.learning_rate, step.stage)
-                reason = self._limit_reached()
-                state.validation_due = state.step % recipe.validate_every == 0 or reason is not None
+                reason = self._record_step()
                 if state.validation_due or state.step % recipe.checkpoint_every == 0 or stopped:
                     self.save(last=bool(reason or stopped))
                 if state.validation_due and not stopped:  # a stopped run validates when it is resumed
@@ -191,6 +190,18 @@ class Trainer:
                     break
                 if stopped:
                     raise self._interrupted(stopped)
+
+    def _record_step(self) -> str | None:
+        """Log the step that was taken, and note whether a validation is due. Returns the limit that it has
+        reached, if any."""
+        state, step = self.state, self._unrecorded
+        assert step is not None
+        if state.step % self.recipe.log_every == 0:
+            self.progress.log_step(step.epoch, self.learning_rate, step.stage)
+        reason = self._limit_reached()
+        state.validation_due = state.step % self.recipe.validate_every == 0 or reason is not None
+        self._unrecorded = None
+        return reason
 
     @contextmanager
     def _stopping(self, stop: StopSignal) -> Iterator[None]:
@@ -229,6 +240,8 @@ class Trainer:
             if not finishes_within(10, self.device):
                 log.warning("cannot save: the GPU is waiting for another rank")
                 return
+            if self._unrecorded is not None:  # the resumed run would neither log nor validate it
+                self._record_step()
             self.saver.complete_state(Ranks(self.device))
             self.saver.save(last=True)
 

@@ -96,6 +96,27 @@ def test_14_if_a_rank_is_killed_the_others_end_and_the_run_resumes_exactly(whole
     assert result_of(run) == result_of(whole)
 
 
+@pytest.mark.parametrize("last", [10, STEPS])
+def test_14_a_step_after_which_a_rank_is_killed_is_logged_and_validated(whole, tmp_path, monkeypatch, last):
+    monkeypatch.setattr(store, "GRACE", 2.0)
+    real = loop.Trainer.train_step
+
+    def train_step(self, step):
+        metrics = real(self, step)
+        if self.ranks.rank == 1 and self.state.step == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return metrics
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Trainer, "train_step", train_step)
+        assert exit_codes(run_ranks(2, fit(run), tmp_path)) == [7, -signal.SIGKILL]
+    assert last_checkpoint(run).name == f"step-{last:08d}"
+    assert exit_codes(run_ranks(2, fit(run), tmp_path)) == [0, 0], read_logs(tmp_path)
+    assert result_of(run) == result_of(whole)
+    assert [line["step"] for line in read_metrics(run) if "validation" in line] == [10, 20, STEPS]
+
+
 @needs_step_timeout
 def test_14_a_rank_that_does_not_respond_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=2))
