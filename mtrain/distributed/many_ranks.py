@@ -116,12 +116,16 @@ class ManyRanks(Ranks):
         if self._expects_steps:
             return
         self._expects_steps = True
-        # With GPUs, a rank that does not respond is noticed on the host first, which can report it.
-        _set_timeout(None, 3 * STEP_TIMEOUT if self._hosts else STEP_TIMEOUT)
-        if self._hosts is not None:
-            _set_timeout(self._hosts, STEP_TIMEOUT)
+        with self.watched():  # a new group, because PyTorch before 2.10 cannot change the timeout of gloo
+            self._hosts = dist.new_group(backend="gloo", timeout=STEP_TIMEOUT)
+        if self.device.type == "cpu":
+            self.step_group = self._hosts
+        # A rank that does not respond is noticed on the host first, which can report it.
+        _set_default_timeout(3 * STEP_TIMEOUT)
 
     def require_equal(self, facts: Mapping[str, str]) -> None:
+        if dist.is_initialized():
+            self.meet()  # unlike the store, a connection tells that a rank was killed
         require_equal_facts(self.store.exchange(dict(facts)))
 
     def meet(self) -> None:
@@ -137,7 +141,7 @@ class ManyRanks(Ranks):
 
     def start_sum(self, values: Tensor) -> Callable[[], None]:
         with self.watched():
-            work = dist.all_reduce(values, async_op=True)
+            work = dist.all_reduce(values, group=self.step_group, async_op=True)
         assert work is not None
 
         def complete() -> None:
@@ -207,20 +211,18 @@ class ManyRanks(Ranks):
         torch.manual_seed(int(state))
 
 
-def _set_timeout(group: dist.ProcessGroup | None, timeout: timedelta) -> None:
-    """Set the timeout of a group, or of the default one, if this version of PyTorch can. In PyTorch 2.6 this
-    has no effect on gloo."""
+def _set_default_timeout(timeout: timedelta) -> None:
+    """Set the timeout of the default group, if this version of PyTorch can."""
     set_timeout = undocumented("distributed.distributed_c10d._set_pg_timeout")
     if set_timeout is not None:
-        set_timeout(timeout, group)
+        set_timeout(timeout)
 
 
 def _abort_gpu_communication() -> None:
     """End what GPUs still wait for, so that this process can end."""
-    abort = getattr(dist.group.WORLD, "abort", None) if dist.is_initialized() else None
-    if abort is not None and dist.get_backend() == "nccl":
+    if dist.group.WORLD is not None and dist.get_backend() == "nccl":
         with suppress(RuntimeError):
-            abort()
+            dist.group.WORLD.abort()
 
 
 def _keep_process_after_nccl_errors() -> None:

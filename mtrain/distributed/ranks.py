@@ -22,6 +22,7 @@ class Ranks:
 
     rank, size = 0, 1
     local_size = 1  # ranks on this machine
+    step_group: Any = None  # process group that adds up gradients; None: PyTorch's default group
 
     def __init__(self, device: torch.device):
         """`device` is what this rank computes on, and becomes the current device of the process."""

@@ -63,7 +63,6 @@ class Trainer:
             log.info("initialized from %s (%s)", self.recipe.init_from, initial_model.fingerprint[:12])
         freeze(self.model, self.recipe.freeze)
         ranks.require_equal(describe_computation(self.recipe, self.device))
-        ranks.meet()
         self.learner = make_learner_of_rank(self.model, self.recipe, ranks)
         self.average = WeightAverage(self.model, self.recipe)
         self.state = TrainState(

@@ -66,7 +66,7 @@ class ParallelLearner(Learner):
             self._synchronized = DistributedDataParallel(
                 BatchLoss(model, super().loss), broadcast_buffers=False, gradient_as_bucket_view=True
             )
-        self._synchronized.register_comm_hook(None, _add_up)
+        self._synchronized.register_comm_hook(ranks, _add_up)
         # The first pass connects the GPUs. At the second one, the ranks agree on the order of the gradients.
         for _ in range(2):
             self._synchronize_nothing()
@@ -137,9 +137,9 @@ class BatchLoss(nn.Module):
         return self._loss(self.model, batch)
 
 
-def _add_up(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+def _add_up(ranks: Ranks, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
     """Add up a bucket of gradients over all ranks. DistributedDataParallel would average them by default."""
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    work = dist.all_reduce(bucket.buffer(), group=ranks.step_group, async_op=True)
     assert work is not None
     added: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
     return added

@@ -27,8 +27,7 @@ class ShardedLearner(Learner):
     """The learner of one of several ranks, which share the weights of `model` from now on: its parameters are
     `DTensor`s. All ranks start with the weights of rank 0. For `step`, see `ParallelLearner`.
 
-    Raises UsageError if compilation is on, or if this version of PyTorch cannot add up gradients without
-    dividing them.
+    Raises UsageError if compilation is on.
     """
 
     shares_weights = True
@@ -36,11 +35,6 @@ class ShardedLearner(Learner):
     def __init__(self, model: TransformerEncoder, config: TrainingConfig, ranks: Ranks):
         if config.compile == "on":
             raise UsageError("training.compile: fsdp cannot be compiled; set training.compile to auto or off")
-        needed = "set_gradient_divide_factor", "set_force_sum_reduction_for_comms"
-        if not all(hasattr(FSDPModule, name) for name in needed):
-            raise UsageError(
-                f"training.parallel: fsdp needs PyTorch 2.8 or later; this is {torch.__version__}"
-            )
         self.ranks = ranks
         with ranks.watched():
             for parameter in model.parameters():

@@ -5,7 +5,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from mtrain.training import arithmetic, loop
 from mtrain.training.fit import make_trainer
 from mtrain.training.memory_limit import read_limit
 from mtrain.training.validate import Validator
-from tests.support.devices import needs_step_timeout
 from tests.support.encoding import use_sizes
 from tests.support.faults.file_operations import on_file_operation
 from tests.support.faults.processes import wait, wait_until
@@ -96,6 +94,20 @@ def test_14_if_a_rank_is_killed_the_others_end_and_the_run_resumes_exactly(whole
     assert result_of(run) == result_of(whole)
 
 
+def test_14_a_rank_that_is_killed_before_the_first_step_is_named(tmp_path, monkeypatch):
+    real = loop.Transformer
+
+    def make_model(*arguments):
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments)
+
+    monkeypatch.setattr(store, "GRACE", 2.0)
+    monkeypatch.setattr(loop, "Transformer", make_model)
+    assert exit_codes(run_ranks(2, fit(tmp_path / "run"), tmp_path)) == [7, -signal.SIGKILL]
+    assert "error: rank 1 on " in read_logs(tmp_path)[0]
+
+
 @pytest.mark.parametrize("last", [10, STEPS])
 def test_14_a_step_after_which_a_rank_is_killed_is_logged_and_validated(whole, tmp_path, monkeypatch, last):
     monkeypatch.setattr(store, "GRACE", 2.0)
@@ -117,7 +129,6 @@ def test_14_a_step_after_which_a_rank_is_killed_is_logged_and_validated(whole, t
     assert [line["step"] for line in read_metrics(run) if "validation" in line] == [10, 20, STEPS]
 
 
-@needs_step_timeout
 def test_14_a_rank_that_does_not_respond_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=2))
     monkeypatch.setattr(store, "GRACE", 2.0)
@@ -194,20 +205,28 @@ def test_15_a_number_that_is_not_finite_on_one_rank_skips_the_step_on_all(tmp_pa
     assert logs[0].count("step skipped") == 1 and logs[1] == ""
 
 
-@needs_step_timeout
-def test_14_a_rank_that_hangs_is_named(tmp_path, monkeypatch, on_training_forward):
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_14_a_rank_that_hangs_is_named(tmp_path, monkeypatch, on_training_forward, in_backward):
+    """In a forward pass, or while the others wait for its gradients. No private function of PyTorch is
+    needed."""
     monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=1))
     monkeypatch.setattr(store, "GRACE", 2.0)
-    calls = []
+    run, calls = tmp_path / "run", []
 
-    def hang(*_):
+    def work() -> None:
+        with documented_only():
+            fit(run, STEPS, "--set", "training.micro_batch_tokens=512")()  # one micro-batch for each rank
+
+    def hang(_, hidden):
         calls.append(1)
         if os.environ["RANK"] == "1" and len(calls) == 9:
-            time.sleep(99)
+            if in_backward:
+                hidden.register_hook(lambda _: time.sleep(99))
+            else:
+                time.sleep(99)
 
     on_training_forward(hang)
-    run = tmp_path / "run"
-    with started_ranks(2, fit(run), tmp_path) as children:
+    with started_ranks(2, work, tmp_path) as children:
         assert wait(children[0]).exit_code == 7
     assert "error: rank 1 on " in read_logs(tmp_path)[0]
     assert " did not respond in time; " in read_logs(tmp_path)[0]
@@ -215,17 +234,10 @@ def test_14_a_rank_that_hangs_is_named(tmp_path, monkeypatch, on_training_forwar
     assert step > 1 and last_checkpoint(run).name == f"step-{step:08d}"  # rank 0 has saved what was complete
 
 
-@pytest.mark.parametrize("can_set_timeouts", [True, False])
-def test_14_the_first_step_may_take_longer_than_others(
-    tmp_path, monkeypatch, on_training_forward, can_set_timeouts
-):
-    """As with compilation. Versions of PyTorch that cannot change timeouts wait as long in all steps."""
+def test_14_the_first_step_may_take_longer_than_others(tmp_path, monkeypatch, on_training_forward):
+    """As with compilation."""
     monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=1))
     calls = []
-
-    def work() -> None:
-        with nullcontext() if can_set_timeouts else documented_only():
-            fit(tmp_path / "run", 2)()
 
     def start_late(*_):
         calls.append(1)
@@ -233,7 +245,7 @@ def test_14_the_first_step_may_take_longer_than_others(
             time.sleep(3)
 
     on_training_forward(start_late)
-    assert exit_codes(run_ranks(2, work, tmp_path)) == [0, 0], read_logs(tmp_path)
+    assert exit_codes(run_ranks(2, fit(tmp_path / "run", 2), tmp_path)) == [0, 0], read_logs(tmp_path)
 
 
 def test_all_ranks_validate_the_averaged_weights(tmp_path):

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from mtrain.distributed import store
+from mtrain.distributed.many_ranks import ManyRanks
 from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.store import require_equal_facts, require_own_gpus
 from mtrain.errors import DataError, DistributedError
@@ -43,13 +44,13 @@ def test_a_rank_that_has_ended_is_not_waited_for(tmp_path):
 
 
 def test_ranks_that_do_not_answer_are_named(tmp_path, monkeypatch):
-    def work(ranks: Ranks) -> None:
+    def work(ranks: ManyRanks) -> None:
         monkeypatch.setattr(store, "START_TIMEOUT", timedelta(seconds=1))
         if os.environ["RANK"] != "0":
             time.sleep(3)
             return
         with pytest.raises(DistributedError, match=r"^ranks 1, 2 did not answer within 0:00:01$"):
-            ranks.require_equal({"seed": "1"})
+            ranks.store.exchange("value")
 
     assert exit_codes(run_ranks(3, joined(work), tmp_path))[0] == 0, read_logs(tmp_path)
 

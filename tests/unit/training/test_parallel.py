@@ -10,7 +10,6 @@ from mtrain.distributed.shards import divided_like, whole
 from mtrain.training.average import WeightAverage
 from mtrain.training.parallel import make_learner_of_rank
 from mtrain.training.step import freeze
-from tests.support.devices import needs_fsdp
 from tests.support.faults.processes import wait
 from tests.support.ranks import exit_codes, joined, read_logs, run_ranks, started_ranks
 from tests.support.training import batches_of, weights
@@ -48,7 +47,7 @@ def train(parts, ranks: Ranks, shares, steps: int, **recipe) -> dict[str, torch.
 
 def with_fsdp(dtype: torch.dtype, **recipe):
     """The parameters of a test with five steps, in which each kind of step occurs."""
-    return pytest.param(dtype, 5, {**recipe, "parallel": "fsdp"}, marks=needs_fsdp)
+    return pytest.param(dtype, 5, {**recipe, "parallel": "fsdp"})
 
 
 @pytest.mark.parametrize(
@@ -66,6 +65,16 @@ def with_fsdp(dtype: torch.dtype, **recipe):
     ],
 )
 def test_two_ranks_take_the_steps_of_one_with_all_micro_batches(parts, tmp_path, dtype, steps, recipe):
+    compare(parts, tmp_path, dtype, 2, steps, recipe)
+
+
+def test_sizes_that_ranks_cannot_divide_evenly_are_padded(parts, tmp_path):
+    """The third rank has fewer numbers of each weight than the others, and never a pair."""
+    compare(parts, tmp_path, torch.float64, 3, 3, {"ema_decay": 0.9, "clip_norm": 0.1, "parallel": "fsdp"})
+
+
+def compare(parts, tmp_path, dtype: torch.dtype, count: int, steps: int, recipe) -> None:
+    """Compare the steps of some ranks, of which the first two have all pairs, with those of one."""
     _, model, *_ = parts
     model.to(dtype)
     start, tolerance = weights(model), 1e-10 if dtype == torch.float64 else 1e-5
@@ -75,12 +84,14 @@ def test_two_ranks_take_the_steps_of_one_with_all_micro_batches(parts, tmp_path,
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.zero_()
-        save_file(train(parts, ranks, [ranks.rank], steps, **recipe), tmp_path / f"{ranks.rank}")
+        shares = [ranks.rank] if ranks.rank < 2 else []
+        save_file(train(parts, ranks, shares, steps, **recipe), tmp_path / f"{ranks.rank}")
 
-    assert exit_codes(run_ranks(2, joined(work), tmp_path)) == [0, 0], read_logs(tmp_path)
-    results = [load_file(tmp_path / f"{rank}") for rank in range(2)]
-    assert results[0].keys() == results[1].keys()
-    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+    assert exit_codes(run_ranks(count, joined(work), tmp_path)) == [0] * count, read_logs(tmp_path)
+    results = [load_file(tmp_path / f"{rank}") for rank in range(count)]
+    for other in results[1:]:
+        assert results[0].keys() == other.keys()
+        assert all(torch.equal(results[0][name], other[name]) for name in other)
     model.load_state_dict(start)
     expected = train(parts, Ranks(torch.device("cpu")), [0, 1], steps, **recipe)
     for name, value in expected.items():
@@ -125,7 +136,6 @@ def test_all_ranks_try_again_if_the_memory_of_one_runs_out(parts, tmp_path, on_t
     assert "rank 1: warning: out of memory in 2 micro-batches (5 pairs)" in read_logs(tmp_path)[1]
 
 
-@needs_fsdp
 def test_shared_weights_have_the_numbers_of_autocast(parts, tmp_path):
     """In bf16, FSDP gathers the matrices in the precision that autocast converts them to."""
     _, model, *_ = parts

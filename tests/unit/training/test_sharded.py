@@ -20,7 +20,6 @@ from mtrain.errors import UsageError
 from mtrain.training.average import WeightAverage
 from mtrain.training.fit import make_trainer
 from mtrain.training.memory_limit import read_limit
-from tests.support.devices import needs_fsdp
 from tests.support.faults.processes import wait, wait_until
 from tests.support.faults.runs import result_of
 from tests.support.ranks import exit_codes, fit_command, read_logs, run_ranks, started_ranks
@@ -39,7 +38,6 @@ def whole(tmp_path_factory) -> Path:
     return folder / "whole"
 
 
-@needs_fsdp
 def test_checkpoints_are_those_of_other_runs(whole, tmp_path):
     """They resume exactly on as many ranks, and those of one kind of run resume as the other kinds."""
     ddp = tmp_path / "ddp"
@@ -64,7 +62,6 @@ def test_checkpoints_are_those_of_other_runs(whole, tmp_path):
         shutil.rmtree(run)
 
 
-@needs_fsdp
 def test_the_gathered_average_is_validated(tmp_path):
     run = tmp_path / "run"
     changed = ["ema_decay=null", "average_checkpoints=2", "keep_checkpoints=2", "parallel=fsdp"]
@@ -78,7 +75,6 @@ def test_the_gathered_average_is_validated(tmp_path):
     assert validator(load_model(run).model).nll == pytest.approx(nll, rel=1e-6)
 
 
-@needs_fsdp
 def test_memory_that_runs_out_ends_all_ranks_and_limits_the_next_start(tmp_path, on_training_forward):
     run, calls = tmp_path / "run", []
 
@@ -100,7 +96,6 @@ def test_memory_that_runs_out_ends_all_ranks_and_limits_the_next_start(tmp_path,
 
 
 @pytest.mark.parametrize("failures", [1, pytest.param(3, marks=pytest.mark.slow)])
-@needs_fsdp
 def test_memory_that_does_not_suffice_for_the_complete_weights_is_a_failed_validation(
     tmp_path, monkeypatch, failures
 ):
@@ -131,7 +126,6 @@ def test_memory_that_does_not_suffice_for_the_complete_weights_is_a_failed_valid
     assert last_checkpoint(run).name == "step-00000021"
 
 
-@needs_fsdp
 def test_a_rank_that_is_killed_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "GRACE", 2.0)
     run = tmp_path / "run"
