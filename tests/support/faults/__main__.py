@@ -35,7 +35,7 @@ def inject(folder: Path, options: argparse.Namespace) -> Iterator[Outcome]:
         "disks": [lambda: saves.limit_file_sizes(folder, start, options.disks)],
         "signals": [lambda: signals.terminate_at_random(folder, start, options.signals)],
         "kills": [lambda: signals.kill_at_random(folder, start, options.kills)],
-        "ranks": [lambda: ranks.kill_ranks_at_random(folder, options.ranks)],
+        "ranks": [lambda: ranks.kill_ranks_at_random(folder, options.ranks, options.seed)],
         "fuzz": [lambda: fuzz.fuzz_loaders(folder, whole, options.minutes, options.seed)],
     }
     for name in options.only or PARTS:
@@ -53,7 +53,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--signals", type=int, default=100, help="SIGTERMs of a training run (100)")
     parser.add_argument("--disks", type=int, default=60, help="file size limits to try (60)")
     parser.add_argument("--minutes", type=float, default=60, help="minutes of fuzzing (60)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of fuzzing (1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of fuzzing and of kills of ranks (1)")
     return parser.parse_args(arguments)
 
 
