@@ -90,7 +90,7 @@ def _as_rank(rank: int, count: int, port: int, store: int, work: Callable[[], ob
     place[STORE] = store
     os.environ.update({key: str(value) for key, value in {**numbers, **place}.items()})
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
-    terminal.start_logging(debug=False)
+    terminal.start_logging(quiet=True, debug=False)
     work()
 
 
