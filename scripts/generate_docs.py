@@ -40,6 +40,7 @@ SECTIONS = {
     "Filters": "`data.filters`",
     "MinScore": "`data.filters.min_score`",
     "Augment": "`data.augment`",
+    "Corruptions": "`data.corruptions`",
     "TokenizerConfig": "`tokenizer`",
     "Architecture": "`model`",
     "TrainingConfig": "`training`",

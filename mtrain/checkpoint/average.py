@@ -7,28 +7,31 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from mtrain.checkpoint.model_folder import LoadedModel, load_model, save_model_folder
+from mtrain.checkpoint.model_folder import Loaded, load_any_model, save_model_folder
 from mtrain.checkpoint.model_info import Origin, describe_ancestor, name_of, new_info
+from mtrain.config.schema import ModelFolderConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.errors import ModelError, StorageError
+from mtrain.model.encoder import TransformerEncoder
 from mtrain.progress_bar import with_progress
 from mtrain.storage.atomic import require_new_folder
 
 
-def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = ()) -> None:
+def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = ()) -> ModelFolderConfig:
     """Average the weights of models (run or model folders), and write the result to the model folder `out`.
 
-    The other settings are those of the first model, changed by `overrides` (`decoding.key=value`).
+    The other settings are those of the first model, changed by `overrides` (`decoding.key=value`). Returns
+    them.
 
     Raises UsageError if `out` exists, ModelError if a model is damaged or its architecture, vocabulary or
     languages differ from those of the first.
     """
     require_new_folder(out)
-    first = load_model(paths[0], overrides)
+    first = load_any_model(paths[0], overrides)
     total = {name: tensor.double() for name, tensor in first.model.state_dict().items()}
     ancestors = [describe_ancestor(paths[0], first.fingerprint)]
     for path in with_progress(paths[1:], "averaged", "models", len(paths) - 1):
-        other = load_model(path)
+        other = load_any_model(path)
         if _shared_settings(other) != _shared_settings(first):
             reason = "its languages, vocabulary or architecture differ from those of"
             raise ModelError(f"{path}: {reason} {paths[0]}; only models that share them can be averaged")
@@ -43,9 +46,10 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
             raise StorageError(f"cannot write a temporary file: {error}") from None
         info = new_info(name_of(out), Origin(kind="averaged", ancestors=ancestors))
         save_model_folder(out, weights, to_yaml(first.config), first.tokenizer, info)
+    return first.config
 
 
-def _shared_settings(loaded: LoadedModel) -> tuple[object, ...]:
+def _shared_settings(loaded: Loaded[TransformerEncoder]) -> tuple[object, ...]:
     """The settings that averaged models must share: all but dropout rates and, unless positions are learned,
     the number of positions."""
     network = loaded.config.model

@@ -35,16 +35,18 @@ def _metadata(model: Description) -> str:
     codes = (base_language(code) for code in (config.source_lang, *config.target_languages))
     languages = [code for code in dict.fromkeys(codes) if re.fullmatch("[a-z]{2,3}", code) and code != "und"]
     scores = [score for score in _comparable(model) if score.metric != "nll"]
+    task = "text-classification" if config.model.is_classifier else "translation"
+    direction = f"{config.source_lang}-{config.target_lang}"
     results = [
         EvalResult(
-            task_type="translation",
-            task_name=f"Translation {config.source_lang}-{config.target_lang}",
+            task_type=task,
+            task_name=f"{'Pair classification' if config.model.is_classifier else 'Translation'} {direction}",
             dataset_type=_identifier(score.set),
             dataset_name=score.set,
             dataset_split=score.split,
             metric_type=score.metric,
             metric_name=score.title,
-            metric_value=round(score.value, 2),
+            metric_value=float(score.rounded),
         )
         for score in scores
     ]
@@ -52,8 +54,8 @@ def _metadata(model: Description) -> str:
     data = ModelCardData(
         language=languages or None,
         library_name=library,
-        pipeline_tag="translation",
-        tags=list(dict.fromkeys(["translation", library, "mtrain"])),
+        pipeline_tag=task,
+        tags=list(dict.fromkeys([task, library, "mtrain"])),
         datasets=list(dict.fromkeys(corpus.hub for corpus in corpora if corpus.hub)) or None,
         base_model=list(dict.fromkeys(_hub_models(info.origin))) or None,
         metrics=list(dict.fromkeys(score.metric for score in scores)) or None,
@@ -87,10 +89,17 @@ def _introduction(model: Description) -> str:
     config, info = model.config, model.info
     network, maker = config.model, f"[mtrain]({_HOME})"
     size = f" with {model.parameters / 1e6:,.2f} million parameters" if model.parameters else ""
+    languages = f"`{_code(config.source_lang)}` to `{_code(config.target_lang)}`"
+    purpose = f"translates from {languages}. It is an encoder-decoder Transformer"
+    layers = f"{network.encoder_layers} encoder and {network.decoder_layers} decoder layers"
+    if network.is_classifier:
+        purpose = (
+            "estimates the probability that a sentence and its translation are a good pair, for "
+            f"{languages}. It is a Transformer encoder with a classification layer"
+        )
+        layers = f"{network.encoder_layers} layers"
     lines = [
-        f"This model translates from `{_code(config.source_lang)}` to `{_code(config.target_lang)}`. "
-        f"It is an encoder-decoder Transformer{size}: {network.encoder_layers} encoder and "
-        f"{network.decoder_layers} decoder layers of width {network.d_model}, and a SentencePiece vocabulary "
+        f"This model {purpose}{size}: {layers} of width {network.d_model}, and a SentencePiece vocabulary "
         f"of {vocabulary_size(model)}."
     ]
     if config.language_tags != "none":
@@ -134,9 +143,15 @@ def describe_origin(origin: Origin | None, code: bool = False) -> str:
 
 
 def model_usage(model: Description) -> str:
-    """How to translate with a model, in Markdown."""
+    """How to use a model, in Markdown."""
     folder = _identifier(model.name)
     export = model.info.export
+    if model.config.model.is_classifier:
+        return (
+            f"With [mtrain]({_HOME}) installed and this folder in `{folder}`, add the probability as a "
+            "column to a file whose first two columns are source and target:\n\n"
+            f"```bash\nmtrain score {folder} --classifier --tsv pairs.tsv -o scored.tsv\n```"
+        )
     if export is None:
         return (
             f"With [mtrain]({_HOME}) installed and this folder in `{folder}`:\n\n"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar, cast
 
 from mtrain.checkpoint.checkpoint import (
     INDEX,
@@ -24,6 +24,8 @@ from mtrain.config.load import override, validate
 from mtrain.config.schema import Config, ModelFolderConfig
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
 from mtrain.errors import ModelError, MtrainError, UsageError
+from mtrain.model.classifier import PairClassifier
+from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.transformer import Transformer
 from mtrain.storage.atomic import copy_files, write_folder, write_text
 from mtrain.storage.generated import is_unedited
@@ -118,16 +120,48 @@ def tokenizer_folder(model: Path) -> Path:
     raise ModelError(f"{model}: not a model folder: tokenizer/ is missing")
 
 
-class LoadedModel(NamedTuple):
+Model = TypeVar("Model", bound=TransformerEncoder, covariant=True)
+
+
+class Loaded(NamedTuple, Generic[Model]):
     """A model in evaluation mode, with its tokenizer and settings."""
 
-    model: Transformer
+    model: Model
     tokenizer: Tokenizer
     config: ModelFolderConfig
     fingerprint: str  # SHA-256 of the folder's manifest
 
 
+LoadedModel = Loaded[Transformer]
+
+
 def load_model(path: Path, overrides: Sequence[str] = ()) -> LoadedModel:
+    """Load a translation model: a model folder, or the best model of a run folder.
+
+    Raises what `load_any_model` raises, and ModelError if it is a pair classifier.
+    """
+    loaded = load_any_model(path, overrides)
+    if not isinstance(loaded.model, Transformer):
+        raise ModelError(
+            f"{path}: is a pair classifier, which cannot translate; use it with `mtrain score --classifier`"
+        )
+    return cast(LoadedModel, loaded)
+
+
+def load_classifier(path: Path, overrides: Sequence[str] = ()) -> Loaded[PairClassifier]:
+    """Load a pair classifier: a model folder, or the best model of a run folder.
+
+    Raises what `load_any_model` raises, and ModelError if it is a translation model.
+    """
+    loaded = load_any_model(path, overrides)
+    if not isinstance(loaded.model, PairClassifier):
+        raise ModelError(
+            f"{path}: is a translation model; train a pair classifier with model.head: pair_classifier"
+        )
+    return cast(Loaded[PairClassifier], loaded)
+
+
+def load_any_model(path: Path, overrides: Sequence[str] = ()) -> Loaded[TransformerEncoder]:
     """Load a model folder, or the best model of a run folder, onto the CPU. Every file is verified.
 
     Raises ModelError if a file is missing or damaged, or if the files do not fit together.
@@ -141,7 +175,7 @@ def load_model(path: Path, overrides: Sequence[str] = ()) -> LoadedModel:
     return _load(folder if folder.is_dir() else path, overrides)
 
 
-def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
+def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
     """Load a model folder, or the best checkpoint of a run folder."""
     in_run = (path / "checkpoints").is_dir()
     folder = _best_checkpoint(path) if in_run else path
@@ -181,7 +215,7 @@ def _load(path: Path, overrides: Sequence[str]) -> LoadedModel:
     load_weights(model, evaluation_weights(folder))
     model.make_positions()
     manifest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
-    return LoadedModel(model.eval(), tokenizer, config, manifest)
+    return Loaded(model.eval(), tokenizer, config, manifest)
 
 
 def _best_checkpoint(run_dir: Path) -> Path:

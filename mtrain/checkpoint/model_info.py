@@ -47,7 +47,7 @@ class Score(_Part):
     @property
     def rounded(self) -> str:
         """The value as text."""
-        return f"{self.value:.{3 if self.metric == 'nll' else 2}f}"
+        return f"{self.value:.{3 if self.metric in ('nll', 'auc') else 2}f}"
 
 
 class CorpusInfo(_Part):

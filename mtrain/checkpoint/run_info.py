@@ -27,7 +27,8 @@ from mtrain.data.summary import Summary, inputs_of, read_summary
 from mtrain.errors import ModelError
 from mtrain.storage.json_records import read_record, read_steps
 
-_TITLES = {"nll": "nll (nats/token)", "bleu": "BLEU", "chrf": "chrF2"}  # of the metrics of a validation
+# Of the metrics of a validation.
+_TITLES = {"nll": "nll (nats/token)", "bleu": "BLEU", "chrf": "chrF2", "auc": "AUC"}
 
 
 def describe_run(run_dir: Path, config: Config, step: int) -> ModelInfo:
@@ -78,14 +79,15 @@ def read_validations(run_dir: Path) -> dict[int, list[Score]]:
     for record in read_steps(run_dir / "metrics.jsonl"):
         step, found = record["step"], record.get("validation")
         if isinstance(step, int) and 0 <= step < 2**63 and isinstance(found, dict):
-            scores = (_validation_score(metric, found.get(metric)) for metric in _TITLES)
+            titles = {**_TITLES, "nll": "nll (nats/pair)"} if "auc" in found else _TITLES
+            scores = (_validation_score(metric, title, found.get(metric)) for metric, title in titles.items())
             validations[step] = [score for score in scores if score is not None]
     return validations
 
 
-def _validation_score(metric: str, value: object) -> Score | None:
+def _validation_score(metric: str, title: str, value: object) -> Score | None:
     """A score of a validation; None if it is missing or not finite."""
-    values = {"set": "validation set", "split": "validation", "metric": metric, "title": _TITLES[metric]}
+    values = {"set": "validation set", "split": "validation", "metric": metric, "title": title}
     try:
         return Score.model_validate({**values, "value": value})
     except ValidationError:

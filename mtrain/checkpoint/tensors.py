@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 from mtrain.config.model import ModelConfig
 from mtrain.distributed.shards import divided_like, has_shards
 from mtrain.errors import ModelError
-from mtrain.model.transformer import Transformer
+from mtrain.model.build import build_model
+from mtrain.model.encoder import TransformerEncoder
 
 _INITIALIZERS = {nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, Tensor.normal_, Tensor.uniform_}
 
@@ -30,10 +31,10 @@ class _SkipInitialization(TorchFunctionMode):
         return function(*args, **(keys or {}))
 
 
-def model_without_weights(config: ModelConfig) -> Transformer:
+def model_without_weights(config: ModelConfig) -> TransformerEncoder:
     """A model on the meta device: its parameters have shapes but no memory."""
     with torch.device("meta"), _SkipInitialization():
-        return Transformer(config)
+        return build_model(config)
 
 
 def load_tensors(file: Path) -> dict[str, Tensor]:

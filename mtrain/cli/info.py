@@ -162,6 +162,15 @@ def _model(model: "Description") -> Rows:
         ["decoding", _decoding(config.decoding)],
         ["origin", f"{made} by mtrain {info.mtrain}" if info.mtrain else made],
     ]
+    if network.is_classifier:
+        replaced = {
+            "layers": f"{network.encoder_layers} encoder, a classifier of sentence pairs",
+            "longest source": "",
+            "embeddings": "",
+            "decoding": "",
+        }
+        rows = [[name, replaced.get(name, text)] for name, text in rows if replaced.get(name, text)]
+        rows.insert(-1, ["longest side", f"{config.max_length:,} tokens; longer pairs are not classified"])
     if info.export:
         rows.append(["format", " ".join(filter(None, (info.export.format, info.export.quantization)))])
     return rows

@@ -1,7 +1,6 @@
 """Commands that combine models: `mtrain average` and `mtrain rerank`."""
 
 import math
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -36,8 +35,8 @@ def average(
         raise UsageError("average needs two models or more")
     from mtrain.checkpoint.average import average_models
 
-    average_models(models, output, overrides(set_))
-    terminal.suggest("model saved; next", f"mtrain translate {shlex.quote(str(output))} 'Hello.'")
+    averaged = average_models(models, output, overrides(set_))
+    terminal.suggest("model saved; next", terminal.use_command(str(output), averaged.model.is_classifier))
 
 
 def rerank(

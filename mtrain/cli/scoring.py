@@ -1,6 +1,6 @@
 """`mtrain score`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -55,6 +55,10 @@ def score(
             help="Model of the reverse direction, for the dual conditional cross-entropy; with --tsv.",
         ),
     ] = None,
+    classifier: Annotated[
+        bool,
+        Option("--classifier", help="MODEL is a pair classifier: print the probability that a pair is good."),
+    ] = False,
     output: OutputFile = None,
     from_: From = None,
     to: To = None,
@@ -75,9 +79,12 @@ def score(
     data.filters.min_score can filter: the mean log-probability of a token or, with --reverse, a number
     between 0 and 1. It is nan if a side is longer than the model's maximum length.
 
+    With --classifier, prints the probability that the pair is good, or appends it as a column.
+
     Examples:
         mtrain score runs/mine -i new.en --target new.de
         mtrain score runs/en-de --tsv pairs.tsv --reverse runs/de-en -o scored.tsv
+        mtrain score runs/classifier --classifier --tsv pairs.tsv -o scored.tsv
     """
     terminal.start_logging(quiet, debug)
     inputs = _require_inputs(source, target, tsv)
@@ -85,7 +92,14 @@ def score(
         raise UsageError("--reverse needs --tsv")
     if tsv is not None and json_:
         raise UsageError("--json and --tsv exclude each other")
+    others = {"--reverse": reverse, "--from": from_, "--to": to, "--ensemble": ensemble, "--json": json_}
+    if classifier and (given := [name for name, value in others.items() if value]):
+        raise UsageError(f"--classifier and {given[0]} exclude each other")
     require_writable(output, inputs)
+    if classifier:
+        settings = overrides(set_, "decoding.", batch_tokens=batch_tokens)
+        _classify(model, device, settings, inputs, output)
+        return
     from mtrain.decoding.score import score_lines, score_pairs
     from mtrain.progress_bar import ProgressBar
 
@@ -103,6 +117,30 @@ def score(
             return
         for scored in score_pairs(translator, _read_pairs(*inputs), progress.add):
             out.write(scored.as_json() if json_ else scored.line())
+
+
+def _classify(
+    model: Path, device: str, settings: Sequence[str], inputs: Sequence[Path], output: Path | None
+) -> None:
+    """Print the probability that each pair is good; with one input, a TSV file, as a further column."""
+    from mtrain.checkpoint.model_folder import load_classifier
+    from mtrain.decoding.classify import classify_pairs
+    from mtrain.decoding.score import with_column
+    from mtrain.device import resolve_device
+    from mtrain.progress_bar import ProgressBar
+
+    loaded, place = load_classifier(model, settings), resolve_device(device)
+    count, is_shown = count_lines(inputs[0]), is_on_screen(output)
+    with ProgressBar("scored", "pairs", count, is_shown) as progress, open_output(output) as out:
+
+        def probabilities(pairs: Iterable[tuple[str, str]]) -> Iterator[float]:
+            return classify_pairs(loaded, place, pairs, progress.add)
+
+        if len(inputs) == 1:
+            lines = terminal.read_lines(inputs[0])
+            out.writelines(with_column(lines, str(inputs[0]), probabilities))
+        else:
+            out.writelines(f"{value:.6f}\n" for value in probabilities(_read_pairs(*inputs)))
 
 
 def _require_inputs(source: Path | None, target: Path | None, tsv: Path | None) -> list[Path]:

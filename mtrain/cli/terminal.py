@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -100,6 +101,14 @@ def cleaning_up_after_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def use_command(model: str, classifies: bool) -> str:
+    """The command that uses a model."""
+    folder = shlex.quote(model)
+    if classifies:
+        return f"mtrain score {folder} --classifier --tsv pairs.tsv -o scored.tsv"
+    return f"mtrain translate {folder} 'Hello.'"
 
 
 def suggest(done: str, *commands: str) -> None:

@@ -55,10 +55,10 @@ def fit(
     from mtrain.training.fit import fit as fit_model
 
     fit_model(loaded, resume, device, allow_data_change)
-    if loaded.data.test and read_launch().rank == 0:
+    if loaded.data.test and read_launch().rank == 0 and not loaded.model.is_classifier:
         _print_test_scores(Path(loaded.run_dir), device)
-    run = shlex.quote(loaded.run_dir)
-    terminal.suggest("model saved; next", f"mtrain translate {run} 'Hello.'", f"mtrain report {run}")
+    use = terminal.use_command(loaded.run_dir, loaded.model.is_classifier)
+    terminal.suggest("model saved; next", use, f"mtrain report {shlex.quote(loaded.run_dir)}")
 
 
 def _print_test_scores(run_dir: Path, device: str) -> None:

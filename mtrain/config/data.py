@@ -16,6 +16,7 @@ from mtrain.config.corpora import (
     Validation,
     names_of,
 )
+from mtrain.config.corruptions import Corruptions
 from mtrain.config.filters import Filters
 from mtrain.config.languages import Direction, LanguageTags, is_same_language, scripts_of_language
 from mtrain.config.section import Section
@@ -74,6 +75,9 @@ class DataConfig(Section):
     )
     augment: Augment | None = Field(
         None, description="random changes to the pairs of `train`, which differ in each epoch; null: none"
+    )
+    corruptions: Corruptions | None = Field(
+        None, description="the bad pairs that a pair classifier is trained on; null: all kinds equally often"
     )
     window_pairs: int = Field(
         4_000_000,

@@ -12,6 +12,8 @@ Preset = Literal[
 ]
 Positions = Literal["sinusoidal", "sinusoidal_interleaved", "learned", "rotary"]
 TiedEmbeddings = Literal["none", "decoder", "all"]
+Head = Literal["translation", "pair_classifier"]
+DECODER_KEYS = ("decoder_layers", "tie_embeddings", "output_bias")  # which a pair classifier does not have
 
 
 class Architecture(Section):
@@ -20,12 +22,19 @@ class Architecture(Section):
     preset: Preset | None = Field(
         None,
         description="sizes by name; `_deep`: one decoder layer; auto: mtrain chooses the sizes and all other "
-        "values of the recipe that are not given; the default if no size is given",
+        "values of the recipe that are not given; the default of translation if no size is given",
+    )
+    head: Head = Field(
+        "translation",
+        description="what follows the encoder; translation: a decoder; pair_classifier: a layer that tells "
+        "good sentence pairs from corrupted ones",
     )
     d_model: int = Field(128, ge=2, le=16384, description="model width; must be a multiple of `heads`")
     heads: int = Field(4, ge=1, le=256, description="number of attention heads per layer")
     encoder_layers: int = Field(4, ge=1, le=256, description="number of encoder layers")
-    decoder_layers: int = Field(4, ge=1, le=256, description="number of decoder layers")
+    decoder_layers: int = Field(
+        4, ge=0, le=256, description="number of decoder layers; 0 for a pair classifier"
+    )
     ffn_dim: int = Field(256, ge=1, le=65536, description="inner width of the feed-forward sublayers")
     dropout: Fraction = Field(0.1, description="dropout rate of embeddings and sublayer outputs")
     attention_dropout: Fraction = Field(0.0, description="dropout rate of attention weights")
@@ -52,9 +61,29 @@ class Architecture(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_from_preset(cls, values: Any) -> Any:
-        if isinstance(values, dict) and str(values.get("preset")) in PRESETS:
-            return {**PRESETS[str(values["preset"])], **values, "preset": None}
-        return values
+        if not isinstance(values, dict):
+            return values
+        sizes = PRESETS.get(str(values.get("preset")), {})
+        named = {"preset": None} if sizes else {}
+        if values.get("head") == "pair_classifier":
+            sizes = {**sizes, "decoder_layers": 0}
+        return {**sizes, **values, **named}
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether this is a pair classifier."""
+        return self.head == "pair_classifier"
+
+    @model_validator(mode="after")
+    def _head_fits(self) -> Self:
+        if self.is_classifier:
+            if self.preset == "auto":
+                raise ValueError("preset: auto is for translation; give another one, such as tiny")
+            if (self.decoder_layers, self.tie_embeddings, self.output_bias) != (0, "all", False):
+                raise ValueError(f"a pair classifier has no decoder; remove {', '.join(DECODER_KEYS)}")
+        elif not self.decoder_layers:
+            raise ValueError("decoder_layers must be at least 1, except for a pair classifier")
+        return self
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:

@@ -45,12 +45,27 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
+    def _defaults_of_a_pair_classifier(cls, values: Any) -> Any:
+        names = ("model", "training", "data")
+        model, training, data = (values.get(name, {}) if isinstance(values, dict) else None for name in names)
+        if not isinstance(model, dict) or model.get("head") != "pair_classifier":
+            return values
+        if not isinstance(training, dict) or not isinstance(data, dict):
+            return values
+        if data.get("corruptions") is None:
+            data = {**data, "corruptions": {}}
+        training = {"best_metric": "auc", "label_smoothing": 0.0, **training}
+        return {**values, "training": training, "data": data}
+
+    @model_validator(mode="before")
+    @classmethod
     def _choose_the_recipe_if_no_sizes_are_given(cls, values: Any) -> Any:
         model = values.get("model", {}) if isinstance(values, dict) else None
         training = values.get("training", {}) if isinstance(values, dict) else None
         if not isinstance(model, dict) or not isinstance(training, dict):
             return values
-        if training.get("init_from") or {"preset", *SIZES} & model.keys():
+        has_sizes = training.get("init_from") or {"preset", *SIZES} & model.keys()
+        if has_sizes or model.get("head") == "pair_classifier":
             return values
         return {**values, "model": {**model, "preset": "auto"}}
 
@@ -84,15 +99,41 @@ class Config(Section):
         if self.model.tie_embeddings == "all" and not self.tokenizer.joint and not reused:
             raise ValueError("model.tie_embeddings: all needs tokenizer.joint: true; set it, or use decoder")
         self._require_visible_changes(reused is not None)
-        longest = self.data.max_length
+        longest = self.longest_sequence
         if auto and "batch_tokens" not in recipe.model_fields_set:  # the batch will be large enough
             recipe = recipe.model_copy(update={"batch_tokens": max(longest, recipe.batch_tokens)})
         budget = recipe.micro_batch_limit
         known = "max_length" in self.data.model_fields_set or not self.training.init_from
         if known and longest > budget:
             limits = "training.batch_tokens and micro_batch_tokens" + (" / 2" if self.training.r_drop else "")
-            raise ValueError(f"data.max_length ({longest}) must not exceed {limits} ({budget})")
+            name = "data.max_length" if longest == self.data.max_length else "twice data.max_length"
+            raise ValueError(f"{name} ({longest}) must not exceed {limits} ({budget})")
         return self
+
+    @model_validator(mode="after")
+    def _head_agrees(self) -> Self:
+        recipe, model = self.training, self.model
+        if not model.is_classifier:
+            if recipe.best_metric == "auc":
+                raise ValueError("training.best_metric: auc needs model.head: pair_classifier")
+            if self.data.corruptions is not None:
+                raise ValueError("data.corruptions needs model.head: pair_classifier")
+            return self
+        if recipe.best_metric not in ("auc", "nll"):
+            raise ValueError(f"training.best_metric: {recipe.best_metric} needs translations; use auc or nll")
+        if recipe.r_drop or "decoder" in recipe.freeze:
+            key = "r_drop" if recipe.r_drop else "freeze: decoder"
+            raise ValueError(f"training.{key} does not apply to a pair classifier; remove it")
+        if not self.tokenizer.joint:
+            raise ValueError("model.head: pair_classifier needs tokenizer.joint: true")
+        if self.data.language_tags != "none":
+            raise ValueError("data.language_tags does not apply to a pair classifier; remove it")
+        return self
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest sequence that the model reads: a side or, of a classifier, both of them."""
+        return self.data.max_length * (2 if self.model.is_classifier else 1)
 
     def _require_visible_changes(self, is_reused: bool) -> None:
         """Raise ValueError if a new tokenizer could not represent what `data.augment` does."""

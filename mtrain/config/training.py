@@ -54,7 +54,9 @@ class TrainingConfig(Section):
         0.0, ge=0, le=10, description="AdamW's decoupled weight decay, applied to matrices only"
     )
     clip_norm: float = Field(1.0, ge=0, le=1e9, description="maximum norm of the gradient; 0: no clipping")
-    label_smoothing: Fraction = Field(0.1, description="probability mass spread evenly over the vocabulary")
+    label_smoothing: Fraction = Field(
+        0.1, description="probability mass spread evenly over the vocabulary; default of a pair classifier: 0"
+    )
     r_drop: float = Field(
         0.0,
         ge=0,
@@ -91,8 +93,9 @@ class TrainingConfig(Section):
         "checkpoint_every and the best one are also kept",
     )
     log_every: PositiveInt = Field(50, description="steps between lines of metrics.jsonl")
-    best_metric: Literal["bleu", "chrf", "nll"] = Field(
-        "bleu", description="validation metric that selects the best model"
+    best_metric: Literal["bleu", "chrf", "nll", "auc"] = Field(
+        "bleu",
+        description="validation metric that selects the best model; auc: of a pair classifier, its default",
     )
     patience: PositiveInt | None = Field(
         10, description="validations without improvement after which training ends; null: never"

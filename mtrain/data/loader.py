@@ -263,7 +263,7 @@ class Loader:
         if not micro_batches:  # the other ranks have all pairs of the window
             return []
         several = window.share < 1 or len(self.config.data.stages or ()) > 1
-        length, budget = self.config.data.max_length, self.micro_batch_tokens
+        length, budget = self.config.longest_sequence, self.micro_batch_tokens
         longest_pairs = [Batch.of_size(max(1, budget // length), length)] if several else []
         if several and longest_pairs[0].source.numel() >= budget:  # no batch has more tokens
             return longest_pairs

@@ -11,10 +11,12 @@ from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.data import Pair
+from mtrain.data.classifier_pairs import ExampleMaker
 from mtrain.data.data_folder import Contents, open_contents, remove_obsolete
 from mtrain.data.folder_encoder import FolderEncoder, format_counts
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.resegment import Resegmenter
+from mtrain.data.rewrite import Rewrite
 from mtrain.data.same_inputs import describe_data, has_same_settings, hashes_of_missing, require_same_inputs
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.sources import read_digests
@@ -174,7 +176,11 @@ def _make_corpus(
     seed: int,
     run_dir: Path,
 ) -> WindowedCorpus:
-    rewrites = [Resegmenter(data, tokenizer, seed, run_dir)] if data.changes_pairs else []
+    rewrites: list[Rewrite] = []
+    if data.changes_pairs:
+        rewrites.append(Resegmenter(data, tokenizer, seed, run_dir))
+    if data.corruptions is not None:
+        rewrites.append(ExampleMaker(data, tokenizer, seed, run_dir))
     return WindowedCorpus(contents.shards, data, seed, run_dir, verified, rewrites)
 
 

@@ -62,26 +62,31 @@ def score_lines(
     name: str,
     progress: Callable[[int], object] = lambda pairs: None,
 ) -> Iterator[str]:
-    """Yield each line of a TSV file, whose first columns are source and target, with one more column and a
-    line end.
+    """Each line of a TSV file, whose first columns are source and target, with a score; see `with_column`.
 
-    The column is the mean log-probability of a token of the target. With a model of the `reverse` direction,
+    The score is the mean log-probability of a token of the target. With a model of the `reverse` direction,
     it is exp(-(|a - b| + (a + b) / 2)), in (0, 1], where a and b are the cross-entropies of the two models
-    (dual conditional cross-entropy, Junczys-Dowmunt 2018). Raises DataError, which gives the `name` of the
-    file, if a line has less than two columns. `progress` is as in `score_pairs`.
+    (dual conditional cross-entropy, Junczys-Dowmunt 2018). `progress` is as in `score_pairs`.
     """
+
+    def values(pairs: Iterator[tuple[str, str]]) -> Iterator[float]:
+        if reverse is None:
+            return (scored.mean_log_prob for scored in score_pairs(translator, pairs, progress))
+        pairs, others = tee(pairs)
+        swapped = ((target, source) for source, target in others)
+        both = zip(score_pairs(translator, pairs), score_pairs(reverse, swapped, progress), strict=True)
+        return (_dual_score(-one.mean_log_prob, -other.mean_log_prob) for one, other in both)
+
+    return with_column(lines, name, values)
+
+
+def with_column(
+    lines: Iterable[str], name: str, values: Callable[[Iterator[tuple[str, str]]], Iterable[float]]
+) -> Iterator[str]:
+    """Yield each line of a TSV file with one more column and a line end: what `values` returns for its first
+    two columns. Raises DataError, which gives the `name` of the file, if a line has less than two columns."""
     texts, pairs = tee(lines)
-    if reverse is None:
-        scores = score_pairs(translator, _first_columns(pairs, name), progress)
-        values = (scored.mean_log_prob for scored in scores)
-    else:
-        pairs, swapped = tee(pairs)
-        scores = score_pairs(translator, _first_columns(pairs, name))
-        reverse_pairs = ((target, source) for source, target in _first_columns(swapped, name))
-        reverse_scores = score_pairs(reverse, reverse_pairs, progress)
-        both = zip(scores, reverse_scores, strict=True)
-        values = (_dual_score(-one.mean_log_prob, -other.mean_log_prob) for one, other in both)
-    for text, value in zip(texts, values, strict=True):
+    for text, value in zip(texts, values(_first_columns(pairs, name)), strict=True):
         yield f"{text}\t{value:.6f}\n"
 
 

@@ -24,6 +24,7 @@ from mtrain.decoding.decode import Models, decode_batch, for_decoding
 from mtrain.decoding.split import Part
 from mtrain.decoding.translation import Translation, from_fields, to_fields
 from mtrain.device import keep_freed_memory
+from mtrain.model.transformer import Transformer
 from mtrain.processes import WorkerProcess
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.worker_messages import Answer, Message, Receive
@@ -97,6 +98,7 @@ def _receive_models(receive: Receive) -> Models:
         config, (contents,) = receive()
         weights = load_weights(contents)
         model = model_without_weights(ModelConfig(**config)).eval()
+        assert isinstance(model, Transformer)
         model.load_state_dict(weights, assign=True)
         model.make_positions()
         models.append(model.to(next(iter(weights.values())).dtype))

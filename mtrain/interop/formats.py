@@ -11,7 +11,9 @@ from mtrain.errors import UsageError
 
 def unsupported_reason(model: Architecture, format: Format) -> str | None:
     """Why a format does not support an architecture; None if it does."""
-    if format == "ctranslate2":  # supports every option of Architecture
+    if model.is_classifier:
+        return "model.head must be translation"
+    if format == "ctranslate2":  # supports every other option of Architecture
         return None
     if model.norm != "post":
         return "model.norm must be post"

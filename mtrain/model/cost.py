@@ -62,13 +62,17 @@ def count_parameters(config: ModelConfig) -> Parameters:
     """The parameters of a model."""
     width, vocabulary = config.d_model, config.target_vocab_size
     final_norm = 2 * width if config.norm == "pre" else 0
+    encoder = config.encoder_layers * (_linear_parameters(config, 1) + 2 * 2 * width) + final_norm
+    if config.is_classifier:
+        positions = config.max_positions if config.positions == "learned" else 0
+        segments = 2
+        return Parameters(width * (config.source_vocab_size + segments + positions), encoder, 0, width + 1)
     embeddings = config.source_vocab_size + (0 if config.tie_embeddings == "all" else vocabulary)
     if config.positions == "learned":
         embeddings += 2 * config.max_positions
     projection = width * vocabulary if config.tie_embeddings == "none" else 0
     if config.output_bias:
         projection += vocabulary
-    encoder = config.encoder_layers * (_linear_parameters(config, 1) + 2 * 2 * width) + final_norm
     decoder = config.decoder_layers * (_linear_parameters(config, 2) + 3 * 2 * width) + final_norm
     return Parameters(width * embeddings, encoder, decoder, projection)
 
@@ -127,11 +131,12 @@ def products_of(config: ModelConfig, shape: Shape) -> Counter[Product]:
     decoder = linear(target, [*attention_maps, square, square, *feed_forward])
     decoder += linear(source, [keys_values]) + attention(lengths[1], lengths[1])
     decoder += attention(lengths[1], lengths[0])
+    classes = 1 if config.is_classifier else config.target_vocab_size
     counts: Counter[Product] = Counter()
     for products, times in (
         (encoder, config.encoder_layers),
         (decoder, config.decoder_layers),
-        (linear(target, [(config.d_model, config.target_vocab_size)]), 1),
+        (linear(target, [(config.d_model, classes)]), 1),
     ):
         for product in products:
             counts[product] += times
@@ -252,7 +257,9 @@ def _attention_bytes(
 
 def loss_gradient_bytes(config: ModelConfig, shape: Shape) -> int:
     """Bytes of the gradients that the forward pass of the loss computes: of the hidden states, and of the
-    weight and the bias of the projection."""
+    weight and the bias of the projection. That of a pair classifier computes none."""
+    if config.is_classifier:
+        return 0
     numbers = (shape.target + config.target_vocab_size) * config.d_model
     return FP32 * (numbers + (config.target_vocab_size if config.output_bias else 0))
 
@@ -261,6 +268,8 @@ def loss_workspace_bytes(config: ModelConfig, shape: Shape, numerics: Numerics, 
     """Bytes that the loss needs for a moment, besides the gradients that it saves: logits and their
     gradients, of a chunk of tokens at a time; or copies of the gradients at the start of the backward
     pass."""
+    if config.is_classifier:  # a few numbers for each pair
+        return 0
     number, vocabulary = numerics.product_bytes, config.target_vocab_size
     limit = MAX_LOGITS["cpu" if numerics.on_cpu else "cuda"]
     rows = min(shape.target, 2 * max(1, limit // vocabulary // 2))

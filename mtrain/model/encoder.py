@@ -92,6 +92,10 @@ class TransformerEncoder(nn.Module):
         """The loss of the outputs of `forward`, given the labels of the batch and their number without
         padding."""
 
+    def start_from(self, other: "TransformerEncoder") -> None:
+        """Take the weights of another model."""
+        self.load_state_dict(other.state_dict())
+
     def make_positions(self) -> None:
         """Compute the table of sinusoidal positions, which is not saved. It grows when it is too short.
 

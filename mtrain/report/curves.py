@@ -45,6 +45,7 @@ CHARTS = (
     Chart("perplexity", "Perplexity", "of the next token", ("perplexity", "validation_perplexity"), log=True),
     Chart("bleu", "BLEU", "on the validation set", ("validation_bleu",)),
     Chart("chrf", "chrF", "on the validation set", ("validation_chrf",)),
+    Chart("auc", "AUC", "on the validation set", ("validation_auc",)),
     Chart("rate", "Learning rate", "", ("learning_rate",)),
     Chart("norm", "Gradient norm", "before clipping", ("grad_norm",)),
     Chart("speed", "Speed", "target tokens/s", ("target_tokens_per_second",)),
@@ -125,7 +126,10 @@ def _numbers(values: Floats, digits: int) -> list[float | int | None]:
 
 
 def _section(runs: Sequence[RunRecords], chart: Chart) -> str:
-    title = chart.title + (f" ({chart.unit})" if chart.unit else "")
+    unit = chart.unit
+    if all(run.is_classifier for run in runs):  # its labels are those of pairs
+        unit = unit.replace("target tokens", "pairs").replace("nats/token", "nats/pair")
+    title = chart.title + (f" ({unit})" if unit else "")
     return (
         f'<section><h3 id="chart-{chart.key}">{escape(title)}</h3>'
         f"{chart_place(chart.key, _summary(runs, chart))}"

@@ -41,7 +41,7 @@ def report_page(
     drawn = [
         _draw(run, number, sentences, device, overrides)
         for number, run in enumerate(runs)
-        if (run.folder / "model").is_dir()
+        if (run.folder / "model").is_dir() and not run.is_classifier
     ]
     similarity = [(each.number, each.name, each.similarity) for each in drawn]
     sections = {
@@ -81,8 +81,8 @@ def _id(name: str) -> str:
 def _summary(runs: Sequence[RunRecords]) -> str:
     rows = []
     for run in runs:
-        training, bleu = run.curves["loss"], run.curves["validation_bleu"]
-        nll = run.curves["validation_nll"].values
+        training = run.curves["loss"]
+        nll, bleu, auc = (run.curves[f"validation_{name}"].values for name in ("nll", "bleu", "auc"))
         rows.append(
             [
                 run.name,
@@ -90,10 +90,13 @@ def _summary(runs: Sequence[RunRecords]) -> str:
                 f"{training.tokens[-1] / 1e6:,.2f}",
                 f"{60 * training.hours[-1]:,.1f}",
                 f"{np.nanmin(nll):.3f}" if np.isfinite(nll).any() else "",
-                f"{np.nanmax(bleu.values):.2f}" if np.isfinite(bleu.values).any() else "",
+                f"{np.nanmax(bleu):.2f}" if np.isfinite(bleu).any() else "",
+                f"{np.nanmax(auc):.4f}" if np.isfinite(auc).any() else "",
             ]
         )
-    columns = ["run", "steps", "million target tokens", "minutes", "best nll", "best BLEU"]
+    columns = ["run", "steps", "million target tokens", "minutes", "best nll", "best BLEU", "best AUC"]
+    if not any(run.is_classifier for run in runs):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     parts = [html_table("Runs, with the best scores on the validation set", columns, rows)]
     tests = [(run.name, test) for run in runs for test in run.test_scores]
     if tests:

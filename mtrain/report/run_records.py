@@ -48,6 +48,11 @@ class RunRecords(NamedTuple):
     test_scores: list[TestScores]  # of the best model
     missing: list[str]  # what the report lacks
 
+    @property
+    def is_classifier(self) -> bool:
+        """Whether the model is a pair classifier, which does not translate."""
+        return config_section(self.config, "model").get("head") == "pair_classifier"
+
 
 def read_run(folder: Path, name: str) -> RunRecords:
     """Read the records of a run folder. Raises ModelError if it is not one, UsageError if it has no steps."""
@@ -122,7 +127,7 @@ def _curves(lines: list[Record]) -> dict[str, Curve]:
         validations = [line for line in lines if isinstance(line.get("validation"), dict)]
         at, hours = _column(validations, "step"), _column(validations, "seconds") / 3600
         seen = np.interp(at, steps, tokens) if len(at) else at
-        for name in ("nll", "perplexity", "bleu", "chrf"):
+        for name in ("nll", "perplexity", "bleu", "chrf", "auc"):
             values = _column([line["validation"] for line in validations], name)
             curves[f"validation_{name}"] = _downsampled(Curve(at, seen, hours, values))
     return curves

@@ -84,7 +84,7 @@ def complete_config(
 
         return measure_speed(network, sized.training, device, steps, ranks)
 
-    lengths = TrainingLengths.of_data(data, config)
+    lengths = TrainingLengths.of_data(data, config).of_examples(config.model)
     work = make_workload(config, lengths, speed, ranks * assumed_speed(device.type))
     completed, choices = plan_run(config, work)
     if config.model.preset == "auto":
@@ -99,7 +99,7 @@ def make_workload(
 
     @cache
     def plan(batch_tokens: int) -> BatchPlan:
-        return lengths.plan(batch_tokens, max(batch_tokens, config.data.max_length))
+        return lengths.plan(batch_tokens, max(batch_tokens, config.longest_sequence))
 
     def size() -> CorpusSize:
         shares = np.minimum(lengths.weights, 1)

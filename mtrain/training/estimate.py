@@ -101,8 +101,8 @@ class Estimator:
         self.recipe, self.network, self.lengths = config.training, network, lengths
         self.device, self.devices, self.numerics = device, devices, device.numerics
         self.copies = 2 if self.recipe.r_drop else 1  # of each micro-batch
-        self.longest = config.data.max_length  # sentence, in tokens
-        if lengths.is_complete and not config.data.changes_pairs:
+        self.longest = config.longest_sequence  # in tokens
+        if lengths.is_complete and not (config.data.changes_pairs or config.model.is_classifier):
             self.longest = int(max(lengths.source.max(), lengths.target.max()))
         self.micro_batch_tokens = self._choose_micro_batch_tokens()
         sizes = self.recipe.batch_tokens, self.micro_batch_tokens, devices, device.workers

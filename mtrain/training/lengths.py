@@ -1,12 +1,13 @@
 """The lengths of the training pairs, from which batches are planned before training begins."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
+from mtrain.config.model import Architecture
 from mtrain.config.schema import Config
 from mtrain.data import Pair
 from mtrain.data.batching import BatchPlan, plan_batches
@@ -85,6 +86,13 @@ class TrainingLengths:
             key=(0,),
             origin=origin,
         )
+
+    def of_examples(self, model: Architecture) -> "TrainingLengths":
+        """The lengths of what a model is trained on. A pair classifier reads both sides as one sequence, and
+        its labels are classes. Corrupted pairs are about as long as others."""
+        if not model.is_classifier:
+            return self
+        return replace(self, source=self.source + self.target, target=np.ones_like(self.target))
 
     def plan(
         self, batch_tokens: int, micro_batch_tokens: int, world_size: int = 1, workers: int = 1

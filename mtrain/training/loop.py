@@ -27,8 +27,8 @@ from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError
+from mtrain.model.build import build_model
 from mtrain.model.encoder import TransformerEncoder
-from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.arithmetic import describe_arithmetic, describe_computation, log_changes
 from mtrain.training.average import WeightAverage
@@ -43,6 +43,7 @@ from mtrain.training.schedule import learning_rate
 from mtrain.training.signals import StopSignal
 from mtrain.training.step import StepMetrics, freeze
 from mtrain.training.validate import Validator
+from mtrain.training.validate_classifier import ClassifierValidator
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +58,9 @@ class Trainer:
         self.run_dir, self.device, self.checkpoint = Path(config.run_dir), ranks.device, checkpoint
         torch.manual_seed(config.seed)
         network = model_config(config.model, tokenizer, config.data.max_length)
-        self.model = Transformer(network).to(self.device).train()
+        self.model = build_model(network).to(self.device).train()
         if initial_model is not None and checkpoint is None:
-            self.model.load_state_dict(initial_model.model.state_dict())
+            self.model.start_from(initial_model.model)
             log.info("initialized from %s (%s)", self.recipe.init_from, initial_model.fingerprint[:12])
         freeze(self.model, self.recipe.freeze)
         ranks.require_equal(describe_computation(self.recipe, self.device))
@@ -81,10 +82,13 @@ class Trainer:
         self.state.arithmetic = self._arithmetic()
         planned = config.data.stages, self.loader.steps_in_epoch
         self.total_steps = allowed_steps(self.recipe, self.state, *planned)
-        validator = Validator(
-            data.validation, data.directions, config, tokenizer, self.device, micro_batch, ranks
-        )
-        shown = self.total_steps, self.learner.precision, ranks.is_first
+        given = config, tokenizer, self.device, micro_batch, ranks
+        validator: Validator | ClassifierValidator
+        if classifies := config.model.is_classifier:
+            validator = ClassifierValidator(data.validation, *given)
+        else:
+            validator = Validator(data.validation, data.directions, *given)
+        shown = self.total_steps, self.learner.precision, ranks.is_first, classifies
         self.progress = Progress(self.run_dir, self.state, *shown)
         self.selection = ModelSelection(config, tokenizer, validator, self.state, self.progress)
         progress = self.state, self.learner, self.average, self.progress

@@ -126,7 +126,7 @@ def micro_batch_tokens(config: Config, train: WindowedCorpus, learner: Learner, 
     recipe = config.training
     if recipe.micro_batch_tokens != "auto":
         return recipe.micro_batch_limit
-    longest = config.data.max_length  # other windows and other epochs may have pairs as long
+    longest = config.longest_sequence  # other windows and other epochs may have pairs as long
     if train.has_fixed_lengths:
         lengths = train.encoded().source_lengths, train.encoded().target_lengths
         longest = max(int(side.max()) for side in lengths)

@@ -15,6 +15,7 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.progress import Progress
 from mtrain.training.record_translations import record_translations
 from mtrain.training.validate import Validator
+from mtrain.training.validate_classifier import ClassifierValidator
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class ModelSelection:
         self,
         config: Config,
         tokenizer: Tokenizer,
-        validator: Validator,
+        validator: Validator | ClassifierValidator,
         state: TrainState,
         progress: Progress,
     ):

@@ -90,7 +90,7 @@ def plan(config: Config, hardware: str = "measured", devices: int = 1, price: fl
     scanner = CorpusScanner(RawFiles(data), config.seed, strict=False)
     config, initial_model = resolve_config(config, scanner)
     tokenizer = existing_tokenizer(config) if initial_model is None else initial_model.tokenizer
-    lengths = _find_lengths(config, scanner, tokenizer)
+    lengths = _find_lengths(config, scanner, tokenizer).of_examples(config.model)
     planner = _Planner(device, devices, lengths, tokenizer)
     return planner.plan(planner.complete(config), price)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mtrain.checkpoint.checkpoint import Checkpoint, TrainState
-from mtrain.checkpoint.model_folder import LoadedModel
+from mtrain.checkpoint.model_folder import Loaded
 from mtrain.config.load import validate
 from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
@@ -22,6 +22,7 @@ from mtrain.distributed.ranks import Json
 from mtrain.errors import StorageError, UsageError
 from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
+from mtrain.model.encoder import TransformerEncoder
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.prepare_tokenizer import (
     learns_tokenizer,
@@ -42,7 +43,7 @@ class PreparedRun(NamedTuple):
     tokenizer: Tokenizer
     data: PreparedData
     checkpoint: Checkpoint | None = None  # to resume from
-    initial_model: LoadedModel | None = None  # whose weights a new run starts from
+    initial_model: Loaded[TransformerEncoder] | None = None  # whose weights a new run starts from
     choices: Sequence[Choice] = ()  # of `model.preset: auto`
 
     def describe(self) -> Json:

@@ -17,12 +17,13 @@ from mtrain.data.loader import Window
 from mtrain.device import copy_to_host_async
 from mtrain.errors import DivergedError
 from mtrain.interop.formats import describe_exports
-from mtrain.model.transformer import Transformer
+from mtrain.model.encoder import TransformerEncoder
 from mtrain.progress_bar import Bar
 from mtrain.storage.atomic import write_atomically
 from mtrain.training.step import StepMetrics
 from mtrain.training.tensorboard import TensorBoard
 from mtrain.training.validate import Scores
+from mtrain.training.validate_classifier import ClassifierScores
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +43,26 @@ class Progress:
     """
 
     def __init__(
-        self, run_dir: Path, state: TrainState, total_steps: int | None, precision: str, is_first: bool = True
+        self,
+        run_dir: Path,
+        state: TrainState,
+        total_steps: int | None,
+        precision: str,
+        is_first: bool = True,
+        classifies: bool = False,
     ):
-        """Of several ranks, only the first writes and shows progress."""
+        """Of several ranks, only the first writes and shows progress. The loss is that of target tokens or,
+        of a model that `classifies`, of pairs."""
+        self.unit, self.speed_unit = (
+            ("nats/pair", "pairs/s") if classifies else ("nats/token", "target tokens/s")
+        )
         self.is_first = is_first
         self.max_nonfinite_steps = MAX_NONFINITE_STEPS[precision]
         self.file, self.state = run_dir / "metrics.jsonl", state
         self.bar = Bar("", "steps", total_steps, state.step, disable=not is_first)
-        self._bleu: list[str] = []  # of the last validation
+        self._score: list[str] = []  # of the last validation
         self.pending: deque[tuple[Callable[[], list[float]], int, Callable[[], list[str]]]] = deque()
-        self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # losses of single steps, nats/token
+        self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # losses of single steps
         self.tensorboard = TensorBoard(run_dir)
         self.unwritten: list[str] = []  # lines of metrics.jsonl that could not be written yet
         self.clock = time.perf_counter()
@@ -126,7 +137,7 @@ class Progress:
                 found = locate()
                 some = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
                 usual = f"{mean:.2f} before"
-                log.warning("step %d: loss %.2f nats/token, %s; pairs %s", step, loss, usual, some)
+                log.warning("step %d: loss %.2f %s, %s; pairs %s", step, loss, self.unit, usual, some)
         self.recent.append(loss)
 
     def log_step(self, epoch: int, rate: float, stage: int | None = None) -> None:
@@ -148,28 +159,22 @@ class Progress:
             skipped_steps=state.skipped_steps,
         )
         state.window = {}
-        rates = [f"lr {rate:.2g}", f"{speed:,.0f} target tokens/s"]
+        rates = [f"lr {rate:.2g}", f"{speed:,.0f} {self.speed_unit}"]
         stages = [] if stage is None else [f"stage {stage}"]
-        self.bar.details = [*stages, f"loss {loss:.3f}", *self._bleu, *rates]
+        self.bar.details = [*stages, f"loss {loss:.3f}", *self._score, *rates]
         if self.bar.disable:
-            details = ", ".join([f"loss {loss:.3f} nats/token", *rates])
+            details = ", ".join([f"loss {loss:.3f} {self.unit}", *rates])
             log.info("step %d, %s: %s", state.step, ", ".join([*stages, f"epoch {epoch}"]), details)
 
-    def log_validation(self, scores: Scores, best: bool) -> None:
+    def log_validation(self, scores: Scores | ClassifierScores, best: bool) -> None:
         """Log the scores of a validation."""
         self.update_time()
-        known = scores._asdict()
-        for name, (bleu, chrf) in known.pop("by_direction").items():
-            known |= {f"bleu_{name}": bleu, f"chrf_{name}": chrf}
-        self._write(validation=known)
-        self._bleu = [f"BLEU {scores.bleu:.2f}"]
-        log.info(
-            f"step {self.state.step}: validation nll {scores.nll:.3f}, perplexity {scores.perplexity:.2f}, "
-            f"BLEU {scores.bleu:.2f}, chrF {scores.chrf:.2f}{' (best)' if best else ''}"
-        )
-        if scores.by_direction:
-            each = (f"{name} {bleu:.2f}" for name, (bleu, _) in scores.by_direction.items())
-            log.info("BLEU by direction: %s", ", ".join(each))
+        self._write(validation=scores.record())
+        self._score = [scores.headline()]
+        first, *more = scores.describe()
+        log.info("step %d: validation %s%s", self.state.step, first, " (best)" if best else "")
+        for line in more:
+            log.info("%s", line)
 
     def update_time(self, stepping: bool = False) -> None:
         """Add the time since the last call to that of the run and, if `stepping`, to that of the steps since
@@ -200,7 +205,7 @@ class Progress:
 
 
 def log_setup(
-    model: Transformer,
+    model: TransformerEncoder,
     arithmetic: str,
     window: Window,
     windows: int,
@@ -215,7 +220,8 @@ def log_setup(
     log.info("device: %s", arithmetic)
     sizes = (parameters / 1e6, frozen / 1e6, model.config.target_vocab_size)
     log.info("model: %.2f million parameters (%.2f frozen), vocabulary size %d", *sizes)
-    log.info("exports: %s", describe_exports(model.config))
+    if not model.config.is_classifier:
+        log.info("exports: %s", describe_exports(model.config))
     steps = f"{window.steps_in_epoch} steps"
     if windows > 1:
         steps = f"about {steps} in {windows} windows"

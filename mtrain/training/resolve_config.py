@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders
-from mtrain.checkpoint.model_folder import LoadedModel, load_model, tokenizer_folder
+from mtrain.checkpoint.model_folder import Loaded, load_any_model, load_model, tokenizer_folder
 from mtrain.config.load import validate
-from mtrain.config.model import Architecture
+from mtrain.config.model import DECODER_KEYS, Architecture
 from mtrain.config.recipe import (
     AUTOMATIC,
     OPEN_IF_NULL,
@@ -32,6 +32,7 @@ from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
 from mtrain.device import resolve_device
 from mtrain.errors import ModelError, UsageError
+from mtrain.model.encoder import TransformerEncoder
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ Values = dict[str, dict[str, Any]]  # by section and key
 
 def resolve_config(
     config: Config, scanner: CorpusScanner | None = None, learn_again: bool = False
-) -> tuple[Config, LoadedModel | None]:
+) -> tuple[Config, Loaded[TransformerEncoder] | None]:
     """Set the keys that come from another model or from `preset: auto`. Also returns the model that training
     starts from, if any.
 
@@ -61,11 +62,16 @@ def resolve_config(
             inherited: Values = {"tokenizer": {**_settings_of_model(config, Path(path)), "path": path}}
             config = _inherit_checked(config, inherited, f"tokenizer.path: {path}")
         return _choose_vocab_size(config, scanner, learn_again), None
-    initial_model = load_model(Path(init_from))
+    classifies = config.model.is_classifier
+    # A pair classifier may start from the encoder of a translation model.
+    initial_model = (load_any_model if classifies else load_model)(Path(init_from))
     settings = initial_model.config.model_dump(mode="json")
     inherited = {section: settings[section] for section in ("tokenizer", "decoding")}
     inherited["data"] = {"max_length": settings["max_length"]}
-    inherited["model"] = {key: settings["model"][key] for key in Architecture.model_fields}
+    others = {"head", *DECODER_KEYS} if classifies else set()
+    inherited["model"] = {
+        key: settings["model"][key] for key in Architecture.model_fields if key not in others
+    }
     inherited["tokenizer"]["path"] = init_from
     return _inherit_checked(config, inherited, f"training.init_from: {init_from}"), initial_model
 

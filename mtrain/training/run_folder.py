@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.checkpoint.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
-from mtrain.checkpoint.model_folder import LoadedModel
+from mtrain.checkpoint.model_folder import Loaded
 from mtrain.checkpoint.model_info import describe_ancestor
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
@@ -18,6 +18,7 @@ from mtrain.config.stages import Stage
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
 from mtrain.data.folder_lock import LOCK
 from mtrain.errors import ModelError, StorageError, UsageError
+from mtrain.model.encoder import TransformerEncoder
 from mtrain.storage.atomic import recover, write_atomically
 from mtrain.storage.locks import owner_of, record_owner, try_lock
 
@@ -125,7 +126,9 @@ def write_config(config: Config) -> None:
     write_atomically(Path(config.run_dir) / "config.yaml", _HEADER + text)
 
 
-def record_initial_model(run_dir: Path, initial_model: LoadedModel | None, path: str | None) -> None:
+def record_initial_model(
+    run_dir: Path, initial_model: Loaded[TransformerEncoder] | None, path: str | None
+) -> None:
     """Write the path, the fingerprint and the origin of the model that a new run starts from to
     `RUN/origin.json`, or remove that file if there is no such model."""
     file = run_dir / "origin.json"

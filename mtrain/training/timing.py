@@ -16,7 +16,7 @@ from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan
 from mtrain.data.loader import START, Step
 from mtrain.device import release_cached_memory, should_compile
-from mtrain.model.transformer import Transformer
+from mtrain.model.build import build_model
 from mtrain.progress_bar import waiting_for
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.step import Learner, make_learner
@@ -38,7 +38,7 @@ def measure_speed(
 
     Trains a temporary model. PyTorch's random generators change.
     """
-    model = Transformer(network).to(device).train()
+    model = build_model(network).to(device).train()
     learner = make_learner(model, recipe) if ranks == 1 else Learner(model, recipe)
     try:
         with waiting_for("measuring the speed"):
@@ -63,7 +63,7 @@ def random_steps(
 
     def batch(rows: npt.NDArray[np.int64]) -> Batch:
         source = ids(lengths.source[rows], network.source_vocab_size)
-        target = ids(lengths.target[rows], network.target_vocab_size)
+        target = ids(lengths.target[rows], 2 if network.is_classifier else network.target_vocab_size)
         return collate(source, target, network.pad_id, network.bos_id, rows.tolist())
 
     for step, tokens in cycle(zip(plan.steps, plan.step_tokens, strict=True)):

@@ -38,6 +38,26 @@ class Scores(NamedTuple):
     chrf: float
     by_direction: dict[str, tuple[float, float]]  # BLEU and chrF of each; empty for one direction
 
+    def record(self) -> dict[str, float]:
+        """The scores by name, for metrics.jsonl."""
+        known = self._asdict()
+        for name, (bleu, chrf) in known.pop("by_direction").items():
+            known |= {f"bleu_{name}": bleu, f"chrf_{name}": chrf}
+        return known
+
+    def headline(self) -> str:
+        """The most important score, for the progress bar."""
+        return f"BLEU {self.bleu:.2f}"
+
+    def describe(self) -> list[str]:
+        """The scores for the log, in lines."""
+        quality = f"BLEU {self.bleu:.2f}, chrF {self.chrf:.2f}"
+        lines = [f"nll {self.nll:.3f}, perplexity {self.perplexity:.2f}, {quality}"]
+        if self.by_direction:
+            each = (f"{name} {bleu:.2f}" for name, (bleu, _) in self.by_direction.items())
+            lines.append(f"BLEU by direction: {', '.join(each)}")
+        return lines
+
 
 class Validator:
     """Scores models on the validation set, which is encoded once. If there are several ranks, each has a

@@ -1,0 +1,34 @@
+"""The section `data.corruptions`: the bad pairs that a pair classifier is trained on."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from mtrain.config.section import Section
+
+Share = Annotated[float, Field(ge=0, le=1000)]
+
+
+class Corruptions(Section):
+    """How often each kind of corruption is made, relative to the others. Half of the training pairs are
+    corrupted, other ones in each epoch; validation reports all kinds, those with 0 included."""
+
+    misaligned: Share = Field(1.0, description="the target is that of another pair of similar length")
+    truncated: Share = Field(1.0, description="the beginning or the end of a side is missing")
+    extended: Share = Field(1.0, description="a side is followed or preceded by that of another pair")
+    wrong_language: Share = Field(
+        1.0, description="both sides are in the same language: a side is copied, or comes from another pair"
+    )
+    numbers: Share = Field(
+        1.0,
+        description="a number differs; pairs without numbers are given one, the same on both sides of good "
+        "pairs",
+    )
+    replaced_words: Share = Field(1.0, description="some words of a side are those of another pair")
+    word_order: Share = Field(1.0, description="the words of a side are in random order")
+
+    @model_validator(mode="after")
+    def _some_kind_is_made(self) -> Self:
+        if not any(share for _, share in self):
+            raise ValueError("all kinds of corruption are 0; give one of them a share above 0")
+        return self

@@ -1,0 +1,52 @@
+"""The probabilities of a pair classifier that sentence pairs are good."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import tee
+
+import torch
+
+from mtrain.checkpoint.model_folder import Loaded
+from mtrain.data.classifier_pairs import pair_sequence
+from mtrain.decoding.decode import in_batches, padded
+from mtrain.decoding.split import WINDOW, windows
+from mtrain.device import autocast, resolve_precision
+from mtrain.model.classifier import PairClassifier
+
+
+def classify_pairs(
+    loaded: Loaded[PairClassifier],
+    device: torch.device,
+    pairs: Iterable[tuple[str, str]],
+    progress: Callable[[int], object] = lambda pairs: None,
+) -> Iterator[float]:
+    """Yield the probability that each (source, target) pair is good, in order, in bounded memory. It is NaN
+    if a side exceeds the model's maximum length. The model is moved to the device. `progress` is called with
+    the number of pairs whenever some are classified."""
+    tokenizer, eos, longest = loaded.tokenizer, loaded.tokenizer.special.eos, loaded.config.max_length
+    model, decoding = loaded.model.to(device), loaded.config.decoding
+    ours, theirs = tee(pairs)
+    for sources, targets in windows((s for s, _ in ours), (t for _, t in theirs), WINDOW):
+        encoded = zip(tokenizer.encode_source(sources), tokenizer.encode_target(targets), strict=True)
+        found = dict(enumerate(encoded))
+        fitting = [i for i, pair in found.items() if max(map(len, pair)) < longest]
+        sequences = [pair_sequence(found[i], eos) for i in fitting]
+        probabilities = [math.nan] * len(found)
+        progress(len(found) - len(fitting))
+        for rows in in_batches([len(sequence) for sequence in sequences], decoding.batch_tokens):
+            odds = log_odds(model, [sequences[i] for i in rows], device, decoding.precision)
+            for row, value in zip(rows, odds, strict=True):
+                probabilities[fitting[row]] = 1 / (1 + math.exp(-value)) if value > -700 else 0.0
+            progress(len(rows))
+        yield from probabilities
+
+
+@torch.inference_mode()
+def log_odds(
+    model: PairClassifier, sequences: Sequence[Sequence[int]], device: torch.device, precision: str
+) -> list[float]:
+    """The log-odds that pairs are good, given their ids as of `pair_sequence`, in one batch. The model is in
+    evaluation mode."""
+    ids, keep = padded(sequences, model.config.pad_id, device)
+    with autocast(device, resolve_precision(device, precision)):
+        return model.forward(ids, keep).tolist()

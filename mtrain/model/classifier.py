@@ -1,0 +1,76 @@
+"""The pair classifier. Symbols in shapes: see `mtrain.model`."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mtrain.config.model import ModelConfig
+from mtrain.kernels.autocast import without_autocast
+from mtrain.kernels.cross_entropy import IGNORE
+from mtrain.model.encoder import TransformerEncoder
+from mtrain.model.layers import Dropout, Linear
+from mtrain.model.loss import LossSums
+
+
+class PairClassifier(TransformerEncoder):
+    """Tells good sentence pairs from bad ones: an encoder over "source EOS target EOS", the mean of its
+    output, and a linear layer.
+
+    As in BERT (Devlin et al. 2019, section 3), each token has an embedding of the segment that it belongs to,
+    source or target. The positions of the target start at 0 again, so that tokens and their translations have
+    similar positions (Conneau and Lample, "Cross-lingual Language Model Pretraining", 2019, section 3.3);
+    rotary positions, which are relative, do not. The mean over all tokens was better than the first token in
+    Reimers and Gurevych, "Sentence-BERT", 2019, section 6.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.segment_embedding = nn.Embedding(2, config.d_model)
+        self.pooled_dropout = Dropout(config.dropout)
+        self.classifier = Linear(config.d_model, 1)
+        self.initialize()
+
+    def forward(self, source: Tensor, source_keep: Tensor, target_in: Tensor | None = None) -> Tensor:
+        """Log-odds (B) that pairs are good, for their ids "source EOS target EOS" (B, S). `target_in` is not
+        used."""
+        x = self.encode(source, source_keep)
+        with without_autocast(x):  # rounded log-odds would be equal for many pairs
+            keep = source_keep[..., None]
+            pooled = (x * keep).sum(dim=1) / keep.sum(dim=1)  # (B, E)
+            return self.classifier(self.pooled_dropout(pooled)).squeeze(1)  # type: ignore[no-any-return]
+
+    def _embed(self, ids: Tensor, table: nn.Embedding, positions: Tensor | float) -> Tensor:
+        """Like `TransformerEncoder._embed`, with embeddings of segments, and with positions that start again
+        in the target."""
+        ends = (ids == self.config.eos_id).int()
+        in_target = (ends.cumsum(dim=1) - ends).clamp(max=1)  # (B, S): 1 after the first EOS
+        if isinstance(positions, Tensor):
+            places = torch.arange(ids.size(1), device=ids.device)
+            start = ends.argmax(dim=1, keepdim=True) + 1  # (B, 1): of the target
+            places = (places - in_target * start).clamp(max=len(positions) - 1)  # as learned ones are limited
+            positions = positions[places]  # (B, S, E)
+        segments = self.segment_embedding(in_target) * math.sqrt(self.config.d_model)
+        return super()._embed(ids, table, positions + segments)
+
+    def loss(
+        self, outputs: Tensor, labels: Tensor, tokens: int, smoothing: float, r_drop: float = 0.0
+    ) -> LossSums:
+        """Binary cross-entropy of log-odds (B) for the classes in the first column of labels (B, T), 1 if a
+        pair is good. Label smoothing is as in `torch.nn.functional.cross_entropy` with two classes. R-Drop is
+        not supported."""
+        assert not r_drop
+        classes = labels[:, 0]
+        keep = classes != IGNORE
+        targets = classes.clamp(min=0).to(outputs.dtype)
+        smoothed = targets * (1 - smoothing) + smoothing / 2
+        losses = F.binary_cross_entropy_with_logits(outputs, smoothed, reduction="none")
+        nlls = F.binary_cross_entropy_with_logits(outputs.detach(), targets, reduction="none")
+        return LossSums((losses * keep).sum(), (nlls * keep).sum(), tokens)
+
+    def start_from(self, other: TransformerEncoder) -> None:
+        """Take the weights of another model that this one has, too: those of a classifier, or the encoder of
+        a Transformer."""
+        own = self.state_dict().keys()
+        self.load_state_dict({n: t for n, t in other.state_dict().items() if n in own}, strict=False)

@@ -1,0 +1,141 @@
+"""Validation of a pair classifier: how well it tells the validation pairs from corrupted versions of them."""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mtrain.config.corruptions import Corruptions
+from mtrain.config.schema import Config
+from mtrain.data import Pair
+from mtrain.data.classifier_pairs import draw_others, pair_sequence
+from mtrain.data.corruption import Corrupter
+from mtrain.decoding.classify import log_odds
+from mtrain.decoding.decode import in_batches
+from mtrain.distributed.ranks import Json, Ranks
+from mtrain.evaluation.roc import roc_auc
+from mtrain.model.classifier import PairClassifier
+from mtrain.model.encoder import TransformerEncoder
+from mtrain.progress_bar import ProgressBar
+from mtrain.storage.manifest import sha256_of_json
+from mtrain.tokenizer.tokenizer import Tokenizer
+
+
+class ClassifierScores(NamedTuple):
+    """Scores of a pair classifier on the validation set."""
+
+    nll: float  # nats/pair, unsmoothed; good pairs count as much as corrupted ones
+    auc: float  # of the kinds of corruption that it is trained on, together
+    by_kind: dict[str, float]  # AUC of each kind that some pairs allow
+
+    def record(self) -> dict[str, float]:
+        """The scores by name, for metrics.jsonl."""
+        by_kind = {f"auc_{kind}": auc for kind, auc in self.by_kind.items()}
+        return {"nll": self.nll, "auc": self.auc, **by_kind}
+
+    def headline(self) -> str:
+        """The most important score, for the progress bar."""
+        return f"AUC {self.auc:.4f}"
+
+    def describe(self) -> list[str]:
+        """The scores for the log, in lines."""
+        by_kind = ", ".join(f"{kind} {auc:.4f}" for kind, auc in self.by_kind.items())
+        return [f"nll {self.nll:.3f}, {self.headline()} ({by_kind})"]
+
+
+class ClassifierValidator:
+    """Scores pair classifiers on the validation set. Each pair is corrupted in all ways, always in the same
+    manner. If there are several ranks, each has a share of the pairs."""
+
+    translations: Sequence[str] = ()  # of the validation set: a classifier has none
+
+    def __init__(
+        self,
+        pairs: list[Pair],
+        config: Config,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        micro_batch_tokens: int,
+        ranks: Ranks,
+    ):
+        assert config.data.corruptions is not None
+        self.sources, self.references = [pair.source for pair in pairs], [pair.target for pair in pairs]
+        self.device, self.ranks, self.precision = device, ranks, config.training.precision
+        self.trained = {kind for kind, share in config.data.corruptions if share}
+        self._tokenizer = tokenizer
+        self._examples: dict[str, list[tuple[int, int]]] = {}  # by kind: the good and the bad sequence
+        self._sequences = self._make_examples(config.data.max_length)
+        lengths = [len(sequence) for sequence in self._sequences]
+        self._batches = list(in_batches(lengths, micro_batch_tokens)) if lengths else []
+
+    def _make_examples(self, max_length: int) -> list[list[int]]:
+        """Make the examples of each kind. Returns all different sequences in them."""
+        corrupter, eos = Corrupter(self._tokenizer, max_length), self._tokenizer.special.eos
+        source, target = (
+            self._tokenizer.encode_source(self.sources),
+            self._tokenizer.encode_target(self.references),
+        )
+        pairs = list(zip(source, target, strict=True))
+        others = draw_others(np.array([len(ids) for ids in target], np.int32), (0,)).tolist()
+        numbers: dict[tuple[int, ...], int] = {}
+
+        def number(ids: tuple[list[int], list[int]]) -> int:
+            return numbers.setdefault(tuple(pair_sequence(ids, eos)), len(numbers))
+
+        for kind in Corruptions.model_fields:
+            made = [
+                corrupter.corrupt(kind, pair, pairs[others[row]], random.Random(f"validation {kind} {row}"))
+                for row, pair in enumerate(pairs)
+            ]
+            self._examples[kind] = [
+                (number(each.good), number(each.bad)) for each in made if each is not None
+            ]
+        return [list(sequence) for sequence in numbers]
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the sequences and of the kinds of corruption. Scores are comparable only if their
+        fingerprints are equal."""
+        return sha256_of_json([self._sequences, sorted(self.trained)])
+
+    def __call__(self, model: TransformerEncoder) -> ClassifierScores:
+        """Score the model. The other ranks call `share` meanwhile."""
+        shares = self.ranks.divide(lambda rank, size: self.share(model, rank, size))
+        odds = np.empty(len(self._sequences))
+        for rank, share in enumerate(shares):
+            rows = [row for batch in self._batches[rank :: len(shares)] for row in batch]
+            odds[rows] = share["log_odds"]
+        by_kind = {
+            kind: roc_auc(*(odds[list(rows)] for rows in zip(*examples, strict=True)))
+            for kind, examples in self._examples.items()
+            if examples
+        }
+        trained = [pair for kind in sorted(self.trained) for pair in self._examples[kind]]
+        good, bad = (odds[sorted({pair[version] for pair in trained})] for version in (0, 1))
+        return ClassifierScores(_nll(good, bad), roc_auc(good, bad), by_kind)
+
+    def share(self, model: TransformerEncoder, rank: int, size: int) -> Json:
+        """The log-odds of the sequences of one rank of `size`. The model is in evaluation mode meanwhile."""
+        assert isinstance(model, PairClassifier)
+        batches, training = self._batches[rank::size], model.training
+        model.eval()
+        try:
+            found: list[float] = []
+            with ProgressBar("validated", "pairs", sum(map(len, batches))) as progress:
+                for rows in batches:
+                    sequences = [self._sequences[row] for row in rows]
+                    found += log_odds(model, sequences, self.device, self.precision)
+                    progress.add(len(rows))
+            return {"log_odds": found}
+        finally:
+            model.train(training)
+
+    def alignment_layer(self, _: TransformerEncoder) -> None:
+        """The decoder layer to take word alignments from: there is none."""
+
+
+def _nll(good: NDArray[np.float64], bad: NDArray[np.float64]) -> float:
+    """The negative log-likelihood of a pair, if one half is good, given log-odds."""
+    return float((np.logaddexp(0, -good).mean() + np.logaddexp(0, bad).mean()) / 2)

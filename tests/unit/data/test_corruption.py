@@ -1,0 +1,190 @@
+"""Corrupted pairs, and the examples that a pair classifier is trained on."""
+
+import random
+import re
+
+import numpy as np
+import pytest
+
+from mtrain.config.corruptions import Corruptions
+from mtrain.data.classifier_pairs import BAD, GOOD, ExampleMaker, draw_others, pair_sequence
+from mtrain.data.corruption import Corrupter
+from mtrain.data.prepare_data import prepare_data
+from mtrain.data.rewrite import CancelledError
+from mtrain.tokenizer.tokenizer import Tokenizer
+from tests.support.tokenizers import train
+from tests.support.training import PAIRS
+
+KINDS = list(Corruptions.model_fields)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Tokenizer:
+    """One whose vocabulary has digits."""
+    text = [*(side for pair in PAIRS for side in pair), "0 1 2 3 4 5 6 7 8 9 In 1999 2000 cats Katzen"]
+    return train(
+        tmp_path_factory.mktemp("tokenizer"), text, text, vocab_size=90, type="bpe", byte_fallback=False
+    )
+
+
+def encoded(tokenizer, *texts: str):
+    return tuple(tokenizer.source.encode([text])[0] for text in texts)
+
+
+def corrupted(tokenizer, kind: str, pair=PAIRS[3], other=PAIRS[6], count: int = 30):
+    """Examples of a kind as text: the good and the bad pair of each."""
+    corrupter, generator = Corrupter(tokenizer, 64), random.Random(1)
+    made = [
+        corrupter.corrupt(kind, encoded(tokenizer, *pair), encoded(tokenizer, *other), generator)
+        for _ in range(count)
+    ]
+    return [
+        tuple(tuple(tokenizer.decode([ids])[0] for ids in version) for version in each)
+        for each in made
+        if each is not None
+    ]
+
+
+def test_misaligned_pairs_have_the_target_of_the_other(tokenizer):
+    assert set(corrupted(tokenizer, "misaligned")) == {(PAIRS[3], (PAIRS[3][0], PAIRS[6][1]))}
+
+
+def test_pairs_in_the_wrong_language_have_one_language(tokenizer):
+    (s, t), (s2, t2) = PAIRS[3], PAIRS[6]
+    bad = {bad for _, bad in corrupted(tokenizer, "wrong_language")}
+    assert bad == {(s, s), (t, t), (s, s2), (t2, t)}
+
+
+def test_truncated_sides_lack_the_beginning_or_the_end(tokenizer):
+    ends = set()
+    for good, bad in corrupted(tokenizer, "truncated"):
+        [side] = [side for side in (0, 1) if bad[side] != good[side]]
+        words, left = good[side].split(), bad[side].split()
+        assert 0 < len(left) < len(words)
+        ends.add((side, "end" if words[: len(left)] == left else "beginning"))
+        assert left in (words[: len(left)], words[-len(left) :])
+    assert len(ends) == 4
+
+
+def test_extended_sides_have_those_of_the_other_pair(tokenizer):
+    pairs = {0: (PAIRS[3][0], PAIRS[6][0]), 1: (PAIRS[3][1], PAIRS[6][1])}
+    expected = {(side, " ".join(texts[::step])) for side, texts in pairs.items() for step in (1, -1)}
+    made = corrupted(tokenizer, "extended")
+    found = {(side, bad[side]) for good, bad in made for side in (0, 1) if bad[side] != good[side]}
+    assert found == expected
+
+
+def test_words_are_replaced_and_moved(tokenizer):
+    for good, bad in corrupted(tokenizer, "replaced_words"):
+        [side] = [side for side in (0, 1) if bad[side] != good[side]]
+        old, new, others = good[side].split(), bad[side].split(), PAIRS[6][side].split()
+        assert len(old) == len(new) and all(b == a or b in others for a, b in zip(old, new, strict=True))
+    for good, bad in corrupted(tokenizer, "word_order"):
+        assert all(sorted(a.split()) == sorted(b.split()) for a, b in zip(good, bad, strict=True))
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"[0-9]+", text)
+
+
+@pytest.mark.parametrize(
+    "pair", [PAIRS[3], ("In 1999 it rains.", "1999 regnet es."), ("2 cats", "zwei Katzen")]
+)
+def test_numbers_differ_in_one_side_only(tokenizer, pair):
+    """A pair without numbers on both sides is given the same one, in the good version too."""
+    made = corrupted(tokenizer, "numbers", pair, count=60)
+    assert len(made) > 50
+    for good, bad in made:
+        [side] = [side for side in (0, 1) if bad[side] != good[side]]
+        assert numbers(bad[side]) != numbers(good[side])
+        assert re.sub("[0-9]", "0", bad[side]) == re.sub("[0-9]", "0", good[side])
+        assert set(numbers(good[0])) & set(numbers(good[1]))
+        if all(map(numbers, pair)):
+            assert good == pair
+    assert len({bad for _, bad in made}) > 10
+
+
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"numbers"}))
+def test_a_kind_that_changes_nothing_makes_no_example(tokenizer, kind):
+    """The pair is given as the other one, too; what is cut off does not count as a change."""
+    corrupter, generator = Corrupter(tokenizer, 2), random.Random(1)
+    [ids] = tokenizer.source.encode(["Hi"])
+    pair = (ids[:1], ids[:1])
+    assert all(corrupter.corrupt(kind, pair, pair, generator) is None for _ in range(20))
+
+
+@pytest.fixture
+def training_pairs(make_config, tokenizer, tmp_path):
+    """The config of a classifier, its encoded pairs, and those as text by their ids."""
+    config = make_config(
+        model={"head": "pair_classifier", "decoder_layers": 0},
+        data={"max_length": 24},
+        training={"batch_tokens": 256},
+    )
+    data = prepare_data(config.data, tokenizer, tmp_path / "data", config.seed)
+    return config, data.train
+
+
+def examples(config, tokenizer, corpus, key=(0,), seed=1, cancelled=lambda: False):
+    """The sequences and the classes of the examples of an epoch."""
+    made = ExampleMaker(config.data, tokenizer, seed, config.run_dir and corpus._run_dir)
+    source, target = made(corpus.encoded(), key, cancelled).fetch(range(len(corpus)))
+    return source.to_pylist(), [label for [label] in target.to_pylist()]
+
+
+def test_examples_depend_on_the_seed_the_epoch_and_the_row_alone(training_pairs, tokenizer):
+    config, corpus = training_pairs
+    first = examples(config, tokenizer, corpus)
+    assert examples(config, tokenizer, corpus) == first
+    assert all(
+        examples(config, tokenizer, corpus, **other) != first for other in ({"key": (1,)}, {"seed": 2})
+    )
+    with pytest.raises(CancelledError):
+        examples(config, tokenizer, corpus, cancelled=lambda: True)
+    opened = corpus.open(0).fetch(range(len(corpus)))  # as the training loader does
+    assert opened[0].to_pylist() == first[0]
+
+
+def test_half_of_the_pairs_are_corrupted_and_the_others_are_as_they_were(training_pairs, tokenizer):
+    """Each sequence is "source EOS target EOS" within the limits; those of good pairs are in the corpus, but
+    for an inserted number."""
+    config, corpus = training_pairs
+    eos, classes = tokenizer.special.eos, []
+    raw = [side.to_pylist() for side in corpus.encoded().fetch(range(len(corpus)))]
+    for epoch in range(60):
+        sequences, labels = examples(config, tokenizer, corpus, key=(epoch,))
+        classes += labels
+        for row, (sequence, label) in enumerate(zip(sequences, labels, strict=True)):
+            assert sequence.count(eos) == 2 and sequence[-1] == eos
+            split = sequence.index(eos) + 1
+            assert max(split, len(sequence) - split) <= config.data.max_length
+            is_original = sequence == raw[0][row] + raw[1][row]
+            has_number = any(map(str.isdigit, tokenizer.decode([sequence])[0]))
+            assert is_original or label == BAD or has_number
+            assert not (is_original and label == BAD)
+    assert 0.4 < np.mean(np.array(classes) == GOOD) < 0.6
+
+
+def test_only_the_given_kinds_are_made(training_pairs, tokenizer):
+    config, corpus = training_pairs
+    only = {kind: float(kind == "misaligned") for kind in KINDS}
+    data = config.data.model_copy(update={"corruptions": Corruptions(**only)})
+    raw = [side.to_pylist() for side in corpus.encoded().fetch(range(len(corpus)))]
+    for epoch in range(5):
+        sequences, _ = examples(config.model_copy(update={"data": data}), tokenizer, corpus, (epoch,))
+        for row, sequence in enumerate(sequences):
+            assert sequence in [raw[0][row] + target for target in raw[1]]
+
+
+def test_the_other_pair_has_a_similar_length_and_is_another():
+    lengths = np.random.default_rng(1).integers(3, 60, 5000)
+    others = draw_others(lengths, (1, 0))
+    assert (others != np.arange(5000)).all() and np.abs(lengths[others] - lengths).mean() < 1
+    assert (draw_others(lengths, (1, 1)) != others).mean() > 0.9
+    assert draw_others(lengths[:2], (1,)).tolist() == [1, 0] and draw_others(lengths[:1], (1,)).tolist() == [
+        0
+    ]
+
+
+def test_sequences_have_both_sides():
+    assert pair_sequence(([5, 7], [6]), 3) == [5, 7, 3, 6, 3]
