@@ -1,7 +1,8 @@
-"""Measures what the rules of `data.filters` find in a clean corpus with injected noise.
+"""Measures what the rules of `data.filters`, and scores, find in a clean corpus with injected noise.
 
     python scripts/measure_filters.py inject CLEAN.tsv NOISY.tsv --other LINES [--share 0.3] [--seed 1]
     python scripts/measure_filters.py table CONFIG
+    python scripts/measure_filters.py scores SCORED.tsv
 
 `inject` writes the pairs of CLEAN.tsv and, in equal parts, eight kinds of noise, together `--share` of the
 output. The first two columns of NOISY.tsv are source and target, the third one is the kind of noise, which is
@@ -11,6 +12,9 @@ produce the same text.
 `table` applies each rule of `data.filters` in CONFIG alone, and all of them together, to such a file, the
 training corpus. It prints a table in Markdown: the share of each kind of noise that is rejected (recall), the
 share of the original pairs that is rejected, and the share of noise among the rejected pairs (precision).
+
+`scores` prints such a table for the scores that `mtrain score --tsv` has added to NOISY.tsv: for the lower
+bounds that reject 1 and 5% of the original pairs, and the area under the ROC curve of each kind (AUC).
 """
 
 import argparse
@@ -28,6 +32,7 @@ from mtrain.config.load import load_config
 from mtrain.data.lines import read_text
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
+from mtrain.evaluation.roc import roc_auc
 
 SYMBOLS = "@#%&*+=/\\|<>{}~^_0123456789"
 Pair = tuple[str, str]
@@ -129,6 +134,28 @@ def table(config: Path) -> None:
         print(f"| `{name}` | {' | '.join(recall)} | {found[''] / total['']:.2%} | {precision:.1%} |")
 
 
+def score_table(scored: Path) -> None:
+    """Print what the scores of noisy pairs, in the last column, find. Repeated pairs are left out."""
+    rows = [line.split("\t") for line in read_text(scored)]
+    labels = np.array([row[2] for row in rows])
+    # A pair that is too long to be scored would be rejected.
+    scores = np.nan_to_num(np.array([float(row[-1]) for row in rows]), nan=-np.inf)
+    kinds = [kind for kind in dict.fromkeys(sorted(labels)) if kind not in ("", "repeated")]
+    clean = np.sort(scores[labels == ""])
+    noise = np.isin(labels, kinds)
+    names = " | ".join(kind.replace("_", " ") for kind in kinds)
+    print(f"| `min_score` | {names} | original pairs | precision |")
+    print("|---" * (len(kinds) + 3) + "|")
+    for share in (0.01, 0.05):
+        bound = float(f"{clean[round(share * len(clean))]:.3g}")
+        recall = [f"{(scores[labels == kind] < bound).mean():.1%}" for kind in kinds]
+        lost, found = (clean < bound).mean(), (scores[noise] < bound).sum()
+        precision = found / max(1, found + (clean < bound).sum())
+        print(f"| {bound:g} | {' | '.join(recall)} | {lost:.2%} | {precision:.1%} |")
+    areas = [f"{roc_auc(clean, scores[labels == kind]):.3f}" for kind in kinds]
+    print(f"| AUC | {' | '.join(areas)} | | |")
+
+
 def find_rejected(data: DataConfig, filters: Filters) -> np.ndarray:
     """Which pairs some rules reject."""
     files = RawFiles(data.model_copy(update={"filters": filters}))
@@ -151,11 +178,15 @@ def main() -> None:
     injecting.add_argument("--seed", type=int, default=1, help="(default: 1)")
     measuring = commands.add_parser("table", help="measure the rules of a config")
     measuring.add_argument("config", type=Path, metavar="CONFIG")
+    scoring = commands.add_parser("scores", help="measure the scores of a noisy corpus")
+    scoring.add_argument("scored", type=Path, metavar="SCORED.tsv")
     arguments = parser.parse_args()
     if arguments.command == "inject":
         inject(arguments.clean, arguments.noisy, arguments.other, arguments.share, arguments.seed)
-    else:
+    elif arguments.command == "table":
         table(arguments.config)
+    else:
+        score_table(arguments.scored)
 
 
 if __name__ == "__main__":
