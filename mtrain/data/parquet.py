@@ -1,15 +1,21 @@
 """Reads Parquet files in blocks of rows. Of each file, one row group is in memory at a time."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mtrain.data.lines import Digests
 from mtrain.errors import DataError
+
+_CHUNK = 2**20  # bytes that are hashed at a time
+Row = dict[str, Any] | UnicodeDecodeError  # the error of a row that is not valid UTF-8
 
 
 class ParquetBlock(NamedTuple):
@@ -17,41 +23,94 @@ class ParquetBlock(NamedTuple):
 
     file: Path
     skipped: int  # rows of the files before this one
-    rows: list[dict[str, Any]]
+    rows: list[Row]
 
 
 def read_parquet(
-    files: Sequence[Path], columns: Sequence[str], size: int, skipped: int = 0
+    files: Sequence[Path], columns: Sequence[str], size: int, skipped: int = 0, digests: Digests | None = None
 ) -> Iterator[ParquetBlock]:
     """Yield the rows of some files after the first `skipped` ones, in blocks that end at multiples of `size`
     rows, and with each file. Only the given columns are read; if a file lacks one, all of its columns.
+    `digests` receives the SHA-256 of each file that has been read completely.
 
     Raises DataError if a file is missing or unreadable.
     """
     before, done = 0, skipped
     for path in files:
-        with _opened(path) as file:
+        with _opened(path) as file, ExitStack() as stack:
             count = file.metadata.num_rows
+            is_hashed = digests is not None and done == before
+            hasher = _Hasher(stack.enter_context(path.open("rb"))) if is_hashed else None
             if done < before + count:
-                rows = _read_rows(file, columns, size, done - before)
+                rows = _read_rows(file, columns, size, done - before, hasher)
                 while block := list(islice(rows, size - done % size)):
                     yield ParquetBlock(path, before, block)
                     done += len(block)
+            if digests is not None and hasher:
+                digests[path] = hasher.finish()
             before += count
 
 
 def _read_rows(
-    file: pq.ParquetFile, columns: Sequence[str], size: int, skipped: int
-) -> Iterator[dict[str, Any]]:
-    """The rows of a file after the first `skipped` ones."""
+    file: pq.ParquetFile, columns: Sequence[str], size: int, skipped: int, hasher: "_Hasher | None"
+) -> Iterator[Row]:
+    """The rows of a file after the first `skipped` ones. `hasher` hashes the bytes of a row group just before
+    its rows are read, so that these are still in memory and the file is read from the disk once."""
     wanted = list(columns) if set(columns) <= set(file.schema_arrow.names) else None
     groups, before = list(range(file.num_row_groups)), 0
     while groups and before + (count := file.metadata.row_group(groups[0]).num_rows) <= skipped:
         groups.pop(0)
         before += count
-    batches = file.iter_batches(size, groups, wanted) if groups else ()
-    rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-    return islice(rows, skipped - before, None)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for group in groups:
+            if hasher:
+                hasher.hash_until(_end_of(file.metadata.row_group(group)))
+            yield from file.iter_batches(size, [group], wanted)
+
+    return islice(chain.from_iterable(map(_to_rows, batches())), skipped - before, None)
+
+
+def _to_rows(batch: pa.RecordBatch) -> Iterable[Row]:
+    try:
+        rows: list[Row] = batch.to_pylist()
+        return rows
+    except UnicodeDecodeError:
+        return [_to_row(batch.slice(number, 1)) for number in range(len(batch))]
+
+
+def _to_row(batch: pa.RecordBatch) -> Row:
+    try:
+        row: Row = batch.to_pylist()[0]
+        return row
+    except UnicodeDecodeError as error:
+        return error
+
+
+def _end_of(group: pq.RowGroupMetaData) -> int:
+    """Where the bytes of a row group end in its file."""
+    end = 0
+    for column in map(group.column, range(group.num_columns)):
+        start = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
+        end = max(end, start + column.total_compressed_size)
+    return end
+
+
+class _Hasher:
+    """Computes the SHA-256 of a file in several steps."""
+
+    def __init__(self, stream: IO[bytes]):
+        self._stream, self._hash = stream, hashlib.sha256()
+
+    def hash_until(self, end: int) -> None:
+        """Hash the bytes before `end`."""
+        while part := self._stream.read(min(_CHUNK, max(0, end - self._stream.tell()))):
+            self._hash.update(part)
+
+    def finish(self) -> bytes:
+        """Hash the remaining bytes; the digest of all."""
+        self.hash_until(sys.maxsize)
+        return self._hash.digest()
 
 
 @contextmanager

@@ -62,12 +62,12 @@ def read_blocks(
     the blocks of plain files of lines have ranges of bytes in place of the lines. `score` is the column or
     field of a score that is needed besides source and target.
 
-    `digests` receives the SHA-256 of each text file that has been read completely. Raises DataError if the
+    `digests` receives the SHA-256 of each file that has been read completely. Raises DataError if the
     corpus is missing or unreadable, or if its sides differ in length.
     """
     if isinstance(corpus, ParquetCorpus):
         fields = corpus.source_field, corpus.target_field, *([score] if isinstance(score, str) else [])
-        yield from _read_parquet(corpus, fields, size, start.first)
+        yield from _read_parquet(corpus, fields, size, start.first, digests)
         return
     if not isinstance(corpus, HubCorpus | ToyCorpus):
         has_header = isinstance(corpus, TsvCorpus) and corpus.header
@@ -132,9 +132,11 @@ def _next_lines(streams: Sequence[LineBlocks], count: int, in_ranges: bool) -> _
     return _Content(ranges=ranges) if any(size for _, size in ranges) else None
 
 
-def _read_parquet(corpus: ParquetCorpus, fields: Sequence[str], size: int, first: int) -> Iterator[RawBlock]:
+def _read_parquet(
+    corpus: ParquetCorpus, fields: Sequence[str], size: int, first: int, digests: Digests | None
+) -> Iterator[RawBlock]:
     columns = [field.split(".")[0] for field in fields]
-    for file, skipped, rows in read_parquet(files_of(corpus), columns, size, first - 1):
+    for file, skipped, rows in read_parquet(files_of(corpus), columns, size, first - 1, digests):
         end = first + len(rows)
         yield RawBlock(first, RawPosition(end), (), rows, (str(file),), skipped)
         first = end

@@ -27,6 +27,8 @@ def try_pair(
     that of the line in the file `name`."""
     if isinstance(item, DataError):
         return item
+    if isinstance(item, UnicodeDecodeError):
+        return DataError(f"{name}:{number}: not valid UTF-8 (byte {item.start + 1} of a field)")
     try:
         return _pair_of(item, corpus, score)
     except DataError as error:

@@ -1,6 +1,7 @@
 """Corpus readers: every kind of corpus is read line by line, without misaligned pairs."""
 
 import gzip
+import hashlib
 import json
 from io import BytesIO
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
-from mtrain.data.corpus import content_hash, good_pairs, parse_block, read_pairs
+from mtrain.data.corpus import content_hash, good_pairs, parse_block, read_corpus, read_pairs
 from mtrain.data.corpus_files import files_of, place_of
 from mtrain.data.lines import count_valid_lines, decode_block, open_blocks, read_lines, read_text
 from mtrain.data.raw_blocks import read_blocks
@@ -248,6 +249,35 @@ def test_a_missing_dotted_field_lists_the_fields_of_its_parent(tmp_path: Path):
     file = write(tmp_path / "a.jsonl", ['{"translation": {"en": "a", "de": "b"}}'])
     with pytest.raises(DataError, match=r"'translation\.fr'; available fields: en, de"):
         read(jsonl=file, source_field="translation.en", target_field="translation.fr")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_parquet_row_that_is_not_utf8_is_a_single_bad_row(tmp_path: Path, nested: bool):
+    texts = [pa.array(side, pa.binary()).view(pa.string()) for side in ([b"a", b"b\xff", b"c"], [b"d"] * 3)]
+    columns = dict(zip(("en", "fr"), texts, strict=True))
+    if nested:
+        columns = {"translation": pa.StructArray.from_arrays(texts, names=list(columns))}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    names = {key: "translation." * nested + name for key, name in FIELDS.items()}
+    spec = corpus(parquet=tmp_path / "a.parquet", **names)
+    assert list(read_pairs(spec, "skip")) == [Pair("a", "d"), None, Pair("c", "d")]
+    with pytest.raises(DataError, match=r"a\.parquet:2: not valid UTF-8 \(byte 2 of a field\); fix"):
+        list(read_pairs(spec, "error"))
+
+
+def test_parquet_files_are_hashed_while_they_are_read(tmp_path: Path):
+    files = [tmp_path / f"{number}.parquet" for number in range(3)]
+    for file, size in zip(files, (7, 0, 1), strict=True):
+        pairs = [Pair(f"source {i}", f"target {i}") for i in range(size)]
+        table = pa.table({"en": [p.source for p in pairs], "fr": [p.target for p in pairs]})
+        pq.write_table(table.append_column("further", table["en"]), file, row_group_size=2)
+    spec, digests = corpus(parquet=tmp_path / "*.parquet", **FIELDS), {}
+    assert len(list(read_corpus(spec, digests))) == 8
+    assert digests == {file: hashlib.sha256(file.read_bytes()).digest() for file in files}
+    digests, parts = {}, read_corpus(spec, digests)
+    next(parts)
+    parts.close()
+    assert not digests
 
 
 def test_bad_parquet_records(tmp_path: Path):
