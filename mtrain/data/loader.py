@@ -21,7 +21,7 @@ from mtrain.data.rewrite import Cancelled, CancelledError
 from mtrain.data.windows import WindowedCorpus
 from mtrain.duration import format_duration
 from mtrain.errors import DataError
-from mtrain.tokenizer.vocabulary import SpecialIds
+from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -90,14 +90,14 @@ class Loader:
         self,
         corpus: WindowedCorpus,
         config: Config,
-        special: SpecialIds,
+        tokenizer: Tokenizer,
         device: torch.device,
         micro_batch_tokens: int,
         workers: int = 1,
         rank: int = 0,
         world_size: int = 1,
     ):
-        self.corpus, self.config, self.special, self.device = corpus, config, special, device
+        self.corpus, self.config, self.tokenizer, self.device = corpus, config, tokenizer, device
         self.micro_batch_tokens, self.workers = micro_batch_tokens, workers
         self.rank, self.world_size = rank, world_size
         self._opened: dict[tuple[int, int, Starts], Window] = {}
@@ -250,8 +250,18 @@ class Loader:
         """The tensors of some rows of a window, pinned if the device is a GPU. They are moved to the device
         later, so that it holds one micro-batch at a time."""
         indices: list[int] = rows.tolist()
-        batch = collate(*corpus.fetch(indices), self.special.pad, self.special.bos, indices)
+        special = self.tokenizer.special
+        batch = collate(*corpus.fetch(indices), special.pad, special.bos, indices)
+        self._require_known_ids(batch)
         return batch.pinned() if self.device.type == "cuda" else batch
+
+    def _require_known_ids(self, batch: Batch) -> None:
+        """Raise DataError if a batch has ids that are not in the vocabulary because a shard has been
+        overwritten since it was verified."""
+        sizes = self.tokenizer.source_vocab_size, self.tokenizer.target_vocab_size
+        for ids, size in zip((batch.source, batch.target_in), sizes, strict=True):
+            if ids.min() < 0 or ids.max() >= size:
+                self.corpus.require_undamaged()
 
     def largest(self, window: Window) -> list[Batch]:
         """The batches that need the most memory: the one with the most padded tokens, and the one with the

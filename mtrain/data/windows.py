@@ -90,6 +90,8 @@ class WindowedCorpus:
         corpus = EncodedCorpus.open(self._shards, self._corpora, buckets)
         if self._layout == ONE_WINDOW:
             self._whole = corpus
+            for verified in self._verified:  # so that the first `open` does not verify them again
+                verified.update(buckets)
         return corpus
 
     def open(
@@ -98,6 +100,8 @@ class WindowedCorpus:
         """The pairs of a window (from 0), rewritten for this epoch. With stages, the weights of the pairs are
         the numbers of times that they occur. Raises DataError if pairs are damaged, and what the rewrites
         raise."""
+        if self._whole is not None and self.mixer is None:
+            self.require_undamaged()
         corpus = self.encoded(epoch, window) if self.mixer is None else self._mix(epoch, window, starts)
         for rewrite in self._rewrites if len(corpus) else ():
             corpus = rewrite(corpus, self.key(epoch, window, starts), cancelled)
@@ -135,6 +139,11 @@ class WindowedCorpus:
         some = self.encoded().weighted(of_shards)
         total = sum(weight * shard.info.kept for weight, shard in zip(of_shards, self._shards, strict=True))
         return some, 1.0 if self.fits_one_window else some.expected_pairs / float(total)
+
+    def require_undamaged(self) -> None:
+        """Raise DataError if a shard is damaged."""
+        for index in range(len(self._shards)):
+            self._verify(index, self._buckets)
 
     def _verify(self, index: int, buckets: Sequence[int]) -> None:
         """Compare the rows of some buckets of a shard with their hashes, unless that has just been done. This

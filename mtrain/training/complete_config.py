@@ -80,7 +80,7 @@ def complete_config(
 
         def steps(learner: Learner) -> Iterator[Step]:
             sizes = micro_batch_tokens(sized, data.train, learner), len(learner.replicas)
-            return Loader(data.train, sized, tokenizer.special, learner.device, *sizes).steps()
+            return Loader(data.train, sized, tokenizer, learner.device, *sizes).steps()
 
         return measure_speed(network, sized.training, device, steps, ranks)
 

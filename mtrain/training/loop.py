@@ -76,7 +76,7 @@ class Trainer:
             self._restore(checkpoint)
         micro_batch = agree_on_micro_batches(config, data.train, self.learner, self.state, ranks)
         sizes = micro_batch, len(self.learner.replicas), ranks.rank, ranks.size
-        self.loader = Loader(data.train, config, tokenizer.special, self.device, *sizes)
+        self.loader = Loader(data.train, config, tokenizer, self.device, *sizes)
         if checkpoint is not None:
             log_changes(self.state, self._arithmetic(), ranks)
         self.state.arithmetic = self._arithmetic()

@@ -212,6 +212,28 @@ def test_damage_is_found_before_a_window_is_used_and_repaired_at_the_next_start(
     assert not (run / "suspect-shards.json").exists()
 
 
+@pytest.mark.parametrize("content", ["unknown ids", "other ids"])
+def test_a_shard_that_is_overwritten_while_a_single_window_is_trained_on_is_named(
+    small, tmp_path, monkeypatch, content
+):
+    """Ids that are not in the vocabulary would be an IndexError; others are found in the next epoch."""
+    real, file = loop.Trainer.train_step, shard_file(tmp_path / "run/data", 2)
+
+    def overwrite(self, step):
+        if self.state.step == 1:
+            ids = Shard(file).ids[0]
+            new = b"\xff" * ids.nbytes if content == "unknown ids" else ids[::-1].tobytes()
+            with file.open("r+b") as stream:
+                stream.seek(file.read_bytes().index(ids.tobytes()))
+                stream.write(new)
+        return real(self, step)
+
+    monkeypatch.setattr(loop.Trainer, "train_step", overwrite)
+    with pytest.raises(DataError, match=f"{file}: damaged .*; run again to encode this shard again"):
+        fit_on_cpu(small(window_pairs=64, training={"max_steps": 60}))
+    fit_on_cpu(small(window_pairs=64, training={"max_steps": 60}))
+
+
 def test_a_shard_that_was_repaired_after_its_damage_was_found_is_kept(small, damaged, caplog):
     """By another run with the same data folder."""
     run, whole, file, content = damaged

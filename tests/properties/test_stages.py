@@ -57,7 +57,7 @@ def prepare_stages(folder, tokenizer, sizes, window_pairs, stages, batch_tokens=
     def loader(rank=0, world_size=1):
         corpus = prepare_data(section, tokenizer, folder / "data", seed=1).train
         where = torch.device("cpu"), 64, 1, rank, world_size
-        return Loader(corpus, given, tokenizer.special, *where)
+        return Loader(corpus, given, tokenizer, *where)
 
     return loader
 

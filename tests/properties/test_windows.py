@@ -82,7 +82,7 @@ def test_each_pair_occurs_once_an_epoch_and_resuming_keeps_the_order(
 
         def loader():
             corpus = prepare_data(section, tokenizer, folder / "data", seed=1).train
-            return Loader(corpus, given, tokenizer.special, torch.device("cpu"), 64)
+            return Loader(corpus, given, tokenizer, torch.device("cpu"), 64)
 
         whole = steps_of_epochs(loader(), 2, START)
         assert len(prepared.train) == sum(sizes)
