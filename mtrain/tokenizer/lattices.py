@@ -6,7 +6,6 @@ its end mark. An edge is a piece, which leads from its first character to the no
 """
 
 from collections.abc import Sequence
-from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -66,9 +65,10 @@ class UnigramSampler:
         order = np.argsort(to_end[starts], kind="stable")
         levels = np.searchsorted(to_end[starts], np.arange(1, sizes.max() + 1), sorter=order)
         for edges in map(order.__getitem__, map(slice, levels[:-1], levels[1:])):
-            nodes, firsts = np.unique(starts[edges], return_index=True)
-            values = scores[edges] + weights[stops[edges]]
-            weights[nodes] = np.logaddexp.reduceat(values, firsts) if len(nodes) else 0.0
+            if len(edges):
+                nodes, firsts = np.unique(starts[edges], return_index=True)
+                values = scores[edges] + weights[stops[edges]]
+                weights[nodes] = np.logaddexp.reduceat(values, firsts)
         reach_end = np.isfinite(weights[stops])
         starts, stops, ids = starts[reach_end], stops[reach_end], ids[reach_end]
         shares = np.exp(scores[reach_end] + weights[stops] - weights[starts])
@@ -85,8 +85,7 @@ class _Edges(NamedTuple):
     @classmethod
     def of(cls, starts: Indices, stops: Indices, ids: Indices, shares: npt.NDArray[np.float64]) -> "_Edges":
         """`shares` are the probabilities of the edges of each node, which are consecutive."""
-        is_first = np.diff(starts, prepend=-1) > 0
-        firsts = np.flatnonzero(is_first)
+        firsts = np.flatnonzero(np.diff(starts, prepend=-1))
         rank = np.arange(len(starts)) - np.repeat(firsts, np.diff(firsts, append=len(starts)))
         # More precise than differences of the cumulative sum of all edges.
         for number in range(1, rank.max(initial=0) + 1):
@@ -102,38 +101,38 @@ class _Edges(NamedTuple):
 
 
 class _Trie:
-    """Finds pieces in text. The root is state 0; state i + 1 is reached by transition i."""
+    """Finds pieces in text. The root is state 0; the states at each depth are numbered one after another."""
 
     def __init__(self, names: Sequence[str], ids: Sequence[int]):
         """`ids` are those of the pieces `names`."""
         lengths = np.array(list(map(len, names)), np.int64)
         starts, text = np.cumsum(lengths) - lengths, _code_points("".join(names))
-        state, transitions, total = np.zeros(len(names), np.int64), [], 0
+        state, total = np.zeros(len(names), np.int64), 1
+        # Of each depth: the first state that is reached from it, and its transitions in the order of the
+        # states that they reach. A transition is a state and a code point.
+        self._levels: list[tuple[int, Indices]] = []
         for depth in range(lengths.max(initial=0)):
             longer = np.flatnonzero(lengths > depth)
-            keys = state[longer] << _BITS | text[starts[longer] + depth]
-            found, which = np.unique(keys, return_inverse=True)
-            state[longer] = total + 1 + which
-            transitions.append(found)
-            total += len(found)
-        # A state and the next code point. Sorted, because deeper states have higher numbers.
-        self._transitions = np.concatenate(transitions) if transitions else np.zeros(0, np.int64)
-        self._ids = np.full(total + 1, -1)  # of the piece that each state spells, if any
+            transitions, which = np.unique(
+                state[longer] << _BITS | text[starts[longer] + depth], return_inverse=True
+            )
+            state[longer] = total + which
+            self._levels.append((total, transitions))
+            total += len(transitions)
+        self._ids = np.full(total, -1)  # of the piece that each state spells, if any
         self._ids[state] = ids
 
     def find(self, text: Indices) -> tuple[Indices, Indices, Indices]:
-        """Start, end and id of all occurrences of pieces in code points, sorted by start and then by end.
-        There must be one; the last code point must not be part of a piece."""
-        start, found = np.arange(len(text)), []
-        state = np.zeros(len(text), np.int64)
-        for length in count(1):
-            keys = state << _BITS | text[start + length - 1]
-            place = np.searchsorted(self._transitions, keys)
-            place[place == len(self._transitions)] = 0
-            exists = self._transitions[place] == keys
-            start, state = start[exists], place[exists] + 1
-            if not len(start):
-                break
+        """Start, end and id of all occurrences of pieces in code points, sorted by start and then by end. The
+        last code point must not be part of a piece."""
+        start, state = np.arange(len(text)), np.zeros(len(text), np.int64)
+        found = []
+        for length, (first, transitions) in enumerate(self._levels, 1):
+            wanted = state << _BITS | text[start + length - 1]
+            place = np.searchsorted(transitions, wanted)
+            place[place == len(transitions)] = 0
+            exists = transitions[place] == wanted
+            start, state = start[exists], first + place[exists]
             ids = self._ids[state]
             spelled = ids >= 0
             found.append((start[spelled], start[spelled] + length, ids[spelled]))
