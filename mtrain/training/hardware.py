@@ -18,7 +18,7 @@ LAUNCH_SECONDS = 5e-6  # from Python, of an operation on a GPU; assumed
 GPU_MEMORY_SHARE = 0.9  # that tensors may take; the rest is for the CUDA context and fragmentation; assumed
 # Of a process on a CPU, as measured (docs/scaling.md): the size of its heap relative to the tensors in it,
 # since memory that is freed leaves gaps; and what libraries and decoding in validation take.
-HEAP_OF_ONE_THREAD, HEAP_OF_THREADS, LIBRARIES = 1.35, 1.6, 600 * 2**20
+HEAP, LIBRARIES = 1.4, 600 * 2**20
 CPU_MEMORY_SHARE = 0.5  # that tensors may take; assumed
 MEASURED = "measured"
 

@@ -33,14 +33,7 @@ from mtrain.model.cost import FP32, count_parameters
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.complete_config import is_incomplete, log_choices, make_workload, plan_run
 from mtrain.training.estimate import Device, Epoch, Estimator, Memory, StepCost, StepTime
-from mtrain.training.hardware import (
-    GPUS,
-    HEAP_OF_ONE_THREAD,
-    HEAP_OF_THREADS,
-    LIBRARIES,
-    Hardware,
-    find_hardware,
-)
+from mtrain.training.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.prepare_tokenizer import existing_tokenizer
 from mtrain.training.resolve_config import resolve_config
@@ -143,8 +136,7 @@ class _Planner:
             links = self.hardware.links if self.devices > 1 else [None]
             runs = [predict_run(config.training, *costs, self.devices, link, price) for link in links]
         parameters = count_parameters(estimator.network)
-        gaps = HEAP_OF_THREADS if estimator.device.workers > 1 else HEAP_OF_ONE_THREAD
-        resident = LIBRARIES + gaps * memory.total
+        resident = LIBRARIES + HEAP * memory.total
         return Plan(
             hardware=self.hardware.name,
             devices=self.devices,

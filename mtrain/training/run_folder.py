@@ -101,8 +101,9 @@ def locked_run_folder(run_dir: Path) -> Iterator[None]:
 
 def _is_foreign(path: Path) -> bool:
     """Whether an entry of a folder without a config was not made by mtrain. A data folder is not foreign: it
-    may have been made before the config was written, or by another run."""
-    return path.exists() and not (path / LOCK).exists()
+    may have been made before the config was written, or by another run. A crash can leave it empty."""
+    is_empty = path.is_dir() and not any(path.iterdir())
+    return path.exists() and not is_empty and not (path / LOCK).exists()
 
 
 def _clean_up(run_dir: Path) -> None:

@@ -69,6 +69,11 @@ def test_a_folder_with_foreign_files_is_not_a_run_folder(make_config, tmp_path, 
     assert file.read_text() == "precious"
 
 
+def test_a_run_that_was_killed_after_it_made_its_data_folder_starts_again(make_config, tmp_path):
+    (tmp_path / "run/data").mkdir(parents=True)
+    fit_on_cpu(make_config("run", training={"max_steps": 1}))
+
+
 def test_a_model_folder_is_not_a_run_folder(make_config, run_dir, tmp_path):
     shutil.copytree(run_dir / "model", tmp_path / "model")
     with pytest.raises(UsageError, match="is not a run folder"):
