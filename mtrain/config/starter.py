@@ -3,10 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pydantic import TypeAdapter
+
+from mtrain.config.corpora import Corpora, names_of
 from mtrain.config.language_names import language_name
 from mtrain.config.presets import PRESETS
 from mtrain.config.yaml_io import to_yaml_line
 
+_WIDTH = 110  # of a line
 Sized = tuple[dict[str, Any], int]  # a corpus as a config describes it, and its number of pairs
 
 
@@ -77,7 +81,7 @@ decoding:
 def _data(starter: Starter) -> str:
     """The corpora."""
     pairs = sum(count for _, count in starter.train)
-    lines = [f"  # {pairs:,} pairs", *_corpora("train", starter.train)]
+    lines = [f"  # {pairs:,} pairs", *_corpora("train", starter.train), *_stages(starter.train)]
     if starter.validation:
         count = sum(count for _, count in starter.validation)
         lines += ["  # Validation selects the best model.", f"  # {count:,} pairs"]
@@ -102,6 +106,15 @@ def _data(starter: Starter) -> str:
             "  bad_lines: skip",
         ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _stages(train: Sequence[Sized]) -> list[str]:
+    """How to mix several corpora in other proportions, if that fits in a line."""
+    names = names_of(TypeAdapter(Corpora).validate_python([spec for spec, _ in train]))
+    stages = f"  # stages: {to_yaml_line([{'shares': dict.fromkeys(names, 1)}])}"
+    if len(names) == 1 or len(stages) > _WIDTH:
+        return []
+    return ["  # Other proportions of the corpora than those of their sizes: here, equal shares.", stages]
 
 
 def _corpora(key: str, corpora: Sequence[Sized]) -> list[str]:

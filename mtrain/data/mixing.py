@@ -76,9 +76,8 @@ class Mixer:
         self._shards, self._seed, self._names, self._stages = shards, seed, data.names, data.stages
         corpora = range(len(data.train))
         self._of_corpus = [[i for i, s in enumerate(shards) if s.info.corpus == corpus] for corpus in corpora]
-        self._sizes = [
-            np.zeros(len(shards[0].buckets) - 1, np.int64) for _ in corpora
-        ]  # pairs of each bucket
+        # Of each corpus, the number of pairs in each bucket.
+        self._sizes = [np.zeros(len(shards[0].buckets) - 1, np.int64) for _ in corpora]
         for shard in shards:
             self._sizes[shard.info.corpus] += np.diff(shard.buckets[:, 0])
         numbered = enumerate(data.stages, start=1)

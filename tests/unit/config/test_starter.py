@@ -45,6 +45,17 @@ def test_keys_that_are_commented_out_are_valid():
     )
 
 
+def test_several_corpora_have_an_example_of_stages():
+    for count in (1, 2, 30):
+        corpora = [({"tsv": f"{number}: #.tsv"}, 10) for number in range(count)]
+        text = write_starter(Starter("c.yaml", "runs/x", "en", "de", corpora, [], {}, None))
+        lines = [line for line in text.splitlines() if line.startswith("  # stages: ")]
+        assert len(lines) == (count == 2)
+    two = write_starter(Starter("c.yaml", "runs/x", "en", "de", corpora[:2], [], {}, None))
+    [stage] = load(two.replace("# stages", "stages")).data.stages
+    assert stage.shares == {"0: #.tsv": 1, "1: #.tsv": 1}
+
+
 def test_lines_are_not_too_long():
     text = write_starter(Starter("c.yaml", "runs/x", "en", "de", [TEXT, TSV], [], {"t": TEXT}, None, "x"))
     assert max(map(len, text.splitlines())) <= 110
