@@ -37,13 +37,15 @@ class _Result(NamedTuple):
     sentences: dict[str, dict[str, list[float]]]  # by system and metric, if something needs them
 
     def as_json(self) -> dict[str, Any]:
-        test, systems = self.evaluated
+        test, systems, problems = self.evaluated
         record: dict[str, Any] = {
             "sentences": len(test.references[0]),
             "scores": [score._asdict() for score in self.scores],
         }
         if test.direction:
             record["direction"] = str(test.direction)
+        if known := {system: counts for system, counts in problems.items() if counts is not None}:
+            record["problems"] = known
         if self.comparisons:
             record["baseline"] = next(iter(systems))
             record["comparisons"] = [
@@ -103,7 +105,7 @@ def _score(evaluated: Evaluated, metrics: dict[str, Any], outputs: Outputs) -> _
     from mtrain.evaluation.lengths import score_by_length
     from mtrain.evaluation.metrics import score, score_sentences
 
-    (_, sources, references, _), systems = evaluated
+    (_, sources, references, _), systems, _ = evaluated
     scores = score(next(iter(systems.values())), references, metrics)
     comparisons = compare_systems(systems, references, metrics) if len(systems) > 1 else []
     buckets, sentences = {}, {}
@@ -119,7 +121,7 @@ def _score(evaluated: Evaluated, metrics: dict[str, Any], outputs: Outputs) -> _
 def _lines_of(result: _Result) -> Iterable[str]:
     from mtrain.evaluation.compare import SIGNIFICANT
 
-    (name, _, references, direction), systems = result.evaluated
+    (name, _, references, direction), systems, problems = result.evaluated
     yield f"{name} ({f'{direction}, ' if direction else ''}{len(references[0])} sentences)"
     if not result.comparisons:
         yield from format_scores(result.scores)
@@ -127,6 +129,10 @@ def _lines_of(result: _Result) -> Iterable[str]:
         yield from _lines_of_comparison(comparison)
     if result.comparisons:
         yield f"    * p < {SIGNIFICANT}: a difference from the baseline is unlikely to be due to chance"
+    for system, counts in problems.items():
+        if counts is not None:
+            shown = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
+            yield f"  problems: {shown}" + (f"; {system}" if len(systems) > 1 else "")
     for system, buckets in result.by_length.items():
         yield "  by words of the source" + (f", {system}" if len(systems) > 1 else "")
         rows = [

@@ -12,7 +12,7 @@ from mtrain.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from mtrain.decoding.translate import Translator
-    from mtrain.evaluation.evaluate import TestSet
+    from mtrain.evaluation.evaluate import Output, TestSet
 
 
 class Inputs(NamedTuple):
@@ -47,6 +47,13 @@ class Evaluated(NamedTuple):
 
     test: "TestSet"
     systems: dict[str, list[str]]
+    problems: dict[str, dict[str, int] | None]  # the number of translations with each, as in `Output`
+
+    @classmethod
+    def of(cls, test: "TestSet", outputs: "dict[str, Output]") -> "Evaluated":
+        """The outputs of each system."""
+        texts = {name: output.texts for name, output in outputs.items()}
+        return cls(test, texts, {name: output.problems for name, output in outputs.items()})
 
 
 Report = Callable[[Iterable[Evaluated], str | None], None]  # of translations into a language, if it is known
@@ -55,12 +62,14 @@ Report = Callable[[Iterable[Evaluated], str | None], None]  # of translations in
 def evaluate_files(inputs: Inputs, report: Report) -> None:
     """Report on existing translations. MODEL is used only for its target language."""
     from mtrain.checkpoint.model_folder import load_model
+    from mtrain.evaluation.evaluate import given_output
 
     if read_launch().rank == 0:
         texts = _read_systems(inputs)
         [test] = _given_test_sets(inputs, texts)
         language = None if inputs.model is None else load_model(inputs.model).config.target_lang
-        report([Evaluated(test, texts)], language)
+        outputs = {name: given_output(test, lines) for name, lines in texts.items()}
+        report([Evaluated.of(test, outputs)], language)
 
 
 def evaluate_models(
@@ -82,7 +91,7 @@ def evaluate_models(
     if read_launch().rank == 0:
         texts = _read_systems(inputs)
         given = _given_test_sets(inputs, texts) if inputs.references else []
-    done: dict[str, list[list[str]]] = {}  # the translations of each test set by the other models
+    done: dict[str, list[Output]] = {}  # the translations of each test set by the other models
     direction: Direction | None = None  # that of the first model
     with joined_ranks(device) as ranks, terminal.cleaning_up_after_sigterm():
         for path in inputs.models:
@@ -118,17 +127,17 @@ def _translated(
     inputs: Inputs,
     tests: Sequence["TestSet"],
     texts: dict[str, list[str]],
-    done: dict[str, list[list[str]]],
+    done: "dict[str, list[Output]]",
     last: "Translator",
 ) -> Iterator[Evaluated]:
-    from mtrain.evaluation.evaluate import translate_set
+    from mtrain.evaluation.evaluate import given_output, translate_set
 
     for number, test in enumerate(tests):
-        known = {**texts, **{name: lists[number] for name, lists in done.items()}}
+        known = {name: given_output(test, lines) for name, lines in texts.items()}
+        known |= {name: outputs[number] for name, outputs in done.items()}
         names = [_name_of(path) for path in inputs.systems]
-        yield Evaluated(
-            test, {name: known[name] if name in known else translate_set(test, last) for name in names}
-        )
+        outputs = {name: known[name] if name in known else translate_set(test, last) for name in names}
+        yield Evaluated.of(test, outputs)
 
 
 def _read_systems(inputs: Inputs) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ from mtrain.duration import format_duration
 from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
+    from mtrain.decoding.problems import ProblemCounter
     from mtrain.decoding.translate import Translator
     from mtrain.decoding.translation import Translation
     from mtrain.progress_bar import ProgressBar
@@ -50,6 +51,7 @@ class Job(NamedTuple):
     prefix: Path | None
     form: Format
     progress: "ProgressBar"
+    problems: "ProblemCounter"
 
     def answers(
         self, lines: Iterable[str], first: int = 0, waiting: Callable[[], object] = lambda: None
@@ -63,9 +65,12 @@ class Job(NamedTuple):
 
         prefixes = None if self.prefix is None else islice(terminal.read_lines(self.prefix), first, None)
         form, scored = self.form, self.form.scores or self.form.json
-        for best in self.translator.stream(
+        sources, lines = tee(lines)
+        found = self.translator.stream(
             lines, form.n_best, form.alignments, prefixes, first, scored=scored, progress=count
-        ):
+        )
+        for number, (source, best) in enumerate(zip(sources, found, strict=True), start=first + 1):
+            self.problems.add(number, source, best.text, best.finished)
             yield form.render(best)
 
     def description(self) -> dict[str, Any]:
@@ -93,6 +98,7 @@ def write_translations(
 ) -> None:
     """Translate the typed sentences, or a file or stdin, and write the results to stdout or a file. A file is
     written so that `--continue` can resume it."""
+    from mtrain.decoding.problems import ProblemCounter
     from mtrain.progress_bar import ProgressBar
 
     total = len(typed) if typed else count_lines(input_file)
@@ -101,12 +107,14 @@ def write_translations(
     lines = iter(typed) if typed else terminal.read_lines(input_file or Path("-"))
     hidden = bool(typed) or is_on_screen(output_file)
     with ProgressBar("translated", "lines", total, hidden) as progress:
-        job = Job(translator, prefix, form, progress)
+        job = Job(translator, prefix, form, progress, ProblemCounter())
         if output_file is None or is_stream(output_file):
             with open_output(output_file) as out:
                 write_lines(job.answers(lines), out)
         else:
             _write_resumable(job, lines, output_file, continue_)
+    if problems := job.problems.summary(progress.count):
+        log.warning("%s", problems)
     if progress.count and progress.seconds >= REPORT_AFTER and not typed:
         done = f"{progress.count:,} lines in {format_duration(progress.seconds)}"
         log.info("translated %s: %s", done, progress.speed())

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from mtrain.config.section import PositiveInt, Precision, Section
 
+Split = Literal["long", "sentences"]
 Stop = Literal["default", "first_k", "exact"]
 Workers = Annotated[int, Field(ge=1, le=64)] | Literal["auto"]
 Samples = Annotated[int, Field(ge=1, le=1024)]
@@ -85,6 +86,11 @@ class DecodingConfig(Section):
         None,
         description="decoder layer, starting at 0, whose attention gives word alignments; "
         "null: chosen by training",
+    )
+    split: Split = Field(
+        "long",
+        description="which lines are translated sentence by sentence; long: those with more tokens than the "
+        "model's maximum; sentences: all, such as paragraphs",
     )
     batch_tokens: PositiveInt = Field(8192, description="padded source tokens times hypotheses per batch")
     precision: Precision = Field(

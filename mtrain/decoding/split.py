@@ -1,20 +1,18 @@
-"""Splitting the input into windows of lines, and lines that are too long for the model into parts."""
+"""Splitting the input into windows of lines, and lines into parts: all lines, or those that are too long."""
 
 import logging
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from sentencex import segment
+
+from mtrain.config.decoding import Split
+from mtrain.config.languages import base_language
 from mtrain.errors import UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# The end of a sentence, including closing quotes or brackets. Not if a lowercase letter follows, or after an
-# abbreviation of one or two letters, as in "Mr. Smith". Chinese and Japanese have no space after a sentence.
-_SENTENCE_END = re.compile(
-    r"""(?:(?<!\b[A-Z][a-z])(?<!\b[A-Z])\.|[!?…])["'”’»)\]]*\s+(?=[^a-z\s])|[。！？]+"""
-)
 _BLOCK = 10_000  # maximum characters that are segmented at a time, to bound memory
 # Lines that are read, sorted by length and translated before the next are read. Larger windows gain no speed,
 # except with many workers: they wait for each other at the end of a window, so each needs many batches of it.
@@ -58,7 +56,7 @@ def windows(
 
 
 class Part(NamedTuple):
-    """The unit of decoding: a line, or one of the parts of a line that is too long for the model."""
+    """The unit of decoding: a line, or one of the parts of a line that is split."""
 
     line: int  # index of the line in its window
     source: list[int]  # ids, ending in EOS
@@ -66,60 +64,82 @@ class Part(NamedTuple):
     key: tuple[int, int]  # seeds sampling: index of the line in the whole input, of the part in the line
 
 
-def parts_of(
-    texts: Sequence[str],
-    prefixes: Sequence[str],
-    tokenizer: Tokenizer,
-    longest: int,
-    first: int,
-    tag: Sequence[int] = (),
-) -> list[Part]:
-    """The parts of a window of lines, at most `longest` tokens each, including EOS; none for an empty line.
+class Splitter(NamedTuple):
+    """Splits lines of a language into parts of at most `longest` tokens each, including EOS. Each part begins
+    with the ids of the language tag `tag`."""
 
-    The prefix of a line belongs to its first part. `first` is the index of the first line in the whole input.
-    Each part begins with the ids of the language tag `tag`.
-    """
-    longest -= len(tag)
-    encoded = tokenizer.encode_source([text if len(text) <= _BLOCK else "" for text in texts])
-    starts = tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
-    parts, split = [], 0
-    for line, (text, ids) in enumerate(zip(texts, encoded, strict=True)):
-        fits = len(ids) < longest and len(text) <= _BLOCK
-        of_line = [ids] if fits else split_line(text, tokenizer, longest - 1)
-        split += len(of_line) > 1
-        for number, part in enumerate(filter(None, of_line)):
-            prefix = starts[line] if number == 0 else []
-            parts.append(Part(line, [*tag, *part, tokenizer.special.eos], prefix, (first + line, number)))
-    if split:
-        log.warning(
-            "%d line(s) exceed the model's %d tokens and were translated in parts", split, longest + len(tag)
-        )
-    return parts
+    tokenizer: Tokenizer
+    longest: int
+    language: str
+    mode: Split = "long"  # `decoding.split`
+    tag: Sequence[int] = ()
 
+    def parts_of(self, texts: Sequence[str], prefixes: Sequence[str], first: int) -> list[Part]:
+        """The parts of a window of lines; none for an empty line.
 
-def split_line(text: str, tokenizer: Tokenizer, longest: int) -> list[list[int]]:
-    """Source ids of a text in parts of at most `longest` tokens. The parts are sentences, because most models
-    are trained on sentences. A sentence that is too long is split between words, a word that is too long at
-    any position. Symbols at the beginning of the text, such as a target-language tag, are repeated in each
-    part."""
-    encoded = tokenizer.encode_source(list(_sentences(text)))
-    tag = tokenizer.source.tag(encoded[0])
-    encoded[0] = encoded[0][len(tag) :]
-    parts = (part for ids in encoded for part in _cut(ids, tokenizer, max(1, longest - len(tag))))
-    return [[*tag, *part] for part in parts]
+        The prefix of a line belongs to its first part. `first` is the index of the first line in the whole
+        input.
+        """
+        tokenizer, tag = self.tokenizer, self.tag
+        starts = tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
+        parts = []
+        for line, of_line in enumerate(self._split_lines(texts)):
+            for number, part in enumerate(filter(None, of_line)):
+                prefix = starts[line] if number == 0 else []
+                parts.append(Part(line, [*tag, *part, tokenizer.special.eos], prefix, (first + line, number)))
+        return parts
 
+    def _split_lines(self, texts: Sequence[str]) -> Iterator[list[list[int]]]:
+        """The source ids of the parts of each line."""
+        if self.mode == "sentences":
+            sentences = [self._sentences(text) for text in texts]
+            encoded = iter(self.tokenizer.encode_source([text for line in sentences for text in line]))
+            yield from (self._fit([next(encoded) for _ in line]) for line in sentences)
+            return
+        split = 0
+        whole = self.tokenizer.encode_source([text if len(text) <= _BLOCK else "" for text in texts])
+        for text, ids in zip(texts, whole, strict=True):
+            fits = len(ids) <= self._most_ids and len(text) <= _BLOCK
+            parts = [ids] if fits else self.split_line(text)
+            split += len(parts) > 1
+            yield parts
+        if split:
+            message = "%d line(s) exceed the model's %d tokens and were translated in parts"
+            log.warning(message, split, self.longest)
 
-def _sentences(text: str) -> Iterator[str]:
-    """The sentences of a text; those longer than `_BLOCK` characters are split, after a space if possible."""
-    start = 0
-    for end in [*(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]:
-        while end - start > _BLOCK:
-            space = text.rfind(" ", start + 1, start + _BLOCK)
-            cut = space + 1 if space > 0 else start + _BLOCK
-            yield text[start:cut]
-            start = cut
-        yield text[start:end]
-        start = end
+    @property
+    def _most_ids(self) -> int:
+        """The number of ids that a part may have without language tag and EOS."""
+        return self.longest - len(self.tag) - 1
+
+    def split_line(self, text: str) -> list[list[int]]:
+        """Source ids of a text in parts, without language tag and EOS. The parts are sentences, because most
+        models are trained on sentences. A sentence that is too long is split between words, a word that is
+        too long at any position. Symbols at the beginning of the text, such as another tag, are repeated in
+        each part."""
+        return self._fit(self.tokenizer.encode_source(self._sentences(text)))
+
+    def _fit(self, sentences: list[list[int]]) -> list[list[int]]:
+        """The parts of a line, given the ids of its sentences."""
+        first, *others = sentences
+        tag = self.tokenizer.source.tag(first)
+        longest = max(1, self._most_ids - len(tag))
+        parts = (part for ids in (first[len(tag) :], *others) for part in _cut(ids, self.tokenizer, longest))
+        return [[*tag, *part] for part in parts]
+
+    def _sentences(self, text: str) -> list[str]:
+        """The sentences of a text, at least one; those longer than `_BLOCK` characters are split, after a
+        space if possible."""
+        sentences = []
+        for sentence in segment(base_language(self.language), text):
+            start = 0
+            while len(sentence) - start > _BLOCK:
+                space = sentence.rfind(" ", start + 1, start + _BLOCK)
+                end = space + 1 if space > 0 else start + _BLOCK
+                sentences.append(sentence[start:end])
+                start = end
+            sentences.append(sentence[start:])
+        return sentences or [text]
 
 
 def _cut(ids: list[int], tokenizer: Tokenizer, longest: int) -> Iterator[list[int]]:

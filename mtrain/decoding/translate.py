@@ -19,7 +19,7 @@ from mtrain.config.load import validate
 from mtrain.decoding.decode import Models
 from mtrain.decoding.mbr import sentence_metric
 from mtrain.decoding.shared_workers import SharedWorkers
-from mtrain.decoding.split import WINDOW, WINDOW_PER_WORKER, Part, parts_of, windows
+from mtrain.decoding.split import WINDOW, WINDOW_PER_WORKER, Part, Splitter, windows
 from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best, without_tag
 from mtrain.decoding.workers import Workers
 from mtrain.device import default_worker_count, resolve_device, resolve_precision
@@ -32,7 +32,8 @@ _WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my")  # languages without spac
 
 
 class Translator:
-    """Translates lines in bounded memory. Lines that are too long for the model are translated in parts.
+    """Translates lines in bounded memory. Lines that are too long for the model are translated in parts, or
+    all lines sentence by sentence (`decoding.split`).
 
     It is thread-safe. As a context manager, it calls `close` on exit.
     """
@@ -243,8 +244,10 @@ class Translator:
         def decoded(part: Part, found: list[Translation]) -> None:
             progress(int(part.key[1] == 0), found[0].tokens)  # a line is counted with its first part
 
+        limits = self.max_length, self.direction.source
+        splitter = Splitter(self.tokenizer, *limits, self.decoding.split, self.tag)
         for texts, beginnings in windows(lines, prefixes, window):
-            parts = parts_of(texts, beginnings, self.tokenizer, self.max_length, first, self.tag)
+            parts = splitter.parts_of(texts, beginnings, first)
             translations = workers.decode(self.decoding, parts, n_best, alignments, scored, decoded)
             pairs = zip(parts, translations, strict=True)
             by_line = {line: list(group) for line, group in groupby(pairs, lambda pair: pair[0].line)}

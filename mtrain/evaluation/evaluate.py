@@ -12,6 +12,7 @@ from mtrain.data.augment import Side, change_pair
 from mtrain.data.corpus import read_corpus
 from mtrain.data.corpus_files import further_references
 from mtrain.data.lines import raise_errors, read_text
+from mtrain.decoding.problems import ProblemCounter, count_problems
 from mtrain.errors import DataError, UsageError
 from mtrain.evaluation.metrics import Score, score
 from mtrain.progress_bar import ProgressBar
@@ -87,17 +88,33 @@ def with_augmented(
 
 def evaluate_set(test: TestSet, translator: "Translator", metrics: dict[str, Any]) -> list[Score]:
     """Translate a test set and score the translations."""
-    return score(translate_set(test, translator), test.references, metrics)
+    return score(translate_set(test, translator).texts, test.references, metrics)
 
 
-def translate_set(test: TestSet, translator: "Translator") -> list[str]:
+class Output(NamedTuple):
+    """The translations of a test set, and how many of them have each problem that `find_problem` finds."""
+
+    texts: list[str]
+    problems: dict[str, int] | None  # None if the sources are not known
+
+
+def translate_set(test: TestSet, translator: "Translator") -> Output:
     """Translate a test set, with a progress bar. Raises UsageError if the model does not know its
     languages."""
     if test.direction is not None:
         translator = translator.between(*test.direction)
+    problems, texts = ProblemCounter(), []
     with ProgressBar(f"{test.name}: translated", "lines", len(test.sources)) as progress:
         found = translator.stream(test.sources, scored=False, progress=progress.add)
-        return [translation.text for translation in found]
+        for line, (source, translation) in enumerate(zip(test.sources, found, strict=True), start=1):
+            problems.add(line, source, translation.text, translation.finished)
+            texts.append(translation.text)
+    return Output(texts, problems.as_dict())
+
+
+def given_output(test: TestSet, texts: list[str]) -> Output:
+    """Translations of a test set that were read from a file."""
+    return Output(texts, count_problems(test.sources, texts) if test.sources else None)
 
 
 def read_references(files: Sequence[Path], name: str, count: int) -> list[list[str]]:

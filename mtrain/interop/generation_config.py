@@ -39,7 +39,7 @@ _UNSUPPORTED: dict[str, Any] = {
     "watermarking_config": None,
 }
 # Settings of mtrain that Hugging Face does not support.
-_MTRAIN_ONLY = ("coverage_penalty", "samples", "mbr", "min_length_ratio")
+_MTRAIN_ONLY = ("coverage_penalty", "samples", "mbr", "min_length_ratio", "split")
 
 
 def decoding_from_generation(generation: dict[str, Any], eos_id: int, max_positions: int) -> dict[str, Any]:
@@ -105,4 +105,6 @@ def exportable(decoding: DecodingConfig) -> DecodingConfig:
 
 def not_exportable(decoding: DecodingConfig) -> list[str]:
     """The keys of `decoding` that have an effect but are not supported by Hugging Face."""
-    return [key for key in (*_MTRAIN_ONLY, "max_length_ratio") if getattr(decoding, key)]
+    defaults = DecodingConfig()
+    changed = [key for key in _MTRAIN_ONLY if getattr(decoding, key) != getattr(defaults, key)]
+    return [*changed, *(["max_length_ratio"] if decoding.max_length_ratio else [])]

@@ -38,6 +38,26 @@ def test_evaluate_prints_scores_with_signatures(mtrain, run_dir, corpus):
     assert "nrefs:2|case:lc" in result["scores"][0]["signature"]
 
 
+def test_translations_that_may_be_wrong_are_counted(mtrain, run_dir, corpus, tmp_path):
+    cut = ["--set", "decoding.max_length_ratio=0", "--set", "decoding.max_length_offset=2", "--device", "cpu"]
+    code, out, _ = mtrain("evaluate", run_dir, "--metrics", "bleu", *cut)
+    assert code == 0 and out.splitlines()[2:] == ["  problems: 0 empty, 8 looping, 0 extreme length"]
+    (tmp_path / "other").write_text("\n".join(["", "Hund Hund Hund Hund Hund", *"abcdef"]) + "\n")
+    compared = ["--compare", tmp_path / "other", "--metrics", "chrf", "--device", "cpu"]
+    code, out, _ = mtrain("evaluate", run_dir, *compared)
+    counts = {"empty": 1, "looping": 1, "extreme_length": 2}
+    assert code == 0 and f"  problems: 0 empty, 0 looping, 0 extreme length; {run_dir}\n" in out
+    assert f"  problems: 1 empty, 1 looping, 2 extreme length; {tmp_path}/other\n" in out
+    code, out, _ = mtrain("evaluate", run_dir, *compared, "--json")
+    none = dict.fromkeys(counts, 0)
+    assert json.loads(out)["seen"]["problems"] == {str(run_dir): none, str(tmp_path / "other"): counts}
+    files = ["--hypotheses", tmp_path / "other", "--reference", corpus / "train.de", "--metrics", "chrf"]
+    code, out, _ = mtrain("evaluate", *files, "--json")
+    assert "problems" not in json.loads(out)["other"]  # the sources are not known
+    code, out, _ = mtrain("evaluate", *files, "--by-length", "--source", corpus / "train.en", "--json")
+    assert json.loads(out)["other"]["problems"] == {str(tmp_path / "other"): counts}
+
+
 def test_set_replaces_the_test_sets_of_the_run(mtrain, run_dir, corpus):
     moved = f"data.test={{moved: {{source: {corpus}/train.en, target: {corpus}/train.de}}}}"
     code, out, _ = mtrain("evaluate", run_dir, "--set", moved, "--metrics", "bleu", "--device", "cpu")

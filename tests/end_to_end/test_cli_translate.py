@@ -329,6 +329,31 @@ def test_long_lines_are_translated_in_parts_and_stay_one_line(mtrain, run_dir, s
     assert "warning: 1 line(s) exceed the model's 64 tokens and were translated in parts" in err
 
 
+def test_paragraphs_are_split_into_sentences_if_configured(mtrain, run_dir, tmp_path):
+    (tmp_path / "in").write_text("It rains. The sun shines.\n\nA cat sleeps.\n")
+    options = ["--device", "cpu", "-i", tmp_path / "in"]
+    code, out, err = mtrain("translate", run_dir, *options, "--set", "decoding.split=sentences")
+    assert (code, out) == (0, "Es regnet. Die Sonne scheint.\n\nEine Katze schläft.\n")
+    assert "in parts" not in err and "may be wrong" not in err
+    code, _, err = mtrain("translate", run_dir, *options, "--set", "decoding.split=words")
+    assert code == 2 and "decoding.split" in one_line(err) and "sentences" in err
+
+
+def test_translations_that_may_be_wrong_are_counted_in_one_line(mtrain, run_dir, tmp_path):
+    (tmp_path / "in").write_text("\nIt rains.\nTwo women are talking.\nIt rains.\n")
+    cut = ["--set", "decoding.max_length_ratio=0", "--set", "decoding.max_length_offset=11"]
+    options = ["--device", "cpu", "-i", tmp_path / "in", "-o", tmp_path / "out", "--json", *cut]
+    code, _, err = mtrain("translate", run_dir, *options)
+    finished = [json.loads(line)["finished"] for line in (tmp_path / "out").read_text().splitlines()]
+    assert code == 0 and finished == [True, True, False, True]
+    warnings = [line for line in err.splitlines() if "may be wrong" in line]
+    assert warnings == [
+        "warning: 1 of 4 translations may be wrong: 1 looping or cut at the maximum length (line 3)"
+    ]
+    code, _, err = mtrain("translate", run_dir, "It rains.", "--device", "cpu")
+    assert code == 0 and "may be wrong" not in err
+
+
 def test_the_prompt_translates_typed_lines(run_dir):
     main_end, terminal = pty.openpty()
     os.write(main_end, b"It rains\xff.\nIt rains.\n\x04")

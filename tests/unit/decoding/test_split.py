@@ -7,7 +7,7 @@ import pytest
 
 from mtrain import Translator
 from mtrain.config.tokenizer import TokenizerConfig
-from mtrain.decoding.split import parts_of, split_line, windows
+from mtrain.decoding.split import Splitter, windows
 from mtrain.decoding.translation import Translation, join
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ def test_windows_are_bounded_by_lines_and_by_characters() -> None:
 def test_parts_are_sentences_and_contain_every_token(translator: Translator, longest: int) -> None:
     tokenizer = translator.tokenizer
     text = [*SOURCES, "katze" * 30 + '!"', "Mr. Smith of the U. S. sleeps.", "Is it no... yes?", "It rains"]
-    parts = split_line("  ".join(text), tokenizer, longest)
+    parts = Splitter(tokenizer, longest + 1, "en").split_line("  ".join(text))
     assert all(0 < len(part) <= longest for part in parts)
     sentences = tokenizer.encode_source(text)
     assert list(chain(*parts)) == list(chain(*sentences))
@@ -39,7 +39,7 @@ def test_parts_are_sentences_and_contain_every_token(translator: Translator, lon
     assert all(tokenizer.word_starts(part)[0] for part in cut)
     if longest == 63:
         assert len(cut) == 3 and max(map(len, cut)) == longest  # of one word of some 90 tokens
-    [one, two] = split_line("猫が寝る。雨が降る！", tokenizer, longest=63)
+    [one, two] = Splitter(tokenizer, 64, "ja").split_line("猫が寝る。雨が降る！")
     assert [one, two] == tokenizer.encode_source(["猫が寝る。", "雨が降る！"])
 
 
@@ -55,7 +55,7 @@ def tagging(request, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.mark.parametrize("tag", ["<2de>", "<2fr> <polite>", "<2fr><polite>"])
 def test_a_tag_begins_each_part_of_a_line(tagging: Tokenizer, tag: str) -> None:
-    parts = split_line(f"{tag} It rains. The sun shines. A cat sleeps.", tagging, longest=30)
+    parts = Splitter(tagging, 31, "en").split_line(f"{tag} It rains. The sun shines. A cat sleeps.")
     expected = [f"{tag} It rains.", f"{tag} The sun shines.", f"{tag} A cat sleeps."]
     assert [tagging.source.decode([ids])[0] for ids in parts] == expected
     assert parts == tagging.encode_source(expected)
@@ -63,14 +63,14 @@ def test_a_tag_begins_each_part_of_a_line(tagging: Tokenizer, tag: str) -> None:
 
 @pytest.mark.parametrize("line", ["It rains <2de>. The sun shines.", "< 2de> It rains. The sun shines."])
 def test_a_symbol_elsewhere_is_not_a_tag(tagging: Tokenizer, line: str) -> None:
-    _, second = split_line(line, tagging, longest=30)
+    _, second = Splitter(tagging, 31, "en").split_line(line)
     assert tagging.source.decode([second]) == ["The sun shines."]
 
 
 def test_alignments_of_parts_count_the_words_of_a_tag_once(tagging: Tokenizer) -> None:
     line = "<2fr> <polite> It rains. The sun shines."
     [ids] = tagging.encode_source([line])
-    [first, second] = parts_of([line], [], tagging, len(ids), 0)
+    [first, second] = Splitter(tagging, len(ids), "en").parts_of([line], [], 0)
     assert (first.key, second.key) == ((0, 0), (0, 1))
     words = [sum(tagging.word_starts(part.source[:-1])) for part in (first, second)]
     assert words == [4, 5]
@@ -81,3 +81,59 @@ def test_alignments_of_parts_count_the_words_of_a_tag_once(tagging: Tokenizer) -
     ]
     joined = join(parts, words, tag, " ", length_penalty=1.0)
     assert joined.alignment == ((2, 0), (3, 1), (4, 2), (5, 3), (0, 4))
+
+
+def test_a_line_that_fits_is_split_only_in_sentences_mode(tagging: Tokenizer) -> None:
+    lines = ["<2de> It rains. The sun shines.", "", "  ", "A cat sleeps", "A cat sleeps! Two? women. ..."]
+    whole = Splitter(tagging, 300, "en").parts_of(lines, [], first=7)
+    assert [part.line for part in whole] == [0, 3, 4]
+    assert [part.source[:-1] for part in whole] == tagging.encode_source([lines[0], *lines[3:]])
+    parts = Splitter(tagging, 300, "en", "sentences").parts_of(lines, [], first=7)
+    texts = [
+        "<2de> It rains.",
+        "<2de> The sun shines.",
+        "A cat sleeps",
+        "A cat sleeps!",
+        "Two?",
+        "women.",
+        "...",
+    ]
+    assert [part.source[:-1] for part in parts] == tagging.encode_source(texts)
+    assert all(part.source[-1] == tagging.special.eos for part in parts)
+    assert [part.line for part in parts] == [0, 0, 3, 4, 4, 4, 4]
+    assert [part.key for part in parts] == [(7, 0), (7, 1), (10, 0), *((11, n) for n in range(4))]
+
+
+def test_a_prefix_belongs_to_the_first_sentence(tagging: Tokenizer) -> None:
+    splitter = Splitter(tagging, 300, "en", "sentences")
+    parts = splitter.parts_of(["It rains. The sun shines.", "A cat sleeps."], ["Es", "Eine"], 0)
+    assert [part.prefix for part in parts] == [
+        *tagging.encode_target(["Es"]),
+        [],
+        *tagging.encode_target(["Eine"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "count"),
+    [
+        ("en", "Prof. Smith met Dr. Jones at 5 p.m. yesterday. They talked, e.g. about 3.5 dogs! Yes.", 3),
+        ("de", "Am 3. Oktober kam Dr. Meier z. B. nach Bonn. Es regnete.", 2),
+        ("de_AT", "Es ist Nr. 5. Das ist ca. 10 km weit.", 2),
+        ("fr", "Il dort. Il pleut !", 2),
+        ("zh-CN", "猫在睡觉。下雨了！", 2),
+        ("hi", "यह एक है। यह दो है।", 2),
+        ("und", "One. Two.", 2),
+    ],
+)
+def test_sentences_end_as_the_language_ends_them(translator: Translator, language, text, count) -> None:
+    parts = Splitter(translator.tokenizer, 300, language, "sentences").parts_of([text], [], 0)
+    assert len(parts) == count
+
+
+def test_a_long_text_is_segmented_in_blocks(translator: Translator) -> None:
+    for text in ("word " * 5000, "x" * 25_000):
+        parts = Splitter(translator.tokenizer, 100, "en").split_line(text)
+        assert max(map(len, parts)) == 99
+        [joined] = translator.tokenizer.source.decode([list(chain(*parts))])
+        assert joined.replace(" ", "") == text.replace(" ", "")

@@ -252,6 +252,32 @@ def test_a_long_line_is_translated_in_parts_and_joined(translator: Translator, c
         translator.translate([b"It rains."])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("settings", [{"beam_size": 2}, {"samples": 2, "temperature": 0.5}], ids=str)
+def test_a_paragraph_is_translated_sentence_by_sentence(translator: Translator, caplog, settings) -> None:
+    paragraphs = [" ".join(SOURCES[:3]), "", SOURCES[3], " ".join(SOURCES[4:])]
+    split = translator.with_settings(split="sentences", **settings)
+    with caplog.at_level(logging.WARNING):
+        found = split.translate(paragraphs, n_best=2, alignments=True)
+    assert not caplog.text  # no line exceeds the maximum
+    if "samples" not in settings:
+        single = split.translate(SOURCES, n_best=2, alignments=True)
+        groups = [single[:3], [], single[3:4], single[4:]]
+        for line, parts in zip(found, groups, strict=True):
+            assert line.text == " ".join(part.text for part in parts)
+            assert line.tokens == sum(part.tokens for part in parts)
+            assert line.finished and line.alignment is not None
+            assert len(line.alignment) == sum(len(part.alignment or ()) for part in parts)
+            for rank, best in enumerate(line.n_best):
+                assert best.text == " ".join(part.n_best[rank].text for part in parts)
+        whole = translator.with_settings(**settings).translate(paragraphs)
+        assert whole[2].text == found[2].text and whole[0].text != found[0].text
+    assert all(line.n_best[0].text == line.text for line in found)
+    assert len(json.loads(found[0].as_json())["n_best"]) == 2
+    # The result does not depend on the other lines, nor on where an interrupted translation is resumed.
+    resumed = split.stream(paragraphs[2:], n_best=2, alignments=True, first=2)
+    assert list(resumed) == found[2:]
+
+
 # -------------------------------------------------------------------------------------------------- ensembles
 
 
