@@ -45,9 +45,9 @@ def test_translations_that_may_be_wrong_are_counted(mtrain, run_dir, corpus, tmp
     (tmp_path / "other").write_text("\n".join(["", "Hund Hund Hund Hund Hund", *"abcdef"]) + "\n")
     compared = ["--compare", tmp_path / "other", "--metrics", "chrf", "--device", "cpu"]
     code, out, _ = mtrain("evaluate", run_dir, *compared)
-    counts = {"empty": 1, "looping": 1, "extreme_length": 2}
+    counts = {"empty": 1, "looping": 1, "extreme_length": 3}
     assert code == 0 and f"  problems: 0 empty, 0 looping, 0 extreme length; {run_dir}\n" in out
-    assert f"  problems: 1 empty, 1 looping, 2 extreme length; {tmp_path}/other\n" in out
+    assert f"  problems: 1 empty, 1 looping, 3 extreme length; {tmp_path}/other\n" in out
     code, out, _ = mtrain("evaluate", run_dir, *compared, "--json")
     none = dict.fromkeys(counts, 0)
     assert json.loads(out)["seen"]["problems"] == {str(run_dir): none, str(tmp_path / "other"): counts}
