@@ -233,12 +233,12 @@ def test_unsupported_exports_are_errors(mtrain, tokenizers, run_dir, tmp_path, m
 
 
 def test_settings_that_generate_does_not_support_are_logged(tokenizers, tmp_path, caplog):
-    decoding = DecodingConfig(precision="fp32", coverage_penalty=0.2, beam_size=2)
+    decoding = DecodingConfig(precision="fp32", coverage_penalty=0.2, split="sentences", beam_size=2)
     model = random_model(tmp_path / "model", tokenizers[True], decoding, norm="post")
     export_model(model, tmp_path / "out", "marian", texts=SOURCES[:2])
     assert (
-        "generation_config.json does not support them: decoding.coverage_penalty, decoding.max_length_ratio"
-        in caplog.text
+        "generation_config.json does not support them: decoding.coverage_penalty, decoding.split, "
+        "decoding.max_length_ratio" in caplog.text
     )
 
 
