@@ -1,13 +1,14 @@
 """`mtrain evaluate`."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from mtrain.cli import terminal
+from mtrain.cli.evaluation_checks import check_inputs, check_metrics, refuse_unused
 from mtrain.cli.evaluation_results import Outputs, report_results
 from mtrain.cli.evaluation_systems import Evaluated, Inputs, Report, evaluate_files, evaluate_models
 from mtrain.cli.options import (
@@ -25,9 +26,8 @@ from mtrain.cli.options import (
     To,
     overrides,
 )
-from mtrain.cli.output import is_stream, require_writable
 from mtrain.distributed.launch import read_launch
-from mtrain.errors import DataError, UsageError
+from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
     from mtrain.evaluation.evaluate import TestSet
@@ -172,8 +172,8 @@ def evaluate(
     inputs = Inputs(model, source, reference or [], hypotheses, compare or [], changes, (from_, to))
     names = [name.strip() for name in metrics.lower().split(",")]
     outputs = Outputs(json_, by_length, sentence_scores, html, summary=bool(changes) and not compare)
-    _check_inputs(inputs, outputs, "comet" in names)
-    _check_metrics(names, bleu_tokenize, comet, comet_model)
+    check_inputs(inputs, outputs, "comet" in names)
+    check_metrics(names, bleu_tokenize, comet, comet_model)
     if by_length and names == ["comet"]:
         raise UsageError("--by-length has no effect on --metrics comet; add bleu, or leave it out")
     translating = bool(inputs.models)
@@ -181,7 +181,7 @@ def evaluate(
         unused_device = None if device == "auto" or "comet" in names else device
         unused = {**search, "set": set_ or None, "device": unused_device, "augment": augment}
         unused |= {"from": from_, "to": to}
-        _refuse_unused(unused, "--hypotheses, which are scored without translating")
+        refuse_unused(unused, "--hypotheses, which are scored without translating")
     settings = overrides(set_, "decoding.", **search)
     data_settings = [assignment for assignment in settings if assignment.startswith("data.")]
     if inputs.references and data_settings:
@@ -223,89 +223,6 @@ def _reporter(
             report_results(evaluated, metrics_for, outputs)
 
     return report
-
-
-def _check_inputs(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
-    """Raise UsageError unless the options name translations to score and what to score them with, and
-    DataError if a system to compare is missing."""
-    model, source, references, hypotheses, compared, changes, languages = inputs
-    if hypotheses is None and model is None:
-        raise UsageError("missing MODEL; only --hypotheses can be scored without it")
-    if (source is not None or hypotheses is not None) != bool(references):
-        raise UsageError("give --reference with either --source or --hypotheses")
-    if any(languages) and not references:
-        option = "--from" if languages[0] else "--to"
-        raise UsageError(
-            f"{option} has no effect on the test sets of MODEL, which have languages; leave it out"
-        )
-    if Path("-") in references:
-        raise UsageError("--reference -: reading references from stdin is not supported; give a file")
-    if [source, hypotheses, *compared].count(Path("-")) > 1:
-        raise UsageError("stdin (-) was given more than once; give a file")
-    for path in compared:
-        if inputs.systems.count(path) > 1:
-            raise UsageError(f"--compare {path}: given twice; give each system once")
-        if str(path) != "-" and not path.exists():
-            raise DataError(f"--compare {path}: no such model or file of translations")
-    _check_changes(changes, [path for path in compared if not inputs.is_model(path)])
-    if outputs.html is not None and not compared:
-        raise UsageError("--html has no effect without --compare; add it, or leave --html out")
-    if hypotheses is not None:
-        _check_sources(inputs, outputs, comet)
-    files = [path for path in (source, *references, *inputs.systems) if path != model and path is not None]
-    for output in (outputs.sentence_scores, outputs.html):
-        require_writable(output, [file for file in files if file.exists()])
-    table, page = (
-        None if file is None else file.resolve() for file in (outputs.sentence_scores, outputs.html)
-    )
-    if page is not None and page == table and not is_stream(outputs.html):
-        raise UsageError(f"--html {outputs.html}: --sentence-scores names the same file; give another one")
-
-
-def _check_changes(changes: Sequence[str], files: Sequence[Path]) -> None:
-    """Raise UsageError unless copies of the test sets with these changes can be translated by all systems."""
-    from mtrain.data.augment import CHANGES
-
-    for name in changes:
-        if name not in CHANGES:
-            raise UsageError(f"--augment {name}: choose from {', '.join(CHANGES)}")
-    if len(set(changes)) < len(changes):
-        raise UsageError(f"--augment {','.join(changes)}: give each name once")
-    if changes and files:
-        raise UsageError(f"--augment needs models to translate with; --compare {files[0]} is a file")
-
-
-def _check_sources(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
-    """Raise UsageError unless --source is given exactly if something besides --hypotheses needs it."""
-    models = [path for path in inputs.models if path != inputs.model]
-    needs = {
-        f"--compare {models[0]}" if models else "": bool(models),
-        "--metrics comet": comet,
-        "--by-length": outputs.by_length,
-    }
-    if inputs.source is None:
-        for option, is_needed in needs.items():
-            if is_needed:
-                raise UsageError(f"{option} needs the source sentences; give --source")
-    elif not any(needs.values()) and outputs.html is None:
-        raise UsageError("--source and --hypotheses were both given; give one of them")
-
-
-def _check_metrics(
-    names: Sequence[str], bleu_tokenize: str | None, comet: Path | None, comet_model: str | None
-) -> None:
-    metrics = ",".join(names)
-    if bleu_tokenize is not None and "bleu" not in names:
-        raise UsageError(f"--bleu-tokenize has no effect on --metrics {metrics}; add bleu, or leave it out")
-    for option, value in {"--comet": comet, "--comet-model": comet_model}.items():
-        if value is not None and "comet" not in names:
-            raise UsageError(f"{option} has no effect on --metrics {metrics}; add comet, or leave it out")
-
-
-def _refuse_unused(options: Mapping[str, object], reason: str) -> None:
-    given = [name.replace("_", "-") for name, value in options.items() if value is not None]
-    if given:
-        raise UsageError(f"--{given[0]} has no effect with {reason}; leave it out")
 
 
 def _set_up_comet(folder: Path) -> None:
