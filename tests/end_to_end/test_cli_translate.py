@@ -195,7 +195,7 @@ def test_the_speed_is_reported_at_the_end(mtrain, run_dir, corpus, monkeypatch):
     monkeypatch.setattr("mtrain.cli.translation_output.REPORT_AFTER", 0)
     job = ["translate", run_dir, "-i", corpus / "train.en", "--device", "cpu", "--workers", 2]
     code, out, err = mtrain(*job)
-    speeds = r"[\d,]+ lines/s, [\d,]+ target tokens/s"
+    speeds = r"[\d,.]+ lines/s, [\d,]+ target tokens/s"
     assert (code, out) == (0, EXPECTED) and re.fullmatch(
         rf"translated 8 lines in [\d.]+ m?s: {speeds}\n", err
     )
