@@ -296,8 +296,18 @@ def test_score_adds_a_column_to_tsv(mtrain, run_dir, corpus, tmp_path):
     )
     assert rows[2][3] == "nan" and 2 * float(rows[0][3]) > float(rows[1][3])
     expected = [math.exp(-abs(a - b) - (a + b) / 2) for a, b in zip(forward, backward, strict=True)]
-    command = "--tsv", tmp_path / "in.tsv", "--reverse", run_dir, "-o", tmp_path / "scored.tsv.gz"
+    other = shutil.copytree(run_dir / "model", tmp_path / "de-en")
+    config = (other / "config.yaml").read_text()
+    languages = "source_lang: en\ntarget_lang: de\n", "source_lang: de\ntarget_lang: en\n"
+    assert languages[0] in config
+    (other / "config.yaml").write_text(config.replace(*languages))
+    (other / "manifest.json").unlink()
+    write_manifest(other)
+    command = "--tsv", tmp_path / "in.tsv", "--reverse", other, "-o", tmp_path / "scored.tsv.gz"
     assert score(*command) == []
+    reverse = "score", run_dir, "--tsv", tmp_path / "in.tsv", "--reverse", run_dir, "--device", "cpu"
+    code, _, err = mtrain(*reverse, "--quiet")
+    assert code == 2 and "translates into de, not en; it has no language tags" in one_line(err)
     text = gzip.decompress((tmp_path / "scored.tsv.gz").read_bytes()).decode()
     rows = [line.split("\t") for line in text.splitlines()]
     assert [float(row[3]) for row in rows] == pytest.approx(expected, abs=1e-4, nan_ok=True)
