@@ -1,6 +1,6 @@
 """Corrupts sentence pairs, as token ids, to train a pair classifier.
 
-Corrupted pairs are made from good ones as by Zaragoza-Bernabeu et al., "Bicleaner AI", LREC 2022: section 3.
+Bicleaner AI (Zaragoza-Bernabeu et al., LREC 2022) learns from such pairs, too.
 """
 
 import random

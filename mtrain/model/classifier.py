@@ -20,9 +20,9 @@ class PairClassifier(TransformerEncoder):
 
     As in BERT (Devlin et al. 2019, section 3), each token has an embedding of the segment that it belongs to,
     source or target. The positions of the target start at 0 again, so that tokens and their translations have
-    similar positions (Conneau and Lample, "Cross-lingual Language Model Pretraining", 2019, section 3.3);
-    rotary positions, which are relative, do not. The mean over all tokens was better than the first token in
-    Reimers and Gurevych, "Sentence-BERT", 2019, section 6.
+    similar positions, as in translation language modeling (Conneau and Lample, "Cross-lingual Language Model
+    Pretraining", 2019); rotary positions, which are relative, do not. The mean over all tokens was better
+    than the first token in Reimers and Gurevych, "Sentence-BERT", 2019, section 6.
     """
 
     def __init__(self, config: ModelConfig):
