@@ -128,6 +128,8 @@ class Config(Section):
             raise ValueError("model.head: pair_classifier needs tokenizer.joint: true")
         if self.data.language_tags != "none":
             raise ValueError("data.language_tags does not apply to a pair classifier; remove it")
+        if self.data.augment is not None and self.data.augment.noise:
+            raise ValueError("data.augment.noise would be examples of good pairs for a classifier; remove it")
         return self
 
     @property

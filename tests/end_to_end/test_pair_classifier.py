@@ -261,6 +261,7 @@ def test_plan_predicts_its_costs(raw_config, classifier, mtrain, tmp_path):
             "training.best_metric: bleu needs translations; use auc or nll",
         ),
         ({"tokenizer": {"joint": False}}, "needs tokenizer.joint: true"),
+        ({"data": {"augment": {"noise": 0.1}}}, "data.augment.noise would be examples of good pairs"),
         ({"data": {"max_length": 128}}, r"twice data.max_length \(256\) must not exceed .* \(192\)"),
         (
             {"data": {"corruptions": {"misaligned": -1}}},
