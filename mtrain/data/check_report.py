@@ -60,8 +60,8 @@ def check_data(
     return findings
 
 
-def log_warnings(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> Findings:
-    """Check the data, and log a warning for each problem found. Returns the findings."""
+def log_warnings(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner) -> None:
+    """Check the data, and log a warning for each problem found."""
     findings = check_data(data, tokenizer, scanner)
     warnings = list_warnings(findings, data.bad_lines)
     for warning in warnings:
@@ -69,11 +69,10 @@ def log_warnings(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner)
     pairs, seconds = scanner.result.pairs, scanner.result.seconds
     cost = f"{pairs:,} pairs in {format_duration(seconds)} ({pairs / max(seconds, 1e-9):,.0f} pairs/s)"
     log.info("data: read and checked %s, %s", cost, _count(warnings))
-    return findings
 
 
 def record_findings(folder: Path, findings: Findings, bad_lines: str) -> None:
-    """Write the findings to a data folder that has just been encoded from the checked text. A failure is
+    """Write the findings to a data folder whose encoding from the checked text has just begun. A failure is
     logged; training does not need them."""
     contents = read_summary(folder)["inputs"]["contents"]
     record = {"contents": contents, **asdict(findings), "warnings": list_warnings(findings, bad_lines)}

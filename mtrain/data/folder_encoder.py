@@ -10,6 +10,7 @@ from typing import NamedTuple
 from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
+from mtrain.data.check_report import record_findings
 from mtrain.data.corpus import good_pairs
 from mtrain.data.data_folder import (
     Contents,
@@ -104,7 +105,11 @@ class FolderEncoder(NamedTuple):
         self.scanner.files.record_digests(folder)
         summary = {"fingerprint": inputs.fingerprint, "layout": LAYOUT, "inputs": inputs._asdict()}
         summary |= {"pairs": kept["pairs"], "buckets": min(max(1, -(-kept["pairs"] // BUCKET)), MAX_BUCKETS)}
-        return write_summary(folder, {**summary, **kept})
+        summary = write_summary(folder, {**summary, **kept})
+        # Recorded now, because a resumed encoding does not check the text again.
+        if self.scanner.checks and (findings := self.scanner.result.findings):
+            record_findings(folder, findings, self.data.bad_lines)
+        return summary
 
     def _draw_validation(self) -> list[list[Pair]]:
         """The validation pairs of each corpus that contains some: those of training for a holdout."""

@@ -69,7 +69,7 @@ class CorpusScanner:
         are large. Without `for_tokenizer`, the sample of the text is only
         large enough for a check."""
         self.files, self.data, self.seed = files, files.data, seed
-        self._folder, self._check, self._strict = folder, check, strict
+        self._folder, self.checks, self._strict = folder, check, strict
         self._workers, self._for_tokenizer = workers, for_tokenizer
 
     @cached_property
@@ -81,7 +81,7 @@ class CorpusScanner:
         held_out = data.validation.holdout if isinstance(data.validation, Holdout) else 0
         characters = SAMPLED_CHARACTERS if self._for_tokenizer else CHECKED_CHARACTERS
         text, holdout = TextSample(characters, self._folder), HoldoutSampler(held_out)
-        check = DataCheck(data, self.files.digests, self._folder) if self._check else None
+        check = DataCheck(data, self.files.digests, self._folder) if self.checks else None
         recorder = RejectionRecorder(self._folder) if data.filters else None
         workers = self._workers or self._choose_workers()
         blocks = self._blocks(by_range=workers > 1)

@@ -12,7 +12,7 @@ from mtrain.config.load import validate
 from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.data.batching import batch_order
-from mtrain.data.check_report import log_warnings, record_findings
+from mtrain.data.check_report import log_warnings
 from mtrain.data.data_folder import find_data_folder
 from mtrain.data.folder_lock import locked_unless_complete
 from mtrain.data.prepare_data import PreparedData, make_scanner, open_complete_data, prepare_data
@@ -125,12 +125,11 @@ def _prepare_run(
         raise UsageError(f"{run_dir}: {reason}; replace it with `mtrain tokenize CONFIG --force`")
     if checkpoint is None:
         record_initial_model(run_dir, initial_model, config.training.init_from)
-    findings = log_warnings(config.data, tokenizer, scanner) if check else None
+    if check:
+        log_warnings(config.data, tokenizer, scanner)
     expected = checkpoint.state.data_fingerprint if checkpoint and not allow_data_change else None
     given = config.data, tokenizer, folder, config.seed, expected, scanner
     data = prepare_data(*given, workers=workers, run_dir=run_dir)
-    if findings is not None:
-        record_findings(folder, findings, config.data.bad_lines)
     if checkpoint:
         _accept_changes(checkpoint, tokenizer, data, batch_order(config.data))
     choices = []

@@ -1,10 +1,14 @@
 """The translations that validation records for the report."""
 
+import errno
 import json
+import os
 
 import pytest
 
+from mtrain.errors import StorageError
 from mtrain.training.record_translations import BEST, SAMPLES, record_translations
+from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.training import PAIRS, fit_on_cpu, read_metrics
 
 
@@ -60,3 +64,15 @@ def test_fit_records_the_translations_and_the_findings_of_the_check(make_config)
     check = json.loads((run / "data/check.json").read_text())
     assert check["sets"]["train"]["usable"] == len(PAIRS)
     assert any("LEAK" in warning for warning in check["warnings"])  # the validation set is the training set
+
+
+def test_the_findings_of_the_check_are_kept_if_the_encoding_is_interrupted(make_config):
+    def fill_disk(operation: Operation) -> None:
+        if "shard-" in operation.path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with on_file_operation(fill_disk), pytest.raises(StorageError, match="No space left"):
+        fit_on_cpu(make_config())
+    run = fit_on_cpu(make_config())
+    check = json.loads((run / "data/check.json").read_text())
+    assert check["sets"]["train"]["usable"] == len(PAIRS) and check["warnings"]
