@@ -20,7 +20,7 @@ def check_inputs(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
     if any(languages) and not references:
         option = "--from" if languages[0] else "--to"
         raise UsageError(
-            f"{option} has no effect on the test sets of MODEL, which have languages; leave it out"
+            f"{option} has no effect on the test sets of MODEL, which have their own languages; leave it out"
         )
     if Path("-") in references:
         raise UsageError("--reference -: reading references from stdin is not supported; give a file")

@@ -11,7 +11,8 @@ Share = Annotated[float, Field(ge=0, le=1000)]
 
 class Corruptions(Section):
     """How often each kind of corruption is made, relative to the others. Half of the training pairs are
-    corrupted, other ones in each epoch; validation reports all kinds, those with 0 included."""
+    corrupted, different ones in each epoch. Validation reports all kinds, including those with a share of
+    0."""
 
     misaligned: Share = Field(1.0, description="the target is that of another pair of similar length")
     truncated: Share = Field(1.0, description="the beginning or the end of a side is missing")
@@ -21,8 +22,8 @@ class Corruptions(Section):
     )
     numbers: Share = Field(
         1.0,
-        description="a number differs; pairs without numbers are given one, the same on both sides of good "
-        "pairs",
+        description="a number of one side is changed; if a side has no number, the same one is first "
+        "inserted on both sides, and the good version keeps it",
     )
     replaced_words: Share = Field(1.0, description="some words of a side are those of another pair")
     word_order: Share = Field(1.0, description="the words of a side are in random order")

@@ -32,8 +32,8 @@ class DataConfig(Section):
     )
     language_tags: LanguageTags = Field(
         "none",
-        description="tags that tell the model the languages of a sentence: `<2de>` before the source for "
-        "the `target`, `<en> <2de>` for `both`; needed if the corpora have several target languages",
+        description="language tags before each source: `target` adds `<2de>`, `both` adds `<en> <2de>`; "
+        "required if the corpora have several target languages",
     )
     train: Corpora = Field(description="training corpus, or a list of corpora")
     validation: Validation = Field(
@@ -47,8 +47,8 @@ class DataConfig(Section):
     )
     temperature: Annotated[float, Field(ge=1, le=1000)] | None = Field(
         None,
-        description="mixes the corpora by their sizes to the power of 1 / `temperature`: 1 is as they are, 5 "
-        "favors small corpora, and with a large number all have equally many pairs; null: by their `weight`",
+        description="the share of a corpus is proportional to its size to the power of 1 / `temperature`: 1 "
+        "keeps the proportions, 5 favors small corpora; null: corpora are mixed by their `weight`",
     )
     folder: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = Field(
         None,
@@ -136,19 +136,21 @@ class DataConfig(Section):
                 language = self.direction_of(corpus).target
                 if not is_same_language(language, self.target_lang):
                     raise ValueError(
-                        f"{name} translates into {language}, but target_lang is {self.target_lang}; "
-                        "models of several target languages need language_tags: target"
+                        f"{name} has the target language {language}, but target_lang is {self.target_lang}; "
+                        "set language_tags: target for several target languages"
                     )
             return self
         directions = {name: self.direction_of(corpus) for name, corpus in named.items()}
         for name, direction in {"data": self.direction, **directions}.items():
             if wrong := [code for code in direction if not re.fullmatch("[A-Za-z0-9_-]+", code)]:
-                raise ValueError(f"{name}: a language tag cannot contain {wrong[0]!r}; write de, or pt-BR")
+                raise ValueError(
+                    f"{name}: the language code {wrong[0]!r} cannot be a tag; use one such as de or pt-BR"
+                )
             for tag in direction.tag(self.language_tags).split():
                 if tag not in self.tags:
                     raise ValueError(
-                        f"{name} translates {direction}, but no corpus in train has the language tag {tag}; "
-                        f"they have {', '.join(self.tags)}"
+                        f"{name} has the direction {direction}, but no corpus in train has the language "
+                        f"tag {tag}; they have {', '.join(self.tags)}"
                     )
         return self
 

@@ -78,7 +78,7 @@ class Architecture(Section):
     def _head_fits(self) -> Self:
         if self.is_classifier:
             if self.preset == "auto":
-                raise ValueError("preset: auto is for translation; give another one, such as tiny")
+                raise ValueError("preset: auto is for translation models; give another preset, such as tiny")
             if (self.decoder_layers, self.tie_embeddings, self.output_bias) != (0, "all", False):
                 raise ValueError(f"a pair classifier has no decoder; remove {', '.join(DECODER_KEYS)}")
         elif not self.decoder_layers:

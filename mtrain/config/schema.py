@@ -120,7 +120,9 @@ class Config(Section):
                 raise ValueError("data.corruptions needs model.head: pair_classifier")
             return self
         if recipe.best_metric not in ("auc", "nll"):
-            raise ValueError(f"training.best_metric: {recipe.best_metric} needs translations; use auc or nll")
+            raise ValueError(
+                f"training.best_metric: {recipe.best_metric} is that of translations; use auc or nll"
+            )
         if recipe.r_drop or "decoder" in recipe.freeze:
             key = "r_drop" if recipe.r_drop else "freeze: decoder"
             raise ValueError(f"training.{key} does not apply to a pair classifier; remove it")
@@ -145,11 +147,12 @@ class Config(Section):
         if augment.cases and tokenizer.normalization.endswith("_cf"):
             raise ValueError(
                 f"data.augment.{next(iter(augment.cases))} has no effect with tokenizer.normalization: "
-                f"{tokenizer.normalization}, which lowercases; leave one of them out"
+                f"{tokenizer.normalization}, which lowercases all text; leave out one of the two"
             )
         if augment.noise and not tokenizer.byte_fallback:
             raise ValueError(
-                "data.augment.noise needs tokenizer.byte_fallback: true; its characters are not learned"
+                "data.augment.noise needs tokenizer.byte_fallback: true, because the vocabulary lacks its "
+                "characters"
             )
 
 

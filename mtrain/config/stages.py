@@ -46,7 +46,9 @@ def check_stages(stages: Sequence[Stage], names: Sequence[str]) -> None:
                 hint = f"did you mean {near[0]}?" if near else f"the names are {', '.join(names)}"
                 raise ValueError(f"stage {number}: no corpus of data.train has the name {name}; {hint}")
         if stage.of is not None and stage.of not in stage.shares:
-            raise ValueError(f"stage {number}: of: {stage.of} has no share in this stage; give it one")
+            raise ValueError(
+                f"stage {number}: `of` names {stage.of}, which has no share in this stage; give it one"
+            )
         is_limited = stage.max_epochs is not None or stage.max_steps is not None
         if number < len(stages) and not is_limited:
             raise ValueError(

@@ -1,7 +1,7 @@
 """Changes to text that models should tolerate: letter case, missing punctuation, typing errors; and noise.
 
-The modifiers of OpusTrainer (Bogoychev et al., "OpusCleaner and OpusTrainer", 2023) are the model. What is
-random depends on a generator only.
+The modifiers of OpusTrainer (Bogoychev et al., "OpusCleaner and OpusTrainer", 2023) are the model. All random
+numbers come from the given generator.
 """
 
 import itertools
@@ -34,8 +34,9 @@ _PLACEHOLDERS = range(0xD800, 0xE000)  # surrogates: no text contains them, and 
 
 
 def has_case(text: str, language: str) -> bool:
-    """Whether a text is in a script with capital letters: if its language has one and, since texts may be in
-    other languages, if most of its letters belong to one. Capitals of Georgian do not begin words."""
+    """Whether a text is in a script with capital letters: its language is not known to have other scripts
+    only, and most of its letters have a capital form, since a text may be in another language. Georgian
+    counts as having none, because its capitals do not begin words."""
     scripts = scripts_of_language(language)
     if scripts and _CASED.isdisjoint(scripts):
         return False
@@ -70,8 +71,8 @@ def without_final_punctuation(text: str) -> str:
 
 
 def with_typos(text: str, generator: random.Random) -> str:
-    """The text with typing errors, one to ten words and at least one. A text of fewer than two letters is
-    not changed."""
+    """The text with typing errors, about one per ten words and at least one. A text of fewer than two letters
+    is not changed."""
     for _ in range(max(1, round(len(text.split()) / _WORDS_PER_ERROR))):
         text = _mistyped(text, generator)
     return text
@@ -99,7 +100,7 @@ def _mistyped(text: str, generator: random.Random) -> str:
 
 
 def _neighbor(letter: str, generator: random.Random) -> str | None:
-    """A letter beside another one on a keyboard, if that has a Latin letter."""
+    """A letter next to `letter` on a keyboard; None if it is not on it."""
     for row, keys in enumerate(_ROWS):
         if (column := keys.find(letter.lower())) >= 0:
             near = [(row, column - 1), (row, column + 1), (row - 1, column), (row + 1, column)]
@@ -149,8 +150,8 @@ class Side(NamedTuple):
 
 
 def with_cases(texts: Iterable[str], side: Side, augment: Augment, seed: int) -> Iterator[str]:
-    """The texts that a vocabulary is learned from, with as many in upper case and with capitals as training
-    will have. Both sides of a pair are changed alike."""
+    """The texts that a vocabulary is learned from, with the same proportions in upper and title case as in
+    training. Both sides of a pair are changed alike."""
     generator = random.Random(f"cases {seed}")
     for text in texts:
         for name in ("titlecase", "uppercase"):
@@ -162,7 +163,7 @@ def with_cases(texts: Iterable[str], side: Side, augment: Augment, seed: int) ->
 def change_pair(
     name: str, source: str, targets: Sequence[str], sides: tuple[Side, Side], generator: random.Random
 ) -> tuple[str, Sequence[str]]:
-    """A source and its translations with one of `CHANGES`. The translations keep typing errors out.
+    """A source and its translations with one of `CHANGES`. Typing errors are made in the source only.
 
     Nothing is changed if the source would not change, because its script has no capitals, for example; nor if
     final punctuation is missing from the source or the first translation.

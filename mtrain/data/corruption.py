@@ -28,8 +28,8 @@ class Example(NamedTuple):
 
 
 class Corrupter:
-    """Makes one kind of corruption at a time. Words, not parts of them, are moved and cut, so that each word
-    is segmented as in other text; without spaces between words, these are tokens."""
+    """Makes one kind of corruption at a time. Only whole words are moved or removed, so each word
+    keeps its usual segmentation. In text without spaces, tokens take their place."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int):
         """The vocabulary must be joint. Sides are cut at `max_length` tokens, EOS included."""
@@ -53,8 +53,8 @@ class Corrupter:
         }
 
     def corrupt(self, kind: str, pair: Pair, other: Pair, generator: random.Random) -> Example | None:
-        """A pair with a corruption of a kind (a key of `data.corruptions`), given another pair of the corpus.
-        None if this kind would not change the pair."""
+        """Corrupt a pair in one way (a key of `data.corruptions`); `other` is another pair of the corpus.
+        None if the pair would not change."""
         example = self._kinds[kind](pair, other, generator)
         if example is None:
             return None
@@ -112,8 +112,8 @@ class Corrupter:
     # ------------------------------------------------------------------------------------------------ numbers
 
     def _numbers(self, pair: Pair, _: Pair, generator: random.Random) -> Example | None:
-        """Change a number of one side, by a digit or entirely. A pair without numbers on both sides is given
-        one, because few pairs of most corpora have any."""
+        """Replace one or all digits of a number on one side. If a side has no number, the same one is first
+        inserted on both sides, because few pairs of most corpora have any."""
         if not all(any(map(self._has_digit.__getitem__, ids)) for ids in pair):
             number = self._encode(_random_number(generator))
             pair = self._inserted(pair[0], number, generator), self._inserted(pair[1], number, generator)

@@ -1,14 +1,14 @@
 """Mixes the training corpora as the stages of training (`data.stages`) say.
 
 Each corpus is an endless stream: all its pairs in a random order, over and over. A window takes the next
-pairs of each stream, in proportion to the shares of the stage. An epoch takes as many pairs of the corpus
-that it counts as this has, so that each of them occurs once. The other streams continue where the previous
-epoch has stopped, so that the numbers of times that two pairs of a corpus have occurred differ by at most
-one, in a stage as in the whole run.
+pairs of each stream, in proportion to the shares of the stage. An epoch takes each pair of the stage's
+reference corpus exactly once. The streams of the other corpora continue where the previous epoch stopped, so
+the numbers of times that two pairs of a corpus have occurred differ by at most one, in a stage and in the
+whole run.
 
-The buckets of a corpus are in a random order, and so are the pairs of each bucket. A part of a stream is
-therefore in a few buckets, and the others need not be read. The order is the same each time, which matters
-little, because batches are formed from whole windows.
+The buckets of a corpus are in a random order, and so are the pairs of each bucket. Consecutive
+pairs of a stream are therefore in a few buckets, and the others need not be read. Each pass has the same
+order, which matters little, because batches are formed from whole windows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +87,7 @@ class Mixer:
         sizes = {name: int(size.sum()) for name, size in zip(self._names, self._sizes, strict=True)}
         if empty := [name for name in stage.shares if not sizes[name]]:
             raise DataError(
-                f"{empty[0]}: no pair is left of this corpus; remove its share from stage {number}"
+                f"{empty[0]}: this corpus has no usable pair; remove its share from stage {number}"
             )
         counted = stage.counted(self._names)
         unit = sizes[counted] / Fraction(str(stage.shares[counted]))
@@ -133,8 +133,8 @@ class Mixer:
     def choose(
         self, starts: Starts, epoch: int, window: int, verify: Callable[[int, Sequence[int]], None]
     ) -> Iterator[ChosenRows]:
-        """The rows of a window. `verify` is called with the index of a shard, and the buckets of it that are
-        to be read; what it raises is raised."""
+        """The rows of a window. `verify` is called with the index of a shard and the buckets to read from it;
+        its exceptions propagate."""
         mixture = self.mixture(starts)
         edges = mixture.layout.edges()[window : window + 2]
         for corpus in mixture.pairs:
@@ -203,8 +203,9 @@ class Mixer:
 
 
 def _divide(first: int, last: int, size: int) -> tuple[int, list[tuple[int, int]]]:
-    """How often a part of a stream contains all `size` pairs of a corpus, and the parts of them that it
-    contains in addition, before and after that."""
+    """Divide the positions from `first` to `last` of a stream into complete passes over the `size` pairs of
+    a corpus, and the ranges of the incomplete passes before and after them. Returns the number of complete
+    passes and these ranges."""
     begin, end = -(-first // size), last // size
     if begin > end:  # it is a part of them
         parts = [(first - end * size, last - end * size)]

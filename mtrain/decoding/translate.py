@@ -282,8 +282,8 @@ def _check_ensemble(path: str | Path, first: LoadedModel, folder: str | Path, ot
     if other.tokenizer.fingerprint() != first.tokenizer.fingerprint():
         raise ModelError(f"{folder}: its vocabulary differs from that of {path}; an ensemble shares one")
     if first.config.language_tags != other.config.language_tags:
-        found = f"has language_tags {other.config.language_tags}, but {path} {first.config.language_tags}"
-        raise ModelError(f"{folder}: {found}; the models of an ensemble need the same")
+        found = f"language_tags is {other.config.language_tags}, but {first.config.language_tags} in {path}"
+        raise ModelError(f"{folder}: {found}; the models of an ensemble must have the same")
     ours, theirs = (
         tuple(map(base_language, (one.config.source_lang, one.config.target_lang))) for one in (first, other)
     )

@@ -79,7 +79,7 @@ def with_augmented(
             ]
             sources = [source for source, _ in pairs]
             if sources == test.sources:
-                log.warning("%s: %s changes no sentence; left out", test.name, name)
+                log.warning("%s: %s changes no sentence; the copy is left out", test.name, name)
                 continue
             references = zip(*(references for _, references in pairs), strict=True)
             copied = list(map(list, references))

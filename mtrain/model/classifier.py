@@ -21,8 +21,8 @@ class PairClassifier(TransformerEncoder):
     As in BERT (Devlin et al. 2019, section 3), each token has an embedding of the segment that it belongs to,
     source or target. The positions of the target start at 0 again, so that tokens and their translations have
     similar positions, as in translation language modeling (Conneau and Lample, "Cross-lingual Language Model
-    Pretraining", 2019); rotary positions, which are relative, do not. The mean over all tokens was better
-    than the first token in Reimers and Gurevych, "Sentence-BERT", 2019, section 6.
+    Pretraining", 2019); rotary positions do not start again, because they are relative. The mean over all
+    tokens was better than the first token in Reimers and Gurevych, "Sentence-BERT", 2019, section 6.
     """
 
     def __init__(self, config: ModelConfig):
@@ -70,7 +70,7 @@ class PairClassifier(TransformerEncoder):
         return LossSums((losses * keep).sum(), (nlls * keep).sum(), tokens)
 
     def start_from(self, other: TransformerEncoder) -> None:
-        """Take the weights of another model that this one has, too: those of a classifier, or the encoder of
-        a Transformer."""
+        """Copy the weights that both models have, from another classifier or from the encoder of a
+        Transformer."""
         own = self.state_dict().keys()
         self.load_state_dict({n: t for n, t in other.state_dict().items() if n in own}, strict=False)

@@ -76,7 +76,7 @@ class UnigramSampler:
 
 
 class _Edges(NamedTuple):
-    """The pieces that can be drawn at each node, which the edges are sorted by."""
+    """The pieces that can be drawn at each node. The edges are sorted by node."""
 
     bounds: Indices  # node * _SHARES + the sum of the shares of the edges of the node up to this one
     stops: Indices  # the node after the piece
@@ -95,7 +95,7 @@ class _Edges(NamedTuple):
         return cls(starts * _SHARES + (shares * _SHARES).astype(np.int64), stops, ids)
 
     def draw(self, nodes: Indices, generator: np.random.Generator) -> Indices:
-        """An edge of each node."""
+        """Draw an edge for each of `nodes`."""
         chosen = nodes * _SHARES + generator.integers(_SHARES, size=len(nodes), dtype=np.uint32)
         return np.searchsorted(self.bounds, chosen, side="right")
 

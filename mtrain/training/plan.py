@@ -100,7 +100,7 @@ def _find_lengths(config: Config, scanner: CorpusScanner, tokenizer: Tokenizer |
         "the weights of data.train are": any(corpus.weight != 1 for corpus in config.data.train),
     }
     if what := next((name for name, given in mixed.items() if given), None):
-        log.warning("%s ignored; run `mtrain prepare` first to include them", what)
+        log.warning("%s ignored; run `mtrain prepare` first to take this into account", what)
     return TrainingLengths.of_text(config, scanner, tokenizer)
 
 

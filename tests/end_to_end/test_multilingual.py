@@ -153,16 +153,16 @@ def test_an_ensemble_has_the_same_tags(both, run_dir, tmp_path, raw, monkeypatch
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"language_tags": "none"}, "train.1 translates into en, but target_lang is de; models of several"),
+        ({"language_tags": "none"}, "train.1 has the target language en, but target_lang is de; set"),
         (
             {"target_lang": "fr", "train": {"toy": "train", "target_lang": "de"}},
-            "data translates en-fr, but no",
+            "data has the direction en-fr, but no",
         ),
         (
             {"test": {"x": {"toy": "test", "target_lang": "fr"}}},
-            "test.x translates en-fr, but no corpus in train",
+            "test.x has the direction en-fr, but no corpus in train",
         ),
-        ({"source_lang": "e n", "language_tags": "both"}, "data: a language tag cannot contain 'e n'"),
+        ({"source_lang": "e n", "language_tags": "both"}, "data: the language code 'e n' cannot be a tag"),
     ],
 )
 def test_languages_that_do_not_fit(mtrain, raw, tmp_path, keys, message):

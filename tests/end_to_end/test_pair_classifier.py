@@ -250,7 +250,7 @@ def test_plan_predicts_its_costs(raw_config, classifier, mtrain, tmp_path):
     ("changes", "message"),
     [
         ({"model": {"decoder_layers": 2}}, "a pair classifier has no decoder; remove decoder_layers"),
-        ({"model": {"preset": "auto"}}, "preset: auto is for translation; give another one, such as tiny"),
+        ({"model": {"preset": "auto"}}, "preset: auto is for translation models; give another preset"),
         ({"training": {"r_drop": 1.0}}, "training.r_drop does not apply to a pair classifier"),
         (
             {"training": {"freeze": ["decoder"]}},
@@ -258,7 +258,7 @@ def test_plan_predicts_its_costs(raw_config, classifier, mtrain, tmp_path):
         ),
         (
             {"training": {"best_metric": "bleu"}},
-            "training.best_metric: bleu needs translations; use auc or nll",
+            "training.best_metric: bleu is that of translations; use auc or nll",
         ),
         ({"tokenizer": {"joint": False}}, "needs tokenizer.joint: true"),
         ({"data": {"augment": {"noise": 0.1}}}, "data.augment.noise would be examples of good pairs"),

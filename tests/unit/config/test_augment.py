@@ -17,8 +17,8 @@ def test_augmentation_is_off_unless_a_probability_is_given(load_text):
 def test_letter_case_needs_a_tokenizer_that_keeps_it(rejection, load_text, name: str):
     keys = f"data.augment={{{name}: 0.1}}", "tokenizer.normalization=nfkc_cf"
     assert rejection(*keys) == (
-        f"data.augment.{name} has no effect with tokenizer.normalization: nfkc_cf, which lowercases; "
-        "leave one of them out"
+        f"data.augment.{name} has no effect with tokenizer.normalization: nfkc_cf, which lowercases all "
+        "text; leave out one of the two"
     )
     # A reused tokenizer decides itself; its settings are compared later.
     assert load_text(*keys, "tokenizer.path=runs/other").data.augment is not None
@@ -28,6 +28,6 @@ def test_letter_case_needs_a_tokenizer_that_keeps_it(rejection, load_text, name:
 def test_noise_needs_bytes(rejection, load_text):
     keys = "data.augment={noise: 0.001}", "tokenizer.byte_fallback=false"
     assert rejection(*keys) == (
-        "data.augment.noise needs tokenizer.byte_fallback: true; its characters are not learned"
+        "data.augment.noise needs tokenizer.byte_fallback: true, because the vocabulary lacks its characters"
     )
     assert load_text("data.augment={typos: 0.001}", keys[1]).data.augment is not None

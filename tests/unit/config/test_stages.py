@@ -51,7 +51,7 @@ def test_stages_count_the_epochs_of_one_corpus(load_text):
             "stage 2: no corpus of data.train has the name c.tsw; did you mean c.tsv?",
         ),
         ("[{shares: {a: 1}, of: c}]", "stage 1: no corpus of data.train has the name c"),
-        ("[{shares: {a: 1}, of: b}]", "stage 1: of: b has no share in this stage; give it one"),
+        ("[{shares: {a: 1}, of: b}]", "stage 1: `of` names b, which has no share in this stage; give it one"),
         (
             "[{shares: {a: 1}}, {shares: {b: 1}}]",
             "stage 1: needs max_epochs or max_steps; only the last stage has neither",

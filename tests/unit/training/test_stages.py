@@ -175,7 +175,7 @@ def test_runs_with_different_stages_share_a_data_folder(staged, tmp_path):
 def test_a_corpus_without_pairs_cannot_have_a_share(staged, train, tmp_path):
     (tmp_path / "second.tsv").write_text("\t\n", encoding="utf-8")
     with pytest.raises(
-        DataError, match=r"second: no pair is left of this corpus; remove its share from stage 1"
+        DataError, match=r"second: this corpus has no usable pair; remove its share from stage 1"
     ):
         fit_on_cpu(staged(train=train))
 
