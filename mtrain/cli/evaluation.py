@@ -180,7 +180,7 @@ def evaluate(
     if not translating:
         unused_device = None if device == "auto" or "comet" in names else device
         unused = {**search, "set": set_ or None, "device": unused_device, "augment": augment}
-        unused |= {"from": from_, "to": to}
+        unused["from"] = from_
         refuse_unused(unused, "--hypotheses, which are scored without translating")
     settings = overrides(set_, "decoding.", **search)
     data_settings = [assignment for assignment in settings if assignment.startswith("data.")]

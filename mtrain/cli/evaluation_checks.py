@@ -31,7 +31,8 @@ def check_inputs(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
             raise UsageError(f"--compare {path}: given twice; give each system once")
         if str(path) != "-" and not path.exists():
             raise DataError(f"--compare {path}: no such model or file of translations")
-    _check_changes(changes, [path for path in compared if not inputs.is_model(path)])
+    files = [path for path in inputs.systems if not inputs.is_model(path)] if inputs.models else []
+    _check_changes(changes, files)
     if outputs.html is not None and not compared:
         raise UsageError("--html has no effect without --compare; add it, or leave --html out")
     if hypotheses is not None:
@@ -56,7 +57,7 @@ def _check_changes(changes: Sequence[str], files: Sequence[Path]) -> None:
     if len(set(changes)) < len(changes):
         raise UsageError(f"--augment {','.join(changes)}: give each name once")
     if changes and files:
-        raise UsageError(f"--augment needs models to translate with; --compare {files[0]} is a file")
+        raise UsageError(f"--augment needs models to translate with; {files[0]} is a file")
 
 
 def _check_sources(inputs: Inputs, outputs: Outputs, comet: bool) -> None:

@@ -67,7 +67,9 @@ def evaluate_files(inputs: Inputs, report: Report) -> None:
     if read_launch().rank == 0:
         texts = _read_systems(inputs)
         [test] = _given_test_sets(inputs, texts)
-        language = None if inputs.model is None else load_model(inputs.model).config.target_lang
+        language = inputs.languages[1]
+        if language is None and inputs.model is not None:
+            language = load_model(inputs.model).config.target_lang
         outputs = {name: given_output(test, lines) for name, lines in texts.items()}
         report([Evaluated.of(test, outputs)], language)
 
@@ -95,9 +97,10 @@ def evaluate_models(
     direction: Direction | None = None  # that of the first model
     with joined_ranks(device) as ranks, terminal.cleaning_up_after_sigterm():
         for path in inputs.models:
-            with load_translator(path, str(ranks.device), decoding_settings) as loaded:
-                refuse_beam_size_of_sampling(loaded, beam_size)
-                translator = _between(path, loaded, inputs.languages if direction is None else direction)
+            loaded = load_translator(path, str(ranks.device), decoding_settings)
+            refuse_beam_size_of_sampling(loaded, beam_size)
+            with _between(path, loaded, direction or inputs.languages) as translator:
+                loaded = translator  # which alone keeps the model in memory
                 direction = direction or translator.direction
 
                 def work(path: Path = path, translator: "Translator" = translator) -> None:
@@ -118,7 +121,7 @@ def _between(path: Path, translator: "Translator", languages: tuple[str | None, 
     """The translator of the model in `path` for other languages. Raises UsageError if it does not know
     them."""
     try:
-        return translator.between(*languages)
+        return translator.between(*(None if code == "und" else code for code in languages))
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 

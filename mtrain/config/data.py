@@ -1,6 +1,7 @@
 """The `data` section."""
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -109,6 +110,17 @@ class DataConfig(Section):
             own = Direction(corpus.source_lang or named.source, corpus.target_lang or named.target)
         return own
 
+    def common_direction(self, corpora: Iterable[CorpusSpec]) -> Direction:
+        """The languages of some corpora, with `und` (undetermined) for a side whose languages differ."""
+        sides = zip(*map(self.direction_of, corpora), strict=True)
+        return Direction(*(codes[0] if len(set(codes)) == 1 else "und" for codes in sides))
+
+    @property
+    def target_languages(self) -> list[str]:
+        """The languages of the targets of all corpora and test sets."""
+        corpora = (*self.train, *self._other_corpora.values())
+        return list(dict.fromkeys(self.direction_of(corpus).target for corpus in corpora))
+
     def tag_of(self, corpus: CorpusSpec) -> str:
         """The language tag before each source of a corpus; see `Direction.tag`."""
         return self.direction_of(corpus).tag(self.language_tags)
@@ -146,13 +158,20 @@ class DataConfig(Section):
                 raise ValueError(
                     f"{name}: the language code {wrong[0]!r} cannot be a tag; use one such as de or pt-BR"
                 )
+        return self
+
+    def require_known_tags(self) -> None:
+        """Raise ValueError if a corpus or test set has a language tag that is in no training corpus."""
+        directions = {
+            f"data.{name}": self.direction_of(corpus) for name, corpus in self._other_corpora.items()
+        }
+        for name, direction in {"data": self.direction, **directions}.items():
             for tag in direction.tag(self.language_tags).split():
                 if tag not in self.tags:
                     raise ValueError(
                         f"{name} has the direction {direction}, but no corpus in train has the language "
                         f"tag {tag}; they have {', '.join(self.tags)}"
                     )
-        return self
 
     @property
     def names(self) -> list[str]:

@@ -76,7 +76,10 @@ class Config(Section):
         config = validate(values)
         tokenizer = config.tokenizer
         missing = [tag for tag in config.data.tags if tag not in tokenizer.symbols]
-        if not missing or tokenizer.path or config.training.init_from:
+        if tokenizer.path or config.training.init_from:  # whose vocabulary may have more tags
+            return config
+        config.data.require_known_tags()
+        if not missing:
             return config
         tokenizer = tokenizer.model_copy(update={"symbols": [*tokenizer.symbols, *missing]})
         TokenizerConfig.model_validate(tokenizer.model_dump())

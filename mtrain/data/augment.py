@@ -86,7 +86,9 @@ def _mistyped(text: str, generator: random.Random) -> str:
     i, error = generator.choice(letters), generator.choice(_ERRORS)
     before, letter, after = text[:i], text[i], text[i + 1 :]
     if error == "join":
-        spaces = [place for place, character in enumerate(text) if character == " "]
+        # Not beside a symbol, which has a placeholder.
+        found = re.finditer("(?<![\ud800-\udfff]) (?![\ud800-\udfff])", text)
+        spaces = [match.start() for match in found]
         place = generator.choice(spaces) if spaces else None
         return before + after if place is None else text[:place] + text[place + 1 :]
     if error == "split" and before[-1:].isalpha():

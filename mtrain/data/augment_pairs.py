@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 
 from mtrain.config.augment import Augment
+from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction, has_spaces
 from mtrain.data.augment import CHANGES, Side, change_pair, noise
@@ -23,30 +24,38 @@ class PairAugmenter:
         self._vocabularies = tokenizer.source, tokenizer.target
         self._symbols = [vocabulary.symbol_pattern for vocabulary in self._vocabularies]
         # By the ids of the language tag, which are equally many in all sources, perhaps none.
-        corpora = {tuple(tokenizer.tag_ids(data.tag_of(corpus))): corpus for corpus in data.train}
-        self._directions = {tag: data.direction_of(corpus) for tag, corpus in corpora.items()}
+        corpora: dict[tuple[int, ...], list[Corpus]] = {}
+        for corpus in data.train:
+            corpora.setdefault(tuple(tokenizer.tag_ids(data.tag_of(corpus))), []).append(corpus)
+        self._directions = {tag: data.common_direction(tagged) for tag, tagged in corpora.items()}
         self._tag_length = len(next(iter(corpora)))
         self._eos = tokenizer.special.eos
 
     def __call__(self, pairs: Sequence[EncodedPair], generator: random.Random) -> list[EncodedPair]:
         """The pairs, some of them changed. A pair is not changed if it would become empty or too long, or if
         its text is not known, because it has unknown characters."""
+        tags = [source[: self._tag_length] for source, _ in pairs]
+        directions = [self._directions[tuple(tag)] for tag in tags]
+        pairs = [(source[self._tag_length :], target) for source, target in pairs]
         draws = [self._draw(generator) for _ in pairs]
         chosen = {row: names for row, names in enumerate(draws) if names}
-        merged = [row for row, names in chosen.items() if "merge" in names and self._can_merge(pairs, row)]
-        sources, targets = (self._texts(pairs, side, list(chosen), merged) for side in (0, 1))
+        merged = [
+            row for row, names in chosen.items() if "merge" in names and self._can_merge(pairs, tags, row)
+        ]
+        spaces = [[" " * has_spaces(directions[row][side]) for row in merged] for side in (0, 1)]
+        sources, targets = (self._texts(pairs, side, list(chosen), merged, spaces[side]) for side in (0, 1))
         texts: dict[int, tuple[str, str]] = {}
         for row, names in chosen.items():
             source, target = sources[row], targets[row]
             if source is not None and target is not None:
-                new = self._changed(source, target, names, self._direction(pairs[row]), generator)
+                new = self._changed(source, target, names, directions[row], generator)
                 if row in merged or new != (source, target):
                     texts[row] = new
         changed = list(pairs)
         for row, pair in zip(texts, self._encode(list(texts.values())), strict=True):
             if self._is_usable(pair):
                 changed[row] = pair
-        return changed
+        return [([*tag, *source], target) for tag, (source, target) in zip(tags, changed, strict=True)]
 
     def noise(self, pairs: int, generator: random.Random) -> list[EncodedPair]:
         """The random pairs that are added to a number of pairs."""
@@ -55,24 +64,20 @@ class PairAugmenter:
         drawn = [noise(generator) for _ in range(count)]
         encoded = self._encode([(text, text) for text in drawn])
         tags = [*self._directions]
-        encoded = [([*generator.choice(tags), *source], target) for source, target in encoded]
         return [
-            pair
+            ([*generator.choice(tags), *pair[0]], pair[1])
             for pair in encoded
             if self._is_usable(pair) and not any(unk in ids for unk, ids in zip(unknown, pair, strict=True))
         ]
-
-    def _direction(self, pair: EncodedPair) -> Direction:
-        return self._directions[tuple(pair[0][: self._tag_length])]
 
     def _draw(self, generator: random.Random) -> list[str]:
         """The changes that are chosen for a pair. The number of random numbers is always the same."""
         names = (*CHANGES, "merge")
         return [name for name in names if generator.random() < getattr(self._augment, name)]
 
-    def _can_merge(self, pairs: Sequence[EncodedPair], row: int) -> bool:
+    def _can_merge(self, pairs: Sequence[EncodedPair], tags: Sequence[list[int]], row: int) -> bool:
         """Whether the next pair may be appended: there is one, and it has the same tags."""
-        if row + 1 == len(pairs):
+        if row + 1 == len(pairs) or tags[row] != tags[row + 1]:
             return False
         return all(
             vocabulary.tag(ids) == vocabulary.tag(following)
@@ -80,18 +85,22 @@ class PairAugmenter:
         )
 
     def _texts(
-        self, pairs: Sequence[EncodedPair], side: int, rows: Sequence[int], merged: Sequence[int]
+        self,
+        pairs: Sequence[EncodedPair],
+        side: int,
+        rows: Sequence[int],
+        merged: Sequence[int],
+        spaces: Sequence[str],
     ) -> dict[int, str | None]:
-        """The texts of one side of some rows by row, the `merged` ones with the next row; None if one is not
-        known."""
+        """The texts of one side of some rows by row, the `merged` ones with the next row, after one of
+        `spaces`; None if one is not known."""
         vocabulary, unknown = self._vocabularies[side], self._vocabularies[side].special.unk
         ids = [pairs[row][side] for row in rows]
         following = [pairs[row + 1][side] for row in merged]
         decoded = vocabulary.decode([row[:-1] for row in ids])
         appended = vocabulary.decode([row[len(vocabulary.tag(row)) : -1] for row in following])
         texts = dict(zip(rows, decoded, strict=True))
-        for row, text in zip(merged, appended, strict=True):
-            space = " " if has_spaces(self._direction(pairs[row])[side]) else ""
+        for row, space, text in zip(merged, spaces, appended, strict=True):
             texts[row] = f"{texts[row]}{space}{text}"
         is_known = {row: unknown not in row_ids for row, row_ids in zip(rows, ids, strict=True)}
         for row, row_ids in zip(merged, following, strict=True):
@@ -117,4 +126,4 @@ class PairAugmenter:
 
     def _is_usable(self, pair: EncodedPair) -> bool:
         source, target = map(len, pair)
-        return source > 1 + self._tag_length and target > 1 and max(source, target) <= self._max_length
+        return min(source, target) > 1 and max(source + self._tag_length, target) <= self._max_length

@@ -35,10 +35,12 @@ class Encoder:
     """Encodes blocks of the training corpora."""
 
     def __init__(self, data: DataConfig, tokenizer: Tokenizer, held_out: frozenset[str]):
-        """`held_out` are the sources of pairs held out for validation."""
+        """`held_out` are the sources of pairs held out for validation; if there are several directions, also
+        their targets, which may be sources or targets of other corpora."""
         self._data, self._tokenizer, self._held_out = data, tokenizer, held_out
         largest = max(tokenizer.source_vocab_size, tokenizer.target_vocab_size)
         self._dtype: type[np.integer] = np.uint16 if largest <= 2**16 else np.int32
+        self._has_directions = len(set(map(data.direction_of, data.train))) > 1
         self._tags = [tokenizer.tag_ids(data.tag_of(corpus)) for corpus in data.train]
 
     def settings(self) -> dict[str, Any]:
@@ -84,7 +86,11 @@ class Encoder:
         # Also empty if normalization removes every character.
         empty = blank[0] | blank[1] | (lengths[0] == 1 + len(self._tags[corpus])) | (lengths[1] == 1)
         # Including duplicates, since validation must not score training pairs.
-        held_out = np.fromiter(map(self._held_out.__contains__, block.sources), np.bool_, count) & ~empty
+        is_held_out = self._held_out.__contains__
+        held_out = np.fromiter(map(is_held_out, block.sources), np.bool_, count)
+        if self._has_directions:
+            held_out |= np.fromiter(map(is_held_out, block.targets), np.bool_, count)
+        held_out &= ~empty
         too_long = (np.maximum(*lengths) > self._data.max_length) & ~empty & ~held_out
         kept = np.flatnonzero(~(empty | held_out | too_long))
         dropped = Counter(bad=len(block.errors), empty=int(empty.sum()))

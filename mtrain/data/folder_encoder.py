@@ -176,7 +176,10 @@ class FolderEncoder(NamedTuple):
         """Write the shards that are missing or `replaced`; see `ShardWriter`."""
         held_out: frozenset[str] = frozenset()
         if isinstance(self.data.validation, Holdout):
-            held_out = frozenset(pair.source for pair in read_validation(self.folder, summary))
+            validation = read_validation(self.folder, summary)
+            held_out = frozenset(pair.source for pair in validation)
+            if len(set(map(self.data.direction_of, self.data.train))) > 1:
+                held_out |= {pair.target for pair in validation}
         encoder = Encoder(self.data, self.tokenizer, held_out)
         inputs = self.inputs.fingerprint, summary["buckets"], replaced, self._open_rejections(summary)
         writer = ShardWriter(self.scanner, encoder, self.folder, *inputs)

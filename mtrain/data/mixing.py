@@ -4,7 +4,7 @@ Each corpus is an endless stream: all its pairs in a random order, over and over
 pairs of each stream, in proportion to the shares of the stage. An epoch takes each pair of the stage's
 reference corpus exactly once. The streams of the other corpora continue where the previous epoch stopped, so
 the numbers of times that two pairs of a corpus have occurred differ by at most one, in a stage and in the
-whole run.
+whole run. An epoch that `max_steps` cuts short is an exception: the rest of its pairs is left out.
 
 The buckets of a corpus are in a random order, and so are the pairs of each bucket. Consecutive
 pairs of a stream are therefore in a few buckets, and the others need not be read. Each pass has the same

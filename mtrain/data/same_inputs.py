@@ -158,10 +158,12 @@ def describe_data(data: DataConfig, keys: set[str] | None = None) -> dict[str, A
     del settings["filters"]
     if data.filters:
         settings["filters"] = data.filters.model_dump(mode="json", exclude_defaults=True)
+        if any(corpus.source_lang or corpus.target_lang for corpus in data.train):
+            settings["filters"]["languages"] = [str(data.direction_of(corpus)) for corpus in data.train]
     if data.language_tags != "none":
         settings["tags"] = [data.tag_of(corpus) for corpus in train_and_validation(data)]
     for corpus in _corpora_of(settings):
-        del corpus["source_lang"], corpus["target_lang"]  # what matters of them is in `tags`
+        del corpus["source_lang"], corpus["target_lang"]  # what matters of them is above
         del corpus["name"]
         if corpus["filters"] is None or "filters" not in settings:
             del corpus["filters"]

@@ -14,7 +14,14 @@ import torch
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.config.decoding import DecodingConfig
-from mtrain.config.languages import Direction, LanguageTags, base_language, bleu_tokenizer, is_same_language
+from mtrain.config.languages import (
+    Direction,
+    LanguageTags,
+    base_language,
+    bleu_tokenizer,
+    has_spaces,
+    is_same_language,
+)
 from mtrain.config.load import validate
 from mtrain.decoding.decode import Models
 from mtrain.decoding.mbr import sentence_metric
@@ -27,8 +34,6 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
-
-_WITHOUT_SPACES = ("zh", "ja", "th", "lo", "km", "my")  # languages without spaces between sentences
 
 
 class Translator:
@@ -110,7 +115,12 @@ class Translator:
         precision = resolve_precision(self.device, decoding.precision)
         count = default_worker_count(self.device) if decoding.workers == "auto" else decoding.workers
         workers = self._workers
-        if workers is None or (precision, count) != (workers.precision, workers.count):
+        ranks_otherwise = (
+            decoding.mbr is not None
+            and workers is not None
+            and (bleu_tokenizer(workers.models.target_lang) != bleu_tokenizer(self.target_lang))
+        )
+        if workers is None or ranks_otherwise or (precision, count) != (workers.precision, workers.count):
             self._workers = Workers(originals, precision, count, self._processes)
         self.decoding = decoding
 
@@ -141,9 +151,7 @@ class Translator:
         other = copy.copy(self)
         other.direction, other.tag = direction, self.tokenizer.tag_ids(direction.tag(self.language_tags))
         other._originals = self._originals._replace(target_lang=direction.target)
-        if self.decoding.mbr and bleu_tokenizer(direction.target) != bleu_tokenizer(self.target_lang):
-            other._workers = None  # they rank hypotheses with the other tokenizer
-            other._use(self.decoding)
+        other._use(self.decoding)
         return other
 
     @property
@@ -268,7 +276,7 @@ class Translator:
         words = [sum(tokenizer.word_starts(part.source[:-1])) for part, _ in parts]
         tag = tokenizer.source.tag(parts[0][0].source)
         tag_words = sum(tokenizer.word_starts(tag))  # words at the beginning of each part
-        space = "" if base_language(self.target_lang) in _WITHOUT_SPACES else " "
+        space = " " if has_spaces(self.target_lang) else ""
         penalty, count = self.decoding.length_penalty, max(len(found) for _, found in parts)
         joined = [
             join([found[min(k, len(found) - 1)] for _, found in parts], words, tag_words, space, penalty)

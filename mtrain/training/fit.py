@@ -43,7 +43,8 @@ def fit(config: Config, resume: str = "auto", device: str = "auto", allow_data_c
             if config.training.init_from is None:  # otherwise, the sizes are not known yet
                 require_exports(config)
             check_corpora(config.data, find_data_folder(config.data, run_dir))
-        make_metrics(("bleu", "chrf"), config.data.target_lang)  # missing dependencies: reported at startup
+        for language in config.data.target_languages:  # missing dependencies: reported at startup
+            make_metrics(("bleu", "chrf"), language)
         with locked_run_folder(run_dir) if ranks.is_first else nullcontext():
             trainer = make_trainer(config, resume, device, allow_data_change, ranks)
             with StopSignal() as stop:

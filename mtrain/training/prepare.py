@@ -81,7 +81,8 @@ def prepare(config: Config, workers: int | None = None) -> Path:
     run_dir = Path(config.run_dir)
     folder = find_data_folder(config.data, run_dir)
     check_corpora(config.data, folder)
-    make_metrics(("bleu", "chrf"), config.data.target_lang)  # which training needs
+    for language in config.data.target_languages:  # which training needs
+        make_metrics(("bleu", "chrf"), language)
     if not learns_tokenizer(config):  # which takes much memory that encoding does not need
         keep_freed_memory()  # reading and encoding take 5 % less time
     with locked_run_folder(run_dir):

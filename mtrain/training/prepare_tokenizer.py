@@ -84,6 +84,8 @@ def prepare_tokenizer(
         further = [filters] if filters else []
         if config.data.augment is not None and (cases := config.data.augment.cases):
             further.append({"augment": cases})
+        if config.data.temperature is not None:
+            further.append({"temperature": config.data.temperature})
         return json.dumps([*scanner.files.training_hashes, *further]) + "\n"
 
     if force and trained:
@@ -98,7 +100,7 @@ def prepare_tokenizer(
             )
         if not trained and learned_from.exists() and learned_from.read_text(encoding="utf-8") != hashes():
             log.warning(
-                "data.train, data.filters or data.augment has changed since the tokenizer was learned; "
+                "data.train, filters, augment or temperature has changed since the tokenizer was learned; "
                 "to learn it again, run `mtrain tokenize CONFIG --force`"
             )
         return Tokenizer(folder)
@@ -136,7 +138,7 @@ def _sampled_text(config: Config, scanner: CorpusScanner) -> tuple[Sentences, Se
     if data.augment is None or not data.augment.cases:
         return (lambda: text.side(0, weights)), (lambda: text.side(1, weights))
     augment, symbols = data.augment, pattern_of(config.tokenizer.symbols)
-    source, target = Side(data.source_lang, symbols), Side(data.target_lang, symbols)
+    source, target = (Side(language, symbols) for language in data.common_direction(data.train))
     return (
         lambda: with_cases(text.side(0, weights), source, augment, seed),
         lambda: with_cases(text.side(1, weights), target, augment, seed),

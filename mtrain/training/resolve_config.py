@@ -68,6 +68,8 @@ def resolve_config(
     settings = initial_model.config.model_dump(mode="json")
     inherited = {section: settings[section] for section in ("tokenizer", "decoding")}
     inherited["data"] = {"max_length": settings["max_length"]}
+    if not classifies:
+        inherited["data"]["language_tags"] = settings["language_tags"]
     others = {"head", *DECODER_KEYS} if classifies else set()
     inherited["model"] = {
         key: settings["model"][key] for key in Architecture.model_fields if key not in others
@@ -84,7 +86,7 @@ def _settings_of_run(config: Config, saved: Config) -> Values:
     }
     if config.training.init_from is not None:
         inherited |= {section: values[section] for section in ("tokenizer", "model", "decoding")}
-        inherited["data"] = {"max_length": values["data"]["max_length"]}
+        inherited["data"] = {key: values["data"][key] for key in ("max_length", "language_tags")}
     elif config.tokenizer.path is not None:
         inherited["tokenizer"] = values["tokenizer"]
     if config.model.preset == "auto":
@@ -162,9 +164,9 @@ def _inherit_checked(config: Config, inherited: Values, origin: str) -> Config:
         for key, other in expected.items():
             name = f"{section}.{key}"
             free = _MAY_DIFFER.fullmatch(name) or (
-                section == "data" and resolved.model.positions != "learned"
+                key == "max_length" and resolved.model.positions != "learned"
             )
             if (value := values[section][key]) != other and not free:
-                unit = " learned positions" if section == "data" else ""
+                unit = " learned positions" if key == "max_length" else ""
                 raise UsageError(f"{name}: {value} was given, but {origin} has {other}{unit}; remove the key")
     return resolved

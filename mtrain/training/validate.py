@@ -77,7 +77,9 @@ class Validator:
         any."""
         self.ranks, self.directions = ranks, directions
         tags = [direction.tag(config.data.language_tags) for direction in directions]
-        self.sources = [f"{tag} {pair.source}".lstrip() for tag, pair in zip(tags, pairs, strict=True)]
+        self.sources = [
+            f"{tag} {pair.source}" if tag else pair.source for tag, pair in zip(tags, pairs, strict=True)
+        ]
         self.references = [pair.target for pair in pairs]
         self.translations: list[str] = []  # by the model that was scored last
         self.config, self.tokenizer, self.device = config, tokenizer, device

@@ -186,7 +186,17 @@ def test_sources_are_read_from_stdin(mtrain, stdin, run_dir, corpus):
         (["m", "--augment", "typos,typos"], "--augment typos,typos: give each name once"),
         (
             ["m", "--augment", "typos", "--compare", "/dev/null"],
-            "--augment needs models to translate with; --compare /dev/null is a file",
+            "--augment needs models to translate with; /dev/null is a file",
+        ),
+        (
+            [
+                *("--hypotheses", "a", "--source", "s", "--reference", "b"),
+                "--compare",
+                ".",
+                "--augment",
+                "typos",
+            ],
+            "--augment needs models to translate with; a is a file",
         ),
         (
             ["--hypotheses", "a", "--reference", "b", "--augment", "typos"],

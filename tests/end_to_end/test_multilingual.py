@@ -140,14 +140,42 @@ def test_every_part_of_a_long_line_has_the_tag(both):
         assert tagged.translate([line])[0].text == translated
 
 
-def test_an_ensemble_has_the_same_tags(both, run_dir, tmp_path, raw, monkeypatch):
-    config = merged(raw, str(tmp_path / "run"), data={"language_tags": "both"})
-    config["tokenizer"]["symbols"] = ["<2de>", "<2en>"]
-    fit(
-        validate(Config, {**config, "training": {**config["training"], "max_steps": 1}}, "test"), device="cpu"
-    )
-    with pytest.raises(ModelError, match="its vocabulary differs"):
+def test_an_ensemble_has_the_same_tags(both, tmp_path, raw):
+    """The model without tags has the same vocabulary."""
+    data = {"language_tags": "none", "train": raw["data"]["train"][0], "test": {}}
+    config = merged(raw, str(tmp_path / "run"), data={**data, "validation": raw["data"]["validation"][0]})
+    config |= {"tokenizer": {"path": str(both)}, "training": {**config["training"], "max_steps": 4}}
+    config["model"] |= yaml.safe_load((both / "config.yaml").read_text())["model"]
+    fit(validate(Config, config, "test"), device="cpu")
+    with pytest.raises(ModelError, match="language_tags is none, but target in"):
         Translator.load(both, "cpu", ensemble=[tmp_path / "run"])
+
+
+def test_a_fine_tuned_model_inherits_the_tags(mtrain, both, tmp_path, raw):
+    """It may be trained on fewer directions."""
+    data = {"train": raw["data"]["train"][1], "validation": raw["data"]["validation"][1], "test": {}}
+    config = merged(raw, str(tmp_path / "run"), data={**data, "source_lang": "de", "target_lang": "en"})
+    del config["data"]["language_tags"], config["tokenizer"], config["model"], config["decoding"]
+    config["training"] |= {"init_from": str(both), "max_steps": 4}
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    code, _, err = mtrain("fit", file, *ON_CPU)
+    assert code == 0, err
+    tuned = tmp_path / "run"
+    assert yaml.safe_load((tuned / "model/config.yaml").read_text())["language_tags"] == "target"
+    assert mtrain("translate", tuned, ENGLISH[0], "--to", "de", *ON_CPU)[0] == 0
+    code, _, err = mtrain(
+        "fit", file, "--run-dir", tmp_path / "o", "--set", "data.language_tags=both", *ON_CPU
+    )
+    assert code == 2 and "data.language_tags: both was given, but training.init_from" in one_line(err)
+
+
+def test_the_language_of_existing_translations_is_given(mtrain, corpus):
+    files = ["--hypotheses", corpus / "train.de", "--reference", corpus / "train.de", "--metrics", "bleu"]
+    assert "tok:13a" in mtrain("evaluate", *files)[1]
+    assert "tok:zh" in mtrain("evaluate", *files, "--to", "zh")[1]
+    code, _, err = mtrain("evaluate", *files, "--from", "de")
+    assert code == 2 and "--from has no effect with --hypotheses" in one_line(err)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_14_if_a_rank_is_killed_the_others_end_and_the_run_resumes_exactly(whole
 
 
 def test_14_a_rank_that_is_killed_before_the_first_step_is_named(tmp_path, monkeypatch):
-    real = loop.Transformer
+    real = loop.build_model
 
     def make_model(*arguments):
         if os.environ["RANK"] == "1":
@@ -103,7 +103,7 @@ def test_14_a_rank_that_is_killed_before_the_first_step_is_named(tmp_path, monke
         return real(*arguments)
 
     monkeypatch.setattr(store, "GRACE", 2.0)
-    monkeypatch.setattr(loop, "Transformer", make_model)
+    monkeypatch.setattr(loop, "build_model", make_model)
     assert exit_codes(run_ranks(2, fit(tmp_path / "run"), tmp_path)) == [7, -signal.SIGKILL]
     assert "error: rank 1 on " in read_logs(tmp_path)[0]
 

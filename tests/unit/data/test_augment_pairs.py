@@ -146,6 +146,32 @@ def test_pairs_are_changed_in_the_language_of_their_tag(tmp_path: Path):
     assert {source.partition(" ")[0] for source, _ in noise} == set(symbols)
 
 
+def test_pairs_with_one_tag_may_have_several_languages(tmp_path: Path):
+    tags = ["<fr>", "<zh>", "<2en>"]
+    tokenizer = tokenizers.train(tmp_path / "tokenizer", vocab_size=350, symbols=tags)
+    train = [{"toy": "train", "source_lang": language, "target_lang": "en"} for language in ("fr", "zh")]
+    data = config(tmp_path, train=train, language_tags="target").model_copy(update={"target_lang": "en"})
+    pairs = [("<2en> le chat.", "the cat."), ("<2en> le chien.", "the dog.")]
+    augmenter = PairAugmenter(Augment(uppercase=1, merge=1), data, tokenizer)
+    changed = decoded(tokenizer, augmenter(encoded(tokenizer, pairs), random.Random(1)))
+    assert changed == [("<2en> LE CHAT. LE CHIEN.", "THE CAT. THE DOG."), ("<2en> LE CHIEN.", "THE DOG.")]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_typing_errors_do_not_change_tags(tmp_path: Path, seed: int):
+    tags = ["<en>", "<2fr>", "<bt>"]
+    tokenizer = tokenizers.train(tmp_path / "tokenizer", vocab_size=350, symbols=tags)
+    data = config(tmp_path, language_tags="both")
+    pairs = [(f"<en> <2fr> <bt> {source}", target) for source, target in TOY]
+    ids = encoded(tokenizer, pairs)
+    changed = PairAugmenter(Augment(typos=1), data, tokenizer)(ids, random.Random(seed))
+    tag = tokenizer.encode_source(["<en> <2fr> <bt>"])[0]
+    assert changed != ids
+    for new, old in zip(changed, ids, strict=True):
+        assert new[0][: len(tag)] == old[0][: len(tag)] == tag
+        assert tokenizer.source.pieces[new[0][len(tag)]].startswith("\u2581")
+
+
 # --------------------------------------------------------------------------------------------------- windows
 
 

@@ -17,7 +17,7 @@ from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
 from mtrain.errors import UsageError
 from tests.support import tokenizers
-from tests.support.encoding import TOY, config, rows, write
+from tests.support.encoding import TOY, config, rows, text_of, write
 from tests.support.tokenizers import TYPES
 
 TAGS = ["<en>", "<2fr>", "<fr>", "<2en>"]
@@ -48,6 +48,14 @@ def test_each_source_begins_with_the_tag_of_its_corpus(tmp_path, tokenizer):
     assert sorted(rows(prepared)) == sorted(
         ([*source, tokenizer.special.eos], [*target, tokenizer.special.eos]) for source, target in expected
     )
+
+
+def test_held_out_pairs_are_in_no_direction_of_training(tmp_path, tokenizer):
+    data = both_ways(tmp_path, validation={"holdout": 12})
+    prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    held_out = {text for pair in prepared.validation for text in pair}
+    assert not held_out & {text for pair in text_of(prepared, tokenizer) for text in pair}
+    assert len(prepared.train) < 40 - 12
 
 
 def test_held_out_pairs_keep_their_direction(tmp_path, tokenizer):
@@ -95,6 +103,17 @@ def test_each_corpus_is_checked_and_filtered_in_its_languages(tmp_path):
     assert check_data(data).rejected == {"script": 1}
 
 
+def test_pairs_are_filtered_again_in_another_language(tmp_path):
+    greek = write(tmp_path / "el.tsv", [("μια γάτα", "un chat"), ("a dog", "un chien")])
+    plain = tokenizers.train(tmp_path / "tokenizer")
+    for keys, kept in (({}, 1), ({"source_lang": "el"}, 1), ({"filters": "off"}, 2)):
+        data = config(tmp_path, train={**greek, **keys}, filters={"script": True})
+        corpus = prepare_data(data, plain, tmp_path / "data", seed=1)
+        assert len(corpus.train) == kept
+        if keys == {"source_lang": "el"}:
+            assert text_of(corpus, plain) == [("μια γάτα", "un chat")]
+
+
 # ----------------------------------------------------------------------------------------------- temperature
 
 
@@ -113,6 +132,7 @@ def test_a_temperature_keeps_the_number_of_pairs_and_favors_small_corpora(sizes,
 
 
 def test_training_and_the_vocabulary_use_the_weights(tmp_path, caplog):
+    caplog.set_level("INFO")
     pairs = [write(tmp_path / "large.tsv", TOY[:256]), write(tmp_path / "small.tsv", TOY[256:272])]
     data = config(tmp_path, train=pairs, temperature=2)
     scanner = CorpusScanner(RawFiles(data), seed=1)
@@ -129,7 +149,7 @@ def test_training_and_the_vocabulary_use_the_weights(tmp_path, caplog):
     assert corpus.open(0).weights.tolist() == pytest.approx([weights[0]] * 256 + [weights[1]] * 16)
     unweighted = prepare_data(data.model_copy(update={"temperature": None}), plain, tmp_path / "data", seed=1)
     assert unweighted.train.open(0).weights.tolist() == [1.0] * 272
-    assert caplog.text.count("encoding the corpus") <= 1  # the encoded pairs are the same
+    assert caplog.text.count("encoding the corpus") == 1  # the encoded pairs are the same
 
 
 @pytest.mark.parametrize(
