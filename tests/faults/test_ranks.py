@@ -189,15 +189,23 @@ def test_11_a_checkpoint_resumes_on_any_number_of_ranks(whole, tmp_path, monkeyp
         assert abs(losses(run)[-1][2] - losses(whole)[-1][2]) < 0.5
 
 
-def test_11_stages_resume_exactly_on_two_ranks_and_begin_at_the_same_steps_on_one(tmp_path):
+def test_11_stages_resume_exactly_on_two_ranks_and_begin_at_the_same_steps_on_one(whole, tmp_path):
     train = "[{toy: validation, name: a}, {toy: test, name: b}]"
     stages = "[{shares: {a: 1, b: 1}, max_steps: 5}, {shares: {a: 2, b: 1}, max_steps: 6}, {shares: {b: 1}}]"
-    more = "--set", f"data.train={train}", "--set", f"data.stages={stages}"
-    whole, parts, alone = (tmp_path / name for name in ("whole", "parts", "alone"))
-    for run, steps, ranks in ((whole, 16, 2), (parts, 4, 2), (parts, 8, 2), (parts, 16, 2), (alone, 16, 1)):
+    # Learning a vocabulary may hang in a process that was forked after SentencePiece has started threads.
+    more = (
+        "--set",
+        f"data.train={train}",
+        "--set",
+        f"data.stages={stages}",
+        "--set",
+        f"tokenizer.path={whole}",
+    )
+    once, parts, alone = (tmp_path / name for name in ("once", "parts", "alone"))
+    for run, steps, ranks in ((once, 16, 2), (parts, 4, 2), (parts, 8, 2), (parts, 16, 2), (alone, 16, 1)):
         assert exit_codes(run_ranks(ranks, fit(run, steps, *more), tmp_path)) == [0] * ranks
-    assert result_of(parts) == result_of(whole)
-    lines = [[line for line in read_metrics(run) if "loss" in line] for run in (whole, alone)]
+    assert result_of(parts) == result_of(once)
+    lines = [[line for line in read_metrics(run) if "loss" in line] for run in (once, alone)]
     places = [[(line["epoch"], line["stage"], line["target_tokens"]) for line in found] for found in lines]
     assert places[0] == places[1] and {stage for _, stage, _ in places[0]} == {1, 2, 3}
 
