@@ -132,7 +132,7 @@ def test_a_temperature_keeps_the_number_of_pairs_and_favors_small_corpora(sizes,
 
 
 def test_training_and_the_vocabulary_use_the_weights(tmp_path, caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="mtrain")
     pairs = [write(tmp_path / "large.tsv", TOY[:256]), write(tmp_path / "small.tsv", TOY[256:272])]
     data = config(tmp_path, train=pairs, temperature=2)
     scanner = CorpusScanner(RawFiles(data), seed=1)
