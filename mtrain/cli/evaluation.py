@@ -179,8 +179,8 @@ def evaluate(
     translating = bool(inputs.models)
     if not translating:
         unused_device = None if device == "auto" or "comet" in names else device
-        unused = {**search, "set": set_ or None, "device": unused_device, "augment": augment}
-        unused["from"] = from_
+        others = {"device": unused_device, "augment": augment, "from": from_}
+        unused = {**search, "set": set_ or None, **others}
         refuse_unused(unused, "--hypotheses, which are scored without translating")
     settings = overrides(set_, "decoding.", **search)
     data_settings = [assignment for assignment in settings if assignment.startswith("data.")]

@@ -1,6 +1,6 @@
 """Corrupts sentence pairs, as token ids, to train a pair classifier.
 
-Bicleaner AI (Zaragoza-Bernabeu et al., LREC 2022) learns from such pairs, too.
+Bicleaner AI (Zaragoza-Bernabeu et al., LREC 2022) also learns from such pairs.
 """
 
 import random

@@ -66,8 +66,7 @@ class CorpusScanner:
         """With `check`, the data is also checked. With `strict`, an unreadable pair is an error, unless
         `data.bad_lines` is `skip`. Temporary files are written to `folder`. The result does not depend on
         the number of `workers`, the processes that scan the text; None is one for each core if the corpora
-        are large. Without `for_tokenizer`, the sample of the text is only
-        large enough for a check."""
+        are large. Without `for_tokenizer`, the sample of the text is only large enough for a check."""
         self.files, self.data, self.seed = files, files.data, seed
         self._folder, self.checks, self._strict = folder, check, strict
         self._workers, self._for_tokenizer = workers, for_tokenizer
