@@ -215,7 +215,7 @@ def _reporter(
         with CometProcess(python, model or DEFAULT_MODEL, gpus) as process:
 
             def metrics_for(test: "TestSet") -> dict[str, Any]:
-                target = test.direction.target if test.direction else language
+                target = test.target_lang(language)
                 return make_metrics(
                     names, target, lowercase, bleu_tokenize, lambda: Comet(process, test.sources)
                 )

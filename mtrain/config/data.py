@@ -110,6 +110,11 @@ class DataConfig(Section):
             own = Direction(corpus.source_lang or named.source, corpus.target_lang or named.target)
         return own
 
+    @property
+    def directions(self) -> list[Direction]:
+        """The languages of each training corpus."""
+        return [self.direction_of(corpus) for corpus in self.train]
+
     def common_direction(self, corpora: Iterable[CorpusSpec]) -> Direction:
         """The languages of some corpora, with `und` (undetermined) for a side whose languages differ."""
         sides = zip(*map(self.direction_of, corpora), strict=True)

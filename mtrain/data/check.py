@@ -102,7 +102,7 @@ class DataCheck:
         """Read the validation and test sets. Raises DataError if one is missing or its sides differ in
         length; unreadable lines are counted. `digests` is as in `read_corpus`. A temporary file is written to
         `folder` if validation pairs are held out of training."""
-        self._directions = [data.direction_of(corpus) for corpus in data.train]
+        self._directions = data.directions
         self._holdout = isinstance(data.validation, Holdout)
         validation = {} if isinstance(data.validation, Holdout) else {"validation": data.validation}
         others = {**validation, **{name: [corpus] for name, corpus in data.test.items()}}

@@ -40,7 +40,7 @@ class Encoder:
         self._data, self._tokenizer, self._held_out = data, tokenizer, held_out
         largest = max(tokenizer.source_vocab_size, tokenizer.target_vocab_size)
         self._dtype: type[np.integer] = np.uint16 if largest <= 2**16 else np.int32
-        self._has_directions = len(set(map(data.direction_of, data.train))) > 1
+        self._has_directions = len(set(data.directions)) > 1
         self._tags = [tokenizer.tag_ids(data.tag_of(corpus)) for corpus in data.train]
 
     def settings(self) -> dict[str, Any]:

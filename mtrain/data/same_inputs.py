@@ -159,7 +159,7 @@ def describe_data(data: DataConfig, keys: set[str] | None = None) -> dict[str, A
     if data.filters:
         settings["filters"] = data.filters.model_dump(mode="json", exclude_defaults=True)
         if any(corpus.source_lang or corpus.target_lang for corpus in data.train):
-            settings["filters"]["languages"] = [str(data.direction_of(corpus)) for corpus in data.train]
+            settings["filters"]["languages"] = [*map(str, data.directions)]
     if data.language_tags != "none":
         settings["tags"] = [data.tag_of(corpus) for corpus in train_and_validation(data)]
     for corpus in _corpora_of(settings):

@@ -31,6 +31,10 @@ class TestSet(NamedTuple):
     references: list[list[str]]
     direction: Direction | None = None  # for models with language tags; None: the languages of the model
 
+    def target_lang(self, of_model: str | None) -> str | None:
+        """The language of the references, given that of the model."""
+        return of_model if self.direction is None else self.direction.target
+
 
 def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSet]:
     """The test sets in `data.test` of a run.

@@ -52,8 +52,7 @@ def score_test_sets(run_dir: Path, translator: "Translator") -> Iterator[TestSco
         return
     sets = []
     for test in tests:
-        language = test.direction.target if test.direction else translator.target_lang
-        metrics = make_metrics(("bleu", "chrf"), language)
+        metrics = make_metrics(("bleu", "chrf"), test.target_lang(translator.target_lang))
         scores = evaluate_set(test, translator, metrics)
         sets.append(TestScores(test.name, len(test.sources), scores))
         yield sets[-1]
