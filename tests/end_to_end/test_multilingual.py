@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from importlib.util import find_spec
 
 import pytest
 import yaml
@@ -9,7 +11,8 @@ import yaml
 from mtrain import Translator
 from mtrain.config.load import Config, validate
 from mtrain.errors import ModelError
-from mtrain.training.fit import fit
+from mtrain.storage.manifest import write_manifest
+from mtrain.training.fit import fit, make_trainer
 from tests.support.cli import one_line
 from tests.support.training import PAIRS, merged, read_metrics
 
@@ -168,6 +171,45 @@ def test_a_fine_tuned_model_inherits_the_tags(mtrain, both, tmp_path, raw):
         "fit", file, "--run-dir", tmp_path / "o", "--set", "data.language_tags=both", *ON_CPU
     )
     assert code == 2 and "data.language_tags: both was given, but training.init_from" in one_line(err)
+
+
+def test_a_model_of_unknown_languages_is_compared(mtrain, run_dir, corpus, tmp_path):
+    """As an imported one may be."""
+    unknown = tmp_path / "unknown"
+    shutil.copytree(run_dir / "model", unknown)
+    config = yaml.safe_load((unknown / "config.yaml").read_text())
+    config |= {"source_lang": "und", "target_lang": "und"}
+    (unknown / "config.yaml").write_text(yaml.safe_dump(config))
+    write_manifest(unknown)
+    files = [
+        "--source",
+        corpus / "train.en",
+        "--reference",
+        corpus / "train.de",
+        "--metrics",
+        "chrf",
+        *ON_CPU,
+    ]
+    assert mtrain("evaluate", unknown, "--compare", run_dir, *files)[0] == 0
+    assert mtrain("evaluate", run_dir, "--compare", unknown, *files)[0] == 0
+
+
+def test_validation_keeps_spaces_of_sources_without_tags(make_config, tmp_path):
+    for language, text in (("en", "\u3000A cat."), ("de", "Eine Katze.")):
+        (tmp_path / f"val.{language}").write_text(f"{text}\n")
+    files = {"source": str(tmp_path / "val.en"), "target": str(tmp_path / "val.de")}
+    trainer = make_trainer(make_config(data={"validation": files}), device="cpu")
+    assert trainer.selection.validator.sources == ["\u3000A cat."]
+
+
+@pytest.mark.skipif(find_spec("MeCab") is not None, reason="MeCab is installed")
+def test_a_tokenizer_of_any_target_language_is_required_at_startup(mtrain, raw, tmp_path):
+    japanese = {"toy": "train", "target_lang": "ja"}
+    config = merged(raw, str(tmp_path / "run"), data={"train": [*raw["data"]["train"], japanese]})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    code, _, err = mtrain("fit", tmp_path / "config.yaml", *ON_CPU)
+    assert code == 2 and "the BLEU tokenizer ja-mecab is not installed" in one_line(err)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_language_of_existing_translations_is_given(mtrain, corpus):

@@ -51,3 +51,17 @@ def test_a_tokenizer_that_is_not_installed_is_an_error_before_decoding(translato
     given = (*settings, Direction("en", "ja"), translator.device, 64)
     with pytest.raises(UsageError, match="the BLEU tokenizer ja-mecab is not installed"):
         Translator(*given).with_settings(mbr="bleu")
+
+
+def test_hypotheses_are_ranked_in_the_language_that_is_chosen(translator: Translator) -> None:
+    free = Translator(
+        translator.models,
+        translator.tokenizer,
+        translator.decoding,
+        Direction("und", "und"),
+        translator.device,
+        64,
+    )
+    for chosen in (free.between("en", "zh"), free.with_settings(samples=2, mbr="bleu").between("en", "zh")):
+        settings = chosen.with_settings(samples=2, mbr="bleu")
+        assert settings.workers.models.target_lang == settings.target_lang == "zh"

@@ -107,6 +107,9 @@ def test_a_tokenizer_older_than_the_text_is_logged(make_config, corpus, tmp_path
     tokenize(make_config(data={"train": files, "augment": {"uppercase": 0.1}}))
     assert "augment or temperature has changed since the tokenizer" in caplog.text
     caplog.clear()
+    tokenize(make_config(data={"train": files, "temperature": 2}))
+    assert "augment or temperature has changed since the tokenizer" in caplog.text
+    caplog.clear()
     Path(files["source"]).write_bytes(Path(files["source"]).read_bytes().replace(b"cat", b"cow"))
     fit_on_cpu(make_config(data={"train": files}))
     assert "has changed since the tokenizer" in caplog.text
