@@ -12,11 +12,11 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from mtrain.config.schema import Config
-from mtrain.config.stages import Stage
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan, Rows, plan_batches
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.mixing import FIRST_STAGE, Starts
+from mtrain.data.position import START, Position, StageEnds
 from mtrain.data.rewrite import Cancelled, CancelledError
 from mtrain.data.windows import WindowedCorpus
 from mtrain.duration import format_duration
@@ -26,23 +26,6 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 AHEAD = 3  # steps whose batches are made in advance
-
-
-class Position(NamedTuple):
-    """A step of the training data. All numbers are from 0."""
-
-    epoch: int = 0
-    window: int = 0  # of the epoch
-    step: int = 0  # of the window
-    starts: Starts = FIRST_STAGE  # the first epochs of the stages that have begun
-    stage_step: int = 0  # of the current stage
-
-    def after(self, steps: int) -> "Position":
-        """The position after some steps of the same window and stage."""
-        return self._replace(step=self.step + steps, stage_step=self.stage_step + steps)
-
-
-START = Position()
 
 
 class Step(NamedTuple):
@@ -100,6 +83,7 @@ class Loader:
         self.corpus, self.config, self.tokenizer, self.device = corpus, config, tokenizer, device
         self.micro_batch_tokens, self.workers = micro_batch_tokens, workers
         self.rank, self.world_size = rank, world_size
+        self._stages = StageEnds(config.data.stages or ())
         self._opened: dict[tuple[int, int, Starts], Window] = {}
         self._opening = threading.Lock()
 
@@ -130,7 +114,7 @@ class Loader:
 
         Raises DataError if a whole epoch has no pairs, and what `open` raises.
         """
-        position = self._in_stage(position)
+        position = self._stages.in_stage(position)
         epoch_is_empty = position.window == 0  # as far as is known
 
         def open_at(at: Position) -> Window:
@@ -170,7 +154,7 @@ class Loader:
             try:
                 position, window = self.find(start, cancelled)
                 while True:
-                    taken = self._steps_to_take(position, window)
+                    taken = self._stages.steps_to_take(position, len(window.plan.steps))
                     after, opening = self._after(position, taken), None
                     if self._is_trained_on(after):
                         opening = background.submit(self.find, after, ended.is_set)
@@ -194,42 +178,9 @@ class Loader:
             finally:
                 ended.set()
 
-    def _steps_to_take(self, position: Position, window: Window) -> int:
-        """The number of steps from a position to the end of its window or, if that is earlier, its stage."""
-        steps, stage = len(window.plan.steps) - position.step, self._ending_stage(position.starts)
-        if stage is None or stage.max_steps is None:
-            return steps
-        return min(steps, stage.max_steps - position.stage_step)
-
     def _after(self, position: Position, taken: int = 0) -> Position:
         """The start of the window that follows the one at a position, after `taken` steps there."""
-        position = position.after(taken)._replace(step=0)
-        is_last = position.window + 1 >= self.corpus.count_windows(position.starts)
-        if is_last or self._has_taken_steps(position):
-            return self._in_stage(position._replace(epoch=position.epoch + 1, window=0))
-        return position._replace(window=position.window + 1)
-
-    def _in_stage(self, position: Position) -> Position:
-        """A position or, if the stage at this position has ended, the start of the next one. A stage that has
-        ended within an epoch is followed by another epoch."""
-        stage, (epoch, window, step, starts, _) = self._ending_stage(position.starts), position
-        if stage is None:
-            return position
-        if self._has_taken_steps(position):
-            epoch += bool(window or step)
-        elif window or step or stage.max_epochs is None or epoch - starts[-1] < stage.max_epochs:
-            return position
-        return Position(epoch, starts=(*starts, epoch))
-
-    def _has_taken_steps(self, position: Position) -> bool:
-        """Whether the steps of the stage at a position have been taken."""
-        stage = self._ending_stage(position.starts)
-        return stage is not None and stage.max_steps is not None and position.stage_step >= stage.max_steps
-
-    def _ending_stage(self, starts: Starts) -> Stage | None:
-        """The current stage; None if it is the last one, or if there are no stages."""
-        stages = self.config.data.stages or []
-        return stages[len(starts) - 1] if len(starts) < len(stages) else None
+        return self._stages.after(position, taken, self.corpus.count_windows(position.starts))
 
     def _is_trained_on(self, position: Position) -> bool:
         """Whether training continues at the start of a window."""

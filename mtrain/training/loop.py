@@ -21,7 +21,8 @@ from mtrain.checkpoint.checkpoint import (
 )
 from mtrain.data.batch import Batch
 from mtrain.data.batching import batch_order
-from mtrain.data.loader import Loader, Position, Step, Window
+from mtrain.data.loader import Loader, Step, Window
+from mtrain.data.position import Position
 from mtrain.data.rewrite import CancelledError
 from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Json, Ranks

@@ -14,7 +14,8 @@ from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan
-from mtrain.data.loader import START, Step
+from mtrain.data.loader import Step
+from mtrain.data.position import START
 from mtrain.device import release_cached_memory, should_compile
 from mtrain.model.build import build_model
 from mtrain.progress_bar import waiting_for
