@@ -39,7 +39,9 @@ gc.disable()  # until the tests are collected, which creates a million objects t
 def pytest_collection_finish() -> None:
     """Let no later garbage collection, and no forked process, touch what was imported and collected."""
     if "PYTEST_XDIST_WORKER" in os.environ:  # a process that sooner or later trains, which needs these
-        for module in ("datasets", "torch._dynamo"):
+        from tests.support.faults.processes import IMPORTS
+
+        for module in IMPORTS:
             importlib.import_module(module)
     gc.collect()
     gc.freeze()

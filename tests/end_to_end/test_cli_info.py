@@ -131,7 +131,7 @@ def test_a_run_without_a_model_is_described(mtrain, run_copy, tmp_path):
 
 
 def test_imported_and_exported_models_are_described(mtrain, tmp_path):
-    make(tmp_path / "opus", {"num_beams": 2}, seed=1)
+    make(tmp_path / "opus", {"num_beams": 2}, seed=31)
     assert mtrain("import", tmp_path / "opus", tmp_path / "model")[0] == 0
     rows = rows_of(mtrain("info", tmp_path / "model")[1])
     assert rows["origin"].startswith("converted from opus by mtrain")

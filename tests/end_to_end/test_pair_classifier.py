@@ -13,6 +13,7 @@ import yaml
 from mtrain.checkpoint.model_folder import load_any_model, load_classifier
 from mtrain.config.load import Config, validate
 from mtrain.errors import ModelError, UsageError
+from mtrain.training import timing
 from tests.support.cli import one_line
 from tests.support.training import PAIRS, fit_on_cpu, losses, merged, read_metrics, same_weights
 
@@ -234,7 +235,8 @@ def test_the_report_has_its_curves(classifier, mtrain, tmp_path):
     assert 'id="attention"' not in page and 'id="bleu-by-length"' not in page
 
 
-def test_plan_predicts_its_costs(raw_config, classifier, mtrain, tmp_path):
+def test_plan_predicts_its_costs(raw_config, classifier, mtrain, tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "TIMED_SECONDS", 0.0)
     raw = merged(raw_config, str(tmp_path / "run"), model=CLASSIFIER, data=LENGTH, training=RECIPE)
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(raw))

@@ -14,6 +14,8 @@ import torch
 from mtrain.errors import MtrainError
 
 TIMEOUT = 120  # seconds for a process that is not killed
+# What every training run imports. No child should spend time on it.
+IMPORTS = ("datasets", "mtrain.cli.app", "torch._dynamo", "torch.utils.tensorboard")
 
 
 class ProcessEnd(NamedTuple):
@@ -26,7 +28,7 @@ class ProcessEnd(NamedTuple):
 
 def start(work: Callable[[], object], stderr: Path | None = None) -> int:
     """Run `work` in a forked process and return its process id. Errors of mtrain set its exit code."""
-    for module in ("datasets", "torch._dynamo"):  # so that no child spends time on importing them
+    for module in IMPORTS:
         importlib.import_module(module)
     child = os.fork()
     if child == 0:

@@ -26,22 +26,22 @@ from tests.support.ranks import exit_codes, fit_command, read_logs, run_ranks, s
 from tests.support.training import last_checkpoint, losses, read_metrics
 
 FSDP = ("--set", "training.parallel=fsdp")
+KEEP_TWO = ("--set", "training.keep_checkpoints=2")  # of steps 5 and 7
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     """A run of two ranks that share the weights."""
     folder = tmp_path_factory.mktemp("ranks")
-    assert exit_codes(run_ranks(2, fit_command(folder / "whole", 7, *FSDP), folder)) == [0, 0], read_logs(
-        folder
-    )
+    train = fit_command(folder / "whole", 7, *FSDP, *KEEP_TWO)
+    assert exit_codes(run_ranks(2, train, folder)) == [0, 0], read_logs(folder)
     return folder / "whole"
 
 
 def test_checkpoints_are_those_of_other_runs(whole, tmp_path):
     """They resume exactly on as many ranks, and those of one kind of run resume as the other kinds."""
     ddp = tmp_path / "ddp"
-    assert exit_codes(run_ranks(2, fit_command(ddp, 7), tmp_path)) == [0, 0], read_logs(tmp_path)
+    assert exit_codes(run_ranks(2, fit_command(ddp, 7, *KEEP_TWO), tmp_path)) == [0, 0], read_logs(tmp_path)
     for file in ("model", "average", "optimizer"):
         one, other = (load_file(last_checkpoint(run) / f"{file}.safetensors") for run in (whole, ddp))
         assert {name: tensor.shape for name, tensor in one.items()} == {n: t.shape for n, t in other.items()}
@@ -49,15 +49,16 @@ def test_checkpoints_are_those_of_other_runs(whole, tmp_path):
         found = load_file(last_checkpoint(whole) / "model.safetensors")[name]
         if not name.endswith("query_key_value.bias"):  # their gradient for keys is 0 but for rounding
             torch.testing.assert_close(found, tensor, rtol=1e-4, atol=1e-5)
-    halves = {more: tmp_path / f"half-{len(more)}" for more in (FSDP, ())}
-    for more, half in halves.items():
-        assert exit_codes(run_ranks(2, fit_command(half, 4, *more), tmp_path)) == [0, 0], read_logs(tmp_path)
-    for before, count, more in ((FSDP, 2, FSDP), (FSDP, 2, ()), (FSDP, 1, FSDP), ((), 2, FSDP)):
-        run = Path(shutil.copytree(halves[before], tmp_path / "resumed", dirs_exist_ok=True))
-        assert exit_codes(run_ranks(count, fit_command(run, 7, *more), tmp_path)) == [0] * count
-        is_same = (before, count, more) == (FSDP, 2, FSDP)
+    for before, count, more in ((whole, 2, FSDP), (whole, 2, ()), (whole, 1, FSDP), (ddp, 2, FSDP)):
+        run = Path(shutil.copytree(before, tmp_path / "resumed", dirs_exist_ok=True))
+        shutil.rmtree(last_checkpoint(run))
+        train = fit_command(run, 7, *more, *KEEP_TWO)
+        assert exit_codes(run_ranks(count, train, tmp_path)) == [0] * count, read_logs(tmp_path)
+        is_same = (before, count, more) == (whole, 2, FSDP)
         assert result_of(run) == result_of(whole) or not is_same, read_logs(tmp_path)
         assert ("not bit-identically" in read_logs(tmp_path)[0]) == (not is_same)
+        lines = [(folder / "metrics.jsonl").read_text().splitlines()[:5] for folder in (before, run)]
+        assert lines[0] == lines[1]  # these steps are not taken again
         assert abs(losses(run)[-1][2] - losses(whole)[-1][2]) < 0.05
         shutil.rmtree(run)
 
@@ -66,7 +67,7 @@ def test_the_gathered_average_is_validated(tmp_path):
     run = tmp_path / "run"
     changed = ["ema_decay=null", "average_checkpoints=2", "keep_checkpoints=2", "parallel=fsdp"]
     options = [option for value in changed for option in ("--set", f"training.{value}")]
-    assert exit_codes(run_ranks(2, fit_command(run, 10, *options), tmp_path)) == [0, 0], read_logs(tmp_path)
+    assert exit_codes(run_ranks(2, fit_command(run, 6, *options), tmp_path)) == [0, 0], read_logs(tmp_path)
     [nll] = (line["validation"]["nll"] for line in read_metrics(run) if "validation" in line)
     own = [load_file(folder / "model.safetensors") for folder in checkpoint_folders(run)]
     for name, mean in load_file(last_checkpoint(run) / "average.safetensors").items():
@@ -118,12 +119,13 @@ def test_memory_that_does_not_suffice_for_the_complete_weights_is_a_failed_valid
     monkeypatch.setattr(WeightAverage, "applied", applied)
     run = tmp_path / "run"
     expected = [0, 0] if failures == 1 else [8, 7]
-    assert exit_codes(run_ranks(2, fit_command(run, 21, *FSDP), tmp_path)) == expected, read_logs(tmp_path)
+    train = fit_command(run, 5, *FSDP, "--set", "training.validate_every=2")
+    assert exit_codes(run_ranks(2, train, tmp_path)) == expected, read_logs(tmp_path)
     log = read_logs(tmp_path)[0]
-    assert "step 10: validation failed: out of memory for a complete copy of the weights" in log
+    assert "step 2: validation failed: out of memory for a complete copy of the weights" in log
     found = [line["step"] for line in read_metrics(run) if "validation" in line]
-    assert found == ([20, 21] if failures == 1 else [])
-    assert last_checkpoint(run).name == "step-00000021"
+    assert found == ([4, 5] if failures == 1 else [])
+    assert last_checkpoint(run).name == "step-00000005"
 
 
 def test_a_rank_that_is_killed_is_named(tmp_path, monkeypatch):
