@@ -98,7 +98,9 @@ def test_a_run_limited_by_minutes_resumes_with_its_plan(make_config, tmp_path, s
     assert extended == plan
 
 
-def test_a_run_without_any_limit_ends_when_validation_stops_improving(make_config, tmp_path, scripted_scores):
+def test_a_run_without_any_limit_ends_when_validation_stops_improving(
+    make_config, tmp_path, scripted_scores, short_timing
+):
     scripted_scores(*[with_bleu(score) for score in (3, 2, 1)])
     fit(automatic(make_config(), patience=2, validate_every=1), device="cpu")
     assert [line["step"] for line in read_metrics(tmp_path / "run") if "validation" in line] == [1, 2, 3]

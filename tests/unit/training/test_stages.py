@@ -125,8 +125,8 @@ def test_stages_that_have_begun_must_not_change(staged, steps, changed, message)
     fit_on_cpu(staged(training={"max_steps": steps}))
     stages = changed and [{**stage, **changed.get(i, {})} for i, stage in enumerate(STAGES)]
     with pytest.raises(UsageError, match=message):
-        fit_on_cpu(staged(stages=stages, training={"max_steps": 14}))
-    fit_on_cpu(staged(training={"max_steps": 14}))
+        fit_on_cpu(staged(stages=stages, training={"max_steps": steps + 1}))
+    fit_on_cpu(staged(training={"max_steps": steps + 1}))
 
 
 def test_a_run_without_stages_keeps_having_none(staged):
