@@ -238,6 +238,8 @@ def _progress(progress: "RunProgress", config: "Config | None") -> Rows:
     later = progress.logged_step > progress.step
     since = f", and {progress.logged_step - progress.step:,} since the last checkpoint" if later else ""
     rows = [["steps", f"{progress.step:,}{since}"]]
+    if config is not None and config.data.stages:
+        rows.append(["stage", f"{len(progress.stage_starts)} of {len(config.data.stages)}"])
     rows += _amounts(progress.epoch, progress.target_tokens, progress.seconds)
     if config is not None:
         recipe = config.training

@@ -26,6 +26,7 @@ class RunProgress(BaseModel):
 
     step: _Count = 0  # of the newest checkpoint
     epoch: _Count = 0  # number of complete epochs
+    stage_starts: Annotated[list[_Count], Field(min_length=1)] = [0]  # first epochs of the begun stages
     target_tokens: _Count = 0
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     validations_without_improvement: _Count = 0  # in a row
@@ -47,6 +48,7 @@ def read_progress(run_dir: Path, recipe: TrainingConfig | None) -> RunProgress:
     values: dict[str, Any] = {
         "step": state.get("step", 0),
         "epoch": state.get("epoch", 0),
+        "stage_starts": state.get("stage_starts", [0]),
         "target_tokens": state.get("target_tokens_seen", 0),
         "seconds": state.get("seconds", 0.0),
         "validations_without_improvement": state.get("validations_without_improvement", 0),

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from itertools import pairwise
 
 import pytest
@@ -70,9 +71,10 @@ def test_a_run_resumed_in_any_stage_takes_the_same_steps(staged):
     assert losses(parts) == losses(whole) and same_weights(whole, parts)
 
 
-def test_stages_are_logged(staged, caplog):
+def test_stages_are_logged(staged, caplog, mtrain):
     caplog.set_level(logging.INFO, "mtrain")
-    fit_on_cpu(staged(training={"max_steps": 20}))
+    run = fit_on_cpu(staged(training={"max_steps": 20}))
+    assert re.search(r"^ *stage +3 of 3$", mtrain("info", run)[1], re.MULTILINE)
     lines = [line for line in caplog.messages if line.startswith("data: stage")]
     assert lines == [
         "data: stage 1 of 3: an epoch has first 50.0% (16 pairs), second 50.0% (16 pairs)",
