@@ -62,8 +62,9 @@ class UnigramSampler:
         sizes = np.diff(ends, prepend=-1)
         to_end = np.repeat(ends, sizes) - np.arange(len(text))  # characters
         weights = np.where(to_end, -np.inf, 0.0)  # of nodes: log of the sum over segmentations up to the end
-        order = np.argsort(to_end[starts], kind="stable")
-        levels = np.searchsorted(to_end[starts], np.arange(1, sizes.max() + 1), sorter=order)
+        level = to_end[starts].astype(np.min_scalar_type(sizes.max()))  # small integers are sorted faster
+        order = np.argsort(level, kind="stable")
+        levels = np.searchsorted(level, np.arange(1, sizes.max() + 1), sorter=order)
         for edges in map(order.__getitem__, map(slice, levels[:-1], levels[1:])):
             if len(edges):
                 nodes, firsts = np.unique(starts[edges], return_index=True)
@@ -78,26 +79,32 @@ class UnigramSampler:
 class _Edges(NamedTuple):
     """The pieces that can be drawn at each node. The edges are sorted by node."""
 
-    bounds: Indices  # node * _SHARES + the sum of the shares of the edges of the node up to this one
+    firsts: Indices  # the first edge of each node
+    bounds: Indices  # _SHARES times the sum of the shares of the edges of the node up to this one
     stops: Indices  # the node after the piece
     ids: Indices  # of the piece
 
     @classmethod
     def of(cls, starts: Indices, stops: Indices, ids: Indices, shares: npt.NDArray[np.float64]) -> "_Edges":
         """`shares` are the probabilities of the edges of each node, which are consecutive."""
-        firsts = np.flatnonzero(np.diff(starts, prepend=-1))
-        rank = np.arange(len(starts)) - np.repeat(firsts, np.diff(firsts, append=len(starts)))
+        counts = np.bincount(starts)
+        firsts = np.cumsum(counts) - counts
+        rank = np.arange(len(starts)) - firsts[starts]
         # More precise than differences of the cumulative sum of all edges.
         for number in range(1, rank.max(initial=0) + 1):
             edges = np.flatnonzero(rank == number)
             shares[edges] += shares[edges - 1]
-        shares[np.append(firsts[1:], len(starts)) - 1] = 1.0  # the remaining probability
-        return cls(starts * _SHARES + (shares * _SHARES).astype(np.int64), stops, ids)
+        shares[rank + 1 == counts[starts]] = 1.0  # the remaining probability
+        return cls(firsts, (shares * _SHARES).astype(np.int64), stops, ids)
 
     def draw(self, nodes: Indices, generator: np.random.Generator) -> Indices:
         """Draw an edge for each of `nodes`."""
-        chosen = nodes * _SHARES + generator.integers(_SHARES, size=len(nodes), dtype=np.uint32)
-        return np.searchsorted(self.bounds, chosen, side="right")
+        chosen = generator.integers(_SHARES, size=len(nodes), dtype=np.uint32)
+        edges, undecided = self.firsts[nodes], np.arange(len(nodes))
+        # Most nodes have few edges, so that looking at one after another is faster than a binary search.
+        while len(undecided := undecided[self.bounds[edges[undecided]] <= chosen[undecided]]):
+            edges[undecided] += 1
+        return edges
 
 
 class _Trie:
