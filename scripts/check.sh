@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Format, lint, types and the default tests, in the environment that setup.sh made. Arguments go to pytest.
-# Three processes of one thread each share the tests, file by file, in the order of tests/conftest.py: xdist
+# Four processes of one thread each share the tests, file by file, in the order of tests/conftest.py: xdist
 # would run the files with the fewest tests last, which are whole trainings. Some tests mostly wait, for a
-# process to be missed, so three processes end earlier than two on two cores.
+# process to be missed, so four processes end earlier than two on two cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
@@ -10,4 +10,4 @@ unset PYTHONDONTWRITEBYTECODE # else each of the processes that the tests start 
 $bin/ruff format --check .
 $bin/ruff check .
 $bin/mypy
-OMP_NUM_THREADS=1 $bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
+OMP_NUM_THREADS=1 $bin/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@"

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from mtrain.config.corpora import ToyCorpus
+from mtrain.config.load import load_config
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.shards import Shard
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -32,8 +32,8 @@ def test_commands_of_the_recipes_fit_together(tmp_path, monkeypatch, capsys):
     runs = {folder.name: folder for folder in (tmp_path / "runs").iterdir()}
     assert len(runs) == 15 and all((run / "model/model.safetensors").exists() for run in runs.values())
     assert (tmp_path / "data/multi30k/val.out").read_text().count("\n") == 8
-    student = yaml.safe_load((runs["multi30k-en-de-student"] / "config.yaml").read_text())["model"]
-    assert (student["encoder_layers"], student["decoder_layers"]) == (6, 1)
+    student = load_config(ROOT / "configs/multi30k/en-de-student.yaml").model
+    assert (student.encoder_layers, student.decoder_layers) == (6, 1)
 
     tagged = runs["multi30k-en-de-backtranslated"]
     tag = Tokenizer(tagged / "tokenizer").source.pieces.index("<bt>")

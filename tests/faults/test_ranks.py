@@ -108,7 +108,7 @@ def test_14_a_rank_that_is_killed_before_the_first_step_is_named(tmp_path, monke
     assert "error: rank 1 on " in read_logs(tmp_path)[0]
 
 
-@pytest.mark.parametrize("last", [10, STEPS])
+@pytest.mark.parametrize("last", [pytest.param(10, marks=pytest.mark.slow), STEPS])
 def test_14_a_step_after_which_a_rank_is_killed_is_logged_and_validated(whole, tmp_path, monkeypatch, last):
     monkeypatch.setattr(store, "GRACE", 2.0)
     real = loop.Trainer.train_step
@@ -189,6 +189,7 @@ def test_11_a_checkpoint_resumes_on_any_number_of_ranks(whole, tmp_path, monkeyp
         assert abs(losses(run)[-1][2] - losses(whole)[-1][2]) < 0.5
 
 
+@pytest.mark.slow
 def test_11_stages_resume_exactly_on_two_ranks_and_begin_at_the_same_steps_on_one(whole, tmp_path):
     train = "[{toy: validation, name: a}, {toy: test, name: b}]"
     stages = "[{shares: {a: 1, b: 1}, max_steps: 5}, {shares: {a: 2, b: 1}, max_steps: 6}, {shares: {b: 1}}]"

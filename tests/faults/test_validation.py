@@ -123,7 +123,9 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing catches it."""
 
 
-@pytest.mark.parametrize("extra", [{}, {"average_checkpoints": 4}, {"ema_decay": 0.9}])
+@pytest.mark.parametrize(
+    "extra", [pytest.param({}, marks=pytest.mark.slow), {"average_checkpoints": 4}, {"ema_decay": 0.9}]
+)
 def test_30_killed_during_validation_a_resumed_run_repeats_it(make_config, monkeypatch, extra):
     """With the same scores, the same best checkpoint and the same patience as an uninterrupted run."""
     recipe = {"validate_every": 4, "checkpoint_every": 2, "max_steps": 14, "best_metric": "nll", **extra}

@@ -26,6 +26,7 @@ FEW_STEPS = {
     "tokenizer.vocab_size": 450,
     "model.d_model": 32,
     "model.ffn_dim": 64,
+    "model.encoder_layers": 2,
     "decoding.max_length_ratio": 0.5,  # untrained models rarely end a sentence
     "decoding.max_length_offset": 4,
 }

@@ -443,7 +443,10 @@ PROGRAM = """if True:
     prepare_data(*inputs, workers=workers)"""
 
 
-@pytest.mark.parametrize(("workers", "filters"), [(1, None), (2, {"max_words": 7, "duplicates": "target"})])
+@pytest.mark.parametrize(
+    ("workers", "filters"),
+    [pytest.param(1, None, marks=pytest.mark.slow), (2, {"max_words": 7, "duplicates": "target"})],
+)
 def test_encoding_that_is_killed_resumes_to_identical_shards(
     tmp_path: Path, tokenizer: Tokenizer, small, workers: int, filters
 ):
