@@ -100,8 +100,7 @@ def test_the_time_that_steps_wait_for_a_window_is_recorded(small, monkeypatch, c
     assert next(line for line in caplog.messages if "ready" in line).startswith(message)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize(("number", "slow"), [(signal.SIGTERM, 0), (signal.SIGINT, 1)])
 def test_a_signal_ends_the_wait_for_a_window(small, monkeypatch, number, slow):
     """Re-segmenting it may take minutes."""
     recipe = {"max_steps": 12}

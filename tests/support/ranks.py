@@ -79,8 +79,9 @@ def command(*arguments: object) -> Callable[[], None]:
 
 def fit_command(run: Path, steps: int, *more: object) -> Callable[[], None]:
     """A function that trains in a run folder until `steps`, with the config of `make_run_config`."""
-    file = run.with_suffix(".yaml")
-    file.write_text(to_yaml(make_run_config(run, steps), exclude_unset=True))
+    file, own = run.with_suffix(".yaml"), run.with_suffix(f".{os.getpid()}")
+    own.write_text(to_yaml(make_run_config(run, steps), exclude_unset=True))
+    own.replace(file)  # at once, because several ranks may write and read it
     return command("fit", file, "--device", "cpu", "--quiet", *more)
 
 
