@@ -2,10 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from signal import Signals
 
@@ -25,7 +23,7 @@ from mtrain.data.loader import Loader, Step, Window
 from mtrain.data.position import Position
 from mtrain.data.rewrite import CancelledError
 from mtrain.device import finishes_within
-from mtrain.distributed.ranks import Json, Ranks
+from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError
 from mtrain.model.build import build_model
@@ -33,6 +31,7 @@ from mtrain.model.encoder import TransformerEncoder
 from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.arithmetic import describe_arithmetic, describe_computation, log_changes
 from mtrain.training.average import WeightAverage
+from mtrain.training.leader import Leader
 from mtrain.training.limits import allowed_steps, limit_reached
 from mtrain.training.memory_limit import agree_on_micro_batches, write_limit
 from mtrain.training.model_selection import ModelSelection
@@ -76,24 +75,36 @@ class Trainer:
         if checkpoint is not None:
             self._restore(checkpoint)
         micro_batch = agree_on_micro_batches(config, data.train, self.learner, self.state, ranks)
-        sizes = micro_batch, len(self.learner.replicas), ranks.rank, ranks.size
-        self.loader = Loader(data.train, config, tokenizer, self.device, *sizes)
+        self.loader = Loader(
+            data.train,
+            config,
+            tokenizer,
+            self.device,
+            micro_batch,
+            workers=len(self.learner.replicas),
+            rank=ranks.rank,
+            world_size=ranks.size,
+        )
         if checkpoint is not None:
             log_changes(self.state, self._arithmetic(), ranks)
         self.state.arithmetic = self._arithmetic()
-        planned = config.data.stages, self.loader.steps_in_epoch
-        self.total_steps = allowed_steps(self.recipe, self.state, *planned)
-        given = config, tokenizer, self.device, micro_batch, ranks
-        validator: Validator | ClassifierValidator
-        if classifies := config.model.is_classifier:
-            validator = ClassifierValidator(data.validation, *given)
-        else:
-            validator = Validator(data.validation, data.directions, *given)
-        shown = self.total_steps, self.learner.precision, ranks.is_first, classifies
-        self.progress = Progress(self.run_dir, self.state, *shown)
+        self.total_steps = allowed_steps(
+            self.recipe, self.state, config.data.stages, self.loader.steps_in_epoch
+        )
+        self.progress = Progress(
+            self.run_dir,
+            self.state,
+            self.total_steps,
+            self.learner.precision,
+            ranks.is_first,
+            config.model.is_classifier,
+        )
+        validator = _make_validator(run, micro_batch, ranks)
         self.selection = ModelSelection(config, tokenizer, validator, self.state, self.progress)
-        progress = self.state, self.learner, self.average, self.progress
-        self.saver = Saver(self.run_dir, self.recipe, *progress, self._arithmetic)
+        self.saver = Saver(
+            self.run_dir, self.recipe, self.state, self.learner, self.average, self.progress, self._arithmetic
+        )
+        self.leader = Leader(ranks, self.average, self.selection, self.saver)
         self._unrecorded: Step | None = None  # the last step, until `_record_step`
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -107,17 +118,24 @@ class Trainer:
     def run(self, stop: StopSignal) -> None:
         """Train until a limit is reached, the patience is exhausted, or a signal arrives."""
         if self.checkpoint is not None:
-            self._validate(self._finish_validation, last=self._limit_reached() is not None)
+            self.leader.lead_validation(self._finish_validation, last=self._limit_reached() is not None)
         if reason := self._limit_reached():
             log.info("already finished: %s; raise the limit to continue training", reason)
             return
-        self._lead(self._begin)
+        self.leader.lead(self._begin)
         with self._stopping(stop):  # it may take minutes to open the first window
             self.loader.find(self._position, lambda: stop.received is not None)
         position, window = self.loader.find(self._position)
         windows = self.loader.corpus.count_windows(position.starts)
-        planned = self.total_steps, self.recipe.max_steps, len(self.config.data.stages or ())
-        log_setup(self.model, self._arithmetic(), window, windows, *planned)
+        log_setup(
+            self.model,
+            self._arithmetic(),
+            window,
+            windows,
+            self.total_steps,
+            self.recipe.max_steps,
+            stages=len(self.config.data.stages or ()),
+        )
         self._log_stage(position)
         try:
             self._rehearse(window)
@@ -144,23 +162,6 @@ class Trainer:
         self.selection.check_fingerprint()
         if self.checkpoint is not None:
             rename_newer_checkpoints(self.checkpoint)
-
-    def _lead(self, work: Callable[[], object], model: TransformerEncoder | None = None) -> None:
-        """Let rank 0, which alone writes files, do some work. The others do their share of the validation of
-        `model`."""
-
-        def share(rank: int, size: int) -> Json:
-            assert model is not None
-            return self.selection.validator.share(model, rank, size)
-
-        def adopt(report: Json) -> None:
-            self.saver.saved_step = report["saved_step"]
-            self.state.adopt(report["state"])
-
-        def report() -> Json:
-            return {"state": asdict(self.state), "saved_step": self.saver.saved_step}
-
-        self.ranks.lead(work, share, report, adopt)
 
     def _train(self, stop: StopSignal) -> None:
         state, recipe = self.state, self.recipe
@@ -306,26 +307,9 @@ class Trainer:
 
     def validate(self, last: bool = False) -> None:
         """Validate and publish; see `ModelSelection.validate`."""
-        self._validate(
+        self.leader.lead_validation(
             lambda model: self.selection.validate(model, saved=self.saver.is_saved, last=last), last
         )
-
-    def _validate(self, work: Callable[[TransformerEncoder], object], last: bool) -> None:
-        """Let rank 0 do some work with the weights to evaluate. If memory does not suffice for these, the
-        validation has failed; the `last` one is then repeated."""
-        while not self._try_to_validate(work) and last:
-            pass
-
-    def _try_to_validate(self, work: Callable[[TransformerEncoder], object]) -> bool:
-        """Whether memory sufficed for the weights."""
-        with ExitStack() as stack:
-            try:
-                model = stack.enter_context(self.average.applied(self.ranks))
-            except MemoryError as error:  # on all ranks
-                self._lead(partial(self.selection.count_failure, error))
-                return False
-            self._lead(lambda: work(model), model)
-            return True
 
     def _finish_validation(self, model: TransformerEncoder) -> None:
         """Validate and publish the checkpoint, if the run was interrupted before that."""
@@ -348,7 +332,14 @@ class Trainer:
         """Save a checkpoint; see `Saver`."""
         self.saver.complete_state(self.ranks)
         self.ranks.meet()  # all have read the checkpoints that they average, of which rank 0 may remove one
-        self._lead(lambda: self.saver.save(last))
+        self.leader.lead(lambda: self.saver.save(last))
 
     def _arithmetic(self) -> str:
         return describe_arithmetic(self.learner, self.ranks, self.loader.micro_batch_tokens)
+
+
+def _make_validator(run: PreparedRun, micro_batch: int, ranks: Ranks) -> Validator | ClassifierValidator:
+    settings = run.config, run.tokenizer, ranks.device, micro_batch, ranks
+    if run.config.model.is_classifier:
+        return ClassifierValidator(run.data.validation, *settings)
+    return Validator(run.data.validation, run.data.directions, *settings)

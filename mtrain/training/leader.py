@@ -1,0 +1,53 @@
+"""What rank 0 does for all: it alone writes files, and it validates with the help of the other ranks."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+
+from mtrain.distributed.ranks import Json, Ranks
+from mtrain.model.encoder import TransformerEncoder
+from mtrain.training.average import WeightAverage
+from mtrain.training.model_selection import ModelSelection
+from mtrain.training.saver import Saver
+
+
+class Leader:
+    """Lets rank 0 do some work while the other ranks wait, and gives them the state that results."""
+
+    def __init__(self, ranks: Ranks, average: WeightAverage, selection: ModelSelection, saver: Saver):
+        self.ranks, self.average, self.selection, self.saver = ranks, average, selection, saver
+
+    def lead(self, work: Callable[[], object], model: TransformerEncoder | None = None) -> None:
+        """Let rank 0 do `work`. The others do their share of the validation of `model`, if it is given."""
+        state = self.saver.state
+
+        def share(rank: int, size: int) -> Json:
+            assert model is not None
+            return self.selection.validator.share(model, rank, size)
+
+        def adopt(report: Json) -> None:
+            self.saver.saved_step = report["saved_step"]
+            state.adopt(report["state"])
+
+        def report() -> Json:
+            return {"state": asdict(state), "saved_step": self.saver.saved_step}
+
+        self.ranks.lead(work, share, report, adopt)
+
+    def lead_validation(self, work: Callable[[TransformerEncoder], object], last: bool) -> None:
+        """Let rank 0 do `work` with the weights to validate. If memory does not suffice for these, the
+        validation has failed; the `last` one is then repeated."""
+        while not self._try_to_validate(work) and last:
+            pass
+
+    def _try_to_validate(self, work: Callable[[TransformerEncoder], object]) -> bool:
+        """Whether memory sufficed for the weights."""
+        with ExitStack() as stack:
+            try:
+                model = stack.enter_context(self.average.applied(self.ranks))
+            except MemoryError as error:  # on all ranks
+                self.lead(partial(self.selection.count_failure, error))
+                return False
+            self.lead(lambda: work(model), model)
+            return True
