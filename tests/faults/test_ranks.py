@@ -203,7 +203,7 @@ def test_11_stages_resume_exactly_on_two_ranks_and_begin_at_the_same_steps_on_on
         f"tokenizer.path={whole}",
     )
     once, parts, alone = (tmp_path / name for name in ("once", "parts", "alone"))
-    for run, steps, ranks in ((once, 14, 2), (parts, 8, 2), (parts, 14, 2), (alone, 14, 1)):
+    for run, steps, ranks in ((once, 16, 2), (parts, 4, 2), (parts, 8, 2), (parts, 16, 2), (alone, 16, 1)):
         assert exit_codes(run_ranks(ranks, fit(run, steps, *more), tmp_path)) == [0] * ranks
     assert result_of(parts) == result_of(once)
     lines = [[line for line in read_metrics(run) if "loss" in line] for run in (once, alone)]

@@ -100,7 +100,15 @@ def test_the_time_that_steps_wait_for_a_window_is_recorded(small, monkeypatch, c
     assert next(line for line in caplog.messages if "ready" in line).startswith(message)
 
 
-@pytest.mark.parametrize(("number", "slow"), [(signal.SIGTERM, 0), (signal.SIGINT, 1)])
+@pytest.mark.parametrize(
+    ("number", "slow"),
+    [
+        (signal.SIGTERM, 0),
+        (signal.SIGINT, 1),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_ends_the_wait_for_a_window(small, monkeypatch, number, slow):
     """Re-segmenting it may take minutes."""
     recipe = {"max_steps": 12}

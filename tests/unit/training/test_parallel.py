@@ -51,6 +51,9 @@ def train(parts, ranks: Ranks, shares, steps: int, **recipe) -> dict[str, torch.
     [
         (torch.float64, 5, {"ema_decay": 0.9}),
         (torch.float32, 5, {"clip_norm": 1.0}),
+        pytest.param(
+            torch.float64, 5, {"ema_decay": 0.9, "clip_norm": 0.1, "parallel": "fsdp"}, marks=pytest.mark.slow
+        ),
         pytest.param(torch.float32, 5, {"clip_norm": 1.0, "parallel": "fsdp"}, marks=pytest.mark.slow),
         (torch.float64, 5, {"freeze": ["encoder", "embeddings"], "r_drop": 5.0, "parallel": "fsdp"}),
         pytest.param(torch.float64, 50, {"ema_decay": 0.9}, marks=pytest.mark.slow),
