@@ -115,6 +115,11 @@ class DataConfig(Section):
         """The languages of each training corpus."""
         return [self.direction_of(corpus) for corpus in self.train]
 
+    @property
+    def has_several_directions(self) -> bool:
+        """Whether the training corpora differ in their languages."""
+        return len(set(self.directions)) > 1
+
     def common_direction(self, corpora: Iterable[CorpusSpec]) -> Direction:
         """The languages of some corpora, with `und` (undetermined) for a side whose languages differ."""
         sides = zip(*map(self.direction_of, corpora), strict=True)

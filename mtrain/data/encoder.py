@@ -40,7 +40,6 @@ class Encoder:
         self._data, self._tokenizer, self._held_out = data, tokenizer, held_out
         largest = max(tokenizer.source_vocab_size, tokenizer.target_vocab_size)
         self._dtype: type[np.integer] = np.uint16 if largest <= 2**16 else np.int32
-        self._has_directions = len(set(data.directions)) > 1
         self._tags = [tokenizer.tag_ids(data.tag_of(corpus)) for corpus in data.train]
 
     def settings(self) -> dict[str, Any]:
@@ -88,7 +87,7 @@ class Encoder:
         # Including duplicates, since validation must not score training pairs.
         is_held_out = self._held_out.__contains__
         held_out = np.fromiter(map(is_held_out, block.sources), np.bool_, count)
-        if self._has_directions:
+        if self._data.has_several_directions:
             held_out |= np.fromiter(map(is_held_out, block.targets), np.bool_, count)
         held_out &= ~empty
         too_long = (np.maximum(*lengths) > self._data.max_length) & ~empty & ~held_out

@@ -178,7 +178,7 @@ class FolderEncoder(NamedTuple):
         if isinstance(self.data.validation, Holdout):
             validation = read_validation(self.folder, summary)
             held_out = frozenset(pair.source for pair in validation)
-            if len(set(self.data.directions)) > 1:
+            if self.data.has_several_directions:
                 held_out |= {pair.target for pair in validation}
         encoder = Encoder(self.data, self.tokenizer, held_out)
         inputs = self.inputs.fingerprint, summary["buckets"], replaced, self._open_rejections(summary)
