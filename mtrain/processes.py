@@ -149,7 +149,7 @@ class WorkerPool:
     def __init__(self, module: str, settings: Message, count: int):
         """Start `count` processes. `module` is as in `WorkerProcess`; each process is given `settings`
         first."""
-        self._module, self._settings, self._count = module, settings, count
+        self._module, self._settings, self.count = module, settings, count
         self._processes: list[WorkerProcess] = []
         self._end = weakref.finalize(self, _kill_all, os.getpid(), self._processes)
         self._free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
@@ -189,11 +189,11 @@ class WorkerPool:
             return local(task)
 
         pending: deque[tuple[Task, Future[Result]]] = deque()
-        with ThreadPoolExecutor(self._count) as threads:
+        with ThreadPoolExecutor(self.count) as threads:
             try:
                 for task in tasks:
                     pending.append((task, threads.submit(run, task)))
-                    if len(pending) > _AHEAD * self._count:
+                    if len(pending) > _AHEAD * self.count:
                         done, future = pending.popleft()
                         yield done, future.result()
                 while pending:

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from mtrain.config.data import DataConfig
 from mtrain.data.corruption import Corrupter, Example, Pair
 from mtrain.data.encoded import EncodedCorpus
-from mtrain.data.rewrite import BLOCK, Cancelled, Key, ScratchStorage, Sides, from_lists, to_lists
+from mtrain.data.pacing import Pace
+from mtrain.data.rewrite import BLOCK, Key, ScratchStorage, Sides, from_lists, to_lists
 from mtrain.tokenizer.rows import Ids, Indices
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -33,9 +34,9 @@ class ExampleMaker:
         self._storage = ScratchStorage(tokenizer, scratch)
         self._eos, self._seed = tokenizer.special.eos, seed
 
-    def __call__(self, corpus: EncodedCorpus, key: Key, cancelled: Cancelled) -> EncodedCorpus:
+    def __call__(self, corpus: EncodedCorpus, key: Key, pace: Pace) -> EncodedCorpus:
         """The examples of the rows of a corpus. Raises what `ScratchStorage.replace_rows` raises."""
-        return self._storage.replace_rows(corpus, self._blocks(corpus, key), cancelled)
+        return self._storage.replace_rows(corpus, self._blocks(corpus, key), pace)
 
     def _blocks(self, corpus: EncodedCorpus, key: Key) -> Iterator[Sides]:
         others = draw_others(corpus.target_lengths, (self._seed, *key))

@@ -16,8 +16,8 @@ from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan, Rows, plan_batches
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.mixing import FIRST_STAGE, Starts
+from mtrain.data.pacing import CancelledError, Pace, never
 from mtrain.data.position import START, Position, StageEnds
-from mtrain.data.rewrite import Cancelled, CancelledError
 from mtrain.data.windows import WindowedCorpus
 from mtrain.duration import format_duration
 from mtrain.errors import DataError
@@ -88,7 +88,7 @@ class Loader:
         self._opening = threading.Lock()
 
     def open(
-        self, epoch: int, window: int = 0, cancelled: Cancelled = lambda: False, starts: Starts = FIRST_STAGE
+        self, epoch: int, window: int = 0, pace: Pace | None = None, starts: Starts = FIRST_STAGE
     ) -> Window:
         """Open and plan a window (both from 0). If the weights of its pairs are low, it may have no steps.
         The latest window with steps is cached.
@@ -98,7 +98,7 @@ class Loader:
         with self._opening:
             if (epoch, window, starts) in self._opened:
                 return self._opened[epoch, window, starts]
-            corpus, recipe = self.corpus.open(epoch, window, cancelled, starts), self.config.training
+            corpus, recipe = self.corpus.open(epoch, window, pace, starts), self.config.training
             lengths = (corpus.source_lengths, corpus.target_lengths)
             sizes = (recipe.batch_tokens, self.micro_batch_tokens)
             key = (self.config.seed, *self.corpus.key(epoch, window, starts))
@@ -109,7 +109,7 @@ class Loader:
                 self._opened = {(epoch, window, starts): opened}
             return opened
 
-    def find(self, position: Position, cancelled: Cancelled = lambda: False) -> Opened:
+    def find(self, position: Position, pace: Pace | None = None) -> Opened:
         """The first window with steps from a position on, and the position of its first step.
 
         Raises DataError if a whole epoch has no pairs, and what `open` raises.
@@ -118,7 +118,7 @@ class Loader:
         epoch_is_empty = position.window == 0  # as far as is known
 
         def open_at(at: Position) -> Window:
-            return self.open(at.epoch, at.window, cancelled, at.starts)
+            return self.open(at.epoch, at.window, pace, at.starts)
 
         while not (window := open_at(position)).plan.steps:
             following = self._after(position)
@@ -135,7 +135,7 @@ class Loader:
         return self.find(Position(epoch=stage, starts=tuple(range(stage + 1))))[1].steps_in_epoch
 
     def steps(
-        self, start: Position = START, cancelled: Cancelled = lambda: False
+        self, start: Position = START, cancelled: Callable[[], bool] = never
     ) -> Generator[Step, None, None]:
         """Yield steps without end. While a window is used, the next one is opened in the background.
 
@@ -143,7 +143,7 @@ class Loader:
         """
         # The next steps and, with the last one of a window, the window that follows.
         pending: deque[tuple[Future[Step], Future[Opened] | None]] = deque()
-        ended = threading.Event()
+        pace = Pace(cancelled=cancelled)  # of the work on the next window; training waits for the first one
 
         def following_step() -> Step:
             making, opening = pending.popleft()
@@ -152,12 +152,13 @@ class Loader:
 
         with ThreadPoolExecutor(1, "windows") as background, ThreadPoolExecutor(1, "loader") as pool:
             try:
-                position, window = self.find(start, cancelled)
+                position, window = self.find(start, pace)
                 while True:
                     taken = self._stages.steps_to_take(position, len(window.plan.steps))
+                    pace = Pace(taken)
                     after, opening = self._after(position, taken), None
                     if self._is_trained_on(after):
-                        opening = background.submit(self.find, after, ended.is_set)
+                        opening = background.submit(self.find, after, pace)
                     for done in range(1, taken + 1):
                         following = after
                         if done < taken:
@@ -168,15 +169,17 @@ class Loader:
                         pending.append((making, opening if is_last and window.share < 1 else None))
                         if len(pending) > AHEAD:
                             yield following_step()
+                            pace.step()
+                    pace.hurry()
                     # If the next window is ready, its batches are made before the last ones are used.
                     while pending and not (opening and opening.done() and not opening.exception()):
                         yield following_step()
                     if opening is None:
-                        position, window = self.find(after, cancelled)
+                        position, window = self.find(after, Pace(cancelled=cancelled))
                     else:
                         position, window = _wait_for_window(opening, cancelled)
             finally:
-                ended.set()
+                pace.cancel()
 
     def _after(self, position: Position, taken: int = 0) -> Position:
         """The start of the window that follows the one at a position, after `taken` steps there."""
@@ -239,7 +242,7 @@ class Loader:
         return [self.batch(micro_batches[i], corpus) for i in dict.fromkeys((linear, square))]
 
 
-def _wait_for_window(opening: Future[Opened], cancelled: Cancelled) -> Opened:
+def _wait_for_window(opening: Future[Opened], cancelled: Callable[[], bool]) -> Opened:
     start = time.monotonic()
     opened = _wait(opening, cancelled)
     if (seconds := time.monotonic() - start) > _LONG:
@@ -248,7 +251,7 @@ def _wait_for_window(opening: Future[Opened], cancelled: Cancelled) -> Opened:
     return opened
 
 
-def _wait(future: Future[Waited], cancelled: Cancelled) -> Waited:
+def _wait(future: Future[Waited], cancelled: Callable[[], bool]) -> Waited:
     """The result of a future. Raises CancelledError if `cancelled` returns true before it is known."""
     while not wait([future], _POLL).done:
         if cancelled():

@@ -18,7 +18,8 @@ import numpy as np
 from mtrain.config.data import DataConfig
 from mtrain.data.augment_pairs import EncodedPair, PairAugmenter
 from mtrain.data.encoded import EncodedCorpus
-from mtrain.data.rewrite import BLOCK, Cancelled, Key, ScratchStorage, Sides, from_lists, to_lists
+from mtrain.data.pacing import Pace
+from mtrain.data.rewrite import BLOCK, Key, ScratchStorage, Sides, from_lists, to_lists
 from mtrain.distributed.launch import read_launch
 from mtrain.processes import WorkerPool, WorkerProcess, count_cores
 from mtrain.tokenizer.rows import Rows
@@ -47,12 +48,12 @@ class Resegmenter:
         self._storage = ScratchStorage(tokenizer, scratch)
         self._calls = 0
 
-    def __call__(self, corpus: EncodedCorpus, key: Key, cancelled: Cancelled) -> EncodedCorpus:
+    def __call__(self, corpus: EncodedCorpus, key: Key, pace: Pace) -> EncodedCorpus:
         """The rows of a corpus with new ids, and rows of noise after them. Raises StorageError if they cannot
-        be written; CancelledError if `cancelled`, which is called from time to time, returns true."""
+        be written; CancelledError if they are no longer needed. `pace` says when a block may start."""
         self._calls += 1
-        with closing(self._blocks(corpus, key)) as blocks:
-            return self._storage.replace_rows(corpus, chain(blocks, self._noise(corpus, key)), cancelled)
+        with closing(self._blocks(corpus, key, pace)) as blocks:
+            return self._storage.replace_rows(corpus, chain(blocks, self._noise(corpus, key)), pace)
 
     def _noise(self, corpus: EncodedCorpus, key: Key) -> list[Sides]:
         """A block with the noise that is added to a corpus, unless there is none."""
@@ -61,24 +62,27 @@ class Resegmenter:
         pairs = self._augment.noise(len(corpus), _generator("noise", self._seed, *key))
         return [_from_pairs(pairs)] if pairs else []
 
-    def _blocks(self, corpus: EncodedCorpus, key: Key) -> Generator[Sides, None, None]:
+    def _blocks(self, corpus: EncodedCorpus, key: Key, pace: Pace) -> Generator[Sides, None, None]:
         """New ids of all rows, a block at a time."""
 
         def rows(block: int) -> Sides:
             return corpus.rows(np.arange(block * BLOCK, min((block + 1) * BLOCK, len(corpus))))
 
         def local(block: int) -> Sides:
-            return self._block(rows(block), key, block)
+            with pace.measured():
+                return self._block(rows(block), key, block)
 
         def remote(process: WorkerProcess, block: int) -> Sides:
             header = {"key": key, "block": block, "waited_for": self._calls == 1}
-            answer = process.call(_to_message(rows(block), header))
+            with pace.measured():
+                answer = process.call(_to_message(rows(block), header))
             return _from_message(answer)
 
-        blocks = range(-(-len(corpus) // BLOCK))
-        if len(blocks) <= 1:  # starting a process takes longer
-            yield from map(local, blocks)
+        count = -(-len(corpus) // BLOCK)
+        if count <= 1:  # starting a process takes longer
+            yield from map(local, range(count))
         else:
+            blocks = pace.spread(count, self._pool.count)
             for _, new in self._pool.map(blocks, remote, local):
                 yield new
 

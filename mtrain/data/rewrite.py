@@ -13,6 +13,7 @@ from typing import IO
 import numpy as np
 
 from mtrain.data.encoded import EncodedCorpus
+from mtrain.data.pacing import Pace
 from mtrain.errors import StorageError
 from mtrain.tokenizer.rows import Ids, Rows
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -20,12 +21,7 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 BLOCK = 10_000  # rows that are changed at a time
 Sides = tuple[Rows, Rows]  # source, target
 Key = tuple[int, ...]  # the epoch or, if it has several windows, the epoch and the window
-Cancelled = Callable[[], bool]  # whether the result is no longer needed
-Rewrite = Callable[[EncodedCorpus, Key, Cancelled], EncodedCorpus]
-
-
-class CancelledError(Exception):
-    """The result is no longer needed."""
+Rewrite = Callable[[EncodedCorpus, Key, Pace], EncodedCorpus]
 
 
 class ScratchStorage:
@@ -36,19 +32,15 @@ class ScratchStorage:
         self._dtype = np.dtype(np.uint16 if largest <= 2**16 else np.int32)
         self._folder = folder
 
-    def replace_rows(
-        self, corpus: EncodedCorpus, blocks: Iterable[Sides], cancelled: Cancelled
-    ) -> EncodedCorpus:
+    def replace_rows(self, corpus: EncodedCorpus, blocks: Iterable[Sides], pace: Pace) -> EncodedCorpus:
         """A corpus with the rows of `blocks` in place of its own, in the same order. Further rows are added
-        to it. Raises StorageError if they cannot be written; CancelledError if `cancelled`, which is called
-        for each block, returns true."""
+        to it. Raises StorageError if they cannot be written; CancelledError if they are no longer needed."""
         try:
             # The files have no names; their space is freed when the corpus is garbage-collected.
             with TemporaryFile(dir=self._folder) as source, TemporaryFile(dir=self._folder) as target:
                 files, lengths = (source, target), [np.empty((2, 0), np.int32)]
                 for block in blocks:
-                    if cancelled():
-                        raise CancelledError
+                    pace.require_needed()
                     lengths.append(np.stack([side.lengths for side in block], dtype=np.int32))
                     for file, side in zip(files, block, strict=True):
                         file.write(side.ids.astype(self._dtype).tobytes())

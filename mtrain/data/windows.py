@@ -14,7 +14,8 @@ from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
 from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.mixing import FIRST_STAGE, ChosenRows, Mixer, Starts, weights_by_size
-from mtrain.data.rewrite import Cancelled, Key, Rewrite
+from mtrain.data.pacing import Pace
+from mtrain.data.rewrite import Key, Rewrite
 from mtrain.data.shards import Shard
 from mtrain.data.suspects import add_suspect
 from mtrain.data.window_layout import ONE_WINDOW, WindowLayout
@@ -95,7 +96,7 @@ class WindowedCorpus:
         return corpus
 
     def open(
-        self, epoch: int, window: int = 0, cancelled: Cancelled = lambda: False, starts: Starts = FIRST_STAGE
+        self, epoch: int, window: int = 0, pace: Pace | None = None, starts: Starts = FIRST_STAGE
     ) -> EncodedCorpus:
         """The pairs of a window (from 0), rewritten for this epoch. With stages, the weights of the pairs are
         the numbers of times that they occur. Raises DataError if pairs are damaged, and what the rewrites
@@ -104,7 +105,7 @@ class WindowedCorpus:
             self.require_undamaged()
         corpus = self.encoded(epoch, window) if self.mixer is None else self._mix(epoch, window, starts)
         for rewrite in self._rewrites if len(corpus) else ():
-            corpus = rewrite(corpus, self.key(epoch, window, starts), cancelled)
+            corpus = rewrite(corpus, self.key(epoch, window, starts), pace or Pace())
         return corpus
 
     @property

@@ -20,8 +20,8 @@ from mtrain.checkpoint.checkpoint import (
 from mtrain.data.batch import Batch
 from mtrain.data.batching import batch_order
 from mtrain.data.loader import Loader, Step, Window
+from mtrain.data.pacing import CancelledError, Pace
 from mtrain.data.position import Position
-from mtrain.data.rewrite import CancelledError
 from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
@@ -124,7 +124,7 @@ class Trainer:
             return
         self.leader.lead(self._begin)
         with self._stopping(stop):  # it may take minutes to open the first window
-            self.loader.find(self._position, lambda: stop.received is not None)
+            self.loader.find(self._position, Pace(cancelled=lambda: stop.received is not None))
         position, window = self.loader.find(self._position)
         windows = self.loader.corpus.count_windows(position.starts)
         log_setup(

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from mtrain.checkpoint.checkpoint import open_checkpoint
-from mtrain.data.rewrite import CancelledError
+from mtrain.data import resegment
+from mtrain.data.pacing import Pace
 from mtrain.data.shards import Shard, shard_file
 from mtrain.data.windows import WindowedCorpus
 from mtrain.errors import DataError, Interrupted, UsageError
@@ -87,9 +88,9 @@ def test_the_steps_of_an_epoch_are_extrapolated_from_its_first_window(small, tmp
 def test_the_time_that_steps_wait_for_a_window_is_recorded(small, monkeypatch, caplog):
     real, seconds = WindowedCorpus.open, 1.2
 
-    def slow(self, epoch, window=0, *cancelled):
+    def slow(self, epoch, window=0, *others):
         time.sleep(seconds * (window == 1))
-        return real(self, epoch, window, *cancelled)
+        return real(self, epoch, window, *others)
 
     monkeypatch.setattr(WindowedCorpus, "open", slow)
     run = fit_on_cpu(small(training={"max_steps": 12}))
@@ -98,6 +99,26 @@ def test_the_time_that_steps_wait_for_a_window_is_recorded(small, monkeypatch, c
     assert sorted(waited)[-1] > seconds / 2 > sorted(waited)[-2]
     message = "data: the next window was not ready in time; training waited 1"
     assert next(line for line in caplog.messages if "ready" in line).startswith(message)
+
+
+def test_training_that_ends_leaves_no_work_behind(small, monkeypatch):
+    """While the next window waits for the progress of training."""
+    real, paces = Pace.spread, []
+
+    def spread(self, blocks, workers):
+        paces.append(self)
+        yield from real(self, blocks, workers)
+
+    monkeypatch.setattr(Pace, "spread", spread)
+    monkeypatch.setattr(Pace, "must_wait", lambda self, *_: not self._at_once)
+    monkeypatch.setattr(resegment, "BLOCK", 2)
+    whole = fit_on_cpu(small("whole", training={"max_steps": 12}, subword_sampling=0.2))
+    assert len(losses(whole)) == 12 and len(paces) > 2
+    fit_on_cpu(small("parts", training={"max_steps": 1}, subword_sampling=0.2))
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("windows", "loader", "ThreadPool"))], names
+    resumed = fit_on_cpu(small("parts", training={"max_steps": 12}, subword_sampling=0.2))
+    assert losses(resumed) == losses(whole)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +136,13 @@ def test_a_signal_ends_the_wait_for_a_window(small, monkeypatch, number, slow):
     whole = fit_on_cpu(small("whole", training=recipe))
     real = WindowedCorpus.open
 
-    def endless(self, epoch, window=0, cancelled=lambda: False, *starts):
+    def endless(self, epoch, window=0, pace=None, *starts):
         if (epoch, window) == (0, slow):
             threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
-            while not cancelled():
+            while True:
+                pace.require_needed()
                 time.sleep(0.01)
-            raise CancelledError
-        return real(self, epoch, window, cancelled, *starts)
+        return real(self, epoch, window, pace, *starts)
 
     with monkeypatch.context() as patch:
         patch.setattr(WindowedCorpus, "open", endless)

@@ -9,8 +9,8 @@ import pytest
 from mtrain.config.corruptions import Corruptions
 from mtrain.data.classifier_pairs import BAD, GOOD, ExampleMaker, draw_others, pair_sequence
 from mtrain.data.corruption import Corrupter
+from mtrain.data.pacing import CancelledError, Pace, never
 from mtrain.data.prepare_data import prepare_data
-from mtrain.data.rewrite import CancelledError
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.tokenizers import train
 from tests.support.training import PAIRS
@@ -125,10 +125,10 @@ def training_pairs(make_config, tokenizer, tmp_path):
     return config, data.train
 
 
-def examples(config, tokenizer, corpus, key=(0,), seed=1, cancelled=lambda: False):
+def examples(config, tokenizer, corpus, key=(0,), seed=1, cancelled=never):
     """The sequences and the classes of the examples of an epoch."""
     made = ExampleMaker(config.data, tokenizer, seed, config.run_dir and corpus._run_dir)
-    source, target = made(corpus.encoded(), key, cancelled).fetch(range(len(corpus)))
+    source, target = made(corpus.encoded(), key, Pace(cancelled=cancelled)).fetch(range(len(corpus)))
     return source.to_pylist(), [label for [label] in target.to_pylist()]
 
 

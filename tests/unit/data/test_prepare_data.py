@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from mtrain import processes
 from mtrain.data import Pair, resegment, rewrite, shard_writer
+from mtrain.data.pacing import CancelledError, Pace
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.samples import HoldoutSampler, draw_candidates
@@ -603,9 +604,9 @@ def test_only_training_pairs_are_sampled_and_only_if_configured(tmp_path: Path, 
 def test_segmenting_can_be_cancelled(tmp_path: Path, tokenizer: Tokenizer, monkeypatch):
     monkeypatch.setattr(resegment, "BLOCK", 70)
     prepared = prepare_data(config(tmp_path, subword_sampling=0.3), tokenizer, tmp_path / "data", seed=1)
-    answers = iter([False, False, True])
-    with pytest.raises(rewrite.CancelledError):
-        prepared.train.open(0, 0, lambda: next(answers))
+    answers = iter([False] * 8 + [True])  # when each of five blocks starts, and before it is written
+    with pytest.raises(CancelledError):
+        prepared.train.open(0, 0, Pace(cancelled=lambda: next(answers)))
     assert not list(answers)
 
 
