@@ -16,8 +16,9 @@ from mtrain.kernels.autocast import without_autocast
 
 # fp32 numbers in a vector register of a CPU. Products with fewer keys take several times as long.
 REGISTER = 16
-# Minimum number of keys in the last, partial register for which padding fills it up. With 15 keys, attention
-# takes up to three times as long as with 16, but padding has to be copied and differentiated.
+# Minimum number of keys in a partial register for which padding fills it up. With 15 keys, attention takes up
+# to three times as long as with 16, but padding has to be copied and differentiated. `eager_attention` pads
+# only the first register.
 _MIN_KEYS_TO_PAD = 11
 
 
@@ -52,37 +53,62 @@ def fused_attention(
     return F.scaled_dot_product_attention(queries, keys, values, keep, dropout, causal)
 
 
-def eager_attention(queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor | None) -> Tensor:
-    """Attention (B, H, T, D) that stores its weights for the backward pass.
+def eager_attention(projected: Tensor, memory: Tensor | None, heads: int, keep: Tensor | None) -> Tensor:
+    """Attention (B, T, E) that stores its weights for the backward pass, for short sentences on a CPU.
 
-    On a CPU this is the fastest way to train on short sentences. Autograd would copy every input of these
-    products once more, and PyTorch's fused kernel is designed for long sequences. The gradient is computed in
-    the precision of the arguments even if the backward pass runs under autocast.
+    With `memory` (B, S, 2E), which contains keys and values, `projected` (B, T, E) contains queries. Without,
+    it contains queries, keys and values (B, T, 3E). Each of them is divided among the heads.
+
+    Arguments in low precision are converted to fp32, and the result back. Type and layout change in one copy,
+    and the keys are padded where that saves time. Autograd would copy every input of the products once more,
+    and PyTorch's fused kernel is designed for long sequences. The gradient is computed in the same precision
+    even if the backward pass runs under autocast.
     """
-    out: Tensor = _EagerAttention.apply(queries, keys, values, keep)  # type: ignore[no-untyped-call]
+    with without_autocast(projected):
+        out: Tensor = _EagerAttention.apply(projected, memory, heads, keep)  # type: ignore[no-untyped-call]
     return out
+
+
+def padded_keys(keys: int) -> int:
+    """The number of keys in `eager_attention`, which may pad them."""
+    return REGISTER if _MIN_KEYS_TO_PAD <= keys < REGISTER else keys
 
 
 class _EagerAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor | None) -> Tensor:
-        shape = queries.shape
-        queries, keys, values = (x.flatten(0, 1) for x in (queries, keys, values))  # (B*H, .., D)
-        scores = _scaled_product(queries, keys.transpose(1, 2), shape[-1] ** -0.5)  # (B*H, T, S)
+    def forward(
+        ctx: Any, projected: Tensor, memory: Tensor | None, heads: int, keep: Tensor | None
+    ) -> Tensor:
+        dtype = torch.promote_types(projected.dtype, torch.float32)
+        in_parts = _parts(projected, memory, heads)
+        sentences, length, _, width = in_parts[0].shape
+        keys = in_parts[1].size(1)
+        padded = padded_keys(keys)
+        lengths = length, padded, padded
+        parts = [_by_head(part, size, dtype) for part, size in zip(in_parts, lengths, strict=True)]
+        scores = _scaled_product(parts[0], parts[1].transpose(1, 2), width**-0.5)  # (B*H, T, S)
+        if padded > keys:
+            is_key = torch.arange(padded) < keys
+            keep = is_key if keep is None else F.pad(keep, (0, padded - keys))
         if keep is not None:
             # The lowest finite number instead of -inf: -inf would give NaN for a query whose keys are all
             # masked. All other queries have weights of 0 at masked keys either way.
-            scores.view(*shape[:-1], keys.size(1)).masked_fill_(~keep, torch.finfo(scores.dtype).min)
+            by_sentence = scores.view(sentences, heads, length, padded)
+            by_sentence.masked_fill_(~keep, torch.finfo(dtype).min)
         weights = scores.softmax(dim=-1)
-        ctx.save_for_backward(queries, keys, values, weights)
-        return torch.bmm(weights, values).view(shape)
+        out = projected.new_empty(sentences, length, heads, width)
+        _copy_by_position(torch.bmm(weights, parts[2]), out)
+        ctx.save_for_backward(*parts, weights)
+        ctx.shapes = heads, projected.shape, None if memory is None else memory.shape, projected.dtype
+        return out.flatten(2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, weights = ctx.saved_tensors
-        heads, scale = grad.shape[:2], queries.size(-1) ** -0.5
-        grad = grad.reshape(queries.shape)
+        heads, projected_shape, memory_shape, dtype = ctx.shapes
+        scale = queries.size(-1) ** -0.5
+        grad = _by_head(grad.reshape(*grad.shape[:2], heads, -1), queries.size(1), queries.dtype)
         with without_autocast(grad):
             grad_values = torch.bmm(weights.transpose(1, 2), grad)
             # Gradient of softmax: weights * (g - sum(weights * g)), where g is the gradient of the weights.
@@ -90,7 +116,34 @@ class _EagerAttention(torch.autograd.Function):
             grad_scores.addcmul_(weights, grad_scores.sum(-1, keepdim=True), value=-1)
             grad_queries = _scaled_product(grad_scores, keys, scale)
             grad_keys = _scaled_product(grad_scores.transpose(1, 2), queries, scale)
-        return *(x.view(*heads, *x.shape[1:]) for x in (grad_queries, grad_keys, grad_values)), None
+        grad_projected = grad.new_empty(projected_shape, dtype=dtype)
+        grad_memory = None if memory_shape is None else grad.new_empty(memory_shape, dtype=dtype)
+        by_head = (grad_queries, grad_keys, grad_values)
+        for part, by_position in zip(by_head, _parts(grad_projected, grad_memory, heads), strict=True):
+            _copy_by_position(part, by_position)
+        return grad_projected.to(dtype), None if grad_memory is None else grad_memory.to(dtype), None, None
+
+
+def _parts(projected: Tensor, memory: Tensor | None, heads: int) -> tuple[Tensor, ...]:
+    """Views of queries, keys and values, (B, T or S, H, D); see `eager_attention`."""
+    if memory is None:
+        return projected.view(*projected.shape[:2], 3, heads, -1).unbind(2)
+    queries = projected.view(*projected.shape[:2], heads, -1)
+    return queries, *memory.view(*memory.shape[:2], 2, heads, -1).unbind(2)
+
+
+def _by_head(x: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """x (B, T, H, D) as (B*H, length, D) in another type, with zeros after its T positions."""
+    sentences, positions, heads, width = x.shape
+    out = x.new_empty(sentences, heads, length, width, dtype=dtype)
+    out[:, :, positions:] = 0
+    out[:, :, :positions] = x.transpose(1, 2)
+    return out.flatten(0, 1)
+
+
+def _copy_by_position(x: Tensor, out: Tensor) -> None:
+    """Copy x (B*H, length, D) to `out` (B, T, H, D), which may have fewer positions."""
+    out.copy_(x.view(len(out), out.size(2), -1, out.size(3))[:, :, : out.size(1)].transpose(1, 2))
 
 
 def cached_attention(

@@ -3,17 +3,19 @@
 Symbols in shapes: E model width, V vocabulary size; rows are tokens.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtrain.kernels.autocast import product_dtype
+from mtrain.kernels.autocast import product_dtype, without_autocast
 
 IGNORE = -100  # label of padding, the default `ignore_index` of torch.nn.functional.cross_entropy
 # Logits that exist at a time: as many as fit a CPU's cache, or keep a GPU busy.
-MAX_LOGITS = {"cpu": 2**22, "cuda": 2**26}
+MAX_LOGITS = {"cpu": 2**23, "cuda": 2**26}
 
 
 def projected_cross_entropy(
@@ -37,7 +39,8 @@ def projected_cross_entropy(
     2i and 2i + 1 then belong to the same token in two forward passes, p and q, and
     alpha * (KL(p || q) + KL(q || p)) / 2 is added to the loss of each such pair.
 
-    Under autocast the projection and its gradient are computed in the type of autocast.
+    Under autocast the projection and its gradient are computed in the type of autocast. On a CPU, without
+    bias and R-Drop, the softmax accumulates in fp32 but is rounded to that type, too.
     """
     device = hidden.device.type
     dtype = product_dtype(hidden)
@@ -47,7 +50,8 @@ def projected_cross_entropy(
     chunk = max_logits or MAX_LOGITS.get(device, MAX_LOGITS["cuda"])
     rows = 2 * max(1, chunk // weight.size(0) // 2)  # even, to keep R-Drop's pairs together
     arguments = (hidden, weight, bias, labels, smoothing, r_drop, dtype, with_grad, rows)
-    loss, nll = _ProjectedCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+    with without_autocast(hidden):  # it would compute the softmax in fp32
+        loss, nll = _ProjectedCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
     return loss, nll
 
 
@@ -73,16 +77,22 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
         grad_bias = torch.zeros_like(bias) if with_grad and bias is not None else None
         nll, uniform, divergence = hidden.new_zeros(3, dtype=accurate).unbind()
+
+        def project(x: Tensor) -> Tensor:
+            logits = F.linear(x, weight_cast)  # (chunk_rows, V)
+            return logits if bias is None else logits.to(accurate) + bias
+
         for chunk in (slice(start, start + chunk_rows) for start in range(0, hidden.size(0), chunk_rows)):
             x, label = hidden[chunk].to(dtype), labels[chunk]
-            logits = F.linear(x, weight_cast)  # (chunk_rows, V)
-            if bias is not None:
-                logits = logits.to(accurate) + bias
+            logits = project(x)
             label_logits = logits.gather(1, label).to(accurate)
-            grad = logits.softmax(dim=-1, dtype=accurate) if with_grad else None
-            normalizer = _logsumexp(logits, grad, label_logits, label)
-            # The mean of the V logits of each row, without reading them. Not a matrix product, which autocast
-            # would round.
+            grad: Tensor | None = None
+            if with_grad:
+                again = None if r_drop else partial(project, x)
+                grad, normalizer = _softmax_and_normalizer(logits, label, label_logits, again)
+            else:
+                normalizer = logits.to(accurate).logsumexp(dim=-1, keepdim=True)
+            # The mean of the V logits of each row, without reading them.
             mean_logits = (x.to(accurate) * mean_weight).sum(-1, keepdim=True) + mean_bias
             nll = nll + ((normalizer - label_logits) * keep[chunk]).sum()
             uniform = uniform + ((normalizer - mean_logits) * keep[chunk]).sum()
@@ -94,7 +104,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                 grad += r_drop / 2 * grad_kl
             # d loss / d logits = softmax - (1 - smoothing) * one_hot(label) - smoothing / V. The last term is
             # the same for all logits and is added after the loop.
-            grad.scatter_add_(1, label, torch.full_like(normalizer, smoothing - 1))
+            _add_to_labels_(grad, label, smoothing - 1)
             if grad_bias is not None:
                 grad_bias += (grad * keep[chunk]).sum(0)
             grad = grad.to(dtype)
@@ -115,19 +125,37 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         return (*grads, *[None] * 6)
 
 
-def _logsumexp(logits: Tensor, softmax: Tensor | None, label_logits: Tensor, label: Tensor) -> Tensor:
-    """logsumexp of each row of logits (rows, V), as (rows, 1).
+def _softmax_and_normalizer(
+    logits: Tensor, label: Tensor, label_logits: Tensor, again: Callable[[], Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """softmax (rows, V) and logsumexp (rows, 1) of each row of logits (rows, V), given those at the label.
 
-    On a CPU it is derived from the softmax at the label, if there is a softmax, which saves four passes over
-    the logits. This is impossible if that probability underflows; on other devices, checking this would make
-    the host wait for the device.
+    On a CPU, the softmax replaces the logits, in their type, if `again` can compute them once more. That is
+    only needed if the probability of a label underflows: otherwise the normalizer is derived from it, which
+    saves four passes over the logits. On other devices, checking this would make the host wait for them.
     """
     accurate = label_logits.dtype
-    if softmax is not None and logits.device.type == "cpu":
-        probability = softmax.gather(1, label)
-        if bool((probability > torch.finfo(accurate).tiny).all()):
-            return label_logits - probability.log()
-    return logits.to(accurate).logsumexp(dim=-1, keepdim=True)
+    if logits.device.type != "cpu":
+        return logits.softmax(dim=-1, dtype=accurate), logits.to(accurate).logsumexp(dim=-1, keepdim=True)
+    if again is None:
+        softmax = logits.softmax(dim=-1, dtype=accurate)
+    else:
+        softmax = torch.softmax(logits, -1, out=logits)
+    probability = softmax.gather(1, label).to(accurate)
+    if bool((probability > torch.finfo(softmax.dtype).tiny).all()):
+        return softmax, label_logits - probability.log()
+    intact = logits if again is None else again()
+    return softmax, intact.to(accurate).logsumexp(dim=-1, keepdim=True)
+
+
+def _add_to_labels_(grad: Tensor, label: Tensor, number: float) -> None:
+    """Add a number to the entry of grad (rows, V) at the label (rows, 1) of each row.
+
+    In low precision on a CPU, `scatter_add_` would copy the whole matrix.
+    """
+    rows, size = grad.shape
+    places = torch.arange(rows, device=grad.device) * size + label[:, 0]
+    grad.view(-1).index_add_(0, places, grad.new_full((rows,), number))
 
 
 def _symmetric_kl(logits: Tensor, softmax: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,24 +1,72 @@
-"""Dropout with masks that are cheap to draw on a CPU."""
+"""Dropout (Srivastava et al. 2014) with masks that are cheap to draw on a CPU.
+
+`rate` is the probability that an element is zeroed; the others are scaled by 1 / (1 - rate). On a CPU, the
+mask is drawn from `generator` (None: PyTorch's default one). Other devices use `torch.nn.functional.dropout`
+and ignore it.
+"""
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def dropout(x: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
-    """Dropout (Srivastava et al. 2014): zero each element with probability `rate`, scale the others.
-
-    On a CPU the mask is drawn from `generator` (None: PyTorch's default one). Drawing one number per element
-    takes longer than the layer around it, so four elements share a 64-bit draw, and the rate is exact to
-    1/65536. On other devices this is `torch.nn.functional.dropout`, which ignores `generator`.
-    """
+    """Dropout of x."""
     if x.device.type != "cpu":
         return F.dropout(x, rate)
+    return x * _mask(x, rate, generator)
+
+
+def add_dropout(x: Tensor, y: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
+    """x + dropout(y), on a CPU in one pass over memory. The result has the type of x."""
+    if x.device.type != "cpu":
+        return x + F.dropout(y, rate)
+    return torch.addcmul(x, y.to(x.dtype), _mask(x, rate, generator))
+
+
+def relu_dropout(x: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
+    """dropout(relu(x)). On a CPU, nothing but the result is kept for the backward pass: where it is 0, the
+    gradient is 0."""
+    if x.device.type != "cpu":
+        return F.dropout(F.relu(x), rate)
+    out: Tensor = _ReluDropout.apply(x, rate, generator)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _ReluDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
+        out = x.clamp_min(0).mul_(_mask(x, rate, generator))
+        ctx.save_for_backward(out)
+        ctx.scale = _scale(rate, x.dtype)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (out,) = ctx.saved_tensors
+        return out.sign().mul_(ctx.scale).mul_(grad), None, None
+
+
+def _mask(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
+    """A factor for each element of x: 0 or the scale.
+
+    Drawing one number per element takes longer than the layer around it, so four elements share a 64-bit
+    draw, and the rate is exact to 1/65536.
+    """
     draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64)
     draws.random_(-(2**63), None, generator=generator)
-    # The scale is rounded to the type of x. The rate is then derived from it, so that the mean is unbiased.
-    scale = torch.tensor(1 / (1 - rate), dtype=x.dtype).item()
+    # The rate is derived from the rounded scale, so that the mean is unbiased.
+    scale = _scale(rate, x.dtype)
     threshold = min(round((0.5 - 1 / scale) * 65536), 32767)
     draws = draws.view(torch.int16)[: x.numel()].view(x.shape)
     keep = torch.ge(draws, threshold, out=x.new_empty(x.shape))  # a bool mask would take seven times as long
-    return x * keep.mul_(scale)
+    return keep.mul_(scale)
+
+
+def _scale(rate: float, dtype: torch.dtype) -> float:
+    """1 / (1 - rate), rounded to a type."""
+    return torch.tensor(1 / (1 - rate), dtype=dtype).item()

@@ -64,30 +64,47 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        memory: tuple[Tensor, Tensor] | None = None,
+        memory: Tensor | None = None,
         keep: Tensor | None = None,
         causal: bool = False,
         attention_weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """Attention (N, T, E) of x (N, T, E) to itself, or to `memory` as `project_memory` returns it.
+        """Attention (N, T, E) of x (N, T, E) to itself, or to `memory` (B, S, 2 * E) from `project_memory`.
 
         `keep` broadcasts to (N, H, T, T) or (B, H, T, S). With `causal`, each position attends to itself and
         those before it. If `attention_weights` is a list, the weights, of that shape, are appended to it.
         """
         if memory is None:
-            projected = self._split_heads(self.query_key_value(x), 3, len(x))
-            queries, keys, values = projected.unbind()  # (N, H, T, D)
+            projected, sentences = self.query_key_value(x), len(x)
+        else:
+            projected, sentences = self.query_key_value.slice(x, 0, x.size(-1)), len(memory)
+        projected = projected.view(sentences, -1, projected.size(-1))  # (B, K*T, E or 3 * E)
+        if attention_weights is None and not self.rotary and self._is_eager(projected, memory):
+            if causal:
+                mask = causal_mask(x.size(1), x.device)
+                keep = mask if keep is None else keep & mask
+            heads = kernels.eager_attention(projected, memory, self.heads, keep)
+            return self.output(heads).view(x.shape)  # type: ignore[no-any-return]
+        if memory is None:
+            queries, keys, values = self._split_heads(projected, 3).unbind()  # (N, H, T, D)
             if self.rotary:
                 positions = torch.arange(x.size(1), device=x.device)
                 queries, keys = rotate(queries, positions), rotate(keys, positions)
         else:
-            keys, values = memory  # (B, H, S, D)
-            queries = self._project_queries(x, len(keys))  # (B, H, K*T, D)
+            queries = self._split_heads(projected, 1)[0]  # (B, H, K*T, D)
+            keys, values = self.keys_and_values(memory)
         weights: list[Tensor] | None = None if attention_weights is None else []
         heads = attend(queries, keys, values, self.dropout, keep, causal, weights)  # (B, H, K*T, D)
         if attention_weights is not None and weights:
             attention_weights.append(self._by_row(weights[0], len(x)))
         return self.output(heads.transpose(1, 2).flatten(2)).view(x.shape)  # type: ignore[no-any-return]
+
+    def _is_eager(self, projected: Tensor, memory: Tensor | None) -> bool:
+        """Whether `eager_attention` is the fastest kernel: in training on short sentences, on a CPU."""
+        keys, width = (projected if memory is None else memory).size(1), self.output.in_features // self.heads
+        few = keys <= min(MAX_EAGER_KEYS, 2 * width)
+        trained = projected.requires_grad or (memory is not None and memory.requires_grad)
+        return projected.device.type == "cpu" and trained and few and not self.dropout.active
 
     def step(self, x: Tensor, cache: LayerCache, position: int, past_keep_bias: Tensor | None) -> Tensor:
         """Causal self-attention (N, E) of x (N, E) at one position, given the cache of those before it.
@@ -115,7 +132,8 @@ class MultiHeadAttention(nn.Module):
 
         If `attention_weights` is a list, the weights (N, H, 1, S) are appended to it.
         """
-        queries = self._project_queries(x, cache.sentences)
+        queries = self.query_key_value.slice(x, 0, x.size(-1))
+        queries = self._split_heads(queries, 1, cache.sentences)[0]
         keys, values = cache.memory_keys, cache.memory_values
         heads, weights = kernels.cached_attention(queries.flatten(0, 1), keys, values, source_keep_bias)
         if attention_weights is not None:
@@ -123,20 +141,20 @@ class MultiHeadAttention(nn.Module):
             attention_weights.append(self._by_row(weights, len(x)))
         return self._merge_heads(heads, queries)
 
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values, each (B, H, S, D), of the encoder output (B, S, E)."""
-        projected = self.query_key_value.slice(memory, memory.size(-1))
-        keys, values = self._split_heads(projected, 2, len(memory)).unbind()
+    def project_memory(self, memory: Tensor) -> Tensor:
+        """Keys and values (B, S, 2 * E) of the encoder output (B, S, E)."""
+        return self.query_key_value.slice(memory, memory.size(-1))
+
+    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, each (B, H, S, D), of a projected memory (B, S, 2 * E)."""
+        keys, values = self._split_heads(memory, 2).unbind()
         return keys, values
 
-    def _project_queries(self, x: Tensor, sentences: int) -> Tensor:
-        """Queries (B, H, K*T, D) of x (N, T, E), or (N, E) for one position."""
-        return self._split_heads(self.query_key_value.slice(x, 0, x.size(-1)), 1, sentences)[0]
-
-    def _split_heads(self, x: Tensor, parts: int, sentences: int) -> Tensor:
-        """The parts of x (.., parts * E) by heads, (parts, B, H, K*T, D)."""
+    def _split_heads(self, x: Tensor, parts: int, sentences: int | None = None) -> Tensor:
+        """The parts of x (.., parts * E) by heads, (parts, B, H, K*T, D). B is the length of x by default."""
         width = x.size(-1) // (parts * self.heads)
-        return x.view(sentences, -1, parts, self.heads, width).permute(2, 0, 3, 1, 4)
+        by_head = x.view(len(x) if sentences is None else sentences, -1, parts, self.heads, width)
+        return by_head.permute(2, 0, 3, 1, 4)
 
     def _merge_heads(self, heads: Tensor, queries: Tensor) -> Tensor:
         """The output (N, E) of heads (B*H, K, D) for queries (B, H, K, D)."""
@@ -167,11 +185,8 @@ def attend(
     dtype, on_cpu = queries.dtype, queries.device.type == "cpu"
     # On a CPU the fused kernel would draw its dropout from a generator that all threads share.
     explicit = attention_weights is not None or (on_cpu and dropout.active)
-    trained = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
-    few_keys = keys.size(2) <= min(MAX_EAGER_KEYS, 2 * keys.size(3))
-    eager = on_cpu and trained and few_keys and not explicit
-    # The fused kernel takes a mask or `causal`, not both; the other kernels take only a mask.
-    if causal and (explicit or eager or keep is not None):
+    # The fused kernel takes a mask or `causal`, not both; the other takes only a mask.
+    if causal and (explicit or keep is not None):
         mask = causal_mask(queries.size(2), queries.device)
         keep, causal = mask if keep is None else keep & mask, False
     if on_cpu and dtype == torch.bfloat16:
@@ -183,8 +198,6 @@ def attend(
             if attention_weights is not None:
                 attention_weights.append(weights)
             out: Tensor = dropout(weights) @ values
-        elif eager:
-            out = kernels.eager_attention(queries, keys, values, keep)
         else:
             rate = dropout.rate if dropout.active else 0.0
             out = kernels.fused_attention(queries, keys, values, keep, causal, rate)

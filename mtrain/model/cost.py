@@ -12,6 +12,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from mtrain.config.model import ModelConfig
+from mtrain.kernels.attention import padded_keys
 from mtrain.kernels.cross_entropy import MAX_LOGITS
 from mtrain.model.attention import MAX_EAGER_KEYS
 
@@ -219,8 +220,8 @@ def _norm_bytes(config: ModelConfig) -> int:
 
 def _sublayer_bytes(config: ModelConfig, numerics: Numerics) -> int:
     """Of a residual connection, for each token: its norm, the input of its first product, and its dropout."""
-    number = numerics.product_bytes
-    return _norm_bytes(config) + (number + numerics.mask_bytes(config.dropout, number)) * config.d_model
+    inputs = numerics.product_bytes + numerics.mask_bytes(config.dropout, FP32)
+    return _norm_bytes(config) + inputs * config.d_model
 
 
 def _feed_forward_bytes(config: ModelConfig, numerics: Numerics) -> int:
@@ -228,10 +229,11 @@ def _feed_forward_bytes(config: ModelConfig, numerics: Numerics) -> int:
     input of the second product."""
     rate = config.dropout if config.activation_dropout is None else config.activation_dropout
     activation = {"relu": 1, "gelu": 1, "silu": 1, "swiglu": 3}[config.activation]
-    # ReLU saves its result, which is the input of the product unless dropout changes it.
-    product = 0 if config.activation == "relu" and not rate else 1
     number = numerics.product_bytes
-    return config.ffn_dim * ((activation + product) * number + numerics.mask_bytes(rate, number))
+    if config.activation == "relu" and (numerics.on_cpu or not rate):
+        # Saves only its result, after dropout, which is the input of the product.
+        return config.ffn_dim * number
+    return config.ffn_dim * ((activation + 1) * number + numerics.mask_bytes(rate, number))
 
 
 def _attention_bytes(
@@ -239,8 +241,12 @@ def _attention_bytes(
 ) -> int:
     """Of attention of `queries` tokens over `keys` tokens, `length` in each sentence: queries, keys, values,
     and the input of the output projection; weights or their normalizers, according to the kernel that
-    `mtrain.model.attention.attend` chooses."""
+    `mtrain.model.attention` chooses."""
     number, width = numerics.product_bytes, config.d_model
+    eager = numerics.on_cpu and not config.attention_dropout and not rotary
+    eager = eager and length <= min(MAX_EAGER_KEYS, 2 * width // config.heads)
+    if eager:
+        keys, length = keys * padded_keys(length) // length, padded_keys(length)
     inputs, output = (queries + 2 * keys) * width, number * queries * width
     weights, normalizers = FP32 * config.heads * queries * length, FP32 * config.heads * queries
     # Queries, keys and values are views of one tensor, which rotated copies do not replace.
@@ -250,7 +256,7 @@ def _attention_bytes(
     total = FP32 * inputs + output  # on a CPU, attention is computed in fp32
     if config.attention_dropout:
         return total + 3 * weights  # before and after dropout, and its mask
-    if length <= min(MAX_EAGER_KEYS, 2 * width // config.heads):
+    if eager:
         return total + weights
     return total + normalizers + (FP32 * queries * width if numerics.is_low else rotated)
 
@@ -273,10 +279,11 @@ def loss_workspace_bytes(config: ModelConfig, shape: Shape, numerics: Numerics, 
     number, vocabulary = numerics.product_bytes, config.target_vocab_size
     limit = MAX_LOGITS["cpu" if numerics.on_cpu else "cuda"]
     rows = min(shape.target, 2 * max(1, limit // vocabulary // 2))
-    logits = number + FP32  # and their softmax, which becomes the gradient
-    if config.output_bias and numerics.is_low:
-        logits += FP32
-    extra = 2 * FP32 if not numerics.on_cpu else number if numerics.is_low else 0
+    biased = FP32 if config.output_bias and numerics.is_low else 0
+    in_place = numerics.on_cpu and not r_drop
+    # The softmax, in place or not, becomes the gradient.
+    logits = number + biased + (0 if in_place else FP32)
+    extra = 2 * FP32 if not numerics.on_cpu else number if biased or (numerics.is_low and not in_place) else 0
     if r_drop:  # differences of the logits, their products with both softmaxes, and the gradient of these
         extra = max(extra, 5 * FP32 // 2)
     weight = vocabulary * config.d_model

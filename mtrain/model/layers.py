@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.config.model import ModelConfig
-from mtrain.kernels.dropout import dropout
+from mtrain.kernels.dropout import add_dropout, dropout, relu_dropout
 from mtrain.kernels.linear import PackedLinear, linear
 
 
@@ -54,6 +54,14 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return dropout(x, self.rate, self.generator) if self.active else x
 
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """x + dropout(y)."""
+        return add_dropout(x, y, self.rate, self.generator) if self.active else x + y
+
+    def of_relu(self, x: Tensor) -> Tensor:
+        """dropout(relu(x))."""
+        return relu_dropout(x, self.rate, self.generator) if self.active else F.relu(x)
+
 
 class Residual(nn.Module):
     """A residual connection around a sublayer.
@@ -70,8 +78,8 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre:
-            return x + self.dropout(sublayer(self.norm(x)))  # type: ignore[no-any-return]
-        return self.norm(x + self.dropout(sublayer(x)))  # type: ignore[no-any-return]
+            return self.dropout.add(x, sublayer(self.norm(x)))
+        return self.norm(self.dropout.add(x, sublayer(x)))  # type: ignore[no-any-return]
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
@@ -97,6 +105,8 @@ class FeedForward(nn.Module):
         return outer(self._activate(inner(x))).to(x.dtype)  # the activations stay in low precision
 
     def _activate(self, x: Tensor) -> Tensor:
+        if self.activation is F.relu:
+            return self.dropout.of_relu(x)
         if not self.gated:
             return self.dropout(self.activation(x))  # type: ignore[no-any-return]
         gate, x = x.chunk(2, dim=-1)

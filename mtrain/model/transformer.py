@@ -129,7 +129,9 @@ class Transformer(TransformerEncoder):
         layers = []
         for layer in self.decoder:
             assert isinstance(layer, DecoderLayer)
-            layers.append(LayerCache(*layer.cross_attention.project_memory(memory), beams, max_length))
+            attention = layer.cross_attention
+            keys_values = attention.keys_and_values(attention.project_memory(memory))
+            layers.append(LayerCache(*keys_values, beams, max_length))
         return KeyValueCache(layers, source_keep, beams)
 
     def projection(self) -> tuple[Tensor, Tensor | None]:

@@ -29,16 +29,31 @@ def reference(queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor | None
     return torch.einsum("bhts,bhsd->bhtd", scores.softmax(dim=-1), values)
 
 
+def by_position(x: Tensor) -> Tensor:
+    """x (B, H, T, D) as (B, T, H * D)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def eager(queries: Tensor, keys: Tensor, values: Tensor, keep: Tensor | None) -> Tensor:
+    """`eager_attention` with tensors by head; self-attention if there are as many queries as keys."""
+    parts = [by_position(x) for x in (queries, keys, values)]
+    if queries.size(2) == keys.size(2):
+        out = eager_attention(torch.cat(parts, dim=-1), None, 3, keep)
+    else:
+        out = eager_attention(parts[0], torch.cat(parts[1:], dim=-1), 3, keep)
+    return out.unflatten(-1, (3, -1)).transpose(1, 2)
+
+
 def padding_mask(*lengths: int) -> Tensor:
     """(B, 1, 1, S)"""
     return (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])[:, None, None]
 
 
 @pytest.mark.parametrize(
-    "keys", [1, 6, 8, 10, 11, 15, 16, 27]
-)  # from 11 on the fused kernel pads to 16 or 32
+    "keys", [1, 5, 8, 10, 11, 15, 16, 27]
+)  # from 11 on both kernels pad to 16, and the fused one to 32
 @pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("kernel", [eager_attention, fused_attention])
+@pytest.mark.parametrize("kernel", [eager, fused_attention])
 def test_values_and_gradients_equal_the_formula(kernel, keys: int, masked: bool) -> None:
     tensors = inputs(5, keys)
     keep = padding_mask(keys, max(1, keys - 2)) if masked else None
@@ -58,16 +73,17 @@ def test_fused_attention_may_be_causal(length: int) -> None:
 
 
 def test_eager_attention_gradcheck() -> None:
-    keep = padding_mask(4, 2)
-    assert torch.autograd.gradcheck(lambda *tensors: eager_attention(*tensors, keep), inputs(3, 4))
+    assert torch.autograd.gradcheck(lambda *tensors: eager(*tensors, padding_mask(4, 2)), inputs(3, 4))
+    assert torch.autograd.gradcheck(lambda *tensors: eager(*tensors, padding_mask(12, 2)), inputs(12, 12))
 
 
-def test_a_query_without_keys_does_not_spoil_other_sentences() -> None:
-    tensors, keep = inputs(6, 6), padding_mask(6, 4).clone()
+@pytest.mark.parametrize("length", [6, 12])
+def test_a_query_without_keys_does_not_spoil_other_sentences(length: int) -> None:
+    tensors, keep = inputs(length, length), padding_mask(length, 4).clone()
     keep[0] = False
     second = [x[1:].detach().requires_grad_() for x in tensors]
-    gradients = torch.autograd.grad(eager_attention(*tensors, keep)[1].sum(), tensors)
-    expected = torch.autograd.grad(eager_attention(*second, keep[1:]).sum(), second)
+    gradients = torch.autograd.grad(eager(*tensors, keep)[1].sum(), tensors)
+    expected = torch.autograd.grad(eager(*second, keep[1:]).sum(), second)
     for found, wanted in zip(gradients, expected, strict=True):
         torch.testing.assert_close(found, torch.cat([torch.zeros_like(wanted), wanted]), **DOUBLE)
 
@@ -75,11 +91,25 @@ def test_a_query_without_keys_does_not_spoil_other_sentences() -> None:
 def test_autocast_does_not_round_the_gradients() -> None:
     tensors = [x.detach().float().requires_grad_() for x in inputs(7, 7)]
     cotangent = random(2, 3, 7, 4, seed=3).float()
-    exact = torch.autograd.grad(eager_attention(*tensors, None), tensors, cotangent)
-    out = eager_attention(*tensors, None)
+    exact = torch.autograd.grad(eager(*tensors, None), tensors, cotangent)
+    out = eager(*tensors, None)
     with torch.autocast("cpu", torch.bfloat16):
         gradients = torch.autograd.grad(out, tensors, cotangent)
     torch.testing.assert_close(gradients, exact, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("length", [7, 12])
+def test_arguments_in_low_precision_are_computed_in_fp32(length: int) -> None:
+    projected = torch.cat([by_position(x) for x in inputs(length, length)], dim=-1).detach().bfloat16()
+    low, high = projected.requires_grad_(), projected.detach().float().requires_grad_()
+    keep, cotangent = padding_mask(length, 3), random(2, length, 12, seed=3).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = eager_attention(low, None, 3, keep)
+    exact = eager_attention(high, None, 3, keep)
+    assert torch.equal(out, exact.bfloat16())
+    out.backward(cotangent)
+    exact.backward(cotangent.float())
+    assert torch.equal(low.grad, high.grad.bfloat16())
 
 
 @pytest.mark.parametrize("masked", [True, False])

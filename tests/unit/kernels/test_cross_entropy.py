@@ -199,3 +199,29 @@ def test_bf16_autocast_rounds_only_the_products(hidden_type: torch.dtype) -> Non
     for tensor, expected in zip((cast, weight, bias), gradients, strict=True):
         assert tensor.grad.dtype == tensor.dtype
         assert (tensor.grad - expected).norm() < 0.02 * expected.norm()
+
+
+def test_without_a_bias_the_softmax_is_rounded_too() -> None:
+    hidden, weight, _, labels = inputs(torch.float32)
+    exact = reference(hidden, weight, torch.zeros(len(weight)), labels, 0.1)
+    gradients = torch.autograd.grad(exact, (hidden, weight))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, nll = projected_cross_entropy(hidden, weight, None, labels, 0.1)
+    loss.backward()
+    torch.testing.assert_close(loss, exact, rtol=0.01, atol=0)
+    logits = F.linear(hidden.bfloat16(), weight.bfloat16()).float()
+    expected_nll = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+    torch.testing.assert_close(nll, expected_nll.detach(), rtol=2e-3, atol=0)
+    for tensor, expected in zip((hidden, weight), gradients, strict=True):
+        assert (tensor.grad - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_large_logits_stay_finite_without_a_bias(autocast: bool) -> None:
+    hidden, weight, _, labels = inputs(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        loss, nll = projected_cross_entropy(hidden * 1e4, weight, None, labels, 0.1)
+    loss.backward()
+    expected = reference(hidden * 1e4, weight, torch.zeros(len(weight)), labels, 0.1)
+    torch.testing.assert_close(loss, expected, rtol=0.02 if autocast else 1e-5, atol=0)
+    assert nll.isfinite() and hidden.grad.isfinite().all()

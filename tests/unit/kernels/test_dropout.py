@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from mtrain.kernels.dropout import dropout
+from mtrain.kernels.dropout import add_dropout, dropout, relu_dropout
 
 torch.set_num_threads(1)
 
@@ -69,3 +70,29 @@ def test_a_transposed_tensor() -> None:
     x = torch.arange(1.0, 13.0).view(3, 4).t()
     out = dropout(x, 0.5)
     assert torch.equal(out[out != 0], 2 * x[out != 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_fused_functions_equal_their_parts_with_the_same_mask(dtype: torch.dtype) -> None:
+    generator = torch.Generator()
+    x, y = (torch.randn(7, 5, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    cotangent = torch.randn(7, 5, generator=torch.Generator().manual_seed(3))
+
+    def run(function) -> list[Tensor]:
+        tensors = [x.to(torch.float64).requires_grad_(), y.to(dtype).requires_grad_()]
+        out = function(*tensors, 0.4, generator.manual_seed(5))
+        gradients = torch.autograd.grad(out, tensors, cotangent.to(out.dtype), allow_unused=True)
+        return [out, *(gradient for gradient in gradients if gradient is not None)]
+
+    def separate_sum(x, y, rate, generator) -> Tensor:
+        return x + dropout(y.double(), rate, generator)
+
+    def separate_relu(x, y, rate, generator) -> Tensor:
+        return dropout(torch.relu(y), rate, generator)
+
+    torch.testing.assert_close(run(add_dropout), run(separate_sum), rtol=0, atol=1e-12)
+    relu = run(lambda x, y, *rest: relu_dropout(y, *rest))
+    torch.testing.assert_close(
+        relu, run(separate_relu), rtol=1e-2 if dtype == torch.bfloat16 else 0, atol=1e-12
+    )
+    assert relu[0].dtype == dtype

@@ -212,9 +212,9 @@ def test_published_check_values_two_heads() -> None:
     torch.testing.assert_close(out, expected, rtol=0, atol=6e-5)
 
 
-@pytest.mark.parametrize("length", [1, 6, 8, 9, 10, 11, 15, 16, 27])  # more than 8: the fused kernel
+@pytest.mark.parametrize("length", [1, 6, 8, 9, 10, 11, 15, 16, 27])
 @pytest.mark.parametrize("kind", ["causal", "padding", "both", "none"])
-def test_every_kernel_gives_the_values_and_gradients_of_the_formula(length: int, kind: str) -> None:
+def test_the_fused_kernel_gives_the_values_and_gradients_of_the_formula(length: int, kind: str) -> None:
     shape = (2, 3, length, 4)
     inputs = [random(*shape, seed=seed).requires_grad_() for seed in range(3)]
     mask = keep([length, max(1, length - 2)], length)[:, None, None] if kind in ("padding", "both") else None
@@ -228,20 +228,34 @@ def test_every_kernel_gives_the_values_and_gradients_of_the_formula(length: int,
     torch.testing.assert_close(*gradients, **DOUBLE)
 
 
-def test_weights_are_stored_for_few_keys_only() -> None:
-    def kept(keys: int) -> int:
-        inputs = [random(2, 3, keys, 4, seed=seed).requires_grad_() for seed in range(3)]
-        sizes: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
-            attend(*inputs, Dropout(0.0), None)
-        return max(sizes) // inputs[0].numel()
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 12])  # up to 8, twice the width of a head: the eager kernel
+@pytest.mark.parametrize("kind", ["self", "causal", "causal with padding", "cross", "rotary"])
+def test_training_gives_the_values_and_gradients_of_the_formula(length: int, kind: str) -> None:
+    """Weights are only returned by the plain formula."""
+    layer, x = attention(12, 3, kind == "rotary"), random(2, 5, 12).requires_grad_()
+    other = random(2, length, 12, seed=1).requires_grad_()
+    mask = None if kind == "causal" else keep([length, max(1, length - 2)], length)[:, None, None]
 
-    assert [kept(keys) for keys in (1, 8, 9, 64)] == [
-        1,
-        2,
-        1,
-        1,
-    ]  # 2: as many numbers as queries and keys have
+    def run(weights: list[Tensor] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if kind == "cross":
+            out, inputs = layer(x, layer.project_memory(other), mask, attention_weights=weights), (x, other)
+        else:
+            out = layer(other, keep=mask, causal=kind.startswith("causal"), attention_weights=weights)
+            inputs = (other,)
+        cotangent = random(*out.shape, seed=3)
+        return out, torch.autograd.grad(out, (*inputs, *layer.parameters()), cotangent)
+
+    (out, gradients), (expected, expected_gradients) = run(None), run([])
+    torch.testing.assert_close(out, expected, **DOUBLE)
+    torch.testing.assert_close(gradients, expected_gradients, **DOUBLE)
+
+
+@pytest.mark.parametrize(("keys", "stored"), [(8, True), (9, False), (64, False)])
+def test_weights_are_stored_for_few_keys_only(keys: int, stored: bool) -> None:
+    layer, sizes = attention(12, 3), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+        layer(random(2, keys, 12))
+    assert (2 * 3 * keys * keys in sizes) == stored
 
 
 # ------------------------------------------------------------------------------------------------ rotary
@@ -290,9 +304,10 @@ def test_rotary_attention_depends_on_order_but_not_on_absolute_position() -> Non
 def test_weights_sum_to_one_are_zero_at_padding_and_explain_the_output() -> None:
     layer, x, memory = attention(12, 3), random(4, 2, 12), random(2, 6, 12, seed=1)  # two beams of two
     kept = keep([6, 2], 6)
-    keys, values = layer.project_memory(memory)
+    projected = layer.project_memory(memory)
+    _, values = layer.keys_and_values(projected)
     weights: list[Tensor] = []
-    out = layer(x, (keys, values), kept[:, None, None], attention_weights=weights)
+    out = layer(x, projected, kept[:, None, None], attention_weights=weights)
     (shown,) = weights
     assert shown.shape == (4, 3, 2, 6)
     torch.testing.assert_close(shown.sum(-1), torch.ones(4, 3, 2).double(), **DOUBLE)
@@ -320,7 +335,7 @@ def test_beams_that_share_a_memory_equal_copies_of_it(beams: int) -> None:
 @torch.no_grad()
 def test_cached_self_attention_equals_causal(rotary: bool) -> None:
     layer, x, memory = attention(12, 3, rotary), random(2, 6, 12), random(2, 1, 12)
-    layers = [LayerCache(*layer.project_memory(memory), 1, max_length=6)]
+    layers = [LayerCache(*layer.keys_and_values(layer.project_memory(memory)), 1, max_length=6)]
     cache = KeyValueCache(layers, keep([1, 1], 1), beams=1)
     parts = [layer.step(x[:, t], cache.layers[0], t, cache.extend()) for t in range(6)]
     torch.testing.assert_close(torch.stack(parts, dim=1), layer(x, causal=True), **DOUBLE)
