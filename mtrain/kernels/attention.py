@@ -93,8 +93,7 @@ class _EagerAttention(torch.autograd.Function):
         if keep is not None:
             # The lowest finite number instead of -inf: -inf would give NaN for a query whose keys are all
             # masked. All other queries have weights of 0 at masked keys either way.
-            by_sentence = scores.view(sentences, heads, length, padded)
-            by_sentence.masked_fill_(~keep, torch.finfo(dtype).min)
+            scores.view(sentences, heads, length, padded).masked_fill_(~keep, torch.finfo(dtype).min)
         weights = scores.softmax(dim=-1)
         out = projected.new_empty(sentences, length, heads, width)
         _copy_by_position(torch.bmm(weights, parts[2]), out)
@@ -121,7 +120,7 @@ class _EagerAttention(torch.autograd.Function):
         by_head = (grad_queries, grad_keys, grad_values)
         for part, by_position in zip(by_head, _parts(grad_projected, grad_memory, heads), strict=True):
             _copy_by_position(part, by_position)
-        return grad_projected.to(dtype), None if grad_memory is None else grad_memory.to(dtype), None, None
+        return grad_projected, grad_memory, None, None
 
 
 def _parts(projected: Tensor, memory: Tensor | None, heads: int) -> tuple[Tensor, ...]:

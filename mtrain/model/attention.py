@@ -79,7 +79,9 @@ class MultiHeadAttention(nn.Module):
         else:
             projected, sentences = self.query_key_value.slice(x, 0, x.size(-1)), len(memory)
         projected = projected.view(sentences, -1, projected.size(-1))  # (B, K*T, E or 3 * E)
-        if attention_weights is None and not self.rotary and self._is_eager(projected, memory):
+        if attention_weights is None and self._is_eager(projected, memory):
+            if self.rotary:
+                projected = self._rotated(projected)
             if causal:
                 mask = causal_mask(x.size(1), x.device)
                 keep = mask if keep is None else keep & mask
@@ -98,6 +100,13 @@ class MultiHeadAttention(nn.Module):
         if attention_weights is not None and weights:
             attention_weights.append(self._by_row(weights[0], len(x)))
         return self.output(heads.transpose(1, 2).flatten(2)).view(x.shape)  # type: ignore[no-any-return]
+
+    def _rotated(self, projected: Tensor) -> Tensor:
+        """The queries, keys and values (N, T, 3 * E) with rotated queries and keys."""
+        queries, keys, values = self._split_heads(projected, 3).unbind()
+        positions = torch.arange(projected.size(1), device=projected.device)
+        parts = torch.stack([rotate(queries, positions), rotate(keys, positions), values])
+        return parts.permute(1, 3, 0, 2, 4).flatten(2)
 
     def _is_eager(self, projected: Tensor, memory: Tensor | None) -> bool:
         """Whether `eager_attention` is the fastest kernel: in training on short sentences, on a CPU."""

@@ -243,8 +243,8 @@ def _attention_bytes(
     and the input of the output projection; weights or their normalizers, according to the kernel that
     `mtrain.model.attention` chooses."""
     number, width = numerics.product_bytes, config.d_model
-    eager = numerics.on_cpu and not config.attention_dropout and not rotary
-    eager = eager and length <= min(MAX_EAGER_KEYS, 2 * width // config.heads)
+    few = length <= min(MAX_EAGER_KEYS, 2 * width // config.heads)
+    eager = numerics.on_cpu and few and not config.attention_dropout
     if eager:
         keys, length = keys * padded_keys(length) // length, padded_keys(length)
     inputs, output = (queries + 2 * keys) * width, number * queries * width
