@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from mtrain.kernels import topk
 from mtrain.kernels.topk import beam_topk, logsumexp, row_topk
 
 
@@ -37,6 +38,12 @@ def test_logsumexp_equals_torch() -> None:
     logits = torch.randn(7, 331, dtype=torch.float64) * 30
     logits[3, :200] = -math.inf
     torch.testing.assert_close(logsumexp(logits), logits.logsumexp(dim=-1, keepdim=True))
+
+
+def test_logsumexp_in_chunks_equals_that_of_single_rows() -> None:
+    logits = torch.randn(7, topk._CHUNK // 3)  # chunks of three rows and one
+    assert torch.equal(logsumexp(logits), torch.cat([logsumexp(row[None]) for row in logits]))
+    assert logsumexp(logits[:0]).shape == (0, 1)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 9])
