@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # Logits of which a CPU computes the log-softmax at a time: 2 MiB in fp32, so that they stay in its cache.
-_CHUNK = 2**19
+CHUNK = 2**19
 MIN_ROWS = 16  # with fewer rows, torch.max on whole rows is faster than the extra calls of `row_topk`
 
 
@@ -21,7 +21,7 @@ def logsumexp(logits: Tensor) -> Tensor:
     Equal to `torch.logsumexp(logits, dim=-1, keepdim=True)`. PyTorch's log_softmax takes half the time of its
     logsumexp, and the maximum of a row is cheap.
     """
-    rows = max(1, _CHUNK // logits.size(1)) if logits.device.type == "cpu" else len(logits)
+    rows = max(1, CHUNK // logits.size(1)) if logits.device.type == "cpu" else len(logits)
     if len(logits) > rows:
         parts = torch.split(logits, rows)
         return torch.cat([logsumexp(part) for part in parts])

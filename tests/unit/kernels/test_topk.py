@@ -41,7 +41,7 @@ def test_logsumexp_equals_torch() -> None:
 
 
 def test_logsumexp_in_chunks_equals_that_of_single_rows() -> None:
-    logits = torch.randn(7, topk._CHUNK // 3)  # chunks of three rows and one
+    logits = torch.randn(7, topk.CHUNK // 3)  # chunks of three rows and one
     assert torch.equal(logsumexp(logits), torch.cat([logsumexp(row[None]) for row in logits]))
     assert logsumexp(logits[:0]).shape == (0, 1)
 
