@@ -24,8 +24,9 @@ class Pace:
     the thread that trains and the one that does the work.
 
     A block waits only if the share of the blocks that have started is more than twice the share of the steps
-    that were taken, and training on the remaining steps will take at least three times as long as the
-    remaining blocks. Training therefore does not wait longer for the window because of this.
+    that were taken, and training on the remaining steps takes, at the speed so far, at least three times as
+    long as the remaining blocks. Pauses of training do not count. Until two steps have been taken and a block
+    is finished, no block waits.
     """
 
     def __init__(
@@ -37,29 +38,31 @@ class Pace:
         """`steps` is the number of steps that training takes meanwhile. If it is 0, training waits for the
         work, and no block waits. The work is no longer needed if `cancelled`, which is called from time to
         time, returns true."""
-        self._steps, self._cancelled, self._clock = steps, cancelled, clock
+        self.steps, self._cancelled, self._clock = steps, cancelled, clock
         self._changed = threading.Condition()
-        self._taken, self._first, self._last = 0, 0.0, 0.0  # the steps, and the times of two of them
-        self._blocks, self._seconds = 0, 0.0  # that are done, and what they took
+        self.taken, self._last = 0, 0.0  # steps, and the time of the last one
+        self._timed, self._training = 0, 0.0  # steps without a pause before them, and their total duration
+        self.finished, self._seconds = 0, 0.0  # finished blocks, and their total duration
         self._at_once = steps == 0
         self._is_needed = True
 
     def step(self) -> None:
-        """Tell that training has taken a step."""
+        """Record that training has taken a step."""
         with self._changed:
-            self._taken, self._last = self._taken + 1, self._clock()
-            if self._taken == 1:
-                self._first = self._last
+            now = self._clock()
+            if self.taken and now - self._last < self._pause:
+                self._timed, self._training = self._timed + 1, self._training + now - self._last
+            self.taken, self._last = self.taken + 1, now
             self._changed.notify_all()
 
     def hurry(self) -> None:
-        """Tell that training waits for the result: no block waits any longer."""
+        """Stop pacing, because training waits for the result: no block waits any longer."""
         with self._changed:
             self._at_once = True
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """Tell that the result is no longer needed."""
+        """End the work, because its result is no longer needed."""
         with self._changed:
             self._is_needed = False
             self._changed.notify_all()
@@ -75,7 +78,7 @@ class Pace:
         start = self._clock()
         yield
         with self._changed:
-            self._blocks, self._seconds = self._blocks + 1, self._seconds + self._clock() - start
+            self.finished, self._seconds = self.finished + 1, self._seconds + self._clock() - start
 
     def spread(self, blocks: int, workers: int) -> Iterator[int]:
         """Yield the numbers of the blocks, each when it may start, if `workers` of them are done at the same
@@ -89,20 +92,20 @@ class Pace:
 
     def must_wait(self, block: int, blocks: int, workers: int) -> bool:
         """Whether a block should not start yet."""
-        if self._at_once or block * self._steps <= _SPEED * self._taken * blocks:
+        if self._at_once or block * self.steps <= _SPEED * self.taken * blocks:
             return False
-        if self._taken < 2 or not self._blocks:  # the speeds are not known; the first step may compile
+        if not self._timed or not self.finished:  # the speeds are not known; the first step may compile
             return False
         if self._clock() - self._last >= self._pause:
             return False
-        training = (self._steps - self._taken) * self._step_seconds
-        work = (blocks - block) * self._seconds / self._blocks / workers
+        training = (self.steps - self.taken) * self._step_seconds
+        work = (blocks - block) * self._seconds / self.finished / workers
         return training >= _MARGIN * work
 
     @property
     def _step_seconds(self) -> float:
         """How long a step takes, on average."""
-        return (self._last - self._first) / max(self._taken - 1, 1)
+        return self._training / max(self._timed, 1)
 
     @property
     def _pause(self) -> float:

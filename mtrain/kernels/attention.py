@@ -57,7 +57,8 @@ def eager_attention(projected: Tensor, memory: Tensor | None, heads: int, keep: 
     """Attention (B, T, E) that stores its weights for the backward pass, for short sentences on a CPU.
 
     With `memory` (B, S, 2E), which contains keys and values, `projected` (B, T, E) contains queries. Without,
-    it contains queries, keys and values (B, T, 3E). Each of them is divided among the heads.
+    it contains queries, keys and values (B, T, 3E). Each of them is divided among the heads. `keep` has a
+    value for each key in its last dimension.
 
     Arguments in low precision are converted to fp32, and the result back. Type and layout change in one copy,
     and the keys are padded where that saves time. Autograd would copy every input of the products once more,
@@ -88,7 +89,7 @@ class _EagerAttention(torch.autograd.Function):
         parts = [_by_head(part, size, dtype) for part, size in zip(in_parts, lengths, strict=True)]
         scores = _scaled_product(parts[0], parts[1].transpose(1, 2), width**-0.5)  # (B*H, T, S)
         if padded > keys:
-            is_key = torch.arange(padded) < keys
+            is_key = torch.arange(padded, device=projected.device) < keys
             keep = is_key if keep is None else F.pad(keep, (0, padded - keys))
         if keep is not None:
             # The lowest finite number instead of -inf: -inf would give NaN for a query whose keys are all
@@ -107,7 +108,9 @@ class _EagerAttention(torch.autograd.Function):
         queries, keys, values, weights = ctx.saved_tensors
         heads, projected_shape, memory_shape, dtype = ctx.shapes
         scale = queries.size(-1) ** -0.5
-        grad = _by_head(grad.reshape(*grad.shape[:2], heads, -1), queries.size(1), queries.dtype)
+        grad = _by_head(
+            grad.reshape(*grad.shape[:2], heads, queries.size(-1)), queries.size(1), queries.dtype
+        )
         with without_autocast(grad):
             grad_values = torch.bmm(weights.transpose(1, 2), grad)
             # Gradient of softmax: weights * (g - sum(weights * g)), where g is the gradient of the weights.
@@ -126,9 +129,11 @@ class _EagerAttention(torch.autograd.Function):
 def _parts(projected: Tensor, memory: Tensor | None, heads: int) -> tuple[Tensor, ...]:
     """Views of queries, keys and values, (B, T or S, H, D); see `eager_attention`."""
     if memory is None:
-        return projected.view(*projected.shape[:2], 3, heads, -1).unbind(2)
-    queries = projected.view(*projected.shape[:2], heads, -1)
-    return queries, *memory.view(*memory.shape[:2], 2, heads, -1).unbind(2)
+        width = projected.size(-1) // (3 * heads)
+        return projected.view(*projected.shape[:2], 3, heads, width).unbind(2)
+    width = projected.size(-1) // heads
+    queries = projected.view(*projected.shape[:2], heads, width)
+    return queries, *memory.view(*memory.shape[:2], 2, heads, width).unbind(2)
 
 
 def _by_head(x: Tensor, length: int, dtype: torch.dtype) -> Tensor:
@@ -142,7 +147,8 @@ def _by_head(x: Tensor, length: int, dtype: torch.dtype) -> Tensor:
 
 def _copy_by_position(x: Tensor, out: Tensor) -> None:
     """Copy x (B*H, length, D) to `out` (B, T, H, D), which may have fewer positions."""
-    out.copy_(x.view(len(out), out.size(2), -1, out.size(3))[:, :, : out.size(1)].transpose(1, 2))
+    by_head = x.view(len(out), out.size(2), x.size(1), out.size(3))
+    out.copy_(by_head[:, :, : out.size(1)].transpose(1, 2))
 
 
 def cached_attention(

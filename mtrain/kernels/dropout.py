@@ -21,7 +21,7 @@ def dropout(x: Tensor, rate: float, generator: torch.Generator | None = None) ->
 
 
 def add_dropout(x: Tensor, y: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
-    """x + dropout(y), on a CPU in one pass over memory. The result has the type of x."""
+    """x + dropout(y), on a CPU in one pass over memory and in the type of x."""
     if x.device.type != "cpu":
         return x + F.dropout(y, rate)
     return torch.addcmul(x, y.to(x.dtype), _mask(x, rate, generator))

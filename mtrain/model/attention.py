@@ -103,10 +103,11 @@ class MultiHeadAttention(nn.Module):
 
     def _rotated(self, projected: Tensor) -> Tensor:
         """The queries, keys and values (N, T, 3 * E) with rotated queries and keys."""
-        queries, keys, values = self._split_heads(projected, 3).unbind()
+        width = self.output.in_features // self.heads
+        parts = projected.view(*projected.shape[:2], 3, self.heads, width).transpose(1, 3)  # (N, H, 3, T, D)
         positions = torch.arange(projected.size(1), device=projected.device)
-        parts = torch.stack([rotate(queries, positions), rotate(keys, positions), values])
-        return parts.permute(1, 3, 0, 2, 4).flatten(2)
+        rotated = torch.cat([rotate(parts[:, :, :2], positions), parts[:, :, 2:]], dim=2)
+        return rotated.transpose(1, 3).flatten(2)
 
     def _is_eager(self, projected: Tensor, memory: Tensor | None) -> bool:
         """Whether `eager_attention` is the fastest kernel: in training on short sentences, on a CPU."""

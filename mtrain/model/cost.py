@@ -279,11 +279,14 @@ def loss_workspace_bytes(config: ModelConfig, shape: Shape, numerics: Numerics, 
     number, vocabulary = numerics.product_bytes, config.target_vocab_size
     limit = MAX_LOGITS["cpu" if numerics.on_cpu else "cuda"]
     rows = min(shape.target, 2 * max(1, limit // vocabulary // 2))
-    biased = FP32 if config.output_bias and numerics.is_low else 0
-    in_place = numerics.on_cpu and not r_drop
-    # The softmax, in place or not, becomes the gradient.
-    logits = number + biased + (0 if in_place else FP32)
-    extra = 2 * FP32 if not numerics.on_cpu else number if biased or (numerics.is_low and not in_place) else 0
+    if numerics.on_cpu and not r_drop:
+        # The softmax replaces the logits, and becomes their gradient. That of the bias needs a copy.
+        logits, extra = (FP32, FP32) if config.output_bias else (number, 0)
+    else:
+        logits = number + FP32  # and their softmax, which becomes the gradient
+        if config.output_bias and numerics.is_low:
+            logits += FP32
+        extra = 2 * FP32 if not numerics.on_cpu else number if numerics.is_low else 0
     if r_drop:  # differences of the logits, their products with both softmaxes, and the gradient of these
         extra = max(extra, 5 * FP32 // 2)
     weight = vocabulary * config.d_model

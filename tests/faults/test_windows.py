@@ -114,6 +114,7 @@ def test_training_that_ends_leaves_no_work_behind(small, monkeypatch):
     monkeypatch.setattr(resegment, "BLOCK", 2)
     whole = fit_on_cpu(small("whole", training={"max_steps": 12}, subword_sampling=0.2))
     assert len(losses(whole)) == 12 and len(paces) > 2
+    assert all(pace.finished for pace in paces[:2]) and any(pace.taken for pace in paces if pace.steps)
     fit_on_cpu(small("parts", training={"max_steps": 1}, subword_sampling=0.2))
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith(("windows", "loader", "ThreadPool"))], names

@@ -70,6 +70,38 @@ def test_work_continues_while_training_pauses():
     assert startable(pace) < BLOCKS
 
 
+def test_nothing_waits_until_the_speeds_are_known():
+    clock = Clock()
+    pace = Pace(STEPS, clock=clock)
+    assert startable(pace) == BLOCKS
+    take(pace, clock, 2)
+    assert startable(pace) == BLOCKS
+    with pace.measured():
+        pass
+    assert startable(pace) == 1
+
+
+def test_pauses_do_not_count_as_training():
+    """98 or 97 steps of a second are left: three times as long as 16 blocks of two seconds."""
+    pace, clock = paced(2.0)
+    assert startable(pace) == 4
+    clock.now += 500
+    pace.step()
+    assert startable(pace) == 4
+
+
+def test_long_steps_are_not_pauses():
+    clock = Clock()
+    pace = Pace(STEPS, clock=clock)
+    take(pace, clock, 5, seconds=8.0)
+    with pace.measured():
+        clock.now += 1
+    clock.now += 19  # less than three steps
+    assert startable(pace) < BLOCKS
+    clock.now += 5
+    assert startable(pace) == BLOCKS
+
+
 @pytest.mark.parametrize("end", [Pace.hurry, Pace.cancel])
 def test_a_block_that_waits_starts_or_is_cancelled_at_once(end: Callable[[Pace], None]):
     pace, _ = paced()

@@ -99,17 +99,25 @@ def test_autocast_does_not_round_the_gradients() -> None:
 
 
 @pytest.mark.parametrize("length", [7, 12])
-def test_arguments_in_low_precision_are_computed_in_fp32(length: int) -> None:
-    projected = torch.cat([by_position(x) for x in inputs(length, length)], dim=-1).detach().bfloat16()
-    low, high = projected.requires_grad_(), projected.detach().float().requires_grad_()
+@pytest.mark.parametrize("with_memory", [False, True])
+def test_arguments_in_low_precision_are_computed_in_fp32(length: int, with_memory: bool) -> None:
+    queries, keys, values = (by_position(x).detach().bfloat16() for x in inputs(length, length))
+    parts = [queries, torch.cat([keys, values], dim=-1)]
+    low = parts if with_memory else [torch.cat(parts, dim=-1)]
+    low, high = [x.requires_grad_() for x in low], [x.detach().float().requires_grad_() for x in low]
     keep, cotangent = padding_mask(length, 3), random(2, length, 12, seed=3).bfloat16()
+
+    def run(projected: Tensor, memory: Tensor | None = None) -> Tensor:
+        return eager_attention(projected, memory, 3, keep)
+
     with torch.autocast("cpu", torch.bfloat16):
-        out = eager_attention(low, None, 3, keep)
-    exact = eager_attention(high, None, 3, keep)
+        out = run(*low)
+    exact = run(*high)
     assert torch.equal(out, exact.bfloat16())
     out.backward(cotangent)
     exact.backward(cotangent.float())
-    assert torch.equal(low.grad, high.grad.bfloat16())
+    for rough, precise in zip(low, high, strict=True):
+        assert torch.equal(rough.grad, precise.grad.bfloat16())
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -225,3 +225,17 @@ def test_large_logits_stay_finite_without_a_bias(autocast: bool) -> None:
     expected = reference(hidden * 1e4, weight, torch.zeros(len(weight)), labels, 0.1)
     torch.testing.assert_close(loss, expected, rtol=0.02 if autocast else 1e-5, atol=0)
     assert nll.isfinite() and hidden.grad.isfinite().all()
+
+
+def test_rounding_does_not_bias_the_gradient_of_confident_predictions() -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(1000, 64, generator=generator)
+    labels = torch.randint(1000, (300,), generator=generator)
+    hidden = (weight[labels] * 0.15 + 0.1 * torch.randn(300, 64, generator=generator)).requires_grad_()
+    exact = F.cross_entropy(F.linear(hidden, weight), labels, label_smoothing=0.1, reduction="sum")
+    (expected,) = torch.autograd.grad(exact, hidden)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, nll = projected_cross_entropy(hidden, weight, None, labels, 0.1)
+    assert 0.01 < nll / len(labels) < 0.5
+    (found,) = torch.autograd.grad(loss, hidden)
+    assert float((found * expected).sum() / expected.square().sum()) == pytest.approx(1, abs=0.003)

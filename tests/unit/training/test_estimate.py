@@ -82,12 +82,15 @@ def test_processes_take_as_much_memory_as_predicted(preset):
 
 
 @pytest.mark.parametrize(
-    "training", [{}, {"ema_decay": 0.99}, {"r_drop": 5.0}], ids=["plain", "average", "r_drop"]
+    ("training", "model"),
+    [({}, {}), ({"ema_decay": 0.99}, {}), ({"r_drop": 5.0}, {}), ({}, {"output_bias": True})],
+    ids=["plain", "average", "r_drop", "bias"],
 )
-def test_a_small_step_costs_what_is_predicted(training, monkeypatch):
+def test_a_small_step_costs_what_is_predicted(training, model, monkeypatch):
     monkeypatch.setattr(measure_costs, "PAIRS", 24)
     monkeypatch.setitem(measure_costs.VOCABULARIES, "tiny", 500)
-    config, network = measure_costs.make_config("tiny", training={"precision": "fp32", **training})
+    recipe = {"precision": "fp32", **training}
+    config, network = measure_costs.make_config("tiny", training=recipe, model=model)
     predicted, measured = measure_costs.predict(config, network), measure_costs.measure(config, network)
     assert predicted.flops == measured.flops
     assert predicted.memory == pytest.approx(measured.memory, rel=0.15)
