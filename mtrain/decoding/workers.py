@@ -32,6 +32,7 @@ _MIN_BATCH = 256  # tokens
 SHORT = 16  # tokens that a shorter line counts as, because the logits of each row need memory
 # Seconds of decoding after which worker processes are started. Starting them takes about as long.
 START_AFTER = 3.0
+_PATIENCE = 10.0  # seconds to wait for a thread that prepares a process which was killed
 
 
 class Workers:
@@ -60,7 +61,8 @@ class Workers:
         self._lock = threading.Lock()  # of the list of processes
         self._processes: list[WorkerProcess] = []
         self._free: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()  # idle processes
-        self._end = weakref.finalize(self, _kill, self._pid, self._processes)
+        self._preparing: list[threading.Thread] = []  # started so far
+        self._end = weakref.finalize(self, _end, self._pid, self._processes, self._preparing)
 
     def decode(
         self,
@@ -155,7 +157,7 @@ class Workers:
 
     def _start_missing(self) -> list[threading.Thread]:
         """Start the worker processes that are not running, without waiting until they are ready."""
-        starting = []
+        starting: list[threading.Thread] = []
         with self._lock:
             while len(self._processes) < self._wanted:
                 try:
@@ -167,8 +169,10 @@ class Workers:
                 # The thread must not hold a reference to this object, which may be dropped meanwhile.
                 messages = messages_of(self.originals, self.precision, self._threads)
                 arguments = (process, messages, self._free)
-                starting.append(threading.Thread(target=_prepare, args=arguments, daemon=True))
-                starting[-1].start()
+                thread = threading.Thread(target=_prepare, args=arguments, name="preparing", daemon=True)
+                starting.append(thread)
+                thread.start()
+            self._preparing += starting
         return starting
 
     def _remove(self, process: WorkerProcess, error: WorkerEndedError) -> None:
@@ -196,8 +200,15 @@ def _prepare(
     free.put(process)
 
 
-def _kill(pid: int, processes: list[WorkerProcess]) -> None:
-    """End the worker processes, unless this is a fork of the process that started them."""
+def _end(pid: int, processes: list[WorkerProcess], preparing: list[threading.Thread]) -> None:
+    """End the worker processes, and wait for the threads that prepare them, unless this is a fork of the
+    process that started them.
+
+    If Python exits while one of these threads is in a function of PyTorch, the process is aborted.
+    """
     if os.getpid() == pid:
         for process in processes:
             process.kill()
+        for thread in preparing:
+            if thread is not threading.current_thread():
+                thread.join(_PATIENCE)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -155,6 +156,17 @@ def test_a_closed_or_dropped_translator_frees_its_memory_and_ends_its_processes(
     gc.collect()
     assert [model() for model in models] == [None] and weights() is None
     assert children() == before
+
+
+def test_no_thread_prepares_a_process_after_the_end(run_dir: Path) -> None:
+    """At the exit of Python, it would abort the process."""
+    translator = Translator.load(run_dir, "cpu", ["decoding.batch_tokens=16"], workers=2)
+    translator.workers.start_after = 0.0
+    translator.translate(SOURCES * 2)
+    assert "preparing" in {thread.name for thread in threading.enumerate()}  # starting a process takes longer
+    translator.close()
+    gc.collect()
+    assert "preparing" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_using_a_closed_translator_is_an_error(run_dir: Path) -> None:
