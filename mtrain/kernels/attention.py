@@ -140,8 +140,9 @@ def _by_head(x: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     """x (B, T, H, D) as (B*H, length, D) in another type, with zeros after its T positions."""
     sentences, positions, heads, width = x.shape
     out = x.new_empty(sentences, heads, length, width, dtype=dtype)
-    out[:, :, positions:] = 0
     out[:, :, :positions] = x.transpose(1, 2)
+    if length > positions:
+        out[:, :, positions:] = 0
     return out.flatten(0, 1)
 
 
