@@ -40,9 +40,9 @@ def projected_cross_entropy(
     2i and 2i + 1 then belong to the same token in two forward passes, p and q, and
     alpha * (KL(p || q) + KL(q || p)) / 2 is added to the loss of each such pair.
 
-    Under autocast the projection and its gradient are computed in the type of autocast. On a CPU, without
-    bias and R-Drop, the softmax accumulates in fp32 but is rounded to that type, too. In bf16, a probability
-    above 0.998 becomes 1: without smoothing, such a label has no gradient any more.
+    Under autocast the projection and its gradient are computed in the type of autocast. On a CPU, if there is
+    neither a bias nor R-Drop, so is the softmax, but its sums are in fp32. Probabilities above 0.998 are
+    rounded to 1 in bf16. Without label smoothing, the gradient of such a label is therefore 0.
     """
     device = hidden.device.type
     dtype = product_dtype(hidden)
