@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mtrain import Translator
+from mtrain.decoding import workers
 from mtrain.errors import UsageError
 from tests.support.training import PAIRS
 from tests.support.translation import words_of
@@ -158,12 +159,20 @@ def test_a_closed_or_dropped_translator_frees_its_memory_and_ends_its_processes(
     assert children() == before
 
 
-def test_no_thread_prepares_a_process_after_the_end(run_dir: Path) -> None:
-    """At the exit of Python, it would abort the process."""
+def test_no_thread_prepares_a_process_after_the_end(run_dir: Path, monkeypatch) -> None:
+    """At the exit of Python, it could abort the process."""
+    real, started = workers.messages_of, threading.Event()
+
+    def slow_messages(*arguments):
+        started.set()
+        time.sleep(1)
+        yield from real(*arguments)
+
+    monkeypatch.setattr(workers, "messages_of", slow_messages)
     translator = Translator.load(run_dir, "cpu", ["decoding.batch_tokens=16"], workers=2)
     translator.workers.start_after = 0.0
     translator.translate(SOURCES * 2)
-    assert "preparing" in {thread.name for thread in threading.enumerate()}  # starting a process takes longer
+    assert started.wait(30)
     translator.close()
     gc.collect()
     assert "preparing" not in {thread.name for thread in threading.enumerate()}
