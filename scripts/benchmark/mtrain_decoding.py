@@ -7,11 +7,13 @@ from benchmark.meter import time_decoding
 from mtrain import Translator
 from mtrain.decoding.split import Part
 from mtrain.decoding.workers import SHORT
+from mtrain.device import keep_freed_memory
 
 
 def decode(job: DecodingJob) -> dict[str, Any]:
     """Translate with the trained model."""
     exactly = {"max_length_ratio": 0.0, "max_length_offset": job.length, "min_length_offset": job.length}
+    keep_freed_memory()  # as `mtrain translate` does
     loaded = Translator.load(job.model_dir, job.device)
     loaded = loaded.with_settings(**exactly, precision=job.precision, workers=job.workers or "auto")
     eos, settings = loaded.tokenizer.special.eos, {}
