@@ -266,6 +266,15 @@ def limit_onednn_cache() -> None:
         os.environ.setdefault(name, "64")
 
 
+def avoid_cudnn_attention() -> None:
+    """Keep PyTorch from computing attention with cuDNN on a GPU, in the whole process.
+
+    On recent GPUs PyTorch prefers cuDNN, which prepares a plan for each new shape of its arguments. Nearly
+    every batch of sentences has a shape of its own. We have not measured this.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def keep_freed_memory() -> None:
     """Make glibc reuse large blocks of memory, in the whole process. Has no effect with other C libraries.
 

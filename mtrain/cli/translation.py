@@ -217,11 +217,12 @@ def _check_continue(output_file: Path | None, prefix: Path | None) -> None:
 def load_translator(
     model: Path, device: str, settings: Sequence[str], ensemble: Sequence[str] | None = None
 ) -> "Translator":
-    """Load a model, and set the allocator of this process for decoding (see `keep_freed_memory`)."""
+    """Load a model, and change settings of this process that make decoding faster."""
     from mtrain.decoding.translate import Translator
-    from mtrain.device import keep_freed_memory
+    from mtrain.device import avoid_cudnn_attention, keep_freed_memory
 
     keep_freed_memory()
+    avoid_cudnn_attention()
     return Translator.load(model, device, settings, ensemble or ())
 
 

@@ -8,9 +8,10 @@ import torch
 
 from mtrain.checkpoint.model_folder import Loaded
 from mtrain.data.classifier_pairs import pair_sequence
-from mtrain.decoding.decode import in_batches, padded
+from mtrain.decoding.decode import NOT_FINITE, in_batches, padded
 from mtrain.decoding.split import WINDOW, windows
 from mtrain.device import autocast, resolve_precision
+from mtrain.errors import ModelError
 from mtrain.model.classifier import PairClassifier
 
 
@@ -22,7 +23,8 @@ def classify_pairs(
 ) -> Iterator[float]:
     """Yield the probability that each (source, target) pair is good, in order, in bounded memory. It is NaN
     if a side exceeds the model's maximum length. The model is moved to the device. `progress` is called with
-    the number of pairs whenever some are classified."""
+    the number of pairs whenever some are classified. Raises ModelError if the model's outputs are not finite.
+    """
     tokenizer, eos, longest = loaded.tokenizer, loaded.tokenizer.special.eos, loaded.config.max_length
     model, decoding = loaded.model.to(device), loaded.config.decoding
     ours, theirs = tee(pairs)
@@ -35,6 +37,8 @@ def classify_pairs(
         progress(len(found) - len(fitting))
         for rows in in_batches([len(sequence) for sequence in sequences], decoding.batch_tokens):
             odds = log_odds(model, [sequences[i] for i in rows], device, decoding.precision)
+            if not all(map(math.isfinite, odds)):
+                raise ModelError(NOT_FINITE)
             for row, value in zip(rows, odds, strict=True):
                 probabilities[fitting[row]] = 1 / (1 + math.exp(-value)) if value > -700 else 0.0
             progress(len(rows))

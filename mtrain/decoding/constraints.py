@@ -59,7 +59,7 @@ class Constraints:
         if not self.any:
             return log_normalizers
         rows = self.mask_(logits, tokens, sentences)
-        if self.renormalize:  # finite where all tokens are forbidden
+        if self.renormalize:  # where all tokens are forbidden, `logsumexp` gives NaN
             log_normalizers = logsumexp(logits).nan_to_num(0.0, math.inf, -math.inf)
         if self.eos_at is not None:
             at_limit = (self.eos_at[sentences] == tokens.size(2) + 1)[:, None]

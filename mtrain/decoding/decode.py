@@ -26,6 +26,8 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 # other instructions, so the last bits of scores would depend on the longest source of the batch.
 _SOURCE_MULTIPLE = 4
 
+NOT_FINITE = "the model's outputs are not finite; its weights are damaged, or try fp32 precision"
+
 
 class Models(NamedTuple):
     """A model or the models of an ensemble, and their tokenizer."""
@@ -113,7 +115,7 @@ def _possible(
     constrained = bool(config.no_repeat_ngram or min_length or config.forbidden_ids)
     finite = all(h.log_prob < math.inf for h in hypotheses)  # False for NaN
     if not finite or not (possible or (constrained and _weights_are_finite(models))):
-        raise ModelError("the model's outputs are not finite; its weights are damaged, or try fp32 precision")
+        raise ModelError(NOT_FINITE)
     if not possible:
         line = part.key[0] + 1
         raise UsageError(f"the decoding constraints exclude every translation of line {line}; relax them")

@@ -115,12 +115,12 @@ class Translator:
         precision = resolve_precision(self.device, decoding.precision)
         count = default_worker_count(self.device) if decoding.workers == "auto" else decoding.workers
         workers = self._workers
-        ranks_otherwise = (
+        other_mbr_tokenizer = (
             decoding.mbr is not None
             and workers is not None
             and (bleu_tokenizer(workers.models.target_lang) != bleu_tokenizer(self.target_lang))
         )
-        if workers is None or ranks_otherwise or (precision, count) != (workers.precision, workers.count):
+        if workers is None or other_mbr_tokenizer or (precision, count) != (workers.precision, workers.count):
             self._workers = Workers(originals, precision, count, self._processes)
         self.decoding = decoding
 

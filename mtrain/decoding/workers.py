@@ -61,7 +61,7 @@ class Workers:
         self._lock = threading.Lock()  # of the list of processes
         self._processes: list[WorkerProcess] = []
         self._free: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()  # idle processes
-        self._preparing: list[threading.Thread] = []  # started so far
+        self._preparing: list[threading.Thread] = []  # that prepare processes
         self._end = weakref.finalize(self, _end, self._pid, self._processes, self._preparing)
 
     def decode(
@@ -172,7 +172,7 @@ class Workers:
                 thread = threading.Thread(target=_prepare, args=arguments, name="preparing", daemon=True)
                 starting.append(thread)
                 thread.start()
-            self._preparing += starting
+            self._preparing[:] = [thread for thread in self._preparing if thread.is_alive()] + starting
         return starting
 
     def _remove(self, process: WorkerProcess, error: WorkerEndedError) -> None:

@@ -81,7 +81,7 @@ class _EagerAttention(torch.autograd.Function):
         ctx: Any, projected: Tensor, memory: Tensor | None, heads: int, keep: Tensor | None
     ) -> Tensor:
         dtype = torch.promote_types(projected.dtype, torch.float32)
-        in_parts = _parts(projected, memory, heads)
+        in_parts = split_heads(projected, memory, heads)
         sentences, length, _, width = in_parts[0].shape
         keys = in_parts[1].size(1)
         padded = padded_keys(keys)
@@ -121,13 +121,13 @@ class _EagerAttention(torch.autograd.Function):
         grad_projected = grad.new_empty(projected_shape, dtype=dtype)
         grad_memory = None if memory_shape is None else grad.new_empty(memory_shape, dtype=dtype)
         by_head = (grad_queries, grad_keys, grad_values)
-        for part, by_position in zip(by_head, _parts(grad_projected, grad_memory, heads), strict=True):
+        for part, by_position in zip(by_head, split_heads(grad_projected, grad_memory, heads), strict=True):
             _copy_by_position(part, by_position)
         return grad_projected, grad_memory, None, None
 
 
-def _parts(projected: Tensor, memory: Tensor | None, heads: int) -> tuple[Tensor, ...]:
-    """Views of queries, keys and values, (B, T or S, H, D); see `eager_attention`."""
+def split_heads(projected: Tensor, memory: Tensor | None, heads: int) -> tuple[Tensor, ...]:
+    """Views of queries, keys and values, (B, T or S, H, D). For the arguments see `eager_attention`."""
     if memory is None:
         width = projected.size(-1) // (3 * heads)
         return projected.view(*projected.shape[:2], 3, heads, width).unbind(2)

@@ -3,20 +3,28 @@
 Symbols in shapes: E model width, V vocabulary size; rows are tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from mtrain.kernels.autocast import product_dtype, without_autocast
 
 IGNORE = -100  # label of padding, the default `ignore_index` of torch.nn.functional.cross_entropy
 # Logits that exist at a time. On a CPU, with more of them, fewer gradients of the weight have to be added up;
 # 2**20 took 3% longer than 2**23. On a GPU, as many as keep it busy.
-MAX_LOGITS = {"cpu": 2**23, "cuda": 2**26}
+_MAX_LOGITS = {"cpu": 2**23, "cuda": 2**26}
+
+
+def chunk_rows(device_type: str, vocab_size: int, max_logits: int | None = None) -> int:
+    """The number of tokens whose logits the loss computes at a time. It is even, so that R-Drop's pairs stay
+    together."""
+    limit = max_logits or _MAX_LOGITS.get(device_type, _MAX_LOGITS["cuda"])
+    return 2 * max(1, limit // vocab_size // 2)
 
 
 def projected_cross_entropy(
@@ -44,13 +52,11 @@ def projected_cross_entropy(
     neither a bias nor R-Drop, so is the softmax, but its sums are in fp32. Probabilities above 0.998 are
     rounded to 1 in bf16. Without label smoothing, the gradient of such a label is therefore 0.
     """
-    device = hidden.device.type
     dtype = product_dtype(hidden)
     # Decided here because gradients are always disabled inside an autograd function.
     trained = [tensor for tensor in (hidden, weight, bias) if tensor is not None and tensor.requires_grad]
     with_grad = r_drop > 0 or (torch.is_grad_enabled() and bool(trained))
-    chunk = max_logits or MAX_LOGITS.get(device, MAX_LOGITS["cuda"])
-    rows = 2 * max(1, chunk // weight.size(0) // 2)  # even, to keep R-Drop's pairs together
+    rows = chunk_rows(hidden.device.type, weight.size(0), max_logits)
     arguments = (hidden, weight, bias, labels, smoothing, r_drop, dtype, with_grad, rows)
     with without_autocast(hidden):  # it would compute the softmax in fp32
         loss, nll = _ProjectedCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -69,22 +75,21 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         r_drop: float,
         dtype: torch.dtype,
         with_grad: bool,
-        chunk_rows: int,
+        rows: int,
     ) -> tuple[Tensor, Tensor]:
         accurate = torch.promote_types(dtype, torch.float32)
         keep = (labels != IGNORE).to(accurate)[:, None]  # (rows, 1)
         labels = labels.clamp(min=0)[:, None]
         weight_cast, mean_weight = weight.to(dtype), weight.mean(0).to(accurate)
         mean_bias = 0 if bias is None else bias.mean()
-        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
-        grad_bias = torch.zeros_like(bias) if with_grad and bias is not None else None
+        gradients = _Gradients(hidden, weight, bias, [with_grad and each for each in ctx.needs_input_grad])
         nll, uniform, divergence = hidden.new_zeros(3, dtype=accurate).unbind()
 
         def project(x: Tensor) -> Tensor:
-            logits = F.linear(x, weight_cast)  # (chunk_rows, V)
+            logits = F.linear(x, weight_cast)  # (rows, V)
             return logits if bias is None else logits.to(accurate).add_(bias)
 
-        for chunk in (slice(start, start + chunk_rows) for start in range(0, hidden.size(0), chunk_rows)):
+        for chunk in (slice(start, start + rows) for start in range(0, hidden.size(0), rows)):
             x, label = hidden[chunk].to(dtype), labels[chunk]
             logits = project(x)
             label_logits = logits.gather(1, label).to(accurate)
@@ -107,24 +112,46 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             # d loss / d logits = softmax - (1 - smoothing) * one_hot(label) - smoothing / V. The last term is
             # the same for all logits and is added after the loop.
             _add_to_labels_(grad, label, smoothing - 1)
-            if grad_bias is not None:
-                grad_bias += (grad * keep[chunk]).sum(0)
-            grad = grad.to(dtype)
-            grad_hidden[chunk] = (grad @ weight_cast) * keep[chunk]
-            grad_weight += grad.t() @ (x * keep[chunk]).to(dtype)
-        if with_grad:
-            grad_hidden -= smoothing * keep * mean_weight
-            grad_weight -= smoothing / weight.size(0) * (hidden * keep).sum(0)
-            if grad_bias is not None:
-                grad_bias -= smoothing / weight.size(0) * keep.sum()
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+            gradients.add(grad, chunk, x, keep[chunk], weight_cast)
+        gradients.smooth(smoothing, hidden, keep, mean_weight)
+        ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)
         ctx.mark_non_differentiable(nll)
         return (1 - smoothing) * nll + smoothing * uniform + r_drop / 2 * divergence, nll
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grads = [None if grad is None else grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors]
         return (*grads, *[None] * 6)
+
+
+class _Gradients:
+    """The gradients of hidden (rows, E), weight (V, E) and bias (V); None where not `needed`."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, needed: Sequence[bool]):
+        self.hidden = torch.empty_like(hidden) if needed[0] else None
+        self.weight = torch.zeros_like(weight) if needed[1] else None
+        self.bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
+
+    def add(self, grad: Tensor, chunk: slice, x: Tensor, keep: Tensor, weight: Tensor) -> None:
+        """Add what follows from the gradient of the logits of a chunk of rows, whose hidden states are `x`.
+        Products are computed in the type of `x` and `weight`."""
+        if self.bias is not None:
+            self.bias += (grad * keep).sum(0)
+        grad = grad.to(x.dtype)
+        if self.hidden is not None:
+            self.hidden[chunk] = (grad @ weight) * keep
+        if self.weight is not None:
+            self.weight += grad.t() @ (x * keep).to(x.dtype)
+
+    def smooth(self, smoothing: float, hidden: Tensor, keep: Tensor, mean_weight: Tensor) -> None:
+        """Add the part that the uniform distribution of label smoothing contributes."""
+        if self.hidden is not None:
+            self.hidden -= smoothing * keep * mean_weight
+        if self.weight is not None:
+            self.weight -= smoothing / len(self.weight) * (hidden * keep).sum(0)
+        if self.bias is not None:
+            self.bias -= smoothing / len(self.bias) * keep.sum()
 
 
 def _softmax_and_normalizer(
@@ -139,7 +166,9 @@ def _softmax_and_normalizer(
     """
     accurate = label_logits.dtype
     if logits.device.type != "cpu":
-        return logits.softmax(dim=-1, dtype=accurate), logits.to(accurate).logsumexp(dim=-1, keepdim=True)
+        log_softmax = logits.log_softmax(dim=-1, dtype=accurate)
+        normalizer = label_logits - log_softmax.gather(1, label)
+        return log_softmax.exp_(), normalizer
     if again is None:
         softmax = logits.softmax(dim=-1, dtype=accurate)
     else:

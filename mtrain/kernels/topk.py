@@ -18,8 +18,8 @@ MIN_ROWS = 16  # with fewer rows, torch.max on whole rows is faster than the ext
 def logsumexp(logits: Tensor) -> Tensor:
     """The log-normalizer of each row of logits (N, V), as (N, 1).
 
-    Equal to `torch.logsumexp(logits, dim=-1, keepdim=True)`. PyTorch's log_softmax takes half the time of its
-    logsumexp, and the maximum of a row is cheap.
+    Equal to `torch.logsumexp(logits, dim=-1, keepdim=True)`, but NaN if all logits of a row are -inf.
+    PyTorch's log_softmax takes half the time of its logsumexp, and the maximum of a row is cheap.
     """
     rows = max(1, CHUNK // logits.size(1)) if logits.device.type == "cpu" else len(logits)
     if len(logits) > rows:

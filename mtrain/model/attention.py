@@ -13,9 +13,9 @@ from mtrain.model.layers import Dropout, Linear
 
 # Maximum number of keys for which training on a CPU uses the eager kernel. Compared with the fused kernel, it
 # takes up to a third less time for 8 to 32 keys, equally long for 128, and a quarter longer for 256. It also
-# stores the attention weights. They take no more memory than queries and keys, because `attend` limits the
-# number of keys to twice the head width.
-MAX_EAGER_KEYS = 64
+# stores the attention weights, which take no more memory than queries and keys, because the number of keys is
+# limited to twice the head width as well.
+_MAX_EAGER_KEYS = 64
 
 
 @dataclass
@@ -30,17 +30,22 @@ class AttentionWeights:
     cross: list[Tensor] = field(default_factory=list)  # decoder to encoder, each (N, H, T, S)
 
 
+def suits_eager_kernel(keys: int, head_width: int) -> bool:
+    """Whether training on a CPU computes attention over this many keys with `eager_attention`."""
+    return keys <= min(_MAX_EAGER_KEYS, 2 * head_width)
+
+
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
     """(length, length) bool: position i may attend to positions 0 to i."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
-    """Apply rotary position embeddings (Su et al., "RoFormer", 2021) to queries or keys x (.., T, D) at
-    `positions` (T). The two halves of D are the coordinates that are rotated."""
+    """Apply rotary position embeddings (Su et al., "RoFormer", 2021) to queries or keys x (.., D) at
+    `positions`, which broadcast to (..). The two halves of D are the coordinates that are rotated."""
     half = x.size(-1) // 2
     frequencies = 10000.0 ** (-torch.arange(half, device=x.device, dtype=widest_float(x.device)) / half)
-    angles = positions[:, None] * frequencies  # (T, D/2)
+    angles = positions[..., None] * frequencies  # (.., D/2)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
@@ -79,42 +84,36 @@ class MultiHeadAttention(nn.Module):
         else:
             projected, sentences = self.query_key_value.slice(x, 0, x.size(-1)), len(memory)
         projected = projected.view(sentences, -1, projected.size(-1))  # (B, K*T, E or 3 * E)
+        if self.rotary:
+            projected = self._rotated(projected)
         if attention_weights is None and self._is_eager(projected, memory):
-            if self.rotary:
-                projected = self._rotated(projected)
             if causal:
                 mask = causal_mask(x.size(1), x.device)
                 keep = mask if keep is None else keep & mask
-            heads = kernels.eager_attention(projected, memory, self.heads, keep)
-            return self.output(heads).view(x.shape)  # type: ignore[no-any-return]
-        if memory is None:
-            queries, keys, values = self._split_heads(projected, 3).unbind()  # (N, H, T, D)
-            if self.rotary:
-                positions = torch.arange(x.size(1), device=x.device)
-                queries, keys = rotate(queries, positions), rotate(keys, positions)
-        else:
-            queries = self._split_heads(projected, 1)[0]  # (B, H, K*T, D)
-            keys, values = self.keys_and_values(memory)
+            attended = kernels.eager_attention(projected, memory, self.heads, keep)
+            return self.output(attended).view(x.shape)  # type: ignore[no-any-return]
+        parts = kernels.split_heads(projected, memory, self.heads)
+        queries, keys, values = (part.transpose(1, 2) for part in parts)  # (B, H, K*T or S, D)
         weights: list[Tensor] | None = None if attention_weights is None else []
-        heads = attend(queries, keys, values, self.dropout, keep, causal, weights)  # (B, H, K*T, D)
+        attended = attend(queries, keys, values, self.dropout, keep, causal, weights)  # (B, H, K*T, D)
         if attention_weights is not None and weights:
             attention_weights.append(self._by_row(weights[0], len(x)))
-        return self.output(heads.transpose(1, 2).flatten(2)).view(x.shape)  # type: ignore[no-any-return]
+        return self.output(attended.transpose(1, 2).flatten(2)).view(x.shape)  # type: ignore[no-any-return]
 
     def _rotated(self, projected: Tensor) -> Tensor:
         """The queries, keys and values (N, T, 3 * E) with rotated queries and keys."""
-        width = self.output.in_features // self.heads
-        parts = projected.view(*projected.shape[:2], 3, self.heads, width).transpose(1, 3)  # (N, H, 3, T, D)
-        positions = torch.arange(projected.size(1), device=projected.device)
-        rotated = torch.cat([rotate(parts[:, :, :2], positions), parts[:, :, 2:]], dim=2)
-        return rotated.transpose(1, 3).flatten(2)
+        width = self.output.in_features
+        rows, length, _ = projected.shape
+        by_head = projected[..., : 2 * width].reshape(rows, length, 2 * self.heads, -1)  # queries, then keys
+        positions = torch.arange(length, device=projected.device)[:, None]
+        return torch.cat([rotate(by_head, positions).flatten(2), projected[..., 2 * width :]], dim=-1)
 
     def _is_eager(self, projected: Tensor, memory: Tensor | None) -> bool:
         """Whether `eager_attention` is the fastest kernel: in training on short sentences, on a CPU."""
         keys, width = (projected if memory is None else memory).size(1), self.output.in_features // self.heads
-        few = keys <= min(MAX_EAGER_KEYS, 2 * width)
         trained = projected.requires_grad or (memory is not None and memory.requires_grad)
-        return projected.device.type == "cpu" and trained and few and not self.dropout.active
+        on_cpu = projected.device.type == "cpu"
+        return on_cpu and trained and suits_eager_kernel(keys, width) and not self.dropout.active
 
     def step(self, x: Tensor, cache: LayerCache, position: int, past_keep_bias: Tensor | None) -> Tensor:
         """Causal self-attention (N, E) of x (N, E) at one position, given the cache of those before it.
@@ -124,12 +123,11 @@ class MultiHeadAttention(nn.Module):
         projected = self._split_heads(self.query_key_value.forward(x), 3, cache.sentences)
         queries, keys_values = projected[0], projected[1:]  # (B, H, K, D), (2, B, H, K, D)
         if self.rotary:
-            positions = torch.arange(position, position + 1, device=x.device)
-            queries = rotate(queries, positions)
-            keys_values = torch.stack([rotate(keys_values[0], positions), keys_values[1]])
+            queries, new_keys = rotate(projected[:2], torch.tensor(position, device=x.device))
+            keys_values = torch.stack([new_keys, projected[2]])
         keys, values = cache.append(keys_values)
-        heads, _ = kernels.cached_attention(queries.flatten(0, 1), keys, values, past_keep_bias)
-        return self._merge_heads(heads, queries)
+        attended, _ = kernels.cached_attention(queries.flatten(0, 1), keys, values, past_keep_bias)
+        return self._merge_heads(attended, queries)
 
     def step_over_memory(
         self,
@@ -145,11 +143,11 @@ class MultiHeadAttention(nn.Module):
         queries = self.query_key_value.slice(x, 0, x.size(-1))
         queries = self._split_heads(queries, 1, cache.sentences)[0]
         keys, values = cache.memory_keys, cache.memory_values
-        heads, weights = kernels.cached_attention(queries.flatten(0, 1), keys, values, source_keep_bias)
+        attended, weights = kernels.cached_attention(queries.flatten(0, 1), keys, values, source_keep_bias)
         if attention_weights is not None:
             weights = weights[:, :, : cache.source_length].reshape(*queries.shape[:-1], -1)  # (B, H, K, S)
             attention_weights.append(self._by_row(weights, len(x)))
-        return self._merge_heads(heads, queries)
+        return self._merge_heads(attended, queries)
 
     def project_memory(self, memory: Tensor) -> Tensor:
         """Keys and values (B, S, 2 * E) of the encoder output (B, S, E)."""
@@ -166,11 +164,11 @@ class MultiHeadAttention(nn.Module):
         by_head = x.view(len(x) if sentences is None else sentences, -1, parts, self.heads, width)
         return by_head.permute(2, 0, 3, 1, 4)
 
-    def _merge_heads(self, heads: Tensor, queries: Tensor) -> Tensor:
-        """The output (N, E) of heads (B*H, K, D) for queries (B, H, K, D)."""
+    def _merge_heads(self, attended: Tensor, queries: Tensor) -> Tensor:
+        """The output (N, E) of attention (B*H, K, D) for queries (B, H, K, D)."""
         if queries.size(2) > 1:
-            heads = heads.view(queries.shape).transpose(1, 2)  # (B, K, H, D)
-        return self.output.forward(heads.reshape(-1, self.output.in_features))
+            attended = attended.view(queries.shape).transpose(1, 2)  # (B, K, H, D)
+        return self.output.forward(attended.reshape(-1, self.output.in_features))
 
     def _by_row(self, weights: Tensor, rows: int) -> Tensor:
         """Attention weights (B, H, K*T, S) as (N, H, T, S)."""
@@ -187,7 +185,7 @@ def attend(
     causal: bool = False,
     attention_weights: list[Tensor] | None = None,
 ) -> Tensor:
-    """softmax(Q K^T / sqrt(D)) V, computed by the fastest kernel for the device and the shapes.
+    """softmax(Q K^T / sqrt(D)) V, by PyTorch's fused kernel where it can be used.
 
     queries (B, H, T, D), keys and values (B, H, S, D); `keep` broadcasts to (B, H, T, S). `dropout` applies
     to the weights. If `attention_weights` is a list, the weights before dropout are appended to it.

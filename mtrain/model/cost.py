@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from mtrain.config.model import ModelConfig
 from mtrain.kernels.attention import padded_keys
-from mtrain.kernels.cross_entropy import MAX_LOGITS
-from mtrain.model.attention import MAX_EAGER_KEYS
+from mtrain.kernels.cross_entropy import chunk_rows
+from mtrain.model.attention import suits_eager_kernel
 
 FP32 = 4  # bytes
 _ID = 8  # bytes of a token id
@@ -149,14 +149,16 @@ def flops_of(counts: Counter[Product]) -> int:
     return sum(product.flops * times for product, times in counts.items())
 
 
-# Operations that PyTorch dispatches for a micro-batch, views not counted: of each encoder layer, of each
-# decoder layer, and of the rest, with the update of the weights. Counted in bf16 on a CPU.
-_OPERATIONS = (92, 163, 124)
+# Operations that PyTorch dispatches on a GPU for a micro-batch, views not counted: for each encoder layer,
+# for each decoder layer, and for the rest; in low precision, and in fp32, where nothing is cast. Derived from
+# the code, for ReLU, dropout, tied embeddings and a single chunk of logits; not yet counted on a GPU.
+_OPERATIONS = {True: (61, 107, 93), False: (39, 68, 85)}
+UPDATE_OPERATIONS = 27  # of an optimizer step: norm and clipping of the gradients, AdamW
 
 
-def count_operations(config: ModelConfig) -> int:
-    """About how many operations a step on one micro-batch has, without compilation."""
-    encoder, decoder, rest = _OPERATIONS
+def count_operations(config: ModelConfig, low_precision: bool) -> int:
+    """About how many operations a GPU runs for a micro-batch, without compilation and without the update."""
+    encoder, decoder, rest = _OPERATIONS[low_precision]
     return config.encoder_layers * encoder + config.decoder_layers * decoder + rest
 
 
@@ -190,20 +192,15 @@ def activation_bytes(config: ModelConfig, shape: Shape, numerics: Numerics) -> i
     _, source, target = shape
     longest_source, longest_target = shape.lengths
 
-    def attention(queries: int, keys: int, length: int, is_self: bool = True) -> int:
-        """Of `queries` tokens over `keys` tokens, `length` in each sentence."""
-        rotary = is_self and config.positions == "rotary"
-        return _attention_bytes(config, numerics, queries, keys, length, rotary)
-
     def layer(tokens: int, attentions: int) -> int:
         """All but the attentions themselves."""
         sublayers = (attentions + 1) * tokens * _sublayer_bytes(config, numerics)
         weights = numerics.product_bytes * _linear_parameters(config, attentions) if numerics.is_low else 0
         return sublayers + tokens * _feed_forward_bytes(config, numerics) + weights
 
-    encoder = layer(source, 1) + attention(source, source, longest_source)
-    decoder = layer(target, 2) + attention(target, target, longest_target)
-    decoder += attention(target, source, longest_source, is_self=False)
+    encoder = layer(source, 1) + _attention_bytes(config, numerics, source, source, longest_source)
+    decoder = layer(target, 2) + _attention_bytes(config, numerics, target, target, longest_target)
+    decoder += _attention_bytes(config, numerics, target, source, longest_source)
     memory = numerics.product_bytes * source * config.d_model  # the input of its projections
     total = config.encoder_layers * encoder + config.decoder_layers * decoder
     total += memory * (config.decoder_layers if numerics.is_low else 1)
@@ -236,29 +233,25 @@ def _feed_forward_bytes(config: ModelConfig, numerics: Numerics) -> int:
     return config.ffn_dim * ((activation + 1) * number + numerics.mask_bytes(rate, number))
 
 
-def _attention_bytes(
-    config: ModelConfig, numerics: Numerics, queries: int, keys: int, length: int, rotary: bool
-) -> int:
+def _attention_bytes(config: ModelConfig, numerics: Numerics, queries: int, keys: int, length: int) -> int:
     """Of attention of `queries` tokens over `keys` tokens, `length` in each sentence: queries, keys, values,
     and the input of the output projection; weights or their normalizers, according to the kernel that
     `mtrain.model.attention` chooses."""
     number, width = numerics.product_bytes, config.d_model
-    few = length <= min(MAX_EAGER_KEYS, 2 * width // config.heads)
+    few = suits_eager_kernel(length, width // config.heads)
     eager = numerics.on_cpu and few and not config.attention_dropout
     if eager:
         keys, length = keys * padded_keys(length) // length, padded_keys(length)
     inputs, output = (queries + 2 * keys) * width, number * queries * width
     weights, normalizers = FP32 * config.heads * queries * length, FP32 * config.heads * queries
-    # Queries, keys and values are views of one tensor, which rotated copies do not replace.
-    rotated = number * (queries + keys) * width if rotary else 0
     if not numerics.on_cpu:
-        return number * inputs + rotated + output + normalizers
+        return number * inputs + output + normalizers
     total = FP32 * inputs + output  # on a CPU, attention is computed in fp32
     if config.attention_dropout:
         return total + 3 * weights  # before and after dropout, and its mask
     if eager:
         return total + weights
-    return total + normalizers + (FP32 * queries * width if numerics.is_low else rotated)
+    return total + normalizers + (FP32 * queries * width if numerics.is_low else 0)
 
 
 def loss_gradient_bytes(config: ModelConfig, shape: Shape) -> int:
@@ -277,8 +270,7 @@ def loss_workspace_bytes(config: ModelConfig, shape: Shape, numerics: Numerics, 
     if config.is_classifier:  # a few numbers for each pair
         return 0
     number, vocabulary = numerics.product_bytes, config.target_vocab_size
-    limit = MAX_LOGITS["cpu" if numerics.on_cpu else "cuda"]
-    rows = min(shape.target, 2 * max(1, limit // vocabulary // 2))
+    rows = min(shape.target, chunk_rows("cpu" if numerics.on_cpu else "cuda", vocabulary))
     if numerics.on_cpu and not r_drop:
         # The softmax replaces the logits, and becomes their gradient. That of the bias needs a copy.
         logits, extra = (FP32, FP32) if config.output_bias else (number, 0)
@@ -286,7 +278,7 @@ def loss_workspace_bytes(config: ModelConfig, shape: Shape, numerics: Numerics, 
         logits = number + FP32  # and their softmax, which becomes the gradient
         if config.output_bias and numerics.is_low:
             logits += FP32
-        extra = 2 * FP32 if not numerics.on_cpu else number if numerics.is_low else 0
+        extra = (number if numerics.on_cpu else FP32) if numerics.is_low else 0
     if r_drop:  # differences of the logits, their products with both softmaxes, and the gradient of these
         extra = max(extra, 5 * FP32 // 2)
     weight = vocabulary * config.d_model

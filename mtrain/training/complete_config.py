@@ -211,12 +211,15 @@ class _Timer:
         return batch
 
     def can_train(self, sizes: Mapping[str, int], smaller: Mapping[str, int], size: CorpusSize) -> bool:
-        """Whether the budget and the memory suffice for a model, given a `smaller` one for which they do."""
-        if self.budget.minutes is None:
+        """Whether the budget suffices for a model, given a `smaller` one for which it does, and the memory
+        does, too, if the speed is measured."""
+        if self.budget.minutes is None and not self.budget.unlimited:
             return suffices(self.budget.tokens(size, self.speed), sizes)
-        self.settle(smaller, size, rounds=1)
         before = self.speed
-        self.speed = before * SPEED_MARGIN * parameters(smaller) / parameters(sizes)
+        if self.budget.minutes is not None:
+            self.settle(smaller, size, rounds=1)
+            before = self.speed
+            self.speed = before * SPEED_MARGIN * parameters(smaller) / parameters(sizes)
         try:
             if suffices(self.budget.tokens(size, self.speed), sizes):
                 self.settle(sizes, size, rounds=1)

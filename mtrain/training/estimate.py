@@ -12,6 +12,7 @@ from mtrain.config.model import ModelConfig
 from mtrain.config.schema import Config
 from mtrain.model.cost import (
     FP32,
+    UPDATE_OPERATIONS,
     Numerics,
     Shape,
     activation_bytes,
@@ -210,6 +211,9 @@ class Estimator:
         moved = ACTIVATION_PASSES * sum(sizes) / len(self.plan.steps)
         products = self._flops() / (UTILIZATION * hardware.flops(numerics.product_bytes))
         update = OPTIMIZER_NUMBERS * FP32 * self.trained_parameters
-        operations = count_operations(self.network) * self.shapes.total() / len(self.plan.steps)
-        launches = 0.0 if hardware.on_cpu else operations * LAUNCH_SECONDS
-        return StepTime(max(products + moved / bandwidth, launches), update / bandwidth)
+        launch = 0.0 if hardware.on_cpu else LAUNCH_SECONDS
+        operations = count_operations(self.network, numerics.is_low)
+        launches = launch * operations * self.shapes.total() / len(self.plan.steps)
+        return StepTime(
+            max(products + moved / bandwidth, launches), max(update / bandwidth, launch * UPDATE_OPERATIONS)
+        )

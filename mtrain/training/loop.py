@@ -124,8 +124,8 @@ class Trainer:
             return
         self.leader.lead(self._begin)
         with self._stopping(stop):  # it may take minutes to open the first window
-            self.loader.find(self._position, Pace(cancelled=lambda: stop.received is not None))
-        position, window = self.loader.find(self._position)
+            pace = Pace(cancelled=lambda: stop.received is not None)
+            position, window = self.loader.find(self._position, pace)
         windows = self.loader.corpus.count_windows(position.starts)
         log_setup(
             self.model,

@@ -23,6 +23,7 @@ from mtrain.data.raw_files import RawFiles
 from mtrain.data.same_inputs import check_corpora
 from mtrain.data.scan import CorpusScanner
 from mtrain.device import (
+    avoid_cudnn_attention,
     keep_freed_memory,
     limit_onednn_cache,
     make_current,
@@ -116,7 +117,7 @@ class _Planner:
         """The config with a value for every key. What `model.preset: auto` chose is logged."""
         if not is_incomplete(config):
             return config
-        assumed = assumed_speed("cpu" if self.hardware.on_cpu else "cuda")
+        assumed = self.devices * assumed_speed("cpu" if self.hardware.on_cpu else "cuda")
         work = make_workload(config, self.lengths, self._speed, assumed)
         completed, choices = plan_run(config, work)
         if choices:
@@ -186,8 +187,9 @@ class _Planner:
         log.info("timing some training steps")
         network, device = alone.network, self._own_device()
         make_current(device)
-        keep_freed_memory()  # and so on, as `fit` does
+        keep_freed_memory()  # like the next two lines, as in `fit`, so that steps take as long
         limit_onednn_cache()
+        avoid_cudnn_attention()
 
         def steps(_: Learner) -> Iterator[Step]:
             return random_steps(network, self.lengths, alone.plan)

@@ -210,10 +210,12 @@ class Learner:
 
     def loss(self, model: TransformerEncoder, batch: Batch) -> LossSums:
         """The loss of a batch, computed by the model or a replica."""
-        moved, copies = batch.to(self.device), 2 if self.config.r_drop else 1
-        inputs = (moved.source, moved.source_keep, moved.target_in)
+        moved = batch.to(self.device)
+        inputs = [moved.source, moved.source_keep, moved.target_in]
+        if self.config.r_drop:  # two forward passes with different dropout
+            inputs = [part.repeat(2, 1) for part in inputs]
         with autocast(self.device, self.precision):
-            outputs = model(*(part.repeat(copies, 1) for part in inputs))
+            outputs = model(*inputs)
             options = self.config.label_smoothing, self.config.r_drop
             return model.loss(outputs, moved.labels, moved.target_tokens, *options)
 

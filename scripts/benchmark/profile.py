@@ -17,9 +17,9 @@ from benchmark.mtrain_training import open_trainer
 WARM_STEPS, STEPS = 3, 6
 # The first pattern that matches decides. Only attention multiplies batches of matrices.
 KINDS = [
-    ("attention", r"aten::(bmm|baddbmm|.*scaled_dot_product.*)"),
+    ("attention", r"_EagerAttention|aten::(bmm|baddbmm|.*scaled_dot_product.*)"),
     ("matrix products", r"aten::(mm|addmm|mkldnn_linear|_?addmm_activation)|mkldnn::"),
-    ("dropout", r"aten::(.*dropout.*|bernoulli_?|random_)"),
+    ("dropout", r"_ReluDropout|aten::(.*dropout.*|bernoulli_?|random_)"),
     ("optimizer and clipping", r"Optimizer\.|aten::(_fused_adamw?_?|_foreach_.*|linalg_vector_norm)"),
     ("loss", r"_ProjectedCrossEntropy|aten::(logsumexp|.*cross_entropy.*|.*nll_loss.*)"),
 ]

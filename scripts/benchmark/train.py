@@ -22,8 +22,7 @@ from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.same_inputs import check_corpora
 from mtrain.device import resolve_device, resolve_precision
-from mtrain.model.cost import flops_of
-from mtrain.model.transformer import Transformer
+from mtrain.model.cost import count_parameters, flops_of
 from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.complete_config import complete_config, is_incomplete
 from mtrain.training.prepare_tokenizer import tokenize
@@ -159,14 +158,13 @@ def _evaluate(results: dict[Contestant, list[dict[str, Any]]], job: TrainingJob)
 def _describe(options: argparse.Namespace, job: TrainingJob) -> dict[str, Any]:
     """What is measured."""
     kept = {"kept": " ".join(f"{name}={value}" for name, value in KEEP_FREED_MEMORY.items())}
-    network = Transformer(ModelConfig(**job.model))
     return {
         "config": str(options.config),
         "overrides": options.set,
         "seconds": options.seconds,
         "warmup": options.warmup,
         "repeats": options.repeats,
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "parameters": count_parameters(ModelConfig(**job.model)).total,
         "batch": dict(zip(("sentences", "source_tokens", "target_tokens"), job.shape, strict=True)),
         "malloc": {"default": "the environment is unchanged"} | (kept if options.malloc == "kept" else {}),
     }

@@ -12,6 +12,7 @@ import yaml
 
 from mtrain.checkpoint.model_folder import load_any_model, load_classifier
 from mtrain.config.load import Config, validate
+from mtrain.decoding.classify import classify_pairs
 from mtrain.errors import ModelError, UsageError
 from mtrain.training import timing
 from tests.support.cli import one_line
@@ -90,6 +91,15 @@ def test_it_learns_and_scores_pairs(classifier, pairs_file, mtrain, tmp_path):
     )
     assert code == 0
     assert [float(line) for line in stdout.splitlines()] == pytest.approx(found[:8], abs=1e-5)
+
+
+def test_outputs_that_are_not_finite_are_an_error(classifier):
+    """As with fp16 on a GPU: they must not become probabilities that a filter compares."""
+    loaded = load_classifier(classifier)
+    for weight in loaded.model.parameters():
+        weight.data *= 1e30
+    with pytest.raises(ModelError, match="outputs are not finite"):
+        list(classify_pairs(loaded, torch.device("cpu"), PAIRS))
 
 
 def test_a_column_of_probabilities_filters_a_corpus(classifier, pairs_file, mtrain, tmp_path):

@@ -51,6 +51,20 @@ def test_value_and_gradients_equal_torch(
         torch.testing.assert_close(found, wanted, **close)
 
 
+def test_only_the_gradients_that_are_needed_are_computed() -> None:
+    """As with frozen embeddings, which project the output: the gradient of the weight is a third of the work."""
+    hidden, weight, bias, labels = inputs()
+    flops = []
+    for frozen in (False, True):
+        arguments = (hidden, *(x.detach() if frozen else x for x in (weight, bias)), labels)
+        with FlopCounterMode(display=False) as counter:
+            loss, _ = projected_cross_entropy(*arguments, 0.1)
+        flops.append(counter.get_total_flops())
+        expected = torch.autograd.grad(reference(*arguments, 0.1), hidden)
+        torch.testing.assert_close(torch.autograd.grad(loss, hidden), expected)
+    assert flops[1] == flops[0] * 2 / 3
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_gradcheck(smoothing: float) -> None:
     hidden, weight, bias, labels = inputs()

@@ -72,19 +72,20 @@ class Operations(TorchDispatchMode):
 
 
 def test_operations_are_about_as_many_as_pytorch_dispatches():
+    """As on a GPU, attention over many tokens is a single operation, but dropout has several on a CPU."""
     for layers in ((1, 1), (3, 1), (1, 3)):
         config = ModelConfig(
             **SMALL
             | WORDS
-            | {"tie_embeddings": "decoder"}
+            | {"tie_embeddings": "decoder", "dropout": 0.0}
             | {"encoder_layers": layers[0], "decoder_layers": layers[1]}
         )
         model = Transformer(config).train()
-        source, target = ids(5, 9), ids(5, 10)
+        source, target = ids(5, 80), ids(5, 80)
         with Operations() as operations:
             hidden = model(source, torch.ones_like(source, dtype=torch.bool), target)
             translation_loss(hidden, *model.projection(), target, target.numel(), 0.1).loss.backward()
-        assert count_operations(config) == pytest.approx(operations.count, rel=0.5)
+        assert count_operations(config, low_precision=False) == pytest.approx(operations.count, rel=0.12)
 
 
 def test_r_drop_doubles_the_flops():

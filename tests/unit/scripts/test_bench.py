@@ -143,6 +143,8 @@ def test_time_counts_for_the_innermost_kind():
     assert profile.kind_of(event("aten::mm", loss)) == "matrix products"
     assert profile.kind_of(event("aten::_softmax", event("aten::softmax", loss))) == "loss"
     assert profile.kind_of(event("aten::_softmax")) == profile.kind_of(event("aten::bmm")) == "attention"
+    assert profile.kind_of(event("aten::copy_", event("_EagerAttentionBackward"))) == "attention"
+    assert profile.kind_of(event("aten::mul_", event("_ReluDropout"))) == "dropout"
     assert profile.kind_of(event("aten::add_")) == "other"
 
 

@@ -188,7 +188,8 @@ def test_each_model_is_timed_once_at_each_batch_size_and_only_if_time_is_limited
     assert bool(timed) == bool(timings)
 
 
-def test_a_model_that_does_not_fit_in_memory_is_not_chosen():
+@pytest.mark.parametrize("limits", [{"max_minutes": 600.0}, {}])
+def test_a_model_that_does_not_fit_in_memory_is_not_chosen(limits):
     size = CorpusSize(4_500_000, *[120_000_000] * 2, 80_000)
     work = workload(size, 1e15)
 
@@ -197,7 +198,7 @@ def test_a_model_that_does_not_fit_in_memory_is_not_chosen():
             raise MemoryError
         return work.speed(sized)
 
-    planned, _ = plan_run(config(training={"max_minutes": 600.0}), work._replace(speed=speed))
+    planned, _ = plan_run(config(training=limits), work._replace(speed=speed))
     assert planned.model.d_model == 256
 
 
