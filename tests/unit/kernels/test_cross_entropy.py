@@ -52,7 +52,7 @@ def test_value_and_gradients_equal_torch(
 
 
 def test_only_the_gradients_that_are_needed_are_computed() -> None:
-    """As with frozen embeddings, which project the output: the gradient of the weight is a third of the work."""
+    """With frozen embeddings that are tied to the projection, a third of the work is left out."""
     hidden, weight, bias, labels = inputs()
     flops = []
     for frozen in (False, True):
