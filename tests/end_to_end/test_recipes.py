@@ -25,12 +25,12 @@ def test_commands_of_the_recipes_fit_together(tmp_path, monkeypatch, capsys):
         block for block in blocks(ROOT / "docs" / "recipes.md") if block.language == "bash" and not block.mark
     ]
     lines = [command for block in runnable for command in block.commands]
-    assert len(lines) == 28 and sum("configs/" in line for line in lines) == 15
+    assert len(lines) == 30 and sum("configs/" in line for line in lines) == 16
     for line in lines:
         run(line)
     assert "BLEU" in capsys.readouterr().out
     runs = {folder.name: folder for folder in (tmp_path / "runs").iterdir()}
-    assert len(runs) == 15 and all((run / "model/model.safetensors").exists() for run in runs.values())
+    assert len(runs) == 16 and all((run / "model/model.safetensors").exists() for run in runs.values())
     assert (tmp_path / "data/multi30k/val.out").read_text().count("\n") == 8
     student = load_config(ROOT / "configs/multi30k/en-de-student.yaml").model
     assert (student.encoder_layers, student.decoder_layers) == (6, 1)
