@@ -211,8 +211,8 @@ class _Timer:
         return batch
 
     def can_train(self, sizes: Mapping[str, int], smaller: Mapping[str, int], size: CorpusSize) -> bool:
-        """Whether the budget suffices for a model, given a `smaller` one for which it does, and the memory
-        does, too, if the speed is measured."""
+        """Whether the budget suffices for a model, given a `smaller` one for which it does. If the speed is
+        measured, the model must also fit in memory."""
         if self.budget.minutes is None and not self.budget.unlimited:
             return suffices(self.budget.tokens(size, self.speed), sizes)
         before = self.speed
