@@ -123,7 +123,7 @@ class MultiHeadAttention(nn.Module):
         projected = self._split_heads(self.query_key_value.forward(x), 3, cache.sentences)
         queries, keys_values = projected[0], projected[1:]  # (B, H, K, D), (2, B, H, K, D)
         if self.rotary:
-            queries, new_keys = rotate(projected[:2], torch.tensor(position, device=x.device))
+            queries, new_keys = rotate(projected[:2], torch.full((), position, device=x.device))
             keys_values = torch.stack([new_keys, projected[2]])
         keys, values = cache.append(keys_values)
         attended, _ = kernels.cached_attention(queries.flatten(0, 1), keys, values, past_keep_bias)
