@@ -17,6 +17,7 @@ from mtrain.decoding.forced import cross_attention
 from mtrain.decoding.mbr import rank, sentence_metric
 from mtrain.decoding.search import search
 from mtrain.decoding.split import Part
+from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
@@ -66,17 +67,15 @@ def padded(
     return torch.from_numpy(matrix).to(device), torch.from_numpy(keep).to(device)
 
 
-def decode_batch(
-    models: Models, config: DecodingConfig, parts: Sequence[Part], n_best: int, alignments: bool, scored: bool
-) -> list[list[Translation]]:
-    """Return up to `n_best` translations of each part, best first, with word alignments if requested. Scores
-    and log-probabilities are NaN unless `scored`.
+def decode_batch(models: Models, task: DecodingTask) -> list[list[Translation]]:
+    """Return up to `task.n_best` translations of each part, best first, with word alignments if requested.
 
     On a CPU the translations do not depend on which parts are decoded together; see `Translator.translate`.
 
-    Raises ModelError if the model's outputs are not finite, UsageError if the constraints of `config` exclude
-    every translation of a part.
+    Raises ModelError if the model's outputs are not finite, UsageError if the constraints of `task.config`
+    exclude every translation of a part.
     """
+    config, parts, n_best, alignments, scored = task
     pad_id = models.models[0].config.pad_id
     source, keep = padded([part.source for part in parts], pad_id, models.device, _SOURCE_MULTIPLE)
     prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]

@@ -1,10 +1,10 @@
 """Decoding that several ranks share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from mtrain.config.decoding import DecodingConfig
 from mtrain.decoding.split import Part
+from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation, from_fields, to_fields
 from mtrain.decoding.workers import Workers
 from mtrain.distributed.ranks import Json, Ranks
@@ -24,23 +24,14 @@ class SharedWorkers:
         self.ranks.lead(work, self._decode_share, lambda: None, lambda _: None)
 
     def decode(
-        self,
-        config: DecodingConfig,
-        parts: Sequence[Part],
-        n_best: int,
-        alignments: bool,
-        scored: bool,
-        decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None,
+        self, task: DecodingTask, decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None
     ) -> list[list[Translation]]:
         """Like `Workers.decode`, on rank 0. `decoded` is called with the parts of the other ranks last."""
+        parts = task.parts
         # Neighbors in the order of length go to different ranks, which thus have equal amounts of work.
         order = sorted(range(len(parts)), key=lambda row: len(parts[row].source))
-        task = {
-            "config": config.model_dump(mode="json"),
-            "parts": [parts[row] for row in order],
-            "wanted": [n_best, alignments, scored],
-        }
-        shares = self.ranks.divide(lambda rank, size: self._decode_share(rank, size, task, decoded))
+        sorted_task = task._replace(parts=[parts[row] for row in order]).to_fields()
+        shares = self.ranks.divide(lambda rank, size: self._decode_share(rank, size, sorted_task, decoded))
         results: list[list[Translation]] = [[]] * len(parts)
         for rank, share in enumerate(shares):
             for row, found in zip(order[rank :: len(shares)], from_fields(share), strict=True):
@@ -57,8 +48,5 @@ class SharedWorkers:
         decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None,
     ) -> list[list[dict[str, Any]]]:
         """Decode the share of this rank of what rank 0 gives as `task`."""
-        task = self.ranks.from_first(task)
-        parts = [Part(*part) for part in task["parts"][rank::size]]
-        config = DecodingConfig(**task["config"])
-        n_best, alignments, scored = task["wanted"]
-        return to_fields(self.own.decode(config, parts, n_best, alignments, scored, decoded))
+        whole = DecodingTask.from_fields(self.ranks.from_first(task))
+        return to_fields(self.own.decode(whole._replace(parts=whole.parts[rank::size]), decoded))

@@ -27,6 +27,7 @@ from mtrain.decoding.decode import Models
 from mtrain.decoding.mbr import sentence_metric
 from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import WINDOW, WINDOW_PER_WORKER, Part, Splitter, windows
+from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best, without_tag
 from mtrain.decoding.workers import Workers
 from mtrain.device import default_worker_count, resolve_device, resolve_precision
@@ -256,7 +257,8 @@ class Translator:
         splitter = Splitter(self.tokenizer, *limits, self.decoding.split, self.tag)
         for texts, beginnings in windows(lines, prefixes, window):
             parts = splitter.parts_of(texts, beginnings, first)
-            translations = workers.decode(self.decoding, parts, n_best, alignments, scored, decoded)
+            task = DecodingTask(self.decoding, parts, n_best, alignments, scored)
+            translations = workers.decode(task, decoded)
             pairs = zip(parts, translations, strict=True)
             by_line = {line: list(group) for line, group in groupby(pairs, lambda pair: pair[0].line)}
             progress(len(texts) - len(by_line), 0)  # the empty lines

@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,10 +18,9 @@ from safetensors.torch import load as load_weights
 from safetensors.torch import save as save_weights
 
 from mtrain.checkpoint.tensors import model_without_weights
-from mtrain.config.decoding import DecodingConfig
 from mtrain.config.model import ModelConfig
 from mtrain.decoding.decode import Models, decode_batch, for_decoding
-from mtrain.decoding.split import Part
+from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation, from_fields, to_fields
 from mtrain.device import keep_freed_memory
 from mtrain.model.transformer import Transformer
@@ -50,17 +49,9 @@ def messages_of(models: Models, precision: str, threads: int) -> Iterator[Messag
         yield Message(model.config.model_dump(mode="json"), (weights,))
 
 
-def decode_remotely(
-    process: WorkerProcess,
-    config: DecodingConfig,
-    parts: Sequence[Part],
-    n_best: int,
-    alignments: bool,
-    scored: bool,
-) -> list[list[Translation]]:
+def decode_remotely(process: WorkerProcess, task: DecodingTask) -> list[list[Translation]]:
     """Run `decode_batch` in a process, and raise its errors here. Raises WorkerEndedError."""
-    task = {"config": config.model_dump(mode="json"), "parts": parts}
-    answer = process.call(Message({**task, "wanted": [n_best, alignments, scored]}))
+    answer = process.call(Message(task.to_fields()))
     return from_fields(answer.header["translations"])
 
 
@@ -79,7 +70,8 @@ def _prepare(receive: Receive) -> Answer:
     def answer(task: Message) -> Message:
         last_used[0] = math.inf
         try:
-            return _decode(models, **task.header)
+            found = decode_batch(models, DecodingTask.from_fields(task.header))
+            return Message({"translations": to_fields(found)})
         finally:
             last_used[0] = time.monotonic()
 
@@ -104,11 +96,6 @@ def _receive_models(receive: Receive) -> Models:
         models.append(model.to(next(iter(weights.values())).dtype))
     received = Models(models, tokenizer, header["target_lang"], torch.device("cpu"))
     return for_decoding(received, header["precision"])
-
-
-def _decode(models: Models, config: dict[str, Any], parts: list[list[Any]], wanted: list[Any]) -> Message:
-    found = decode_batch(models, DecodingConfig(**config), [Part(*part) for part in parts], *wanted)
-    return Message({"translations": to_fields(found)})
 
 
 def _end_when_idle(last_used: list[float]) -> None:

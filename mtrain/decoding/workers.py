@@ -13,13 +13,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import torch
 
 from mtrain.config.decoding import DecodingConfig
 from mtrain.decoding.decode import Models, decode_batch, for_decoding, in_batches
 from mtrain.decoding.split import Part
+from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation
 from mtrain.decoding.worker_process import decode_remotely, messages_of, start_process
 from mtrain.device import thread_pool
@@ -65,13 +65,7 @@ class Workers:
         self._end = weakref.finalize(self, _end, self._pid, self._processes, self._preparing)
 
     def decode(
-        self,
-        config: DecodingConfig,
-        parts: Sequence[Part],
-        n_best: int,
-        alignments: bool,
-        scored: bool,
-        decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None,
+        self, task: DecodingTask, decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None
     ) -> list[list[Translation]]:
         """Like `decode_batch`, but for any number of parts, in batches of similar length. `decoded` is called
         with each part and its translations, once those of all longer parts are known, too."""
@@ -81,11 +75,12 @@ class Workers:
             self._forked = True
             # The threads of libraries do not exist in the child, but a new thread can still decode.
             self._pool = self._pool or ThreadPoolExecutor(1)
+        parts = task.parts
         results: list[list[Translation]] = [[]] * len(parts)
-        batches = self.batches(config, [max(len(part.source), len(part.prefix)) for part in parts])
+        batches = self.batches(task.config, [max(len(part.source), len(part.prefix)) for part in parts])
 
         def decode_rows(rows: list[int]) -> list[list[Translation]]:
-            return self._decode_one(config, [parts[row] for row in rows], n_best, alignments, scored)
+            return self._decode_one(task._replace(parts=[parts[row] for row in rows]))
 
         alone = len(batches) == 1 and not self._forked  # then it uses all threads of this process
         mapped = map if self._pool is None or alone else self._pool.map
@@ -104,30 +99,27 @@ class Workers:
         even = math.ceil(total / (max(rounds, 1) * self.count)) + max(lengths, default=0)
         return list(in_batches(lengths, min(most, max(_MIN_BATCH, even))))
 
-    def _decode_one(
-        self, config: DecodingConfig, parts: list[Part], n_best: int, alignments: bool, scored: bool
-    ) -> list[list[Translation]]:
+    def _decode_one(self, task: DecodingTask) -> list[list[Translation]]:
         """Decode a batch in this process, or in a worker process if another thread is decoding here."""
-        task = (config, parts, n_best, alignments, scored)
         if not self._decoding.acquire(blocking=False):
             process = self._free_process()
             if process is not None:
                 try:
-                    return self._send(process, *task)
+                    return self._send(process, task)
                 except WorkerEndedError as error:
                     self._remove(process, error)
-            return decode_batch(self.models, *task)
+            return decode_batch(self.models, task)
         start = time.perf_counter()
         try:
-            return decode_batch(self.models, *task)
+            return decode_batch(self.models, task)
         finally:
             self._seconds += time.perf_counter() - start
             self._decoding.release()
 
-    def _send(self, process: WorkerProcess, *task: Any) -> list[list[Translation]]:
+    def _send(self, process: WorkerProcess, task: DecodingTask) -> list[list[Translation]]:
         self.sent += 1
         try:
-            found = decode_remotely(process, *task)
+            found = decode_remotely(process, task)
         except WorkerEndedError:
             raise
         except Exception:  # raised by decoding, so the process is still usable

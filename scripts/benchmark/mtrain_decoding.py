@@ -6,6 +6,7 @@ from benchmark.job import DecodingJob, answer_with
 from benchmark.meter import time_decoding
 from mtrain import Translator
 from mtrain.decoding.split import Part
+from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.workers import SHORT
 from mtrain.device import keep_freed_memory
 
@@ -25,7 +26,7 @@ def decode(job: DecodingJob) -> dict[str, Any]:
             settings[batch, beams] = loaded.with_settings(beam_size=beams, batch_tokens=budget)
         parts = [Part(row, [*ids, eos], [], (row, 0)) for row, ids in enumerate(sentences)]
         chosen = settings[batch, beams]
-        found = chosen.workers.decode(chosen.decoding, parts, 1, alignments=False, scored=False)
+        found = chosen.workers.decode(DecodingTask(chosen.decoding, parts, scored=False))
         return [best.tokens for [best] in found]
 
     if len(job.sentences) > 128:

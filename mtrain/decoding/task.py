@@ -1,0 +1,27 @@
+"""`DecodingTask`: what to decode, and what to return."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mtrain.config.decoding import DecodingConfig
+from mtrain.decoding.split import Part
+
+
+class DecodingTask(NamedTuple):
+    """Parts to decode, and what is wanted of each."""
+
+    config: DecodingConfig
+    parts: Sequence[Part]
+    n_best: int = 1  # translations of each part
+    alignments: bool = False
+    scored: bool = True  # if False, scores and log-probabilities are NaN, and greedy search is faster
+
+    def to_fields(self) -> dict[str, Any]:
+        """The task in a form that JSON can express."""
+        return {**self._asdict(), "config": self.config.model_dump(mode="json")}
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> "DecodingTask":
+        """The task whose `to_fields` were decoded from JSON."""
+        config, parts = DecodingConfig(**fields["config"]), [Part(*part) for part in fields["parts"]]
+        return cls(**{**fields, "config": config, "parts": parts})
