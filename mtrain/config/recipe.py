@@ -40,9 +40,10 @@ ENDLESS = 10**12  # larger limits on steps and epochs count as this one
 OPEN_IF_NULL = ("training.learning_rate", "training.warmup_steps", "training.max_steps")
 
 
-def assumed_speed(device_type: str) -> float:
-    """The target tokens/s that are assumed for a kind of device, such as `cuda`, before they are measured."""
-    return ASSUMED_SPEEDS["cpu" if device_type == "cpu" else "gpu"]
+def assumed_speed(device_type: str, devices: int = 1) -> float:
+    """The target tokens/s that are assumed for some devices of a kind, such as `cuda`, before they are
+    measured."""
+    return devices * ASSUMED_SPEEDS["cpu" if device_type == "cpu" else "gpu"]
 
 
 class CorpusSize(NamedTuple):

@@ -85,7 +85,7 @@ def complete_config(
         return measure_speed(network, sized.training, device, steps, ranks)
 
     lengths = TrainingLengths.of_data(data, config).of_examples(config.model)
-    work = make_workload(config, lengths, speed, ranks * assumed_speed(device.type))
+    work = make_workload(config, lengths, speed, assumed_speed(device.type, ranks))
     completed, choices = plan_run(config, work)
     if config.model.preset == "auto":
         log_choices([*earlier, *choices])

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
+from mtrain.config.recipe import assumed_speed
 from mtrain.config.schema import Config
 from mtrain.data.data_folder import find_data_folder
 from mtrain.data.same_inputs import check_corpora
@@ -65,7 +66,8 @@ def make_trainer(
     ranks = ranks or Ranks(resolve_device(device))
     limit_onednn_cache()
     avoid_cudnn_attention()
-    run = prepare_run(config, resume, allow_data_change) if ranks.is_first else None
+    speed = assumed_speed(ranks.device.type, ranks.size)
+    run = prepare_run(config, resume, allow_data_change, speed=speed) if ranks.is_first else None
     keep_freed_memory()  # from now on: what learning the tokenizer took was returned to the kernel
     run = run and _complete(run, ranks)
     description = ranks.from_first(run and run.describe(), preparing=True)

@@ -13,7 +13,7 @@ import torch
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.presets import SIZES
-from mtrain.config.recipe import assumed_speed
+from mtrain.config.recipe import Choice, assumed_speed
 from mtrain.config.schema import Config
 from mtrain.config.training import TrainingConfig
 from mtrain.data.data_folder import find_data_folder
@@ -36,7 +36,7 @@ from mtrain.training.complete_config import is_incomplete, log_choices, make_wor
 from mtrain.training.estimate import Device, Epoch, Estimator, Memory, StepCost, StepTime
 from mtrain.training.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
 from mtrain.training.lengths import TrainingLengths
-from mtrain.training.prepare_tokenizer import existing_tokenizer
+from mtrain.training.prepare_tokenizer import existing_tokenizer, vocab_size_choice, vocab_size_is_automatic
 from mtrain.training.resolve_config import resolve_config
 from mtrain.training.scaling import Run, predict_run
 from mtrain.training.step import Learner, worker_count
@@ -82,11 +82,14 @@ def plan(config: Config, hardware: str = "measured", devices: int = 1, price: fl
     data, device = config.data, find_hardware(hardware)
     check_corpora(data, find_data_folder(data, Path(config.run_dir)))
     scanner = CorpusScanner(RawFiles(data), config.seed, strict=False)
-    config, initial_model = resolve_config(config, scanner)
+    speed = assumed_speed("cpu" if device.on_cpu else "cuda", devices)
+    automatic = vocab_size_is_automatic(config)
+    config, initial_model = resolve_config(config, scanner, speed=speed)
+    earlier = vocab_size_choice(config) if automatic else []
     tokenizer = existing_tokenizer(config) if initial_model is None else initial_model.tokenizer
     lengths = _find_lengths(config, scanner, tokenizer).of_examples(config.model)
     planner = _Planner(device, devices, lengths, tokenizer)
-    return planner.plan(planner.complete(config), price)
+    return planner.plan(planner.complete(config, earlier, speed), price)
 
 
 def _find_lengths(config: Config, scanner: CorpusScanner, tokenizer: Tokenizer | None) -> TrainingLengths:
@@ -113,15 +116,14 @@ class _Planner:
     ):
         self.hardware, self.devices, self.lengths, self.tokenizer = hardware, devices, lengths, tokenizer
 
-    def complete(self, config: Config) -> Config:
-        """The config with a value for every key. What `model.preset: auto` chose is logged."""
+    def complete(self, config: Config, earlier: Sequence[Choice], speed: float) -> Config:
+        """The config with a value for every key. Logs what `model.preset: auto` chose, including `earlier`
+        choices. `speed` is assumed before it is measured."""
         if not is_incomplete(config):
             return config
-        assumed = self.devices * assumed_speed("cpu" if self.hardware.on_cpu else "cuda")
-        work = make_workload(config, self.lengths, self._speed, assumed)
-        completed, choices = plan_run(config, work)
+        completed, choices = plan_run(config, make_workload(config, self.lengths, self._speed, speed))
         if choices:
-            log_choices(choices)
+            log_choices([*earlier, *choices])
         return completed
 
     def plan(self, config: Config, price: float | None) -> Plan:

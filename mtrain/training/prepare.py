@@ -28,6 +28,7 @@ from mtrain.training.prepare_tokenizer import (
     learns_tokenizer,
     prepare_tokenizer,
     use_learned_vocab_size,
+    vocab_size_choice,
     vocab_size_is_automatic,
 )
 from mtrain.training.resolve_config import resolve_config
@@ -91,20 +92,30 @@ def prepare(config: Config, workers: int | None = None) -> Path:
 
 
 def prepare_run(
-    config: Config, resume: str = "auto", allow_data_change: bool = False, workers: int | None = None
+    config: Config,
+    resume: str = "auto",
+    allow_data_change: bool = False,
+    workers: int | None = None,
+    speed: float | None = None,
 ) -> PreparedRun:
     """Create or open the run folder, and prepare its tokenizer and data. The run folder is not locked.
 
-    The other arguments, and the errors, are those of `fit` and `prepare`.
+    For `speed` see `resolve_config`. The other arguments, and the errors, are those of `fit` and `prepare`.
     """
     run_dir = Path(config.run_dir)
     folder = find_data_folder(config.data, run_dir)
     with locked_unless_complete(folder, shared=config.data.folder is not None):
-        return _prepare_run(config, run_dir, folder, resume, allow_data_change, workers)
+        return _prepare_run(config, run_dir, folder, resume, allow_data_change, workers, speed)
 
 
 def _prepare_run(
-    config: Config, run_dir: Path, folder: Path, resume: str, allow_data_change: bool, workers: int | None
+    config: Config,
+    run_dir: Path,
+    folder: Path,
+    resume: str,
+    allow_data_change: bool,
+    workers: int | None,
+    speed: float | None,
 ) -> PreparedRun:
     reduce_vocab_size = vocab_size_is_automatic(config)
     inputs = config.data, folder, run_dir, config.seed
@@ -113,7 +124,7 @@ def _prepare_run(
     check = config.data.check and not has_same_text(config.data, folder, scanner.files)
     if check:
         scanner = make_scanner(*inputs, True, *options)
-    config, initial_model = resolve_config(config, scanner)
+    config, initial_model = resolve_config(config, scanner, speed=speed)
     require_exports(config)
     checkpoint = open_run(config, resume)
     tokenizer = prepare_tokenizer(config, scanner, reduce_vocab_size=reduce_vocab_size)
@@ -133,9 +144,7 @@ def _prepare_run(
     data = prepare_data(*given, workers=workers, run_dir=run_dir)
     if checkpoint:
         _accept_changes(checkpoint, tokenizer, data, batch_order(config.data))
-    choices = []
-    if reduce_vocab_size and config.tokenizer.path is None:
-        choices = [Choice("tokenizer.vocab_size", config.tokenizer.vocab_size, "the corpus and the budget")]
+    choices = vocab_size_choice(config) if reduce_vocab_size else []
     return PreparedRun(config, tokenizer, data, checkpoint, initial_model, choices)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.checkpoint.model_folder import copy_tokenizer, tokenizer_folder
+from mtrain.config.recipe import Choice
 from mtrain.config.schema import Config
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.yaml_io import to_yaml
@@ -48,6 +49,13 @@ def tokenize(config: Config, force: bool = False) -> Tokenizer:
 def vocab_size_is_automatic(config: Config) -> bool:
     """Whether `model.preset: auto` chooses the vocabulary size. `config` must not be resolved yet."""
     return config.model.preset == "auto" and "vocab_size" not in config.tokenizer.model_fields_set
+
+
+def vocab_size_choice(config: Config) -> list[Choice]:
+    """The automatic vocabulary size, for the table of choices. A tokenizer from elsewhere has its own."""
+    if config.tokenizer.path is not None:
+        return []
+    return [Choice("tokenizer.vocab_size", config.tokenizer.vocab_size, "the corpus and the budget")]
 
 
 def use_learned_vocab_size(config: Config) -> Config:

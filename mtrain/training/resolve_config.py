@@ -41,13 +41,17 @@ Values = dict[str, dict[str, Any]]  # by section and key
 
 
 def resolve_config(
-    config: Config, scanner: CorpusScanner | None = None, learn_again: bool = False
+    config: Config,
+    scanner: CorpusScanner | None = None,
+    learn_again: bool = False,
+    speed: float | None = None,
 ) -> tuple[Config, Loaded[TransformerEncoder] | None]:
     """Set the keys that come from another model or from `preset: auto`. Also returns the model that training
     starts from, if any.
 
     A run with checkpoints keeps its settings, even if the other model is missing by now or the corpus has
-    grown. A run with a tokenizer keeps its vocabulary size, unless with `learn_again`.
+    grown. A run with a tokenizer keeps its vocabulary size, unless with `learn_again`. `speed` is the
+    `assumed_speed` of all devices that train, by default of this machine's.
 
     Raises ModelError if a model is missing or damaged, UsageError naming a key that differs from that model,
     DataError if the corpora cannot be read to count their pairs.
@@ -61,7 +65,7 @@ def resolve_config(
         if path is not None:
             inherited: Values = {"tokenizer": {**_settings_of_model(config, Path(path)), "path": path}}
             config = _inherit_checked(config, inherited, f"tokenizer.path: {path}")
-        return _choose_vocab_size(config, scanner, learn_again), None
+        return _choose_vocab_size(config, scanner, learn_again, speed), None
     classifies = config.model.is_classifier
     # A pair classifier may start from the encoder of a translation model.
     initial_model = (load_any_model if classifies else load_model)(Path(init_from))
@@ -126,7 +130,9 @@ def _settings_of_model(config: Config, model: Path) -> dict[str, Any]:
         raise ModelError(f"tokenizer.path: {file} has no valid tokenizer settings: {error}") from None
 
 
-def _choose_vocab_size(config: Config, scanner: CorpusScanner | None, learn_again: bool) -> Config:
+def _choose_vocab_size(
+    config: Config, scanner: CorpusScanner | None, learn_again: bool, speed: float | None
+) -> Config:
     """Set the vocabulary size that `model.preset: auto` chooses, or has chosen for the run's tokenizer."""
     if config.model.preset != "auto" or config.tokenizer.path is not None:
         return config
@@ -136,7 +142,7 @@ def _choose_vocab_size(config: Config, scanner: CorpusScanner | None, learn_agai
         return _inherit(config, {"tokenizer": {"vocab_size": tokenizer_settings(folder).vocab_size}})
     pairs = (scanner or CorpusScanner(RawFiles(config.data), config.seed, strict=False)).result.usable_pairs
     tokens = pairs * TOKENS_PER_PAIR
-    speed = assumed_speed(resolve_device("auto").type)
+    speed = speed or assumed_speed(resolve_device("auto").type)
     planned = Budget.of(config.training).tokens(CorpusSize(pairs, tokens, tokens, 0), speed)
     return _inherit(config, {"tokenizer": {"vocab_size": choose_vocab_size(pairs, planned)}})
 

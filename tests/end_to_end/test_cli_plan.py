@@ -55,6 +55,24 @@ def test_measured_steps_are_divided_among_devices(plan):
     assert run["link"] == "100 Gbit/s Ethernet" and 0 < run["efficiency"] < 1
 
 
+def test_an_automatic_vocabulary_suits_the_speed_of_all_devices(mtrain, tmp_path):
+    lines = "".join(f"the dog of house {number} runs {number * 7} times\n" for number in range(12_000))
+    (tmp_path / "train.en").write_text(lines)
+    corpus = {name: str(tmp_path / "train.en") for name in ("source", "target")}
+    config = {
+        "run_dir": str(tmp_path / "run"),
+        "data": {"source_lang": "en", "target_lang": "de", "train": corpus, "validation": {"holdout": 100}},
+        "training": {"max_minutes": 0.3},  # about 3.6 million tokens on a GPU, 600 for each of 6,000 entries
+    }
+    (tmp_path / "auto.yaml").write_text(yaml.safe_dump(config))
+    for devices, vocabulary in ((1, 4000), (2, 8000)):
+        arguments = ("--hardware", "h100", "--devices", devices, "--json")
+        code, out, err = mtrain("plan", tmp_path / "auto.yaml", *arguments)
+        assert code == 0 and "tokenizer.vocab_size" in err
+        found = json.loads(out)
+        assert found["parameters"]["embeddings"] == vocabulary * found["model"]["d_model"]
+
+
 def test_a_run_that_starts_from_another_has_its_sizes_and_tokenizer(plan, config_file, run_dir):
     raw = yaml.safe_load(config_file.read_text())
     del raw["model"], raw["tokenizer"]
