@@ -68,18 +68,19 @@ def test_tables_and_chart_follow_the_figures():
 
 def test_recipes_state_the_numbers_of_the_automatic_recipe():
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    section = " ".join(page[page.index("### What it chooses") : page.index("### What to change")].split())
+    section = page[page.index("## The automatic recipe") : page.index("## Settings worth knowing")]
+    section = " ".join(section.split())
     pairs = [*recipe.VOCABULARIES, *recipe.LARGEST]
     thresholds = [number for row in pairs for number in row if isinstance(number, int)]
-    epochs = [f"{recipe.useful_epochs(number):.0f} for {number:,}" for number in (29_000, 1_000_000)]
+    epochs = [f"{recipe.useful_epochs(number):.0f} of {number:,}" for number in (29_000, 1_000_000)]
     rate, doubling = recipe.PEAK_RATE * 128, recipe.dropout(20) - recipe.dropout(10)
     low, high = recipe.VALIDATIONS
     stated = [
         *(f"{number:,}" for number in thresholds),
         *epochs,
         f"{recipe.TOKENS_PER_PARAMETER} target tokens per parameter",
-        f"A size above {recipe.SUFFICIENT_VOCABULARY:,} is used only if",
-        f"at least {recipe.TOKENS_PER_ENTRY} target tokens for each entry",
+        f"A size above {recipe.SUFFICIENT_VOCABULARY:,} needs",
+        f"{recipe.TOKENS_PER_ENTRY} target tokens for each entry",
         *(
             "| `{}` | {d_model} | {ffn_dim} | {heads} | {encoder_layers} + {decoder_layers} |".format(
                 name, **sizes
