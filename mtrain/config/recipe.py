@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mtrain.config.presets import SIZES
-from mtrain.config.training import TrainingConfig
+from mtrain.config.schema import Config
 
 PEAK_RATE = 0.004  # of a model of width 128
 WARMUP = 0.08  # share of the planned steps
@@ -71,37 +71,45 @@ class Budget(NamedTuple):
     epochs: int | None
     minutes: float | None
     batch_tokens: int | None
+    least_batch: int = 0  # tokens of the longest pair, which must fit in a batch
 
     @classmethod
-    def of(cls, config: TrainingConfig) -> "Budget":
+    def of(cls, config: Config) -> "Budget":
         """The budget of a config."""
-        batch = config.batch_tokens if "batch_tokens" in config.model_fields_set else None
-        steps, epochs = (limit and min(limit, ENDLESS) for limit in (config.max_steps, config.max_epochs))
-        return cls(steps, epochs, config.max_minutes, batch)
+        recipe = config.training
+        batch = recipe.batch_tokens if "batch_tokens" in recipe.model_fields_set else None
+        steps, epochs = (limit and min(limit, ENDLESS) for limit in (recipe.max_steps, recipe.max_epochs))
+        return cls(steps, epochs, recipe.max_minutes, batch, config.data.max_length)
 
     @property
     def unlimited(self) -> bool:
         """Whether no limit is given."""
         return self.steps is None and self.epochs is None and self.minutes is None
 
+    def limit(self, size: CorpusSize, speed: float) -> tuple[float, str]:
+        """About how many target tokens a run trains on, at `speed` target tokens/s, and what limits it."""
+        limits: list[tuple[float, str]] = []
+        if self.steps is not None:
+            batch = self.batch_tokens or max(_batch_for_steps(self.steps), self.least_batch)
+            limits.append((self.steps * batch, f"{self.steps:,} steps"))
+        if self.epochs is not None:
+            limits.append((self.epochs * size.epoch_tokens, f"{self.epochs:,} epochs"))
+        if not limits:
+            epochs = useful_epochs(size.pairs)
+            limits.append((epochs * size.tokens, f"{epochs:.0f} useful epochs"))
+        if self.minutes is not None:
+            allowed = self.minutes * 60 * speed
+            validation = validations(allowed, size) * VALIDATION_COST * size.validation_tokens
+            limits.append((max(allowed - validation, allowed / 2), f"{self.minutes:g} minutes"))
+        return min(limits)
+
     def tokens(self, size: CorpusSize, speed: float) -> float:
         """About how many target tokens a run trains on, at `speed` target tokens/s."""
-        limits: list[float] = []
-        if self.steps is not None:
-            limits.append(self.steps * (self.batch_tokens or _batch_for_steps(self.steps)))
-        if self.epochs is not None:
-            limits.append(self.epochs * size.epoch_tokens)
-        if not limits:
-            limits.append(useful_epochs(size.pairs) * size.tokens)
-        if self.minutes is not None:
-            limit = self.minutes * 60 * speed
-            validation = validations(limit, size) * VALIDATION_COST * size.validation_tokens
-            limits.append(max(limit - validation, limit / 2))
-        return min(limits)
+        return self.limit(size, speed)[0]
 
     def batch(self, size: CorpusSize, speed: float) -> int:
         """`training.batch_tokens`: as given, or chosen."""
-        return self.batch_tokens or choose_batch(self.tokens(size, speed))
+        return self.batch_tokens or max(choose_batch(self.tokens(size, speed)), self.least_batch)
 
 
 def choose_vocab_size(pairs: int, tokens: float) -> int:
@@ -189,11 +197,11 @@ def dropout(epochs: float) -> float:
 
 
 def choose_training(
-    size: CorpusSize, budget: Budget, tokens: float, batch: int, steps: int, width: int
+    size: CorpusSize, budget: Budget, tokens: float, limit: str, batch: int, steps: int, width: int
 ) -> list[Choice]:
     """All automatic values except the model sizes and the vocabulary, for a model of width `width`.
 
-    The run has `steps` steps of `batch` padded tokens, and `tokens` target tokens in all.
+    The run has `steps` steps of `batch` padded tokens, and `tokens` target tokens in all, because of `limit`.
     """
     epochs = tokens / size.epoch_tokens
     interval = math.ceil(steps / validations(tokens, size))
@@ -209,9 +217,9 @@ def choose_training(
         ),
     ]
     if budget.minutes is not None:
-        choices.append(Choice("training.max_steps", steps, f"as many as {budget.minutes:g} minutes allow"))
-    # If another limit ends the run before max_steps, a cosine schedule would not reach zero.
-    if budget.unlimited or (budget.steps or steps) > steps:
+        choices.append(Choice("training.max_steps", steps, f"as many as {limit} allow"))
+    # If the time ends before the given max_steps, a cosine schedule would not reach zero.
+    if budget.unlimited or (budget.minutes is not None and (budget.steps or steps) > steps):
         reason = "no limit is given" if budget.unlimited else "max_steps may not be reached"
         return [
             *choices,

@@ -33,15 +33,16 @@ def train_tokenizer(
     target: Sentences,
     folder: Path,
     seed: int,
-    reduce_vocab_size: bool = False,
+    adapt_vocab_size: bool = False,
 ) -> int:
     """Learn the vocabulary that `config` describes. Write `joint.model`, or `source.model` and
     `target.model`, and beside each a `.vocab` file that lists its pieces. Return the vocabulary size (of the
     larger vocabulary if there are two).
 
-    With `reduce_vocab_size`, a `vocab_size` that is too large for the text is replaced by the largest
-    possible one. Raises DataError if there is no text, UsageError if `vocab_size` does not fit the text; the
-    message states the largest (or smallest) possible size.
+    With `adapt_vocab_size`, a `vocab_size` that is too large for the text is replaced by the largest
+    possible one. One that is too small for the characters of the text is increased by their number. Raises
+    DataError if there is no text, UsageError if `vocab_size` does not fit the text; the message states the
+    largest (or smallest) possible size.
     """
     folder.mkdir(parents=True, exist_ok=True)
     jobs = {"source": source, "target": target}
@@ -52,14 +53,16 @@ def train_tokenizer(
         side = "" if config.joint else f" ({name} side)"
         log.info("tokenizer: learning a %s vocabulary of size %d%s", config.type, config.vocab_size, side)
         with waiting_for(f"tokenizer: learning{side}"):
-            model, size = _learn_largest(config, sentences, seed, side)
+            model, size = _learn_possible(config, sentences, seed, side, adapt_vocab_size)
         if size < config.vocab_size:
             reason = f"tokenizer.vocab_size is too large for this text{side}; given {config.vocab_size}"
-            if not reduce_vocab_size:
+            if not adapt_vocab_size:
                 raise UsageError(f"{reason}; the largest possible is {size}")
             log.info(
                 "tokenizer: the text is too small for this size; using %d, the largest possible%s", size, side
             )
+        elif size > config.vocab_size:
+            log.info("tokenizer: the text has too many characters for this size; using %d%s", size, side)
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         pieces = (f"{processor.id_to_piece(i)}\t{processor.get_score(i)}\n" for i in range(len(processor)))
         (folder / f"{name}.vocab").write_text("".join(pieces), encoding="utf-8", newline="")
@@ -68,16 +71,27 @@ def train_tokenizer(
     return max(sizes)
 
 
-def _learn_largest(config: TokenizerConfig, sentences: Sentences, seed: int, side: str) -> tuple[bytes, int]:
-    """A serialized SentencePiece model and its size: `vocab_size`, or the largest possible below that."""
+def _learn_possible(
+    config: TokenizerConfig, sentences: Sentences, seed: int, side: str, may_grow: bool
+) -> tuple[bytes, int]:
+    """A serialized SentencePiece model and its size: `vocab_size`, or the largest possible below that. If
+    it `may_grow`, and the characters alone are too many for `vocab_size`, that many entries are added."""
     size = config.vocab_size
     while True:
         try:
             return _learn(config, size, sentences, seed), size
         except RuntimeError as error:
-            # The limit in the error message is an estimate, because how much `unigram` prunes depends on the
-            # size. It is tried, and lowered again if it is still too large.
-            size = _largest_size(" ".join(str(error).split()), config.vocab_size, side)
+            message = " ".join(str(error).split())
+            characters = _smallest_size(message)
+            if characters is None:
+                # The limit in the message is an estimate, because how much `unigram` prunes depends on the
+                # size. It is tried, and lowered again if it is still too large.
+                size = _largest_size(message, side)
+            elif may_grow and size == config.vocab_size:
+                size += characters
+            else:
+                reason = f"tokenizer.vocab_size is too small for this text{side}; given {config.vocab_size}"
+                raise UsageError(f"{reason}; the smallest possible is {characters}") from None
 
 
 def _learn(config: TokenizerConfig, size: int, sentences: Sentences, seed: int) -> bytes:
@@ -118,13 +132,16 @@ def _learn(config: TokenizerConfig, size: int, sentences: Sentences, seed: int) 
     return model.getvalue()
 
 
-def _largest_size(message: str, given: int, side: str) -> int:
+def _smallest_size(message: str) -> int | None:
+    """The number of entries that the characters take, if an error message of SentencePiece asks for more."""
+    found = re.search(r"smaller than required_chars\. \d+ vs (\d+)", message)
+    return found and int(found[1])
+
+
+def _largest_size(message: str, side: str) -> int:
     """The limit in an error message of SentencePiece. Raises UsageError or DataError for other messages."""
     if large := re.search(r"Please set it to a value <= (\d+)", message):
         return int(large[1])
     if "sentences_.empty()" in message or "all_chars_count" in message:
         raise DataError(f"no text to learn a vocabulary from{side}; check data.train")
-    if small := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        reason = f"tokenizer.vocab_size is too small for this text{side}; given {given}"
-        raise UsageError(f"{reason}; the smallest possible is {small[1]}")
     raise UsageError(f"SentencePiece cannot learn this vocabulary{side}: {message}")

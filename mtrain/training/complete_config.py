@@ -7,12 +7,10 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from mtrain.config.load import validate
 from mtrain.config.presets import PRESETS, SIZES
 from mtrain.config.recipe import (
-    ASSUMED_SPEEDS,
     OPEN_IF_NULL,
     Budget,
     Choice,
@@ -29,6 +27,7 @@ from mtrain.config.schema import Config
 from mtrain.data.batching import BatchPlan
 from mtrain.data.loader import Loader, Step
 from mtrain.data.prepare_data import PreparedData
+from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import is_out_of_memory
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
@@ -52,7 +51,7 @@ class Workload(NamedTuple):
     size: Callable[[], CorpusSize]
     steps_per_epoch: Callable[[int], int]  # given training.batch_tokens
     speed: Callable[[Config], float]  # measures target tokens/s of training with a config
-    assumed_speed: float = ASSUMED_SPEEDS["cpu"]  # before it is measured
+    assumed_speed: float  # before it is measured
 
 
 def is_incomplete(config: Config) -> bool:
@@ -62,14 +61,9 @@ def is_incomplete(config: Config) -> bool:
 
 
 def complete_config(
-    config: Config,
-    tokenizer: Tokenizer,
-    data: PreparedData,
-    device: torch.device,
-    earlier: Sequence[Choice] = (),
-    ranks: int = 1,
+    config: Config, tokenizer: Tokenizer, data: PreparedData, ranks: Ranks, earlier: Sequence[Choice] = ()
 ) -> Config:
-    """The config of a new run on some `ranks` with a value for every key.
+    """The config of a new run with a value for every key. Rank 0 of `ranks` calls this.
 
     Logs what `model.preset: auto` chose, including `earlier` choices. Raises DataError if no pair is left.
     """
@@ -79,23 +73,30 @@ def complete_config(
         network = model_config(sized.model, tokenizer, sized.data.max_length)
 
         def steps(learner: Learner) -> Iterator[Step]:
-            sizes = micro_batch_tokens(sized, data.train, learner), len(learner.replicas)
+            micro_batch = micro_batch_tokens(sized, data.train, learner, ranks.local_size)
+            sizes = micro_batch, len(learner.replicas), ranks.rank, ranks.size
             return Loader(data.train, sized, tokenizer, learner.device, *sizes).steps()
 
-        return measure_speed(network, sized.training, device, steps, ranks)
+        return measure_speed(network, sized.training, ranks.device, steps, alone=ranks.size == 1)
 
     lengths = TrainingLengths.of_data(data, config).of_examples(config.model)
-    work = make_workload(config, lengths, speed, assumed_speed(device.type, ranks))
+    work = make_workload(config, lengths, speed, assumed_speed_of(ranks))
     completed, choices = plan_run(config, work)
     if config.model.preset == "auto":
         log_choices([*earlier, *choices])
     return completed
 
 
+def assumed_speed_of(ranks: Ranks) -> float:
+    """The `assumed_speed` of all ranks. Those on one CPU share it."""
+    on_cpu = ranks.device.type == "cpu"
+    return assumed_speed(ranks.device.type, ranks.size // ranks.local_size if on_cpu else ranks.size)
+
+
 def make_workload(
-    config: Config, lengths: TrainingLengths, speed: Callable[[Config], float], assumed_speed: float
+    config: Config, lengths: TrainingLengths, speed: Callable[[Config], float], assumed: float
 ) -> Workload:
-    """The workload of training on pairs of these lengths. For `speed` and `assumed_speed` see `Workload`."""
+    """The workload of training on pairs of these lengths. For `speed` and `assumed` see `Workload`."""
 
     @cache
     def plan(batch_tokens: int) -> BatchPlan:
@@ -112,7 +113,7 @@ def make_workload(
     def steps_per_epoch(batch_tokens: int) -> int:
         return lengths.steps_in_epoch(plan(batch_tokens))
 
-    return Workload(size, steps_per_epoch, speed, assumed_speed)
+    return Workload(size, steps_per_epoch, speed, assumed)
 
 
 def plan_run(config: Config, work: Workload) -> tuple[Config, list[Choice]]:
@@ -154,18 +155,18 @@ def _is_given(config: Config, key: str) -> bool:
 
 def _choose(config: Config, work: Workload) -> list[Choice]:
     """All values of the recipe."""
-    size, budget = work.size(), Budget.of(config.training)
+    size, budget = work.size(), Budget.of(config)
     timer = _Timer(config, budget, work)
     preset, reason = _choose_preset(config, size, timer)
     sizes = _sizes(config, preset)
     batch = timer.settle(sizes, size)
-    tokens = budget.tokens(size, timer.speed)
+    tokens, limit = budget.limit(size, timer.speed)
     steps = max(1, round(tokens / size.epoch_tokens * work.steps_per_epoch(batch)))
     steps = min(steps, budget.steps or steps)
     if budget.unlimited:
         message = "no limit: training ends when validation stops improving, perhaps after %s"
         log.info(message, format_duration(tokens / timer.speed))
-    choices = choose_training(size, budget, tokens, batch, steps, sizes["d_model"])
+    choices = choose_training(size, budget, tokens, limit, batch, steps, sizes["d_model"])
     return [Choice("model.preset", preset, reason), *choices]
 
 
@@ -181,7 +182,8 @@ def _choose_preset(config: Config, size: CorpusSize, timer: "_Timer") -> tuple[s
     reason = f"{size.pairs:,} pairs"
     for name in larger:
         sizes = _sizes(config, name)
-        if sizes == _sizes(config, chosen) or sizes["d_model"] % sizes["heads"]:
+        heads = sizes["heads"] * (2 if config.model.positions == "rotary" else 1)  # each has an even width
+        if sizes == _sizes(config, chosen) or sizes["d_model"] % heads:
             continue
         if not timer.can_train(sizes, _sizes(config, chosen), size):
             return chosen, f"{reason}; the budget or the memory is too small for {name}"
@@ -232,7 +234,7 @@ class _Timer:
         return False
 
     def _batch(self, size: CorpusSize) -> int:
-        return max(self.budget.batch(size, self.speed), self.config.data.max_length)
+        return self.budget.batch(size, self.speed)
 
     def _time(self, sizes: Mapping[str, int], batch: int) -> float:
         key = (*sizes.items(), batch)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
-from mtrain.config.recipe import assumed_speed
 from mtrain.config.schema import Config
 from mtrain.data.data_folder import find_data_folder
 from mtrain.data.same_inputs import check_corpora
@@ -15,7 +14,7 @@ from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
-from mtrain.training.complete_config import complete_config, is_incomplete
+from mtrain.training.complete_config import assumed_speed_of, complete_config, is_incomplete
 from mtrain.training.loop import Trainer
 from mtrain.training.prepare import PreparedRun, open_prepared_run, prepare_run
 from mtrain.training.run_folder import locked_run_folder, write_config
@@ -66,7 +65,7 @@ def make_trainer(
     ranks = ranks or Ranks(resolve_device(device))
     limit_onednn_cache()
     avoid_cudnn_attention()
-    speed = assumed_speed(ranks.device.type, ranks.size)
+    speed = assumed_speed_of(ranks)
     run = prepare_run(config, resume, allow_data_change, speed=speed) if ranks.is_first else None
     keep_freed_memory()  # from now on: what learning the tokenizer took was returned to the kernel
     run = run and _complete(run, ranks)
@@ -81,7 +80,7 @@ def _complete(run: PreparedRun, ranks: Ranks) -> PreparedRun:
     """The run with a value for every key of its config."""
     if is_incomplete(run.config):
         inputs = run.config, run.tokenizer, run.data
-        run = run._replace(config=complete_config(*inputs, ranks.device, run.choices, ranks.size))
+        run = run._replace(config=complete_config(*inputs, ranks, run.choices))
         write_config(run.config)
     return run
 

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
 
+from mtrain.config.corpora import Holdout
+from mtrain.config.data import DataConfig
 from mtrain.config.model import Architecture
 from mtrain.config.schema import Config
 from mtrain.data import Pair
 from mtrain.data.batching import BatchPlan, plan_batches
+from mtrain.data.corpus import good_pairs
 from mtrain.data.loader import require_pairs
 from mtrain.data.prepare_data import PreparedData
 from mtrain.data.scan import CorpusScanner
@@ -61,12 +64,13 @@ class TrainingLengths:
         """The lengths of a sample of the text. Without a tokenizer, they are estimated. Each corpus counts
         once.
 
-        Raises what `scanner` raises, and DataError if no pair is left.
+        Raises what `scanner` raises, and DataError if no pair is left or a validation pair is unreadable.
         """
-        text = scanner.result.text
-        pairs = max(scanner.result.usable_pairs, len(text))  # duplicates are still in the text
-        every = max(1, -(-len(text) // _SAMPLED))
-        sample = list(islice(text.pairs(), 0, None, every))
+        text, held_out = scanner.result.text, [*chain.from_iterable(scanner.result.held_out)]
+        # Duplicates are still in the text.
+        pairs = max(scanner.result.usable_pairs, len(text)) - len(held_out)
+        every, hidden = max(1, -(-len(text) // _SAMPLED)), {pair.source for pair in held_out}
+        sample = [pair for pair in islice(text.pairs(), 0, None, every) if pair.source not in hidden]
         source, target = _token_counts(sample, tokenizer)
         kept = (source > 1) & (target > 1) & (np.maximum(source, target) <= config.data.max_length)
         if not kept.any():
@@ -81,7 +85,7 @@ class TrainingLengths:
             weights=np.ones(copies * int(kept.sum())),
             share=copies * len(sample) / pairs,
             is_complete=len(sample) == pairs,
-            validation_pairs=sum(map(len, scanner.result.held_out)),
+            validation_pairs=len(held_out) or _count_validation(config.data),
             seed=config.seed,
             key=(0,),
             origin=origin,
@@ -108,6 +112,11 @@ class TrainingLengths:
     def steps_in_epoch(self, plan: BatchPlan) -> int:
         """The number of steps in an epoch; an estimate if these are not all of its pairs."""
         return max(1, round(len(plan.steps) / self.share))
+
+
+def _count_validation(data: DataConfig) -> int:
+    corpora = [] if isinstance(data.validation, Holdout) else data.validation
+    return sum(1 for _ in good_pairs(corpora, data.bad_lines))
 
 
 def _token_counts(pairs: Iterable[Pair], tokenizer: Tokenizer | None) -> tuple[Lengths, Lengths]:

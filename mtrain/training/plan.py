@@ -30,6 +30,7 @@ from mtrain.device import (
     resolve_device,
     resolve_precision,
 )
+from mtrain.errors import UsageError
 from mtrain.model.cost import FP32, count_parameters
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.complete_config import is_incomplete, log_choices, make_workload, plan_run
@@ -121,7 +122,11 @@ class _Planner:
         choices. `speed` is assumed before it is measured."""
         if not is_incomplete(config):
             return config
-        completed, choices = plan_run(config, make_workload(config, self.lengths, self._speed, speed))
+        inputs = config, self.lengths
+        try:
+            completed, choices = plan_run(config, make_workload(*inputs, self._speed, speed))
+        except MemoryError:  # not even the smallest model fits, as the plan will say
+            completed, choices = plan_run(config, make_workload(*inputs, lambda _: speed, speed))
         if choices:
             log_choices([*earlier, *choices])
         return completed
@@ -129,12 +134,15 @@ class _Planner:
     def plan(self, config: Config, price: float | None) -> Plan:
         """The plan for a complete config."""
         estimator = self._estimator(config)
+        if not estimator.trained_parameters:
+            raise UsageError("training.freeze leaves nothing to train")
         memory, step, epoch = estimator.memory(), estimator.step(), estimator.epoch()
         fits, runs = estimator.fits(memory), []
         if fits or not self.hardware.is_measured:
-            trained, network = FP32 * estimator.trained_parameters, estimator.network
+            network, frozen = estimator.network, "embeddings" in config.training.freeze
             # The gradient of the source embedding is known last.
-            gradients = trained, FP32 * network.source_vocab_size * network.d_model
+            last = 0 if frozen else FP32 * network.source_vocab_size * network.d_model
+            gradients = FP32 * estimator.trained_parameters, last
             costs = step, *self._times(estimator, config), epoch, gradients
             links = self.hardware.links if self.devices > 1 else [None]
             runs = [predict_run(config.training, *costs, self.devices, link, price) for link in links]
@@ -217,6 +225,8 @@ def _advise_memory(estimator: Estimator, fits: bool) -> Iterator[str]:
     if tokens is not None:
         yield f"set training.micro_batch_tokens to {tokens * (2 if recipe.r_drop else 1)}"
         return
+    if estimator.devices > 1 and not estimator.numerics.on_cpu:
+        yield "training.parallel: fsdp may fit, as it divides the model among the devices (not predicted)"
     yield "choose a smaller model.preset: a single sentence of data.max_length does not fit"
     if recipe.ema_decay is not None:
         yield "set training.ema_decay to null, or use training.average_checkpoints instead"

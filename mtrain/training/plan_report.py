@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mtrain.duration import format_duration
-from mtrain.training.hardware import BANDWIDTH_UTILIZATION, GPUS, LAUNCH_SECONDS, UTILIZATION
+from mtrain.training.hardware import BANDWIDTH_UTILIZATION, GPUS, LAUNCH_SECONDS, MEASURED, UTILIZATION
 from mtrain.training.plan import Plan
 from mtrain.training.scaling import Run
 
@@ -20,9 +20,10 @@ def plan_rows(plan: Plan) -> Iterator[Row]:
 
 def plan_notes(plan: Plan) -> Iterator[str]:
     """Yield the lines below the table: assumptions and advice."""
-    if plan.hardware in GPUS:
-        rates = f"{UTILIZATION:.0%} of peak FLOP/s, {BANDWIDTH_UTILIZATION:.0%} of peak bandwidth, "
-        rates += f"{LAUNCH_SECONDS * 1e6:.0f} us per operation"
+    if plan.hardware != MEASURED:
+        rates = f"{UTILIZATION:.0%} of peak FLOP/s, {BANDWIDTH_UTILIZATION:.0%} of peak bandwidth"
+        if plan.hardware in GPUS:
+            rates += f", {LAUNCH_SECONDS * 1e6:.0f} us per operation"
         yield f"assumed, not measured: {rates}"
     yield from (f"advice: {advice}" for advice in plan.advice)
 

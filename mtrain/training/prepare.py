@@ -117,7 +117,7 @@ def _prepare_run(
     workers: int | None,
     speed: float | None,
 ) -> PreparedRun:
-    reduce_vocab_size = vocab_size_is_automatic(config)
+    adapt_vocab_size = vocab_size_is_automatic(config)
     inputs = config.data, folder, run_dir, config.seed
     options = workers, learns_tokenizer(config)
     scanner = make_scanner(*inputs, False, *options)
@@ -127,8 +127,8 @@ def _prepare_run(
     config, initial_model = resolve_config(config, scanner, speed=speed)
     require_exports(config)
     checkpoint = open_run(config, resume)
-    tokenizer = prepare_tokenizer(config, scanner, reduce_vocab_size=reduce_vocab_size)
-    if reduce_vocab_size:
+    tokenizer = prepare_tokenizer(config, scanner, adapt_vocab_size=adapt_vocab_size)
+    if adapt_vocab_size:
         config = use_learned_vocab_size(config)
     if workers:  # then each process is to use one core
         tokenizer.set_threads(1)
@@ -144,7 +144,7 @@ def _prepare_run(
     data = prepare_data(*given, workers=workers, run_dir=run_dir)
     if checkpoint:
         _accept_changes(checkpoint, tokenizer, data, batch_order(config.data))
-    choices = vocab_size_choice(config) if reduce_vocab_size else []
+    choices = vocab_size_choice(config) if adapt_vocab_size else []
     return PreparedRun(config, tokenizer, data, checkpoint, initial_model, choices)
 
 

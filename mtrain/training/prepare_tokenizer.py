@@ -34,14 +34,14 @@ _SETTINGS = "config.yaml"
 
 def tokenize(config: Config, force: bool = False) -> Tokenizer:
     """Create the run folder and its tokenizer, without training. Raises what `prepare_tokenizer` raises."""
-    run_dir, reduce_vocab_size = Path(config.run_dir), vocab_size_is_automatic(config)
+    run_dir, adapt_vocab_size = Path(config.run_dir), vocab_size_is_automatic(config)
     scanner = make_scanner(config.data, find_data_folder(config.data, run_dir), run_dir, config.seed)
     with locked_run_folder(run_dir):
         config, _ = resolve_config(config, scanner, learn_again=force)
         if not checkpoint_folders(run_dir):
             write_config(config)
-        tokenizer = prepare_tokenizer(config, scanner, force, reduce_vocab_size)
-        if reduce_vocab_size:
+        tokenizer = prepare_tokenizer(config, scanner, force, adapt_vocab_size)
+        if adapt_vocab_size:
             use_learned_vocab_size(config)
         return tokenizer
 
@@ -61,7 +61,7 @@ def vocab_size_choice(config: Config) -> list[Choice]:
 def use_learned_vocab_size(config: Config) -> Config:
     """Set the vocabulary size to that of the learned tokenizer, in `RUN/config.yaml` too.
 
-    It is smaller than the automatic choice if the text is too small for that.
+    It differs from the automatic choice if that does not fit the text.
     """
     learned = tokenizer_settings(Path(config.run_dir) / "tokenizer")
     if learned == config.tokenizer:
@@ -72,12 +72,12 @@ def use_learned_vocab_size(config: Config) -> Config:
 
 
 def prepare_tokenizer(
-    config: Config, scanner: CorpusScanner | None = None, force: bool = False, reduce_vocab_size: bool = False
+    config: Config, scanner: CorpusScanner | None = None, force: bool = False, adapt_vocab_size: bool = False
 ) -> Tokenizer:
     """The tokenizer of the run. If there is none, learn it from the training text or copy `tokenizer.path`.
 
-    With `reduce_vocab_size`, a `vocab_size` that is too large for the text is replaced by the largest
-    possible one, and an existing tokenizer keeps its size. Raises UsageError if the existing tokenizer was
+    With `adapt_vocab_size`, a `vocab_size` that does not fit the text is replaced (see `train_tokenizer`),
+    and an existing tokenizer keeps its size. Raises UsageError if the existing tokenizer was
     learned with other settings, or if checkpoints need the one that `force` would replace; ModelError if
     checkpoints need a tokenizer that is missing.
     """
@@ -101,7 +101,7 @@ def prepare_tokenizer(
     if force and shared:
         raise UsageError(f"{shared}: may be in use by other runs; give another data.folder")
     if (folder / _SETTINGS).exists() and not force:
-        if _with_learned_size(settings, folder, reduce_vocab_size) != tokenizer_settings(folder):
+        if _with_learned_size(settings, folder, adapt_vocab_size) != tokenizer_settings(folder):
             raise UsageError(
                 f"{folder}: was learned with other tokenizer settings; restore them, or replace it with "
                 "`mtrain tokenize CONFIG --force`"
@@ -120,12 +120,12 @@ def prepare_tokenizer(
     def fill(temporary: Path) -> None:
         learned = settings
         if shared is not None:
-            learned = _with_learned_size(settings, shared, reduce_vocab_size)
+            learned = _with_learned_size(settings, shared, adapt_vocab_size)
             _require_same_tokenizer(learned, shared)
             copy_files(shared, temporary, {MANIFEST})
         elif settings.path is None:
             sides = _sampled_text(config, scanner)
-            size = train_tokenizer(settings, *sides, temporary, config.seed, reduce_vocab_size)
+            size = train_tokenizer(settings, *sides, temporary, config.seed, adapt_vocab_size)
             learned = settings.model_copy(update={"vocab_size": size})
             write_text(temporary / learned_from.name, hashes())
         else:
@@ -153,10 +153,10 @@ def _sampled_text(config: Config, scanner: CorpusScanner) -> tuple[Sentences, Se
     )
 
 
-def _with_learned_size(settings: TokenizerConfig, folder: Path, reduce_vocab_size: bool) -> TokenizerConfig:
-    """The settings; if `reduce_vocab_size`, with the vocabulary size of the tokenizer in `folder`, which was
-    chosen from another corpus or budget, or reduced."""
-    if not reduce_vocab_size:
+def _with_learned_size(settings: TokenizerConfig, folder: Path, adapt_vocab_size: bool) -> TokenizerConfig:
+    """The settings; if `adapt_vocab_size`, with the vocabulary size of the tokenizer in `folder`, which was
+    chosen from another corpus or budget, or adapted."""
+    if not adapt_vocab_size:
         return settings
     return settings.model_copy(update={"vocab_size": tokenizer_settings(folder).vocab_size})
 

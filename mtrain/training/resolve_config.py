@@ -51,7 +51,7 @@ def resolve_config(
 
     A run with checkpoints keeps its settings, even if the other model is missing by now or the corpus has
     grown. A run with a tokenizer keeps its vocabulary size, unless with `learn_again`. `speed` is the
-    `assumed_speed` of all devices that train, by default of this machine's.
+    `assumed_speed` of all devices that train, by default of one of this machine.
 
     Raises ModelError if a model is missing or damaged, UsageError naming a key that differs from that model,
     DataError if the corpora cannot be read to count their pairs.
@@ -103,8 +103,8 @@ def _settings_of_run(config: Config, saved: Config) -> Values:
 def _planned_steps(config: Config, saved: Config) -> int | None:
     """The `max_steps` that a run planned, in proportion to `max_minutes` if these have changed since."""
     steps, minutes = saved.training.max_steps, config.training.max_minutes
-    if config.training.max_epochs is not None:  # which determines the number of steps
-        return steps if config.training.max_epochs == saved.training.max_epochs else None
+    if config.training.max_epochs not in (None, saved.training.max_epochs):
+        return None  # they limit the number of steps
     if steps is None or minutes is None or saved.training.max_minutes is None:
         return steps
     return max(1, round(steps * minutes / saved.training.max_minutes))
@@ -143,7 +143,7 @@ def _choose_vocab_size(
     pairs = (scanner or CorpusScanner(RawFiles(config.data), config.seed, strict=False)).result.usable_pairs
     tokens = pairs * TOKENS_PER_PAIR
     speed = speed or assumed_speed(resolve_device("auto").type)
-    planned = Budget.of(config.training).tokens(CorpusSize(pairs, tokens, tokens, 0), speed)
+    planned = Budget.of(config).tokens(CorpusSize(pairs, tokens, tokens, 0), speed)
     return _inherit(config, {"tokenizer": {"vocab_size": choose_vocab_size(pairs, planned)}})
 
 

@@ -20,7 +20,7 @@ from mtrain.device import release_cached_memory, should_compile
 from mtrain.model.build import build_model
 from mtrain.progress_bar import waiting_for
 from mtrain.training.lengths import TrainingLengths
-from mtrain.training.step import Learner, make_learner
+from mtrain.training.step import Learner, freeze, make_learner
 
 UNTIMED_STEPS = 2  # which allocate memory, and compile
 TIMED_STEPS, TIMED_SECONDS = 6, 4.0  # at least both
@@ -32,18 +32,20 @@ def measure_speed(
     recipe: TrainingConfig,
     device: torch.device,
     steps_of: Callable[[Learner], Iterable[Step]],
-    ranks: int = 1,
+    alone: bool = True,
 ) -> float:
     """The target tokens/s of training a model on `device`, from some of the steps that `steps_of` returns for
-    its learner. Several ranks are assumed to be as many times as fast as this one.
+    its learner. Unless this process trains `alone`, these have the batches of this rank and the tokens of all
+    ranks, which are assumed to be as fast; the time to exchange gradients is not included.
 
     Trains a temporary model. PyTorch's random generators change.
     """
     model = build_model(network).to(device).train()
-    learner = make_learner(model, recipe) if ranks == 1 else Learner(model, recipe)
+    freeze(model, recipe.freeze)
+    learner = make_learner(model, recipe) if alone else Learner(model, recipe)
     try:
         with waiting_for("measuring the speed"):
-            return ranks * _time_steps(learner, steps_of(learner))
+            return _time_steps(learner, steps_of(learner))
     finally:
         del learner, model
         if should_compile(device, recipe.compile):

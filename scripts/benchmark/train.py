@@ -22,6 +22,8 @@ from mtrain.data.encoded import EncodedCorpus
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.same_inputs import check_corpora
 from mtrain.device import resolve_device, resolve_precision
+from mtrain.distributed.ranks import Ranks
+from mtrain.errors import UsageError
 from mtrain.model.cost import count_parameters, flops_of
 from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.complete_config import complete_config, is_incomplete
@@ -40,6 +42,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with TemporaryDirectory(prefix="mtrain-bench-") as folder:
         run_dir = f"run_dir={json.dumps(str(Path(folder) / 'run'))}"
         config = load_config(options.config, [*options.set, run_dir])
+        if options.against and config.training.r_drop:
+            raise UsageError("training.r_drop: the other tools train without R-Drop; set it to 0")
         device = resolve_device(options.device)
         check_corpora(config.data)
         python = peer_environment.peer_python(options.peer_env) if options.against else ""
@@ -63,7 +67,7 @@ def prepare(config: Config, device: torch.device, options: argparse.Namespace, s
     config = load_config(run_dir / "config.yaml")
     data = prepare_data(config.data, tokenizer, run_dir / "data", config.seed)
     if is_incomplete(config):
-        config = complete_config(config, tokenizer, data, device)
+        config = complete_config(config, tokenizer, data, Ranks(device))
         write_config(config)
     network, corpus = model_config(config.model, tokenizer, config.data.max_length), data.train.open(0)
     recipe, lengths = config.training, (corpus.source_lengths, corpus.target_lengths)

@@ -73,6 +73,32 @@ def test_an_automatic_vocabulary_suits_the_speed_of_all_devices(mtrain, tmp_path
         assert found["parameters"]["embeddings"] == vocabulary * found["model"]["d_model"]
 
 
+def test_held_out_pairs_are_not_training_pairs(mtrain, plan, config_file):
+    changed(config_file, "data", train={"toy": "train"}, validation={"holdout": 1000}, test={})
+    changed(config_file, "tokenizer", vocab_size=400)  # then no pair is too long
+    estimated = plan("--hardware", "cpu")["epoch"]["pairs"]
+    assert mtrain("prepare", config_file)[0] == 0
+    assert plan("--hardware", "cpu")["epoch"]["pairs"] == estimated == 4000
+
+
+def test_a_model_that_cannot_be_smaller_does_not_fit(mtrain, config_file):
+    raw = yaml.safe_load(config_file.read_text())
+    del raw["tokenizer"], raw["training"]
+    raw |= {
+        "model": {"preset": "auto", "d_model": 16384, "ffn_dim": 65536},
+        "training": {"max_minutes": 60.0},
+    }
+    config_file.write_text(yaml.safe_dump(raw))
+    code, out, _ = mtrain("plan", config_file, "--hardware", "h100")
+    assert code == 0 and "DOES NOT FIT" in out
+
+
+def test_a_run_that_trains_nothing_is_an_error(mtrain, config_file):
+    frozen = "training.freeze=[embeddings, encoder, decoder]"
+    failed = mtrain("plan", config_file, "--hardware", "h100", "--devices", 2, "--set", frozen)
+    assert failed[0] == 2 and "training.freeze leaves nothing to train" in one_line(failed[2])
+
+
 def test_a_run_that_starts_from_another_has_its_sizes_and_tokenizer(plan, config_file, run_dir):
     raw = yaml.safe_load(config_file.read_text())
     del raw["model"], raw["tokenizer"]
@@ -217,6 +243,11 @@ def test_a_model_that_is_too_large_is_advised_against(mtrain, config_file):
     code, out, _ = mtrain("plan", config_file, *arguments)
     assert code == 0 and "DOES NOT FIT: 67.06 GiB usable of 74.51 GiB" in out
     assert "advice: choose a smaller model.preset" in out and "training.ema_decay to null" in out
+    assert "training.parallel" not in out
+    assert (
+        "advice: training.parallel: fsdp may fit"
+        in mtrain("plan", config_file, *arguments, "--devices", 8)[1]
+    )
 
 
 def test_steps_that_do_not_fit_in_memory_are_not_timed(mtrain, config_file, set_memory):

@@ -26,6 +26,7 @@ SMALL += ["training.batch_tokens=512", "training.precision=fp32"]
 SHORT = ["--seconds", "0.5", "--warmup", "0", "--repeats", "1", "--device", "cpu", "--json"]
 SHORT += [word for override in SMALL for word in ("--set", override)]
 CONFIG = str(ROOT / "configs" / "toy-en-fr.yaml")
+R_DROP = str(ROOT / "configs" / "multi30k-en-de.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +155,7 @@ def test_time_counts_for_the_innermost_kind():
         (["train", "none.yaml"], "none.yaml: no such config file"),
         (["train", CONFIG, "--against", "moses"], "invalid choice"),
         (["train", CONFIG, "--repeats", "0"], "invalid count value"),
+        (["train", R_DROP, "--against", "torch"], "training.r_drop: the other tools train without R-Drop"),
         (["translate", "nowhere", CONFIG], "nowhere: no such model or run folder"),
         (
             ["train", CONFIG, "--against", "torch", "--peer-env", str(ROOT / "configs")],

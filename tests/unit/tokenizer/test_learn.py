@@ -1,6 +1,7 @@
 """Learning a vocabulary: the files it writes, and sizes that fit the text."""
 
 import logging
+import random
 from pathlib import Path
 
 import pytest
@@ -100,11 +101,11 @@ def largest_size(folder: Path, kind: str, joint: bool, target: list[str] = TARGE
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_reduce_size_learns_the_largest_possible_vocabulary(tmp_path: Path, caplog, kind: str):
+def test_an_adapted_size_is_the_largest_possible_one(tmp_path: Path, caplog, kind: str):
     largest = largest_size(tmp_path / "error", kind, joint=True)
     config = TokenizerConfig(type=kind, vocab_size=50_000)
     with caplog.at_level(logging.INFO, "mtrain"):
-        size = train_tokenizer(config, lambda: SOURCE, lambda: TARGET, tmp_path, 1, reduce_vocab_size=True)
+        size = train_tokenizer(config, lambda: SOURCE, lambda: TARGET, tmp_path, 1, adapt_vocab_size=True)
     tokenizer = Tokenizer(tmp_path)
     assert size == largest == tokenizer.source_vocab_size
     assert f"using {largest}, the largest possible" in caplog.text
@@ -114,23 +115,36 @@ def test_reduce_size_learns_the_largest_possible_vocabulary(tmp_path: Path, capl
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_reduce_size_reduces_each_side_to_what_its_text_allows(tmp_path: Path, kind: str):
+def test_each_side_gets_the_size_that_its_text_allows(tmp_path: Path, kind: str):
     config = TokenizerConfig(type=kind, joint=False, vocab_size=350)
     target = ["a b c"] * 10  # far too little text for 350 pieces
-    size = train_tokenizer(config, lambda: SOURCE, lambda: target, tmp_path, 1, reduce_vocab_size=True)
+    size = train_tokenizer(config, lambda: SOURCE, lambda: target, tmp_path, 1, adapt_vocab_size=True)
     tokenizer = Tokenizer(tmp_path)
     assert tokenizer.source_vocab_size == size == 350
     assert 260 < tokenizer.target_vocab_size < 300  # 4 special pieces, 256 bytes and a few letters
 
 
-def test_reduce_size_keeps_a_size_that_fits(tmp_path: Path):
+def test_a_size_that_fits_is_not_adapted(tmp_path: Path):
     config = TokenizerConfig(vocab_size=400)
-    assert train_tokenizer(config, lambda: SOURCE, lambda: TARGET, tmp_path, 1, reduce_vocab_size=True) == 400
+    assert train_tokenizer(config, lambda: SOURCE, lambda: TARGET, tmp_path, 1, adapt_vocab_size=True) == 400
     assert Tokenizer(tmp_path).fingerprint() == train(tmp_path / "plain", vocab_size=400).fingerprint()
 
 
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_text_with_more_characters_than_entries_gets_entries_for_all(tmp_path: Path, kind: str):
+    characters = [chr(0x4E00 + number) for number in range(600)]
+    rng = random.Random(0)
+    text = [" ".join("".join(rng.choices(characters, k=3)) for _ in range(6)) for _ in range(1000)]
+    config = TokenizerConfig(type=kind, vocab_size=700)
+    with pytest.raises(UsageError, match="too small for this text"):
+        train_tokenizer(config, lambda: text, lambda: text, tmp_path / "given", 1)
+    size = train_tokenizer(config, lambda: text, lambda: text, tmp_path, 1, adapt_vocab_size=True)
+    pieces = Tokenizer(tmp_path).source.pieces
+    assert 700 < size == len(pieces) and set(characters) <= set(pieces)
+
+
 @pytest.mark.parametrize("joint", [True, False])
-def test_reduce_size_does_not_hide_that_there_is_no_text(tmp_path: Path, joint: bool):
+def test_adapting_the_size_does_not_hide_that_there_is_no_text(tmp_path: Path, joint: bool):
     config = TokenizerConfig(joint=joint)
     with pytest.raises(DataError, match="no text"):
-        train_tokenizer(config, lambda: [""], lambda: [""], tmp_path, 1, reduce_vocab_size=True)
+        train_tokenizer(config, lambda: [""], lambda: [""], tmp_path, 1, adapt_vocab_size=True)

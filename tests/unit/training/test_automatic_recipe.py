@@ -153,6 +153,15 @@ def test_a_corpus_too_small_for_the_automatic_vocabulary_gets_the_largest_possib
         tokenize(toy_config("given", type=kind, joint=joint, vocab_size=4_000))
 
 
+def test_a_script_with_many_characters_gets_a_larger_vocabulary(make_config, tmp_path):
+    rng = random.Random(0)
+    characters = [chr(0x4E00 + number) for number in range(900)]
+    lines = [f"a b\t{''.join(rng.choices(characters, k=9))}\n" for _ in range(1_500)]
+    (tmp_path / "train.tsv").write_text("".join(lines), encoding="utf-8")
+    config = automatic(make_config(data={"train": {"tsv": str(tmp_path / "train.tsv")}}), max_steps=1)
+    assert tokenize(config).source_vocab_size == size_in(tmp_path / "run/config.yaml") > 1_000
+
+
 def test_an_existing_tokenizer_keeps_its_size_when_the_automatic_one_changes(make_config, tmp_path):
     rng = random.Random(0)
     lines = ["".join(rng.choices("abcdefghij", k=8)) + "\tb\n" for _ in range(2_500)]

@@ -4,14 +4,16 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mtrain.config.load import validate
 from mtrain.config.presets import PRESETS, SIZES
-from mtrain.config.recipe import AUTOMATIC, OPEN_IF_NULL, CorpusSize
+from mtrain.config.recipe import AUTOMATIC, OPEN_IF_NULL, CorpusSize, assumed_speed
 from mtrain.config.schema import Config
-from mtrain.training.complete_config import Workload, plan_run
+from mtrain.distributed.ranks import Ranks
+from mtrain.training.complete_config import Workload, assumed_speed_of, plan_run
 from mtrain.training.resolve_config import resolve_config
 from mtrain.training.run_folder import write_config
 from mtrain.training.schedule import learning_rate
@@ -38,7 +40,10 @@ def workload(
         decoder = model.decoder_layers * (8 * model.d_model**2 + 2 * model.d_model * model.ffn_dim)
         return operations / (3 * (encoder + decoder + model.d_model * sized.tokenizer.vocab_size))
 
-    return Workload(lambda: size, lambda batch: max(1, size.epoch_tokens // batch), speed)
+    def steps_per_epoch(batch: int) -> int:
+        return max(1, size.epoch_tokens // batch)
+
+    return Workload(lambda: size, steps_per_epoch, speed, assumed_speed("cpu"))
 
 
 limits = st.fixed_dictionaries(
@@ -175,6 +180,52 @@ def test_the_earliest_limit_determines_warm_up_and_validations():
     assert recipe.max_steps == 10**6 and recipe.schedule == "inverse_sqrt" and recipe.ema_decay
     assert recipe.warmup_steps == expected.warmup_steps
     assert recipe.validate_every == expected.validate_every
+
+
+@pytest.mark.parametrize(
+    ("training", "data", "warmup_steps"),
+    [
+        ({"max_steps": 100_000, "max_epochs": 10}, {}, 0.08 * 10 * (430_000 // 1024)),
+        ({"max_steps": 1_000}, {"max_length": 4_000}, 80),
+    ],
+)
+def test_a_known_number_of_steps_gets_a_cosine_schedule(training, data, warmup_steps):
+    recipe = plan_run(config(training=training, data=DATA | data), workload())[0].training
+    assert recipe.schedule == "cosine" and recipe.ema_decay is None
+    assert recipe.warmup_steps == pytest.approx(warmup_steps, rel=0.1)
+
+
+def test_the_limit_that_determines_the_steps_is_named():
+    for minutes, limit in ((5.0, "5 minutes"), (1e5, "61 useful epochs")):
+        choices = plan_run(config(training={"max_minutes": minutes}), workload())[1]
+        [reason] = [choice.reason for choice in choices if choice.key == "training.max_steps"]
+        assert reason == f"as many as {limit} allow"
+
+
+def test_rotary_positions_need_heads_of_an_even_width():
+    model = {"preset": "auto", "d_model": 200, "positions": "rotary"}  # 8 heads would have a width of 25
+    size = CorpusSize(4_500_000, *[120_000_000] * 2, 80_000)
+    planned, _ = plan_run(config(model=model, training={"max_minutes": 1e5}), workload(size, 1e14))
+    assert (planned.model.d_model, planned.model.heads) == (200, 4)
+
+
+@pytest.mark.parametrize("epochs", [None, 1_000])
+def test_a_resumed_run_plans_more_steps_for_more_minutes(tmp_path, epochs):
+    def given(minutes: float) -> Config:
+        return config(run_dir=str(tmp_path), training={"max_minutes": minutes, "max_epochs": epochs})
+
+    planned, _ = plan_run(given(5.0), workload())
+    (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
+    write_config(planned)
+    assert planned.training.max_steps is not None
+    assert resolve_config(given(15.0))[0].training.max_steps == 3 * planned.training.max_steps
+
+
+def test_ranks_on_one_cpu_share_its_assumed_speed():
+    ranks = Ranks(torch.device("cpu"))
+    alone = assumed_speed_of(ranks)
+    ranks.size, ranks.local_size = 4, 2  # two machines
+    assert assumed_speed_of(ranks) == 2 * alone
 
 
 @pytest.mark.parametrize(
