@@ -1,7 +1,7 @@
 """`mtrain evaluate`."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +10,7 @@ from typer import Argument, Option
 from mtrain.cli import terminal
 from mtrain.cli.evaluation_checks import check_inputs, check_metrics, refuse_unused
 from mtrain.cli.evaluation_results import Outputs, report_results
-from mtrain.cli.evaluation_systems import Evaluated, Inputs, Report, evaluate_files, evaluate_models
+from mtrain.cli.evaluation_systems import Evaluated, Inputs, Report, Require, evaluate_files, evaluate_models
 from mtrain.cli.options import (
     FILES,
     RESULTS,
@@ -187,11 +187,11 @@ def evaluate(
     if inputs.references and data_settings:
         raise UsageError(f"--set {data_settings[0]} has no effect with --reference; leave it out")
     gpus = "0" if device == "cpu" else "auto"
-    report = _reporter(names, lowercase, bleu_tokenize, (comet, comet_model, gpus), outputs)
+    require, report = _reporter(names, lowercase, bleu_tokenize, (comet, comet_model, gpus), outputs)
     if not translating:
         evaluate_files(inputs, report)
         return
-    evaluate_models(inputs, settings, beam_size, device, report)
+    evaluate_models(inputs, settings, beam_size, device, require, report)
     first = shlex.quote(str(inputs.models[0]))
     terminal.suggest("to translate a file", f"mtrain translate {first} -i FILE -o FILE")
 
@@ -202,12 +202,21 @@ def _reporter(
     bleu_tokenize: str | None,
     comet: tuple[Path | None, str | None, str],
     outputs: Outputs,
-) -> Report:
-    """What scores translations by the metrics. Raises UsageError if one is unknown or unavailable."""
+) -> tuple[Require, Report]:
+    """What checks that the metrics are available for a test set, and what scores translations by them.
+
+    Raises UsageError if a metric is unknown or unavailable for any test set.
+    """
     from mtrain.evaluation.comet import DEFAULT_MODEL, Comet, CometProcess, comet_python
     from mtrain.evaluation.metrics import make_metrics
 
-    make_metrics(names, None, lowercase, bleu_tokenize, lambda: None)  # an error before any work
+    def metrics(target: str | None, make_comet: Callable[[], Any] = lambda: None) -> dict[str, Any]:
+        return make_metrics(names, target, lowercase, bleu_tokenize, make_comet)
+
+    def require(test: "TestSet", language: str | None) -> None:
+        metrics(test.target_lang(language))
+
+    metrics(None)  # an error before any work
     folder, model, gpus = comet
     python = comet_python(folder) if "comet" in names and read_launch().rank == 0 else Path()
 
@@ -215,14 +224,11 @@ def _reporter(
         with CometProcess(python, model or DEFAULT_MODEL, gpus) as process:
 
             def metrics_for(test: "TestSet") -> dict[str, Any]:
-                target = test.target_lang(language)
-                return make_metrics(
-                    names, target, lowercase, bleu_tokenize, lambda: Comet(process, test.sources)
-                )
+                return metrics(test.target_lang(language), lambda: Comet(process, test.sources))
 
             report_results(evaluated, metrics_for, outputs)
 
-    return report
+    return require, report
 
 
 def _set_up_comet(folder: Path) -> None:

@@ -56,6 +56,7 @@ class Evaluated(NamedTuple):
         return cls(test, texts, {name: output.problems for name, output in outputs.items()})
 
 
+Require = Callable[["TestSet", str | None], None]  # given a language of the translations, if it is known
 Report = Callable[[Iterable[Evaluated], str | None], None]  # of translations into a language, if it is known
 
 
@@ -75,9 +76,15 @@ def evaluate_files(inputs: Inputs, report: Report) -> None:
 
 
 def evaluate_models(
-    inputs: Inputs, settings: Sequence[str], beam_size: int | None, device: str, report: Report
+    inputs: Inputs,
+    settings: Sequence[str],
+    beam_size: int | None,
+    device: str,
+    require: Require,
+    report: Report,
 ) -> None:
-    """Translate with each model in turn, and report on its translations and those in files.
+    """Translate with each model in turn, and report on its translations and those in files. `require` checks
+    before the translation that the report will be possible.
 
     If there are several ranks, they share the translation, and the first alone reads and reports. The last
     model translates one test set after another while the report proceeds.
@@ -109,6 +116,7 @@ def evaluate_models(
                         tests.extend(with_augmented(plain, inputs.augment, translator))
                     for test in tests:  # fail now, not after the first of them
                         _between(path, translator, test.direction or translator.direction)
+                        require(test, translator.target_lang)
                     if path == inputs.models[-1]:
                         report(_translated(inputs, tests, texts, done, translator), translator.target_lang)
                     else:

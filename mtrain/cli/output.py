@@ -88,12 +88,12 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
             written.unlink(missing_ok=True)
 
 
-def write_lines(lines: Iterable[str], out: IO[str]) -> None:
-    """Write lines as they arrive, and flush the output regularly."""
+def write_lines(lines: Iterable[str], out: IO[str], flush_every: float = FLUSH_EVERY) -> None:
+    """Write lines as they arrive, and flush the output with the first one after `flush_every` seconds."""
     flushed = time.monotonic()
     for line in lines:
         out.write(line)
-        if time.monotonic() - flushed > FLUSH_EVERY:
+        if time.monotonic() - flushed >= flush_every:
             out.flush()
             flushed = time.monotonic()
 

@@ -110,7 +110,7 @@ def write_translations(
         job = Job(translator, prefix, form, progress, ProblemCounter())
         if output_file is None or is_stream(output_file):
             with open_output(output_file) as out:
-                write_lines(job.answers(lines), out)
+                write_lines(job.answers(lines), out, flush_every=0)  # the next input may take long to arrive
         else:
             _write_resumable(job, lines, output_file, continue_)
     if problems := job.problems.summary(progress.count):

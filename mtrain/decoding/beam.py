@@ -45,6 +45,7 @@ def beam_search(
     coverage = _Coverage(source_keep, config) if config.coverage_penalty else None
     live: Tensor | None = None  # (B, K) log-probabilities of the live prefixes
     pool: _Pool | None = None
+    limits = set(max_lengths.tolist())
     for length in range(1, steps + 1):
         logits = _step(predictor, last, coverage)
         if live is None or pool is None:  # at the first step, all beams are equal: only one is continued
@@ -64,8 +65,10 @@ def beam_search(
         live, kept = scores.masked_fill(ended, -math.inf).topk(beams)  # (B, K)
         tokens, parents, penalty = _pick(tokens, kept), _pick(parents, kept), _pick(penalty, kept)
         at_limit = max_lengths[active] == length
-        cut = live.masked_fill((done | ~at_limit)[:, None], -math.inf)
-        pool.add(active, cut, cut / length**config.length_penalty + penalty, tokens, length, finished=False)
+        if length in limits:
+            cut = live.masked_fill((done | ~at_limit)[:, None], -math.inf)
+            cut_scores = cut / length**config.length_penalty + penalty
+            pool.add(active, cut, cut_scores, tokens, length, finished=False)
 
         done |= at_limit | _done(pool.scores[active], live, length, max_lengths[active], config)
         remaining = remaining_sentences(~done, beams)
@@ -183,7 +186,7 @@ class _Pool:
             [
                 Hypothesis(ids[: length - finished], log_prob, score, finished)
                 for ids, log_prob, score, length, finished in zip(*sentence, strict=True)
-                if score > -math.inf
+                if score != -math.inf  # NaN is kept, so that `decode_batch` reports it
             ]
             for sentence in zip(*(column.tolist() for column in columns), strict=True)
         ]

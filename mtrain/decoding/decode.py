@@ -35,7 +35,6 @@ class Models(NamedTuple):
 
     models: Sequence[Transformer]
     tokenizer: Tokenizer
-    target_lang: str
     device: torch.device
 
 
@@ -75,7 +74,7 @@ def decode_batch(models: Models, task: DecodingTask) -> list[list[Translation]]:
     Raises ModelError if the model's outputs are not finite, UsageError if the constraints of `task.config`
     exclude every translation of a part.
     """
-    config, parts, n_best, alignments, scored = task
+    config, parts, target_lang, n_best, alignments, scored = task
     pad_id = models.models[0].config.pad_id
     source, keep = padded([part.source for part in parts], pad_id, models.device, _SOURCE_MULTIPLE)
     prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
@@ -84,7 +83,7 @@ def decode_batch(models: Models, task: DecodingTask) -> list[list[Translation]]:
         _possible(hypotheses, models.models, config, part)
         for hypotheses, part in zip(found, parts, strict=True)
     ]
-    found = [_ranked(hypotheses, models, config)[:n_best] for hypotheses in found]
+    found = [_ranked(hypotheses, models.tokenizer, config, target_lang)[:n_best] for hypotheses in found]
     aligned = None
     if alignments:
         aligned = _align(models, config.alignment_layer, parts, source, keep, found)
@@ -125,12 +124,14 @@ def _weights_are_finite(models: Sequence[Transformer]) -> bool:
     return all(bool(weight.isfinite().all()) for model in models for weight in model.parameters())
 
 
-def _ranked(hypotheses: list[Hypothesis], models: Models, config: DecodingConfig) -> list[Hypothesis]:
+def _ranked(
+    hypotheses: list[Hypothesis], tokenizer: Tokenizer, config: DecodingConfig, target_lang: str
+) -> list[Hypothesis]:
     """The hypotheses of a sentence, best first by `decoding.mbr` if it is set."""
     if config.mbr is None:
         return hypotheses
-    texts = models.tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
-    return [hypotheses[i] for i in rank(texts, sentence_metric(config.mbr, models.target_lang))]
+    texts = tokenizer.decode([hypothesis.ids for hypothesis in hypotheses])
+    return [hypotheses[i] for i in rank(texts, sentence_metric(config.mbr, target_lang))]
 
 
 def _align(

@@ -47,7 +47,8 @@ def cross_attention(
 @torch.inference_mode()
 def layer_attention(model: Transformer, source: Tensor, source_keep: Tensor, targets: Tensor) -> list[Tensor]:
     """The cross-attention weights (N, T, S) of each decoder layer, averaged over its heads."""
-    weights = all_attention(model, source, source_keep, targets)
+    weights = AttentionWeights(encoder=None, decoder=None)
+    _run(model, source, source_keep, targets, weights)
     return [of_layer.mean(dim=1) for of_layer in weights.cross]
 
 
@@ -58,9 +59,15 @@ def all_attention(
     """The attention weights of all layers and heads of encoder and decoder. Those of the decoder are for its
     inputs: BOS, then all tokens of targets (N, T) but the last."""
     weights = AttentionWeights()
+    _run(model, source, source_keep, targets, weights)
+    return weights
+
+
+def _run(
+    model: Transformer, source: Tensor, source_keep: Tensor, targets: Tensor, weights: AttentionWeights
+) -> None:
     memory = model.encode(source, source_keep, weights)
     model.decode(_shifted(model, targets), memory, source_keep, weights)
-    return weights
 
 
 def _shifted(model: Transformer, targets: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from mtrain.decoding.decode import in_batches, padded
+from mtrain.decoding.decode import NOT_FINITE, in_batches, padded
 from mtrain.decoding.forced import cross_attention, forced_log_probs
 from mtrain.decoding.split import WINDOW, windows
 from mtrain.decoding.translate import Translator
 from mtrain.decoding.translation import json_line
-from mtrain.errors import DataError
+from mtrain.errors import DataError, ModelError
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,10 @@ def score_pairs(
     progress: Callable[[int], object] = lambda pairs: None,
 ) -> Iterator[Scored]:
     """Yield the score of each (source, target) pair of lines, in order, in bounded memory. `progress` is
-    called with the number of pairs whenever some are scored."""
+    called with the number of pairs whenever some are scored.
+
+    Raises ModelError if the model's outputs are not finite.
+    """
     ours, theirs = tee(pairs)
     for sources, targets in windows((s for s, _ in ours), (t for _, t in theirs), WINDOW):
         yield from _score(translator, sources, targets, progress)
@@ -66,7 +69,7 @@ def score_lines(
 
     The score is the mean log-probability of a token of the target. With a model of the `reverse` direction,
     it is exp(-(|a - b| + (a + b) / 2)), in (0, 1], where a and b are the cross-entropies of the two models
-    (dual conditional cross-entropy, Junczys-Dowmunt 2018). `progress` is as in `score_pairs`.
+    (dual conditional cross-entropy, Junczys-Dowmunt 2018). `progress` is as in `score_pairs`, for each model.
     """
 
     def values(pairs: Iterator[tuple[str, str]]) -> Iterator[float]:
@@ -74,7 +77,8 @@ def score_lines(
             return (scored.mean_log_prob for scored in score_pairs(translator, pairs, progress))
         pairs, others = tee(pairs)
         swapped = ((target, source) for source, target in others)
-        both = zip(score_pairs(translator, pairs), score_pairs(reverse, swapped, progress), strict=True)
+        models = (translator, pairs), (reverse, swapped)
+        both = zip(*(score_pairs(*each, progress) for each in models), strict=True)
         return (_dual_score(-one.mean_log_prob, -other.mean_log_prob) for one, other in both)
 
     return with_column(lines, name, values)
@@ -122,6 +126,8 @@ def _score(
         log_probs = forced_log_probs(translator.models, source_ids, source_keep, target_ids)
         for row, values in zip(rows, log_probs.tolist(), strict=True):
             steps = values[: len(target[row])]
+            if not all(map(math.isfinite, steps)):
+                raise ModelError(NOT_FINITE)
             results[row] = Scored(sum(steps), [pieces[i] for i in target[row]], steps)
         progress(len(rows))
     return results

@@ -12,6 +12,7 @@ class DecodingTask(NamedTuple):
 
     config: DecodingConfig
     parts: Sequence[Part]
+    target_lang: str  # in which `decoding.mbr` compares hypotheses
     n_best: int = 1  # translations of each part
     alignments: bool = False
     scored: bool = True  # if False, scores and log-probabilities are NaN, and greedy search is faster

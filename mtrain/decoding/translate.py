@@ -14,14 +14,7 @@ import torch
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.config.decoding import DecodingConfig
-from mtrain.config.languages import (
-    Direction,
-    LanguageTags,
-    base_language,
-    bleu_tokenizer,
-    has_spaces,
-    is_same_language,
-)
+from mtrain.config.languages import Direction, LanguageTags, base_language, has_spaces, is_same_language
 from mtrain.config.load import validate
 from mtrain.decoding.decode import Models
 from mtrain.decoding.mbr import sentence_metric
@@ -63,7 +56,7 @@ class Translator:
         self.direction, self.language_tags = direction, language_tags
         self.tag = tokenizer.tag_ids(direction.tag(language_tags))  # source ids before each line
         self.device, self.max_length, self.fingerprint = device, max_length, fingerprint
-        self._originals, self._processes = Models(models, tokenizer, direction.target, device), processes
+        self._originals, self._processes = Models(models, tokenizer, device), processes
         self._workers: Workers | None = None
         self._ranks: Ranks | None = None  # that share the decoding; see `lead`
         self._use(decoding)
@@ -110,19 +103,13 @@ class Translator:
 
     def _use(self, decoding: DecodingConfig) -> None:
         """Decode with these settings. Weights, threads and processes are reused where possible."""
-        originals = self._originals
         if decoding.mbr is not None:
             sentence_metric(decoding.mbr, self.target_lang)  # raises an error now if it is not installed
         precision = resolve_precision(self.device, decoding.precision)
         count = default_worker_count(self.device) if decoding.workers == "auto" else decoding.workers
         workers = self._workers
-        other_mbr_tokenizer = (
-            decoding.mbr is not None
-            and workers is not None
-            and (bleu_tokenizer(workers.models.target_lang) != bleu_tokenizer(self.target_lang))
-        )
-        if workers is None or other_mbr_tokenizer or (precision, count) != (workers.precision, workers.count):
-            self._workers = Workers(originals, precision, count, self._processes)
+        if workers is None or (precision, count) != (workers.precision, workers.count):
+            self._workers = Workers(self._originals, precision, count, self._processes)
         self.decoding = decoding
 
     def with_settings(self, **decoding: object) -> Self:
@@ -149,9 +136,9 @@ class Translator:
         if not is_free and not is_same_language(direction.target, self.target_lang):
             found = f"translates into {self.target_lang}, not {direction.target}"
             raise UsageError(f"the model {found}; it has no language tags")
+        self.workers  # noqa: B018  # an error if this one is closed
         other = copy.copy(self)
         other.direction, other.tag = direction, self.tokenizer.tag_ids(direction.tag(self.language_tags))
-        other._originals = self._originals._replace(target_lang=direction.target)
         other._use(self.decoding)
         return other
 
@@ -257,7 +244,7 @@ class Translator:
         splitter = Splitter(self.tokenizer, *limits, self.decoding.split, self.tag)
         for texts, beginnings in windows(lines, prefixes, window):
             parts = splitter.parts_of(texts, beginnings, first)
-            task = DecodingTask(self.decoding, parts, n_best, alignments, scored)
+            task = DecodingTask(self.decoding, parts, self.target_lang, n_best, alignments, scored)
             translations = workers.decode(task, decoded)
             pairs = zip(parts, translations, strict=True)
             by_line = {line: list(group) for line, group in groupby(pairs, lambda pair: pair[0].line)}

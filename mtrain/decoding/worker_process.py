@@ -41,7 +41,7 @@ def start_process(threads: int) -> WorkerProcess:
 def messages_of(models: Models, precision: str, threads: int) -> Iterator[Message]:
     """What `WorkerProcess.prepare` sends. The weights of one model at a time are copied."""
     files = models.tokenizer.files
-    header: dict[str, Any] = {"threads": threads, "precision": precision, "target_lang": models.target_lang}
+    header: dict[str, Any] = {"threads": threads, "precision": precision}
     header |= {"tokenizer": [file.name for file in files], "models": len(models.models)}
     yield Message(header, tuple(file.read_bytes() for file in files))
     for model in models.models:
@@ -94,8 +94,7 @@ def _receive_models(receive: Receive) -> Models:
         model.load_state_dict(weights, assign=True)
         model.make_positions()
         models.append(model.to(next(iter(weights.values())).dtype))
-    received = Models(models, tokenizer, header["target_lang"], torch.device("cpu"))
-    return for_decoding(received, header["precision"])
+    return for_decoding(Models(models, tokenizer, torch.device("cpu")), header["precision"])
 
 
 def _end_when_idle(last_used: list[float]) -> None:

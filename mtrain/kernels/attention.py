@@ -157,12 +157,12 @@ def cached_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention (B*H, T, D) and its weights (B*H, T, S) for the few queries of one decoding step.
 
-    The arguments are laid out for batched products: queries (B*H, T, D), keys (B*H, D, S) and values
-    (B*H, S, D). With few queries, setting up the fused kernel takes longer than these products.
+    The arguments are queries (B, H, T, D), and keys (B*H, D, S) and values (B*H, S, D) as batched products
+    read them. With few queries, setting up the fused kernel takes longer than these products.
     """
     # Scaled first: on Intel CPUs the rounding of baddbmm with an `alpha` depends on the number of keys, so
     # padding would change the result.
-    queries = queries * queries.size(-1) ** -0.5
+    queries = (queries * queries.size(-1) ** -0.5).flatten(0, 1)
     scores = torch.bmm(queries, keys) if keep_bias is None else torch.baddbmm(keep_bias, queries, keys)
     weights = scores.softmax(dim=-1)
     return torch.bmm(weights, values), weights

@@ -22,11 +22,11 @@ _MAX_EAGER_KEYS = 64
 class AttentionWeights:
     """Attention weights of each layer, which `Transformer.encode` and `Transformer.decode` append on request.
 
-    They are the weights before dropout, so each row sums to 1.
+    They are the weights before dropout, so each row sums to 1. A list that is None is not wanted.
     """
 
-    encoder: list[Tensor] = field(default_factory=list)  # encoder self-attention, each (B, H, S, S)
-    decoder: list[Tensor] = field(default_factory=list)  # decoder self-attention, each (N, H, T, T)
+    encoder: list[Tensor] | None = field(default_factory=list)  # encoder self-attention, each (B, H, S, S)
+    decoder: list[Tensor] | None = field(default_factory=list)  # decoder self-attention, each (N, H, T, T)
     cross: list[Tensor] = field(default_factory=list)  # decoder to encoder, each (N, H, T, S)
 
 
@@ -126,7 +126,7 @@ class MultiHeadAttention(nn.Module):
             queries, new_keys = rotate(projected[:2], torch.full((), position, device=x.device))
             keys_values = torch.stack([new_keys, projected[2]])
         keys, values = cache.append(keys_values)
-        attended, _ = kernels.cached_attention(queries.flatten(0, 1), keys, values, past_keep_bias)
+        attended, _ = kernels.cached_attention(queries, keys, values, past_keep_bias)
         return self._merge_heads(attended, queries)
 
     def step_over_memory(
@@ -143,7 +143,7 @@ class MultiHeadAttention(nn.Module):
         queries = self.query_key_value.slice(x, 0, x.size(-1))
         queries = self._split_heads(queries, 1, cache.sentences)[0]
         keys, values = cache.memory_keys, cache.memory_values
-        attended, weights = kernels.cached_attention(queries.flatten(0, 1), keys, values, source_keep_bias)
+        attended, weights = kernels.cached_attention(queries, keys, values, source_keep_bias)
         if attention_weights is not None:
             weights = weights[:, :, : cache.source_length].reshape(*queries.shape[:-1], -1)  # (B, H, K, S)
             attention_weights.append(self._by_row(weights, len(x)))

@@ -49,7 +49,7 @@ class LayerCache:
         storage = past.new_empty(2, _rounded_up(capacity, self.multiple), row + _GAP)
         self._past = storage[..., :row].view(2, -1, *past.shape[2:])
         self._past[:, : self.slots] = past
-        self._written = self.slots
+        self._used = 0  # slots that the views of `append` have
         by_head = self._past.permute(0, 2, 3, 1, 4).flatten(1, 2)  # (2, B*H, capacity, D)
         self._all_past_keys, self._all_past_values = by_head[0].transpose(1, 2), by_head[1]
         memory = self._memory.flatten(1, 2)
@@ -66,12 +66,13 @@ class LayerCache:
         if end > self._past.size(1):
             self._allocate(self._past[:, :start], 2 * end)
         used = _rounded_up(end, self.multiple)
-        if used > self._written:  # hidden keys and values must be finite
-            self._past[:, self._written : used] = 0
-            self._written = used
+        if used > self._used:
+            self._past[:, end:used] = 0  # hidden keys and values must be finite
+            self._used = used
+            self._views = self._all_past_keys[:, :, :used], self._all_past_values[:, :used]
         self._past[:, start:end] = keys_values.permute(0, 3, 1, 2, 4)
         self.slots = end
-        return self._all_past_keys[:, :, :used], self._all_past_values[:, :used]
+        return self._views
 
     def select(self, sentences: Tensor | None, slots: Tensor | None) -> None:
         """Keep only `sentences` (B'), and of each of them only `slots` (B', slots). None keeps all."""

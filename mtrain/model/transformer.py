@@ -158,14 +158,15 @@ class Transformer(TransformerEncoder):
     def for_decoding(self, dtype: torch.dtype | None, stays_low: bool | None = None) -> Self:
         """A copy for inference that shares the parameters and has less overhead per call.
 
-        Products with large weights use packed copies of them in `dtype`, made by the first call. None: only
-        `project` does, on a CPU, in the type of the parameters. For `stays_low` see `pack`.
+        Products with large weights use packed copies of them in `dtype`, made by the first call. None: in
+        the type of the parameters, for `project` on a CPU and where `pack` requires it. For `stays_low` see
+        `pack`.
         """
         model = copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
         reduce_call_overhead(model)
         for module in model.modules():
             if isinstance(module, Linear):
-                module.packed = pack(module.weight, module.bias, dtype, stays_low)
+                module.packed, module.slices = pack(module.weight, module.bias, dtype, stays_low), {}
         weight, bias = self.projection()
         if dtype is None and weight.device.type == "cpu":
             dtype = weight.dtype  # the projection is the largest product; packing it always saves time

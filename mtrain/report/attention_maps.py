@@ -34,7 +34,7 @@ class AttentionMap(NamedTuple):
 
     def packed(self) -> str:
         """The maps of all kinds, layers and heads one after another, compressed by zlib, in base64."""
-        parts = [layer.numpy().tobytes() for layers in self.layers.values() for layer in layers]
+        parts = [layer.numpy().tobytes() for layers in self.layers.values() for layer in layers or ()]
         return base64.b64encode(zlib.compress(b"".join(parts), 9)).decode("ascii")
 
 
@@ -61,7 +61,7 @@ def attention_maps(
         found = all_attention(model, batch, keep, targets)
         weights = {"cross": found.cross, "encoder": found.encoder, "decoder": found.decoder}
         percent = {
-            kind: [(100 * layer[0].float()).round().to(torch.uint8).cpu() for layer in layers]
+            kind: [(100 * layer[0].float()).round().to(torch.uint8).cpu() for layer in layers or ()]
             for kind, layers in weights.items()
         }
         last = len(model.decoder) - 1

@@ -26,7 +26,7 @@ def decode(job: DecodingJob) -> dict[str, Any]:
             settings[batch, beams] = loaded.with_settings(beam_size=beams, batch_tokens=budget)
         parts = [Part(row, [*ids, eos], [], (row, 0)) for row, ids in enumerate(sentences)]
         chosen = settings[batch, beams]
-        found = chosen.workers.decode(DecodingTask(chosen.decoding, parts, scored=False))
+        found = chosen.workers.decode(DecodingTask(chosen.decoding, parts, chosen.target_lang, scored=False))
         return [best.tokens for [best] in found]
 
     if len(job.sentences) > 128:

@@ -11,6 +11,7 @@ import yaml
 from mtrain import Translator
 from mtrain.config.load import Config, validate
 from mtrain.errors import ModelError
+from mtrain.evaluation import evaluate
 from mtrain.storage.manifest import write_manifest
 from mtrain.training.fit import fit, make_trainer
 from tests.support.cli import one_line
@@ -173,7 +174,7 @@ def test_a_fine_tuned_model_inherits_the_tags(mtrain, both, tmp_path, raw):
     assert code == 2 and "data.language_tags: both was given, but training.init_from" in one_line(err)
 
 
-def test_a_model_of_unknown_languages_is_compared(mtrain, run_dir, corpus, tmp_path):
+def test_a_model_of_unknown_languages_is_compared(mtrain, run_dir, corpus, tmp_path, monkeypatch):
     """As an imported one may be."""
     unknown = tmp_path / "unknown"
     shutil.copytree(run_dir / "model", unknown)
@@ -192,6 +193,10 @@ def test_a_model_of_unknown_languages_is_compared(mtrain, run_dir, corpus, tmp_p
     ]
     assert mtrain("evaluate", unknown, "--compare", run_dir, *files)[0] == 0
     assert mtrain("evaluate", run_dir, "--compare", unknown, *files)[0] == 0
+    if find_spec("MeCab") is None:  # an error before the translation
+        monkeypatch.setattr(evaluate, "translate_set", lambda *_: pytest.fail("translated"))
+        code, _, err = mtrain("evaluate", unknown, "--to", "ja", *files, "--metrics", "bleu")
+        assert code == 2 and "the BLEU tokenizer ja-mecab is not installed" in one_line(err)
 
 
 def test_validation_keeps_spaces_of_sources_without_tags(make_config, tmp_path):

@@ -126,9 +126,9 @@ def test_20_a_line_of_megabytes_is_translated_into_one_line(
     """Decoding is replaced: only the splitting of the line is tested."""
     sizes = []
 
-    def count(_config, parts, *_):
-        sizes.extend(len(part.source) for part in parts)
-        return [[short] for _ in parts]
+    def count(task, *_):
+        sizes.extend(len(part.source) for part in task.parts)
+        return [[short] for _ in task.parts]
 
     [short] = translator.translate(["It rains."])
     fast = translator.with_settings()

@@ -7,8 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from mtrain.cli.output import open_output
+from mtrain.cli.output import open_output, write_lines
 from mtrain.errors import StorageError
+
+
+def test_each_line_is_visible_before_the_next_one_is_made(tmp_path):
+    visible = []
+
+    def lines():
+        for line in ("a\n", "b\n"):
+            yield line
+            visible.append((tmp_path / "out").read_text())
+
+    with (tmp_path / "out").open("w") as out:
+        write_lines(lines(), out, flush_every=0)
+    assert visible == ["a\n", "a\nb\n"]
 
 
 @pytest.mark.parametrize("name", ["out", "out.gz"])

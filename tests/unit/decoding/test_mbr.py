@@ -7,6 +7,7 @@ import sacrebleu
 
 from mtrain import Translator
 from mtrain.config.languages import Direction
+from mtrain.decoding import decode
 from mtrain.decoding.mbr import rank, sentence_metric
 from mtrain.errors import UsageError
 from tests.support.translation import words_of
@@ -53,7 +54,7 @@ def test_a_tokenizer_that_is_not_installed_is_an_error_before_decoding(translato
         Translator(*given).with_settings(mbr="bleu")
 
 
-def test_hypotheses_are_ranked_in_the_language_that_is_chosen(translator: Translator) -> None:
+def test_hypotheses_are_ranked_in_the_language_that_is_chosen(translator: Translator, monkeypatch) -> None:
     free = Translator(
         translator.models,
         translator.tokenizer,
@@ -62,6 +63,13 @@ def test_hypotheses_are_ranked_in_the_language_that_is_chosen(translator: Transl
         translator.device,
         64,
     )
+    languages = []
+
+    def recorded(name: str, language: str) -> object:
+        languages.append(language)
+        return sentence_metric(name, language)
+
+    monkeypatch.setattr(decode, "sentence_metric", recorded)
     for chosen in (free.between("en", "zh"), free.with_settings(samples=2, mbr="bleu").between("en", "zh")):
-        settings = chosen.with_settings(samples=2, mbr="bleu")
-        assert settings.workers.models.target_lang == settings.target_lang == "zh"
+        chosen.with_settings(samples=2, mbr="bleu", workers=1).translate(["a b"])
+    assert languages == ["zh", "zh"]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from mtrain import Translator
 from mtrain.decoding.forced import forced_log_probs
 from mtrain.decoding.score import attention, score_pairs
+from mtrain.errors import ModelError
 from tests.support.search import EOS, build, forced, sentences
 from tests.support.training import PAIRS
 
@@ -27,6 +29,14 @@ def test_forced_log_probabilities_equal_those_of_the_full_model() -> None:
     both = forced_log_probs(models, source, keep, targets).exp()
     single = [forced_log_probs([model], source, keep, targets).exp() for model in models]
     torch.testing.assert_close(both, (single[0] + single[1]) / 2)
+
+
+def test_scores_that_are_not_finite_are_an_error(run_dir: Path) -> None:
+    broken = Translator.load(run_dir, "cpu")
+    [model] = broken.models
+    model.output_bias = torch.nn.Parameter(torch.full((model.config.target_vocab_size,), math.nan))
+    with pytest.raises(ModelError, match="not finite"):
+        list(score_pairs(broken, [("It rains.", "Es regnet.")]))
 
 
 def test_scores_equal_those_of_the_search(translator: Translator) -> None:

@@ -181,7 +181,12 @@ def test_no_thread_prepares_a_process_after_the_end(run_dir: Path, monkeypatch) 
 def test_using_a_closed_translator_is_an_error(run_dir: Path) -> None:
     with Translator.load(run_dir, "cpu") as translator:
         pass
-    for use in (lambda: translator.translate(["It rains."]), lambda: translator.with_settings(beam_size=1)):
+    uses = (
+        lambda: translator.translate(["It rains."]),
+        lambda: translator.with_settings(beam_size=1),
+        lambda: translator.between("en", "de"),
+    )
+    for use in uses:
         with pytest.raises(ValueError, match="this Translator is closed"):
             use()
     translator.close()  # closing twice is allowed

@@ -128,9 +128,7 @@ def test_cached_attention_equals_the_formula(masked: bool) -> None:
     if keep is not None:
         bias = torch.zeros(2, 1, 1, 16).double().masked_fill(~keep, -math.inf)
         bias = bias.expand(2, 3, 1, 16).flatten(0, 1)
-    out, weights = cached_attention(
-        queries.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1), bias
-    )
+    out, weights = cached_attention(queries, keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1), bias)
     torch.testing.assert_close(out.view(queries.shape), reference(queries, keys, values, keep), **DOUBLE)
     expected = attention_weights(queries, keys, keep)
     torch.testing.assert_close(weights.view(2, 3, 5, 16), expected, **DOUBLE)
@@ -141,6 +139,7 @@ def test_cached_attention_equals_the_formula(masked: bool) -> None:
 @torch.inference_mode()
 def test_cached_attention_does_not_depend_on_the_padding(rows: int) -> None:
     queries, keys, values = (random(12, n, 32, seed=n).float() for n in (rows, 160, 160))
+    queries = queries[None]
     expected = cached_attention(queries, keys[:, :16].transpose(1, 2), values[:, :16], None)[0]
     for padded in (32, 48, 160):
         bias = torch.zeros(12, rows, padded)
