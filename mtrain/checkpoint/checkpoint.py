@@ -150,8 +150,10 @@ def save_checkpoint(
         write_folder(folder, fill)
     except StorageError as error:
         needed = sum(tensor.nbytes for part in tensors for tensor in part.values()) / 2**20
-        free = shutil.disk_usage(run_dir).free / 2**20
-        raise StorageError(f"{error}; {needed:,.0f} MiB needed, {free:,.0f} MiB free") from error
+        message = f"{error}; {needed:,.0f} MiB needed"
+        with suppress(OSError):  # of a file system that is not available
+            message += f", {shutil.disk_usage(run_dir).free / 2**20:,.0f} MiB free"
+        raise StorageError(message) from error
     _write_index(run_dir, state, last=folder.name)
     _prune(run_dir, state, keep, every)
 

@@ -105,7 +105,9 @@ class DataCheck:
         self._directions = data.directions
         self._holdout = isinstance(data.validation, Holdout)
         validation = {} if isinstance(data.validation, Holdout) else {"validation": data.validation}
-        others = {**validation, **{name: [corpus] for name, corpus in data.test.items()}}
+        taken = ("train", "validation")
+        tests = {f"test.{name}" if name in taken else name: [corpus] for name, corpus in data.test.items()}
+        others = {**validation, **tests}
         self._sets = {name: Counts() for name in ("train", "validation", *others)}
         self._others = {
             name: _hash_set(_usable(corpora, self._sets[name], digests)) for name, corpora in others.items()
@@ -128,7 +130,7 @@ class DataCheck:
         source, target = (main_script(pair[side] for pair in pairs) for side in (0, 1))
         self._scripts = source, target
         known = {each: (*map(scripts_of_language, each),) for each in self._directions}
-        known[self._directions[0]] = (source,), (target,)
+        known[self._directions[0]] = (source,) if source else (), (target,) if target else ()
         scripts = [known[each] for each in self._directions]
         columns = zip(*self._others.values(), strict=True)
         hashes = [unique(np.concatenate(column)) for column in columns] or [np.empty(0, np.uint64)] * 3

@@ -52,15 +52,18 @@ def existing_files(data: DataConfig) -> list[Path]:
         if isinstance(corpus, SacrebleuCorpus):  # may have to be downloaded
             continue
         with suppress(DataError):
-            files += chain(files_of(corpus), *further_references(corpus))
-    return [file for file in files if file.exists()]
+            files += files_of(corpus)
+    return files
 
 
 def further_references(corpus: Corpus) -> list[list[Path]]:
     """The files of each reference of a test set besides those in its pairs."""
     if isinstance(corpus, SacrebleuCorpus):
         return [[file] for file in sacrebleu_files(corpus.sacrebleu, corpus.langs)[2:]]
-    return [expand(name) for name in corpus.references] if isinstance(corpus, TextTestSet) else []
+    if not isinstance(corpus, TextTestSet):
+        return []
+    sources, references = expand(corpus.source), [(name, expand(name)) for name in corpus.references]
+    return [_partners((corpus.source, name), (sources, files)) or files for name, files in references]
 
 
 def files_by_pair(corpus: TextCorpus | TsvCorpus | JsonlCorpus | SacrebleuCorpus) -> list[tuple[Path, ...]]:
@@ -71,9 +74,13 @@ def files_by_pair(corpus: TextCorpus | TsvCorpus | JsonlCorpus | SacrebleuCorpus
     if not isinstance(corpus, TextCorpus):
         return [(file,) for file in expand(name_of(corpus))]
     patterns = corpus.source, corpus.target
-    sides = expand(corpus.source), expand(corpus.target)
-    _require_partners(patterns, sides)
-    return [*zip(*sides, strict=True)]
+    sources, targets = sides = expand(corpus.source), expand(corpus.target)
+    if partners := _partners(patterns, sides):
+        return [*zip(sources, partners, strict=True)]
+    if len(sources) != len(targets):
+        counts = [f"{pattern} matches {len(side)}" for pattern, side in zip(patterns, sides, strict=True)]
+        raise DataError(f"{counts[0]} files but {counts[1]}; each source file needs a target file")
+    return [*zip(sources, targets, strict=True)]
 
 
 def place_of(corpus: Corpus, number: int) -> str:
@@ -89,18 +96,22 @@ def expand(pattern: str) -> list[Path]:
     return [Path(name) for name in names or [pattern]]
 
 
-def _require_partners(patterns: tuple[str, str], sides: tuple[list[Path], list[Path]]) -> None:
-    """Raise DataError if a source file has no matching target file, or the reverse. Two files match if the
-    wildcards of their patterns stand for the same text."""
+def _partners(patterns: tuple[str, str], sides: tuple[list[Path], list[Path]]) -> list[Path]:
+    """The file of the second side that belongs to each file of the first: the wildcards of the patterns stand
+    for the same text. Empty if the patterns do not have the same number of wildcards.
+
+    Raises DataError if a file of either side has no partner.
+    """
     matches = [_wildcards(*side) for side in zip(patterns, sides, strict=True)]
-    if all(matches) and len(matches[0][0]) == len(matches[1][0]):
-        for files, found, others, pattern in zip(sides, matches, matches[::-1], patterns[::-1], strict=True):
-            for file, text in zip(files, found, strict=True):
-                if text not in others:
-                    raise DataError(f"{file}: no file of {pattern} belongs to it")
-    if len(sides[0]) != len(sides[1]):
-        counts = [f"{pattern} matches {len(side)}" for pattern, side in zip(patterns, sides, strict=True)]
-        raise DataError(f"{counts[0]} files but {counts[1]}; each source file needs a target file")
+    if not all(matches) or len(matches[0][0]) != len(matches[1][0]):
+        return []
+    for files, found, others, pattern in zip(sides, matches, matches[::-1], patterns[::-1], strict=True):
+        for file, text in zip(files, found, strict=True):
+            if text not in others:
+                raise DataError(f"{file}: no file of {pattern} belongs to it")
+    # The order of the names may differ between the sides: 1.en, 10.en, but 10_de.txt, 1_de.txt.
+    by_text = dict(zip(matches[1], sides[1], strict=True))
+    return [by_text[text] for text in matches[0]]
 
 
 def _wildcards(pattern: str, files: Sequence[Path]) -> list[tuple[str, ...]]:

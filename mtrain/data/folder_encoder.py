@@ -11,7 +11,7 @@ from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.check_report import record_findings
-from mtrain.data.corpus import good_pairs
+from mtrain.data.corpus import read_pairs
 from mtrain.data.data_folder import (
     Contents,
     open_contents,
@@ -117,7 +117,10 @@ class FolderEncoder(NamedTuple):
         if isinstance(data.validation, Holdout):
             validation = self.scanner.result.held_out
         else:
-            validation = [list(good_pairs([corpus], data.bad_lines)) for corpus in data.validation]
+            read = [list(read_pairs(corpus, data.bad_lines)) for corpus in data.validation]
+            if skipped := sum(pairs.count(None) for pairs in read):
+                log.warning("data.validation: %d unreadable pair(s) were skipped", skipped)
+            validation = [[pair for pair in pairs if pair is not None] for pairs in read]
             self.scanner.files.require_unchanged(data.validation)
         if not any(validation):
             raise DataError("data.validation has no pairs; give another corpus, or {holdout: N}")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mtrain.config.corpora import Corpus, HubCorpus, name_of
+from mtrain.config.corpora import Corpus, Holdout, HubCorpus, name_of
 from mtrain.config.data import DataConfig
 from mtrain.data.corpus import content_hash
 from mtrain.data.corpus_files import files_of
@@ -158,8 +158,9 @@ def describe_data(data: DataConfig, keys: set[str] | None = None) -> dict[str, A
     del settings["filters"]
     if data.filters:
         settings["filters"] = data.filters.model_dump(mode="json", exclude_defaults=True)
-        if any(corpus.source_lang or corpus.target_lang for corpus in data.train):
-            settings["filters"]["languages"] = [*map(str, data.directions)]
+        settings["filters"]["languages"] = [*map(str, data.directions)]  # on which some rules depend
+    if "validation" in settings and isinstance(data.validation, Holdout) and data.has_several_directions:
+        settings["validation"]["held_out"] = "sources and targets"
     if data.language_tags != "none":
         settings["tags"] = [data.tag_of(corpus) for corpus in train_and_validation(data)]
     for corpus in _corpora_of(settings):

@@ -85,7 +85,8 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
         reason = getattr(error, "strerror", None) or error
         raise StorageError(f"{folder}: cannot write: {reason}") from error
     finally:
-        recover(folder)
+        with suppress(OSError):  # of a file system that is not available; the next start cleans up
+            recover(folder)
 
 
 def copy_files(source: Path, folder: Path, ignored: Container[str] = ()) -> None:

@@ -62,7 +62,11 @@ def verify_folder(folder: Path, required: Sequence[str]) -> None:
             raise ModelError(f"{folder / MANIFEST}: {name} is a link or is outside the folder")
         if not file.is_file():
             raise ModelError(f"{file}: missing")
-        if _entry(file) != entry:
+        try:
+            is_same = _entry(file) == entry
+        except OSError as error:
+            raise ModelError(f"{file}: cannot be read: {error.strerror}") from None
+        if not is_same:
             raise ModelError(f"{file}: damaged (its contents do not match {MANIFEST})")
 
 

@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 from mtrain.checkpoint.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.model_folder import Loaded
 from mtrain.checkpoint.model_info import describe_ancestor
+from mtrain.config.data import DataConfig
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
-from mtrain.config.stages import Stage
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
 from mtrain.data.folder_lock import LOCK
 from mtrain.errors import ModelError, StorageError, UsageError
@@ -154,7 +154,7 @@ def _check_changes(config: Config, file: Path, stages: int) -> None:
     """Log the keys that have changed since the run began, when `stages` stages have begun. Raises UsageError
     if one of them must not."""
     previous = validate(Config, read_yaml_file(file), str(file))  # fills keys of newer versions with defaults
-    _check_stages(previous.data.stages, config.data.stages, stages)
+    _check_stages(previous.data, config.data, stages)
     for key, old, new in _changes(previous.model_dump(mode="json"), config.model_dump(mode="json")):
         if key.startswith("data.stages"):
             continue
@@ -166,9 +166,10 @@ def _check_changes(config: Config, file: Path, stages: int) -> None:
         log.info("%s: %s, was %s", key, _format_value(new), _format_value(old))
 
 
-def _check_stages(old: Sequence[Stage] | None, new: Sequence[Stage] | None, begun: int) -> None:
+def _check_stages(previous: DataConfig, data: DataConfig, begun: int) -> None:
     """Log a change of the stages of training. Raises UsageError unless the first `begun` of them are the
-    same; the limits of the last of these, the current one, may change."""
+    same; the limits of the last of these, the current one, may change, and so may the names of corpora."""
+    old, new = (_stages_by_number(each) for each in (previous, data))
     if old == new:
         return
     cure = "or start another run with --run-dir"
@@ -184,9 +185,22 @@ def _check_stages(old: Sequence[Stage] | None, new: Sequence[Stage] | None, begu
                 {"max_epochs", "max_steps"},
             )
         now = new[number - 1] if number <= len(new) else None
-        if now is None or now.model_dump(exclude=limits) != before.model_dump(exclude=limits):
+        if now is None or any(now[key] != value for key, value in before.items() if key not in limits):
             raise UsageError(f"data.stages: stage {number} {problem}; restore it, {cure}")
     log.info("data.stages: the stages from stage %d on have changed", begun)
+
+
+def _stages_by_number(data: DataConfig) -> list[dict[str, Any]] | None:
+    """The stages with the numbers of corpora in place of their names."""
+    numbers = {name: number for number, name in enumerate(data.names)}
+    return data.stages and [
+        {
+            **stage.model_dump(),
+            "shares": {numbers[name]: share for name, share in stage.shares.items()},
+            "of": numbers[stage.counted(data.names)],
+        }
+        for stage in data.stages
+    ]
 
 
 def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -50,6 +50,19 @@ def test_clean_data_has_no_warnings(corpora):
     assert format_report(found).endswith("result: no warnings")
 
 
+def test_test_sets_may_have_the_names_of_other_sets(corpora):
+    data = corpora([*GOOD, ("A", "B")]).data
+    [test] = data.test.values()
+    found = check_data(data.model_copy(update={"test": {"train": test, "validation": test}}))
+    assert found.sets["train"] == Counts(201) and found.sets["test.train"] == Counts(1)
+    assert found.leaks["validation"] == Leak(1, 1, 1) and found.leaks["test.validation"] == Leak()
+
+
+def test_texts_without_letters_have_no_expected_script(corpora):
+    found = check_data(corpora([(f"{n} + {n}", f"{n} * 2") for n in range(2000)] + GOOD).data)
+    assert found.scripts == ("", "") and not any("script" in warning for warning in list_warnings(found))
+
+
 def test_unusable_pairs_are_counted(corpora):
     found = check_data(corpora([*GOOD, ("", "leer"), ("a", "  "), ("caf\udce9", "x")]).data)
     assert found.sets["train"] == Counts(200, empty=2, bad=1)

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mtrain.config.corpora import TextTestSet
 from mtrain.config.data import DataConfig
 from mtrain.data import Pair
 from mtrain.data.corpus import content_hash, good_pairs, parse_block, read_corpus, read_pairs
-from mtrain.data.corpus_files import files_of, place_of
+from mtrain.data.corpus_files import files_of, further_references, place_of
 from mtrain.data.lines import count_valid_lines, decode_block, open_blocks, read_lines, read_text
 from mtrain.data.raw_blocks import read_blocks
 from mtrain.data.same_inputs import check_corpora
@@ -505,6 +506,17 @@ def test_unpaired_files_are_an_error(tmp_path: Path):
         read(**spec)
     with pytest.raises(DataError, match=r"en matches 3 files but .*r matches 4; each source file needs"):
         read(source=spec["source"], target=tmp_path / "part-*.*r")
+
+
+def test_files_are_paired_by_the_text_of_the_wildcards(tmp_path: Path):
+    """The names of the two sides sort differently: doc1.en, doc10.en, but doc10_de.txt, doc1_de.txt."""
+    for part in ("1", "10"):
+        for name in (f"doc{part}.en", f"doc{part}_de.txt", f"ref-{part}-de"):
+            write(tmp_path / name, [part])
+    spec = {"source": str(tmp_path / "doc*.en"), "target": str(tmp_path / "doc*_de.txt")}
+    assert read(**spec) == [Pair("1", "1"), Pair("10", "10")]
+    [references] = further_references(TextTestSet(**spec, references=[str(tmp_path / "ref-*-de")]))
+    assert [file.name for file in references] == ["ref-1-de", "ref-10-de"]
 
 
 def test_lines_must_match_file_by_file(tmp_path: Path):

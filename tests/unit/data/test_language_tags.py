@@ -112,6 +112,11 @@ def test_pairs_are_filtered_again_in_another_language(tmp_path):
         assert len(corpus.train) == kept
         if keys == {"source_lang": "el"}:
             assert text_of(corpus, plain) == [("μια γάτα", "un chat")]
+    for language in ("en", "el"):  # of all corpora
+        data = config(tmp_path, train=greek, filters={"script": True})
+        data = data.model_copy(update={"source_lang": language})
+        corpus = prepare_data(data, plain, tmp_path / "data", seed=1)
+        assert (text_of(corpus, plain) == [("μια γάτα", "un chat")]) == (language == "el")
 
 
 # ----------------------------------------------------------------------------------------------- temperature

@@ -361,6 +361,13 @@ def test_dropped_pairs_are_counted_by_reason(tmp_path: Path, tokenizer: Tokenize
         assert dropped(caplog) == expected
 
 
+def test_unreadable_validation_pairs_that_are_skipped_are_counted(tmp_path: Path, tokenizer, caplog):
+    (tmp_path / "v.tsv").write_bytes(b"a\tb\none column\ncaf\xe9\tbad\n")
+    data = config(tmp_path, bad_lines="skip", validation={"tsv": str(tmp_path / "v.tsv")})
+    prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    assert "data.validation: 2 unreadable pair(s) were skipped" in caplog.text
+
+
 def test_a_start_after_no_pair_was_left_warns_of_nothing(tmp_path: Path, tokenizer: Tokenizer, caplog):
     with pytest.raises(DataError, match="no training pair is left; dropped: 300 too long"):
         prepare_data(config(tmp_path, max_length=2), tokenizer, tmp_path / "data", seed=1)

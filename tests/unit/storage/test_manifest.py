@@ -1,5 +1,8 @@
 """The manifest detects every kind of damage to a folder."""
 
+import errno
+import hashlib
+
 import pytest
 
 from mtrain.errors import ModelError
@@ -39,6 +42,15 @@ def test_an_unchanged_folder_is_valid(folder):
 def test_damage_is_detected(folder, damage):
     damage(folder)
     with pytest.raises(ModelError):
+        verify_folder(folder, ["a"])
+
+
+def test_a_file_that_cannot_be_read_is_damaged(folder, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(hashlib, "file_digest", fail)
+    with pytest.raises(ModelError, match="cannot be read: Input/output error"):
         verify_folder(folder, ["a"])
 
 

@@ -131,6 +131,17 @@ def test_stages_that_have_begun_must_not_change(staged, steps, changed, message)
     fit_on_cpu(staged(training={"max_steps": steps + 1}))
 
 
+def test_corpora_with_stages_may_be_renamed_but_not_exchanged(staged, train):
+    stages = [{"shares": {"first": 0.25, "second": 0.75}}]
+    fit_on_cpu(staged(stages=stages, training={"max_steps": 2}))
+    names = {"first": "second", "second": "first"}
+    exchanged = [{**corpus, "name": names[corpus["name"]]} for corpus in train]
+    with pytest.raises(UsageError, match="stage 1 has begun"):
+        fit_on_cpu(staged(stages=stages, train=exchanged, training={"max_steps": 3}))
+    renamed = [{"shares": {"second": 0.25, "first": 0.75}}]
+    fit_on_cpu(staged(stages=renamed, train=exchanged, training={"max_steps": 3}))
+
+
 def test_a_run_without_stages_keeps_having_none(staged):
     fit_on_cpu(staged(stages=None, training={"max_steps": 2}))
     with pytest.raises(UsageError, match=r"data\.stages was not given when this run began; remove it"):
