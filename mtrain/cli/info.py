@@ -203,7 +203,7 @@ def _files(files: "Files") -> Rows:
 def _size(size: float) -> str:
     """A number of bytes as text."""
     for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
+        if size < 999.5:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.1f} GB"

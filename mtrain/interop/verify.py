@@ -1,5 +1,6 @@
 """Comparison of an exported model, run by the program it was exported for, with the original."""
 
+import math
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -127,7 +128,8 @@ def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact:
             _require_same_ids(text, ids, exported.encode(text))
         ours, theirs = _translate_by_both(loaded, exported, row)
         pairs = zip(_log_probs(loaded, row, ours), exported.log_probs(row, ours), strict=True)
-        largest = max([largest, *(abs(a - b) for a, b in pairs)])
+        gaps = [largest, *(abs(a - b) for a, b in pairs)]
+        largest = math.nan if any(map(math.isnan, gaps)) else max(gaps)
         if exported.decode is not None:
             _require_same_text(loaded, ours, exported.decode)
         if ours != theirs:

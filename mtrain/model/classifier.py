@@ -54,9 +54,7 @@ class PairClassifier(TransformerEncoder):
         segments = self.segment_embedding(in_target) * math.sqrt(self.config.d_model)
         return super()._embed(ids, table, positions + segments)
 
-    def loss(
-        self, outputs: Tensor, labels: Tensor, tokens: int, smoothing: float, r_drop: float = 0.0
-    ) -> LossSums:
+    def loss(self, outputs: Tensor, labels: Tensor, smoothing: float, r_drop: float = 0.0) -> LossSums:
         """Binary cross-entropy of log-odds (B) for the classes in the first column of labels (B, T), 1 if a
         pair is good. Label smoothing is as in `torch.nn.functional.cross_entropy` with two classes. R-Drop is
         not supported."""
@@ -67,7 +65,7 @@ class PairClassifier(TransformerEncoder):
         smoothed = targets * (1 - smoothing) + smoothing / 2
         losses = F.binary_cross_entropy_with_logits(outputs, smoothed, reduction="none")
         nlls = F.binary_cross_entropy_with_logits(outputs.detach(), targets, reduction="none")
-        return LossSums((losses * keep).sum(), (nlls * keep).sum(), tokens)
+        return LossSums((losses * keep).sum(), (nlls * keep).sum())
 
     def start_from(self, other: TransformerEncoder) -> None:
         """Copy the weights that both models have, from another classifier or from the encoder of a

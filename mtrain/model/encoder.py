@@ -86,9 +86,7 @@ class TransformerEncoder(nn.Module):
         """What `loss` needs, from the tensors of a batch."""
 
     @abstractmethod
-    def loss(
-        self, outputs: Tensor, labels: Tensor, tokens: int, smoothing: float, r_drop: float = 0.0
-    ) -> LossSums:
+    def loss(self, outputs: Tensor, labels: Tensor, smoothing: float, r_drop: float = 0.0) -> LossSums:
         """The loss of the outputs of `forward`, given the labels of the batch and their number without
         padding."""
 

@@ -13,21 +13,14 @@ class LossSums(NamedTuple):
 
     loss: Tensor  # smoothed cross-entropy, plus R-Drop's term if used, in nats; has a gradient
     nll: Tensor  # unsmoothed negative log-likelihood, in nats; has none
-    tokens: int  # labels that are not padding
 
 
 def translation_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    tokens: int,
-    smoothing: float,
-    r_drop: float = 0.0,
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, r_drop: float = 0.0
 ) -> LossSums:
     """The loss of hidden states (B, T, E), projected by weight (V, E) and bias (V), at labels (B, T).
 
-    `tokens` is the number of labels that are not IGNORE. Label smoothing distributes its mass over all of V,
+    Labels that are IGNORE do not count. Label smoothing distributes its mass over all of V,
     as in `torch.nn.functional.cross_entropy` (Szegedy et al. 2016, section 7).
 
     With `r_drop`, alpha of R-Drop (Liang et al. 2021), hidden (2B, T, E) contains two forward passes p and q
@@ -40,4 +33,4 @@ def translation_loss(
         hidden, labels = torch.stack(hidden.chunk(2), dim=-2), torch.stack([labels, labels], dim=-1)
     rows = hidden.flatten(0, -2)
     loss, nll = projected_cross_entropy(rows, weight, bias, labels.flatten(), smoothing, r_drop)
-    return LossSums(loss / passes, nll / passes, tokens)
+    return LossSums(loss / passes, nll / passes)

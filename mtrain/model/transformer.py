@@ -177,8 +177,6 @@ class Transformer(TransformerEncoder):
         """Hidden states (B, T, E), which the loss projects to the vocabulary."""
         return self.decode(target_in, self.encode(source, source_keep), source_keep)
 
-    def loss(
-        self, outputs: Tensor, labels: Tensor, tokens: int, smoothing: float, r_drop: float = 0.0
-    ) -> LossSums:
+    def loss(self, outputs: Tensor, labels: Tensor, smoothing: float, r_drop: float = 0.0) -> LossSums:
         """The loss of hidden states (B, T, E) at labels (B, T); see `translation_loss`."""
-        return translation_loss(outputs, *self.projection(), labels, tokens, smoothing, r_drop)
+        return translation_loss(outputs, *self.projection(), labels, smoothing, r_drop)

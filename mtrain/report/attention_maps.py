@@ -54,8 +54,9 @@ def attention_maps(
     for source, target in zip(
         tokenizer.encode_source(list(sources)), tokenizer.encode_target(list(translations)), strict=True
     ):
-        cut = max(len(source), len(target)) >= longest
-        source_ids, target_ids = ([*ids[: longest - 1], special.eos] for ids in (source, target))
+        sides = [*translator.tag, *source], target
+        cut = max(map(len, sides)) >= longest
+        source_ids, target_ids = ([*ids[: longest - 1], special.eos] for ids in sides)
         batch, keep = padded([source_ids], special.pad, translator.device)
         targets, _ = padded([target_ids], special.pad, translator.device)
         found = all_attention(model, batch, keep, targets)

@@ -175,7 +175,9 @@ def _draw(
     run: RunRecords, number: int, sentences: Sequence[str], device: str, overrides: Sequence[str]
 ) -> _Drawn:
     with Translator.load(run.folder / "model", device, overrides, workers=1) as translator:
-        chosen, model = list(sentences) or _short(run), translator.models[0]
+        chosen, model = list(sentences), translator.models[0]
+        if not chosen:
+            chosen, translator.tag = _short(run), []  # a run records sentences with their language tags
         translations = [found.text for found in translator.translate(chosen, scored=False)]
         maps = html_attention(translator, chosen, translations, f"run-{number}", "h3")
         return _Drawn(number, run.name, maps, html_positions(model), position_similarity(model))
@@ -190,6 +192,8 @@ def _positions(drawn: Sequence[_Drawn]) -> str:
     if not drawn:
         return ""
     middle = len(drawn[0].similarity[0]) // 2
-    what = f"Cosine similarity of the encoding of position {middle} with those of other positions"
+    lengths = {len(each.similarity[0]) for each in drawn}
+    place = f"position {middle}" if len(lengths) == 1 else "the middle position"
+    what = f"Cosine similarity of the encoding of {place} with those of other positions"
     chart = f'<div class="charts"><section><h3>{what}</h3>{chart_place("similarity", what)}</section></div>'
     return "".join(_details(each.name, each.positions, each is drawn[0]) for each in drawn) + chart

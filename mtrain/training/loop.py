@@ -72,9 +72,10 @@ class Trainer:
             data_fingerprint=data.fingerprint,
             tokenizer_fingerprint=tokenizer.fingerprint(),
         )
-        if checkpoint is not None:
-            self._restore(checkpoint)
-        micro_batch = agree_on_micro_batches(config, data.train, self.learner, self.state, ranks)
+        with ranks.watched():
+            if checkpoint is not None:
+                self._restore(checkpoint)
+            micro_batch = agree_on_micro_batches(config, data.train, self.learner, self.state, ranks)
         self.loader = Loader(
             data.train,
             config,
@@ -117,8 +118,10 @@ class Trainer:
 
     def run(self, stop: StopSignal) -> None:
         """Train until a limit is reached, the patience is exhausted, or a signal arrives."""
-        if self.checkpoint is not None:
+        if self.checkpoint is not None and self.state.validation_due:
             self.leader.lead_validation(self._finish_validation, last=self._limit_reached() is not None)
+        elif self.checkpoint is not None:
+            self.leader.lead(self._publish)
         if reason := self._limit_reached():
             log.info("already finished: %s; raise the limit to continue training", reason)
             return
@@ -221,7 +224,8 @@ class Trainer:
     def _interrupted(self, signal: Signals) -> Interrupted:
         message = f"stopped by {signal.name} before the first step; run it again"
         if self.state.step:
-            message = f"stopped by {signal.name}; saved at step {self.state.step}; run it again to resume"
+            saved = f"saved at step {self.state.step}" if self.saver.is_saved else "not saved"
+            message = f"stopped by {signal.name}; {saved}; run it again to resume"
         return Interrupted(message, signal)
 
     def _load(self, steps: Iterator[Step]) -> Step:
@@ -282,7 +286,8 @@ class Trainer:
         number = state.step + 1
         self.ranks.seed_step(self.config.seed, number)
         rate = learning_rate(number, self.recipe, self.total_steps)
-        metrics = self.learner.step(step.batches, step.tokens, rate)
+        with self.ranks.watched():
+            metrics = self.learner.step(step.batches, step.tokens, rate)
         state.step = number
         state.target_tokens_seen += step.tokens
         starts = state.stage_starts
@@ -312,21 +317,29 @@ class Trainer:
         )
 
     def _finish_validation(self, model: TransformerEncoder) -> None:
-        """Validate and publish the checkpoint, if the run was interrupted before that."""
-        checkpoint = self.checkpoint
-        assert checkpoint is not None
-        newest = checkpoint_folders(self.run_dir)[-1:] == [checkpoint.folder]
-        if not newest and self._limit_reached():  # finished: nothing changes
+        """Validate and publish the checkpoint: the run was interrupted before that."""
+        if self._ends_at_older_checkpoint:
             return
-        if self.state.validation_due:
-            self.selection.check_fingerprint()
-            rename_newer_checkpoints(checkpoint)
-            self.saver.saved_step = self.state.step
-            self.progress.start()
-            last = self._limit_reached() is not None
-            self.selection.validate(model, saved=True, last=last)
-        else:
-            self.selection.validate(model, saved=self.saver.is_saved)  # publishes the best weights
+        assert self.checkpoint is not None
+        self.selection.check_fingerprint()
+        rename_newer_checkpoints(self.checkpoint)
+        self.saver.saved_step = self.state.step
+        self.progress.start()
+        with closing(self.progress):
+            self.selection.validate(model, saved=True, last=self._limit_reached() is not None)
+
+    def _publish(self) -> None:
+        """Publish the best weights, if the run was interrupted before that."""
+        if not self._ends_at_older_checkpoint:
+            self.selection.publish()
+
+    @property
+    def _ends_at_older_checkpoint(self) -> bool:
+        """Whether the run has finished, and is resumed from a checkpoint that is not its newest. Nothing then
+        changes."""
+        assert self.checkpoint is not None
+        newest = checkpoint_folders(self.run_dir)[-1:] == [self.checkpoint.folder]
+        return not newest and self._limit_reached() is not None
 
     def save(self, last: bool) -> None:
         """Save a checkpoint; see `Saver`."""

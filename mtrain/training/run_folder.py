@@ -193,7 +193,9 @@ def _check_stages(previous: DataConfig, data: DataConfig, begun: int) -> None:
 def _stages_by_number(data: DataConfig) -> list[dict[str, Any]] | None:
     """The stages with the numbers of corpora in place of their names."""
     numbers = {name: number for number, name in enumerate(data.names)}
-    return data.stages and [
+    if data.stages is None:
+        return None
+    return [
         {
             **stage.model_dump(),
             "shares": {numbers[name]: share for name, share in stage.shares.items()},

@@ -47,11 +47,12 @@ class Saver:
         """Bring the state and the average of the weights up to date, and collect the tensors to save. All
         `ranks` do this before a save."""
         self.progress.read_pending()
-        if self.state.validation_due:
-            self.average.average_checkpoints(self.run_dir, ranks)
         with ranks.watched():
+            if self.state.validation_due:
+                self.average.average_checkpoints(self.run_dir, ranks)
             tensors = self.learner.model, self.learner.optimizer, self.average.weights
-            self._tensors = collect_tensors(*tensors, ranks.is_first)
+            collected = collect_tensors(*tensors, ranks.is_first)
+        self._tensors = collected if ranks.is_first else None  # the others save nothing
         state, limit = self.state, self.learner.max_micro_batch_positions
         state.loss_scale, state.arithmetic = self.learner.loss_scaler.state(), self._describe()
         state.max_micro_batch_positions = None if limit == math.inf else limit

@@ -217,7 +217,7 @@ class Learner:
         with autocast(self.device, self.precision):
             outputs = model(*inputs)
             options = self.config.label_smoothing, self.config.r_drop
-            return model.loss(outputs, moved.labels, moved.target_tokens, *options)
+            return model.loss(outputs, moved.labels, *options)
 
     def discard(self, sums: LossSums) -> None:
         """Free what the loss of a batch keeps for a backward pass that is not needed."""

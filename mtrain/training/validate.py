@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import compress
 from statistics import fmean
 from typing import NamedTuple
@@ -148,29 +148,33 @@ class Validator:
         training = model.training
         model.eval()
         try:
-            sources = self.sources[rank::size]
-            with ProgressBar("validated", "sentences", len(sources)) as progress:
+            rows = range(rank, len(self.sources), size)
+            with ProgressBar("validated", "sentences", len(rows)) as progress:
                 nll = self._nll(model, self.batches[rank::size])
-                hypotheses = self._translate(model, sources, progress.add)
+                hypotheses = self._translate(model, rows, progress.add)
             return {"nll": nll, "hypotheses": hypotheses}
         finally:
             model.train(training)
 
     def _translate(
-        self, model: Transformer, sources: list[str], progress: Callable[[int, int], object]
+        self, model: Transformer, rows: Sequence[int], progress: Callable[[int, int], object]
     ) -> list[str]:
-        data = self.config.data
-        translator = Translator(
-            [model],
-            self.tokenizer,
-            self.decoding,
-            data.direction,
-            self.device,
-            data.max_length,
-            processes=False,  # the weights change
-        )
-        translations = translator.stream(sources, scored=False, progress=progress)
-        return [translation.text for translation in translations]
+        found: dict[int, str] = {}
+        for direction in dict.fromkeys(self.directions):  # its languages matter where lines are split
+            translator = Translator(
+                [model],
+                self.tokenizer,
+                self.decoding,
+                direction,
+                self.device,
+                self.config.data.max_length,
+                processes=False,  # the weights change
+            )
+            chosen = [row for row in rows if self.directions[row] == direction]
+            sources = [self.sources[row] for row in chosen]
+            translations = translator.stream(sources, scored=False, progress=progress)
+            found |= {row: each.text for row, each in zip(chosen, translations, strict=True)}
+        return [found[row] for row in rows]
 
     def alignment_layer(self, model: TransformerEncoder) -> int | None:
         """The decoder layer to take word alignments from; None if it is configured or unknown."""
@@ -193,6 +197,6 @@ class Validator:
             moved = batch.to(self.device)
             with autocast(self.device, precision):
                 hidden = model.forward(moved.source, moved.source_keep, moved.target_in)
-                sums = model.loss(hidden, moved.labels, moved.target_tokens, 0.0)
+                sums = model.loss(hidden, moved.labels, 0.0)
             total += sums.nll.item()
         return total

@@ -9,10 +9,13 @@ import pytest
 import yaml
 
 from mtrain import Translator
-from mtrain.config.load import Config, validate
+from mtrain.config.load import Config, load_config, validate
 from mtrain.errors import ModelError
 from mtrain.evaluation import evaluate
+from mtrain.report.attention_maps import attention_maps
+from mtrain.report.report import report_page
 from mtrain.storage.manifest import write_manifest
+from mtrain.training import validate as training_validate
 from mtrain.training.fit import fit, make_trainer
 from tests.support.cli import one_line
 from tests.support.training import PAIRS, merged, read_metrics
@@ -57,6 +60,30 @@ def test_a_tag_chooses_the_language(mtrain, both):
     assert code == 2 and "the vocabulary has no language tag <2fr>; its symbols are <2de>, <2en>" in one_line(
         err
     )
+
+
+def test_attention_is_drawn_with_one_tag(both):
+    translator = Translator.load(both, "cpu", workers=1)
+    for language, text, translation in (("de", ENGLISH[0], GERMAN[0]), ("en", GERMAN[0], ENGLISH[0])):
+        [drawn] = attention_maps(translator.between(None, language), [text], [translation])
+        assert [piece for piece in drawn.source if "<2" in piece] == [f"<2{language}>"]
+    sources = re.findall(r'"encoder":\{"name":"Encoder","rows":\[(.*?)\]', report_page([both]))
+    assert [source.count("c2de") for source in sources] == [1] * 3  # short sentences of the validation set
+
+
+def test_validation_knows_the_languages_of_each_direction(both, monkeypatch):
+    """They matter where lines are split and joined."""
+    directions = []
+
+    class Recorded(Translator):
+        def __init__(self, models, tokenizer, decoding, direction, *others, **settings):
+            directions.append(str(direction))
+            super().__init__(models, tokenizer, decoding, direction, *others, **settings)
+
+    monkeypatch.setattr(training_validate, "Translator", Recorded)
+    trainer = make_trainer(load_config(both / "config.yaml"), device="cpu")
+    scores = trainer.selection.validator(trainer.model)
+    assert directions == ["en-de", "de-en"] and scores.bleu > 95
 
 
 def test_a_model_without_tags_translates_into_one_language(mtrain, run_dir):

@@ -1,6 +1,7 @@
 """`mtrain export`: exported models translate as in mtrain; unsupported ones are errors."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any, get_args
@@ -185,15 +186,15 @@ def test_the_command_prints_a_summary_and_the_differences(mtrain, run_dir, corpu
     assert code == 0 and out.count("source: ") == out.count("mtrain: ") == out.count("export: ") == 8
 
 
-@pytest.mark.parametrize("what", ["translate", "log_probs"])
-def test_an_export_that_differs_is_an_error_and_is_removed(run_dir, tmp_path, monkeypatch, what):
+@pytest.mark.parametrize(("what", "gap"), [("translate", 0.0), ("log_probs", 0.01), ("log_probs", math.nan)])
+def test_an_export_that_differs_is_an_error_and_is_removed(run_dir, tmp_path, monkeypatch, what, gap):
     opened = verify.open_ctranslate2
 
     def wrong(*arguments: Any) -> verify.Exported:
         exported = opened(*arguments)
         changes = {
             "translate": lambda row, limit: exported.translate(row, limit)[:-1],
-            "log_probs": lambda row, said: [value - 0.01 for value in exported.log_probs(row, said)],
+            "log_probs": lambda row, said: [value - gap for value in exported.log_probs(row, said)],
         }
         return exported._replace(**{what: changes[what]})
 

@@ -76,7 +76,7 @@ def test_the_loss_is_binary_cross_entropy(dtype, smoothing):
     torch.manual_seed(1)
     odds = (3 * torch.randn(6)).to(dtype).requires_grad_()
     labels = torch.tensor([[1], [0], [IGNORE], [1], [0], [0]])
-    sums = make().loss(odds, labels, 5, smoothing)
+    sums = make().loss(odds, labels, smoothing)
     keep = labels[:, 0] != IGNORE
     classes = labels[keep, 0]
     expected = F.binary_cross_entropy_with_logits(odds[keep], classes.to(dtype), reduction="sum")

@@ -50,7 +50,7 @@ def test_flops_of_a_step_are_those_that_pytorch_counts(activation):
     sides = ids(sentences, source, vocab=90), ids(sentences, target, vocab=110)
     with FlopCounterMode(display=False) as counter:
         hidden = model(sides[0], torch.ones_like(sides[0], dtype=torch.bool), sides[1])
-        translation_loss(hidden, *model.projection(), sides[1], sides[1].numel(), 0.1).loss.backward()
+        translation_loss(hidden, *model.projection(), sides[1], 0.1).loss.backward()
     counts = products_of(config, Shape.of_lengths(sentences, source, target))
     assert flops_of(counts) == counter.get_total_flops()
 
@@ -84,7 +84,7 @@ def test_operations_are_about_as_many_as_pytorch_dispatches():
         source, target = ids(5, 80), ids(5, 80)
         with Operations() as operations:
             hidden = model(source, torch.ones_like(source, dtype=torch.bool), target)
-            translation_loss(hidden, *model.projection(), target, target.numel(), 0.1).loss.backward()
+            translation_loss(hidden, *model.projection(), target, 0.1).loss.backward()
         assert count_operations(config, low_precision=False) == pytest.approx(operations.count, rel=0.12)
 
 

@@ -41,9 +41,9 @@ def test_r_drop_is_half_of_the_paper_s_sum() -> None:
     divergence = divergence + F.kl_div(q, p, reduction="none", log_target=True)
     both = sum(cross_entropy(half, weight, bias, labels, 0.1) for half in hidden.chunk(2))
     expected = (both + 5 * divergence.sum(-1)[labels != IGNORE].sum() / 2) / 2
-    sums = translation_loss(hidden, weight, bias, labels, 17, 0.1, r_drop=5.0)
+    sums = translation_loss(hidden, weight, bias, labels, 0.1, r_drop=5.0)
     nll = sum(cross_entropy(half, weight, bias, labels, 0.0) for half in hidden.chunk(2)) / 2
-    torch.testing.assert_close((sums.loss, sums.nll, sums.tokens), (expected, nll.detach(), 17))
+    torch.testing.assert_close((sums.loss, sums.nll), (expected, nll.detach()))
     trained = (hidden, weight, bias)
     torch.testing.assert_close(
         torch.autograd.grad(sums.loss, trained), torch.autograd.grad(expected, trained)
@@ -52,8 +52,8 @@ def test_r_drop_is_half_of_the_paper_s_sum() -> None:
 
 def test_r_drop_of_equal_passes_is_the_ordinary_loss() -> None:
     hidden, weight, bias, labels = inputs()
-    ordinary = translation_loss(hidden, weight, bias, labels, 17, 0.1)
-    twice = translation_loss(torch.cat([hidden, hidden]), weight, bias, labels, 17, 0.1, 5.0)
+    ordinary = translation_loss(hidden, weight, bias, labels, 0.1)
+    twice = translation_loss(torch.cat([hidden, hidden]), weight, bias, labels, 0.1, 5.0)
     torch.testing.assert_close(twice, ordinary, rtol=1e-12, atol=0)
     gradients = [torch.autograd.grad(sums.loss, (hidden, weight, bias)) for sums in (ordinary, twice)]
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
@@ -74,10 +74,10 @@ def test_the_loss_of_a_batch_is_the_sum_over_its_sentences(special: dict[str, in
         source, target = (pa.array([side[row] for row in rows]) for side in (sources, targets))
         batch = collate(source, target, model.config.pad_id, model.config.bos_id, rows)
         hidden = model(batch.source, batch.source_keep, batch.target_in)
-        sums = translation_loss(hidden, *model.projection(), batch.labels, batch.target_tokens, 0.1)
+        sums = translation_loss(hidden, *model.projection(), batch.labels, 0.1)
         sums.loss.backward()
         gradients = [parameter.grad.clone() for parameter in model.parameters()]
-        return sums.loss.detach(), sums.nll, torch.tensor(sums.tokens), *gradients
+        return sums.loss.detach(), sums.nll, *gradients
 
     together, separate = loss([0, 1, 2]), [loss([row]) for row in range(3)]
     for whole, *parts in zip(together, *separate, strict=True):
