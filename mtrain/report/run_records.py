@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,16 +120,16 @@ def _curves(lines: list[Record]) -> dict[str, Curve]:
         tokens = _column(training, "target_tokens")
         for name in ("loss", "nll", "learning_rate", "grad_norm", "target_tokens_per_second", "data_seconds"):
             values = _column(training, name)
-            curves[name] = _downsampled(
-                Curve(steps, tokens, seconds / 3600, values), extreme=name == "grad_norm"
-            )
+            reduce = np.max if name == "grad_norm" else np.mean
+            curves[name] = _downsampled(Curve(steps, tokens, seconds / 3600, values), reduce)
         curves["perplexity"] = curves["nll"]._replace(values=np.exp(np.minimum(curves["nll"].values, 700)))
         validations = [line for line in lines if isinstance(line.get("validation"), dict)]
         at, hours = _column(validations, "step"), _column(validations, "seconds") / 3600
         seen = np.interp(at, steps, tokens) if len(at) else at
         for name in ("nll", "perplexity", "bleu", "chrf", "auc"):
             values = _column([line["validation"] for line in validations], name)
-            curves[f"validation_{name}"] = _downsampled(Curve(at, seen, hours, values))
+            best = np.min if name in ("nll", "perplexity") else np.max
+            curves[f"validation_{name}"] = _downsampled(Curve(at, seen, hours, values), best)
     return curves
 
 
@@ -140,14 +140,13 @@ def _in_order(lines: list[Record]) -> list[Record]:
     return sorted(lines, key=lambda line: to_number(line["step"]))
 
 
-def _downsampled(curve: Curve, extreme: bool = False) -> Curve:
-    """At most POINTS points: the means of consecutive values or, if `extreme`, the largest of them. Values
-    that are not finite are left out, unless there are no others."""
+def _downsampled(curve: Curve, reduce: Callable[[Floats], np.float64]) -> Curve:
+    """At most POINTS points, each reduced from consecutive values. Values that are not finite are left out,
+    unless there are no others."""
     if len(curve.values) <= POINTS:
         return curve
     chunks = np.array_split(np.arange(len(curve.values)), POINTS)
     last = [chunk[-1] for chunk in chunks]
-    reduce = np.max if extreme else np.mean
     finite = [curve.values[chunk][np.isfinite(curve.values[chunk])] for chunk in chunks]
     values = np.array([reduce(chunk) if len(chunk) else np.nan for chunk in finite])
     return Curve(curve.steps[last], curve.tokens[last], curve.hours[last], values)

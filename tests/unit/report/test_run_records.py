@@ -83,6 +83,16 @@ def test_a_value_that_is_not_finite_does_not_hide_its_neighbors(tmp_path):
     assert run.curves["grad_norm"].values[2] == 1
 
 
+def test_the_best_of_many_validations_is_kept(tmp_path):
+    count = 3 * POINTS
+    scores = [{"nll": 0.5 if n == 7 else 2.0, "bleu": 30.0 if n == 7 else 10.0} for n in range(count)]
+    lines = [training(n + 1) for n in range(count)]
+    lines += [{"step": n + 1, "seconds": n + 1.0, "validation": scores[n]} for n in range(count)]
+    curves = read_run(write_run(tmp_path / "run", lines), "run").curves
+    assert len(curves["validation_bleu"].values) == POINTS
+    assert curves["validation_bleu"].values.max() == 30 and curves["validation_nll"].values.min() == 0.5
+
+
 SENTENCE = {"source": "a", "reference": "b", "translation": "c"}
 
 
