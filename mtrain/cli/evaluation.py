@@ -187,7 +187,7 @@ def evaluate(
     if inputs.references and data_settings:
         raise UsageError(f"--set {data_settings[0]} has no effect with --reference; leave it out")
     gpus = "0" if device == "cpu" else "auto"
-    require, report = _reporter(names, lowercase, bleu_tokenize, (comet, comet_model, gpus), outputs)
+    require, report = _metric_functions(names, lowercase, bleu_tokenize, (comet, comet_model, gpus), outputs)
     if not translating:
         evaluate_files(inputs, report)
         return
@@ -196,7 +196,7 @@ def evaluate(
     terminal.suggest("to translate a file", f"mtrain translate {first} -i FILE -o FILE")
 
 
-def _reporter(
+def _metric_functions(
     names: Sequence[str],
     lowercase: bool,
     bleu_tokenize: str | None,

@@ -63,6 +63,14 @@ class Choice(NamedTuple):
     reason: str
 
 
+class Limit(NamedTuple):
+    """What limits a run."""
+
+    tokens: float  # target tokens that the run trains on, about
+    what: str
+    is_time: bool = False
+
+
 class Budget(NamedTuple):
     """The limits that a config gives, and its batch size. Without a limit, a run ends when validation stops
     improving."""
@@ -86,26 +94,27 @@ class Budget(NamedTuple):
         """Whether no limit is given."""
         return self.steps is None and self.epochs is None and self.minutes is None
 
-    def limit(self, size: CorpusSize, speed: float) -> tuple[float, str]:
-        """About how many target tokens a run trains on, at `speed` target tokens/s, and what limits it."""
-        limits: list[tuple[float, str]] = []
+    def limit(self, size: CorpusSize, speed: float) -> Limit:
+        """What limits a run at `speed` target tokens/s."""
+        limits: list[Limit] = []
         if self.steps is not None:
             batch = self.batch_tokens or max(_batch_for_steps(self.steps), self.least_batch)
-            limits.append((self.steps * batch, f"{self.steps:,} steps"))
+            limits.append(Limit(self.steps * batch, f"{self.steps:,} steps"))
         if self.epochs is not None:
-            limits.append((self.epochs * size.epoch_tokens, f"{self.epochs:,} epochs"))
+            limits.append(Limit(self.epochs * size.epoch_tokens, f"{self.epochs:,} epochs"))
         if not limits:
             epochs = useful_epochs(size.pairs)
-            limits.append((epochs * size.tokens, f"{epochs:.0f} useful epochs"))
+            limits.append(Limit(epochs * size.tokens, f"{epochs:.0f} useful epochs"))
         if self.minutes is not None:
             allowed = self.minutes * 60 * speed
             validation = validations(allowed, size) * VALIDATION_COST * size.validation_tokens
-            limits.append((max(allowed - validation, allowed / 2), f"{self.minutes:g} minutes"))
+            tokens = max(allowed - validation, allowed / 2)
+            limits.append(Limit(tokens, f"{self.minutes:g} minutes", is_time=True))
         return min(limits)
 
     def tokens(self, size: CorpusSize, speed: float) -> float:
         """About how many target tokens a run trains on, at `speed` target tokens/s."""
-        return self.limit(size, speed)[0]
+        return self.limit(size, speed).tokens
 
     def batch(self, size: CorpusSize, speed: float) -> int:
         """`training.batch_tokens`: as given, or chosen."""
@@ -197,12 +206,13 @@ def dropout(epochs: float) -> float:
 
 
 def choose_training(
-    size: CorpusSize, budget: Budget, tokens: float, limit: str, batch: int, steps: int, width: int
+    size: CorpusSize, budget: Budget, limit: Limit, batch: int, steps: int, width: int
 ) -> list[Choice]:
     """All automatic values except the model sizes and the vocabulary, for a model of width `width`.
 
-    The run has `steps` steps of `batch` padded tokens, and `tokens` target tokens in all, because of `limit`.
+    The run has `steps` steps of `batch` padded tokens.
     """
+    tokens = limit.tokens
     epochs = tokens / size.epoch_tokens
     interval = math.ceil(steps / validations(tokens, size))
     choices = [
@@ -217,9 +227,9 @@ def choose_training(
         ),
     ]
     if budget.minutes is not None:
-        choices.append(Choice("training.max_steps", steps, f"as many as {limit} allow"))
+        choices.append(Choice("training.max_steps", steps, f"as many as {limit.what} allow"))
     # If the time ends before the given max_steps, a cosine schedule would not reach zero.
-    if budget.unlimited or (budget.minutes is not None and (budget.steps or steps) > steps):
+    if budget.unlimited or (limit.is_time and budget.steps is not None):
         reason = "no limit is given" if budget.unlimited else "max_steps may not be reached"
         return [
             *choices,

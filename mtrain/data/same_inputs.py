@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mtrain.config.corpora import Corpus, Holdout, HubCorpus, name_of
+from mtrain.config.corpora import Corpus, HubCorpus, name_of
 from mtrain.config.data import DataConfig
 from mtrain.data.corpus import content_hash
 from mtrain.data.corpus_files import files_of
@@ -17,6 +17,9 @@ from mtrain.errors import DataError, UsageError
 log = logging.getLogger(__name__)
 
 _PATHS = ("source", "target", "tsv", "jsonl", "parquet", "hub")  # keys of a corpus
+
+# Rules of `data.filters` that depend on the languages.
+_RULES_OF_LANGUAGES = ("min_words", "max_words", "max_word_length", "script", "language")
 
 
 def check_corpora(data: DataConfig, folder: Path | None = None) -> None:
@@ -158,9 +161,9 @@ def describe_data(data: DataConfig, keys: set[str] | None = None) -> dict[str, A
     del settings["filters"]
     if data.filters:
         settings["filters"] = data.filters.model_dump(mode="json", exclude_defaults=True)
-        settings["filters"]["languages"] = [*map(str, data.directions)]  # on which some rules depend
-    if "validation" in settings and isinstance(data.validation, Holdout) and data.has_several_directions:
-        settings["validation"]["held_out"] = "sources and targets"
+        depends = any(settings["filters"].get(rule) for rule in _RULES_OF_LANGUAGES)
+        if depends or any(corpus.source_lang or corpus.target_lang for corpus in data.train):
+            settings["filters"]["languages"] = [*map(str, data.directions)]
     if data.language_tags != "none":
         settings["tags"] = [data.tag_of(corpus) for corpus in train_and_validation(data)]
     for corpus in _corpora_of(settings):

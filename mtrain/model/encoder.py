@@ -87,8 +87,7 @@ class TransformerEncoder(nn.Module):
 
     @abstractmethod
     def loss(self, outputs: Tensor, labels: Tensor, smoothing: float, r_drop: float = 0.0) -> LossSums:
-        """The loss of the outputs of `forward`, given the labels of the batch and their number without
-        padding."""
+        """The loss of the outputs of `forward`, given the labels of the batch."""
 
     def start_from(self, other: "TransformerEncoder") -> None:
         """Take the weights of another model."""

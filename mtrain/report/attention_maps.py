@@ -34,7 +34,7 @@ class AttentionMap(NamedTuple):
 
     def packed(self) -> str:
         """The maps of all kinds, layers and heads one after another, compressed by zlib, in base64."""
-        parts = [layer.numpy().tobytes() for layers in self.layers.values() for layer in layers or ()]
+        parts = [layer.numpy().tobytes() for layers in self.layers.values() for layer in layers]
         return base64.b64encode(zlib.compress(b"".join(parts), 9)).decode("ascii")
 
 

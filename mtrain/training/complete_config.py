@@ -160,13 +160,14 @@ def _choose(config: Config, work: Workload) -> list[Choice]:
     preset, reason = _choose_preset(config, size, timer)
     sizes = _sizes(config, preset)
     batch = timer.settle(sizes, size)
-    tokens, limit = budget.limit(size, timer.speed)
+    limit = budget.limit(size, timer.speed)
+    tokens = limit.tokens
     steps = max(1, round(tokens / size.epoch_tokens * work.steps_per_epoch(batch)))
     steps = min(steps, budget.steps or steps)
     if budget.unlimited:
         message = "no limit: training ends when validation stops improving, perhaps after %s"
         log.info(message, format_duration(tokens / timer.speed))
-    choices = choose_training(size, budget, tokens, limit, batch, steps, sizes["d_model"])
+    choices = choose_training(size, budget, limit, batch, steps, sizes["d_model"])
     return [Choice("model.preset", preset, reason), *choices]
 
 
@@ -174,6 +175,11 @@ def _sizes(config: Config, preset: str) -> Mapping[str, int]:
     """The sizes of a preset, except for those that the config gives."""
     given = {key: getattr(config.model, key) for key in SIZES if key in config.model.model_fields_set}
     return PRESETS[preset] | given
+
+
+def smallest_sizes(config: Config) -> Mapping[str, int]:
+    """The sizes of the smallest preset, except for those that the config gives."""
+    return _sizes(config, presets_for(0)[0])
 
 
 def _choose_preset(config: Config, size: CorpusSize, timer: "_Timer") -> tuple[str, str]:

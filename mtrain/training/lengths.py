@@ -67,10 +67,13 @@ class TrainingLengths:
         Raises what `scanner` raises, and DataError if no pair is left or a validation pair is unreadable.
         """
         text, held_out = scanner.result.text, [*chain.from_iterable(scanner.result.held_out)]
+        drawn = list(islice(text.pairs(), 0, None, max(1, -(-len(text) // _SAMPLED))))
+        # As encoding leaves out all pairs of the sources and, with several directions, of the targets.
+        sides = 2 if config.data.has_several_directions else 1
+        hidden = {side for pair in held_out for side in pair[:sides]}
+        sample = [pair for pair in drawn if hidden.isdisjoint(pair[:sides])]
         # Duplicates are still in the text.
-        pairs = max(scanner.result.usable_pairs, len(text)) - len(held_out)
-        every, hidden = max(1, -(-len(text) // _SAMPLED)), {pair.source for pair in held_out}
-        sample = [pair for pair in islice(text.pairs(), 0, None, every) if pair.source not in hidden]
+        pairs = round(max(scanner.result.usable_pairs, len(text)) * len(sample) / max(1, len(drawn)))
         source, target = _token_counts(sample, tokenizer)
         kept = (source > 1) & (target > 1) & (np.maximum(source, target) <= config.data.max_length)
         if not kept.any():

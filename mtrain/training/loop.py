@@ -105,6 +105,8 @@ class Trainer:
         self.saver = Saver(
             self.run_dir, self.recipe, self.state, self.learner, self.average, self.progress, self._arithmetic
         )
+        if checkpoint is not None:
+            self.saver.saved_step = self.state.step
         self.leader = Leader(ranks, self.average, self.selection, self.saver)
         self._unrecorded: Step | None = None  # the last step, until `_record_step`
 
@@ -114,6 +116,8 @@ class Trainer:
         self.average.load(checkpoint.folder)
         self.learner.loss_scaler.restore(self.state.loss_scale)
         restore_validation(self.run_dir, self.state)
+        # The file systems of the ranks may differ.
+        self.state.validation_due = self.ranks.from_first(self.state.validation_due)
         log.info("resuming from %s", checkpoint.folder)
 
     def run(self, stop: StopSignal) -> None:
@@ -121,7 +125,7 @@ class Trainer:
         if self.checkpoint is not None and self.state.validation_due:
             self.leader.lead_validation(self._finish_validation, last=self._limit_reached() is not None)
         elif self.checkpoint is not None:
-            self.leader.lead(self._publish)
+            self.leader.lead(self._publish_best)
         if reason := self._limit_reached():
             log.info("already finished: %s; raise the limit to continue training", reason)
             return
@@ -224,8 +228,8 @@ class Trainer:
     def _interrupted(self, signal: Signals) -> Interrupted:
         message = f"stopped by {signal.name} before the first step; run it again"
         if self.state.step:
-            saved = f"saved at step {self.state.step}" if self.saver.is_saved else "not saved"
-            message = f"stopped by {signal.name}; {saved}; run it again to resume"
+            saved = f"; saved at step {self.state.step}" if self.saver.is_saved else ""
+            message = f"stopped by {signal.name}{saved}; run it again to resume"
         return Interrupted(message, signal)
 
     def _load(self, steps: Iterator[Step]) -> Step:
@@ -323,15 +327,14 @@ class Trainer:
         assert self.checkpoint is not None
         self.selection.check_fingerprint()
         rename_newer_checkpoints(self.checkpoint)
-        self.saver.saved_step = self.state.step
         self.progress.start()
         with closing(self.progress):
             self.selection.validate(model, saved=True, last=self._limit_reached() is not None)
 
-    def _publish(self) -> None:
+    def _publish_best(self) -> None:
         """Publish the best weights, if the run was interrupted before that."""
         if not self._ends_at_older_checkpoint:
-            self.selection.publish()
+            self.selection.validate(self.model, saved=True)  # which is not due
 
     @property
     def _ends_at_older_checkpoint(self) -> bool:

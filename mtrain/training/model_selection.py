@@ -48,7 +48,7 @@ class ModelSelection:
             try:
                 if self.state.validation_due:
                     self._score(model, saved)
-                self.publish()
+                publish_best(self.run_dir, self.state, self.config, self.tokenizer)
             except DistributedError:  # without that rank, no later validation can succeed
                 raise
             except (MtrainError, RuntimeError, MemoryError) as error:
@@ -58,10 +58,6 @@ class ModelSelection:
                 return
             if not last:
                 return
-
-    def publish(self) -> None:
-        """Publish the best weights so far; see `publish_best`."""
-        publish_best(self.run_dir, self.state, self.config, self.tokenizer)
 
     def count_failure(self, error: Exception) -> None:
         """Log that a validation has failed. Raises the error if training cannot continue after it, or after

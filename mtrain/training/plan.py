@@ -33,7 +33,13 @@ from mtrain.device import (
 from mtrain.errors import UsageError
 from mtrain.model.cost import FP32, count_parameters
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
-from mtrain.training.complete_config import is_incomplete, log_choices, make_workload, plan_run
+from mtrain.training.complete_config import (
+    is_incomplete,
+    log_choices,
+    make_workload,
+    plan_run,
+    smallest_sizes,
+)
 from mtrain.training.estimate import Device, Epoch, Estimator, Memory, StepCost, StepTime
 from mtrain.training.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
 from mtrain.training.lengths import TrainingLengths
@@ -122,11 +128,18 @@ class _Planner:
         choices. `speed` is assumed before it is measured."""
         if not is_incomplete(config):
             return config
+        smallest = smallest_sizes(config)
+
+        def speed_of_smallest(sized: Config) -> float:
+            if any(getattr(sized.model, key) != size for key, size in smallest.items()):
+                raise MemoryError
+            return speed
+
         inputs = config, self.lengths
         try:
             completed, choices = plan_run(config, make_workload(*inputs, self._speed, speed))
         except MemoryError:  # not even the smallest model fits, as the plan will say
-            completed, choices = plan_run(config, make_workload(*inputs, lambda _: speed, speed))
+            completed, choices = plan_run(config, make_workload(*inputs, speed_of_smallest, speed))
         if choices:
             log_choices([*earlier, *choices])
         return completed
@@ -135,7 +148,8 @@ class _Planner:
         """The plan for a complete config."""
         estimator = self._estimator(config)
         if not estimator.trained_parameters:
-            raise UsageError("training.freeze leaves nothing to train")
+            parts = ", ".join(config.training.freeze)
+            raise UsageError(f"training.freeze: {parts} leave nothing to train")
         memory, step, epoch = estimator.memory(), estimator.step(), estimator.epoch()
         fits, runs = estimator.fits(memory), []
         if fits or not self.hardware.is_measured:

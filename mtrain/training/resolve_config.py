@@ -107,7 +107,9 @@ def _planned_steps(config: Config, saved: Config) -> int | None:
         return None  # they limit the number of steps
     if steps is None or minutes is None or saved.training.max_minutes is None:
         return steps
-    return max(1, round(steps * minutes / saved.training.max_minutes))
+    planned = max(1, round(steps * minutes / saved.training.max_minutes))
+    # With `max_epochs`, which `allowed_steps` respects, the minutes may not have limited the steps.
+    return planned if config.training.max_epochs is None else max(steps, planned)
 
 
 def tokenizer_settings(folder: Path) -> TokenizerConfig:

@@ -96,7 +96,8 @@ def test_a_model_that_cannot_be_smaller_does_not_fit(mtrain, config_file):
 def test_a_run_that_trains_nothing_is_an_error(mtrain, config_file):
     frozen = "training.freeze=[embeddings, encoder, decoder]"
     failed = mtrain("plan", config_file, "--hardware", "h100", "--devices", 2, "--set", frozen)
-    assert failed[0] == 2 and "training.freeze leaves nothing to train" in one_line(failed[2])
+    message = "training.freeze: embeddings, encoder, decoder leave nothing to train"
+    assert failed[0] == 2 and message in one_line(failed[2])
 
 
 def test_a_run_that_starts_from_another_has_its_sizes_and_tokenizer(plan, config_file, run_dir):

@@ -1,6 +1,7 @@
 """Fault 30: a failing validation costs no training. The state is saved first, and later ones try again."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,6 +118,21 @@ def test_30_a_full_disk_while_publishing_ends_training_only_if_it_stays_full(mak
     assert caplog.text.count("validation failed") == 2
     weights = run / "checkpoints" / best_of(run) / "model.safetensors"
     assert (run / "model/model.safetensors").read_bytes() == weights.read_bytes()
+
+
+def test_30_a_resumed_run_trains_on_if_the_best_weights_cannot_be_published(make_config, caplog):
+    recipe = {"validate_every": 2, "checkpoint_every": 2}
+    run = fit_on_cpu(make_config(training={**recipe, "max_steps": 4}))
+    shutil.rmtree(run / "model")
+
+    def fill_disk(operation: Operation) -> None:
+        published = operation.path.name == "model.safetensors" and operation.path.parent.name == ".model.tmp"
+        if published and "validation failed" not in caplog.text:
+            no_space()
+
+    with on_file_operation(fill_disk):
+        fit_on_cpu(make_config(training={**recipe, "max_steps": 8}))
+    assert caplog.text.count("step 4: validation failed") == 1 and (run / "model").is_dir()
 
 
 class Killed(BaseException):

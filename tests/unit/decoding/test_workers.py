@@ -1,6 +1,7 @@
 """Threads and worker processes: translations do not change, and a closed translator frees everything."""
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,8 @@ import pytest
 
 from mtrain import Translator
 from mtrain.decoding import workers
+from mtrain.decoding.split import Part
+from mtrain.decoding.task import DecodingTask
 from mtrain.errors import UsageError
 from tests.support.training import PAIRS
 from tests.support.translation import words_of
@@ -61,6 +64,13 @@ def test_threads_can_share_a_translator(translator: Translator) -> None:
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: translator.translate(lines), range(8)):
             assert found == expected
+
+
+def test_a_task_is_the_same_after_it_was_sent_as_json(translator: Translator) -> None:
+    config = translator.with_settings(samples=3, mbr="bleu", max_length_ratio=1.5).decoding
+    parts = [Part(0, [5, 6, 3], [7], (0, 1)), Part(4, [3], [], (4, 0))]
+    task = DecodingTask(config, parts, "zh", n_best=2, alignments=True, scored=False)
+    assert DecodingTask.from_fields(json.loads(json.dumps(task.to_fields()))) == task
 
 
 def test_an_error_in_a_worker_process_is_raised_in_this_process(helped: Translator) -> None:

@@ -186,6 +186,7 @@ def test_the_earliest_limit_determines_warm_up_and_validations():
     ("training", "data", "warmup_steps"),
     [
         ({"max_steps": 100_000, "max_epochs": 10}, {}, 0.08 * 10 * (430_000 // 1024)),
+        ({"max_steps": 100_000, "max_epochs": 10, "max_minutes": 1e5}, {}, 0.08 * 10 * (430_000 // 1024)),
         ({"max_steps": 1_000}, {"max_length": 4_000}, 80),
     ],
 )
@@ -219,6 +220,16 @@ def test_a_resumed_run_plans_more_steps_for_more_minutes(tmp_path, epochs):
     write_config(planned)
     assert planned.training.max_steps is not None
     assert resolve_config(given(15.0))[0].training.max_steps == 3 * planned.training.max_steps
+
+
+def test_fewer_minutes_do_not_shorten_a_run_that_its_epochs_limit(tmp_path):
+    def given(minutes: float) -> Config:
+        return config(run_dir=str(tmp_path), training={"max_minutes": minutes, "max_epochs": 2})
+
+    planned, _ = plan_run(given(1e4), workload())
+    (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
+    write_config(planned)
+    assert resolve_config(given(5e3))[0].training.max_steps == planned.training.max_steps
 
 
 def test_ranks_on_one_cpu_share_its_assumed_speed():
