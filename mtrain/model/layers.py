@@ -15,10 +15,9 @@ from mtrain.kernels.linear import PackedLinear, linear
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` that, for decoding, may have packed copies of its weights and keeps slices of them."""
+    """`nn.Linear` that may have packed copies of its weights, for decoding."""
 
     packed: PackedLinear | None = None
-    slices: dict[tuple[int, int | None], tuple[Tensor, Tensor]] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias, self.packed)
@@ -26,16 +25,9 @@ class Linear(nn.Linear):
     def slice(self, x: Tensor, start: int, end: int | None = None) -> Tensor:
         """The output features from `start` to `end` only."""
         if self.packed is None:
-            return F.linear(x, *self._slice(start, end))
+            return F.linear(x, self.weight[start:end], self.bias[start:end])
         part = self.packed.slice(start, end)
         return linear(x, part.weight, part.bias, part)
-
-    def _slice(self, start: int, end: int | None) -> tuple[Tensor, Tensor]:
-        if self.slices is None:
-            return self.weight[start:end], self.bias[start:end]
-        if (start, end) not in self.slices:
-            self.slices[start, end] = self.weight[start:end], self.bias[start:end]
-        return self.slices[start, end]
 
 
 class Dropout(nn.Module):

@@ -166,7 +166,7 @@ class Transformer(TransformerEncoder):
         reduce_call_overhead(model)
         for module in model.modules():
             if isinstance(module, Linear):
-                module.packed, module.slices = pack(module.weight, module.bias, dtype, stays_low), {}
+                module.packed = pack(module.weight, module.bias, dtype, stays_low)
         weight, bias = self.projection()
         if dtype is None and weight.device.type == "cpu":
             dtype = weight.dtype  # the projection is the largest product; packing it always saves time
