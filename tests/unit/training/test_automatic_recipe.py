@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from mtrain.config.presets import SIZES
@@ -13,12 +14,16 @@ from mtrain.config.recipe import AUTOMATIC
 from mtrain.config.schema import Config
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
+from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DataError, UsageError
+from mtrain.model.build import build_model
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training import timing
+from mtrain.training import complete_config, timing
 from mtrain.training.fit import fit
+from mtrain.training.prepare import prepare_run
 from mtrain.training.prepare_tokenizer import tokenize
 from mtrain.training.resolve_config import resolve_config
+from mtrain.training.step import make_learner
 from tests.support.training import read_metrics, with_bleu
 
 
@@ -160,6 +165,26 @@ def test_a_script_with_many_characters_gets_a_larger_vocabulary(make_config, tmp
     (tmp_path / "train.tsv").write_text("".join(lines), encoding="utf-8")
     config = automatic(make_config(data={"train": {"tsv": str(tmp_path / "train.tsv")}}), max_steps=1)
     assert tokenize(config).source_vocab_size == size_in(tmp_path / "run/config.yaml") > 1_000
+
+
+def test_several_ranks_time_the_share_of_one(make_config, monkeypatch):
+    shares = []
+
+    def measured(network, recipe, device, steps, alone):
+        step = next(iter(steps(make_learner(build_model(network), recipe))))
+        shares.append((alone, sum(batch.target_tokens for batch in step.batches) / step.tokens))
+        return 1_000.0
+
+    monkeypatch.setattr(complete_config, "measure_speed", measured)
+    data = {"train": {"toy": "train"}, "validation": {"holdout": 8}, "test": {}}
+    run = prepare_run(automatic(make_config(data=data), max_minutes=1.0))
+    ranks = Ranks(torch.device("cpu"))
+    for ranks.size, share in ((1, 1.0), (4, 0.25)):
+        shares.clear()
+        complete_config.complete_config(run.config, run.tokenizer, run.data, ranks)
+        assert shares and all(
+            alone == (share == 1) and found == pytest.approx(share, rel=0.2) for alone, found in shares
+        )
 
 
 def test_an_existing_tokenizer_keeps_its_size_when_the_automatic_one_changes(make_config, tmp_path):
