@@ -208,14 +208,14 @@ class _Timer:
     def settle(self, sizes: Mapping[str, int], size: CorpusSize, rounds: int = 3) -> int:
         """`training.batch_tokens` for a model. The batch depends on the speed, which depends on the batch, so
         both are adjusted in turn."""
-        batch = self._batch(size)
+        batch = self.budget.batch(size, self.speed)
         if self.budget.minutes is None and not self.budget.unlimited:
             return batch
         for _ in range(rounds):
             self.speed = self._time(sizes, batch)
-            if self._batch(size) == batch:
+            if self.budget.batch(size, self.speed) == batch:
                 break
-            batch = self._batch(size)
+            batch = self.budget.batch(size, self.speed)
         return batch
 
     def can_train(self, sizes: Mapping[str, int], smaller: Mapping[str, int], size: CorpusSize) -> bool:
@@ -238,9 +238,6 @@ class _Timer:
                 raise
         self.speed = before
         return False
-
-    def _batch(self, size: CorpusSize) -> int:
-        return self.budget.batch(size, self.speed)
 
     def _time(self, sizes: Mapping[str, int], batch: int) -> float:
         key = (*sizes.items(), batch)

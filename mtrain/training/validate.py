@@ -160,7 +160,8 @@ class Validator:
         self, model: Transformer, rows: Sequence[int], progress: Callable[[int, int], object]
     ) -> list[str]:
         found: dict[int, str] = {}
-        for direction in dict.fromkeys(self.directions):  # its languages matter where lines are split
+        directions = dict.fromkeys(self.directions[row] for row in rows)
+        for direction in directions:  # its languages matter where lines are split
             translator = Translator(
                 [model],
                 self.tokenizer,
