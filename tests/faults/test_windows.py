@@ -20,6 +20,8 @@ from mtrain.data.windows import WindowedCorpus
 from mtrain.errors import DataError, Interrupted, UsageError
 from mtrain.storage.manifest import write_manifest
 from mtrain.training import loop
+from mtrain.training.fit import make_trainer
+from mtrain.training.signals import StopSignal
 from tests.support.encoding import use_sizes, write
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.training import PAIRS, fit_on_cpu, last_checkpoint, losses, read_metrics, same_weights
@@ -155,6 +157,25 @@ def test_a_signal_ends_the_wait_for_a_window(small, monkeypatch, number, slow):
     assert error.value.exit_code == 128 + number
     resumed = fit_on_cpu(small("parts", training=recipe))
     assert losses(resumed) == losses(whole) and same_weights(whole, resumed)
+
+
+def test_a_signal_right_after_resuming_says_that_the_state_is_saved(small, monkeypatch):
+    real = WindowedCorpus.open
+
+    def slow(self, epoch, window=0, pace=None, *starts):
+        if pace is not None:
+            pace.require_needed()
+        return real(self, epoch, window, pace, *starts)
+
+    checkpoint = last_checkpoint(fit_on_cpu(small("run", training={"max_steps": 3})))
+    before = (checkpoint / "state.json").stat().st_mtime_ns
+    stop = StopSignal()
+    stop.received = signal.SIGTERM
+    trainer = make_trainer(small("run", training={"max_steps": 6}), device="cpu")
+    monkeypatch.setattr(WindowedCorpus, "open", slow)
+    with pytest.raises(Interrupted, match="stopped by SIGTERM; saved at step 3; run it again to resume"):
+        trainer.run(stop)
+    assert (checkpoint / "state.json").stat().st_mtime_ns == before
 
 
 def test_windows_without_pairs_are_skipped(small, tmp_path):

@@ -9,7 +9,7 @@ import torch
 
 from mtrain import Translator
 from mtrain.decoding.forced import forced_log_probs
-from mtrain.decoding.score import attention, score_pairs
+from mtrain.decoding.score import attention, score_lines, score_pairs
 from mtrain.errors import ModelError
 from tests.support.search import EOS, build, forced, sentences
 from tests.support.training import PAIRS
@@ -37,6 +37,14 @@ def test_scores_that_are_not_finite_are_an_error(run_dir: Path) -> None:
     model.output_bias = torch.nn.Parameter(torch.full((model.config.target_vocab_size,), math.nan))
     with pytest.raises(ModelError, match="not finite"):
         list(score_pairs(broken, [("It rains.", "Es regnet.")]))
+
+
+def test_progress_counts_each_pair_once_for_each_model(translator: Translator) -> None:
+    lines, counts = [f"{source}\t{target}" for source, target in PAIRS], []
+    for reverse, models in ((None, 1), (translator, 2)):
+        counts.clear()
+        assert len(list(score_lines(translator, reverse, lines, "in.tsv", counts.append))) == len(lines)
+        assert sum(counts) == models * len(lines)
 
 
 def test_scores_equal_those_of_the_search(translator: Translator) -> None:
