@@ -271,16 +271,16 @@ def loss_workspace_bytes(config: ModelConfig, shape: Shape, numerics: Numerics, 
         return 0
     number, vocabulary = numerics.product_bytes, config.target_vocab_size
     rows = min(shape.target, chunk_rows("cpu" if numerics.on_cpu else "cuda", vocabulary))
-    if numerics.on_cpu and not r_drop:
-        # The softmax replaces the logits, and becomes their gradient. That of the bias needs a copy.
+    if numerics.on_cpu:
+        # The gradient replaces the logits. That of the bias needs a copy. R-Drop needs little more.
         logits, extra = (FP32, FP32) if config.output_bias else (number, 0)
     else:
         logits = number + FP32  # and their softmax, which becomes the gradient
         if config.output_bias and numerics.is_low:
             logits += FP32
-        extra = (number if numerics.on_cpu else FP32) if numerics.is_low else 0
-    if r_drop:  # differences of the logits, their products with both softmaxes, and the gradient of these
-        extra = max(extra, 5 * FP32 // 2)
+        extra = FP32 if numerics.is_low else 0
+        if r_drop:  # differences of the logits of each pair, and their products with both softmaxes
+            extra = max(extra, 3 * FP32 // 2)
     weight = vocabulary * config.d_model
     # A copy of the weight in low precision, and the chunk's share of the gradient of the weight.
     products = number * weight * (2 if numerics.is_low else 1)

@@ -50,6 +50,26 @@ def test_r_drop_is_half_of_the_paper_s_sum() -> None:
     )
 
 
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_r_drop_of_many_tokens_is_the_sum_over_its_tokens(with_bias: bool) -> None:
+    """A CPU processes few of them at a time."""
+    torch.manual_seed(5)
+    hidden, weight, bias = torch.randn(2 * 90, 5, 6), torch.randn(1000, 6), torch.randn(1000)
+    hidden, weight, bias = (each.double().requires_grad_() for each in (hidden, weight, bias))
+    labels = torch.randint(0, 1000, (90, 5))
+    labels[::7, 2:] = IGNORE
+    arguments = weight, bias if with_bias else None
+    trained = (hidden, weight, bias) if with_bias else (hidden, weight)
+    whole = translation_loss(hidden, *arguments, labels, 0.1, r_drop=5.0)
+    parts = [
+        translation_loss(hidden[[row, 90 + row]], *arguments, labels[[row]], 0.1, r_drop=5.0)
+        for row in range(90)
+    ]
+    loss, nll = sum(part.loss for part in parts), sum(part.nll for part in parts)
+    torch.testing.assert_close((whole.loss, whole.nll), (loss, nll))
+    torch.testing.assert_close(torch.autograd.grad(whole.loss, trained), torch.autograd.grad(loss, trained))
+
+
 def test_r_drop_of_equal_passes_is_the_ordinary_loss() -> None:
     hidden, weight, bias, labels = inputs()
     ordinary = translation_loss(hidden, weight, bias, labels, 0.1)
