@@ -61,8 +61,9 @@ def _check_changes(changes: Sequence[str], files: Sequence[Path]) -> None:
 
 
 def _check_sources(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
-    """Raise UsageError unless --source is given exactly if something besides --hypotheses needs it."""
-    models = [path for path in inputs.models if path != inputs.model]
+    """Raise UsageError if something besides --hypotheses needs --source, and it is not given. Otherwise, it
+    serves to count problems."""
+    models = inputs.models
     needs = {
         f"--compare {models[0]}" if models else "": bool(models),
         "--metrics comet": comet,
@@ -72,8 +73,6 @@ def _check_sources(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
         for option, is_needed in needs.items():
             if is_needed:
                 raise UsageError(f"{option} needs the source sentences; give --source")
-    elif not any(needs.values()) and outputs.html is None:
-        raise UsageError("--source and --hypotheses were both given; give one of them")
 
 
 def check_metrics(

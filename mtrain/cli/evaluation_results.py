@@ -80,7 +80,8 @@ def report_results(
             with waiting_for(f"{each.test.name}: scoring"):
                 result = _score(each, metrics_for(each.test), outputs)
             report[each.test.name] = result.as_json()
-            rows.append([each.test.name, *(f"{score.score:.2f}" for score in result.scores)])
+            scores = (f"{score.score:.{_digits(score.metric)}f}" for score in result.scores)
+            rows.append([each.test.name, *scores])
             if not outputs.json:
                 _print("\n".join(_lines_of(result)))
             if table is not None:
@@ -93,6 +94,11 @@ def report_results(
         _print(json.dumps(report, indent=1))
     if outputs.html is not None:
         _write_html(results, outputs.html)
+
+
+def _digits(metric: str) -> int:
+    """The number of decimals of a score; COMET is at most about 1."""
+    return 4 if metric == "comet" else 2
 
 
 def _print(text: str) -> None:
@@ -150,7 +156,7 @@ def _lines_of_comparison(comparison: "MetricComparison") -> Iterable[str]:
         mark = "*" if score.is_significant(value, comparison.scores[0]) else " "
         return "" if value is None else f"{value:.4f}{mark}"
 
-    digits = 4 if comparison.metric == "comet" else 2
+    digits = _digits(comparison.metric)
     header = ["", "score", "mean", "95%\ninterval", "p\n(bootstrap)", "p\n(randomization)"]
     rows = []
     for each in comparison.scores:

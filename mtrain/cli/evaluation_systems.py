@@ -100,6 +100,7 @@ def evaluate_models(
     if read_launch().rank == 0:
         texts = _read_systems(inputs)
         given = _given_test_sets(inputs, texts) if inputs.references else []
+        _check_models(inputs, decoding_settings, beam_size)
     done: dict[str, list[Output]] = {}  # the translations of each test set by the other models
     direction: Direction | None = None  # that of the first model
     with joined_ranks(device) as ranks, terminal.cleaning_up_after_sigterm():
@@ -123,6 +124,15 @@ def evaluate_models(
                         done[str(path)] = [translate_set(test, translator) for test in tests]
 
                 translator.lead(ranks, work)
+
+
+def _check_models(inputs: Inputs, settings: Sequence[str], beam_size: int | None) -> None:
+    """Raise an error now, not after the translation by the first model, if another one cannot be used."""
+    languages = inputs.languages
+    for path in inputs.models if len(inputs.models) > 1 else []:
+        with load_translator(path, "cpu", settings) as translator:
+            refuse_beam_size_of_sampling(translator, beam_size)
+            languages = _between(path, translator, languages).direction
 
 
 def _between(path: Path, translator: "Translator", languages: tuple[str | None, str | None]) -> "Translator":

@@ -78,13 +78,16 @@ class Job(NamedTuple):
         from mtrain.storage.manifest import sha256
 
         prefix, decoding = self.prefix, self.translator.decoding
-        return {
+        description = {
             "model": self.translator.fingerprint,
             "decoding": decoding.model_dump(mode="json", exclude={"batch_tokens", "workers"}),
             "prefix": None if prefix is None else sha256(prefix) if prefix.is_file() else "a pipe",
             "form": list(self.form),
             "lines_each": self.form.lines_each,
         }
+        if self.translator.tag:  # the model could also translate into another language
+            description["tag"] = list(self.translator.tag)
+        return description
 
 
 def write_translations(

@@ -1,7 +1,9 @@
 """Language codes, and what depends on the language."""
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from mtrain.config.language_names import find_language
 from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -10,7 +12,7 @@ if TYPE_CHECKING:
 LanguageTags = Literal["none", "target", "both"]
 
 # For languages written without spaces, 13a would count whole sentences as words.
-_BLEU_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+_BLEU_TOKENIZERS = {**dict.fromkeys(("zh", "lzh", "wuu", "yue"), "zh"), "ja": "ja-mecab", "ko": "ko-mecab"}
 
 # The scripts of languages, as the first words of the Unicode names of their letters; those of Chinese and
 # Japanese count as one. A language is in several lists if it is written in several scripts. All other
@@ -20,7 +22,7 @@ _LANGUAGES = {
     "ARMENIAN": "hy",
     "BENGALI": "as bn",
     "CANADIAN": "cr iu oj",
-    "CJK": "ja wuu yue zh",
+    "CJK": "ja lzh wuu yue zh",
     "CYRILLIC": "ab av az ba be bg bs ce cu cv kk kv ku ky mk mn mo os ro ru sah sh sr tg tk tt ug uk uz",
     "DEVANAGARI": "bh bho gom hi ks mai mr ne pi sa sd",
     "ETHIOPIC": "am ti",
@@ -77,9 +79,12 @@ class Direction(NamedTuple):
         return {"none": "", "target": f"<2{self.target}>", "both": f"<{self.source}> <2{self.target}>"}[tags]
 
 
+@cache
 def base_language(code: str) -> str:
-    """The language of a code without its region or script: `zh` for `zh`, `zh-TW` and `zh_CN`."""
-    return code.lower().replace("_", "-").partition("-")[0]
+    """The language of a code without its region or script, with two letters if ISO 639-1 has it: `zh` for
+    `zh`, `zh-TW`, `zh_CN` and `zho_Hans`."""
+    language = code.lower().replace("_", "-").partition("-")[0]
+    return find_language(language) or language
 
 
 def is_same_language(one: str | None, other: str | None) -> bool:
@@ -101,6 +106,12 @@ def scripts_of_language(code: str) -> tuple[str, ...]:
 def has_spaces(code: str) -> bool:
     """Whether the words of a language are separated by spaces."""
     return _WITHOUT_SPACES.isdisjoint(scripts_of_language(code))
+
+
+def sentence_separator(code: str) -> str:
+    """What separates the sentences of a text: nothing in Chinese and Japanese, and a space in all other
+    languages, also in those that do not separate words, such as Thai."""
+    return "" if "CJK" in scripts_of_language(code) else " "
 
 
 def bleu_tokenizer(target_lang: str) -> str:

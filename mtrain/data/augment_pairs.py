@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mtrain.config.augment import Augment
 from mtrain.config.corpora import Corpus
 from mtrain.config.data import DataConfig
-from mtrain.config.languages import Direction, has_spaces
+from mtrain.config.languages import Direction, sentence_separator
 from mtrain.data.augment import CHANGES, Side, change_pair, noise
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -42,7 +42,7 @@ class PairAugmenter:
         merged = [
             row for row, names in chosen.items() if "merge" in names and self._can_merge(pairs, tags, row)
         ]
-        spaces = [[" " * has_spaces(directions[row][side]) for row in merged] for side in (0, 1)]
+        spaces = [[sentence_separator(directions[row][side]) for row in merged] for side in (0, 1)]
         sources, targets = (self._texts(pairs, side, list(chosen), merged, spaces[side]) for side in (0, 1))
         texts: dict[int, tuple[str, str]] = {}
         for row, names in chosen.items():

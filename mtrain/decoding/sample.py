@@ -57,6 +57,7 @@ def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
     tokens = torch.arange(vocab_size, dtype=torch.int32, device=keys.device)
     bits = _hash(keys[:, None] ^ _hash(tokens + 1)).bitwise_and_(2**31 - 1)
     uniform = (bits.float() + 0.5) * 2.0**-31  # precise near 0, where the noise is largest
+    uniform = uniform.clamp(max=1 - 2.0**-24)  # rounded to 1, it would be minus infinity
     return -torch.log(-torch.log1p(-uniform))
 
 

@@ -14,7 +14,13 @@ import torch
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.config.decoding import DecodingConfig
-from mtrain.config.languages import Direction, LanguageTags, base_language, has_spaces, is_same_language
+from mtrain.config.languages import (
+    Direction,
+    LanguageTags,
+    base_language,
+    is_same_language,
+    sentence_separator,
+)
 from mtrain.config.load import validate
 from mtrain.decoding.decode import Models
 from mtrain.decoding.mbr import sentence_metric
@@ -265,7 +271,7 @@ class Translator:
         words = [sum(tokenizer.word_starts(part.source[:-1])) for part, _ in parts]
         tag = tokenizer.source.tag(parts[0][0].source)
         tag_words = sum(tokenizer.word_starts(tag))  # words at the beginning of each part
-        space = " " if has_spaces(self.target_lang) else ""
+        space = sentence_separator(self.target_lang)
         penalty, count = self.decoding.length_penalty, max(len(found) for _, found in parts)
         joined = [
             join([found[min(k, len(found) - 1)] for _, found in parts], words, tag_words, space, penalty)

@@ -1,13 +1,14 @@
 """Which words of a sentence another sentence does not have."""
 
-import re
 from difflib import SequenceMatcher
 from itertools import groupby
 from typing import NamedTuple
 
+import regex  # whose \w includes vowel signs and joiners, unlike that of `re`
+
 # Thai, Lao, Khmer, Burmese, kana and Chinese characters: scripts that are written without spaces.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-_TOKEN = re.compile(rf"\s+|[^\W{_UNSPACED}]+|.", re.S)  # white space, a word, or one character
+_TOKEN = regex.compile(rf"\s+|[^\W{_UNSPACED}]+|.", regex.S)  # white space, a word, or one character
 
 
 class Span(NamedTuple):

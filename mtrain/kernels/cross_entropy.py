@@ -97,13 +97,17 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             logits = project(x)
             label_logits = logits.gather(1, label).to(accurate)
             grad: Tensor | None = None
+            # d loss / d logits = softmax - (1 - smoothing) * one_hot(label) - smoothing / V, plus R-Drop's
+            # part. smoothing / V is the same for all logits and is subtracted after the loop.
             if r_drop:
-                grad, normalizer, kl = _r_drop_gradient_(logits, label, label_logits, keep[chunk], r_drop)
-                divergence = divergence + (kl * keep[chunk][0::2]).sum()
+                of_labels = label, label_logits, smoothing - 1
+                normalizer, kl = _replace_by_gradient_(logits, *of_labels, keep[chunk], r_drop)
+                grad, divergence = logits, divergence + (kl * keep[chunk][0::2]).sum()
             elif with_grad:
                 grad, normalizer = _softmax_and_normalizer(
                     logits, label, label_logits, keep[chunk], partial(project, x)
                 )
+                _add_to_labels_(grad, label, smoothing - 1)
             else:
                 normalizer = logits.to(accurate).logsumexp(dim=-1, keepdim=True)
             # The mean of the V logits of each row, without reading them.
@@ -112,9 +116,6 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             uniform = uniform + ((normalizer - mean_logits) * keep[chunk]).sum()
             if grad is None:
                 continue
-            # d loss / d logits = softmax - (1 - smoothing) * one_hot(label) - smoothing / V. The last term is
-            # the same for all logits and is added after the loop.
-            _add_to_labels_(grad, label, smoothing - 1)
             gradients.add(grad, chunk, x, keep[chunk], weight_cast)
         gradients.smooth(smoothing, hidden, keep, mean_weight)
         ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)
@@ -196,12 +197,13 @@ def _add_to_labels_(grad: Tensor, label: Tensor, number: float) -> None:
     flat[places] = sums.to(grad.dtype)
 
 
-def _r_drop_gradient_(
-    logits: Tensor, label: Tensor, label_logits: Tensor, keep: Tensor, r_drop: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _replace_by_gradient_(
+    logits: Tensor, label: Tensor, label_logits: Tensor, at_label: float, keep: Tensor, r_drop: float
+) -> tuple[Tensor, Tensor]:
     """Replace the logits (rows, V) by their softmax plus `r_drop` / 2 times the gradient of
-    KL(p || q) + KL(q || p), where p and q are the softmax of rows 2i and 2i + 1. Returns them, the logsumexp
-    (rows, 1) of each row, and the divergence (rows / 2, 1) of each pair of rows.
+    KL(p || q) + KL(q || p), where p and q are the softmax of rows 2i and 2i + 1, and add `at_label` to the
+    entry at the label (rows, 1) of each row. Returns the logsumexp (rows, 1) of each row and the divergence
+    (rows / 2, 1) of each pair of rows.
 
     On a CPU, only some rows at a time, so that the results between the operations stay in its cache.
     """
@@ -213,23 +215,27 @@ def _r_drop_gradient_(
             logits[part], label[part], label_logits[part], keep[part], None
         )
         normalizers.append(normalizer)
-        divergences.append(_replace_by_gradient_(logits[part], softmax, r_drop / 2))
-    return logits, torch.cat(normalizers), torch.cat(divergences)
+        grad_p, grad_q, divergence = _r_drop_gradient(logits[part], softmax, r_drop / 2)
+        divergences.append(divergence)
+        # Rounded to the type of the logits only now: most of the gradient cancels where a label is likely.
+        for first, grad in enumerate((grad_p, grad_q)):
+            _add_to_labels_(grad, label[part][first::2], at_label)
+            logits[part][first::2] = grad
+    return torch.cat(normalizers), torch.cat(divergences)
 
 
-def _replace_by_gradient_(logits: Tensor, softmax: Tensor, scale: float) -> Tensor:
-    """Replace the logits (2 * pairs, V) by their softmax plus `scale` times the gradient of
-    KL(p || q) + KL(q || p), where p and q are rows 2i and 2i + 1 of the softmax. Returns the divergence
-    (pairs, 1).
+def _r_drop_gradient(logits: Tensor, softmax: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The softmax of the logits (2 * pairs, V), which may be overwritten, plus `scale` times the gradient of
+    KL(p || q) + KL(q || p), where p and q are rows 2i and 2i + 1 of the softmax: for p and q (pairs, V) each.
+    Also returns the divergence (pairs, 1).
 
     The difference of the logits replaces log p - log q: the two differ by a constant, which cancels.
     """
     p, q = softmax[0::2], softmax[1::2]
-    # In fp32, this overwrites the logits of p, which are not needed any more.
     log_ratio = logits[0::2].to(softmax.dtype).sub_(logits[1::2]).mul_(scale)
     by_p, by_q = p * log_ratio, q * log_ratio
     mean_p, mean_q = by_p.sum(-1, keepdim=True), by_q.sum(-1, keepdim=True)
     # p + p * (log_ratio - mean_p) + scale * (p - q), and q + q * (mean_q - log_ratio) + scale * (q - p)
-    logits[0::2] = by_p.addcmul_(p, 1 + scale - mean_p).sub_(q, alpha=scale)
-    logits[1::2] = by_q.neg_().addcmul_(q, 1 + scale + mean_q).sub_(p, alpha=scale)
-    return (mean_p - mean_q) / scale
+    grad_p = by_p.addcmul_(p, 1 + scale - mean_p).sub_(q, alpha=scale)
+    grad_q = by_q.neg_().addcmul_(q, 1 + scale + mean_q).sub_(p, alpha=scale)
+    return grad_p, grad_q, (mean_p - mean_q) / scale

@@ -1,9 +1,10 @@
 """What the report shows of the data and of translations."""
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
 from itertools import pairwise
-from typing import Any
 
 from mtrain.data.block_check import LENGTH_BINS, RATIO_BINS
 from mtrain.data.check import Findings
@@ -11,11 +12,12 @@ from mtrain.evaluation.differences import mark_differences
 from mtrain.evaluation.lengths import score_by_length
 from mtrain.evaluation.metrics import make_metrics, score_sentences
 from mtrain.report.page import html_differences, html_table, text_attributes
-from mtrain.report.recorded_translations import Translations
+from mtrain.report.recorded_translations import Sentence, Translations
 from mtrain.report.run_records import RunRecords, config_section
 
 STEPS_SHOWN = 10  # validations whose translations of a sample are shown, at most
 EXTREMES = 5  # best and worst sentences that are shown
+_TAG = re.compile(r"(?:<[^<>]+> )?<2([^<>]+)> ?")  # see `Direction.tag`
 STYLE = """
 .bars td { text-align: start; } .bars td:nth-child(2) { text-align: end; }
 .bar { display: inline-block; background: var(--heat); height: .8rem; width: calc(var(--w) * .1rem);
@@ -141,29 +143,34 @@ def _marked(translation: str, reference: str) -> str:
 
 
 def html_lengths(runs: Sequence[RunRecords]) -> str:
-    """BLEU of the validation sentences of each range of source lengths, by run."""
+    """BLEU of the validation sentences of each range of source lengths, by run and, if there are several, by
+    target language."""
     buckets: dict[str, dict[str, str]] = {}
     starts: dict[str, int] = {}
+    columns = []
     for run in runs:
-        sources, references, translations = _columns(run)
-        metrics = _metrics(run, "bleu")
-        for bucket in score_by_length(sources, translations, [references], metrics):
-            starts[bucket.name] = bucket.shortest
-            cell = f"{bucket.scores[0].score:.1f} ({bucket.sentences:,})"
-            buckets.setdefault(bucket.name, {})[run.name] = cell
+        by_language = _by_target_language(run)
+        for language, sentences in by_language.items():
+            column = run.name if len(by_language) == 1 else f"{run.name}, {language}"
+            columns.append(column)
+            metrics = make_metrics(("bleu",), language)
+            for bucket in score_by_length(*_columns(sentences), metrics):
+                starts[bucket.name] = bucket.shortest
+                cell = f"{bucket.scores[0].score:.1f} ({bucket.sentences:,})"
+                buckets.setdefault(bucket.name, {})[column] = cell
     rows = [
-        [name, *(buckets[name].get(run.name, "") for run in runs)]
+        [name, *(buckets[name].get(column, "") for column in columns)]
         for name in sorted(buckets, key=lambda name: starts[name])
     ]
-    columns = ["words of the source", *(run.name for run in runs)]
-    return html_table("BLEU (number of sentences)", columns, rows)
+    return html_table("BLEU (number of sentences)", ["words of the source", *columns], rows)
 
 
 def html_extremes(run: RunRecords) -> str:
     """The sentences that the best model of a run translates best and worst, by chrF. Of equally good ones,
     the longest come first."""
-    sources, references, translations = _columns(run)
-    scores = score_sentences(translations, [references], _metrics(run, "chrf"))["chrf"]
+    assert run.best is not None
+    sources, translations, [references] = _columns(run.best.sentences)
+    scores = score_sentences(translations, [references], make_metrics(("chrf",), None))["chrf"]
     order = sorted(range(len(scores)), key=lambda row: (scores[row], len(references[row])))
     worst = order[:EXTREMES]
     best = [row for row in order[::-1] if row not in worst][:EXTREMES]
@@ -186,19 +193,28 @@ def html_extremes(run: RunRecords) -> str:
     return f"<h3>Worst</h3>{''.join(articles(worst))}<h3>Best</h3>{''.join(articles(best))}"
 
 
-def _columns(run: RunRecords) -> tuple[list[str], list[str], list[str]]:
+def _by_target_language(run: RunRecords) -> dict[str | None, list[Sentence]]:
+    """The validation sentences of a run, without language tags; None stands for an unknown language."""
     assert run.best is not None
-    sentences = run.best.sentences
-    sources, references = [each.source for each in sentences], [each.reference for each in sentences]
-    return sources, references, [each.translation for each in sentences]
+    data = config_section(run.config, "data")
+    configured = data.get("target_lang")
+    tagged = data.get("language_tags", "none") != "none"
+    found: dict[str | None, list[Sentence]] = {}
+    for sentence in run.best.sentences:
+        language = configured if isinstance(configured, str) else None
+        if tagged and (tag := _TAG.match(sentence.source)):
+            language, sentence = tag[1], replace(sentence, source=sentence.source[tag.end() :])
+        found.setdefault(language, []).append(sentence)
+    return found
+
+
+def _columns(sentences: Sequence[Sentence]) -> tuple[list[str], list[str], list[list[str]]]:
+    """The sources, the translations, and the only list of references."""
+    sources, translations = [each.source for each in sentences], [each.translation for each in sentences]
+    return sources, translations, [[each.reference for each in sentences]]
 
 
 def _text_attributes(run: RunRecords) -> tuple[str, str]:
     """The attributes of elements with sources, and with references or translations."""
     data = config_section(run.config, "data")
     return text_attributes(data.get("source_lang")), text_attributes(data.get("target_lang"))
-
-
-def _metrics(run: RunRecords, name: str) -> dict[str, Any]:
-    language = config_section(run.config, "data").get("target_lang")
-    return make_metrics((name,), language if isinstance(language, str) else None)

@@ -149,10 +149,6 @@ def test_sources_are_read_from_stdin(mtrain, stdin, run_dir, corpus):
             "--reference -: reading references from stdin is not supported; give a file",
         ),
         (
-            ["--source", "a", "--hypotheses", "b", "--reference", "c"],
-            "--source and --hypotheses were both given",
-        ),
-        (
             ["--hypotheses", "a", "--reference", "b", "--beam-size", "2"],
             "--beam-size has no effect with --hypo",
         ),
@@ -213,6 +209,10 @@ def test_sources_are_read_from_stdin(mtrain, stdin, run_dir, corpus):
         ),
         (
             ["--hypotheses", "a", "--reference", "b", "--compare", "."],
+            "--compare . needs the source sentences; give --source",
+        ),
+        (
+            [".", "--hypotheses", "a", "--reference", "b", "--compare", "."],
             "--compare . needs the source sentences; give --source",
         ),
         (
@@ -313,6 +313,23 @@ def test_compared_files_must_fit_the_test_set(mtrain, run_dir, corpus, tmp_path)
     files = ["--hypotheses", corpus / "train.de", "--reference", corpus / "train.de"]
     code, _, err = mtrain("evaluate", *files, "--source", tmp_path / "short", "--by-length")
     assert code == 3 and f"train.de has 8 lines but {tmp_path}/short has 1" in one_line(err)
+
+
+def test_sources_of_files_serve_to_count_problems(mtrain, corpus, tmp_path):
+    lines = (corpus / "train.de").read_text().splitlines()
+    (tmp_path / "out").write_text("\n".join(["", *lines[1:], ""]))
+    files = ["--hypotheses", tmp_path / "out", "--reference", corpus / "train.de", "--metrics", "chrf"]
+    code, out, _ = mtrain("evaluate", *files)
+    assert code == 0 and "problems" not in out
+    code, out, _ = mtrain("evaluate", *files, "--source", corpus / "train.en")
+    assert code == 0 and "problems: 1 empty" in out
+
+
+def test_all_models_are_checked_before_the_first_translates(mtrain, run_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr("mtrain.evaluation.evaluate.translate_set", None)
+    (tmp_path / "empty").mkdir()
+    code, _, err = mtrain("evaluate", run_dir, "--compare", tmp_path / "empty", "--device", "cpu")
+    assert code == 4 and f"{tmp_path}/empty: " in one_line(err)
 
 
 def test_models_of_different_languages_are_not_compared(mtrain, run_dir, tmp_path):

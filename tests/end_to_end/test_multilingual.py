@@ -10,6 +10,7 @@ import yaml
 
 from mtrain import Translator
 from mtrain.config.load import Config, load_config, validate
+from mtrain.decoding.workers import Workers
 from mtrain.errors import ModelError
 from mtrain.evaluation import evaluate
 from mtrain.report.attention_maps import attention_maps
@@ -62,6 +63,28 @@ def test_a_tag_chooses_the_language(mtrain, both):
     )
 
 
+def test_an_interrupted_output_is_not_continued_in_another_language(
+    mtrain, both, corpus, tmp_path, monkeypatch
+):
+    job = ["translate", both, "-i", corpus / "train.en", "-o", tmp_path / "out", *ON_CPU]
+    with monkeypatch.context() as patch:
+        patch.setattr("mtrain.decoding.split.WINDOW_CHARACTERS", 60)
+        real, calls = Workers.decode, []
+
+        def interrupted(self, *arguments):
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return real(self, *arguments)
+
+        patch.setattr(Workers, "decode", interrupted)
+        assert mtrain(*job, "--to", "de")[0] == 130
+    code, _, err = mtrain(*job, "--to", "en", "--continue")
+    assert code == 2 and "another model or other settings" in one_line(err)
+    assert mtrain(*job, "--continue")[0] == 0  # into data.target_lang, which is de
+    assert (tmp_path / "out").read_text().splitlines() == GERMAN
+
+
 def test_attention_is_drawn_with_one_tag(both):
     translator = Translator.load(both, "cpu", workers=1)
     for language, text, translation in (("de", ENGLISH[0], GERMAN[0]), ("en", GERMAN[0], ENGLISH[0])):
@@ -69,6 +92,17 @@ def test_attention_is_drawn_with_one_tag(both):
         assert [piece for piece in drawn.source if "<2" in piece] == [f"<2{language}>"]
     sources = re.findall(r'"encoder":\{"name":"Encoder","rows":\[(.*?)\]', report_page([both]))
     assert [source.count("c2de") for source in sources] == [1] * 3  # short sentences of the validation set
+
+
+def test_the_report_has_bleu_by_length_of_each_target_language(both):
+    """Language tags do not count as words."""
+    table = re.search(
+        "<table[^>]*><caption[^>]*>BLEU \\(number of sentences\\).*?</table>", report_page([both])
+    )
+    assert table is not None
+    cells = re.findall("<t[hd](?: [^>]*)?>(.*?)</t[hd]>", table[0])
+    assert cells[:3] == ["words of the source", "run, de", "run, en"] and cells[3] == "0-10"
+    assert [cell.split()[1] for cell in cells[4:6]] == [f"({len(ENGLISH)})", f"({len(GERMAN)})"]
 
 
 def test_validation_knows_the_languages_of_each_direction(both, monkeypatch):

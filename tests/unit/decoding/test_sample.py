@@ -71,6 +71,15 @@ def test_noise_has_the_gumbel_distribution_and_independent_entries() -> None:
     assert torch.corrcoef(noise.T[:50]).fill_diagonal_(0).abs().max() < 0.24  # of 50 neighboring tokens
 
 
+def test_noise_is_finite_where_fp32_rounds_to_one() -> None:
+    """Otherwise, the only token that is allowed would not be drawn."""
+    key, token = torch.tensor([35508564], dtype=torch.int32), 7
+    assert gumbel_noise(key, 8).isfinite().all()
+    only = torch.full((1, 8), -torch.inf)
+    only[0, token] = 0.0
+    assert draw(only, key, options(samples=1)).item() == token
+
+
 def test_rounding_hardly_ever_changes_a_draw() -> None:
     """As a batch of another size may round a model's logits, on a GPU for example."""
     torch.manual_seed(0)

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from mtrain import Translator
+from mtrain.checkpoint.model_folder import load_model
+from mtrain.config.languages import Direction
 from mtrain.config.load import override
 from mtrain.decoding.score import score_pairs
 from mtrain.errors import ModelError, UsageError
@@ -276,6 +278,16 @@ def test_a_paragraph_is_translated_sentence_by_sentence(translator: Translator, 
     # The result does not depend on the other lines, nor on where an interrupted translation is resumed.
     resumed = split.stream(paragraphs[2:], n_best=2, alignments=True, first=2)
     assert list(resumed) == found[2:]
+
+
+@pytest.mark.parametrize(("language", "separator"), [("th", " "), ("ko", " "), ("ja", ""), ("zho_Hans", "")])
+def test_sentences_are_joined_as_the_target_language_does(
+    run_dir: Path, language: str, separator: str
+) -> None:
+    loaded = load_model(run_dir, ("decoding.split=sentences",))
+    settings = loaded.config.decoding, Direction("en", language), torch.device("cpu")
+    into = Translator([loaded.model], loaded.tokenizer, *settings, 64, processes=False)
+    assert into.translate(["It rains. The sun shines."])[0].text == f"Es regnet.{separator}Die Sonne scheint."
 
 
 # -------------------------------------------------------------------------------------------------- ensembles

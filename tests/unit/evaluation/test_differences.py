@@ -30,6 +30,8 @@ def marked(sentence: str, other: str) -> str:
         ("我喜欢猫。", "我喜欢狗。", "我喜欢[猫]。"),
         ("Größe geändert", "Größe gleich", "Größe [geändert]"),
         ("한국어 문장", "한국어 글", "한국어 [문장]"),
+        ("नमस्ते दुनिया।", "नमस्ते दोस्त।", "नमस्ते [दुनिया]।"),
+        ("می\u200cخواهم بروم", "می بروم", "[می\u200cخواهم] بروم"),
     ],
 )
 def test_words_that_the_other_sentence_lacks_are_changed(sentence, other, expected):

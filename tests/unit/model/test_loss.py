@@ -70,6 +70,20 @@ def test_r_drop_of_many_tokens_is_the_sum_over_its_tokens(with_bias: bool) -> No
     torch.testing.assert_close(torch.autograd.grad(whole.loss, trained), torch.autograd.grad(loss, trained))
 
 
+def test_r_drop_in_low_precision_is_precise_where_labels_are_likely() -> None:
+    """There, most of the gradient of a logit cancels."""
+    labels = torch.arange(16)[None]
+    hidden = 9 * torch.eye(16) + torch.randint(-1, 2, (2, 16, 16), generator=torch.Generator().manual_seed(1))
+    gradients = []
+    for dtype, low in ((torch.float64, False), (torch.float32, True)):
+        logits, weight = hidden.to(dtype).requires_grad_(), torch.eye(16, dtype=dtype)
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            loss = translation_loss(logits, weight, None, labels, 0.0, r_drop=5.0).loss
+        gradients.append(torch.autograd.grad(loss, logits)[0].double())
+    expected, found = gradients
+    assert (found - expected).norm() < 0.01 * expected.norm()
+
+
 def test_r_drop_of_equal_passes_is_the_ordinary_loss() -> None:
     hidden, weight, bias, labels = inputs()
     ordinary = translation_loss(hidden, weight, bias, labels, 0.1)
