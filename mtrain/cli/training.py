@@ -1,6 +1,7 @@
 """`mtrain fit` and `mtrain plan`."""
 
 import json
+import logging
 import math
 import shlex
 from pathlib import Path
@@ -14,7 +15,9 @@ from mtrain.cli.options import ConfigFile, Debug, Device, Json, NoCheck, Quiet, 
 from mtrain.cli.output import open_stdout
 from mtrain.cli.tables import format_scores, format_table
 from mtrain.distributed.launch import read_launch
-from mtrain.errors import UsageError
+from mtrain.errors import DataError, UsageError
+
+log = logging.getLogger(__name__)
 
 
 def fit(
@@ -56,7 +59,10 @@ def fit(
 
     fit_model(loaded, resume, device, allow_data_change)
     if loaded.data.test and read_launch().rank == 0 and not loaded.model.is_classifier:
-        _print_test_scores(Path(loaded.run_dir), device)
+        try:
+            _print_test_scores(Path(loaded.run_dir), device)
+        except DataError as error:  # the model is trained; the test sets may be on another machine
+            log.warning("the test sets were not scored: %s", error)
     use = terminal.use_command(loaded.run_dir, loaded.model.is_classifier)
     terminal.suggest("model saved; next", use, f"mtrain report {shlex.quote(loaded.run_dir)}")
 

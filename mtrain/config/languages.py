@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 LanguageTags = Literal["none", "target", "both"]
 
-# For languages written without spaces, 13a would count whole sentences as words.
+# For languages written without spaces, 13a would count whole sentences as words. Others of these: `char`.
 _BLEU_TOKENIZERS = {**dict.fromkeys(("zh", "lzh", "wuu", "yue"), "zh"), "ja": "ja-mecab", "ko": "ko-mecab"}
 
 # The scripts of languages, as the first words of the Unicode names of their letters; those of Chinese and
@@ -116,7 +116,8 @@ def sentence_separator(code: str) -> str:
 
 def bleu_tokenizer(target_lang: str) -> str:
     """The name of sacreBLEU's tokenizer for a language code."""
-    return _BLEU_TOKENIZERS.get(base_language(target_lang), "13a")
+    default = "13a" if has_spaces(target_lang) else "char"
+    return _BLEU_TOKENIZERS.get(base_language(target_lang), default)
 
 
 def make_bleu(tokenizer: str, **options: Any) -> "BLEU":

@@ -14,7 +14,8 @@ PEAK_RATE = 0.004  # of a model of width 128
 WARMUP = 0.08  # share of the planned steps
 TOKENS_PER_PARAMETER = 10  # embeddings excluded; see docs/recipes.md, and Hoffmann et al. 2022, section 3: 20
 VALIDATION_SHARE = 0.05  # of the training time
-VALIDATION_COST = 2  # time to decode a token, and to score it, relative to training on a token
+VALIDATION_COST = 2  # time to decode a token by greedy search, and to score it, relative to training on it
+BEAM_COST = 0.6  # of each further hypothesis: with beam size 5, decoding took 3.4 times as long
 VALIDATIONS = (3, 20)  # minimum and maximum number
 CHECKPOINT_STEPS = 2000  # maximum between checkpoints
 # Small corpora need small vocabularies (Gowda and May, "Finding the Optimal Vocabulary Size for Neural
@@ -80,6 +81,7 @@ class Budget(NamedTuple):
     minutes: float | None
     batch_tokens: int | None
     least_batch: int = 0  # tokens of the longest pair, which must fit in a batch
+    validation_beam_size: int = 1
 
     @classmethod
     def of(cls, config: Config) -> "Budget":
@@ -87,7 +89,8 @@ class Budget(NamedTuple):
         recipe = config.training
         batch = recipe.batch_tokens if "batch_tokens" in recipe.model_fields_set else None
         steps, epochs = (limit and min(limit, ENDLESS) for limit in (recipe.max_steps, recipe.max_epochs))
-        return cls(steps, epochs, recipe.max_minutes, batch, config.data.max_length)
+        limits = steps, epochs, recipe.max_minutes
+        return cls(*limits, batch, config.data.max_length, recipe.validation_beam_size)
 
     @property
     def unlimited(self) -> bool:
@@ -98,16 +101,16 @@ class Budget(NamedTuple):
         """What limits a run at `speed` target tokens/s."""
         limits: list[Limit] = []
         if self.steps is not None:
-            batch = self.batch_tokens or max(_batch_for_steps(self.steps), self.least_batch)
+            batch = min(_batch_for_steps(self.steps), choose_batch(useful_tokens(size)))
+            batch = self.batch_tokens or max(batch, self.least_batch)
             limits.append(Limit(self.steps * batch, f"{self.steps:,} steps"))
         if self.epochs is not None:
             limits.append(Limit(self.epochs * size.epoch_tokens, f"{self.epochs:,} epochs"))
         if not limits:
-            epochs = useful_epochs(size.pairs)
-            limits.append(Limit(epochs * size.tokens, f"{epochs:.0f} useful epochs"))
+            limits.append(Limit(useful_tokens(size), f"{useful_epochs(size.pairs):.0f} useful epochs"))
         if self.minutes is not None:
             allowed = self.minutes * 60 * speed
-            validation = validations(allowed, size) * VALIDATION_COST * size.validation_tokens
+            validation = self.validations(allowed, size) * self._validation_cost * size.validation_tokens
             tokens = max(allowed - validation, allowed / 2)
             limits.append(Limit(tokens, f"{self.minutes:g} minutes", is_time=True))
         return min(limits)
@@ -117,8 +120,19 @@ class Budget(NamedTuple):
         return self.limit(size, speed).tokens
 
     def batch(self, size: CorpusSize, speed: float) -> int:
-        """`training.batch_tokens`: as given, or chosen."""
-        return self.batch_tokens or max(choose_batch(self.tokens(size, speed)), self.least_batch)
+        """`training.batch_tokens`: as given, or chosen. That of a run that is longer than is useful suits the
+        useful part, because it may end early."""
+        tokens = min(self.tokens(size, speed), useful_tokens(size))
+        return self.batch_tokens or max(choose_batch(tokens), self.least_batch)
+
+    def validations(self, tokens: float, size: CorpusSize) -> int:
+        """The number of validations of a run that trains on `tokens` target tokens."""
+        cost = self._validation_cost * max(size.validation_tokens, 1)
+        return round(min(max(VALIDATION_SHARE * tokens / cost, VALIDATIONS[0]), VALIDATIONS[1]))
+
+    @property
+    def _validation_cost(self) -> float:
+        return VALIDATION_COST * (1 + BEAM_COST * (self.validation_beam_size - 1))
 
 
 def choose_vocab_size(pairs: int, tokens: float) -> int:
@@ -134,6 +148,11 @@ def useful_epochs(pairs: int) -> float:
     166 for a thousand pairs, 61 for Multi30k (29,000), 21 for a million, 9 for 20 million.
     """
     return 60 * math.pow(30_000 / max(pairs, 1), 0.3)
+
+
+def useful_tokens(size: CorpusSize) -> float:
+    """The number of target tokens in the useful epochs of a corpus."""
+    return useful_epochs(size.pairs) * size.tokens
 
 
 def parameters(sizes: Mapping[str, int]) -> int:
@@ -152,12 +171,6 @@ def presets_for(pairs: int) -> list[str]:
 def suffices(tokens: float, sizes: Mapping[str, int]) -> bool:
     """Whether a number of target tokens is enough to train a model with these sizes."""
     return tokens >= TOKENS_PER_PARAMETER * parameters(sizes)
-
-
-def validations(tokens: float, size: CorpusSize) -> int:
-    """The number of validations of a run that trains on `tokens` target tokens."""
-    cost = VALIDATION_COST * max(size.validation_tokens, 1)
-    return round(min(max(VALIDATION_SHARE * tokens / cost, VALIDATIONS[0]), VALIDATIONS[1]))
 
 
 def choose_batch(tokens: float) -> int:
@@ -214,13 +227,16 @@ def choose_training(
     """
     tokens = limit.tokens
     epochs = tokens / size.epoch_tokens
-    interval = math.ceil(steps / validations(tokens, size))
+    # A longer run ends early if validation does not improve, so warm-up and validations suit the useful part.
+    useful = min(tokens, useful_tokens(size))
+    useful_steps = max(1, round(steps * useful / tokens))
+    interval = math.ceil(useful_steps / budget.validations(useful, size))
     choices = [
         Choice("model.dropout", dropout(epochs), f"{epochs:.3g} epochs"),
         Choice("model.activation_dropout", 0.0, "model.dropout suffices"),
         Choice("training.batch_tokens", batch, f"{tokens / 1e6:.3g} million target tokens in all"),
         Choice("training.learning_rate", peak_rate(width), f"model width {width}"),
-        Choice("training.warmup_steps", warmup(steps), f"{WARMUP:.0%} of {steps:,} steps"),
+        Choice("training.warmup_steps", warmup(useful_steps), f"{WARMUP:.0%} of {useful_steps:,} steps"),
         Choice("training.validate_every", interval, f"{math.ceil(steps / interval)} validations"),
         Choice(
             "training.checkpoint_every", min(interval, CHECKPOINT_STEPS), "with each validation or more often"

@@ -5,8 +5,10 @@ shards (`mtrain.data.shards`); with stages, `mtrain.data.mixing` chooses its pai
 on the size of a window, and not on the size of the corpus.
 """
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -112,6 +114,12 @@ class WindowedCorpus:
     def has_fixed_lengths(self) -> bool:
         """Whether the pairs of each epoch are as long as those of `encoded()`."""
         return self.fits_one_window and not self._rewrites
+
+    def with_rewrites(self, choose: Callable[[Rewrite], bool]) -> Self:
+        """The same pairs, of which only some rewrites change the rows."""
+        other = copy.copy(self)
+        other._rewrites = list(filter(choose, self._rewrites))
+        return other
 
     def _mix(self, epoch: int, window: int, starts: Starts) -> EncodedCorpus:
         """The pairs of a window of a stage, as they were encoded."""

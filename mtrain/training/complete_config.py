@@ -27,6 +27,7 @@ from mtrain.config.schema import Config
 from mtrain.data.batching import BatchPlan
 from mtrain.data.loader import Loader, Step
 from mtrain.data.prepare_data import PreparedData
+from mtrain.data.resegment import Resegmenter
 from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import is_out_of_memory
@@ -68,6 +69,9 @@ def complete_config(
     Logs what `model.preset: auto` chose, including `earlier` choices. Raises DataError if no pair is left.
     """
 
+    # To segment a window again would take long, and each timing would do it.
+    corpus = data.train.with_rewrites(lambda rewrite: not isinstance(rewrite, Resegmenter))
+
     def speed(sized: Config) -> float:
         log.info("timing some training steps")
         network = model_config(sized.model, tokenizer, sized.data.max_length)
@@ -75,7 +79,7 @@ def complete_config(
         def steps(learner: Learner) -> Iterator[Step]:
             micro_batch = micro_batch_tokens(sized, data.train, learner, ranks.local_size)
             sizes = micro_batch, len(learner.replicas), ranks.rank, ranks.size
-            return Loader(data.train, sized, tokenizer, learner.device, *sizes).steps()
+            return Loader(corpus, sized, tokenizer, learner.device, *sizes).steps()
 
         return measure_speed(network, sized.training, ranks.device, steps, alone=ranks.size == 1)
 

@@ -102,7 +102,7 @@ class Estimator:
         self.recipe, self.network, self.lengths = config.training, network, lengths
         self.device, self.devices, self.numerics = device, devices, device.numerics
         self.copies = 2 if self.recipe.r_drop else 1  # of each micro-batch
-        self.longest = config.longest_sequence  # in tokens
+        self.longest = self.possible = config.longest_sequence  # in tokens
         if lengths.is_complete and not (config.data.changes_pairs or config.model.is_classifier):
             self.longest = int(max(lengths.source.max(), lengths.target.max()))
         self.micro_batch_tokens = self._choose_micro_batch_tokens()
@@ -172,9 +172,9 @@ class Estimator:
 
     def largest_fitting_micro_batch(self) -> int | None:
         """A half, a quarter, ... of the tokens of the micro-batch, such that it fits in memory; None if not
-        even a single sentence does."""
+        even a single sentence of `data.max_length` does, which the config must allow."""
         tokens = self.micro_batch_tokens // 2
-        while tokens >= self.longest:
+        while tokens >= self.possible:
             if self.fits(self.memory_of(self._largest_possible(tokens))):
                 return tokens
             tokens //= 2

@@ -126,7 +126,7 @@ def _prepare_run(
         scanner = make_scanner(*inputs, True, *options)
     config, initial_model = resolve_config(config, scanner, speed=speed)
     require_exports(config)
-    checkpoint = open_run(config, resume)
+    checkpoint = open_run(config, resume, allow_data_change)
     tokenizer = prepare_tokenizer(config, scanner, adapt_vocab_size=adapt_vocab_size)
     if adapt_vocab_size:
         config = use_learned_vocab_size(config)

@@ -126,7 +126,8 @@ class Progress:
             if state.skipped_in_a_row >= self.max_nonfinite_steps:
                 raise DivergedError(
                     f"diverged: {self.max_nonfinite_steps} steps in a row had a non-finite loss or gradient; "
-                    "lower training.learning_rate or raise training.warmup_steps"
+                    "start another run (--run-dir) with a lower training.learning_rate or more "
+                    "training.warmup_steps"
                 )
 
     def _watch_for_spikes(self, loss: float, step: int, locate: Callable[[], list[str]]) -> None:

@@ -27,11 +27,12 @@ log = logging.getLogger(__name__)
 # Keys that may change when a run is resumed. If this changes the search of validations, the best score is
 # discarded.
 _MAY_CHANGE = re.compile(
-    r"run_dir|data\.(check|folder|window_pairs|train(\[\d+\])?\.name)|(decoding|export)\..+|"
+    r"run_dir|data\.(check|folder|window_pairs|test(\..+)?|train(\[\d+\])?\.name)|(decoding|export)\..+|"
     r"training\.(max_\w+|micro_batch_tokens|validate_every|checkpoint_every|"
-    r"keep_checkpoints|log_every|parallel|patience)"
+    r"keep_checkpoints|log_every|parallel|compile|precision|patience)"
 )
-_CORPUS_KEYS = ("source", "target", "tsv", "jsonl", "parquet", "hub", "toy", "holdout")
+_CORPUS = re.compile(r"data\.(train|validation)(\[\d+\])?(\.(?!weight$).+)?")
+_CORPUS_KEYS = ("source", "target", "tsv", "jsonl", "parquet", "hub", "sacrebleu", "toy", "holdout")
 _HEADER = "# Written by mtrain: the resolved config of this run.\n"  # of config.yaml
 _CONTENTS = [
     *("config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model"),
@@ -41,9 +42,10 @@ _CONTENTS = [
 _LEFTOVERS = ["checkpoints/.index.json.tmp", "data/.epoch-*", *(f".{name}.tmp" for name in _CONTENTS)]
 
 
-def open_run(config: Config, resume: str) -> Checkpoint | None:
+def open_run(config: Config, resume: str, allow_data_change: bool = False) -> Checkpoint | None:
     """Write `config.yaml`, and return the checkpoint to resume from; None for a new run.
 
+    With `allow_data_change`, the corpora may have changed.
     `resume` is `auto` (the newest valid checkpoint), `never`, or the path of a checkpoint. Raises UsageError
     if there are checkpoints and `resume` is `never`, or if a key has changed that must not change; ModelError
     if no checkpoint is valid; StorageError if the folder cannot be written.
@@ -62,7 +64,8 @@ def open_run(config: Config, resume: str) -> Checkpoint | None:
     elif checkpoints:
         chosen = _newest_valid(checkpoints)
     if chosen is not None and (run_dir / "config.yaml").exists():
-        _check_changes(config, run_dir / "config.yaml", len(chosen.state.stage_starts))
+        stages = len(chosen.state.stage_starts)
+        _check_changes(config, run_dir / "config.yaml", stages, allow_data_change)
     write_config(config)
     return chosen
 
@@ -150,18 +153,20 @@ def _newest_valid(checkpoints: list[Path]) -> Checkpoint:
     raise ModelError(f"{checkpoints[0].parent}: no checkpoint is valid; start another run with --run-dir")
 
 
-def _check_changes(config: Config, file: Path, stages: int) -> None:
+def _check_changes(config: Config, file: Path, stages: int, allow_data_change: bool) -> None:
     """Log the keys that have changed since the run began, when `stages` stages have begun. Raises UsageError
-    if one of them must not."""
+    if one of them must not. With `allow_data_change`, corpora may."""
     previous = validate(Config, read_yaml_file(file), str(file))  # fills keys of newer versions with defaults
     _check_stages(previous.data, config.data, stages)
     for key, old, new in _changes(previous.model_dump(mode="json"), config.model_dump(mode="json")):
         if key.startswith("data.stages"):
             continue
-        if not _MAY_CHANGE.fullmatch(key):
+        is_corpus = _CORPUS.fullmatch(key) is not None
+        if not (_MAY_CHANGE.fullmatch(key) or (is_corpus and allow_data_change)):
             raise UsageError(
                 f"{key} was {_format_value(old)} when this run began and is {_format_value(new)} now; "
-                "restore it, or start another run with --run-dir"
+                + ("add --allow-data-change, " if is_corpus else "")
+                + "restore it, or start another run with --run-dir"
             )
         log.info("%s: %s, was %s", key, _format_value(new), _format_value(old))
 

@@ -124,11 +124,16 @@ def test_time_beyond_the_useful_epochs_is_not_used():
     assert budget(minutes=10_000).tokens(SIZE, speed=1_000) == budget().tokens(SIZE, speed=1_000)
 
 
-@pytest.mark.parametrize("steps", [100, 3_000, 10_000, 50_000, 10**6])
+@pytest.mark.parametrize("steps", [100, 3_000, 10_000])
 def test_the_batch_for_a_number_of_steps_is_that_for_their_tokens(steps):
     limited = budget(steps=steps)
     tokens = limited.tokens(SIZE, speed=1.0)
     assert limited.batch(SIZE, speed=1.0) == choose_batch(tokens) == tokens / steps
+
+
+@pytest.mark.parametrize("limit", [{"steps": 50_000}, {"steps": 10**6}, {"epochs": 1_000}])
+def test_more_steps_than_are_useful_do_not_enlarge_the_batch(limit):
+    assert budget(**limit).batch(SIZE, speed=1.0) == budget().batch(SIZE, speed=1.0)
 
 
 def test_a_given_batch_is_kept():

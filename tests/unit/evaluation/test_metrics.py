@@ -35,6 +35,8 @@ LANGUAGES = {
     "cmn": "zh",
     "yue": "zh",
     "deu": "13a",
+    "th": "char",
+    "km_KH": "char",
     "jpn_Jpan": "ja-mecab",
     "ja": "ja-mecab",
     "ko": "ko-mecab",

@@ -12,6 +12,7 @@ from mtrain.config.load import validate
 from mtrain.config.presets import PRESETS, SIZES
 from mtrain.config.recipe import AUTOMATIC, OPEN_IF_NULL, CorpusSize, assumed_speed
 from mtrain.config.schema import Config
+from mtrain.config.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.training.complete_config import Workload, assumed_speed_of, plan_run
 from mtrain.training.resolve_config import resolve_config
@@ -194,6 +195,26 @@ def test_a_known_number_of_steps_gets_a_cosine_schedule(training, data, warmup_s
     recipe = plan_run(config(training=training, data=DATA | data), workload())[0].training
     assert recipe.schedule == "cosine" and recipe.ema_decay is None
     assert recipe.warmup_steps == pytest.approx(warmup_steps, rel=0.1)
+
+
+def test_a_limit_beyond_the_useful_epochs_does_not_delay_validation():
+    """The run ends early if validation does not improve."""
+    useful = plan_run(config(training={"max_minutes": 1e5}), workload())[0].training
+    for limit in ({"max_steps": 300_000}, {"max_epochs": 10_000}):
+        recipe = plan_run(config(training=limit), workload())[0].training
+        assert recipe.batch_tokens == useful.batch_tokens
+        assert recipe.warmup_steps == pytest.approx(useful.warmup_steps, rel=0.1)
+        assert recipe.validate_every == pytest.approx(useful.validate_every, rel=0.1)
+
+
+def test_validation_by_beam_search_takes_longer():
+    def planned(beam_size: int) -> TrainingConfig:
+        training = {"max_minutes": 10.0, "validation_beam_size": beam_size}
+        return plan_run(config(training=training), workload())[0].training
+
+    greedy, beam = planned(1), planned(5)
+    assert beam.validate_every > greedy.validate_every
+    assert beam.max_steps == pytest.approx(greedy.max_steps, rel=0.05)  # about as long in all
 
 
 def test_the_limit_that_determines_the_steps_is_named():

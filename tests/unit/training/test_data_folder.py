@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mtrain.config.schema import Config
+from mtrain.config.yaml_io import to_yaml
 from mtrain.data.folder_lock import locked_data_folder
 from mtrain.data.summary import read_summary, write_summary
 from mtrain.errors import DataError, ModelError, StorageError, UsageError
@@ -90,6 +91,15 @@ def test_runs_share_a_copy_of_the_folder_without_the_raw_files(make, tmp_path, c
     for run in (same, other):
         learned = (tmp_path / "copy/tokenizer/joint.model").read_bytes()
         assert (run / "tokenizer/joint.model").read_bytes() == learned
+
+
+def test_a_finished_run_does_not_fail_because_a_test_set_is_missing(mtrain, make, tmp_path):
+    prepare(make("first"))
+    config = make("own", data={"test": {"gone": {"tsv": "gone.tsv"}}})
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    shutil.rmtree(tmp_path / "raw")
+    code, _, err = mtrain("fit", tmp_path / "config.yaml", "--device", "cpu")
+    assert code == 0 and "the test sets were not scored: gone.tsv: no such file" in err
 
 
 def test_a_copied_run_folder_needs_no_raw_files(make, tmp_path):

@@ -9,6 +9,7 @@ import yaml
 
 from mtrain import Translator
 from mtrain.errors import DataError, ModelError, UsageError
+from mtrain.training.fit import fit
 from mtrain.training.prepare_tokenizer import tokenize
 from tests.support.training import fit_on_cpu, last_checkpoint, losses
 
@@ -158,7 +159,9 @@ def test_a_changed_corpus_is_named_by_its_files(make_config, corpus, tmp_path):
     target = str(corpus / "train.de")
     fit_on_cpu(make_config(training={"max_steps": 2}))
     one = make_config(data={"train": {"source": str(copy), "target": target}})
-    message = rf"data\.train\.source was {corpus}/train\.en when this run began and is {copy} now; restore it"
+    message = (
+        rf"data\.train\.source was {corpus}/train\.en when this run began and is {copy} now; add --allow"
+    )
     with pytest.raises(UsageError, match=message):
         fit_on_cpu(one)
     sources = [
@@ -169,6 +172,21 @@ def test_a_changed_corpus_is_named_by_its_files(make_config, corpus, tmp_path):
         fit_on_cpu(make_config(data={"train": sources}))
     assert f"{corpus}/train.en and {target}, {copy} and {target} now" in str(caught.value)
     assert not set("{}[]") & set(str(caught.value))
+    both = make_config(data={"train": sources}, training={"max_steps": 4})
+    fit(both, device="cpu", allow_data_change=True)
+    assert last_checkpoint(Path(both.run_dir)).name == "step-00000004"
+    weighted = make_config(data={"train": [{**sources[0], "weight": 2.0}, sources[1]]})
+    with pytest.raises(UsageError, match=r"data\.train\[1\]\.weight was 1\.0 .* now; restore it"):
+        fit(weighted, device="cpu", allow_data_change=True)
+
+
+def test_test_sets_and_the_arithmetic_may_change(make_config, corpus, caplog):
+    fit_on_cpu(make_config(training={"max_steps": 2}))
+    tests = {"new": {"source": str(corpus / "train.en"), "target": str(corpus / "train.de")}}
+    fit_on_cpu(make_config(data={"test": tests}, training={"max_steps": 4, "compile": "off"}))
+    run = fit_on_cpu(make_config(data={"test": tests}, training={"max_steps": 6, "precision": "bf16"}))
+    assert last_checkpoint(run).name == "step-00000006"
+    assert "not bit-identically" in caplog.text
 
 
 def test_other_changed_keys_are_shown_as_in_the_config(make_config):
