@@ -3,12 +3,14 @@
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from mtrain.checkpoint.model_folder import Loaded, load_any_model, save_model_folder
 from mtrain.checkpoint.model_info import Origin, describe_ancestor, name_of, new_info
+from mtrain.config.languages import Direction
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.errors import ModelError, StorageError
@@ -28,13 +30,17 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
     """
     require_new_folder(out)
     first = load_any_model(paths[0], overrides)
+    config = first.config
     total = {name: tensor.double() for name, tensor in first.model.state_dict().items()}
     ancestors = [describe_ancestor(paths[0], first.fingerprint)]
     for path in with_progress(paths[1:], "averaged", "models", len(paths) - 1):
         other = load_any_model(path)
-        if _shared_settings(other) != _shared_settings(first):
-            reason = "its languages, vocabulary or architecture differ from those of"
-            raise ModelError(f"{path}: {reason} {paths[0]}; only models that share them can be averaged")
+        if differing := _differing_settings(first, other):
+            reason = f"its {differing} differ from those of {paths[0]}"
+            raise ModelError(f"{path}: {reason}; only models that share them can be averaged")
+        for key in ("source_lang", "target_lang"):
+            if getattr(config, key) == "und":
+                config = config.model_copy(update={key: getattr(other.config, key)})
         for name, tensor in other.model.state_dict().items():
             total[name] += tensor
         ancestors.append(describe_ancestor(path, other.fingerprint))
@@ -45,16 +51,27 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
         except SafetensorError as error:
             raise StorageError(f"cannot write a temporary file: {error}") from None
         info = new_info(name_of(out), Origin(kind="averaged", ancestors=ancestors))
-        save_model_folder(out, weights, to_yaml(first.config), first.tokenizer, info)
-    return first.config
+        save_model_folder(out, weights, to_yaml(config), first.tokenizer, info)
+    return config
 
 
-def _shared_settings(loaded: Loaded[TransformerEncoder]) -> tuple[object, ...]:
-    """The settings that averaged models must share: all but dropout rates and, unless positions are learned,
-    the number of positions."""
+def _differing_settings(first: Loaded[TransformerEncoder], other: Loaded[TransformerEncoder]) -> str:
+    """Which of the settings that averaged models must share differ; empty if none does."""
+    ours, theirs = (Direction(one.config.source_lang, one.config.target_lang) for one in (first, other))
+    if not ours.agrees_with(theirs):
+        return "languages"
+    if first.config.language_tags != other.config.language_tags:
+        return "language tags"
+    if first.tokenizer.fingerprint() != other.tokenizer.fingerprint():
+        return "vocabularies"
+    return "sizes or other settings of the model" if _architecture(first) != _architecture(other) else ""
+
+
+def _architecture(loaded: Loaded[TransformerEncoder]) -> dict[str, Any]:
+    """The settings of a model that the weights depend on: all but dropout rates and, unless positions are
+    learned, the number of positions."""
     network = loaded.config.model
     free = {key for key in type(network).model_fields if "dropout" in key}
     if network.positions != "learned":
         free.add("max_positions")
-    languages = loaded.config.source_lang, loaded.config.target_lang
-    return *languages, loaded.tokenizer.fingerprint(), network.model_dump(exclude=free)
+    return network.model_dump(exclude=free)

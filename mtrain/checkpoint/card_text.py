@@ -107,7 +107,7 @@ def _introduction(model: Description) -> str:
         others = ", ".join(f"`{_code(language)}`" for language in config.target_languages)
         lines.append(
             f"It translates into several languages ({others}): a source begins with a tag such as "
-            f"`{_code(tag)}`, which `mtrain translate --to` adds."
+            f"`{_code(tag)}`" + ("." if info.export else ", which `mtrain translate --to` adds.")
         )
     if origin := describe_origin(info.origin, code=True):
         lines.append(
@@ -145,8 +145,10 @@ def describe_origin(origin: Origin | None, code: bool = False) -> str:
 def model_usage(model: Description) -> str:
     """How to use a model, in Markdown."""
     folder = _identifier(model.name)
-    export = model.info.export
-    if model.config.model.is_classifier:
+    export, config = model.info.export, model.config
+    tag = Direction(config.source_lang, config.target_lang).tag(config.language_tags)
+    example = f"{_code(tag)} Hello.".lstrip()  # other programs do not add the tag
+    if config.model.is_classifier:
         return (
             f"With [mtrain]({_HOME}) installed and this folder in `{folder}`, add the probability as a "
             "column to a file whose first two columns are source and target:\n\n"
@@ -165,7 +167,7 @@ def model_usage(model: Description) -> str:
             "```python\nfrom transformers import MarianMTModel, MarianTokenizer\n\n"
             f'tokenizer = MarianTokenizer.from_pretrained("{folder}")\n'
             f'model = MarianMTModel.from_pretrained("{folder}")\n'
-            'output = model.generate(**tokenizer(["Hello."], return_tensors="pt"))\n'
+            f'output = model.generate(**tokenizer(["{example}"], return_tensors="pt"))\n'
             "print(tokenizer.batch_decode(output, skip_special_tokens=True))\n```"
         )
     joint = (model.folder / "joint.model").exists()
@@ -175,7 +177,7 @@ def model_usage(model: Description) -> str:
         f'source = sentencepiece.SentencePieceProcessor("{folder}/{sides[0]}.model")\n'
         f'target = sentencepiece.SentencePieceProcessor("{folder}/{sides[1]}.model")\n'
         f'translator = ctranslate2.Translator("{folder}")\n'
-        '[result] = translator.translate_batch([source.encode("Hello.", out_type=str)])\n'
+        f'[result] = translator.translate_batch([source.encode("{example}", out_type=str)])\n'
         "print(target.decode(result.hypotheses[0]))\n```"
     )
 
@@ -243,10 +245,10 @@ def _originals(origin: Origin | None) -> list[str]:
     """The models that a model was made from, directly or not, and that were not made from others."""
 
     def roots(ancestor: Ancestor) -> Iterator[str]:
-        if ancestor.origin is None or not ancestor.origin.ancestors:
-            yield ancestor.name
-        else:
+        if ancestor.origin is not None and ancestor.origin.ancestors:
             yield from chain.from_iterable(map(roots, ancestor.origin.ancestors))
+        elif not ancestor.repeated:
+            yield ancestor.name
 
     ancestors = origin.ancestors if origin else []
     return list(dict.fromkeys(chain.from_iterable(map(roots, ancestors))))

@@ -69,11 +69,14 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
 
 
 def _is_published(folder: Path, best: Path, contents: str) -> bool:
-    """Whether a model folder has the weights of the checkpoint `best`, and the config `contents`."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
+    """Whether a model folder is undamaged, and has the weights of the checkpoint `best` and the config
+    `contents`."""
+    with suppress(OSError, ValueError, LookupError, TypeError, ModelError):
         old, new = (read_json(path / MANIFEST) for path in (folder, best))
         same = old["model.safetensors"] == new[evaluation_weights(best).name]
-        return bool(same) and (folder / "config.yaml").read_text(encoding="utf-8") == contents
+        if same and (folder / "config.yaml").read_text(encoding="utf-8") == contents:
+            verify_folder(folder, ["config.yaml", "model.safetensors"])
+            return True
     return False
 
 
@@ -179,6 +182,7 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
     """Load a model folder, or the best checkpoint of a run folder."""
     in_run = (path / "checkpoints").is_dir()
     folder = _best_checkpoint(path) if in_run else path
+    fingerprint = _fingerprint(folder)
     vocabularies = [file.name for files in vocabulary_files(path / "tokenizer") for file in files]
     if in_run:
         verify_checkpoint(folder)
@@ -212,10 +216,18 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
     if (network.pad_id, network.unk_id, network.bos_id, network.eos_id) != tokenizer.special:
         raise ModelError(f"{folder}: the special token ids of the tokenizer differ from those of the model")
     model = model_without_weights(network)  # allocates no memory before the weights are known to fit
-    load_weights(model, evaluation_weights(folder))
+    load_weights(model, evaluation_weights(folder) if in_run else folder / "model.safetensors")
     model.make_positions()
-    manifest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
-    return Loaded(model.eval(), tokenizer, config, manifest)
+    if _fingerprint(folder) != fingerprint:
+        raise ModelError(f"{folder}: was replaced while it was loaded; try again")
+    return Loaded(model.eval(), tokenizer, config, fingerprint)
+
+
+def _fingerprint(folder: Path) -> str:
+    """SHA-256 of the manifest of a folder; empty if it cannot be read."""
+    with suppress(OSError):
+        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+    return ""
 
 
 def _best_checkpoint(run_dir: Path) -> Path:

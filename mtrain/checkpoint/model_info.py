@@ -83,6 +83,7 @@ class Ancestor(_Part):
     hub: bool = False
     fingerprint: Text | None = None  # SHA-256 of its manifest
     origin: "Origin | None" = None
+    repeated: bool = False  # whether its origin is left out, because an earlier ancestor is the same model
 
 
 class Origin(_Part):
@@ -116,7 +117,23 @@ class ModelInfo(_Part):
 
 def new_info(name: str, origin: Origin, **parts: Any) -> ModelInfo:
     """What this version of mtrain writes about a new model."""
-    return ModelInfo(mtrain=__version__, name=name, origin=origin, **parts)
+    return ModelInfo(mtrain=__version__, name=name, origin=_without_repetitions(origin, set()), **parts)
+
+
+def _without_repetitions(origin: Origin, seen: set[str]) -> Origin:
+    """An origin that has the origin of each ancestor only once. Otherwise its size would grow exponentially
+    with rounds of training and averaging. The fingerprints of its ancestors are added to `seen`."""
+    ancestors = []
+    for ancestor in origin.ancestors:
+        if ancestor.fingerprint in seen:
+            ancestor = ancestor.model_copy(update={"origin": None, "repeated": True})
+        elif ancestor.origin is not None:
+            kept = _without_repetitions(ancestor.origin, seen)
+            ancestor = ancestor.model_copy(update={"origin": kept})
+        if ancestor.fingerprint is not None:
+            seen.add(ancestor.fingerprint)
+        ancestors.append(ancestor)
+    return origin.model_copy(update={"ancestors": ancestors})
 
 
 def model_folder_of(path: Path) -> Path:

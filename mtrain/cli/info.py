@@ -158,7 +158,10 @@ def _model(model: "Description") -> Rows:
         ["width", f"{network.d_model}, feed-forward {network.ffn_dim}, {attention}"],
         ["embeddings", _TIED[network.tie_embeddings]],
         ["tokenizer", _tokenizer(model)],
-        ["longest source", f"{config.max_length:,} tokens; longer lines are split"],
+        [
+            "longest source",
+            f"{config.max_length:,} tokens{'' if info.export else '; longer lines are split'}",
+        ],
         ["decoding", _decoding(config.decoding)],
         ["origin", f"{made} by mtrain {info.mtrain}" if info.mtrain else made],
     ]

@@ -72,6 +72,11 @@ class Direction(NamedTuple):
     def __str__(self) -> str:
         return f"{self.source}-{self.target}"
 
+    def agrees_with(self, other: "Direction") -> bool:
+        """Whether the languages are the same, as far as they are known: a code may be `und`."""
+        pairs = list(zip(self, other, strict=True))
+        return all("und" in pair or is_same_language(*pair) for pair in pairs)
+
     def tag(self, tags: LanguageTags) -> str:
         """What tells a multilingual model the languages of a source sentence, at its beginning: `<2de>` for
         the target (Johnson et al. 2017, section 3) and, before it, `<en>` for the source if `tags` is

@@ -14,13 +14,7 @@ import torch
 
 from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.config.decoding import DecodingConfig
-from mtrain.config.languages import (
-    Direction,
-    LanguageTags,
-    base_language,
-    is_same_language,
-    sentence_separator,
-)
+from mtrain.config.languages import Direction, LanguageTags, is_same_language, sentence_separator
 from mtrain.config.load import validate
 from mtrain.decoding.decode import Models
 from mtrain.decoding.mbr import sentence_metric
@@ -287,9 +281,7 @@ def _check_ensemble(path: str | Path, first: LoadedModel, folder: str | Path, ot
     if first.config.language_tags != other.config.language_tags:
         found = f"language_tags is {other.config.language_tags}, but {first.config.language_tags} in {path}"
         raise ModelError(f"{folder}: {found}; the models of an ensemble must have the same")
-    ours, theirs = (
-        tuple(map(base_language, (one.config.source_lang, one.config.target_lang))) for one in (first, other)
-    )
-    if ours != theirs and "und" not in (*ours, *theirs):  # imported without languages
-        found = f"translates {'-'.join(theirs)}, but {path} {'-'.join(ours)}"
+    ours, theirs = (Direction(one.config.source_lang, one.config.target_lang) for one in (first, other))
+    if not ours.agrees_with(theirs):
+        found = f"translates {theirs}, but {path} {ours}"
         raise ModelError(f"{folder}: {found}; the models of an ensemble need the same languages")

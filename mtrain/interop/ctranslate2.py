@@ -8,13 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from mtrain.checkpoint.model_folder import LoadedModel
-from mtrain.interop.formats import import_optional
+from mtrain.interop.formats import MIN_POSITIONS, import_optional
 from mtrain.interop.generation_config import max_output_length
 from mtrain.model.encoder import EncoderLayer
 from mtrain.model.transformer import DecoderLayer, Transformer
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
-_MIN_POSITIONS = 1024  # of sinusoidal positions, which CTranslate2 would compute in another order
 
 
 def write_ctranslate2(loaded: LoadedModel, folder: Path, quantization: str | None) -> None:
@@ -85,7 +84,7 @@ def masked_projection(model: Transformer, forbidden_ids: list[int]) -> tuple[Ten
 def _positions(loaded: LoadedModel, target: bool) -> Tensor:
     """The positional encodings, for as many positions as mtrain may use."""
     model, longest = loaded.model, loaded.config.max_length
-    length = max(longest, max_output_length(loaded.config.decoding, longest), _MIN_POSITIONS)
+    length = max(longest, max_output_length(loaded.config.decoding, longest), MIN_POSITIONS)
     if model.config.positions == "learned":
         length = model.config.max_positions
     table = model.positions(0, length, model.learned_target_positions if target else None)

@@ -8,6 +8,7 @@ from mtrain.checkpoint.model_card import write_exported_card
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.checkpoint.model_info import ExportInfo, model_folder_of
 from mtrain.config.schema import Format, ModelFolderConfig
+from mtrain.decoding.constraints import check_forbidden_ids
 from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import write_ctranslate2
 from mtrain.interop.formats import unsupported_reason
@@ -34,6 +35,7 @@ def export_model(
     loaded = load_model(model, overrides)
     if reason := unsupported_reason(loaded.model.config, format):
         raise ModelError(f"{model}: {format} does not support this model: {reason}; use --format ctranslate2")
+    check_forbidden_ids(loaded.config.decoding, loaded.model.config.target_vocab_size)
     lines: list[str] = []
 
     def fill(temporary: Path) -> None:

@@ -8,6 +8,10 @@ from mtrain.config.model import Architecture
 from mtrain.config.schema import Config, Format
 from mtrain.errors import UsageError
 
+# Of exported sinusoidal encodings, which are constants there. Longer texts are an error in other programs, or
+# are encoded in another way.
+MIN_POSITIONS = 1024
+
 
 def unsupported_reason(model: Architecture, format: Format) -> str | None:
     """Why a format does not support an architecture; None if it does."""

@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,22 @@ from safetensors.torch import save_file
 
 from mtrain.checkpoint.model_card import write_card
 from mtrain.checkpoint.model_folder import LoadedModel
-from mtrain.checkpoint.model_info import Ancestor, Origin, describe_ancestor, name_of, new_info, write_info
+from mtrain.checkpoint.model_info import (
+    Ancestor,
+    Origin,
+    describe_ancestor,
+    name_of,
+    new_info,
+    read_info,
+    write_info,
+)
 from mtrain.config.load import override, validate
 from mtrain.config.model import ModelConfig
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.config.yaml_io import to_yaml
+from mtrain.decoding.constraints import check_forbidden_ids
 from mtrain.errors import ModelError, UsageError
+from mtrain.interop.formats import MIN_POSITIONS
 from mtrain.interop.generation_config import (
     decoding_from_generation,
     generation_from_decoding,
@@ -81,7 +92,7 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
         raw = {
             "source_lang": names.get("source_lang") or "und",
             "target_lang": names.get("target_lang") or "und",
-            "max_length": model.max_positions,
+            "max_length": _max_length(names, model),
             "tokenizer": {"vocab_size": len(tokenizer.source), "joint": tokenizer.joint, "path": source},
             "model": model.model_dump(mode="json"),
             "decoding": _decoding(folder, config, model),
@@ -89,7 +100,7 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
         settled = validate(ModelFolderConfig, raw, source, ModelError)
         if (highest := max(settled.decoding.forbidden_ids, default=0)) >= model.target_vocab_size:
             raise ModelError(f"generation settings: bad_words_ids: {highest} is not a token id of this model")
-        raw = settled.model_dump(mode="json")
+        raw = settled.model_dump(mode="json") | _tags_of_export(folder)
         for assignment in overrides:
             if not assignment.startswith(("decoding.", "source_lang=", "target_lang=")):
                 raise UsageError(
@@ -100,7 +111,9 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
             log.warning(
                 "%s: unknown languages; set them with --set source_lang=... --set target_lang=...", folder
             )
-        write_text(temporary / "config.yaml", to_yaml(validate(ModelFolderConfig, raw, "--set")))
+        changed = validate(ModelFolderConfig, raw, "--set")
+        check_forbidden_ids(changed.decoding, model.target_vocab_size)
+        write_text(temporary / "config.yaml", to_yaml(changed))
         save_file(tensors, temporary / "model.safetensors")
         on_hub = not Path(source).exists()
         original = Ancestor(name=source, hub=True) if on_hub else describe_ancestor(folder)
@@ -205,6 +218,20 @@ def _decoding(folder: Path, config: dict[str, Any], model: ModelConfig) -> dict[
     return decoding_from_generation(generation, model.eos_id, model.max_positions)
 
 
+def _max_length(names: dict[str, Any], model: ModelConfig) -> int:
+    """`max_length` of an imported model: as its tokenizer has it, if its positions suffice."""
+    limit, positions = names.get("model_max_length"), model.max_positions
+    return min(limit, positions) if isinstance(limit, int) and limit >= 2 else positions
+
+
+def _tags_of_export(folder: Path) -> dict[str, Any]:
+    """The language tags of a model that mtrain has exported. Other programs do not record them."""
+    with suppress(ModelError):
+        if export := read_info(folder).export:
+            return {"language_tags": export.config.language_tags}
+    return {}
+
+
 def write_marian(loaded: LoadedModel, folder: Path) -> None:
     """Write a post-norm model with sinusoidal positions to an empty folder, for transformers to load."""
     model, tokenizer, config = loaded.model.config, loaded.tokenizer, loaded.config
@@ -226,7 +253,7 @@ def write_marian(loaded: LoadedModel, folder: Path) -> None:
         "decoder_vocab_size": model.target_vocab_size,
         "share_encoder_decoder_embeddings": tie == "all",
         "tie_word_embeddings": tie != "none",
-        "max_position_embeddings": max(model.max_positions, limit),
+        "max_position_embeddings": max(model.max_positions, limit, MIN_POSITIONS),
         "pad_token_id": model.pad_id,
         "eos_token_id": model.eos_id,
         "decoder_start_token_id": model.bos_id,

@@ -8,9 +8,10 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 from mtrain.errors import StorageError, UsageError
 from mtrain.storage.atomic import replace_durably, write_atomically
@@ -59,6 +60,7 @@ class ResumableOutput:
         self.part = path.with_name(f"{path.name}.part")
         self.state_file = path.with_name(f"{path.name}.part.json")
         self._digest = hashlib.sha256()  # of the input lines seen so far
+        self._stream: BinaryIO = BytesIO()  # until FILE.part is open
         self._done = self._saved = OutputState()  # written to FILE.part; recorded in FILE.part.json
         self._save_every, self._saved_at = save_every, time.monotonic()
 
@@ -103,14 +105,11 @@ class ResumableOutput:
         elif saved:
             log.warning("%s is overwritten; with --continue, it would have been resumed", self.part)
         try:
+            if not self.lines_done:
+                self._record()  # marks FILE.part as written by mtrain, before it is created or emptied
             self._stream = self.part.open("r+b" if self.part.exists() else "xb")
-        except OSError as error:
-            raise self._cannot_write(error) from None
-        try:
             self._stream.truncate(self._done.bytes)  # answers that are not recorded are computed again
             self._stream.seek(self._done.bytes)
-            if not self.lines_done:
-                self._save()  # marks FILE.part as written by mtrain
         except (OSError, StorageError) as error:
             self._stream.close()
             if not self.lines_done:
@@ -161,6 +160,10 @@ class ResumableOutput:
         """Flush the answers to disk, then record their number."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
+        self._record()
+
+    def _record(self) -> None:
+        """Write the number of answers and the job to FILE.part.json."""
         write_atomically(self.state_file, json.dumps({**self._done._asdict(), "job": self.job}))
         self._saved, self._saved_at = self._done, time.monotonic()
 

@@ -19,12 +19,13 @@ from tests.support.cli import one_line, run_forked
 def relative(run_dir, tmp_path_factory):
     """Make models that differ a little from that of run_dir."""
 
-    def make(seed: int, **sizes: object) -> Path:
+    def make(seed: int, languages: dict[str, str] | None = None, **sizes: object) -> Path:
         folder, draw = tmp_path_factory.mktemp("relative"), np.random.default_rng(seed)
         tensors = load_file(run_dir / "model/model.safetensors")
         moved = {k: t + draw.normal(0, 0.003, t.shape).astype(t.dtype) for k, t in tensors.items()}
         save_file(moved, folder / "weights")
         raw = read_yaml_file(run_dir / "model/config.yaml")
+        raw |= languages or {}
         raw["model"] |= sizes
         tokenizer = Tokenizer(run_dir / "tokenizer")
         save_model_folder(folder / "model", folder / "weights", yaml.safe_dump(raw), tokenizer, ModelInfo())
@@ -55,10 +56,26 @@ def test_set_changes_the_settings_of_the_average(mtrain, run_dir, relative, tmp_
     assert read_yaml_file(tmp_path / "mean/config.yaml")["decoding"]["beam_size"] == 7
 
 
+def test_unknown_languages_and_regions_do_not_prevent_an_average(mtrain, run_dir, relative, tmp_path):
+    models = [relative(1, {"source_lang": "und"}), run_dir, relative(2, {"target_lang": "de-AT"})]
+    assert mtrain("average", *models, "-o", tmp_path / "mean", "--quiet")[0] == 0
+    raw = read_yaml_file(tmp_path / "mean/config.yaml")
+    assert (raw["source_lang"], raw["target_lang"]) == ("en", "de")
+
+
+@pytest.mark.parametrize(
+    ("settings", "differing"),
+    [({"target_lang": "fr"}, "languages"), ({"language_tags": "target"}, "language tags")],
+)
+def test_models_of_other_languages_are_not_averaged(mtrain, run_dir, relative, tmp_path, settings, differing):
+    code, _, err = mtrain("average", run_dir, relative(1, settings), "-o", tmp_path / "mean")
+    assert code == 4 and f"its {differing} differ from those of {run_dir}" in one_line(err)
+
+
 def test_models_that_cannot_be_averaged_are_named(mtrain, run_dir, relative, tmp_path):
     other = relative(1, heads=8)  # tensors of the same shapes
     code, _, err = mtrain("average", run_dir, other, "-o", tmp_path / "mean")
-    reason = f"its languages, vocabulary or architecture differ from those of {run_dir}"
+    reason = f"its sizes or other settings of the model differ from those of {run_dir}"
     assert (
         code == 4
         and one_line(err) == f"error: {other}: {reason}; only models that share them can be averaged\n"

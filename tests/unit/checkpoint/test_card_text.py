@@ -14,12 +14,14 @@ from mtrain.checkpoint.model_info import (
     Ancestor,
     CorpusInfo,
     DataInfo,
+    ExportInfo,
     ModelInfo,
     Origin,
     Score,
     describe_model,
     new_info,
     read_info,
+    read_model_config,
     write_info,
 )
 from mtrain.config.load import validate
@@ -124,6 +126,29 @@ def test_datasets_and_models_of_the_hub_are_named_in_the_metadata(model_copy):
         assert data.datasets == ["wmt/wmt14"] and data.base_model == ["Helsinki-NLP/opus-mt-en-de"]
         assert f"It was {words} [mtrain]" in text
         assert "The licenses of `Helsinki-NLP/opus-mt-en-de` also apply." in text
+
+
+@pytest.mark.parametrize("format", ["marian", "ctranslate2"])
+def test_the_example_of_an_exported_model_has_its_language_tag(model_copy, format):
+    config = read_model_config(model_copy).model_copy(update={"language_tags": "target"})
+    export = ExportInfo(format=format, parameters=5, config=config)
+    (model_copy / "config.yaml").unlink()
+    text = described(model_copy, export=export)
+    assert '"<2de> Hello."' in text and "mtrain translate" not in text
+
+
+def test_rounds_of_training_and_averaging_are_described_in_little_space(model_copy):
+    first = Ancestor(name="first", fingerprint="0", origin=Origin(kind="trained"))
+    for number in range(1, 30):
+        trained = Origin(kind="trained", ancestors=[first])
+        three = [
+            Ancestor(name=f"{number}.{i}", fingerprint=f"{number}.{i}", origin=trained) for i in range(3)
+        ]
+        info = new_info("average", Origin(kind="averaged", ancestors=three))
+        first = Ancestor(name=f"average {number}", fingerprint=str(number), origin=info.origin)
+    write_info(model_copy, info)
+    assert (model_copy / "info.json").stat().st_size < 300_000 and read_info(model_copy) == info
+    assert "The licenses of `first` also apply." in model_card(describe_model(model_copy))
 
 
 def test_a_fine_tuned_model_names_the_model_that_it_started_from(run_dir, raw_config, tmp_path):

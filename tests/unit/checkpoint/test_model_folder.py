@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from mtrain import Translator
 from mtrain.checkpoint.model_folder import load_model, save_model_folder
@@ -52,6 +53,34 @@ def test_a_stale_model_folder_is_published_again(make_config):
     fit_on_cpu(make_config(decoding={"beam_size": 2, "max_length_ratio": 1.4}))
     assert load_model(run).config.decoding.beam_size == 2
     assert load_model(run).config.decoding.max_length_ratio == 1.4
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
+def test_a_damaged_model_folder_is_published_again(make_config, damage):
+    run = fit_on_cpu(make_config())
+    file = run / "model/model.safetensors"
+    good = file.read_bytes()
+    file.unlink()
+    if damage != "missing":
+        file.write_bytes(good[:-4] if damage == "truncated" else good[:-1] + bytes([good[-1] ^ 1]))
+    fit_on_cpu(make_config())  # a finished run
+    assert file.read_bytes() == good
+
+
+def test_only_the_weights_in_the_manifest_are_loaded(run_dir, model_copy):
+    shutil.copy(model_copy / "model.safetensors", model_copy / "average.safetensors")
+    tensors = load_file(model_copy / "average.safetensors")
+    save_file({name: tensor * 0 for name, tensor in tensors.items()}, model_copy / "average.safetensors")
+    assert Translator.load(model_copy, "cpu").translate(["It rains."])[0].text == "Es regnet."
+
+
+def test_a_model_that_is_replaced_while_it_is_loaded_is_not_mixed(model_copy, monkeypatch):
+    def replaced(model, weights):
+        (model_copy / "manifest.json").write_text("{}")
+
+    monkeypatch.setattr("mtrain.checkpoint.model_folder.load_weights", replaced)
+    with pytest.raises(ModelError):
+        load_model(model_copy)
 
 
 @pytest.mark.parametrize(

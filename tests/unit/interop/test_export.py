@@ -10,7 +10,9 @@ import ctranslate2
 import pytest
 import sentencepiece
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
+from transformers import MarianMTModel
 
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.cli.interop import ExportFormat
@@ -137,7 +139,9 @@ def test_a_vocabulary_learned_by_mtrain_survives_export_to_marian_and_import(tok
     import_marian(str(tmp_path / "out"), tmp_path / "back")
     ours, back = load_model(model), load_model(tmp_path / "back")
     assert back.tokenizer.fingerprint() == ours.tokenizer.fingerprint()
-    assert back.config.model == ours.config.model.model_copy(update={"activation_dropout": 0.1})
+    changed = {"activation_dropout": 0.1, "max_positions": 1024}
+    assert back.config.model == ours.config.model.model_copy(update=changed)
+    assert back.config.max_length == ours.config.max_length
     assert back.config.decoding == ours.config.decoding.model_copy(update={"precision": "auto"})
     for name, tensor in ours.model.state_dict().items():
         assert torch.equal(tensor, back.model.state_dict()[name])
@@ -159,6 +163,36 @@ def test_a_trained_model_translates_the_same(run_dir, tmp_path):
         assert (
             [processor.decode(found.hypotheses[0]) for found in theirs] == ours == [pair[1] for pair in PAIRS]
         )
+
+
+@pytest.mark.parametrize("format", get_args(Format))
+def test_a_forbidden_token_that_does_not_exist_is_an_error(tokenizers, tmp_path, format):
+    model = random_model(tmp_path / "model", tokenizers[True], DecodingConfig(), norm="post")
+    with pytest.raises(UsageError, match="forbidden_ids: no token has the id 99999; the ids of this model"):
+        export_model(model, tmp_path / "out", format, overrides=["decoding.forbidden_ids=[99999]"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_longer_than_any_training_pair_can_be_translated_with_transformers(tokenizers, tmp_path):
+    model = random_model(tmp_path / "model", tokenizers[True], DecodingConfig(), norm="post")
+    export_model(model, tmp_path / "out", "marian", texts=SOURCES[:1])
+    loaded = MarianMTModel.from_pretrained(tmp_path / "out")
+    longest = load_model(model).config.max_length
+    assert (
+        loaded(torch.full((1, 4 * longest), 5), decoder_input_ids=torch.full((1, 1), 2))
+        .logits.isfinite()
+        .all()
+    )
+
+
+def test_language_tags_survive_export_to_marian_and_import(tokenizers, tmp_path):
+    model = random_model(tmp_path / "model", tokenizers[True], DecodingConfig(), norm="post")
+    raw = yaml.safe_load((model / "config.yaml").read_text())
+    (model / "config.yaml").write_text(yaml.safe_dump({**raw, "language_tags": "target"}))
+    write_manifest(model)
+    export_model(model, tmp_path / "out", "marian", texts=SOURCES[:1])
+    import_marian(str(tmp_path / "out"), tmp_path / "back")
+    assert load_model(tmp_path / "back").config.language_tags == "target"
 
 
 def test_forbidden_tokens_of_an_imported_model_stay_forbidden_in_ctranslate2(tmp_path):

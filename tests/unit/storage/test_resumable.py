@@ -276,9 +276,26 @@ def test_a_full_disk_is_a_storage_error_that_leaves_no_files(out, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StorageError, match="out: cannot write: No space left"):
+    with pytest.raises(StorageError, match="cannot write: No space left"):
         answer(out)
     assert not list(out.parent.iterdir())
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_note_tells_that_mtrain_creates_and_empties_the_part(out, part, monkeypatch, earlier):
+    """Else the next run would refuse to touch it if this one were killed right after that."""
+    if earlier:
+        interrupt(out, 4)
+    real, notes = Path.open, []
+
+    def opened(path, *arguments, **options):
+        if path == part:
+            notes.append(json.loads(part.with_name("out.part.json").read_text())["bytes"])
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", opened)
+    answer(out)
+    assert notes[0] == 0 and out.read_text() == whole()
 
 
 def test_a_missing_folder_is_a_storage_error(out):
