@@ -192,7 +192,9 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "Starter":
 
     tests = zip(names_of_test_sets([corpus.group for corpus in found.test]), sized(found.test), strict=True)
     train, validation = sized(found.train), sized(found.validation)
-    problems = [corpus.problem for corpora in found for corpus in corpora if corpus.problem]
+    # Test sets must be readable; `check` warns about them.
+    read = (*found.train, *found.validation)
+    problems = [corpus.problem for corpus in read if corpus.problem]
     return Starter("", "", source, target, train, validation, dict(tests), minutes, *problems[:1])
 
 

@@ -83,7 +83,8 @@ class DataConfig(Section):
     window_pairs: int = Field(
         4_000_000,
         ge=1,
-        description="about how many pairs are shuffled together and held in memory, at 150 bytes each",
+        description="about how many pairs are shuffled together and held in memory, at 150 bytes each; "
+        "at least 250,000, or 1/1,024 of the corpus",
     )
 
     def score_of(self, corpus: CorpusSpec) -> int | str | None:

@@ -63,8 +63,8 @@ class Filters(Section):
     )
     duplicates: Literal["pairs", "source", "target", "off"] = Field(
         "off",
-        description="leave out pairs that repeat an earlier one that is kept, in any corpus: with the same "
-        "`source`, the same `target`, or both (`pairs`)",
+        description="leave out pairs that repeat an earlier one that the other filters keep, in any corpus "
+        "of the same languages: with the same `source`, the same `target`, or both (`pairs`)",
     )
 
 

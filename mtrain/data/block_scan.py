@@ -48,6 +48,9 @@ class BlockScanner:
         self.data, self._seed, self._strict, self._held_out = data, seed, strict, held_out
         self._check = check
         self._filter = BlockFilter(data) if data.filters else None
+        # Else, of corpora that have the same sources, only the first one would be validated.
+        several = data.has_several_directions
+        self._holdout_keys = [f"{seed} {each}" if several else str(seed) for each in data.directions]
 
     def scan(self, task: ScanTask) -> ScannedBlock:
         """Scan a block. Raises DataError if, with `strict`, a pair is unreadable."""
@@ -68,7 +71,7 @@ class BlockScanner:
         return ScannedBlock(
             pairs,
             sample_block(block, corpus, self._seed, threshold),
-            draw_candidates(block, corpus, self._seed, self._held_out, max_digest),
+            draw_candidates(block, corpus, self._holdout_keys[corpus], self._held_out, max_digest),
             self._check.check(block, corpus) if self._check else None,
             filtered,
         )

@@ -219,11 +219,11 @@ def _count_leaked(columns: PairHashes, found: Sequence[set[int]]) -> Leak:
     return Leak(*(sum(key in others for key in column.tolist()) for column, others in both))
 
 
-def segment(pairs: Sequence[Pair], tokenizer: Tokenizer, max_length: int) -> Segmentation:
-    """Segment a sample of the training pairs."""
+def segment(pairs: Sequence[Pair], tokenizer: Tokenizer, max_length: int, tag: int = 0) -> Segmentation:
+    """Segment a sample of the training pairs, whose sources will begin with `tag` ids of a language tag."""
     texts = [[pair.source for pair in pairs], [pair.target for pair in pairs]]
     sides = tokenizer.encode_source(texts[0]), tokenizer.encode_target(texts[1])
-    longer = [max(map(len, ids)) + 1 for ids in zip(*sides, strict=True)]
+    longer = [max(tag + len(source), len(target)) + 1 for source, target in zip(*sides, strict=True)]
     found = Segmentation(len(pairs), sum(length > max_length for length in longer), [], [])
     for rows, side, vocabulary in zip(sides, texts, (tokenizer.source, tokenizer.target), strict=True):
         tokens, unlearned = sum(map(len, rows)), vocabulary.unlearned()

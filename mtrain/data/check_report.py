@@ -28,6 +28,7 @@ _MANY = 0.01  # share of suspicious pairs or tokens that causes a warning
 _SEGMENTED = 20_000  # maximum number of pairs that a check segments
 _REPEATED = 0.1  # share of repeated pairs that causes a warning
 _BAR = 40  # characters of the longest bar
+_ADJECTIVES = {"train": "training", "validation": "validation"}
 
 
 @dataclass
@@ -56,7 +57,8 @@ def check_data(
     usable = (pair for pair in scan.text.pairs() if pair.source.strip() and pair.target.strip())
     if tokenizer is not None and (count := min(findings.sets["train"].usable, len(scan.text))):
         sample = list(islice(usable, 0, None, -(-count // _SEGMENTED)))
-        findings.segmentation = segment(sample, tokenizer, data.max_length)
+        tag = len(tokenizer.tag_ids(data.directions[0].tag(data.language_tags)))
+        findings.segmentation = segment(sample, tokenizer, data.max_length, tag)
     return findings
 
 
@@ -134,12 +136,19 @@ def _shares(findings: Findings, bad_lines: str) -> Iterator[str]:
     if not usable:
         yield "no training pair is usable"
         return
-    if bad := findings.sets["train"].bad:
-        remedy = "they are skipped" if bad_lines == "skip" else "set data.bad_lines: skip to drop them"
-        yield f"{bad:,} training pair(s) cannot be read; {remedy}"
+    remedy = "they are skipped" if bad_lines == "skip" else "set data.bad_lines: skip to drop them"
+    for name, counts in findings.sets.items():
+        if counts.bad and name in ("train", "validation"):
+            yield f"{counts.bad:,} {_ADJECTIVES[name]} pair(s) cannot be read; {remedy}"
+        elif counts.bad:
+            yield f"{counts.bad:,} pair(s) of {name} cannot be read; correct them, or it cannot be scored"
+        if not counts.usable:
+            yield f"{name} has no usable pair"
+    all_usable = usable + findings.rejected.get("duplicates", 0)  # suspicious pairs are counted before these
     for kind, suspicious in findings.suspicious.items():
-        if suspicious.count > _MANY * usable:
-            yield f"{suspicious.count:,} training pairs ({suspicious.count / usable:.1%}) have {kind}"
+        if suspicious.count > _MANY * all_usable:
+            share = suspicious.count / all_usable
+            yield f"{suspicious.count:,} training pairs ({share:.1%}) have {kind}"
     if findings.duplicates > _REPEATED * usable:
         about = "about " if findings.duplicates_error else ""
         share = findings.duplicates / usable

@@ -38,10 +38,17 @@ class BlockFilter:
         self._rules: list[dict[str, Rule]] = []  # of each corpus
         for corpus in data.train:
             direction = data.direction_of(corpus)
+            if corpus.filters == "off":
+                self._rules.append({})
+                continue
             if direction not in rules:
                 rules[direction] = make_rules(data.filters, direction)
-            self._rules.append({} if corpus.filters == "off" else rules[direction])
+            self._rules.append(rules[direction])
         self._duplicates = data.filters.duplicates
+        # The hash of the direction of each corpus; zero if it is the only one.
+        self._directions = hash_texts(list(map(str, data.directions))) * np.uint64(
+            data.has_several_directions
+        )
 
     def apply(self, block: Block, corpus: int) -> FilteredBlock:
         """Filter a block of corpus number `corpus` (from 0). With `filters: off`, only unreadable and empty
@@ -51,7 +58,7 @@ class BlockFilter:
         codes[readable] = self._judge(block, self._rules[corpus])
         keys = np.zeros(0 if self._duplicates == "off" else count, np.uint64)
         if len(keys):
-            keys[readable] = self._hash(block)
+            keys[readable] = self._hash(block) ^ self._directions[corpus]
         return FilteredBlock(codes, keys)
 
     def _judge(self, block: Block, rules: dict[str, Rule]) -> Codes:

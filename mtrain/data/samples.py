@@ -120,7 +120,7 @@ class TextSample:
 class Candidate(NamedTuple):
     """A pair that may be held out."""
 
-    digest: str  # of seed and source, in hexadecimal
+    digest: str  # of source, seed and, if there are several, direction; in hexadecimal
     corpus: int  # index, from 0
     number: int  # of the pair in its corpus
     source: str
@@ -128,12 +128,13 @@ class Candidate(NamedTuple):
 
 
 def draw_candidates(
-    block: Block, corpus: int, seed: int, count: int, max_digest: str = ANY_DIGEST
+    block: Block, corpus: int, key: str, count: int, max_digest: str = ANY_DIGEST
 ) -> list[Candidate]:
-    """At most `count` pairs of a block that may be held out: the smallest digests up to `max_digest`."""
+    """At most `count` pairs of a block that may be held out: the smallest digests up to `max_digest`. The
+    digest of a source depends on `key`, which contains the seed."""
     if not count:
         return []
-    digests = [blake2b(f"{seed} {source}".encode(), digest_size=16).digest() for source in block.sources]
+    digests = [blake2b(f"{key} {source}".encode(), digest_size=16).digest() for source in block.sources]
     found, largest = dict[bytes, Candidate](), bytes.fromhex(max_digest)
     for i in [i for i, digest in enumerate(digests) if digest <= largest]:
         source, target = block.sources[i], block.targets[i]
@@ -143,9 +144,9 @@ def draw_candidates(
 
 
 class HoldoutSampler:
-    """Draws `count` pairs with distinct sources; each source is equally likely.
+    """Draws `count` pairs with distinct sources, in each direction; each source is equally likely.
 
-    They are the pairs with the smallest hash of seed and source. If the corpus grows, no pair that was in it
+    They are the pairs with the smallest digests. If the corpus grows, no pair that was in it
     before becomes held out; if it shrinks, only the missing held-out pairs are replaced.
     """
 

@@ -75,6 +75,8 @@ class TrainingLengths:
         # Duplicates are still in the text.
         pairs = round(max(scanner.result.usable_pairs, len(text)) * len(sample) / max(1, len(drawn)))
         source, target = _token_counts(sample, tokenizer)
+        if tokenizer is not None:
+            source = source + len(tokenizer.tag_ids(config.data.directions[0].tag(config.data.language_tags)))
         kept = (source > 1) & (target > 1) & (np.maximum(source, target) <= config.data.max_length)
         if not kept.any():
             raise DataError("no training pair is left; all are empty or longer than data.max_length")

@@ -106,7 +106,8 @@ def prepare_tokenizer(
                 f"{folder}: was learned with other tokenizer settings; restore them, or replace it with "
                 "`mtrain tokenize CONFIG --force`"
             )
-        if not trained and learned_from.exists() and learned_from.read_text(encoding="utf-8") != hashes():
+        of_run = not trained and not shared and learned_from.exists()
+        if of_run and learned_from.read_text(encoding="utf-8") != hashes():
             log.warning(
                 "data.train, filters, augment or temperature has changed since the tokenizer was learned; "
                 "to learn it again, run `mtrain tokenize CONFIG --force`"

@@ -215,6 +215,10 @@ def test_unreadable_lines_are_skipped_by_the_config(mtrain):
     code, _, err = mtrain("init", "corpus.tsv")
     assert code == 0 and "warning: 1 pairs cannot be read: corpus.tsv:301: 1 column(s)" in err
     assert load_config(CONFIG).data.bad_lines == "skip"
+    write(Path("corpus.tsv"), lines)
+    write(Path("corpus.test.tsv"), [*lines[:20], "bad"])  # every line of a test set must be readable
+    assert mtrain("init", "corpus.tsv", "--test", "corpus.test.tsv", "--force")[0] == 0
+    assert load_config(CONFIG).data.bad_lines == "error"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,12 @@ def test_all_pairs_are_in_one_of_two_files(clean, tmp_path):
     assert clean(train, "--workers", 2, "--quiet")[2:] == ("", kept)
 
 
+def test_directions_are_not_mixed(clean, tmp_path):
+    one = {"tsv": write(tmp_path / "1.tsv", "a\tb\n")}
+    code, _, err, kept = clean([one, {**one, "target_lang": "fr"}], language_tags="target")
+    assert code == 2 and kept is None and "data.train has several directions" in one_line(err)
+
+
 def test_columns_are_reordered_and_kept(clean, tmp_path):
     one = {"tsv": write(tmp_path / "1.tsv", "0.5\tb\tid\ta\n"), "source_column": 3, "target_column": 1}
     two = {"source": write(tmp_path / "s", "c\n\ufeffd\n"), "target": write(tmp_path / "t", "C2\nD2\u2028\n")}

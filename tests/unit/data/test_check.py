@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain.config.corpora import Holdout
+from mtrain.config.filters import Filters
 from mtrain.config.load import Config
 from mtrain.data import check
 from mtrain.data.check import Counts, Leak
@@ -71,6 +72,24 @@ def test_unusable_pairs_are_counted(corpora):
     ]
     nothing = check_data(corpora([("", "")]).data)
     assert list_warnings(nothing) == ["no training pair is usable"]
+
+
+def test_unusable_validation_and_test_sets_are_warned_of(corpora):
+    bad = ("caf\udce9", "x")
+    assert list_warnings(check_data(corpora(GOOD, [bad, ("A", "B")], [bad]).data)) == [
+        "1 validation pair(s) cannot be read; set data.bad_lines: skip to drop them",
+        "1 pair(s) of news cannot be read; correct them, or it cannot be scored",
+        "news has no usable pair",
+    ]
+
+
+def test_shares_are_those_of_the_pairs_before_duplicates_are_left_out(corpora):
+    data = corpora([*GOOD, *[("Tom", "Tom")] * 300]).data
+    filtered = data.model_copy(update={"filters": Filters(duplicates="pairs")})
+    scanner = CorpusScanner(RawFiles(filtered), seed=0, check=True, for_tokenizer=False)
+    assert "300 training pairs (60.0%) have a copied source" in list_warnings(
+        check_data(filtered, None, scanner)
+    )
 
 
 def test_bad_lines_are_counted_with_automatic_sizes(mtrain, raw_config, tmp_path):

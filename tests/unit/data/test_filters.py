@@ -128,6 +128,13 @@ def test_language_identification_without_its_package(monkeypatch):
         reasons([], language="py3langid")
 
 
+def test_a_corpus_without_filters_may_have_any_language():
+    train = [{"toy": "train"}, {"toy": "train", "source_lang": "nds", "filters": "off"}]
+    keys = {"train": train, "validation": {"holdout": 1}, "filters": {"language": "py3langid"}}
+    data = DataConfig(source_lang="en", target_lang="de", **keys)
+    assert not BlockFilter(data).apply(block_of([("a", "b")]), 1).codes.any()
+
+
 def test_long_lines():
     digits, words = "1.000" * 50_000 + "x", "a " * 200_000
     limits = {"max_words": 300_000, "same_numbers": True, "same_urls": True, "copied": True, "script": True}

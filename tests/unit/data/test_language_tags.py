@@ -1,5 +1,6 @@
 """Corpora of several languages: tags in encoded pairs, and checks in the languages of each corpus."""
 
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -62,12 +63,48 @@ def test_held_out_pairs_keep_their_direction(tmp_path, tokenizer):
     data = both_ways(tmp_path, validation={"holdout": 12})
     for _ in range(2):  # the second time from the folder
         prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
-        english = {pair[0] for pair in TOY}
+        english = {pair[0] for pair in TOY} | {"\u200b"}
         found = [
             Direction("en", "fr") if pair.source in english else Direction("fr", "en")
             for pair in prepared.validation
         ]
         assert prepared.directions == found and len(set(found)) == 2
+
+
+@pytest.fixture
+def one_to_many(tmp_path):
+    """The same sources with two target languages."""
+    german = {**write(tmp_path / "de.tsv", [(source, f"{source} de") for source, _ in TOY[:40]])}
+    return [write(tmp_path / "fr.tsv", TOY[:40]), {**german, "target_lang": "de"}]
+
+
+def test_pairs_of_each_direction_are_held_out(tmp_path, one_to_many):
+    tokenizer = tokenizers.train(tmp_path / "tokenizer", symbols=["<2fr>", "<2de>"])
+    data = config(tmp_path, train=one_to_many, language_tags="target", validation={"holdout": 20})
+    prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    counts = Counter(str(direction) for direction in prepared.directions)
+    assert counts.keys() == {"en-fr", "en-de"} and min(counts.values()) >= 4
+    for pair, direction in zip(prepared.validation, prepared.directions, strict=True):
+        assert pair.target.endswith(" de") == (direction.target == "de")
+
+
+@pytest.mark.parametrize("kind", ["pairs", "source", "target"])
+def test_duplicates_are_pairs_of_the_same_direction(tmp_path, one_to_many, kind):
+    same = write(tmp_path / "same.tsv", TOY[:5])  # as a whole
+    train = [*one_to_many, same, {**same, "target_lang": "de"}]
+    data = config(tmp_path, train=train, language_tags="target", filters={"duplicates": kind})
+    rejections = CorpusScanner(RawFiles(data), seed=1, for_tokenizer=False).result.rejections
+    assert rejections.counts() == {"duplicates": 10 if kind == "source" else 5}
+
+
+def test_tags_count_as_tokens_of_the_source(tmp_path, tokenizer):
+    data = both_ways(tmp_path)
+    longest = max(len(ids) + 1 for pair in TOY[:20] for ids in tokenizer.encode_source(list(pair)))
+    data = data.model_copy(update={"max_length": longest})
+    scanner = CorpusScanner(RawFiles(data), seed=1, check=True, for_tokenizer=False)
+    found = check_data(data, tokenizer, scanner).segmentation
+    prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
+    assert found.too_long == 40 - len(prepared.train) > 0
 
 
 def test_validation_corpora_have_their_own_languages(tmp_path, tokenizer):

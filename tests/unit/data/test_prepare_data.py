@@ -424,7 +424,7 @@ def test_holdout_is_drawn_by_seed(tmp_path: Path, tokenizer: Tokenizer):
 
 def draw(pairs: list[Pair], count: int, seed: int) -> list[Pair]:
     holdout = HoldoutSampler(count)
-    holdout.add(draw_candidates(block_of(pairs), 0, seed, count, holdout.max_digest))
+    holdout.add(draw_candidates(block_of(pairs), 0, str(seed), count, holdout.max_digest))
     return holdout.pairs(1)[0]
 
 

@@ -120,6 +120,15 @@ def test_the_data_of_a_run_can_be_shared(make, tmp_path):
     assert contents_of(first / "data") == before
 
 
+def test_the_shared_tokenizer_may_be_learned_with_other_settings(make, tmp_path, caplog):
+    """Nobody could learn it again, as the warning for a run of its own advises."""
+    prepare(make("first"))
+    shared = {"augment": {"uppercase": 0.5}}
+    for _ in range(2):
+        prepare(make("second", data=shared))
+    assert "has changed since the tokenizer was learned" not in caplog.text
+
+
 def test_a_run_may_move_to_a_data_folder(make, tmp_path):
     run = fit_on_cpu(make(data={"folder": None}))
     shutil.move(run / "data", tmp_path / "moved")
