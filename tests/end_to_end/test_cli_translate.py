@@ -22,6 +22,7 @@ from mtrain import Translator
 from mtrain.storage.manifest import write_manifest
 from tests.support.cli import CLOSED, changed, one_line, run_forked, start_forked
 from tests.support.training import PAIRS
+from tests.support.translation import interrupt_third_window
 
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
 EXPECTED = "".join(f"{target}\n" for target in TARGETS)
@@ -82,18 +83,7 @@ def test_prefixes_ensembles_and_samples(mtrain, run_dir, tmp_path):
 
 
 def test_continue_resumes_an_interrupted_output(mtrain, run_dir, corpus, tmp_path, monkeypatch):
-    from mtrain.decoding.workers import Workers
-
-    monkeypatch.setattr("mtrain.decoding.split.WINDOW_CHARACTERS", 60)
-    real, calls = Workers.decode, []
-
-    def interrupted(self, *arguments):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return real(self, *arguments)
-
-    monkeypatch.setattr(Workers, "decode", interrupted)
+    windows = interrupt_third_window(monkeypatch)
     job = ["translate", run_dir, "-i", corpus / "train.en", "-o", tmp_path / "out", "--device", "cpu"]
     code, _, err = mtrain(*job)
     assert code == 130 and "out.part contains the output of 5 lines; use --continue to resume" in err
@@ -103,7 +93,7 @@ def test_continue_resumes_an_interrupted_output(mtrain, run_dir, corpus, tmp_pat
     assert code == 0 and "resuming after 5 lines" in err
     assert (tmp_path / "out").read_text() == EXPECTED
     code, _, err = mtrain(*job, "--continue")
-    assert code == 0 and "warning: " in err and "out is already complete" in err and len(calls) == 4
+    assert code == 0 and "warning: " in err and "out is already complete" in err and len(windows) == 4
 
 
 def test_an_unreadable_stdin_is_a_data_error(run_dir):

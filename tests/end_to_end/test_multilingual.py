@@ -10,7 +10,6 @@ import yaml
 
 from mtrain import Translator
 from mtrain.config.load import Config, load_config, validate
-from mtrain.decoding.workers import Workers
 from mtrain.errors import ModelError
 from mtrain.evaluation import evaluate
 from mtrain.report.attention_maps import attention_maps
@@ -20,6 +19,7 @@ from mtrain.training import validate as training_validate
 from mtrain.training.fit import fit, make_trainer
 from tests.support.cli import one_line
 from tests.support.training import PAIRS, merged, read_metrics
+from tests.support.translation import interrupt_third_window
 
 ENGLISH, GERMAN = ([pair[side] for pair in PAIRS] for side in (0, 1))
 ON_CPU = ["--device", "cpu"]
@@ -67,18 +67,8 @@ def test_an_interrupted_output_is_not_continued_in_another_language(
     mtrain, both, corpus, tmp_path, monkeypatch
 ):
     job = ["translate", both, "-i", corpus / "train.en", "-o", tmp_path / "out", *ON_CPU]
-    with monkeypatch.context() as patch:
-        patch.setattr("mtrain.decoding.split.WINDOW_CHARACTERS", 60)
-        real, calls = Workers.decode, []
-
-        def interrupted(self, *arguments):
-            calls.append(1)
-            if len(calls) == 3:
-                raise KeyboardInterrupt
-            return real(self, *arguments)
-
-        patch.setattr(Workers, "decode", interrupted)
-        assert mtrain(*job, "--to", "de")[0] == 130
+    interrupt_third_window(monkeypatch)
+    assert mtrain(*job, "--to", "de")[0] == 130
     code, _, err = mtrain(*job, "--to", "en", "--continue")
     assert code == 2 and "another model or other settings" in one_line(err)
     assert mtrain(*job, "--continue")[0] == 0  # into data.target_lang, which is de

@@ -13,6 +13,7 @@ from mtrain.config.presets import SIZES
 from mtrain.config.recipe import AUTOMATIC
 from mtrain.config.schema import Config
 from mtrain.data.raw_files import RawFiles
+from mtrain.data.resegment import Resegmenter
 from mtrain.data.scan import CorpusScanner
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DataError, UsageError
@@ -185,6 +186,15 @@ def test_several_ranks_time_the_share_of_one(make_config, monkeypatch):
         assert shares and all(
             alone == (share == 1) and found == pytest.approx(share, rel=0.2) for alone, found in shares
         )
+
+
+def test_steps_are_timed_without_segmenting_the_corpus_again(make_config, monkeypatch):
+    """With millions of pairs, it would take minutes each time."""
+    data = {"train": {"toy": "train"}, "validation": {"holdout": 8}, "test": {}, "subword_sampling": 0.1}
+    run = prepare_run(automatic(make_config(data=data), max_minutes=0.1))
+    monkeypatch.setattr(Resegmenter, "__call__", None)
+    ranks = Ranks(torch.device("cpu"))
+    assert complete_config.complete_config(run.config, run.tokenizer, run.data, ranks).training.max_steps
 
 
 def test_an_existing_tokenizer_keeps_its_size_when_the_automatic_one_changes(make_config, tmp_path):
