@@ -35,7 +35,7 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
     ancestors = [describe_ancestor(paths[0], first.fingerprint)]
     for path in with_progress(paths[1:], "averaged", "models", len(paths) - 1):
         other = load_any_model(path)
-        if differing := _differing_settings(first, other):
+        if differing := _differing_settings(first._replace(config=config), other):
             reason = f"its {differing} differ from those of {paths[0]}"
             raise ModelError(f"{path}: {reason}; only models that share them can be averaged")
         for key in ("source_lang", "target_lang"):
@@ -64,7 +64,7 @@ def _differing_settings(first: Loaded[TransformerEncoder], other: Loaded[Transfo
         return "language tags"
     if first.tokenizer.fingerprint() != other.tokenizer.fingerprint():
         return "vocabularies"
-    return "sizes or other settings of the model" if _architecture(first) != _architecture(other) else ""
+    return "model settings" if _architecture(first) != _architecture(other) else ""
 
 
 def _architecture(loaded: Loaded[TransformerEncoder]) -> dict[str, Any]:

@@ -35,7 +35,9 @@ from mtrain.tokenizer.tokenizer import Tokenizer, model_config, vocabulary_files
 log = logging.getLogger(__name__)
 
 
-def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: Tokenizer) -> None:
+def publish_best(
+    run_dir: Path, state: TrainState, config: Config, tokenizer: Tokenizer, verify: bool = False
+) -> None:
     """Write the weights of the best checkpoint to the model folder `RUN/model`, unless it is up to date.
 
     Raises StorageError.
@@ -48,7 +50,7 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
         return
     folder = run_dir / "model"
     contents = to_yaml(_folder_config(config, tokenizer, state.best_alignment_layer))
-    if _is_published(folder, best, contents):
+    if _is_published(folder, best, contents, verify):
         _complete_published(folder, run_dir, config, state.best_step)
         return
     try:
@@ -68,14 +70,15 @@ def publish_best(run_dir: Path, state: TrainState, config: Config, tokenizer: To
         )
 
 
-def _is_published(folder: Path, best: Path, contents: str) -> bool:
-    """Whether a model folder is undamaged, and has the weights of the checkpoint `best` and the config
-    `contents`."""
+def _is_published(folder: Path, best: Path, contents: str, verify: bool) -> bool:
+    """Whether a model folder has the weights of the checkpoint `best` and the config `contents`. With
+    `verify`, its files are read; otherwise, its manifest tells."""
     with suppress(OSError, ValueError, LookupError, TypeError, ModelError):
         old, new = (read_json(path / MANIFEST) for path in (folder, best))
         same = old["model.safetensors"] == new[evaluation_weights(best).name]
         if same and (folder / "config.yaml").read_text(encoding="utf-8") == contents:
-            verify_folder(folder, ["config.yaml", "model.safetensors"])
+            if verify:
+                verify_folder(folder, ["config.yaml", "model.safetensors"])
             return True
     return False
 

@@ -78,7 +78,7 @@ def evaluate(
         str | None,
         Option(
             metavar="NAME",
-            help="sacreBLEU tokenizer; by default the one for MODEL's target language, or 13a without MODEL.",
+            help="sacreBLEU tokenizer; by default the one for the target language, or 13a if it is unknown.",
             rich_help_panel=METRICS,
         ),
     ] = None,

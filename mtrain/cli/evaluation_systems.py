@@ -100,7 +100,6 @@ def evaluate_models(
     if read_launch().rank == 0:
         texts = _read_systems(inputs)
         given = _given_test_sets(inputs, texts) if inputs.references else []
-        _check_models(inputs, decoding_settings, beam_size)
     done: dict[str, list[Output]] = {}  # the translations of each test set by the other models
     direction: Direction | None = None  # that of the first model
     with joined_ranks(device) as ranks, terminal.cleaning_up_after_sigterm():
@@ -113,6 +112,7 @@ def evaluate_models(
 
                 def work(path: Path = path, translator: "Translator" = translator) -> None:
                     if not tests:
+                        _check_models(inputs.models[1:], translator.direction, decoding_settings, beam_size)
                         plain = given or _configured_test_sets(inputs, data_settings, texts)
                         tests.extend(with_augmented(plain, inputs.augment, translator))
                     for test in tests:  # fail now, not after the first of them
@@ -126,20 +126,21 @@ def evaluate_models(
                 translator.lead(ranks, work)
 
 
-def _check_models(inputs: Inputs, settings: Sequence[str], beam_size: int | None) -> None:
+def _check_models(
+    others: Sequence[Path], direction: Direction, settings: Sequence[str], beam_size: int | None
+) -> None:
     """Raise an error now, not after the translation by the first model, if another one cannot be used."""
-    languages = inputs.languages
-    for path in inputs.models if len(inputs.models) > 1 else []:
+    for path in others:
         with load_translator(path, "cpu", settings) as translator:
             refuse_beam_size_of_sampling(translator, beam_size)
-            languages = _between(path, translator, languages).direction
+            _between(path, translator, direction)
 
 
 def _between(path: Path, translator: "Translator", languages: tuple[str | None, str | None]) -> "Translator":
     """The translator of the model in `path` for other languages. Raises UsageError if it does not know
     them."""
     try:
-        return translator.between(*(None if code == "und" else code for code in languages))
+        return translator.between(*languages)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
 

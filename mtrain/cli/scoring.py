@@ -107,8 +107,8 @@ def score(
     translator = load_translator(model, device, settings, ensemble).between(from_, to)
     other = None
     if reverse is not None:
-        languages = [None if code == "und" else code for code in reversed(translator.direction)]
-        other = load_translator(reverse, device, settings).between(*languages)
+        source_lang, target_lang = translator.direction
+        other = load_translator(reverse, device, settings).between(target_lang, source_lang)
     count = count_lines(inputs[0])
     total = None if count is None else count * (1 if other is None else 2)  # each model scores each pair
     with ProgressBar("scored", "pairs", total, is_on_screen(output)) as progress, open_output(output) as out:

@@ -1,5 +1,7 @@
 """Language codes, and what depends on the language."""
 
+import re
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -61,6 +63,8 @@ _SCRIPTS = {
     **{"Thai": "THAI", "Tibt": "TIBETAN"},
 }
 _WITHOUT_SPACES = {"CJK", "KHMER", "LAO", "MYANMAR", "THAI", "TIBETAN"}
+_ALWAYS = ("zh", "ja", "ko")  # languages whose BLEU has always had a tokenizer of its own
+_TAG = re.compile(r"(?:<[^<>]+> )?<2([^<>]+)> ?")  # at the beginning of a source; see `Direction.tag`
 
 
 class Direction(NamedTuple):
@@ -82,6 +86,13 @@ class Direction(NamedTuple):
         the target (Johnson et al. 2017, section 3) and, before it, `<en>` for the source if `tags` is
         `both`; nothing if it is `none`."""
         return {"none": "", "target": f"<2{self.target}>", "both": f"<{self.source}> <2{self.target}>"}[tags]
+
+
+def split_tag(source: str) -> tuple[str | None, str]:
+    """The target language that the tag of a source names, and the source without the tag. Without a tag, the
+    language is None."""
+    tag = _TAG.match(source)
+    return (tag[1], source[tag.end() :]) if tag else (None, source)
 
 
 @cache
@@ -123,6 +134,14 @@ def bleu_tokenizer(target_lang: str) -> str:
     """The name of sacreBLEU's tokenizer for a language code."""
     default = "13a" if has_spaces(target_lang) else "char"
     return _BLEU_TOKENIZERS.get(base_language(target_lang), default)
+
+
+def changed_bleu_tokenizers(target_langs: Iterable[str]) -> list[str]:
+    """The tokenizers of languages for which earlier versions used 13a. Recorded scores depend on them, so
+    that none by 13a is compared with a new one."""
+    same = [code for code in target_langs if code.lower().replace("_", "-").partition("-")[0] in _ALWAYS]
+    names = {bleu_tokenizer(code) for code in target_langs if code not in same}
+    return sorted(names - {"13a"})
 
 
 def make_bleu(tokenizer: str, **options: Any) -> "BLEU":

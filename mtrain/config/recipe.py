@@ -234,7 +234,7 @@ def choose_training(
     choices = [
         Choice("model.dropout", dropout(epochs), f"{epochs:.3g} epochs"),
         Choice("model.activation_dropout", 0.0, "model.dropout suffices"),
-        Choice("training.batch_tokens", batch, f"{tokens / 1e6:.3g} million target tokens in all"),
+        Choice("training.batch_tokens", batch, f"{useful / 1e6:.3g} million target tokens in all"),
         Choice("training.learning_rate", peak_rate(width), f"model width {width}"),
         Choice("training.warmup_steps", warmup(useful_steps), f"{WARMUP:.0%} of {useful_steps:,} steps"),
         Choice("training.validate_every", interval, f"{math.ceil(steps / interval)} validations"),

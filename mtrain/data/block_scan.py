@@ -7,6 +7,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from mtrain.config.data import DataConfig
+from mtrain.config.languages import Direction
 from mtrain.data.block_check import BlockCheck, BlockFindings, PairHashes
 from mtrain.data.block_messages import pack_block, unpack_block
 from mtrain.data.corpus import Block, parse_block, refuse_unless_skipped
@@ -48,9 +49,10 @@ class BlockScanner:
         self.data, self._seed, self._strict, self._held_out = data, seed, strict, held_out
         self._check = check
         self._filter = BlockFilter(data) if data.filters else None
-        # Else, of corpora that have the same sources, only the first one would be validated.
-        several = data.has_several_directions
-        self._holdout_keys = [f"{seed} {each}" if several else str(seed) for each in data.directions]
+        # Else, of corpora that have the same sources, only the first one would be validated. Further
+        # directions change nothing in that of `data`.
+        own = Direction(data.source_lang, data.target_lang)
+        self._holdout_keys = [str(seed) if each == own else f"{seed} {each}" for each in data.directions]
 
     def scan(self, task: ScanTask) -> ScannedBlock:
         """Scan a block. Raises DataError if, with `strict`, a pair is unreadable."""

@@ -219,6 +219,11 @@ def _count_leaked(columns: PairHashes, found: Sequence[set[int]]) -> Leak:
     return Leak(*(sum(key in others for key in column.tolist()) for column, others in both))
 
 
+def count_tag_ids(data: DataConfig, tokenizer: Tokenizer) -> int:
+    """The number of ids of the language tag before each source. It is the same for all corpora."""
+    return len(tokenizer.encode_source([data.tag_of(data.train[0])])[0])
+
+
 def segment(pairs: Sequence[Pair], tokenizer: Tokenizer, max_length: int, tag: int = 0) -> Segmentation:
     """Segment a sample of the training pairs, whose sources will begin with `tag` ids of a language tag."""
     texts = [[pair.source for pair in pairs], [pair.target for pair in pairs]]

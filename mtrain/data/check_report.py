@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from mtrain.config.data import DataConfig
 from mtrain.data.block_check import LENGTH_BINS, RATIO_BINS
-from mtrain.data.check import Findings, segment
+from mtrain.data.check import Findings, count_tag_ids, segment
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.summary import read_summary
@@ -57,7 +57,7 @@ def check_data(
     usable = (pair for pair in scan.text.pairs() if pair.source.strip() and pair.target.strip())
     if tokenizer is not None and (count := min(findings.sets["train"].usable, len(scan.text))):
         sample = list(islice(usable, 0, None, -(-count // _SEGMENTED)))
-        tag = len(tokenizer.tag_ids(data.directions[0].tag(data.language_tags)))
+        tag = count_tag_ids(data, tokenizer)
         findings.segmentation = segment(sample, tokenizer, data.max_length, tag)
     return findings
 
@@ -141,7 +141,8 @@ def _shares(findings: Findings, bad_lines: str) -> Iterator[str]:
         if counts.bad and name in ("train", "validation"):
             yield f"{counts.bad:,} {_ADJECTIVES[name]} pair(s) cannot be read; {remedy}"
         elif counts.bad:
-            yield f"{counts.bad:,} pair(s) of {name} cannot be read; correct them, or it cannot be scored"
+            consequence = "it cannot be scored until they are corrected"
+            yield f"{counts.bad:,} pair(s) of {name} cannot be read; {consequence}"
         if not counts.usable:
             yield f"{name} has no usable pair"
     all_usable = usable + findings.rejected.get("duplicates", 0)  # suspicious pairs are counted before these

@@ -45,10 +45,9 @@ class BlockFilter:
                 rules[direction] = make_rules(data.filters, direction)
             self._rules.append(rules[direction])
         self._duplicates = data.filters.duplicates
-        # The hash of the direction of each corpus; zero if it is the only one.
-        self._directions = hash_texts(list(map(str, data.directions))) * np.uint64(
-            data.has_several_directions
-        )
+        self._directions = np.zeros(len(data.train), np.uint64)  # a hash of that of each corpus
+        if data.has_several_directions:
+            self._directions = hash_texts(list(map(str, data.directions)))
 
     def apply(self, block: Block, corpus: int) -> FilteredBlock:
         """Filter a block of corpus number `corpus` (from 0). With `filters: off`, only unreadable and empty

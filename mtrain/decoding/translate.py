@@ -87,9 +87,10 @@ class Translator:
         if workers is not None:
             overrides = (*overrides, f"decoding.workers={workers}")
         first, *others = [load_model(Path(folder), tuple(overrides)) for folder in (path, *ensemble)]
-        for folder, other in zip(ensemble, others, strict=True):
-            _check_ensemble(path, first, folder, other)
         loaded = [first, *others]
+        for count, folder in enumerate(ensemble, start=1):
+            for earlier, model in zip((path, *ensemble), loaded[:count], strict=False):
+                _check_ensemble(earlier, model, folder, loaded[count])
         return cls(
             [one.model.to(torch_device) for one in loaded],
             first.tokenizer,
@@ -126,12 +127,13 @@ class Translator:
         return other
 
     def between(self, source_lang: str | None = None, target_lang: str | None = None) -> Self:
-        """A translator with the same models for other languages, of which None stands for the present one.
+        """A translator with the same models for other languages. None and `und` stand for the present one.
 
         It shares what `with_settings` shares. Raises UsageError if the models have no tags for these
         languages. Models without language tags translate from any language, but into one.
         """
-        direction = Direction(source_lang or self.direction.source, target_lang or self.direction.target)
+        given = [None if code == "und" else code for code in (source_lang, target_lang)]
+        direction = Direction(given[0] or self.direction.source, given[1] or self.direction.target)
         is_free = self.language_tags != "none" or self.target_lang == "und"  # imported without languages
         if not is_free and not is_same_language(direction.target, self.target_lang):
             found = f"translates into {self.target_lang}, not {direction.target}"

@@ -8,7 +8,9 @@ import regex  # whose \w includes vowel signs and joiners, unlike that of `re`
 
 # Thai, Lao, Khmer, Burmese, kana and Chinese characters: scripts that are written without spaces.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-_TOKEN = regex.compile(rf"\s+|[^\W{_UNSPACED}]+|.", regex.S)  # white space, a word, or one character
+# White space, a word, or one character. A word does not begin with a mark, such as the one that makes an emoji
+# of a symbol.
+_TOKEN = regex.compile(rf"\s+|(?![\p{{M}}\p{{Cf}}])[^\W{_UNSPACED}]+|.", regex.S)
 
 
 class Span(NamedTuple):

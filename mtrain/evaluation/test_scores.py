@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from mtrain.checkpoint import model_info
 from mtrain.checkpoint.model_card import record_test_scores
+from mtrain.config.languages import changed_bleu_tokenizers
 from mtrain.errors import MtrainError
 from mtrain.evaluation.evaluate import TestSet, configured_test_sets, evaluate_set
 from mtrain.evaluation.metrics import Score, make_metrics
@@ -44,7 +45,11 @@ def score_test_sets(run_dir: Path, translator: "Translator") -> Iterator[TestSco
     """
     tests = configured_test_sets(run_dir)
     settings = translator.decoding.model_dump(mode="json", exclude={"batch_tokens", "workers"})
-    key = sha256_of_json([translator.fingerprint, settings, [*map(_described, tests)]])
+    languages = [test.target_lang(translator.target_lang) or "" for test in tests]
+    determined_by = [translator.fingerprint, settings, [*map(_described, tests)]]
+    if changed := changed_bleu_tokenizers(languages):
+        determined_by.append(changed)
+    key = sha256_of_json(determined_by)
     record = _read(run_dir)
     if record is not None and record.key == key:
         yield from record.sets

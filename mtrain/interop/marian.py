@@ -4,7 +4,6 @@ import json
 import logging
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,7 @@ from safetensors.torch import save_file
 
 from mtrain.checkpoint.model_card import write_card
 from mtrain.checkpoint.model_folder import LoadedModel
-from mtrain.checkpoint.model_info import (
-    Ancestor,
-    Origin,
-    describe_ancestor,
-    name_of,
-    new_info,
-    read_info,
-    write_info,
-)
+from mtrain.checkpoint.model_info import Ancestor, Origin, describe_ancestor, name_of, new_info, write_info
 from mtrain.config.load import override, validate
 from mtrain.config.model import ModelConfig
 from mtrain.config.schema import ModelFolderConfig
@@ -92,6 +83,7 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
         raw = {
             "source_lang": names.get("source_lang") or "und",
             "target_lang": names.get("target_lang") or "und",
+            "language_tags": names.get("language_tags") or "none",
             "max_length": _max_length(names, model),
             "tokenizer": {"vocab_size": len(tokenizer.source), "joint": tokenizer.joint, "path": source},
             "model": model.model_dump(mode="json"),
@@ -100,7 +92,7 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
         settled = validate(ModelFolderConfig, raw, source, ModelError)
         if (highest := max(settled.decoding.forbidden_ids, default=0)) >= model.target_vocab_size:
             raise ModelError(f"generation settings: bad_words_ids: {highest} is not a token id of this model")
-        raw = settled.model_dump(mode="json") | _tags_of_export(folder)
+        raw = settled.model_dump(mode="json")
         for assignment in overrides:
             if not assignment.startswith(("decoding.", "source_lang=", "target_lang=")):
                 raise UsageError(
@@ -224,14 +216,6 @@ def _max_length(names: dict[str, Any], model: ModelConfig) -> int:
     return min(limit, positions) if isinstance(limit, int) and limit >= 2 else positions
 
 
-def _tags_of_export(folder: Path) -> dict[str, Any]:
-    """The language tags of a model that mtrain has exported. Other programs do not record them."""
-    with suppress(ModelError):
-        if export := read_info(folder).export:
-            return {"language_tags": export.config.language_tags}
-    return {}
-
-
 def write_marian(loaded: LoadedModel, folder: Path) -> None:
     """Write a post-norm model with sinusoidal positions to an empty folder, for transformers to load."""
     model, tokenizer, config = loaded.model.config, loaded.tokenizer, loaded.config
@@ -264,6 +248,7 @@ def write_marian(loaded: LoadedModel, folder: Path) -> None:
         "tokenizer_class": "MarianTokenizer",
         "source_lang": config.source_lang,
         "target_lang": config.target_lang,
+        "language_tags": config.language_tags,
         "separate_vocabs": separate,
         "model_max_length": config.max_length,
     }

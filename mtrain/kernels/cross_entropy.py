@@ -100,8 +100,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             # d loss / d logits = softmax - (1 - smoothing) * one_hot(label) - smoothing / V, plus R-Drop's
             # part. smoothing / V is the same for all logits and is subtracted after the loop.
             if r_drop:
-                of_labels = label, label_logits, smoothing - 1
-                normalizer, kl = _replace_by_gradient_(logits, *of_labels, keep[chunk], r_drop)
+                normalizer, kl = _replace_by_gradient_(
+                    logits, label, label_logits, smoothing - 1, keep[chunk], r_drop
+                )
                 grad, divergence = logits, divergence + (kl * keep[chunk][0::2]).sum()
             elif with_grad:
                 grad, normalizer = _softmax_and_normalizer(
@@ -114,9 +115,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             mean_logits = (x.to(accurate) * mean_weight).sum(-1, keepdim=True) + mean_bias
             nll = nll + ((normalizer - label_logits) * keep[chunk]).sum()
             uniform = uniform + ((normalizer - mean_logits) * keep[chunk]).sum()
-            if grad is None:
-                continue
-            gradients.add(grad, chunk, x, keep[chunk], weight_cast)
+            if grad is not None:
+                gradients.add(grad, chunk, x, keep[chunk], weight_cast)
         gradients.smooth(smoothing, hidden, keep, mean_weight)
         ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)
         ctx.mark_non_differentiable(nll)

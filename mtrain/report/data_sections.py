@@ -1,11 +1,11 @@
 """What the report shows of the data and of translations."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
 from itertools import pairwise
 
+from mtrain.config.languages import split_tag
 from mtrain.data.block_check import LENGTH_BINS, RATIO_BINS
 from mtrain.data.check import Findings
 from mtrain.evaluation.differences import mark_differences
@@ -17,7 +17,6 @@ from mtrain.report.run_records import RunRecords, config_section
 
 STEPS_SHOWN = 10  # validations whose translations of a sample are shown, at most
 EXTREMES = 5  # best and worst sentences that are shown
-_TAG = re.compile(r"(?:<[^<>]+> )?<2([^<>]+)> ?")  # see `Direction.tag`
 STYLE = """
 .bars td { text-align: start; } .bars td:nth-child(2) { text-align: end; }
 .bar { display: inline-block; background: var(--heat); height: .8rem; width: calc(var(--w) * .1rem);
@@ -202,8 +201,9 @@ def _by_target_language(run: RunRecords) -> dict[str | None, list[Sentence]]:
     found: dict[str | None, list[Sentence]] = {}
     for sentence in run.best.sentences:
         language = configured if isinstance(configured, str) else None
-        if tagged and (tag := _TAG.match(sentence.source)):
-            language, sentence = tag[1], replace(sentence, source=sentence.source[tag.end() :])
+        if tagged:
+            language, source = split_tag(sentence.source)
+            sentence = replace(sentence, source=source)
         found.setdefault(language, []).append(sentence)
     return found
 

@@ -13,6 +13,7 @@ from mtrain.config.model import Architecture
 from mtrain.config.schema import Config
 from mtrain.data import Pair
 from mtrain.data.batching import BatchPlan, plan_batches
+from mtrain.data.check import count_tag_ids
 from mtrain.data.corpus import good_pairs
 from mtrain.data.loader import require_pairs
 from mtrain.data.prepare_data import PreparedData
@@ -75,9 +76,10 @@ class TrainingLengths:
         # Duplicates are still in the text.
         pairs = round(max(scanner.result.usable_pairs, len(text)) * len(sample) / max(1, len(drawn)))
         source, target = _token_counts(sample, tokenizer)
+        is_filled = (source > 1) & (target > 1)
         if tokenizer is not None:
-            source = source + len(tokenizer.tag_ids(config.data.directions[0].tag(config.data.language_tags)))
-        kept = (source > 1) & (target > 1) & (np.maximum(source, target) <= config.data.max_length)
+            source = source + count_tag_ids(config.data, tokenizer)
+        kept = is_filled & (np.maximum(source, target) <= config.data.max_length)
         if not kept.any():
             raise DataError("no training pair is left; all are empty or longer than data.max_length")
         origin = f"{len(sample):,} of {pairs:,} pairs segmented"

@@ -44,11 +44,12 @@ class ModelSelection:
         A failure does not end training: it is logged, and the next validation tries again. The `last`
         validation is repeated instead. Raises the error after MAX_FAILED_VALIDATIONS failures in a row.
         """
+        is_resumed = not self.state.validation_due
         while True:
             try:
                 if self.state.validation_due:
                     self._score(model, saved)
-                publish_best(self.run_dir, self.state, self.config, self.tokenizer)
+                publish_best(self.run_dir, self.state, self.config, self.tokenizer, verify=is_resumed)
             except DistributedError:  # without that rank, no later validation can succeed
                 raise
             except (MtrainError, RuntimeError, MemoryError) as error:

@@ -32,7 +32,7 @@ from mtrain.training.prepare_tokenizer import (
     vocab_size_is_automatic,
 )
 from mtrain.training.resolve_config import resolve_config
-from mtrain.training.run_folder import locked_run_folder, open_run, record_initial_model
+from mtrain.training.run_folder import locked_run_folder, open_run, record_initial_model, write_config
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +143,7 @@ def _prepare_run(
     given = config.data, tokenizer, folder, config.seed, expected, scanner
     data = prepare_data(*given, workers=workers, run_dir=run_dir)
     if checkpoint:
+        write_config(config)  # only now: if the data is not usable, the run keeps its config
         _accept_changes(checkpoint, tokenizer, data, batch_order(config.data))
     choices = vocab_size_choice(config) if adapt_vocab_size else []
     return PreparedRun(config, tokenizer, data, checkpoint, initial_model, choices)

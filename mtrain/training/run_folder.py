@@ -12,6 +12,7 @@ from typing import Any
 from mtrain.checkpoint.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.model_folder import Loaded
 from mtrain.checkpoint.model_info import describe_ancestor
+from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
@@ -43,10 +44,10 @@ _LEFTOVERS = ["checkpoints/.index.json.tmp", "data/.epoch-*", *(f".{name}.tmp" f
 
 
 def open_run(config: Config, resume: str, allow_data_change: bool = False) -> Checkpoint | None:
-    """Write `config.yaml`, and return the checkpoint to resume from; None for a new run.
+    """The checkpoint to resume from; None for a new run, whose `config.yaml` is written.
 
-    With `allow_data_change`, the corpora may have changed.
-    `resume` is `auto` (the newest valid checkpoint), `never`, or the path of a checkpoint. Raises UsageError
+    `resume` is `auto` (the newest valid checkpoint), `never`, or the path of a checkpoint. With
+    `allow_data_change`, the corpora may have changed. Raises UsageError
     if there are checkpoints and `resume` is `never`, or if a key has changed that must not change; ModelError
     if no checkpoint is valid; StorageError if the folder cannot be written.
     """
@@ -66,7 +67,8 @@ def open_run(config: Config, resume: str, allow_data_change: bool = False) -> Ch
     if chosen is not None and (run_dir / "config.yaml").exists():
         stages = len(chosen.state.stage_starts)
         _check_changes(config, run_dir / "config.yaml", stages, allow_data_change)
-    write_config(config)
+    if chosen is None:
+        write_config(config)
     return chosen
 
 
@@ -161,7 +163,9 @@ def _check_changes(config: Config, file: Path, stages: int, allow_data_change: b
     for key, old, new in _changes(previous.model_dump(mode="json"), config.model_dump(mode="json")):
         if key.startswith("data.stages"):
             continue
-        is_corpus = _CORPUS.fullmatch(key) is not None
+        # Other pairs that are held out would be some that the run was trained on.
+        is_held_out = key.startswith("data.validation") and isinstance(config.data.validation, Holdout)
+        is_corpus = _CORPUS.fullmatch(key) is not None and not is_held_out
         if not (_MAY_CHANGE.fullmatch(key) or (is_corpus and allow_data_change)):
             raise UsageError(
                 f"{key} was {_format_value(old)} when this run began and is {_format_value(new)} now; "

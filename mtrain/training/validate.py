@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import torch
 
-from mtrain.config.languages import Direction
+from mtrain.config.languages import Direction, changed_bleu_tokenizers
 from mtrain.config.schema import Config
 from mtrain.data import Pair
 from mtrain.data.batch import Batch, collate
@@ -103,7 +103,9 @@ class Validator:
         search = self.decoding.model_dump(mode="json", exclude=irrelevant)
         if self.config.training.best_metric == "nll":  # does not depend on the search
             search = {}
-        value = [self.sources, self.references, self.tokenizer.fingerprint(), search]
+        value: list[object] = [self.sources, self.references, self.tokenizer.fingerprint(), search]
+        if changed := changed_bleu_tokenizers(self.metrics):
+            value.append(changed)
         return sha256_of_json(value)
 
     def _encode(self, micro_batch_tokens: int) -> list[Batch]:

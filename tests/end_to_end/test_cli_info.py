@@ -142,6 +142,7 @@ def test_imported_and_exported_models_are_described(mtrain, tmp_path):
         assert exported["parameters"].partition(" million")[0] == rows["parameters"].partition(" million")[0]
         for name in ("languages", "layers", "tokenizer", "origin"):
             assert exported[name] == rows[name]
+        assert f"{exported['longest source']}; longer lines are split" == rows["longest source"]
         (tmp_path / format / "info.json").unlink()
         code, _, err = mtrain("info", tmp_path / format)
         assert code == 4 and "config.yaml is missing" in one_line(err)

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import yaml
@@ -161,6 +162,18 @@ def test_score_uses_both_directions_of_one_model(mtrain, both, tmp_path):
     code, out, _ = mtrain("score", both, "--tsv", pairs, "--to", "en", *ON_CPU)
     sums = [sum(float(line.split("\t")[2]) for line in lines) for lines in (out.splitlines(), right)]
     assert code == 0 and sums[0] < sums[1] - 0.1
+
+
+def test_score_with_a_model_of_unknown_languages(mtrain, both, run_dir, tmp_path):
+    """As imported ones may be."""
+    model = Path(shutil.copytree(run_dir / "model", tmp_path / "model"))
+    raw = yaml.safe_load((model / "config.yaml").read_text())
+    (model / "config.yaml").write_text(yaml.safe_dump({**raw, "source_lang": "und", "target_lang": "und"}))
+    write_manifest(model)
+    (tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
+    job = ["score", model, "--tsv", tmp_path / "pairs.tsv", "--reverse", run_dir]
+    code, out, err = mtrain(*job, *ON_CPU)
+    assert code == 0 and len(out.splitlines()) == len(PAIRS), err
 
 
 def test_rerank_by_another_direction(mtrain, both, corpus, tmp_path):

@@ -63,6 +63,14 @@ def test_unknown_languages_and_regions_do_not_prevent_an_average(mtrain, run_dir
     assert (raw["source_lang"], raw["target_lang"]) == ("en", "de")
 
 
+def test_a_model_of_unknown_languages_does_not_join_those_of_others(mtrain, relative, tmp_path):
+    models = [relative(1, {"source_lang": "und"}), relative(2), relative(3, {"source_lang": "fr"})]
+    code, _, err = mtrain("average", *models, "-o", tmp_path / "mean")
+    assert code == 4 and f"{models[2]}: its languages differ" in one_line(err)
+    code, _, err = mtrain("translate", models[0], "x", "--ensemble", models[1], "--ensemble", models[2])
+    assert code == 4 and f"{models[2]}: translates fr-de, but {models[1]} en-de" in one_line(err)
+
+
 @pytest.mark.parametrize(
     ("settings", "differing"),
     [({"target_lang": "fr"}, "languages"), ({"language_tags": "target"}, "language tags")],
@@ -75,7 +83,7 @@ def test_models_of_other_languages_are_not_averaged(mtrain, run_dir, relative, t
 def test_models_that_cannot_be_averaged_are_named(mtrain, run_dir, relative, tmp_path):
     other = relative(1, heads=8)  # tensors of the same shapes
     code, _, err = mtrain("average", run_dir, other, "-o", tmp_path / "mean")
-    reason = f"its sizes or other settings of the model differ from those of {run_dir}"
+    reason = f"its model settings differ from those of {run_dir}"
     assert (
         code == 4
         and one_line(err) == f"error: {other}: {reason}; only models that share them can be averaged\n"

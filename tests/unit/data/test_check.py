@@ -78,7 +78,7 @@ def test_unusable_validation_and_test_sets_are_warned_of(corpora):
     bad = ("caf\udce9", "x")
     assert list_warnings(check_data(corpora(GOOD, [bad, ("A", "B")], [bad]).data)) == [
         "1 validation pair(s) cannot be read; set data.bad_lines: skip to drop them",
-        "1 pair(s) of news cannot be read; correct them, or it cannot be scored",
+        "1 pair(s) of news cannot be read; it cannot be scored until they are corrected",
         "news has no usable pair",
     ]
 

@@ -11,12 +11,14 @@ from pydantic import ValidationError
 
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
+from mtrain.config.schema import Config
 from mtrain.data.check_report import check_data
 from mtrain.data.mixing import weights_by_size
 from mtrain.data.prepare_data import prepare_data
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
 from mtrain.errors import UsageError
+from mtrain.training.lengths import TrainingLengths
 from tests.support import tokenizers
 from tests.support.encoding import TOY, config, rows, text_of, write
 from tests.support.tokenizers import TYPES
@@ -105,6 +107,20 @@ def test_tags_count_as_tokens_of_the_source(tmp_path, tokenizer):
     found = check_data(data, tokenizer, scanner).segmentation
     prepared = prepare_data(data, tokenizer, tmp_path / "data", seed=1)
     assert found.too_long == 40 - len(prepared.train) > 0
+    given = Config.model_validate({"run_dir": str(tmp_path), "data": data})
+    planned = TrainingLengths.of_text(given, scanner, tokenizer)
+    assert len(planned.source) == len(prepared.train)
+
+
+def test_further_directions_do_not_change_what_is_held_out(tmp_path):
+    one = config(tmp_path, train=[write(tmp_path / "fr.tsv", TOY[:40])], validation={"holdout": 10})
+    german = {**write(tmp_path / "de.tsv", [(f"{a} x", b) for a, b in TOY[:40]]), "target_lang": "de"}
+    keys = {"language_tags": "target", "validation": {"holdout": 10}}
+    both = config(tmp_path, train=[*one.train, german], **keys)
+    drawn = [
+        CorpusScanner(RawFiles(data), seed=1, for_tokenizer=False).result.held_out[0] for data in (one, both)
+    ]
+    assert drawn[1] and set(drawn[1]) < set(drawn[0])
 
 
 def test_validation_corpora_have_their_own_languages(tmp_path, tokenizer):

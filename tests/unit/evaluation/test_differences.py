@@ -32,6 +32,7 @@ def marked(sentence: str, other: str) -> str:
         ("한국어 문장", "한국어 글", "한국어 [문장]"),
         ("नमस्ते दुनिया।", "नमस्ते दोस्त।", "नमस्ते [दुनिया]।"),
         ("می\u200cخواهم بروم", "می بروم", "[می\u200cخواهم] بروم"),
+        ("I \u2764\ufe0flove", "I love", "I [\u2764\ufe0f]love"),
     ],
 )
 def test_words_that_the_other_sentence_lacks_are_changed(sentence, other, expected):

@@ -119,6 +119,12 @@ def test_settings_and_languages_can_be_overridden(source):
     assert (config.source_lang, config.target_lang, config.decoding.beam_size) == ("de", "fr", 7)
 
 
+def test_a_forbidden_token_that_does_not_exist_is_an_error(source):
+    with pytest.raises(UsageError, match="forbidden_ids: no token has the id 99999"):
+        import_marian(str(source), source.with_name("out"), ["decoding.forbidden_ids=[99999]"])
+    assert not source.with_name("out").exists()
+
+
 def test_unknown_languages_are_logged(source, caplog):
     (source / "tokenizer_config.json").unlink()
     imported(source)

@@ -175,6 +175,13 @@ def test_a_changed_corpus_is_named_by_its_files(make_config, corpus, tmp_path):
     both = make_config(data={"train": sources}, training={"max_steps": 4})
     fit(both, device="cpu", allow_data_change=True)
     assert last_checkpoint(Path(both.run_dir)).name == "step-00000004"
+    held_out = make_config(data={"train": sources, "validation": {"holdout": 2}})
+    with pytest.raises(UsageError, match=r"data\.validation was .* now; restore it"):
+        fit(held_out, device="cpu", allow_data_change=True)
+    missing = make_config(data={"train": [sources[0], {"source": "none", "target": target}]})
+    with pytest.raises(DataError, match="none: no such file"):
+        fit(missing, device="cpu", allow_data_change=True)
+    fit_on_cpu(both)  # the run keeps its config
     weighted = make_config(data={"train": [{**sources[0], "weight": 2.0}, sources[1]]})
     with pytest.raises(UsageError, match=r"data\.train\[1\]\.weight was 1\.0 .* now; restore it"):
         fit(weighted, device="cpu", allow_data_change=True)
