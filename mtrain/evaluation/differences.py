@@ -8,8 +8,7 @@ import regex  # whose \w includes vowel signs and joiners, unlike that of `re`
 
 # Thai, Lao, Khmer, Burmese, kana and Chinese characters: scripts that are written without spaces.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-# White space, a word, or one character. A word does not begin with a mark, such as the one that makes a symbol
-# an emoji.
+# White space, a word, or one character. A word does not begin with a mark: one may follow an emoji.
 _TOKEN = regex.compile(rf"\s+|(?![\p{{M}}\p{{Cf}}])[^\W{_UNSPACED}]+|.", regex.S)
 
 
