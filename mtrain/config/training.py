@@ -32,7 +32,9 @@ class TrainingConfig(Section):
         4096, description="padded tokens per optimizer step, of the longer side; the effective batch size"
     )
     micro_batch_tokens: MicroBatchTokens = Field(
-        "auto", description="padded tokens per forward and backward pass; auto: as many as fit in memory"
+        "auto",
+        description="padded tokens per forward and backward pass; auto: batch_tokens, on a CPU at most 16,384, "
+        "halved until they fit in memory",
     )
     learning_rate: Annotated[PositiveFloat, Field(le=10)] | None = Field(
         None,
