@@ -196,7 +196,7 @@ def _choose_preset(config: Config, size: CorpusSize, timer: "_Timer") -> tuple[s
         if sizes == _sizes(config, chosen) or sizes["d_model"] % heads:
             continue
         if not timer.can_train(sizes, _sizes(config, chosen), size):
-            return chosen, f"{reason}; the budget or the memory is too small for {name}"
+            return chosen, f"{reason}; the limit or the memory is too small for {name}"
         chosen = name
     return chosen, reason
 

@@ -55,7 +55,7 @@ def vocab_size_choice(config: Config) -> list[Choice]:
     """The automatic vocabulary size, for the table of choices. A tokenizer from elsewhere has its own."""
     if config.tokenizer.path is not None:
         return []
-    return [Choice("tokenizer.vocab_size", config.tokenizer.vocab_size, "the corpus and the budget")]
+    return [Choice("tokenizer.vocab_size", config.tokenizer.vocab_size, "the corpus and the limit")]
 
 
 def use_learned_vocab_size(config: Config) -> Config:
