@@ -183,6 +183,8 @@ class WorkerPool:
                             slot.process.prepare([self._settings])
                         return remote(slot.process, task)
                     except WorkerEndedError as error:
+                        if not self._end.alive:  # `close` has ended it
+                            raise
                         self._replace(slot, error)
             finally:
                 self._free.put(slot)

@@ -27,6 +27,7 @@ from mtrain.cli import (
     translation,
 )
 from mtrain.cli.help import Program, add_command
+from mtrain.cli.output import open_stdout
 from mtrain.errors import MtrainError, StorageError, is_out_of_memory
 
 app = typer.Typer(
@@ -52,7 +53,8 @@ _CommandLineError: Any = typer.BadParameter.__mro__[2]
 
 def _print_version(requested: bool) -> None:
     if requested:
-        print(f"mtrain {__version__}")
+        with open_stdout() as out:
+            print(f"mtrain {__version__}", file=out)
         raise typer.Exit
 
 
@@ -101,7 +103,8 @@ def _describe(error: Exception) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, _CommandLineError):
         return _describe_usage(error), 2
-    if isinstance(error, UnicodeEncodeError) and error.encoding == sys.getfilesystemencoding():
+    encoding = sys.getfilesystemencoding()
+    if isinstance(error, UnicodeEncodeError) and error.encoding == encoding != "utf-8":
         return f"{error.object}: the locale's encoding cannot represent this path; set PYTHONUTF8=1", 6
     if is_out_of_memory(error):
         return "out of memory; lower training.micro_batch_tokens or decoding.batch_tokens", 8

@@ -26,7 +26,9 @@ EXPECTED_BLEU = 97.0
 
 
 def demo(
-    run_dir: Annotated[str, Option(metavar="FOLDER", help="Run folder.")] = "runs/toy-en-fr",
+    run_dir: Annotated[
+        str | None, Option(metavar="FOLDER", help="Run folder. Default: runs/toy-en-fr.")
+    ] = None,
     set_: Set = None,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -77,6 +79,6 @@ def _evaluate(run: Path, translator: "Translator") -> float:
     from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set
     from mtrain.evaluation.metrics import make_metrics
 
-    [test] = configured_test_sets(run)
+    test, *_ = configured_test_sets(run)
     [score] = evaluate_set(test, translator, make_metrics(["bleu"], translator.target_lang))
     return score.score

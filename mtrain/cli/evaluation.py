@@ -26,6 +26,7 @@ from mtrain.cli.options import (
     To,
     overrides,
 )
+from mtrain.cli.output import open_stdout
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import UsageError
 
@@ -235,6 +236,7 @@ def _set_up_comet(folder: Path) -> None:
     from mtrain.evaluation.comet import VARIABLE, set_up_comet
 
     set_up_comet(folder)
-    print(folder)
+    with open_stdout() as out:
+        print(folder, file=out)
     place = shlex.quote(str(folder.resolve()))
     terminal.suggest("to use it", f"export {VARIABLE}={place}; mtrain evaluate MODEL --metrics bleu,comet")

@@ -180,7 +180,7 @@ def _write_sentences(result: _Result, out: IO[str], header: bool) -> None:
 
 
 def _without_tabs(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join(text.split()).encode("utf-8", "replace").decode()  # a file name may not be UTF-8
 
 
 def _write_html(results: Sequence[_Result], path: Path) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from mtrain.cli.terminal import discard_output
 from mtrain.data import COMPRESSION
@@ -98,10 +98,20 @@ def write_lines(lines: Iterable[str], out: IO[str], flush_every: float = FLUSH_E
             flushed = time.monotonic()
 
 
+class _Pipe(io.FileIO):
+    """A named pipe or a device. If its reader exits, results are lost: an error, unlike with stdout."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError as error:
+            raise StorageError(f"{self.name}: cannot write: {error.strerror}") from None
+
+
 @contextmanager
 def _opened(path: Path, compression: str | None) -> Iterator[IO[str]]:
     """A file opened for UTF-8 text, compressed if asked for."""
-    with path.open("wb") as raw:
+    with io.BufferedWriter(_Pipe(path, "wb")) if is_stream(path) else path.open("wb") as raw:
         stream: IO[bytes] = raw
         if compression is not None:
             import pyarrow as pa

@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from mtrain.cli import terminal
 from mtrain.cli.options import Debug, Device, Quiet, Set, overrides
-from mtrain.cli.output import is_stream, open_output, require_writable
+from mtrain.cli.output import is_stream, open_output, open_stdout, require_writable
 
 
 def report(
@@ -46,5 +46,6 @@ def report(
         out.write(page)
     if is_stream(output_file):
         return
-    print(output_file)
+    with open_stdout() as out:
+        print(output_file, file=out)
     terminal.suggest("report saved; open it in a browser", str(output_file.resolve()))

@@ -10,6 +10,7 @@ import signal
 import sys
 import textwrap
 import time
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
 
 log = logging.getLogger(__name__)
+_DIRECTION = {*"\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"}  # change the direction of text
 STARTED = time.monotonic()  # this module is loaded when the process starts
 
 
@@ -148,8 +150,13 @@ def _wrap_line(line: str, width: int) -> str:
 
 
 def escape_control_characters(text: str) -> str:
-    """Escape the control characters of text from files, which a terminal would interpret."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    """Escape the characters of text from files that a terminal would interpret: control characters, line
+    separators, what changes the direction of text, and bytes that are not text. Joiners and spaces stay."""
+    return "".join(repr(c)[1:-1] if _is_control(c) else c for c in text)
+
+
+def _is_control(c: str) -> bool:
+    return c != "\n" and (unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _DIRECTION)
 
 
 def restore_utf8(text: str) -> str:

@@ -33,8 +33,8 @@ class TrainingConfig(Section):
     )
     micro_batch_tokens: MicroBatchTokens = Field(
         "auto",
-        description="padded tokens per forward and backward pass; auto: batch_tokens, on a CPU at most 16,384, "
-        "halved until they fit in memory",
+        description="padded tokens per forward and backward pass; auto: batch_tokens, on a CPU at most "
+        "16,384, halved until they fit in memory",
     )
     learning_rate: Annotated[PositiveFloat, Field(le=10)] | None = Field(
         None,

@@ -3,6 +3,7 @@
 import os.path
 from collections.abc import Iterator, Sequence
 from html import escape
+from pathlib import Path
 from typing import NamedTuple
 
 from mtrain.evaluation.compare import MetricComparison, PairedScore
@@ -54,8 +55,9 @@ def comparison_page(sets: Sequence[ComparedSet]) -> str:
 
 def _without_common_folder(names: Sequence[str]) -> dict[str, str]:
     """By the name of each system, which may be a path, the part of it that distinguishes it."""
-    folders = [name.rpartition("/")[0] for name in names]
-    prefix = f"{os.path.commonpath(folders)}/" if len({name[:1] == "/" for name in names}) == 1 else ""
+    prefix = ""
+    if len({Path(name).is_absolute() for name in names}) == 1:
+        prefix = os.path.commonpath([Path(name).parent for name in names]).rstrip("/") + "/"
     if not all(name.startswith(prefix) and name != prefix for name in names):
         prefix = ""
     return {name: name.removeprefix(prefix) for name in names}

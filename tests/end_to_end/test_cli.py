@@ -5,15 +5,31 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
 from mtrain import __version__
+from mtrain.cli.terminal import escape_control_characters
 from tests.support.cli import CLOSED, one_line, run_forked
 
 COMPUTE = ("demo", "fit", "translate", "score", "evaluate", "rerank", "report")
 COMMANDS = (*COMPUTE, "plan", "check", "tokenize", "average", "import", "export")
+
+
+def test_a_full_stdout_is_an_error_of_any_command(monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with Path("/dev/full").open("w") as full:
+        job = [sys.executable, "-m", "mtrain", "--version"]
+        done = subprocess.run(job, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 6 and one_line(done.stderr) == "error: output: No space left on device\n"
+
+
+def test_texts_are_shown_with_joiners_and_without_control_characters():
+    kept = "می\u200cخواهم क्\u200dष 5\u00a0km\u3000é\n"
+    assert escape_control_characters(kept) == kept
+    assert escape_control_characters("\x1b[1m\u202eab\u2028\udcff") == r"\x1b[1m\u202eab\u2028\udcff"
 
 
 def test_help_and_version(mtrain):

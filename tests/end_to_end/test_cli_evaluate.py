@@ -367,6 +367,15 @@ def test_files_are_complete_although_the_reader_of_stdout_exits(systems):
     assert (systems / "page.html").read_text().endswith("</html>\n")
 
 
+def test_a_file_name_that_is_not_utf8_is_written_as_far_as_possible(mtrain, systems):
+    name = "hyp\udce9.de"
+    (systems / name).write_text((systems / "b").read_text())
+    files = ["--hypotheses", "a", "--compare", name, "--reference", "ref", "--metrics", "chrf"]
+    code, _, err = mtrain("evaluate", *files, "--sentence-scores", "s.tsv", "--html", "d.html")
+    assert code == 0, err
+    assert "hyp?.de" in (systems / "s.tsv").read_text() and (systems / "d.html").exists()
+
+
 def test_comet_scores_translations_in_its_environment(mtrain, systems, comet_environment):
     files = ["--hypotheses", "a", "--compare", "c", "--reference", "ref", "--source", "src"]
     comet = ["--metrics", "comet,bleu", "--comet", comet_environment, "--comet-model", "own/model"]

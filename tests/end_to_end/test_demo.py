@@ -1,5 +1,7 @@
 """`mtrain demo`: from an empty folder to an evaluated model."""
 
+from pathlib import Path
+
 import pytest
 
 from mtrain.cli.demo import check_outcome
@@ -37,6 +39,9 @@ def test_demo_trains_translates_and_evaluates(mtrain, tmp_path, monkeypatch):
     assert "mtrain evaluate 'my run'" in err.splitlines()[-1]
     again = mtrain("demo", "--run-dir", "my run", "--device", "cpu", *FEW_STEPS, "--quiet")
     assert again[:2] == (0, out)  # the finished run is used again
+    several = ["--set", "run_dir=my run", "--set", "data.test.more={toy: test}"]
+    code, out, _ = mtrain("demo", *several, "--device", "cpu", *FEW_STEPS, "--quiet")
+    assert code == 0 and "BLEU on the test set: " in out and not Path("runs").exists()
     code, _, err = mtrain("demo", "--run-dir", "my run", "--device", "tpu", "--quiet")
     assert code == 2 and "--device tpu" in one_line(err)
 

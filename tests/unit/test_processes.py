@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mtrain.errors import DataError
-from mtrain.processes import Job, WorkerPool, map_tasks
+from mtrain.processes import Job, WorkerEndedError, WorkerPool, map_tasks
 from mtrain.worker_messages import Message
 
 WORKER = "tests.support.worker"  # its processes do what their tasks say
@@ -56,6 +56,21 @@ def test_a_process_gets_no_ctrl_c_but_shares_the_session_and_its_computing_time(
         task = Message({"action": "echo", "value": 1})
         [(_, pid)] = pool.map([task], lambda process, _: process.process.pid, lambda _: None)
         assert (os.getpgid(pid), os.getsid(pid)) == (pid, os.getsid(0))
+
+
+def test_processes_that_are_closed_during_their_work_are_not_replaced(caplog):
+    """As after a second Ctrl-C."""
+    pool = WorkerPool(WORKER, Message({}), 1)
+    tasks = [Message({"action": "echo", "value": 1}), Message({"action": "echo", "value": 2})]
+
+    def remote(process, task):
+        if task is tasks[1]:
+            pool.close()
+        return process.call(task)
+
+    with pytest.raises(WorkerEndedError):
+        list(pool.map(tasks, remote, lambda task: task))
+    assert not caplog.text
 
 
 def test_an_error_of_the_user_is_raised_here():

@@ -1,6 +1,7 @@
 """Outputs: streams, and files that appear only when they are complete."""
 
 import gzip
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,19 @@ def test_a_reader_of_stdout_that_exits_is_not_an_error_of_another_output(tmp_pat
         assert process.stdout is not None and process.stdout.readline() == "line\n"
         process.stdout.close()
         assert process.wait(60) == 0 and process.stderr is not None and process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("name", ["pipe", "pipe.gz"])
+def test_a_reader_of_another_pipe_that_exits_is_a_storage_error(tmp_path, name):
+    """Otherwise, results would be lost without a message."""
+    os.mkfifo(tmp_path / name)
+    with (
+        subprocess.Popen(["head", "-c", "10", tmp_path / name], stdout=subprocess.DEVNULL),
+        pytest.raises(StorageError, match=rf"{name}: cannot write: Broken pipe"),
+        open_output(tmp_path / name) as out,
+    ):
+        for _ in range(1000):
+            out.write(os.urandom(1000).hex())
 
 
 @pytest.mark.parametrize("name", ["full", "full.gz", "full.zst"])

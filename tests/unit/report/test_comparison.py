@@ -72,6 +72,7 @@ def test_the_page_needs_no_network_and_has_a_structure_that_screen_readers_use()
     [
         (["runs/old", "runs/new"], "new compared with old"),
         (["/a/b/old.de", "/a/c/new.de"], "c/new.de compared with b/old.de"),
+        (["/model", "/runs/b"], "runs/b compared with model"),
         (["old.de", "runs/new"], "runs/new compared with old.de"),
         (["runs/old", "/runs/new"], "/runs/new compared with runs/old"),
         (["/old", "<stdin>"], "&lt;stdin&gt; compared with /old"),
