@@ -65,6 +65,9 @@ class TrainingConfig(Section):
         le=1000,
         description="R-Drop's weight alpha, such as 5; each pair is processed twice; 0: off",
     )
+    r_drop_after: Annotated[int, Field(ge=0)] = Field(
+        0, description="steps without R-Drop at the beginning, which are about twice as fast"
+    )
     ema_decay: Fraction | None = Field(
         None, description="decay per step of an exponential moving average of the weights; null: off"
     )
@@ -108,6 +111,8 @@ class TrainingConfig(Section):
         limits = self.max_steps, self.max_epochs, self.max_minutes, self.patience
         if all(limit is None for limit in limits):
             raise ValueError("set at least one of max_steps, max_epochs, max_minutes and patience")
+        if self.r_drop_after and not self.r_drop:
+            raise ValueError("r_drop_after has no effect without r_drop; remove it, or set r_drop")
         if self.average_checkpoints > 1 and self.ema_decay is not None:
             raise ValueError("ema_decay and average_checkpoints are mutually exclusive; set only one")
         if self.average_checkpoints > self.keep_checkpoints + 1:

@@ -39,7 +39,7 @@ from mtrain.training.parallel import SynchronizationMemoryError, make_learner_of
 from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress, log_setup
 from mtrain.training.saver import Saver
-from mtrain.training.schedule import learning_rate
+from mtrain.training.schedule import learning_rate, r_drop_weight
 from mtrain.training.signals import StopSignal
 from mtrain.training.step import StepMetrics, freeze
 from mtrain.training.validate import Validator
@@ -290,6 +290,7 @@ class Trainer:
         number = state.step + 1
         self.ranks.seed_step(self.config.seed, number)
         rate = learning_rate(number, self.recipe, self.total_steps)
+        self.learner.r_drop = r_drop_weight(number, self.recipe)
         with self.ranks.watched():
             metrics = self.learner.step(step.batches, step.tokens, rate)
         state.step = number

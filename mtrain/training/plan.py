@@ -95,6 +95,8 @@ def plan(config: Config, hardware: str = "measured", devices: int = 1, price: fl
     earlier = vocab_size_choice(config) if automatic else []
     tokenizer = existing_tokenizer(config) if initial_model is None else initial_model.tokenizer
     lengths = _find_lengths(config, scanner, tokenizer).of_examples(config.model)
+    if config.training.r_drop_after:
+        log.warning("training.r_drop_after is ignored; the steps before it are about twice as fast")
     planner = _Planner(device, devices, lengths, tokenizer)
     return planner.plan(planner.complete(config, earlier, speed), price)
 

@@ -1,8 +1,13 @@
-"""The learning rate as a pure function of the step."""
+"""What changes during training, as pure functions of the step."""
 
 import math
 
 from mtrain.config.training import TrainingConfig
+
+
+def r_drop_weight(step: int, config: TrainingConfig) -> float:
+    """The weight alpha of R-Drop in optimizer step `step`, counted from 1; 0 in a step without R-Drop."""
+    return config.r_drop if step > config.r_drop_after else 0.0
 
 
 def learning_rate(step: int, config: TrainingConfig, total_steps: int | None) -> float:

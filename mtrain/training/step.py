@@ -98,6 +98,7 @@ class Learner:
                 replica.compile(dynamic=True)
         self.pool = thread_pool(workers)
         self.max_micro_batch_positions = math.inf  # padding included; lowered when memory runs out
+        self.r_drop = config.r_drop  # the weight alpha; 0 in steps without R-Drop
 
     def step(self, batches: Sequence[Batch], tokens: int, rate: float) -> StepMetrics:
         """Take an optimizer step on `batches`, which have `tokens` target tokens in total.
@@ -212,12 +213,11 @@ class Learner:
         """The loss of a batch, computed by the model or a replica."""
         moved = batch.to(self.device)
         inputs = [moved.source, moved.source_keep, moved.target_in]
-        if self.config.r_drop:  # two forward passes with different dropout
+        if self.r_drop:  # two forward passes with different dropout
             inputs = [part.repeat(2, 1) for part in inputs]
         with autocast(self.device, self.precision):
             outputs = model(*inputs)
-            options = self.config.label_smoothing, self.config.r_drop
-            return model.loss(outputs, moved.labels, *options)
+            return model.loss(outputs, moved.labels, self.config.label_smoothing, self.r_drop)
 
     def discard(self, sums: LossSums) -> None:
         """Free what the loss of a batch keeps for a backward pass that is not needed."""

@@ -3,6 +3,7 @@
 import json
 import re
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,6 +67,24 @@ def test_validation_pairs_can_be_held_out_of_training(make_config):
 
 
 # ------------------------------------------------------------------------------ precision and micro-batches
+
+
+def test_r_drop_begins_after_some_steps(make_config):
+    recipe = {"r_drop": 5.0, "r_drop_after": 4, "batch_tokens": 128, "micro_batch_tokens": 128}
+    model = {"dropout": 0.1}
+
+    def run(name: str, steps: int, **changes: object) -> Path:
+        training = {**recipe, "max_steps": steps, "warmup_steps": 2, "schedule": "constant", **changes}
+        return fit_on_cpu(make_config(name, model=model, training=training))
+
+    without = {"r_drop": 0.0, "r_drop_after": 0, "micro_batch_tokens": 64}  # R-Drop halves them
+    plain = run("plain", 4, **without)
+    assert same_weights(run("late", 4), plain)
+    whole = run("whole", 8)
+    assert not same_weights(whole, run("never", 8, **without))
+    run("parts", 3)
+    run("parts", 6)
+    assert same_weights(run("parts", 8), whole)
 
 
 def test_training_with_r_drop_resumes_exactly(make_config):

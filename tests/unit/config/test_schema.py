@@ -179,6 +179,7 @@ def test_the_config_is_frozen(load_text, section: str | None):
         ),
         (["training.micro_batch_tokens=255"], ["micro_batch_tokens", "max_length", "255"]),
         (["training.micro_batch_tokens=510", "training.r_drop=5"], ["micro_batch_tokens / 2", "255"]),
+        (["training.r_drop_after=5"], ["r_drop_after", "set r_drop"]),
         (["training={patience: null}"], ["max_steps", "max_epochs", "max_minutes", "patience"]),
         (["training.schedule=cosine", "training.max_steps=null"], ["schedule", "max_steps", "max_epochs"]),
         (
