@@ -1,6 +1,5 @@
 """Model folders, which contain only what translation needs: the weights, the tokenizer and the settings."""
 
-import hashlib
 import logging
 import shutil
 import time
@@ -29,7 +28,7 @@ from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.transformer import Transformer
 from mtrain.storage.atomic import copy_files, write_folder, write_text
 from mtrain.storage.generated import is_unedited
-from mtrain.storage.manifest import CARD, INFO, MANIFEST, read_json, verify_folder
+from mtrain.storage.manifest import CARD, INFO, MANIFEST, read_json, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config, vocabulary_files
 
 log = logging.getLogger(__name__)
@@ -229,7 +228,8 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
 def _fingerprint(folder: Path) -> str:
     """SHA-256 of the manifest of a folder; empty if it cannot be read."""
     with suppress(OSError):
-        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+        if (folder / MANIFEST).is_file():  # reading from a pipe would block
+            return sha256(folder / MANIFEST)
     return ""
 
 
