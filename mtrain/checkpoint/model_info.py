@@ -83,7 +83,7 @@ class Ancestor(_Part):
     hub: bool = False
     fingerprint: Text | None = None  # SHA-256 of its manifest
     origin: "Origin | None" = None
-    repeated: bool = False  # whether its origin is left out, because an earlier ancestor is the same model
+    repeated: Literal[True] | None = None  # its origin is left out: an earlier ancestor is the same model
 
 
 class Origin(_Part):

@@ -35,7 +35,8 @@ class Constraints:
         """`lengths` (B) of the sources, `max_lengths` (B) of the translations. Raises UsageError if a
         forbidden id is not in the vocabulary."""
         self.eos_id, self.ngram, self.renormalize = ids.eos_id, config.no_repeat_ngram, config.renormalize
-        check_forbidden_ids(config, ids.target_vocab_size)
+        if config.forbidden_ids:
+            check_forbidden_ids(config, ids.target_vocab_size)
         self.forbidden = torch.tensor(config.forbidden_ids, dtype=torch.long, device=lengths.device)
         self.eos_at = max_lengths if config.force_eos else None
         minimum = lengths * config.min_length_ratio + config.min_length_offset
@@ -98,6 +99,6 @@ class Constraints:
 
 def check_forbidden_ids(config: DecodingConfig, vocab_size: int) -> None:
     """Raise UsageError if a forbidden id is not in a vocabulary."""
-    if config.forbidden_ids and max(config.forbidden_ids) >= vocab_size:
+    if max(config.forbidden_ids, default=0) >= vocab_size:
         valid = f"the ids of this model are 0 to {vocab_size - 1}"
         raise UsageError(f"decoding.forbidden_ids: no token has the id {max(config.forbidden_ids)}; {valid}")
