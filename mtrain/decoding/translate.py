@@ -6,7 +6,7 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import Self
 
@@ -88,9 +88,8 @@ class Translator:
             overrides = (*overrides, f"decoding.workers={workers}")
         first, *others = [load_model(Path(folder), tuple(overrides)) for folder in (path, *ensemble)]
         loaded = [first, *others]
-        for count, folder in enumerate(ensemble, start=1):
-            for earlier, model in zip((path, *ensemble), loaded[:count], strict=False):
-                _check_ensemble(earlier, model, folder, loaded[count])
+        for one, other in combinations(zip((path, *ensemble), loaded, strict=True), 2):
+            _check_ensemble(*one, *other)
         return cls(
             [one.model.to(torch_device) for one in loaded],
             first.tokenizer,
