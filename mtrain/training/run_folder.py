@@ -47,9 +47,9 @@ def open_run(config: Config, resume: str, allow_data_change: bool = False) -> Ch
     """The checkpoint to resume from; None for a new run, whose `config.yaml` is written.
 
     `resume` is `auto` (the newest valid checkpoint), `never`, or the path of a checkpoint. With
-    `allow_data_change`, the corpora may have changed. Raises UsageError
-    if there are checkpoints and `resume` is `never`, or if a key has changed that must not change; ModelError
-    if no checkpoint is valid; StorageError if the folder cannot be written.
+    `allow_data_change`, the corpora may have changed. Raises UsageError if there are checkpoints and `resume`
+    is `never`, or if a key has changed that must not change; ModelError if no checkpoint is valid;
+    StorageError if the folder cannot be written.
     """
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
