@@ -50,6 +50,12 @@ def test_steps_are_timed_on_this_machine_by_default(mtrain, config_file):
     assert "NVLink" not in out and "cost" not in out
 
 
+def test_steps_without_r_drop_are_not_predicted(mtrain, config_file):
+    late = ["--set", "training.r_drop=5", "--set", "training.r_drop_after=2"]
+    code, _, err = mtrain("plan", config_file, "--hardware", "h100", *late)
+    assert code == 0 and "warning: training.r_drop_after is ignored" in err
+
+
 def test_measured_steps_are_divided_among_devices(plan):
     [run] = plan("--devices", 2)["runs"]
     assert run["link"] == "100 Gbit/s Ethernet" and 0 < run["efficiency"] < 1
