@@ -96,9 +96,9 @@ def prepare(
         Option(
             min=1,
             metavar="N",
-            help="Number of processes that check and encode, each on one core; by default one for each core. "
-            "Below 64 MiB of text (check) or 250,000 pairs (encoding), the default is one, which encodes "
-            "on all cores.",
+            help="Number of processes that check and encode, each on one core. By default one for each core, "
+            "or, for small corpora (64 MiB to check, 250,000 pairs to encode), one that encodes on all "
+            "cores.",
         ),
     ] = None,
     run_dir: RunDir = None,

@@ -87,7 +87,7 @@ Set = Annotated[
     Option(
         "--set",
         metavar="SECTION.KEY=VALUE",
-        help="Override a configuration key; repeatable.",
+        help="Override a key of the config, or of that of the model; repeatable.",
         rich_help_panel=GENERAL,
     ),
 ]

@@ -62,7 +62,9 @@ class DataConfig(Section):
         description="longest source and target, in tokens with EOS; longer pairs are dropped",
     )
     bad_lines: Literal["error", "skip"] = Field(
-        "error", description="what to do with invalid UTF-8, NUL characters and missing fields"
+        "error",
+        description="error: stop at the first invalid UTF-8, NUL character or missing field; skip: drop and "
+        "count such pairs",
     )
     filters: Filters | None = Field(
         None, description="rules that leave pairs out of `train`; null: none, but empty and too long pairs"
@@ -83,8 +85,8 @@ class DataConfig(Section):
     window_pairs: int = Field(
         4_000_000,
         ge=1,
-        description="about how many pairs are shuffled together and held in memory, at 150 bytes each; "
-        "at least 250,000, or 1/1,024 of the corpus",
+        description="approximate number of pairs that are shuffled together and held in memory, at 150 bytes "
+        "each; no less than 250,000, or 1/1,024 of a larger corpus",
     )
 
     def score_of(self, corpus: CorpusSpec) -> int | str | None:

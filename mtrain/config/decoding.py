@@ -94,7 +94,7 @@ class DecodingConfig(Section):
     )
     batch_tokens: PositiveInt = Field(8192, description="padded source tokens times hypotheses per batch")
     precision: Precision = Field(
-        "auto", description="precision of matrix products; on a CPU, of large ones only; auto: the fastest"
+        "auto", description="precision of matrix products (on a CPU, of large ones only); auto: the fastest"
     )
     workers: Workers = Field(
         "auto",

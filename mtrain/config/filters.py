@@ -22,11 +22,13 @@ class Filters(Section):
 
     min_words: PositiveInt | None = Field(
         None,
-        description="fewest words of each side, which are separated by spaces; not for languages written "
-        "without spaces",
+        description="minimum number of words of each side, which are separated by spaces; not for languages "
+        "written without spaces",
     )
     max_words: PositiveInt | None = Field(
-        None, description="most words of each side, such as 150; not for languages written without spaces"
+        None,
+        description="maximum number of words of each side, such as 150; not for languages written without "
+        "spaces",
     )
     max_word_length: PositiveInt | None = Field(
         None,
@@ -34,8 +36,7 @@ class Filters(Section):
         "spaces",
     )
     max_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = Field(
-        None,
-        description="highest ratio of the characters of the longer to those of the shorter side, such as 3",
+        None, description="maximum ratio of the lengths of the two sides, in characters, such as 3"
     )
     min_alphabetic: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
@@ -43,11 +44,10 @@ class Filters(Section):
     )
     script: bool = Field(
         False,
-        description="leave out pairs with a side that is not in a script of its language, by most letters",
+        description="leave out pairs with a side whose letters are mostly not in a script of its language",
     )
     copied: bool = Field(
-        False,
-        description="leave out pairs with the same text on both sides, ignoring case, that has a letter",
+        False, description="leave out pairs whose sides are equal, ignoring case, and contain a letter"
     )
     same_numbers: bool = Field(
         False,
