@@ -31,9 +31,9 @@ from mtrain.config.schema import Config
 from mtrain.data.batch import Batch
 from mtrain.device import keep_freed_memory, limit_onednn_cache
 from mtrain.model.transformer import Transformer
+from mtrain.planning.estimate import Device, Estimator
+from mtrain.planning.hardware import find_hardware
 from mtrain.training.average import WeightAverage
-from mtrain.training.estimate import Device, Estimator
-from mtrain.training.hardware import find_hardware
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.step import Learner
 

@@ -112,10 +112,10 @@ def measure_ranks(config: Path, options: argparse.Namespace, ranks: Ranks) -> li
     steps = list(islice(trainer.steps(), options.steps))
 
     def timed(work: Callable[[], object]) -> float:
-        ranks.meet()
+        ranks.barrier()
         start = time.perf_counter()
         work()
-        ranks.meet()  # the slower rank counts
+        ranks.barrier()  # the slower rank counts
         return (time.perf_counter() - start) / len(steps)
 
     rounds = []
@@ -129,7 +129,7 @@ def measure_ranks(config: Path, options: argparse.Namespace, ranks: Ranks) -> li
         )
     start = time.perf_counter()
     for _ in range(EXCHANGES):
-        ranks.highest(0.0, 1.0)
+        ranks.all_reduce_max(0.0, 1.0)
     exchange = (time.perf_counter() - start) / EXCHANGES
     own = sum(batch.target_tokens for step in steps for batch in step.batches)
     total = sum(step.tokens for step in steps)

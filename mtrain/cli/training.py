@@ -113,8 +113,8 @@ def plan(
     from mtrain.config.load import load_config
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))
-    from mtrain.training.plan import plan as make_plan
-    from mtrain.training.plan_report import plan_notes, plan_rows
+    from mtrain.planning.plan import plan as make_plan
+    from mtrain.planning.plan_report import plan_notes, plan_rows
 
     found = make_plan(loaded, hardware, devices, price)
     with open_stdout() as out:

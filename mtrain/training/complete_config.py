@@ -1,5 +1,5 @@
 """Completes the config of a new run: chooses the values that `model.preset: auto` and keys without a value
-leave open. (`mtrain.training.plan` is `mtrain plan`, which predicts what a run costs.)"""
+leave open."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -147,7 +147,8 @@ def plan_run(config: Config, work: Workload) -> tuple[Config, list[Choice]]:
 
 
 def _is_given(config: Config, key: str) -> bool:
-    """Whether a config gives the value of a key, or, of the averaging of weights, another kind of it."""
+    """Whether a config gives a key, so that it is not chosen. `average_checkpoints` counts as `ema_decay`,
+    because they exclude each other."""
     section, name = key.split(".")
     values = getattr(config, section)
     if key == "training.ema_decay" and "average_checkpoints" in config.training.model_fields_set:
@@ -233,10 +234,10 @@ class _Timer:
             before = self.speed
             self.speed = before * SPEED_MARGIN * parameters(smaller) / parameters(sizes)
         try:
-            if suffices(self.budget.tokens(size, self.speed), sizes):
+            if suffices(self.budget.tokens(size, self.speed), sizes):  # at the speed that its size suggests
                 self.settle(sizes, size, rounds=1)
-            if suffices(self.budget.tokens(size, self.speed), sizes):
-                return True
+                if suffices(self.budget.tokens(size, self.speed), sizes):  # at the measured speed
+                    return True
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -69,7 +69,7 @@ class TrainingLengths:
         """
         text, held_out = scanner.result.text, [*chain.from_iterable(scanner.result.held_out)]
         drawn = list(islice(text.pairs(), 0, None, max(1, -(-len(text) // _SAMPLED))))
-        # As encoding leaves out all pairs of the sources and, with several directions, of the targets.
+        # Encoding drops each pair whose source is held out or, with several directions, whose target is.
         sides = 2 if config.data.has_several_directions else 1
         hidden = {side for pair in held_out for side in pair[:sides]}
         sample = [pair for pair in drawn if hidden.isdisjoint(pair[:sides])]

@@ -2,24 +2,16 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
-from itertools import cycle
+from collections.abc import Callable, Iterable
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import torch
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
-from mtrain.data.batch import Batch, collate
-from mtrain.data.batching import BatchPlan
 from mtrain.data.loader import Step
-from mtrain.data.position import START
 from mtrain.device import release_cached_memory, should_compile
 from mtrain.model.build import build_model
 from mtrain.progress_bar import waiting_for
-from mtrain.training.lengths import TrainingLengths
 from mtrain.training.step import Learner, freeze, make_learner
 
 UNTIMED_STEPS = 2  # which allocate memory, and compile
@@ -54,37 +46,18 @@ def measure_speed(
         release_cached_memory(device)
 
 
-def random_steps(
-    network: ModelConfig, lengths: TrainingLengths, plan: BatchPlan, seed: int = 0
-) -> Iterator[Step]:
-    """Yield the steps of a plan without end, with random tokens in pairs of these lengths."""
-    generator = np.random.default_rng(seed)
-
-    def ids(counts: npt.NDArray[np.integer], vocabulary: int) -> pa.ListArray:
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        return pa.ListArray.from_arrays(starts, generator.integers(vocabulary, size=starts[-1]))
-
-    def batch(rows: npt.NDArray[np.int64]) -> Batch:
-        source = ids(lengths.source[rows], network.source_vocab_size)
-        target = ids(lengths.target[rows], 2 if network.is_classifier else network.target_vocab_size)
-        return collate(source, target, network.pad_id, network.bos_id, rows.tolist())
-
-    for step, tokens in cycle(zip(plan.steps, plan.step_tokens, strict=True)):
-        yield Step(1, tokens, [batch(rows) for rows in step if len(rows)], list, START)
-
-
 def _time_steps(learner: Learner, steps: Iterable[Step]) -> float:
-    tokens, count, first = 0, 0, time.perf_counter()
-    start = first
+    tokens, count, began = 0, 0, time.perf_counter()
+    timing_began = began
     for number, step in enumerate(steps, start=1):
         metrics = learner.step(step.batches, step.tokens, rate=1e-5)
         if number <= UNTIMED_STEPS:
             metrics.values.tolist()  # waits for the device
-            start = time.perf_counter()
+            timing_began = time.perf_counter()
             continue
         tokens, count = tokens + step.tokens, count + 1
-        if count >= TIMED_STEPS or time.perf_counter() - first >= MAX_SECONDS:
+        if count >= TIMED_STEPS or time.perf_counter() - began >= MAX_SECONDS:
             metrics.values.tolist()
-            if time.perf_counter() - start >= TIMED_SECONDS:
+            if time.perf_counter() - timing_began >= TIMED_SECONDS:
                 break
-    return tokens / (time.perf_counter() - start)
+    return tokens / (time.perf_counter() - timing_began)

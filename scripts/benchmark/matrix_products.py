@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmark.job import TrainingJob, answer_with
 from mtrain.config.model import ModelConfig
-from mtrain.model.cost import Product, Shape, products_of
+from mtrain.planning.cost import Product, Shape, products_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

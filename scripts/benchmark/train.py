@@ -24,7 +24,7 @@ from mtrain.data.same_inputs import check_corpora
 from mtrain.device import resolve_device, resolve_precision
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
-from mtrain.model.cost import count_parameters, flops_of
+from mtrain.planning.cost import count_parameters, flops_of
 from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.complete_config import complete_config, is_incomplete
 from mtrain.training.prepare_tokenizer import tokenize

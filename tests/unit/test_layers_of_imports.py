@@ -26,6 +26,7 @@ ORDER = [
     ["evaluation"],
     ["interop"],
     ["training", "report"],
+    ["planning"],
     ["cli"],
     ["__main__"],
 ]

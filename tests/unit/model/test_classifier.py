@@ -8,8 +8,8 @@ from mtrain.config.model import ModelConfig
 from mtrain.kernels.cross_entropy import IGNORE
 from mtrain.model.build import build_model
 from mtrain.model.classifier import PairClassifier
-from mtrain.model.cost import count_parameters
 from mtrain.model.transformer import Transformer
+from mtrain.planning.cost import count_parameters
 
 torch.set_num_threads(1)
 EOS, PAD = 3, 0

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from mtrain.config.recipe import useful_epochs
 from mtrain.config.training import TrainingConfig
-from mtrain.training.estimate import Epoch, StepCost, StepTime
-from mtrain.training.hardware import BANDWIDTH_UTILIZATION, Link
+from mtrain.planning.estimate import Epoch, StepCost, StepTime
+from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, Link
 
 BACKWARD_SHARE = 2 / 3  # of the time of a micro-batch: two of the three products of each weight
 BUCKET = 25 * 2**20  # bytes of gradients that DistributedDataParallel sends at once by default

@@ -3,9 +3,9 @@
 import pytest
 
 from mtrain.config.training import TrainingConfig
-from mtrain.training.estimate import Epoch, StepCost, StepTime
-from mtrain.training.hardware import BANDWIDTH_UTILIZATION, Link
-from mtrain.training.scaling import BUCKET, Run, all_reduce, planned_steps, predict_run
+from mtrain.planning.estimate import Epoch, StepCost, StepTime
+from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, Link
+from mtrain.planning.scaling import BUCKET, Run, all_reduce, planned_steps, predict_run
 
 EPOCH = Epoch("text", pairs=30_000, source_tokens=0, target_tokens=0, padding=0.0, steps=100)
 STEP = StepCost(target_tokens=4000.0, flops=0.0, micro_batches=2.0, micro_batch_tokens=4096)

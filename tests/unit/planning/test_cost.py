@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.presets import PRESETS
-from mtrain.model.cost import Shape, count_operations, count_parameters, flops_of, products_of
 from mtrain.model.loss import translation_loss
 from mtrain.model.transformer import Transformer
+from mtrain.planning.cost import Shape, count_operations, count_parameters, flops_of, products_of
 from tests.support.transformer import ids
 
 WORDS = {"source_vocab_size": 90, "target_vocab_size": 110, "max_positions": 40}

@@ -11,10 +11,10 @@ import torch
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch
-from mtrain.model.cost import Numerics, Shape, activation_bytes, count_operations, count_parameters
 from mtrain.model.transformer import Transformer
-from mtrain.training.estimate import Device, Estimator
-from mtrain.training.hardware import find_hardware
+from mtrain.planning.cost import Numerics, Shape, activation_bytes, count_operations, count_parameters
+from mtrain.planning.estimate import Device, Estimator
+from mtrain.planning.hardware import find_hardware
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.micro_batch import activation_bytes as measured_activation_bytes
 from mtrain.training.step import Learner

@@ -1,7 +1,7 @@
 """Predicts memory and time of one device: what its optimizer steps consist of, and what they cost.
 
 Pure functions of the config, the lengths of the training pairs and the numbers of the hardware. The costs of
-a micro-batch are those of `mtrain.model.cost`; `mtrain.training.scaling` predicts runs on several devices.
+a micro-batch are those of `mtrain.planning.cost`; `mtrain.planning.scaling` predicts runs on several devices.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.schema import Config
-from mtrain.model.cost import (
+from mtrain.planning.cost import (
     FP32,
     UPDATE_OPERATIONS,
     Numerics,
@@ -23,7 +23,7 @@ from mtrain.model.cost import (
     loss_workspace_bytes,
     products_of,
 )
-from mtrain.training.hardware import BANDWIDTH_UTILIZATION, LAUNCH_SECONDS, UTILIZATION, Hardware
+from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, LAUNCH_SECONDS, UTILIZATION, Hardware
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.micro_batch import fit_micro_batch_tokens
 
@@ -102,7 +102,7 @@ class Estimator:
         self.recipe, self.network, self.lengths = config.training, network, lengths
         self.device, self.devices, self.numerics = device, devices, device.numerics
         self.copies = 2 if self.recipe.r_drop else 1  # of each micro-batch
-        self.longest = self.possible = config.longest_sequence  # in tokens
+        self.longest = self.max_length = config.longest_sequence  # in tokens
         if lengths.is_complete and not (config.data.changes_pairs or config.model.is_classifier):
             self.longest = int(max(lengths.source.max(), lengths.target.max()))
         self.micro_batch_tokens = self._choose_micro_batch_tokens()
@@ -111,7 +111,7 @@ class Estimator:
         self.shapes = self._shapes()
 
     def _choose_micro_batch_tokens(self) -> int:
-        """As training does, from the memory that activations take by the formulas."""
+        """Choose as training does, but with formulas instead of measured activations."""
         limit, hardware = self.recipe.micro_batch_limit, self.device.hardware
         if self.recipe.micro_batch_tokens != "auto":
             return limit
@@ -171,10 +171,10 @@ class Estimator:
         return memory.total <= self.device.hardware.usable_memory
 
     def largest_fitting_micro_batch(self) -> int | None:
-        """A half, a quarter, ... of the tokens of the micro-batch, such that it fits in memory; None if not
-        even a single sentence of `data.max_length` does, which the config must allow."""
+        """Halve the tokens of the micro-batch until it fits in memory. None if not even a single sentence of
+        `data.max_length` fits."""
         tokens = self.micro_batch_tokens // 2
-        while tokens >= self.possible:
+        while tokens >= self.max_length:
             if self.fits(self.memory_of(self._largest_possible(tokens))):
                 return tokens
             tokens //= 2
@@ -197,7 +197,7 @@ class Estimator:
         return StepCost(tokens / steps, self._flops() * self.devices, micro_batches, self.micro_batch_tokens)
 
     def _flops(self) -> float:
-        """Of a device in a step."""
+        """FLOPs of one device in a step."""
         flops = (flops_of(products_of(self.network, shape)) * n for shape, n in self.shapes.items())
         return sum(flops) / len(self.plan.steps)
 

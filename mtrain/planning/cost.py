@@ -211,19 +211,20 @@ def activation_bytes(config: ModelConfig, shape: Shape, numerics: Numerics) -> i
 
 
 def _norm_bytes(config: ModelConfig) -> int:
-    """Of layer normalization, for each token: its input, a mean and a standard deviation."""
+    """Bytes per token that layer normalization saves: its input, a mean and a standard deviation."""
     return FP32 * (config.d_model + 2)
 
 
 def _sublayer_bytes(config: ModelConfig, numerics: Numerics) -> int:
-    """Of a residual connection, for each token: its norm, the input of its first product, and its dropout."""
+    """Bytes per token that a residual connection saves: its norm, the input of its first product, and its
+    dropout."""
     inputs = numerics.product_bytes + numerics.mask_bytes(config.dropout, FP32)
     return _norm_bytes(config) + inputs * config.d_model
 
 
 def _feed_forward_bytes(config: ModelConfig, numerics: Numerics) -> int:
-    """Of a feed-forward network, for each token: what its activation function saves, its dropout, and the
-    input of the second product."""
+    """Bytes per token that a feed-forward network saves: the inputs of its activation function and of its
+    second product, and its dropout."""
     rate = config.dropout if config.activation_dropout is None else config.activation_dropout
     activation = {"relu": 1, "gelu": 1, "silu": 1, "swiglu": 3}[config.activation]
     number = numerics.product_bytes
@@ -234,9 +235,9 @@ def _feed_forward_bytes(config: ModelConfig, numerics: Numerics) -> int:
 
 
 def _attention_bytes(config: ModelConfig, numerics: Numerics, queries: int, keys: int, length: int) -> int:
-    """Of attention of `queries` tokens over `keys` tokens, `length` in each sentence: queries, keys, values,
-    and the input of the output projection; weights or their normalizers, according to the kernel that
-    `mtrain.model.attention` chooses."""
+    """Bytes that attention of `queries` tokens over `keys` tokens, `length` in each sentence, saves: queries,
+    keys, values, and the input of the output projection; weights or their normalizers, according to the
+    kernel that `mtrain.model.attention` chooses."""
     number, width = numerics.product_bytes, config.d_model
     few = suits_eager_kernel(length, width // config.heads)
     eager = numerics.on_cpu and few and not config.attention_dropout

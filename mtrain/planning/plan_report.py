@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from mtrain.duration import format_duration
-from mtrain.training.hardware import BANDWIDTH_UTILIZATION, GPUS, LAUNCH_SECONDS, MEASURED, UTILIZATION
-from mtrain.training.plan import Plan
-from mtrain.training.scaling import Run
+from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, GPUS, LAUNCH_SECONDS, MEASURED, UTILIZATION
+from mtrain.planning.plan import Plan
+from mtrain.planning.scaling import Run
 
 Row = tuple[str, str, str]  # name, value, remark
 

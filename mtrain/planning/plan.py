@@ -1,7 +1,4 @@
-"""`mtrain plan`: predicts the memory, the FLOPs, the communication and the hours of a run before it starts.
-
-(`mtrain.training.complete_config` is what chooses the values that a config leaves open.)
-"""
+"""`mtrain plan`: predicts the memory, FLOPs, communication and hours of a run before it starts."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -31,7 +28,11 @@ from mtrain.device import (
     resolve_precision,
 )
 from mtrain.errors import UsageError
-from mtrain.model.cost import FP32, count_parameters
+from mtrain.planning.cost import FP32, count_parameters
+from mtrain.planning.estimate import Device, Epoch, Estimator, Memory, StepCost, StepTime
+from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
+from mtrain.planning.random_steps import random_steps
+from mtrain.planning.scaling import Run, predict_run
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.complete_config import (
     is_incomplete,
@@ -40,14 +41,11 @@ from mtrain.training.complete_config import (
     plan_run,
     smallest_sizes,
 )
-from mtrain.training.estimate import Device, Epoch, Estimator, Memory, StepCost, StepTime
-from mtrain.training.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.prepare_tokenizer import existing_tokenizer, vocab_size_choice, vocab_size_is_automatic
 from mtrain.training.resolve_config import resolve_config
-from mtrain.training.scaling import Run, predict_run
 from mtrain.training.step import Learner, worker_count
-from mtrain.training.timing import measure_speed, random_steps
+from mtrain.training.timing import measure_speed
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""`mtrain plan`: what a run needs in FLOPs, memory, time and communication."""
