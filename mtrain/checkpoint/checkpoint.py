@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mtrain.checkpoint.tensors import load_tensors, load_weights
+from mtrain.data.position import Position
 from mtrain.device import random_states, restore_random_states
 from mtrain.distributed.shards import divided_like, whole
 from mtrain.errors import ModelError, StorageError
@@ -58,6 +59,16 @@ class TrainState:
     best_alignment_layer: int | None = None  # decoder layer from which the best model takes word alignments
     micro_batch_tokens: int | None = None
     max_micro_batch_positions: float | None = None  # to which they were limited when memory ran out
+
+    @property
+    def position(self) -> Position:
+        """The next step in the training data."""
+        place = self.epoch, self.epoch_window, self.next_batch
+        return Position(*place, self.stage_starts, self.stage_step)
+
+    def move_to(self, position: Position) -> None:
+        """Continue with the step at another position."""
+        self.epoch, self.epoch_window, self.next_batch, self.stage_starts, self.stage_step = position
 
     def adopt(self, values: dict[str, Any]) -> None:
         """Adopt the values of another state, as JSON represents them. Raises ValueError or TypeError."""

@@ -48,5 +48,5 @@ class SharedWorkers:
         decoded: Callable[[Part, list[Translation]], object] = lambda _, found: None,
     ) -> list[list[dict[str, Any]]]:
         """Decode the share of this rank of what rank 0 gives as `task`."""
-        whole = DecodingTask.from_fields(self.ranks.from_first(task))
+        whole = DecodingTask.from_fields(self.ranks.broadcast(task))
         return to_fields(self.own.decode(whole._replace(parts=whole.parts[rank::size]), decoded))

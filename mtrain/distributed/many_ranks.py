@@ -125,21 +125,21 @@ class ManyRanks(Ranks):
 
     def require_equal(self, facts: Mapping[str, str]) -> None:
         if dist.is_initialized():
-            self.meet()  # unlike the store, a connection tells that a rank was killed
+            self.barrier()  # unlike the store, a connection tells that a rank was killed
         require_equal_facts(self.store.exchange(dict(facts)))
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         with self.watched():
             dist.all_reduce(torch.zeros(1), group=self._waiting)
 
-    def highest(self, *values: float) -> list[float]:
+    def all_reduce_max(self, *values: float) -> list[float]:
         found = torch.tensor(values, dtype=torch.float64)
         with self.watched():
             dist.all_reduce(found, dist.ReduceOp.MAX, group=self._hosts)
         numbers: list[float] = found.tolist()
         return numbers
 
-    def start_sum(self, values: Tensor) -> Callable[[], None]:
+    def start_all_reduce(self, values: Tensor) -> Callable[[], None]:
         with self.watched():
             work = dist.all_reduce(values, group=self.step_group, async_op=True)
         assert work is not None
@@ -150,7 +150,7 @@ class ManyRanks(Ranks):
 
         return complete
 
-    def from_first(self, value: Json, preparing: bool = False) -> Json:
+    def broadcast(self, value: Json, preparing: bool = False) -> Json:
         group, content = self._preparing if preparing else self._waiting, _encode(value)
         with self.watched():
             size = torch.tensor([len(content)])
@@ -169,14 +169,14 @@ class ManyRanks(Ranks):
     ) -> None:
         if self.is_first:
             work()
-            self.from_first({"report": report()})
+            self.broadcast({"report": report()})
             return
-        while "report" not in (request := self.from_first(None)):
+        while "report" not in (request := self.broadcast(None)):
             self._gather(self._attempt(share))
         adopt(request["report"])
 
     def divide(self, share: Share) -> list[Json]:
-        self.from_first({})
+        self.broadcast({})
         outcomes = self._gather(self._attempt(share))
         for rank, outcome in enumerate(outcomes):
             if "error" in outcome:

@@ -37,21 +37,21 @@ class Ranks:
     def require_equal(self, facts: Mapping[str, str]) -> None:
         """Raise DistributedError if a fact differs between ranks, naming the rank and the fact."""
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until all ranks are here, for as long as rank 0 may take to save or validate."""
 
     def expect_steps(self) -> None:
         """Notice sooner that a rank does not respond. The first step, which may take long, is done."""
 
-    def highest(self, *values: float) -> list[float]:
+    def all_reduce_max(self, *values: float) -> list[float]:
         """The maximum over all ranks of each value."""
         return list(values)
 
-    def start_sum(self, values: Tensor) -> Callable[[], None]:
+    def start_all_reduce(self, values: Tensor) -> Callable[[], None]:
         """Start adding up `values` over all ranks, in place. The returned function completes it."""
         return lambda: None
 
-    def from_first(self, value: Json, preparing: bool = False) -> Json:
+    def broadcast(self, value: Json, preparing: bool = False) -> Json:
         """The value that rank 0 gives. The others wait for it; longer if rank 0 is `preparing` the data."""
         return value
 

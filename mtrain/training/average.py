@@ -45,8 +45,11 @@ class WeightAverage:
             current = [own_part(p.detach()) for p in self.model.parameters()]
             update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
             update([own_part(weight) for weight in self.weights.values()], current, None)
-        else:
-            self.weights = {}  # the mean was that of an earlier step
+
+    def discard(self) -> None:
+        """Free the mean of the newest checkpoints, which no later step needs."""
+        if self.decay is None:
+            self.weights = {}
 
     def load(self, folder: Path) -> None:
         """Restore the average from a checkpoint. Raises ModelError if its tensors do not fit the model."""
@@ -98,13 +101,13 @@ class WeightAverage:
         try:
             for name, tensor in weights.items():
                 allocated[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=ranks.device)
-            # What gathers one of them needs memory of its own, which PyTorch keeps for it.
+            # Gathering a tensor needs a buffer of its size, which PyTorch then keeps.
             torch.empty_like(max(allocated.values(), key=Tensor.numel))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             allocated = {}
-        if ranks.highest(not allocated)[0]:
+        if ranks.all_reduce_max(not allocated)[0]:
             raise MemoryError("out of memory for a complete copy of the weights")
         return allocated
 
@@ -113,7 +116,7 @@ class WeightAverage:
         because the file system may not show the same folders to all ranks at once."""
         if self.count == 1:
             return
-        chosen = ranks.from_first(self._valid_checkpoints(run_dir) if ranks.is_first else None)
+        chosen = ranks.broadcast(self._valid_checkpoints(run_dir) if ranks.is_first else None)
         mean = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         for number, name in enumerate(chosen, start=2):
             for key, tensor in load_tensors(run_dir / "checkpoints" / name / "model.safetensors").items():

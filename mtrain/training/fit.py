@@ -36,7 +36,10 @@ def fit(config: Config, resume: str = "auto", device: str = "auto", allow_data_c
     with joined_ranks(device) as ranks:
         given = {"--resume": resume, "--allow-data-change": str(allow_data_change)}
         ranks.require_equal({**dict(_keys_of(config.model_dump(mode="json"))), **given})
-        if ranks.highest(read_launch().restarts)[0]:  # torchrun counts from zero on a machine that is new
+        [restarts] = ranks.all_reduce_max(
+            read_launch().restarts
+        )  # torchrun on a new machine counts from zero
+        if restarts:
             resume = "auto"
         run_dir = Path(config.run_dir)
         if ranks.is_first:
@@ -69,7 +72,7 @@ def make_trainer(
     run = prepare_run(config, resume, allow_data_change, speed=speed) if ranks.is_first else None
     keep_freed_memory()  # from now on: what learning the tokenizer took was returned to the kernel
     run = run and _complete(run, ranks)
-    description = ranks.from_first(run and run.describe(), preparing=True)
+    description = ranks.broadcast(run and run.describe(), preparing=True)
     run = run or open_prepared_run(description)
     fingerprints = {"the tokenizer": run.tokenizer.fingerprint(), "the training data": run.data.fingerprint}
     ranks.require_equal(fingerprints)

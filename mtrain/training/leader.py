@@ -26,20 +26,32 @@ class Leader:
             assert model is not None
             return self.selection.validator.share(model, rank, size)
 
-        def adopt(report: Json) -> None:
-            self.saver.saved_step = report["saved_step"]
-            state.adopt(report["state"])
+        def adopt(reported: Json) -> None:
+            self.saver.saved_step = reported["saved_step"]
+            state.adopt(reported["state"])
 
         def report() -> Json:
             return {"state": asdict(state), "saved_step": self.saver.saved_step}
 
         self.ranks.lead(work, share, report, adopt)
 
+    def save(self, last: bool) -> None:
+        """Save a checkpoint; see `Saver.save`."""
+        self.saver.complete_state(self.ranks)
+        self.ranks.barrier()  # all have read the checkpoints that they average, and rank 0 may now remove one
+        self.lead(lambda: self.saver.save(last))
+
+    def validate(self, last: bool = False) -> None:
+        """Validate and publish the weights; see `ModelSelection.validate`."""
+        saved = self.saver.is_saved
+        self.lead_validation(lambda model: self.selection.validate(model, saved, last), last)
+
     def lead_validation(self, work: Callable[[TransformerEncoder], object], last: bool) -> None:
-        """Let rank 0 do `work` with the weights to validate. If memory does not suffice for these, the
-        validation has failed; the `last` one is then repeated."""
+        """Let rank 0 do `work` with the weights to validate. Running out of memory for these weights counts
+        as a failed validation; the `last` one is then repeated."""
         while not self._try_to_validate(work) and last:
             pass
+        self.average.discard()
 
     def _try_to_validate(self, work: Callable[[TransformerEncoder], object]) -> bool:
         """Whether memory sufficed for the weights."""

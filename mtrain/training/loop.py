@@ -9,20 +9,12 @@ from signal import Signals
 
 import torch
 
-from mtrain.checkpoint.checkpoint import (
-    Checkpoint,
-    TrainState,
-    checkpoint_folders,
-    load_checkpoint,
-    rename_newer_checkpoints,
-    restore_validation,
-)
+from mtrain.checkpoint.checkpoint import TrainState, rename_newer_checkpoints
 from mtrain.data.batch import Batch
 from mtrain.data.batching import batch_order
 from mtrain.data.loader import Loader, Step, Window
 from mtrain.data.pacing import CancelledError, Pace
 from mtrain.data.position import Position
-from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError
@@ -34,16 +26,15 @@ from mtrain.training.average import WeightAverage
 from mtrain.training.leader import Leader
 from mtrain.training.limits import allowed_steps, limit_reached
 from mtrain.training.memory_limit import agree_on_micro_batches, write_limit
-from mtrain.training.model_selection import ModelSelection
+from mtrain.training.model_selection import ModelSelection, make_validator
 from mtrain.training.parallel import SynchronizationMemoryError, make_learner_of_rank
 from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress, log_setup
+from mtrain.training.resume import ends_at_older_checkpoint, restore
 from mtrain.training.saver import Saver
 from mtrain.training.schedule import learning_rate, r_drop_weight
 from mtrain.training.signals import StopSignal
 from mtrain.training.step import StepMetrics, freeze
-from mtrain.training.validate import Validator
-from mtrain.training.validate_classifier import ClassifierValidator
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +44,8 @@ class Trainer:
 
     def __init__(self, run: PreparedRun, ranks: Ranks):
         """A new run starts with the weights of `run.initial_model`, if given, else with random weights."""
-        config, tokenizer, data, checkpoint, initial_model, _ = run
+        config, tokenizer, data = run.config, run.tokenizer, run.data
+        checkpoint, initial_model = run.checkpoint, run.initial_model
         self.config, self.recipe, self.tokenizer, self.ranks = config, config.training, tokenizer, ranks
         self.run_dir, self.device, self.checkpoint = Path(config.run_dir), ranks.device, checkpoint
         torch.manual_seed(config.seed)
@@ -74,7 +66,7 @@ class Trainer:
         )
         with ranks.watched():
             if checkpoint is not None:
-                self._restore(checkpoint)
+                self.state = restore(checkpoint, self.run_dir, self.learner, self.average, ranks)
             micro_batch = agree_on_micro_batches(config, data.train, self.learner, self.state, ranks)
         self.loader = Loader(
             data.train,
@@ -100,7 +92,7 @@ class Trainer:
             ranks.is_first,
             config.model.is_classifier,
         )
-        validator = _make_validator(run, micro_batch, ranks)
+        validator = make_validator(run, micro_batch, ranks)
         self.selection = ModelSelection(config, tokenizer, validator, self.state, self.progress)
         self.saver = Saver(
             self.run_dir, self.recipe, self.state, self.learner, self.average, self.progress, self._arithmetic
@@ -110,29 +102,16 @@ class Trainer:
         self.leader = Leader(ranks, self.average, self.selection, self.saver)
         self._unrecorded: Step | None = None  # the last step, until `_record_step`
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        self.state = checkpoint.state
-        load_checkpoint(checkpoint, self.model, self.learner.optimizer)
-        self.average.load(checkpoint.folder)
-        self.learner.loss_scaler.restore(self.state.loss_scale)
-        restore_validation(self.run_dir, self.state)
-        # The file systems of the ranks may differ.
-        self.state.validation_due = self.ranks.from_first(self.state.validation_due)
-        log.info("resuming from %s", checkpoint.folder)
-
     def run(self, stop: StopSignal) -> None:
         """Train until a limit is reached, the patience is exhausted, or a signal arrives."""
-        if self.checkpoint is not None and self.state.validation_due:
-            self.leader.lead_validation(self._finish_validation, last=self._limit_reached() is not None)
-        elif self.checkpoint is not None:
-            self.leader.lead(self._publish_best)
+        self._finish_last_validation()
         if reason := self._limit_reached():
             log.info("already finished: %s; raise the limit to continue training", reason)
             return
         self.leader.lead(self._begin)
         with self._stopping(stop):  # it may take minutes to open the first window
             pace = Pace(cancelled=lambda: stop.received is not None)
-            position, window = self.loader.find(self._position, pace)
+            position, window = self.loader.find(self.state.position, pace)
         windows = self.loader.corpus.count_windows(position.starts)
         log_setup(
             self.model,
@@ -145,7 +124,7 @@ class Trainer:
         )
         self._log_stage(position)
         try:
-            self._rehearse(window)
+            self._dry_run(window)
             self.progress.start()
             with self.progress.bar, closing(self.progress):
                 self._train(stop)
@@ -155,15 +134,17 @@ class Trainer:
                     self.run_dir, self.state.micro_batch_tokens, self.learner.max_micro_batch_positions
                 )
             self._save_alone()
+            if stop.received is not None:  # the other ranks may already have stopped
+                raise self._interrupted(stop.received) from error
             raise
 
-    def _rehearse(self, window: Window) -> None:
+    def _dry_run(self, window: Window) -> None:
         """Fail now, not hours later, if memory is short."""
         batches = self.loader.largest(window)
-        count = int(self.ranks.highest(len(batches))[0])
+        count = int(self.ranks.all_reduce_max(len(batches))[0])
         for batch in [*batches, *[Batch.without_pairs()] * (count - len(batches))]:
             self.learner.dry_run(batch)
-        self.ranks.meet()
+        self.ranks.barrier()
 
     def _begin(self) -> None:
         self.selection.check_fingerprint()
@@ -176,21 +157,23 @@ class Trainer:
             while True:
                 with self._stopping(stop):
                     step = self._load(steps)
-                # A window may be ready later on some ranks. The last step before it waits for it as well.
+                # Ranks may open a window at different times, and the last step of a window is loaded only
+                # when the next window is open.
                 if state.next_batch == 0 or step.next.step == 0:
-                    self.ranks.meet()
+                    self.ranks.barrier()
                 metrics = self.train_step(step)
                 self._unrecorded = step
                 self.progress.add_step(metrics, step.locate)
-                # Read once: a signal that arrives later is handled after the next save. Before the metrics
-                # are read, which waits for the GPU: a lost rank is noticed here first.
+                # All decisions of this step use one answer; a signal that arrives later is handled after the
+                # next save. Reading the metrics comes later: it waits for the GPU, which a lost rank may
+                # keep waiting, whereas this notices the loss.
                 stopped = self._agree(stop)
                 self.ranks.expect_steps()
                 reason = self._record_step()
                 if state.validation_due or state.step % recipe.checkpoint_every == 0 or stopped:
-                    self.save(last=bool(reason or stopped))
+                    self.leader.save(last=bool(reason or stopped))
                 if state.validation_due and not stopped:  # a stopped run validates when it is resumed
-                    self.validate(last=reason is not None)
+                    self.leader.validate(last=reason is not None)
                     reason = reason or self._limit_reached()  # the patience may be exhausted
                     if self.saver.is_saved:
                         stopped = self._agree(stop)
@@ -244,15 +227,8 @@ class Trainer:
             self.progress.add_waiting(time.perf_counter() - start)
 
     def _save_alone(self) -> None:
-        """Save the steps that are complete, before this process ends. This requires all weights, which rank
-        0 alone may not have."""
-        if self.ranks.is_first and self.state.step and not self.saver.is_saved:
-            if self.learner.shares_weights:
-                log.warning("cannot save: the other ranks have parts of the weights")
-                return
-            if not finishes_within(10, self.device):
-                log.warning("cannot save: the GPU is waiting for another rank")
-                return
+        """Save the steps that are complete, before this process ends, if it can without the other ranks."""
+        if self.saver.can_save_alone(self.ranks):
             if self._unrecorded is not None:  # the resumed run would neither log nor validate it
                 self._record_step()
             self.saver.complete_state(Ranks(self.device))
@@ -266,7 +242,7 @@ class Trainer:
         time that the step takes nor a signal during the longest part of the step, which would then be handled
         a step later. Whether numbers are finite needs no exchange: all ranks have the same sums.
         """
-        signal, seconds = self.ranks.highest(
+        signal, seconds = self.ranks.all_reduce_max(
             stop.received or 0, self.state.seconds if self.ranks.is_first else 0.0
         )
         self.state.seconds = seconds
@@ -275,14 +251,7 @@ class Trainer:
     def steps(self, stop: StopSignal | None = None) -> Generator[Step, None, None]:
         """Yield the steps that follow the current state, without end. Raises CancelledError if `stop` is
         received while the data of a step is not ready."""
-        return self.loader.steps(self._position, lambda: stop is not None and stop.received is not None)
-
-    @property
-    def _position(self) -> Position:
-        """The next step."""
-        state = self.state
-        place = state.epoch, state.epoch_window, state.next_batch
-        return Position(*place, state.stage_starts, state.stage_step)
+        return self.loader.steps(self.state.position, lambda: stop is not None and stop.received is not None)
 
     def train_step(self, step: Step) -> StepMetrics:
         """Take one optimizer step and advance the state."""
@@ -296,7 +265,7 @@ class Trainer:
         state.step = number
         state.target_tokens_seen += step.tokens
         starts = state.stage_starts
-        state.epoch, state.epoch_window, state.next_batch, state.stage_starts, state.stage_step = step.next
+        state.move_to(step.next)
         if state.stage_starts != starts:
             state.window_layout = self.loader.corpus.layout(state.stage_starts)
             self._log_stage(step.next)
@@ -315,48 +284,26 @@ class Trainer:
     def _limit_reached(self) -> str | None:
         return limit_reached(self.recipe, self.state)
 
-    def validate(self, last: bool = False) -> None:
-        """Validate and publish; see `ModelSelection.validate`."""
-        self.leader.lead_validation(
-            lambda model: self.selection.validate(model, saved=self.saver.is_saved, last=last), last
-        )
-
-    def _finish_validation(self, model: TransformerEncoder) -> None:
-        """Validate and publish the checkpoint: the run was interrupted before that."""
-        if self._ends_at_older_checkpoint:
+    def _finish_last_validation(self) -> None:
+        """Repeat the validation that an interruption cut short, and publish the best weights."""
+        if self.checkpoint is None:
             return
-        assert self.checkpoint is not None
-        self.selection.check_fingerprint()
-        rename_newer_checkpoints(self.checkpoint)
-        self.progress.start()
-        with closing(self.progress):
-            self.selection.validate(model, saved=True, last=self._limit_reached() is not None)
+        ended = self.ranks.is_first and ends_at_older_checkpoint(self.checkpoint, self.run_dir, self.recipe)
+        if self.ranks.broadcast(ended):
+            return
+        last = self._limit_reached() is not None
 
-    def _publish_best(self) -> None:
-        """Publish the best weights, if the run was interrupted before that."""
-        if not self._ends_at_older_checkpoint:
-            self.selection.validate(self.model, saved=True)  # which is not due
+        def validate(model: TransformerEncoder) -> None:
+            self._begin()
+            self.progress.start()
+            with closing(self.progress):
+                self.selection.validate(model, saved=True, last=last)
 
-    @property
-    def _ends_at_older_checkpoint(self) -> bool:
-        """Whether the run has finished, and is resumed from a checkpoint that is not its newest. Nothing then
-        changes."""
-        assert self.checkpoint is not None
-        newest = checkpoint_folders(self.run_dir)[-1:] == [self.checkpoint.folder]
-        return not newest and self._limit_reached() is not None
-
-    def save(self, last: bool) -> None:
-        """Save a checkpoint; see `Saver`."""
-        self.saver.complete_state(self.ranks)
-        self.ranks.meet()  # all have read the checkpoints that they average, of which rank 0 may remove one
-        self.leader.lead(lambda: self.saver.save(last))
+        if self.state.validation_due:
+            self.leader.lead_validation(validate, last)
+        else:
+            self.leader.lead(lambda: self.selection.publish(last))
+        self.average.discard()
 
     def _arithmetic(self) -> str:
         return describe_arithmetic(self.learner, self.ranks, self.loader.micro_batch_tokens)
-
-
-def _make_validator(run: PreparedRun, micro_batch: int, ranks: Ranks) -> Validator | ClassifierValidator:
-    settings = run.config, run.tokenizer, ranks.device, micro_batch, ranks
-    if run.config.model.is_classifier:
-        return ClassifierValidator(run.data.validation, *settings)
-    return Validator(run.data.validation, run.data.directions, *settings)

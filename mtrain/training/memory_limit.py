@@ -24,7 +24,8 @@ FILE = "memory-limit.json"
 
 
 def write_limit(run_dir: Path, micro_batch_tokens: int | None, positions: float) -> None:
-    """Limit the micro-batches of later starts with the same `micro_batch_tokens` to some padded positions."""
+    """Record a limit for the micro-batches of later starts with the same `micro_batch_tokens`, in padded
+    tokens of both sides."""
     try:
         values = {"micro_batch_tokens": micro_batch_tokens, "max_micro_batch_positions": positions}
         write_atomically(run_dir / FILE, json.dumps(values) + "\n")
@@ -47,11 +48,11 @@ def agree_on_micro_batches(
     """The padded tokens of a micro-batch, which all ranks use: the smallest of their numbers. Restores the
     limit that memory has required, from the state or from the file."""
     own = micro_batch_tokens(config, train, learner, ranks.local_size)
-    tokens = -int(ranks.highest(-own)[0])
+    tokens = -int(ranks.all_reduce_max(-own)[0])
     limit = state.max_micro_batch_positions
     if limit is None or state.micro_batch_tokens != tokens:
         limit = math.inf
-    written = ranks.from_first(read_limit(Path(config.run_dir), tokens))
+    written = ranks.broadcast(read_limit(Path(config.run_dir), tokens))
     learner.max_micro_batch_positions = min(limit, written)
     state.micro_batch_tokens = tokens
     return tokens

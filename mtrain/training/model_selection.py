@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,11 @@ from mtrain.checkpoint.checkpoint import TrainState, record_validation
 from mtrain.checkpoint.model_folder import publish_best
 from mtrain.config.schema import Config
 from mtrain.device import release_cached_memory
+from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainError, is_out_of_memory
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress
 from mtrain.training.record_translations import record_translations
 from mtrain.training.validate import Validator
@@ -38,18 +41,32 @@ class ModelSelection:
         self.failures = 0  # in a row
 
     def validate(self, model: TransformerEncoder, saved: bool, last: bool = False) -> None:
-        """Validate a model, if a validation is due, and publish the best weights so far.
+        """Validate a model, and publish the best weights so far.
 
         `saved` says whether a checkpoint has its weights; weights without one never become the best.
         A failure does not end training: it is logged, and the next validation tries again. The `last`
         validation is repeated instead. Raises the error after MAX_FAILED_VALIDATIONS failures in a row.
         """
-        is_resumed = not self.state.validation_due
+
+        def work() -> None:
+            if self.state.validation_due:  # not if only publishing has failed
+                self._score(model, saved)
+            publish_best(self.run_dir, self.state, self.config, self.tokenizer)
+
+        self._attempt(work, last)
+
+    def publish(self, last: bool) -> None:
+        """Publish the best weights of a run that was interrupted, unless the published files are valid and up
+        to date. For failures, and `last`, see `validate`."""
+        self._attempt(
+            lambda: publish_best(self.run_dir, self.state, self.config, self.tokenizer, verify=True), last
+        )
+
+    def _attempt(self, work: Callable[[], None], last: bool) -> None:
+        """Do some work and count its failures; see `validate`."""
         while True:
             try:
-                if self.state.validation_due:
-                    self._score(model, saved)
-                publish_best(self.run_dir, self.state, self.config, self.tokenizer, verify=is_resumed)
+                work()
             except DistributedError:  # without that rank, no later validation can succeed
                 raise
             except (MtrainError, RuntimeError, MemoryError) as error:
@@ -81,11 +98,13 @@ class ModelSelection:
         improved = math.isfinite(score) and (state.best_score is None or score > state.best_score)
         layer = self.validator.alignment_layer(model) if improved and saved else None
         self.progress.update_time()
-        failures = state.validations_without_improvement
+        without_improvement = state.validations_without_improvement + 1
         outcome = replace(
             state,
             validation_due=False,
-            validations_without_improvement=0 if improved or self._another_stage_follows else failures + 1,
+            validations_without_improvement=0
+            if improved or self._another_stage_follows
+            else without_improvement,
         )
         if improved and saved:
             outcome = replace(outcome, best_step=state.step, best_score=score, best_alignment_layer=layer)
@@ -111,3 +130,13 @@ class ModelSelection:
             state.best_step = state.best_score = state.best_alignment_layer = None
             state.validations_without_improvement = 0
         state.validation_fingerprint = fingerprint
+
+
+def make_validator(
+    run: PreparedRun, micro_batch_tokens: int, ranks: Ranks
+) -> Validator | ClassifierValidator:
+    """The validator of a run, for its kind of model."""
+    settings = run.config, run.tokenizer, ranks.device, micro_batch_tokens, ranks
+    if run.config.model.is_classifier:
+        return ClassifierValidator(run.data.validation, *settings)
+    return Validator(run.data.validation, run.data.directions, *settings)

@@ -11,12 +11,13 @@ from torch.nn.parallel import DistributedDataParallel
 from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch
 from mtrain.distributed.ranks import Ranks
-from mtrain.errors import DistributedError, is_out_of_memory
+from mtrain.errors import DistributedError
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.loss import LossSums
 from mtrain.training.step import Learner, make_learner
 
 BYTES_OF_COPY = 16  # of each parameter in fp32: weight, gradient, and AdamW's two moments
+BYTES_OF_AVERAGE = 4  # of each parameter, with `training.ema_decay`
 SHARE_OF_COPY = 0.6  # of a GPU's memory; the rest is for activations and validation
 
 
@@ -39,13 +40,14 @@ def make_learner_of_rank(model: TransformerEncoder, config: TrainingConfig, rank
 
 
 def shards_weights(model: nn.Module, config: TrainingConfig, ranks: Ranks) -> bool:
-    """Whether the ranks share the weights: as configured, or if weights, gradients and moments do not fit in
-    SHARE_OF_COPY of a GPU's memory."""
+    """Whether the ranks share the weights: as configured, or if weights, gradients, moments and the moving
+    average do not fit in SHARE_OF_COPY of a GPU's memory."""
     if config.parallel != "auto" or ranks.device.type != "cuda":
         return config.parallel == "fsdp"
     memory = torch.cuda.get_device_properties(ranks.device).total_memory
-    needed = sum(BYTES_OF_COPY * parameter.numel() for parameter in model.parameters())
-    return bool(ranks.highest(needed > SHARE_OF_COPY * memory)[0])
+    each = BYTES_OF_COPY + (0 if config.ema_decay is None else BYTES_OF_AVERAGE)
+    needed = sum(each * parameter.numel() for parameter in model.parameters())
+    return bool(ranks.all_reduce_max(needed > SHARE_OF_COPY * memory)[0])
 
 
 class ParallelLearner(Learner):
@@ -66,7 +68,7 @@ class ParallelLearner(Learner):
             self._synchronized = DistributedDataParallel(
                 BatchLoss(model, super().loss), broadcast_buffers=False, gradient_as_bucket_view=True
             )
-        self._synchronized.register_comm_hook(ranks, _add_up)
+        self._synchronized.register_comm_hook(ranks, _all_reduce_sum)
         # The first pass connects the GPUs. At the second one, the ranks agree on the order of the gradients.
         for _ in range(2):
             self._synchronize_nothing()
@@ -90,7 +92,7 @@ class ParallelLearner(Learner):
         while True:
             batches = [part for batch in batches for part in batch.split(self.max_micro_batch_positions)]
             sums = self._try_until_last_backward(batches, tokens)
-            failed, limit = self.ranks.highest(sums is None, -self.max_micro_batch_positions)
+            failed, limit = self.ranks.all_reduce_max(sums is None, -self.max_micro_batch_positions)
             self.max_micro_batch_positions = -limit
             if sums is not None and not failed:
                 return self._synchronize(*sums, batches, tokens)
@@ -107,20 +109,18 @@ class ParallelLearner(Learner):
         try:
             return self._forward_backward(self.model, before, tokens), self._synchronized(last)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or not self._halve(batches):
-                raise
+            self._reduce_micro_batches(error, batches)
             return None
 
     def _synchronize(self, total: Tensor, last: LossSums, batches: Sequence[Batch], tokens: int) -> Tensor:
         """Run the last backward pass, and add up the gradients and the losses of all ranks."""
         sums = total + torch.stack([last.loss.detach(), last.nll])
-        complete = self.ranks.start_sum(sums)
+        complete = self.ranks.start_all_reduce(sums)
         try:
             with self.ranks.watched():
                 self._backward(last, tokens)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or not self._halve(batches):
-                raise
+            self._reduce_micro_batches(error, batches)
             raise SynchronizationMemoryError from error
         complete()
         return sums
@@ -137,7 +137,7 @@ class BatchLoss(nn.Module):
         return self._loss(self.model, batch)
 
 
-def _add_up(ranks: Ranks, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+def _all_reduce_sum(ranks: Ranks, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
     """Add up a bucket of gradients over all ranks. DistributedDataParallel would average them by default."""
     work = dist.all_reduce(bucket.buffer(), group=ranks.step_group, async_op=True)
     assert work is not None

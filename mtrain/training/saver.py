@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mtrain.checkpoint.checkpoint import CheckpointTensors, TrainState, collect_tensors, save_checkpoint
 from mtrain.config.training import TrainingConfig
+from mtrain.device import finishes_within
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import StorageError
 from mtrain.training.average import WeightAverage
@@ -42,6 +43,19 @@ class Saver:
     def is_saved(self) -> bool:
         """Whether there is a checkpoint of the current step."""
         return self.saved_step == self.state.step
+
+    def can_save_alone(self, ranks: Ranks) -> bool:
+        """Whether there are steps to save, and this process can save them without the other `ranks`. A
+        warning says why not."""
+        if not ranks.is_first or not self.state.step or self.is_saved:
+            return False
+        if self.learner.shares_weights:
+            log.warning("cannot save: the other ranks have parts of the weights")
+            return False
+        if not finishes_within(10, self.learner.device):
+            log.warning("cannot save: the GPU is waiting for another rank")
+            return False
+        return True
 
     def complete_state(self, ranks: Ranks) -> None:
         """Bring the state and the average of the weights up to date, and collect the tensors to save. All

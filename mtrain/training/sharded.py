@@ -15,7 +15,7 @@ from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch
 from mtrain.device import resolve_precision
 from mtrain.distributed.ranks import Ranks
-from mtrain.errors import UsageError, is_out_of_memory
+from mtrain.errors import UsageError
 from mtrain.model.encoder import EncoderLayer, TransformerEncoder
 from mtrain.model.loss import LossSums
 from mtrain.model.transformer import DecoderLayer
@@ -53,7 +53,7 @@ class ShardedLearner(Learner):
         Raises SynchronizationMemoryError if memory runs out, because the other ranks wait for this one.
         """
         batches = [part for batch in batches for part in batch.split(self.max_micro_batch_positions)]
-        count = int(self.ranks.highest(len(batches))[0])
+        count = int(self.ranks.all_reduce_max(len(batches))[0])
         batches += [Batch.without_pairs()] * (count - len(batches))
         sums = torch.zeros(2, device=self.device)
         try:
@@ -61,10 +61,9 @@ class ShardedLearner(Learner):
                 for batch in batches:
                     sums = sums + self._backward(self.loss(self.model, batch), tokens)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or not self._halve(batches):
-                raise
+            self._reduce_micro_batches(error, batches)
             raise SynchronizationMemoryError from error
-        self.ranks.start_sum(sums)()
+        self.ranks.start_all_reduce(sums)()
         return sums
 
     def _accumulate_alone(self, batches: list[Batch], tokens: int) -> Tensor:
@@ -79,8 +78,8 @@ class ShardedLearner(Learner):
 def _divide(model: TransformerEncoder, root: nn.Module, config: TrainingConfig, ranks: Ranks) -> FSDPModule:
     """Divide the parameters of a model among the ranks, and let `root` gather them.
 
-    Numbers are those of autocast: matrices are gathered in the precision of their products, everything else
-    and the sum of gradients stay in the precision of the weights.
+    Precisions are those of autocast: matrices are gathered in the precision of their products; everything
+    else, and the sum of gradients, stay in the precision of the weights.
     """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(
         resolve_precision(ranks.device, config.precision)

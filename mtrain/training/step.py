@@ -150,23 +150,21 @@ class Learner:
                     return self._forward_backward(self.model, batches, tokens)
                 return self._accumulate_in_threads(batches, tokens)
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error) or not self._halve(batches):
-                    raise
+                self._reduce_micro_batches(error, batches)
             self._release_memory()
 
-    def _halve(self, batches: Sequence[Batch]) -> bool:
-        """Limit micro-batches to half the size of the largest of some that memory did not suffice for. Return
-        False if none can be divided."""
+    def _reduce_micro_batches(self, error: Exception, batches: Sequence[Batch]) -> None:
+        """Limit micro-batches to half the size of the largest of some, after `error`. Raises the error if it
+        is not that memory ran out, or if no micro-batch can be divided."""
         divisible = [batch.positions for batch in batches if len(batch.rows) > 1]
-        if not divisible:
-            return False
+        if not is_out_of_memory(error) or not divisible:
+            raise error
         self.max_micro_batch_positions = max(divisible) / 2
         pairs = sum(len(batch.rows) for batch in batches)
         log.warning(
-            "out of memory in %d micro-batches (%d pairs); limiting each to %d positions",
+            "out of memory in %d micro-batches (%d pairs); limiting each to %d padded tokens",
             *(len(batches), pairs, self.max_micro_batch_positions),
         )
-        return True
 
     def _release_memory(self) -> None:
         for replica in self.replicas:

@@ -42,8 +42,8 @@ def killed_saves(make_config):
             trainer.train_step(next(steps))
             trainer.train_step(next(steps))
             trainer.state.best_step = trainer.state.step
-            trainer.save(last=True)
-            trainer.validate()  # publishes the weights
+            trainer.leader.save(last=True)
+            trainer.leader.validate()  # publishes the weights
             shutil.copytree(run, copy)
         folders = [*checkpoint_folders(run.with_name("old")), checkpoint_folders(run)[-1]]
         expected = {folder.name: contents_of(folder) for folder in folders}
@@ -62,8 +62,8 @@ def killed_saves(make_config):
             done, trainer.saver.saved_step = 0, -1
             try:
                 with on_file_operation(kill):
-                    trainer.save(last=True)
-                    trainer.validate()
+                    trainer.leader.save(last=True)
+                    trainer.leader.validate()
             except Killed:
                 yield run, expected
             else:

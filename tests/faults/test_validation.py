@@ -135,6 +135,19 @@ def test_30_a_resumed_run_trains_on_if_the_best_weights_cannot_be_published(make
     assert caplog.text.count("step 4: validation failed") == 1 and (run / "model").is_dir()
 
 
+def test_30_a_finished_run_fails_if_its_best_weights_cannot_be_published(make_config):
+    """Otherwise, `fit` would end with success, and there would be no model."""
+    config = make_config(training={"max_steps": 4})
+    shutil.rmtree(fit_on_cpu(config) / "model")
+
+    def fill_disk(operation: Operation) -> None:
+        if operation.path.name == "model.safetensors" and operation.path.parent.name == ".model.tmp":
+            no_space()
+
+    with on_file_operation(fill_disk), pytest.raises(StorageError, match="cannot write: No space left"):
+        fit_on_cpu(config)
+
+
 class Killed(BaseException):
     """Stands for SIGKILL: nothing catches it."""
 

@@ -30,14 +30,14 @@ def results_of(tmp_path):
 def test_values_travel_between_ranks(results_of):
     def work(ranks: Ranks) -> list:
         sums = torch.tensor([1.0 + ranks.rank, 10.0])
-        complete = ranks.start_sum(sums)
+        complete = ranks.start_all_reduce(sums)
         complete()
-        ranks.meet()
+        ranks.barrier()
         return [
             [ranks.rank, ranks.size, ranks.local_size, ranks.is_first],
-            ranks.highest(ranks.rank, -ranks.rank, float("-inf")),
+            ranks.all_reduce_max(ranks.rank, -ranks.rank, float("-inf")),
             sums.tolist(),
-            ranks.from_first({"text": "ü", "none": None} if ranks.is_first else None),
+            ranks.broadcast({"text": "ü", "none": None} if ranks.is_first else None),
         ]
 
     common = [[1.0, 0.0, float("-inf")], [3.0, 20.0], {"text": "ü", "none": None}]
@@ -83,9 +83,9 @@ def test_each_rank_draws_other_random_numbers_in_each_step(results_of):
 def test_a_process_without_others_agrees_with_itself():
     with joined_ranks("cpu") as ranks:
         values = torch.ones(2)
-        ranks.start_sum(values)()
-        assert values.tolist() == [1, 1] and ranks.highest(3, -1) == [3, -1]
-        assert ranks.from_first("a") == "a" and ranks.divide(lambda rank, size: [rank, size]) == [[0, 1]]
+        ranks.start_all_reduce(values)()
+        assert values.tolist() == [1, 1] and ranks.all_reduce_max(3, -1) == [3, -1]
+        assert ranks.broadcast("a") == "a" and ranks.divide(lambda rank, size: [rank, size]) == [[0, 1]]
         before = torch.get_rng_state()
         ranks.seed_step(1, 1)
         assert torch.equal(before, torch.get_rng_state())

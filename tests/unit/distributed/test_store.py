@@ -61,7 +61,7 @@ def test_no_rank_is_named_if_the_store_is_lost(tmp_path, monkeypatch, end):
     monkeypatch.setattr(store, "CALL_TIMEOUT", 1.0)
 
     def work(ranks: Ranks) -> None:
-        ranks.meet()
+        ranks.barrier()
         if ranks.rank == 0:
             os.kill(int(os.environ[STORE]), end)
             time.sleep(0.2)
@@ -69,7 +69,7 @@ def test_no_rank_is_named_if_the_store_is_lost(tmp_path, monkeypatch, end):
         with pytest.raises(
             DistributedError, match=r"^the connection between the ranks is lost: .+; torchrun on localhost"
         ):
-            ranks.meet()
+            ranks.barrier()
         with pytest.raises(DistributedError, match="connection between the ranks is lost"):
             ranks.require_equal({"seed": "1"})
 

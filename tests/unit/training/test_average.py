@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.errors import UsageError
 from mtrain.training.fit import fit, make_trainer
+from mtrain.training.signals import StopSignal
+from mtrain.training.step import Learner
 from mtrain.training.validate import Validator
 from tests.support.training import weights
 
@@ -38,6 +40,26 @@ def test_average_checkpoints_is_the_mean_of_the_newest(make_config):
     own = [load_file(folder / "model.safetensors") for folder in folders]
     for name, mean in load_file(folders[-1] / "average.safetensors").items():
         torch.testing.assert_close(mean, sum(tensors[name] for tensors in own) / 3)
+
+
+def test_the_mean_is_freed_before_the_next_step(make_config, monkeypatch):
+    """It takes as much memory as the weights, which the dry run of a step does not count."""
+    held = []
+    real = Learner.step
+
+    def step(learner, *arguments):
+        held.append(len(trainer.average.weights))
+        return real(learner, *arguments)
+
+    monkeypatch.setattr(Learner, "step", step)
+    recipe = {"average_checkpoints": 2, "best_metric": "nll"}
+    for max_steps in (4, 12):  # begun, resumed
+        config = make_config(training={**recipe, "max_steps": max_steps})
+        trainer = make_trainer(config, device="cpu")
+        with StopSignal() as stop:
+            trainer.run(stop)
+    assert held == [0] * 12
+    assert load_file(Path(config.run_dir, "checkpoints/step-00000012/average.safetensors"))
 
 
 def test_a_damaged_checkpoint_is_left_out_of_the_mean(make_config, caplog):
