@@ -16,7 +16,17 @@ from mtrain.checkpoint.checkpoint import (
     verify_checkpoint,
 )
 from mtrain.checkpoint.model_card import write_card
-from mtrain.checkpoint.model_info import ModelInfo, Origin, model_folder_of, name_of, new_info, write_info
+from mtrain.checkpoint.model_info import (
+    ModelInfo,
+    Origin,
+    is_checkpoint,
+    model_folder_of,
+    name_of,
+    new_info,
+    require_model,
+    run_folder_of,
+    write_info,
+)
 from mtrain.checkpoint.run_info import describe_run
 from mtrain.checkpoint.tensors import load_weights, model_without_weights
 from mtrain.config.load import override, validate
@@ -117,11 +127,11 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 def tokenizer_folder(model: Path) -> Path:
     """The tokenizer folder of a model or run folder. Raises ModelError if there is none."""
-    for folder in (model / "model" / "tokenizer", model / "tokenizer"):
+    run = run_folder_of(model) if is_checkpoint(model) else None
+    for folder in (model / "model" / "tokenizer", (run or model) / "tokenizer"):
         if folder.is_dir():
             return folder
-    if not model.exists():
-        raise ModelError(f"{model}: no such model or run folder")
+    require_model(model)
     raise ModelError(f"{model}: not a model folder: tokenizer/ is missing")
 
 
@@ -167,12 +177,12 @@ def load_classifier(path: Path, overrides: Sequence[str] = ()) -> Loaded[PairCla
 
 
 def load_any_model(path: Path, overrides: Sequence[str] = ()) -> Loaded[TransformerEncoder]:
-    """Load a model folder, or the best model of a run folder, onto the CPU. Every file is verified.
+    """Load a model folder, the best model of a run folder, or a checkpoint, onto the CPU. Every file is
+    verified.
 
     Raises ModelError if a file is missing or damaged, or if the files do not fit together.
     """
-    if not path.is_dir():
-        raise ModelError(f"{path}: {'not a folder' if path.exists() else 'no such model or run folder'}")
+    require_model(path)
     folder = model_folder_of(path)
     with suppress(ModelError):
         return _load(folder, overrides)
@@ -181,9 +191,11 @@ def load_any_model(path: Path, overrides: Sequence[str] = ()) -> Loaded[Transfor
 
 
 def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
-    """Load a model folder, or the best checkpoint of a run folder."""
-    in_run = (path / "checkpoints").is_dir()
-    folder = _best_checkpoint(path) if in_run else path
+    """Load a model folder, a checkpoint, or the best checkpoint of a run folder."""
+    folder, run = path, run_folder_of(path) if is_checkpoint(path) else None
+    if (path / "checkpoints").is_dir():
+        folder, run = _best_checkpoint(path), path
+    in_run, path = run is not None, run or path
     fingerprint = _fingerprint(folder)
     vocabularies = [file.name for files in vocabulary_files(path / "tokenizer") for file in files]
     if in_run:

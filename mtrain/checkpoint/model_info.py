@@ -20,11 +20,12 @@ from mtrain.config.schema import Format, ModelFolderConfig
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.errors import ModelError, UsageError
 from mtrain.storage.atomic import write_atomically
-from mtrain.storage.manifest import INFO, read_json
+from mtrain.storage.manifest import INFO, MANIFEST, read_json
 
 Text = Annotated[str, Field(max_length=1000)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Value = Annotated[float, Field(allow_inf_nan=False)]
+_IMPORT = "can be imported with `mtrain import`"
 
 
 class _Part(BaseModel):
@@ -136,9 +137,48 @@ def _without_repetitions(origin: Origin, seen: set[str]) -> Origin:
     return origin.model_copy(update={"ancestors": ancestors})
 
 
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run folder with checkpoints or, if these were removed, with the best model."""
+    return (path / "checkpoints").is_dir() or (path / "model" / MANIFEST).is_file()
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is a checkpoint of a run."""
+    return path.resolve().parent.name == "checkpoints" and (path / "state.json").is_file()
+
+
+def run_folder_of(path: Path) -> Path | None:
+    """The run folder that `path` is, or whose model folder or checkpoint it is; None for other models."""
+    if is_run(path):
+        return path
+    place = path.resolve()
+    if is_checkpoint(path):
+        return place.parents[1]
+    return place.parent if place.name == "model" and is_run(place.parent) else None
+
+
 def model_folder_of(path: Path) -> Path:
     """The model folder of a run folder; `path` itself if it is not a run folder."""
-    return path / "model" if (path / "checkpoints").is_dir() else path
+    return path / "model" if is_run(path) else path
+
+
+def require_folder(path: Path) -> None:
+    """Raise ModelError if a path is no folder."""
+    if not path.is_dir():
+        hint = "" if path.exists() or path.parent.exists() else f"; one of the Hugging Face Hub {_IMPORT}"
+        raise ModelError(
+            f"{path}: {'not a folder' if path.exists() else 'no such model or run folder'}{hint}"
+        )
+
+
+def require_model(path: Path) -> None:
+    """Raise ModelError if a path is no folder, or a model of another program."""
+    require_folder(path)
+    if not (path / "config.yaml").exists() and not is_run(path):
+        if (path / "model.bin").exists():
+            raise ModelError(f"{path}: is a model for CTranslate2; give the model that it was exported from")
+        if (path / "config.json").exists() and not is_checkpoint(path):
+            raise ModelError(f"{path}: is not a model of mtrain; a Hugging Face model {_IMPORT}")
 
 
 def read_info(folder: Path) -> ModelInfo:
@@ -204,15 +244,10 @@ def describe_model(folder: Path) -> Description:
 
 def read_model_config(folder: Path) -> ModelFolderConfig:
     """The settings of a model folder. Raises ModelError if they cannot be read."""
+    require_model(folder)
     file = folder / "config.yaml"
     if not file.is_file():  # reading from a pipe would block
-        if not folder.is_dir():
-            raise ModelError(
-                f"{folder}: {'not a folder' if folder.exists() else 'no such model or run folder'}"
-            )
-        hint = "; a Hugging Face model can be imported with `mtrain import`"
-        hint = hint if (folder / "config.json").exists() else ""
-        raise ModelError(f"{folder}: not a run or model folder: config.yaml is missing{hint}")
+        raise ModelError(f"{folder}: not a run or model folder: config.yaml is missing")
     try:
         return validate(ModelFolderConfig, read_yaml_file(file), str(file))
     except UsageError as error:  # an error of the folder, not of the command line
@@ -220,9 +255,8 @@ def read_model_config(folder: Path) -> ModelFolderConfig:
 
 
 def name_of(folder: Path) -> str:
-    """The name of a run or model folder; that of the run for a model folder in a run folder."""
-    path = folder.resolve()
-    name = path.parent.name if (path.parent / "checkpoints").is_dir() else path.name
+    """The name of a run or model folder; that of the run for a model folder or checkpoint in a run folder."""
+    name = (run_folder_of(folder) or folder).resolve().name
     return os.fsencode(name).decode("utf-8", "replace") or "model"
 
 

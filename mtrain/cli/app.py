@@ -28,7 +28,8 @@ from mtrain.cli import (
 )
 from mtrain.cli.help import Program, add_command
 from mtrain.cli.output import open_stdout
-from mtrain.errors import MtrainError, StorageError, is_out_of_memory
+from mtrain.distributed.launch import read_launch
+from mtrain.errors import MtrainError, StorageError, UsageError, is_out_of_memory
 
 app = typer.Typer(
     cls=Program,
@@ -43,6 +44,7 @@ COMMANDS = {
     "Evaluate": (evaluation.evaluate, report.report, info.info),
     "Work with other programs": (interop.import_, interop.export),
 }
+FOR_RANKS = ("fit", "translate", "evaluate")  # the commands that torchrun can start
 for group, functions in COMMANDS.items():
     for function in functions:
         add_command(app, group, function)
@@ -65,11 +67,14 @@ _Version = Annotated[
 
 
 @app.callback()
-def _root(version: _Version = False) -> None:
+def _root(context: typer.Context, version: _Version = False) -> None:
     """Train translation models from parallel text, translate with them and evaluate them.
 
     `mtrain COMMAND --help` shows the options of a command and examples.
     """
+    name = context.invoked_subcommand
+    if read_launch().size > 1 and name not in FOR_RANKS:
+        raise UsageError(f"mtrain {name} does not share its work among processes; run it without torchrun")
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -59,6 +59,14 @@ def evaluate(
             rich_help_panel=FILES,
         ),
     ] = None,
+    validation: Annotated[
+        bool,
+        Option(
+            "--validation",
+            help="Score the validation set of MODEL's run instead of its test sets, to choose settings.",
+            rich_help_panel=FILES,
+        ),
+    ] = False,
     metrics: Annotated[
         str,
         Option(
@@ -170,7 +178,8 @@ def evaluate(
         return
     search = {"beam_size": beam_size, "length_penalty": length_penalty, "batch_tokens": batch_tokens}
     changes = [] if augment is None else [name.strip() for name in augment.split(",")]
-    inputs = Inputs(model, source, reference or [], hypotheses, compare or [], changes, (from_, to))
+    languages = from_, to
+    inputs = Inputs(model, source, reference or [], hypotheses, compare or [], changes, languages, validation)
     names = [name.strip() for name in metrics.lower().split(",")]
     outputs = Outputs(json_, by_length, sentence_scores, html, summary=bool(changes) and not compare)
     check_inputs(inputs, outputs, "comet" in names)

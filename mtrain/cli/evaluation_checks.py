@@ -12,11 +12,13 @@ from mtrain.errors import DataError, UsageError
 def check_inputs(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
     """Raise UsageError unless the options name translations to score and what to score them with, and
     DataError if a system to compare is missing."""
-    model, source, references, hypotheses, compared, changes, languages = inputs
+    model, source, references, hypotheses, compared, changes, languages, validation = inputs
     if hypotheses is None and model is None:
         raise UsageError("missing MODEL; only --hypotheses can be scored without it")
     if (source is not None or hypotheses is not None) != bool(references):
         raise UsageError("give --reference with either --source or --hypotheses")
+    if validation and references:
+        raise UsageError("--validation has no effect with --reference; leave one of them out")
     if any(languages) and not references:
         option = "--from" if languages[0] else "--to"
         raise UsageError(

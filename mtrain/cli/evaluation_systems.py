@@ -25,6 +25,7 @@ class Inputs(NamedTuple):
     compared: Sequence[Path]
     augment: Sequence[str] = ()  # the changes of which copies of the test sets are scored, too
     languages: tuple[str | None, str | None] = (None, None)  # of --from and --to
+    validation: bool = False  # whether to score the validation set of MODEL instead of its test sets
 
     @property
     def systems(self) -> list[Path]:
@@ -188,11 +189,12 @@ def _given_test_sets(inputs: Inputs, texts: dict[str, list[str]]) -> list["TestS
 def _configured_test_sets(
     inputs: Inputs, settings: Sequence[str], texts: dict[str, list[str]]
 ) -> list["TestSet"]:
-    """The test sets of MODEL's run. There must be one if files are compared with the model."""
-    from mtrain.evaluation.evaluate import configured_test_sets
+    """The test sets or the validation set of MODEL's run. There must be one set if files are compared with
+    the model."""
+    from mtrain.evaluation.evaluate import configured_test_sets, validation_sets
 
     assert inputs.model is not None
-    tests = configured_test_sets(inputs.model, settings)
+    tests = (validation_sets if inputs.validation else configured_test_sets)(inputs.model, settings)
     if texts and len(tests) > 1:
         names = ", ".join(test.name for test in tests)
         raise UsageError(

@@ -121,7 +121,7 @@ def write_translations(
     if progress.count and progress.seconds >= REPORT_AFTER and not typed:
         done = f"{progress.count:,} lines in {format_duration(progress.seconds)}"
         log.info("translated %s: %s", done, progress.speed())
-        if output_file is not None and not is_stream(output_file):
+        if output_file is not None and not is_stream(output_file) and form == Format(1, False, False, False):
             file = shlex.quote(str(output_file))
             terminal.suggest("next", f"mtrain evaluate --hypotheses {file} --reference FILE")
 

@@ -67,7 +67,8 @@ class DataConfig(Section):
         "count such pairs",
     )
     filters: Filters | None = Field(
-        None, description="rules that leave pairs out of `train`; null: none, but empty and too long pairs"
+        None,
+        description="rules that drop pairs from `train`; null: only empty and too long pairs are dropped",
     )
     check: bool = Field(
         True, description="whether to check the corpora before they are first encoded, as `mtrain check` does"

@@ -1,6 +1,6 @@
 """The recipe that `model.preset: auto` chooses: formulas of the corpus and the budget.
 
-The comments name what each formula is based on; docs/multi30k.md records our experiments.
+The comments name what each formula is based on; docs/recipes.md and docs/multi30k.md record our experiments.
 """
 
 import math

@@ -108,7 +108,8 @@ class Config(Section):
         budget = recipe.micro_batch_limit
         known = "max_length" in self.data.model_fields_set or not self.training.init_from
         if known and longest > budget:
-            limits = "training.batch_tokens and micro_batch_tokens" + (" / 2" if self.training.r_drop else "")
+            halved = self.training.r_drop and self.training.micro_batch_tokens != "auto"
+            limits = "training.batch_tokens and micro_batch_tokens" + (" / 2" if halved else "")
             name = "data.max_length" if longest == self.data.max_length else "twice data.max_length"
             raise ValueError(f"{name} ({longest}) must not exceed {limits} ({budget})")
         return self
@@ -124,7 +125,7 @@ class Config(Section):
             return self
         if recipe.best_metric not in ("auc", "nll"):
             raise ValueError(
-                f"training.best_metric: {recipe.best_metric} is that of translations; use auc or nll"
+                f"training.best_metric: {recipe.best_metric} scores translations; use auc or nll"
             )
         if recipe.r_drop or "decoder" in recipe.freeze:
             key = "r_drop" if recipe.r_drop else "freeze: decoder"

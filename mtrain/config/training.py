@@ -79,8 +79,9 @@ class TrainingConfig(Section):
     )
     parallel: Literal["auto", "ddp", "fsdp"] = Field(
         "auto",
-        description="what processes of torchrun share; ddp: the pairs; fsdp: also weights and optimizer, for "
-        "models that do not fit one GPU; auto: ddp if 16 bytes a parameter fit in 60% of a GPU's memory",
+        description="how processes of torchrun divide the work; ddp: by pairs; fsdp: also weights and "
+        "optimizer states, for models that do not fit on one GPU; auto: ddp if 16 bytes per parameter (20 "
+        "with ema_decay) fit in 60% of a GPU's memory",
     )
     compile: Switch = Field("auto", description="use torch.compile; auto: on GPUs that Triton supports")
     validate_every: PositiveInt = Field(

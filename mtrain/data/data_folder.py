@@ -9,10 +9,13 @@ import json
 import re
 from collections.abc import Container, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
+from mtrain.config.languages import Direction
 from mtrain.data import Pair
 from mtrain.data.shards import Shard, shard_file
 from mtrain.data.summary import Summary
@@ -62,6 +65,16 @@ def read_validation(folder: Path, summary: Summary) -> list[Pair]:
     if hashlib.sha256(content).hexdigest() != summary["validation_sha256"]:
         raise ModelError(f"{file}: damaged (it does not match its SHA-256)")
     return [Pair(*json.loads(line)) for line in content.decode().split("\n")[:-1]]
+
+
+def directions_of_validation(data: DataConfig, summary: Summary, pairs: Sequence[Pair]) -> list[Direction]:
+    """The direction of each of the validation `pairs` of a data folder."""
+    sizes = summary.get("validation_sizes")
+    if sizes is None:  # an earlier version, whose pairs have one direction, has prepared the folder
+        return [data.direction] * len(pairs)
+    corpora = data.train if isinstance(data.validation, Holdout) else data.validation
+    directions = [[data.direction_of(corpus)] * size for corpus, size in zip(corpora, sizes, strict=True)]
+    return [*chain.from_iterable(directions)]
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:

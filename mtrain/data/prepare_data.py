@@ -3,16 +3,14 @@
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.data import Pair
 from mtrain.data.classifier_pairs import ExampleMaker
-from mtrain.data.data_folder import Contents, open_contents, remove_obsolete
+from mtrain.data.data_folder import Contents, directions_of_validation, open_contents, remove_obsolete
 from mtrain.data.folder_encoder import FolderEncoder, format_counts
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.resegment import Resegmenter
@@ -115,7 +113,7 @@ def prepare_data(
     train = _make_corpus(contents, buckets, data, tokenizer, seed, run_dir)
     size = f"{len(train):,} training pairs (dropped: {format_counts(summary['dropped']) or 'none'})"
     log.info("data: %s, %s validation pairs", size, f"{len(contents.validation):,}")
-    directions = _directions_of_validation(data, summary, contents)
+    directions = directions_of_validation(data, summary, contents.validation)
     return PreparedData(train, contents.validation, directions, inputs.fingerprint)
 
 
@@ -132,7 +130,7 @@ def open_prepared(data: DataConfig, tokenizer: Tokenizer, folder: Path, seed: in
             if not contents.problem:
                 verified = range(summary["buckets"])
                 train = WindowedCorpus(contents.shards, data, seed, folder.parent, verified)
-                directions = _directions_of_validation(data, summary, contents)
+                directions = directions_of_validation(data, summary, contents.validation)
                 return PreparedData(train, contents.validation, directions, inputs.fingerprint)
     return None
 
@@ -154,18 +152,8 @@ def open_complete_data(
     if contents.problem:
         raise ModelError(f"{contents.problem}; all processes must use the same file system for it")
     train = _make_corpus(contents, buckets, data, tokenizer, seed, run_dir)
-    directions = _directions_of_validation(data, summary, contents)
+    directions = directions_of_validation(data, summary, contents.validation)
     return PreparedData(train, contents.validation, directions, inputs.fingerprint)
-
-
-def _directions_of_validation(data: DataConfig, summary: Summary, contents: Contents) -> list[Direction]:
-    """The direction of each validation pair."""
-    sizes = summary.get("validation_sizes")
-    if sizes is None:  # an earlier version, whose pairs have one direction, has prepared the folder
-        return [data.direction] * len(contents.validation)
-    corpora = data.train if isinstance(data.validation, Holdout) else data.validation
-    directions = [[data.direction_of(corpus)] * size for corpus, size in zip(corpora, sizes, strict=True)]
-    return [*chain.from_iterable(directions)]
 
 
 def _make_corpus(

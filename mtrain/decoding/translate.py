@@ -135,8 +135,14 @@ class Translator:
         direction = Direction(given[0] or self.direction.source, given[1] or self.direction.target)
         is_free = self.language_tags != "none" or self.target_lang == "und"  # imported without languages
         if not is_free and not is_same_language(direction.target, self.target_lang):
-            found = f"translates into {self.target_lang}, not {direction.target}"
-            raise UsageError(f"the model {found}; it has no language tags")
+            found = f"the model translates into {self.target_lang}, not {direction.target}"
+            tags = self.tokenizer.source.marian_tags
+            cure = (
+                f"begin each line with a tag of the model, such as {tags[0]}"
+                if tags
+                else "it has no language tags"
+            )
+            raise UsageError(f"{found}; {cure}")
         self.workers  # noqa: B018  # an error if this one is closed
         other = copy.copy(self)
         other.direction, other.tag = direction, self.tokenizer.tag_ids(direction.tag(self.language_tags))

@@ -3,15 +3,21 @@
 import logging
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mtrain.checkpoint.model_info import run_folder_of
+from mtrain.config.corpora import Holdout
+from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.config.load import load_config
 from mtrain.data.augment import Side, change_pair
 from mtrain.data.corpus import read_corpus
 from mtrain.data.corpus_files import further_references
+from mtrain.data.data_folder import directions_of_validation, find_data_folder, read_validation
 from mtrain.data.lines import raise_errors, read_text
+from mtrain.data.summary import read_summary
 from mtrain.decoding.problems import ProblemCounter, count_problems
 from mtrain.errors import DataError, UsageError
 from mtrain.evaluation.metrics import Score, score
@@ -37,18 +43,16 @@ class TestSet(NamedTuple):
 
 
 def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSet]:
-    """The test sets in `data.test` of a run.
+    """The test sets in `data.test` of a run, which may be given by its model folder or a checkpoint, too.
 
     Raises UsageError if there are none, and DataError if one cannot be read.
     """
-    file = run_dir / "config.yaml"
-    is_run = (run_dir / "checkpoints").is_dir() and file.exists()
-    data = load_config(file, overrides).data if is_run else None
-    tests = {} if data is None else data.test
-    if not tests:
-        raise UsageError(f"{run_dir}: no test sets are configured; give --source and --reference")
+    data = _data_of(run_dir, overrides)
+    if data is None or not data.test:
+        cure = "give --source and --reference" + ("" if data is None else ", or --validation")
+        raise UsageError(f"{run_dir}: no test sets are configured; {cure}")
     sets = []
-    for name, corpus in tests.items():
+    for name, corpus in data.test.items():
         pairs = list(raise_errors(read_corpus(corpus)))
         others = [
             [line for file in files for line in read_text(file)] for files in further_references(corpus)
@@ -59,9 +63,53 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
                     f"{name} has {len(pairs)} pairs but reference {number} has {len(lines)} lines"
                 )
         references = [[pair.target for pair in pairs], *others]
-        direction = data.direction_of(corpus) if data and data.language_tags != "none" else None
+        direction = data.direction_of(corpus) if data.language_tags != "none" else None
         sets.append(TestSet(name, [pair.source for pair in pairs], references, direction))
     return sets
+
+
+def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSet]:
+    """The validation set of a run, divided by direction: the pairs in its files or, if it is a holdout, those
+    in the data folder of the run.
+
+    Raises UsageError if there is none, DataError if it cannot be read, ModelError if the folder is damaged.
+    """
+    data = _data_of(run_dir, overrides)
+    if data is None:
+        raise UsageError(
+            f"{run_dir}: does not belong to a run, so it has no validation set; leave out --validation"
+        )
+    if isinstance(data.validation, Holdout):
+        folder = find_data_folder(data, run_folder_of(run_dir) or run_dir)
+        if not (summary := read_summary(folder)).get("complete"):
+            raise DataError(f"{folder}: the held-out pairs are missing; run `mtrain prepare`")
+        pairs = read_validation(folder, summary)
+        directions = directions_of_validation(data, summary, pairs)
+    else:
+        read = [list(raise_errors(read_corpus(corpus))) for corpus in data.validation]
+        pairs = list(chain.from_iterable(read))
+        directions = [
+            data.direction_of(corpus)
+            for corpus, part in zip(data.validation, read, strict=True)
+            for _ in part
+        ]
+    found = []
+    for direction in dict.fromkeys(directions):
+        chosen = [pair for pair, of in zip(pairs, directions, strict=True) if of == direction]
+        name = f"validation {direction}" if len(set(directions)) > 1 else "validation"
+        tagged = direction if data.language_tags != "none" else None
+        found.append(
+            TestSet(name, [pair.source for pair in chosen], [[pair.target for pair in chosen]], tagged)
+        )
+    return found
+
+
+def _data_of(path: Path, overrides: Sequence[str]) -> DataConfig | None:
+    """The `data` section of the run that a run folder, a model folder or a checkpoint belongs to."""
+    run_dir = run_folder_of(path)
+    if run_dir is None or not (run_dir / "config.yaml").exists():
+        return None
+    return load_config(run_dir / "config.yaml", overrides).data
 
 
 def with_augmented(

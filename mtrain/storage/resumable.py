@@ -75,7 +75,8 @@ class ResumableOutput:
         return self.part.exists()
 
     def __enter__(self) -> Self:
-        """Raises UsageError if another process is writing the file, or if FILE.part cannot be resumed."""
+        """Raises UsageError if another process is writing the file, or if there is a FILE.part that cannot
+        be, or is not to be, resumed."""
         lock_file = self.part.with_name(f".{self.part.name}.lock")
         try:
             lock = try_lock(lock_file)
@@ -99,14 +100,17 @@ class ResumableOutput:
             if saved["job"] != self.job:
                 raise UsageError(
                     f"{self.part}: was written with another model or other settings; "
-                    "leave out --continue to start over"
+                    "remove it and leave out --continue to start over"
                 )
             self._done = self._saved = OutputState(saved["lines"], saved["sha256"], saved["bytes"])
-        elif saved:
-            log.warning("%s is overwritten; with --continue, it would have been resumed", self.part)
+        elif saved and saved["lines"]:
+            raise UsageError(
+                f"{self.part}: contains the output of {saved['lines']} lines, before an interruption; add "
+                "--continue to resume, or remove it to start over"
+            )
         try:
             if not self.lines_done:
-                self._record()  # marks FILE.part as written by mtrain, before it is created or emptied
+                self._record()  # marks FILE.part as written by mtrain, before it is created
             self._stream = self.part.open("r+b" if self.part.exists() else "xb")
             self._stream.truncate(self._done.bytes)  # answers that are not recorded are computed again
             self._stream.seek(self._done.bytes)
@@ -138,7 +142,9 @@ class ResumableOutput:
             self._digest.update(_encode(line))
         if self.lines_done:
             if self._digest.hexdigest() != self._done.sha256:
-                raise UsageError(f"{self.part}: the input has changed; leave out --continue to start over")
+                raise UsageError(
+                    f"{self.part}: the input has changed; remove it and leave out --continue to start over"
+                )
             log.info("resuming after %d lines", self.lines_done)
 
     def write(self, line: str, answer: str) -> None:

@@ -118,6 +118,11 @@ class Vocabulary:
         return frozenset(i for i, type_ in enumerate(types) if type_ == _USER_DEFINED)
 
     @cached_property
+    def marian_tags(self) -> list[str]:
+        """The language tags of a Marian model, such as `>>fra<<`."""
+        return [] if self.ids is None else [piece for piece in self.pieces if _TAG.fullmatch(piece)]
+
+    @cached_property
     def symbol_pattern(self) -> re.Pattern[str] | None:
         """A pattern of the symbols in a text: `tokenizer.symbols`, or the tag of a Marian model at its
         beginning. None if there are no symbols."""

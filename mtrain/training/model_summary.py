@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mtrain.checkpoint.model_card import read_card, stated_license
-from mtrain.checkpoint.model_info import Description, ModelInfo, describe_model
+from mtrain.checkpoint.model_info import Description, ModelInfo, describe_model, is_run, require_folder
 from mtrain.checkpoint.run_info import describe_run
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
@@ -48,8 +48,7 @@ def summarize(path: Path) -> Summary:
     Raises ModelError if it is none of them, or if the settings of the model cannot be read. Other damage is
     part of the result.
     """
-    if not path.is_dir():
-        raise ModelError(f"{path}: {'not a folder' if path.exists() else 'no such model or run folder'}")
+    require_folder(path)
     with suppress(ModelError, FileNotFoundError):
         summary = _summarize(path)
         if summary.files is None or summary.files.damage is None:
@@ -85,7 +84,7 @@ def _summarize(path: Path) -> Summary:
 
 def _is_run(path: Path) -> bool:
     """Whether a folder is that of a run, which may have just begun."""
-    if (path / "checkpoints").is_dir():
+    if is_run(path):
         return True
     with suppress(UsageError):
         values = read_yaml_file(path / "config.yaml")

@@ -16,16 +16,17 @@ from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.config.load import validate
 from mtrain.config.schema import Config
-from mtrain.config.yaml_io import read_yaml_file, to_yaml
+from mtrain.config.yaml_io import read_yaml_file, to_yaml, to_yaml_line
 from mtrain.data.folder_lock import LOCK
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.storage.atomic import recover, write_atomically
 from mtrain.storage.locks import owner_of, record_owner, try_lock
+from mtrain.storage.manifest import MANIFEST
 
 log = logging.getLogger(__name__)
 
-# Keys that may change when a run is resumed. If this changes the search of validations, the best score is
+# Keys that may change when a run is resumed. If the search settings of validation change, the best score is
 # discarded.
 _MAY_CHANGE = re.compile(
     r"run_dir|data\.(check|folder|window_pairs|test(\..+)?|train(\[\d+\])?\.name)|(decoding|export)\..+|"
@@ -48,14 +49,19 @@ def open_run(config: Config, resume: str, allow_data_change: bool = False) -> Ch
 
     `resume` is `auto` (the newest valid checkpoint), `never`, or the path of a checkpoint. With
     `allow_data_change`, the corpora may have changed. Raises UsageError if there are checkpoints and `resume`
-    is `never`, or if a key has changed that must not change; ModelError if no checkpoint is valid;
-    StorageError if the folder cannot be written.
+    is `never`, if there is a model without checkpoints, or if a key has changed that must not change;
+    ModelError if no checkpoint is valid; StorageError if the folder cannot be written.
     """
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     checkpoints = checkpoint_folders(run_dir)
     if resume == "never" and checkpoints:
         raise UsageError(f"{run_dir}: already has checkpoints; with --resume never, give another --run-dir")
+    if not checkpoints and (run_dir / "model" / MANIFEST).is_file():
+        raise UsageError(
+            f"{run_dir}: has no checkpoint to resume from, but a model, which a new run would replace; give "
+            f"another --run-dir, or move {run_dir / 'model'} elsewhere"
+        )
     chosen = None
     if resume not in ("auto", "never"):
         wanted = [folder for folder in checkpoints if folder.resolve() == Path(resume).resolve()]
@@ -163,7 +169,7 @@ def _check_changes(config: Config, file: Path, stages: int, allow_data_change: b
     for key, old, new in _changes(previous.model_dump(mode="json"), config.model_dump(mode="json")):
         if key.startswith("data.stages"):
             continue
-        # Other pairs that are held out would be some that the run was trained on.
+        # Another holdout would contain pairs that the run was trained on.
         is_held_out = key.startswith("data.validation") and isinstance(config.data.validation, Holdout)
         is_corpus = _CORPUS.fullmatch(key) is not None and not is_held_out
         if not (_MAY_CHANGE.fullmatch(key) or (is_corpus and allow_data_change)):
@@ -231,12 +237,14 @@ def _are_sections(value: Any) -> bool:
 
 
 def _format_value(value: Any) -> str:
-    """A value of the config as in YAML; for a corpus, the names of its files."""
+    """A value of the config as in YAML: for a corpus, the names of its files; for another section, the keys
+    that are set."""
     if isinstance(value, dict):
-        keys = [key for key in _CORPUS_KEYS if value.get(key) is not None]
-        return " and ".join(_format_value(value[key]) for key in keys or sorted(value)) or "none"
+        if files := [value[key] for key in _CORPUS_KEYS if value.get(key) is not None]:
+            return " and ".join(map(_format_value, files))
+        if any(isinstance(part, dict) for part in value.values()):  # test sets by name
+            return " and ".join(_format_value(value[key]) for key in sorted(value))
+        return to_yaml_line({key: part for key, part in value.items() if part not in (None, False, 0, "off")})
     if isinstance(value, list):
         return ", ".join(map(_format_value, value)) or "none"
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return str(value)
+    return to_yaml_line(value)

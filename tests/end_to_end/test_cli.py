@@ -113,7 +113,7 @@ def test_a_missing_config_is_a_usage_error(mtrain, command):
         (["export", "{run}", "out", "--format", "marian", "-i", "nowhere.en"], 3, "nowhere.en: no such file"),
         (["evaluate", "{run}", "--metrics", "rouge"], 2, "choose from bleu, chrf, chrf++, ter"),
         (["evaluate", "{run}", "--bleu-tokenize", "moses"], 2, "choose from"),
-        (["evaluate", "{run}/model"], 2, "no test sets are configured"),
+        (["evaluate", "{run}", "--set", "data.test={{}}"], 2, "no test sets are configured"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -38,6 +38,14 @@ def test_evaluate_prints_scores_with_signatures(mtrain, run_dir, corpus):
     assert "nrefs:2|case:lc" in result["scores"][0]["signature"]
 
 
+def test_the_validation_set_can_be_scored_to_choose_settings(mtrain, run_dir, corpus):
+    code, out, _ = mtrain("evaluate", run_dir, "--validation", "--beam-size", 2, "--device", "cpu", "--json")
+    assert code == 0 and json.loads(out)["validation"]["sentences"] == 8
+    files = "--source", corpus / "train.en", "--reference", corpus / "train.de"
+    code, _, err = mtrain("evaluate", run_dir, "--validation", *files)
+    assert code == 2 and "--validation has no effect with --reference" in one_line(err)
+
+
 def test_translations_that_may_be_wrong_are_counted(mtrain, run_dir, corpus, tmp_path):
     cut = ["--set", "decoding.max_length_ratio=0", "--set", "decoding.max_length_offset=2", "--device", "cpu"]
     code, out, _ = mtrain("evaluate", run_dir, "--metrics", "bleu", *cut)

@@ -15,6 +15,7 @@ import pytest
 from mtrain.decoding.workers import Workers
 from mtrain.distributed import store
 from mtrain.storage.resumable import ResumableOutput
+from tests.support.cli import one_line
 from tests.support.faults.processes import wait, wait_until
 from tests.support.ranks import command, exit_codes, read_logs, run_ranks, started_ranks
 from tests.support.training import PAIRS
@@ -48,6 +49,14 @@ def with_streams(run: Callable[[], None], stdin: bytes, stdout: Path) -> Callabl
         run()
 
     return work
+
+
+def test_commands_that_do_not_share_their_work_refuse_torchrun(mtrain, run_dir, text, tmp_path, monkeypatch):
+    """Each process would do all of it, or get a part of stdin, and the last one would replace the output."""
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    code, _, err = mtrain("score", run_dir, "-i", text, "--target", text, "-o", tmp_path / "out")
+    assert code == 2 and "mtrain score does not share its work among processes" in one_line(err)
 
 
 @pytest.mark.parametrize(

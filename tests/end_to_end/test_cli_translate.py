@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 from mtrain import Translator
+from mtrain.cli import translation_output
 from mtrain.storage.manifest import write_manifest
 from tests.support.cli import CLOSED, changed, one_line, run_forked, start_forked
 from tests.support.training import PAIRS
@@ -42,6 +43,16 @@ def test_translate_arguments_files_and_pipes(mtrain, run_dir, corpus, stdin, tmp
     (tmp_path / "out").write_text("old")
     code, out, _ = mtrain("translate", run_dir, "-i", corpus / "train.en", "-o", tmp_path / "out", *on_cpu)
     assert (code, out) == (0, "") and (tmp_path / "out").read_text() == EXPECTED
+
+
+@pytest.mark.parametrize(("options", "suggested"), [([], True), (["--scores"], False), (["--json"], False)])
+def test_only_plain_translations_can_be_evaluated_next(
+    mtrain, run_dir, corpus, tmp_path, monkeypatch, options, suggested
+):
+    monkeypatch.setattr(translation_output, "REPORT_AFTER", 0.0)
+    files = "-i", corpus / "train.en", "-o", tmp_path / "out"
+    code, _, err = mtrain("translate", run_dir, *files, *options, "--device", "cpu")
+    assert code == 0 and ("next: mtrain evaluate --hypotheses" in err) == suggested
 
 
 def test_search_options_take_effect(mtrain, run_dir):

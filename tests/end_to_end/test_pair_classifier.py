@@ -270,7 +270,7 @@ def test_plan_predicts_its_costs(raw_config, classifier, mtrain, tmp_path, monke
         ),
         (
             {"training": {"best_metric": "bleu"}},
-            "training.best_metric: bleu is that of translations; use auc or nll",
+            "training.best_metric: bleu scores translations; use auc or nll",
         ),
         ({"tokenizer": {"joint": False}}, "needs tokenizer.joint: true"),
         ({"data": {"augment": {"noise": 0.1}}}, "data.augment.noise would be examples of good pairs"),

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from mtrain import Translator
-from mtrain.checkpoint.model_folder import load_model, save_model_folder
+from mtrain.checkpoint.average import average_models
+from mtrain.checkpoint.model_folder import load_model, save_model_folder, tokenizer_folder
 from mtrain.checkpoint.model_info import ModelInfo, read_info
 from mtrain.errors import ModelError
 from mtrain.storage.manifest import write_manifest
@@ -118,6 +120,51 @@ def test_a_run_without_its_model_folder_offers_its_best_checkpoint(run_dir, tmp_
         shutil.rmtree(folder)
     with pytest.raises(ModelError, match="no checkpoint yet"):
         load_model(run)
+
+
+def test_any_checkpoint_of_a_run_can_be_loaded(run_dir, tmp_path):
+    """So that users can translate with, average and fine-tune others than the best one."""
+    checkpoints = sorted((run_dir / "checkpoints").glob("step-*"))
+    assert len(checkpoints) == 2
+    for folder in checkpoints:
+        loaded, weights = load_model(folder), load_file(folder / "model.safetensors")
+        assert all((loaded.model.get_parameter(name) == weights[name]).all() for name in weights)
+        assert loaded.config.model == load_model(run_dir).config.model
+        assert tokenizer_folder(folder) == run_dir / "tokenizer"
+    average_models(checkpoints, tmp_path / "average")
+    ancestors = read_info(tmp_path / "average").origin.ancestors
+    assert [ancestor.name for ancestor in ancestors] == [run_dir.name] * 2
+    copy = shutil.copytree(checkpoints[0], tmp_path / checkpoints[0].name)
+    with pytest.raises(ModelError, match=r"does not list config\.yaml"):
+        load_model(copy)
+
+
+def test_a_run_whose_checkpoints_were_removed_offers_its_model(run_dir, tmp_path):
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints")
+    assert Translator.load(run, "cpu").translate([PAIRS[0][0]])[0].text == PAIRS[0][1]
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        (
+            "config.json",
+            "is not a model of mtrain; a Hugging Face model can be imported with `mtrain import`",
+        ),
+        ("model.bin", "is a model for CTranslate2; give the model that it was exported from"),
+    ],
+)
+def test_models_of_other_programs_are_recognized(tmp_path, file, message):
+    (tmp_path / file).touch()
+    with pytest.raises(ModelError, match=message):
+        load_model(tmp_path)
+
+
+def test_a_name_on_the_hub_is_no_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="no such model or run folder; one of the Hugging Face Hub can be"):
+        load_model(Path("Helsinki-NLP/opus-mt-en-de"))
 
 
 def test_a_damaged_best_checkpoint_is_never_published(make_config, scripted_scores, caplog):

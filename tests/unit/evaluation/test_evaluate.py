@@ -1,18 +1,26 @@
 """Evaluation of models on test sets, and of files of translations."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 import sacrebleu
 
+from mtrain.config.yaml_io import to_yaml
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError, UsageError
 from mtrain.evaluation.evaluate import TestSet as Sentences
-from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set, read_references, with_augmented
+from mtrain.evaluation.evaluate import (
+    configured_test_sets,
+    evaluate_set,
+    read_references,
+    validation_sets,
+    with_augmented,
+)
 from mtrain.evaluation.metrics import make_metrics, score
-from tests.support.training import PAIRS
+from tests.support.training import PAIRS, fit_on_cpu
 
 
 def test_the_command_line_of_sacrebleu_gives_the_same_score(mtrain, run_dir, corpus, tmp_path):
@@ -36,8 +44,49 @@ def test_configured_test_sets_are_translated_and_scored(run_dir):
     assert test.name == "seen" and test.sources == [pair[0] for pair in PAIRS]
     [result] = evaluate_set(test, Translator.load(run_dir, "cpu"), make_metrics(["bleu"], "de"))
     assert result.score == pytest.approx(100)
-    with pytest.raises(UsageError, match="no test sets are configured; give --source and --reference"):
-        configured_test_sets(run_dir / "model")
+    checkpoint = next((run_dir / "checkpoints").glob("step-*"))
+    assert configured_test_sets(run_dir / "model") == configured_test_sets(checkpoint) == [test]
+
+
+def test_a_model_without_a_run_has_no_sets(run_dir, tmp_path):
+    model = shutil.copytree(run_dir / "model", tmp_path / "model")
+    with pytest.raises(UsageError, match=r"no test sets are configured; give --source and --reference$"):
+        configured_test_sets(model)
+    with pytest.raises(UsageError, match="does not belong to a run, so it has no validation set"):
+        validation_sets(model)
+    with pytest.raises(UsageError, match=r"give --source and --reference, or --validation$"):
+        configured_test_sets(run_dir, ["data.test={}"])
+
+
+def test_the_validation_set_of_a_run_is_that_of_its_files(run_dir):
+    [found] = validation_sets(run_dir)
+    sources, targets = map(list, zip(*PAIRS, strict=True))
+    assert (found.name, found.sources, found.references) == ("validation", sources, [targets])
+
+
+def test_a_holdout_is_read_from_the_data_folder_of_the_run(make_config):
+    run = fit_on_cpu(make_config(data={"validation": {"holdout": 2}}, training={"max_steps": 4}))
+    [found] = validation_sets(run)
+    held_out = [json.loads(line) for line in (run / "data/validation.jsonl").read_text().splitlines()]
+    assert held_out == [list(pair) for pair in zip(found.sources, *found.references, strict=True)]
+    assert set(map(tuple, held_out)) < set(PAIRS)
+    shutil.rmtree(run / "data")
+    with pytest.raises(DataError, match="the held-out pairs are missing; run `mtrain prepare`"):
+        validation_sets(run)
+
+
+def test_validation_sets_are_divided_by_direction(make_config, corpus, tmp_path):
+    files = {"source": str(corpus / "train.en"), "target": str(corpus / "train.de")}
+    back = {**files, "source": files["target"], "target": files["source"]}
+    swapped = {**back, "source_lang": "de", "target_lang": "en"}
+    data = {"train": [files, swapped], "validation": [files, swapped], "language_tags": "target"}
+    config = make_config(data=data, tokenizer={"symbols": ["<2de>", "<2en>"]})
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    (tmp_path / "run/config.yaml").write_text(to_yaml(config))
+    found = validation_sets(tmp_path / "run")
+    assert [test.name for test in found] == ["validation en-de", "validation de-en"]
+    assert [str(test.direction) for test in found] == ["en-de", "de-en"]
+    assert found[1].sources == found[0].references[0]
 
 
 def test_translations_are_scored_against_several_references(tmp_path):

@@ -139,6 +139,8 @@ def test_each_part_of_a_long_text_keeps_the_tag(source):
     long = " ".join([text] * 12)
     parts = [translator.translate([f"{tag} {text}"])[0].text] * 12
     assert translator.translate([f"{tag} {long}"])[0].text == " ".join(parts)
+    with pytest.raises(UsageError, match="begin each line with a tag of the model, such as >>"):
+        translator.between(None, "zh")
     [one] = translator.translate([f"{tag} {text}"], alignments=True)
     [all_] = translator.translate([f"{tag} {long}"], alignments=True)
     source, target = (

@@ -42,6 +42,12 @@ def test_curves_are_the_records_on_three_axes(tmp_path):
     assert [column.tolist() for column in bleu] == [[25], [2500], [0.25], [30]]
 
 
+def test_validations_before_the_first_logged_step_have_different_places(tmp_path):
+    lines = [{"step": step, "validation": {"nll": 9.0}, "seconds": step} for step in (2, 4)]
+    run = read_run(write_run(tmp_path / "run", [*lines, training(10)]), "run")
+    assert run.curves["validation_nll"].tokens.tolist() == [200, 400]
+
+
 def test_long_curves_are_means_but_no_gradient_norm_is_hidden(tmp_path):
     count = 7 * POINTS + 3
     norms = np.ones(count)

@@ -82,6 +82,17 @@ def test_a_model_folder_is_not_a_run_folder(make_config, run_dir, tmp_path):
     assert Translator.load(tmp_path / "model", "cpu").translate(["It rains."])[0].text == "Es regnet."
 
 
+def test_a_model_without_checkpoints_is_never_replaced(make_config):
+    """Users remove checkpoints to save space, and may start `fit` again."""
+    run = fit_on_cpu(make_config(training={"max_steps": 4}))
+    shutil.rmtree(run / "checkpoints")
+    before = (run / "model/model.safetensors").read_bytes(), (run / "metrics.jsonl").read_bytes()
+    for resume in ("auto", "never"):
+        with pytest.raises(UsageError, match="no checkpoint to resume from, but a model, which a new run"):
+            fit_on_cpu(make_config(training={"max_steps": 4}), resume)
+    assert before == ((run / "model/model.safetensors").read_bytes(), (run / "metrics.jsonl").read_bytes())
+
+
 def test_leftovers_of_a_crash_are_removed(make_config):
     run = fit_on_cpu(make_config())
     (run / "checkpoints/.step-00000009.tmp").mkdir()
@@ -201,6 +212,10 @@ def test_other_changed_keys_are_shown_as_in_the_config(make_config):
     for keys, message in (
         ({"training": {"ema_decay": 0.9}}, "training.ema_decay was null when this run began and is 0.9 now"),
         ({"model": {"output_bias": True}}, "model.output_bias was false when this run began and is true now"),
+        (
+            {"data": {"filters": {"max_ratio": 3, "copied": True}}},
+            r"data.filters was null when this run began and is \{max_ratio: 3.0, copied: true\} now",
+        ),
     ):
         with pytest.raises(UsageError, match=message):
             fit_on_cpu(make_config(**keys))
