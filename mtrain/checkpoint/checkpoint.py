@@ -5,6 +5,7 @@ import logging
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,7 +73,12 @@ class TrainState:
 
     def adopt(self, values: dict[str, Any]) -> None:
         """Adopt the values of another state, as JSON represents them. Raises ValueError or TypeError."""
-        vars(self).update(vars(TypeAdapter(TrainState).validate_python(values)))
+        vars(self).update(vars(_state_adapter().validate_python(values)))
+
+
+@cache
+def _state_adapter() -> TypeAdapter[TrainState]:
+    return TypeAdapter(TrainState)
 
 
 # The fields that a validation changes.
@@ -202,7 +208,7 @@ def restore_validation(run_dir: Path, state: TrainState) -> None:
     with suppress(OSError, ValueError, LookupError, TypeError):
         outcome = read_json(run_dir / "checkpoints" / INDEX)["validated"]
         if state.validation_due and outcome["step"] == state.step:
-            restored = TypeAdapter(TrainState).validate_python({**asdict(state), **outcome})
+            restored = _state_adapter().validate_python({**asdict(state), **outcome})
             for key in _VALIDATION_FIELDS:
                 setattr(state, key, getattr(restored, key))
 
@@ -228,7 +234,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             )
         if "cpu" not in values["rng"]:
             raise ModelError(f"{file}: the state of the random generator is missing")
-        return Checkpoint(folder, TypeAdapter(TrainState).validate_python(values))
+        return Checkpoint(folder, _state_adapter().validate_python(values))
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"{file}: not a valid checkpoint state: {error}") from None
 

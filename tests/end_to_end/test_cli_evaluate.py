@@ -74,7 +74,7 @@ def test_set_replaces_the_test_sets_of_the_run(mtrain, run_dir, corpus):
 
 def test_changed_copies_of_a_test_set_are_scored(mtrain, run_dir, corpus, tmp_path):
     names = "uppercase, titlecase,typos,drop_final_punctuation"
-    arguments = ["--metrics", "bleu,chrf", "--device", "cpu"]
+    arguments = ["--metrics", "bleu,chrf", "--device", "cpu", "--beam-size", 1]
     code, out, err = mtrain("evaluate", run_dir, "--augment", names, *arguments)
     assert code == 0, err
     sets = ["seen", *(f"seen, {name.strip()}" for name in names.split(","))]
@@ -411,7 +411,7 @@ def test_comparisons_agree_with_the_command_line_of_sacrebleu(mtrain, systems, m
     names = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
     names = {metric: names[metric] for metric in metrics}
     comparisons = {item["metric"]: item for item in result["comparisons"]}
-    for test in ("bs", "ar"):
+    for test in ("bs", "ar") if seed is None else ("bs",):
         options = [*["ref", "other", "-i", "a", "b", "c", "-m"], *metrics, f"--paired-{test}", "-f", "json"]
         command = [sys.executable, "-c", SACREBLEU, *options]
         theirs = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)

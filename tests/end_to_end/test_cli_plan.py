@@ -219,7 +219,7 @@ def test_the_limit_that_ends_the_run_is_named(plan, config_file, limits, limit):
 
 
 BIG = ["model.preset=null", "model.d_model=8192", "model.ffn_dim=32768", "model.heads=64"]
-LONG = ["data.max_length=4096", "training.batch_tokens=4000000", "training.micro_batch_tokens=4000000"]
+LONG = ["data.max_length=4096", "training.batch_tokens=1000000", "training.micro_batch_tokens=1000000"]
 
 
 def settings(*assignments: str) -> list[str]:
@@ -228,7 +228,7 @@ def settings(*assignments: str) -> list[str]:
 
 def test_a_micro_batch_that_is_too_large_is_advised_against(mtrain, plan, config_file, tmp_path):
     """The pairs are repeated so often that a step has as many tokens as it may have."""
-    lines = "a b c d e f g h i j\n" * 400_000
+    lines = "a b c d e f g h i j\n" * 100_000
     for side in ("en", "de"):
         (tmp_path / f"large.{side}").write_text(lines)
     files = {"source": str(tmp_path / "large.en"), "target": str(tmp_path / "large.de")}

@@ -15,7 +15,7 @@ from mtrain.errors import MtrainError
 
 TIMEOUT = 120  # seconds for a process that is not killed
 # What every training run imports. No child should spend time on it.
-IMPORTS = ("datasets", "mtrain.cli.app", "torch._dynamo", "torch.utils.tensorboard")
+IMPORTS = ("mtrain.cli.app", "torch._dynamo", "torch.utils.tensorboard")
 
 
 class ProcessEnd(NamedTuple):
@@ -61,8 +61,11 @@ def poll(child: int) -> ProcessEnd | None:
     return ProcessEnd(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
 
 
-def wait_until(child: int, condition: Callable[[], bool], timeout: float = TIMEOUT) -> ProcessEnd | None:
-    """Wait until `condition` holds and return None, or return how the process ended before that.
+def wait_until(
+    child: int, condition: Callable[[], bool], timeout: float = TIMEOUT, every: float = 0.0005
+) -> ProcessEnd | None:
+    """Wait until `condition` holds, which is tested `every` so many seconds, and return None, or return how
+    the process ended before that.
 
     After `timeout` seconds the process is killed and reported as ended by SIGALRM.
     """
@@ -72,13 +75,13 @@ def wait_until(child: int, condition: Callable[[], bool], timeout: float = TIMEO
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return ProcessEnd(-signal.SIGALRM, timeout, 0)
-        time.sleep(0.0005)
+        time.sleep(every)
     return end
 
 
 def wait(child: int, timeout: float = TIMEOUT) -> ProcessEnd:
     """Wait for a process to end."""
-    end = wait_until(child, lambda: False, timeout)
+    end = wait_until(child, lambda: False, timeout, every=0.005)
     assert end is not None
     return end
 

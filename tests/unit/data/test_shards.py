@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from itertools import count, islice, pairwise
+from itertools import count, islice, pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,7 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.corpora import corpus
 from tests.support.encoding import TOY, config, dropped, rows, rows_of, text_of, use_sizes, write
 from tests.support.faults.file_operations import Operation, on_file_operation
+from tests.support.faults.processes import start, wait, wait_until
 from tests.support.faults.saves import Killed
 
 pytestmark = pytest.mark.usefixtures("logs")
@@ -198,8 +199,13 @@ def test_unequal_line_counts_are_reported_after_continuing(tmp_path: Path):
 # ----------------------------------------------------------------------------------------------------- damage
 
 
-@pytest.mark.parametrize("how", ["flipped", "cut", "gone", "empty", "other"])
-@pytest.mark.parametrize("place", [0.001, 0.02, 0.3, 0.6, 0.999])
+@pytest.mark.parametrize(
+    ("how", "place"),
+    [
+        *product(["flipped", "cut"], [0.001, 0.02, 0.3, 0.6, 0.999]),
+        *product(["gone", "empty", "other"], [0.0]),
+    ],
+)
 def test_a_damaged_shard_is_named_and_encoded_again_alone(
     tmp_path: Path, tokenizer: Tokenizer, small, caplog, how: str, place: float
 ):
@@ -430,18 +436,6 @@ def test_a_file_that_is_not_a_shard_is_a_model_error(tmp_path: Path):
 
 # ------------------------------------------------------------------------------------------------------ kills
 
-PROGRAM = """if True:
-    import sys
-    from pathlib import Path
-    from mtrain.config.data import DataConfig
-    from mtrain.data import folder_encoder, shard_writer
-    from mtrain.data.prepare_data import prepare_data
-    from mtrain.tokenizer.tokenizer import Tokenizer
-    shard_writer.BLOCK, shard_writer.SHARD, folder_encoder.BUCKET = 20, 60, 100
-    data, tokenizer, folder = DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
-    inputs, workers = (data, Tokenizer(Path(tokenizer)), Path(folder), 1), int(sys.argv[4])
-    prepare_data(*inputs, workers=workers)"""
-
 
 @pytest.mark.parametrize(
     ("workers", "filters"),
@@ -456,14 +450,13 @@ def test_encoding_that_is_killed_resumes_to_identical_shards(
         (tmp_path / name).mkdir()
     expected = rows(prepare(tmp_path / "expected", tokenizer, data))
     folder, generator, kept = tmp_path / "killed/data", random.Random(3), 0
-    arguments = [data.model_dump_json(), str(tokenizer.files[0].parent), str(folder), str(workers)]
     for _ in range(2):
-        process = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments])
-        while process.poll() is None and len(list(folder.glob("shard-*"))) < kept + 5:
-            time.sleep(0.001)
+        child = start(lambda: prepare_data(data, tokenizer, folder, 1, workers=workers))
+        enough = kept + 5
+        assert not wait_until(child, lambda: len(list(folder.glob("shard-*"))) >= enough)  # noqa: B023
         time.sleep(generator.uniform(0, 0.01))
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        os.kill(child, signal.SIGKILL)
+        assert wait(child).exit_code == -signal.SIGKILL
         found = len(list(folder.glob("shard-*")))
         assert kept + 5 <= found < 60 and not read_summary(folder).get("complete")  # while it encoded
         kept = found
@@ -536,14 +529,20 @@ def test_a_kill_at_any_rename_or_removal_leaves_what_the_next_start_completes(
 def test_worker_processes_end_with_a_killed_one(tmp_path: Path, tokenizer: Tokenizer, small):
     pairs = [Pair(f"{source} {i}", target) for i in range(8) for source, target in TOY]
     data = config(tmp_path, write(tmp_path / "train.tsv", pairs))
-    arguments = [data.model_dump_json(), str(tokenizer.files[0].parent), str(tmp_path / "data"), "2"]
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stderr=subprocess.PIPE)
-    while process.poll() is None and not list((tmp_path / "data").glob("shard-*")):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL and process.stderr is not None
-    process.stderr.read()  # ends when the last process has ended that could write to it
-    process.stderr.close()
+    reading, writing = os.pipe()
+
+    def work() -> None:
+        os.dup2(writing, 2)  # which worker processes inherit
+        os.close(writing)
+        prepare_data(data, tokenizer, tmp_path / "data", 1, workers=2)
+
+    child = start(work)
+    os.close(writing)
+    assert not wait_until(child, lambda: any((tmp_path / "data").glob("shard-*")))
+    os.kill(child, signal.SIGKILL)
+    assert wait(child).exit_code == -signal.SIGKILL
+    with open(reading) as pipe:  # noqa: PTH123
+        pipe.read()  # ends when the last process has ended that could write to it
     assert not json.loads((tmp_path / "data/summary.json").read_text()).get("complete")
     assert text_of(prepare(tmp_path, tokenizer, data), tokenizer) == pairs
 
@@ -646,8 +645,8 @@ def test_several_processes_write_the_same_shards(
 
 def test_several_files_are_encoded_like_one(tmp_path: Path, tokenizer: Tokenizer, small, processes):
     """Their ends are not those of shards. A shard is encoded again from the middle of the second file."""
-    for number, (start, end) in enumerate(pairwise((0, 10, 250, 300))):
-        write(tmp_path / f"part-{number}.tsv", TOY[start:end])
+    for number, (first, last) in enumerate(pairwise((0, 10, 250, 300))):
+        write(tmp_path / f"part-{number}.tsv", TOY[first:last])
     several = config(tmp_path, {"tsv": str(tmp_path / "part-*.tsv")})
     for name in ("one", "several"):
         (tmp_path / name).mkdir()

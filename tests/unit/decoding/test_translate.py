@@ -78,7 +78,7 @@ def test_translations_do_not_depend_on_the_batch(
     monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
     short = {"max_length_ratio": 0.5, "max_length_offset": 6}  # most of the random lines would never end
     fixed = translator.with_settings(precision=precision, workers=1, **short, **settings)
-    lines = [*words_of(12, seed=8), *(" ".join(words_of(5, seed=n)) for n in range(3))]
+    lines = [*words_of(7, seed=8), " ".join(words_of(5, seed=0))]
     lines += ["a"]  # a single token
     assert len(fixed.tokenizer.encode_source(["a"])[0]) == 1
     count = fixed.decoding.hypotheses
@@ -87,7 +87,7 @@ def test_translations_do_not_depend_on_the_batch(
         assert fixed.with_settings(batch_tokens=tokens).translate(lines, n_best=count) == alone
     if "samples" not in settings:  # samples are numbered by line
         assert fixed.translate(lines[::-1], n_best=count) == alone[::-1]
-    assert len({found.score for found in alone}) > 12
+    assert len({found.score for found in alone}) > 6
 
 
 def test_settings_share_weights_and_workers(translator: Translator) -> None:
@@ -101,8 +101,7 @@ def test_settings_share_weights_and_workers(translator: Translator) -> None:
 @pytest.mark.parametrize(
     "settings", [{"beam_size": 1}, {"beam_size": 3}, {"beam_size": 3, "min_length_offset": 2}, {"samples": 2}]
 )
-@pytest.mark.parametrize("scored", [True, False])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("scored", "value"), [(True, math.nan), (False, math.nan), (True, math.inf)])
 def test_outputs_that_are_not_finite_are_an_error(
     run_dir: Path, settings: dict, scored: bool, value: float
 ) -> None:

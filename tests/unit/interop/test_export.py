@@ -12,7 +12,6 @@ import sentencepiece
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from transformers import MarianMTModel
 
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.cli.interop import ExportFormat
@@ -33,7 +32,7 @@ from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from tests.support.cli import changed, one_line
-from tests.support.marian import make
+from tests.support.marian import make, transformers
 from tests.support.training import PAIRS
 
 SOURCES = [pair[0] for pair in PAIRS]
@@ -176,7 +175,7 @@ def test_a_forbidden_token_that_does_not_exist_is_an_error(tokenizers, tmp_path,
 def test_a_text_longer_than_any_training_pair_can_be_translated_with_transformers(tokenizers, tmp_path):
     model = random_model(tmp_path / "model", tokenizers[True], DecodingConfig(), norm="post")
     export_model(model, tmp_path / "out", "marian", texts=SOURCES[:1])
-    loaded = MarianMTModel.from_pretrained(tmp_path / "out")
+    loaded = transformers().MarianMTModel.from_pretrained(tmp_path / "out")
     longest = load_model(model).config.max_length
     assert (
         loaded(torch.full((1, 4 * longest), 5), decoder_input_ids=torch.full((1, 1), 2))

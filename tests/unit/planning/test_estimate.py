@@ -137,7 +137,7 @@ def test_the_largest_micro_batch_that_fits_is_found():
     again = estimator({"micro_batch_tokens": smaller}, needed)
     assert again.fits(again.memory())
     assert estimator(memory=1000).largest_fitting_micro_batch() is None
-    memories = np.linspace(needed / 5, needed, 500)
+    memories = np.linspace(needed / 5, needed, 50)
     found = {estimator(memory=memory, length=10).largest_fitting_micro_batch() for memory in memories}
     assert min(found - {None}) == 32  # as data.max_length demands, although the longest pair has 10 tokens
 

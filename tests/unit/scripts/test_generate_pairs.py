@@ -4,17 +4,18 @@ import gzip
 import sys
 from pathlib import Path
 
+import generate_pairs
 import pytest
-from generate_pairs import BLOCK, main, pairs
 
 
 def test_the_text_of_fewer_pairs_is_the_beginning_of_that_of_more(tmp_path: Path, monkeypatch):
     source, target = tmp_path / "s.en", tmp_path / "t.de.gz"
-    monkeypatch.setattr(sys, "argv", ["generate_pairs.py", str(BLOCK + 10), str(source), str(target)])
-    main()
+    monkeypatch.setattr(generate_pairs, "BLOCK", 500)
+    monkeypatch.setattr(sys, "argv", ["generate_pairs.py", "510", str(source), str(target)])
+    generate_pairs.main()
     sides = source.read_bytes(), gzip.decompress(target.read_bytes())
-    assert [side.count(b"\n") for side in sides] == [BLOCK + 10] * 2
-    few = list(pairs(20, seed=1))
+    assert [side.count(b"\n") for side in sides] == [510] * 2
+    few = list(generate_pairs.pairs(20, seed=1))
     assert len(few) == 1 and all(side.startswith(block) for side, block in zip(sides, few[0], strict=True))
     sentences = [text.decode().splitlines() for text in few[0]]
     assert all(side.strip() == side and " " in side for side in sentences[0])
@@ -25,5 +26,5 @@ def test_the_text_of_fewer_pairs_is_the_beginning_of_that_of_more(tmp_path: Path
 def test_it_explains_itself(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["generate_pairs.py", "--help"])
     with pytest.raises(SystemExit):
-        main()
+        generate_pairs.main()
     assert "PAIRS SOURCE TARGET" in capsys.readouterr().out

@@ -188,7 +188,7 @@ def test_several_ranks_time_the_share_of_one(make_config, monkeypatch):
         )
 
 
-def test_steps_are_timed_without_segmenting_the_corpus_again(make_config, monkeypatch):
+def test_steps_are_timed_without_segmenting_the_corpus_again(make_config, monkeypatch, short_timing):
     """With millions of pairs, it would take minutes each time."""
     data = {"train": {"toy": "train"}, "validation": {"holdout": 8}, "test": {}, "subword_sampling": 0.1}
     run = prepare_run(automatic(make_config(data=data), max_minutes=0.1))

@@ -31,8 +31,8 @@ def train(parts, ranks: Ranks, shares, steps: int, **recipe) -> dict[str, torch.
         rows = STEPS[step % len(STEPS)]
         own = batches_of([part for share in shares for part in rows[share]], data, tokenizer)
         total = sum(batch.target_tokens for share in rows for batch in batches_of(share, data, tokenizer))
-        before = {name: whole(tensor) for name, tensor in weights(model).items()}
         if step == 0:
+            before = {name: whole(tensor) for name, tensor in weights(model).items()}
             adam, learner.optimizer = learner.optimizer, torch.optim.SGD(model.parameters())
         metrics = learner.step(own or [Batch.without_pairs()], total, 1.0 if step == 0 else 1e-3)
         results[f"metrics.{step}"] = metrics.values
