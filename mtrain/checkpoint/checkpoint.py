@@ -45,6 +45,7 @@ class TrainState:
     seconds: float = 0.0  # of training and validation
     best_step: int | None = None
     best_score: float | None = None
+    initial_score: float | None = None  # that of training.init_from
     validations_without_improvement: int = 0
     skipped_steps: int = 0  # because of NaN or infinity
     skipped_in_a_row: int = 0
@@ -90,6 +91,7 @@ _VALIDATION_FIELDS = (
 _ADDED_FIELDS = {
     *("batch_order", "validation_due", "steps_in_first_epoch", "best_alignment_layer", "epoch_window"),
     *("window_layout", "micro_batch_tokens", "max_micro_batch_positions", "stage_starts", "stage_step"),
+    "initial_score",
 }
 
 

@@ -108,6 +108,8 @@ class Trainer:
         if reason := self._limit_reached():
             log.info("already finished: %s; raise the limit to continue training", reason)
             return
+        if self.checkpoint is None and self.recipe.init_from is not None:
+            self.leader.lead_validation(self.selection.score_initial_model, last=False)
         self.leader.lead(self._begin)
         with self._stopping(stop):  # it may take minutes to open the first window
             pace = Pace(cancelled=lambda: stop.received is not None)
@@ -182,6 +184,8 @@ class Trainer:
                 if reason and not state.validation_due:
                     duration = format_duration(state.seconds)
                     log.info("finished after %d steps, %s: %s", state.step, duration, reason)
+                    if self.ranks.is_first:
+                        self.selection.compare_with_initial_model()
                     break
                 if stopped:
                     raise self._interrupted(stopped)

@@ -17,8 +17,8 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress
 from mtrain.training.record_translations import record_translations
-from mtrain.training.validate import Validator
-from mtrain.training.validate_classifier import ClassifierValidator
+from mtrain.training.validate import Scores, Validator
+from mtrain.training.validate_classifier import ClassifierScores, ClassifierValidator
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,27 @@ class ModelSelection:
             publish_best(self.run_dir, self.state, self.config, self.tokenizer)
 
         self._attempt(work, last)
+
+    def score_initial_model(self, model: TransformerEncoder) -> None:
+        """Score the model that a new run starts from, which shows what training gains. It never becomes the
+        best one, because no checkpoint has its weights. A failure is logged, as in `validate`."""
+
+        def work() -> None:
+            scores = self.validator(model)
+            score = self._value_of(scores)
+            self.state.initial_score = score if math.isfinite(score) else None
+            log.info("initial model: %s", scores.describe()[0])
+
+        self._attempt(work, last=False)
+
+    def compare_with_initial_model(self) -> None:
+        """Warn if no validation has been better than that of the initial model."""
+        initial, best = self.state.initial_score, self.state.best_score
+        if initial is not None and best is not None and best <= initial:
+            log.warning(
+                "no validation was better than that of the initial model, training.init_from; try a lower "
+                "training.learning_rate or a smaller training.validate_every"
+            )
 
     def publish(self, last: bool) -> None:
         """Publish the best weights of a run that was interrupted, unless the published files are valid and up
@@ -92,9 +113,8 @@ class ModelSelection:
 
     def _score(self, model: TransformerEncoder, saved: bool) -> None:
         """Score a model, and record the outcome on disk and in the state."""
-        state, metric = self.state, self.config.training.best_metric
-        scores = self.validator(model)
-        score = -scores.nll if metric == "nll" else getattr(scores, metric)
+        state, scores = self.state, self.validator(model)
+        score = self._value_of(scores)
         improved = math.isfinite(score) and (state.best_score is None or score > state.best_score)
         layer = self.validator.alignment_layer(model) if improved and saved else None
         self.progress.update_time()
@@ -117,6 +137,12 @@ class ModelSelection:
             texts = validator.sources, validator.references, validator.translations
             record_translations(self.run_dir, state.step, *texts, best=improved and saved)
 
+    def _value_of(self, scores: Scores | ClassifierScores) -> float:
+        """The score that model selection maximizes."""
+        metric = self.config.training.best_metric
+        value: float = -scores.nll if metric == "nll" else getattr(scores, metric)
+        return value
+
     @property
     def _another_stage_follows(self) -> bool:
         """Whether the current stage of training is not the last one, in which alone the patience applies."""
@@ -127,7 +153,7 @@ class ModelSelection:
         state, fingerprint = self.state, self.validator.fingerprint()
         if state.best_score is not None and state.validation_fingerprint != fingerprint:
             log.warning("the validation pairs or the search have changed; the best score is discarded")
-            state.best_step = state.best_score = state.best_alignment_layer = None
+            state.best_step = state.best_score = state.best_alignment_layer = state.initial_score = None
             state.validations_without_improvement = 0
         state.validation_fingerprint = fingerprint
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -70,6 +71,16 @@ def test_a_run_starts_with_the_weights_the_tokenizer_and_the_sizes_of_its_model(
     origin = json.loads((tmp_path / "run/origin.json").read_text())
     ancestor = {"name": "by-heart", "hub": False, "origin": {"kind": "trained", "ancestors": []}}
     assert origin == {"init_from": str(run_dir), "fingerprint": manifest, **ancestor}
+
+
+@pytest.mark.parametrize("rate", [0.5, 1e-9])
+def test_a_fine_tuned_model_is_compared_with_the_initial_one(tuned, caplog, rate):
+    """Users would not notice otherwise that fine-tuning has made a model worse, or no better."""
+    with caplog.at_level(logging.INFO, "mtrain"):
+        run = fit_on_cpu(tuned(training={"learning_rate": rate}))
+    assert "initial model: nll 0.0" in caplog.text and "BLEU 100.00" in caplog.text
+    assert "no validation was better than that of the initial model" in caplog.text
+    assert all("validation" not in line for line in read_metrics(run) if line["step"] == 0)
 
 
 def test_fine_tuning_keeps_what_was_learned_and_resumes_from_the_resolved_config(tuned, tmp_path):
