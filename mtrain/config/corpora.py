@@ -149,7 +149,11 @@ class ToyCorpus(CorpusSpec):
 class Holdout(Section):
     """A validation set that is taken out of the training corpora."""
 
-    holdout: int = Field(ge=1, description="number of pairs held out of `train`, drawn at random with `seed`")
+    holdout: int = Field(
+        ge=1,
+        description="number of pairs held out of `train`, drawn at random with `seed` from all corpora, "
+        "whatever their weights",
+    )
 
 
 AnyCorpus = TextCorpus | TsvCorpus | JsonlCorpus | ParquetCorpus | HubCorpus | SacrebleuCorpus | ToyCorpus

@@ -15,7 +15,13 @@ from mtrain.data.folder_encoder import FolderEncoder, format_counts
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.resegment import Resegmenter
 from mtrain.data.rewrite import Rewrite
-from mtrain.data.same_inputs import describe_data, has_same_settings, hashes_of_missing, require_same_inputs
+from mtrain.data.same_inputs import (
+    describe_data,
+    differ_only_in_paths,
+    has_same_settings,
+    hashes_of_missing,
+    require_same_inputs,
+)
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.sources import read_digests
 from mtrain.data.summary import Inputs, Summary, find_summary, inputs_of, read_summary
@@ -91,6 +97,8 @@ def prepare_data(
     inputs, folder_inputs = _describe_inputs(data, tokenizer, scanner), inputs_of(summary)
     if shared and folder_inputs:
         require_same_inputs(folder, folder_inputs, inputs)
+        inputs = folder_inputs
+    elif folder_inputs and differ_only_in_paths(folder_inputs, inputs):
         inputs = folder_inputs
     if expected not in (None, inputs.fingerprint):
         raise ModelError(

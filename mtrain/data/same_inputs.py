@@ -148,8 +148,23 @@ def has_same_settings(inputs: Inputs, settings: dict[str, Any]) -> bool:
     )
 
 
+def differ_only_in_paths(one: Inputs, other: Inputs) -> bool:
+    """Whether two inputs have the same contents and settings, and at most the paths of the corpora differ:
+    the raw files were moved."""
+
+    def comparable(inputs: Inputs) -> dict[str, Any]:
+        data = inputs.settings["data"]
+        corpora = {key: _without_paths(data[key]) for key in ("train", "validation")}
+        return {**inputs.settings, "data": {**data, **corpora}}
+
+    return one.contents == other.contents and comparable(one) == comparable(other)
+
+
 def _is_same_text(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    return all(old.get(key) == new.get(key) for key in ("train", "validation", "bad_lines", "filters"))
+    """Whether the settings agree that the text, which has the same contents, is read in the same way."""
+    return _has_same_corpora(old, new) and all(
+        old.get(key) == new.get(key) for key in ("bad_lines", "filters")
+    )
 
 
 def describe_data(data: DataConfig, keys: set[str] | None = None) -> dict[str, Any]:

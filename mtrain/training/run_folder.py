@@ -27,9 +27,9 @@ from mtrain.storage.manifest import MANIFEST
 log = logging.getLogger(__name__)
 
 # Keys that may change when a run is resumed. If the search settings of validation change, the best score is
-# discarded.
+# discarded. Whether files with other paths have the same contents is checked later, when they are read.
 _MAY_CHANGE = re.compile(
-    r"run_dir|data\.(check|folder|window_pairs|test(\..+)?|train(\[\d+\])?\.name)|(decoding|export)\..+|"
+    r"run_dir|data\.(train|validation)(\[\d+\])?\.(source|target|tsv|jsonl|parquet)|data\.(check|folder|window_pairs|test(\..+)?|train(\[\d+\])?\.name)|(decoding|export)\..+|"
     r"training\.(max_\w+|micro_batch_tokens|validate_every|checkpoint_every|"
     r"keep_checkpoints|log_every|parallel|compile|precision|patience)"
 )

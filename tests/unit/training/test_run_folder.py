@@ -1,5 +1,6 @@
 """Run folders: foreign files, leftovers of a crash, settings that must not change, and their tokenizer."""
 
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ from mtrain import Translator
 from mtrain.errors import DataError, ModelError, UsageError
 from mtrain.training.fit import fit
 from mtrain.training.prepare_tokenizer import tokenize
-from tests.support.training import fit_on_cpu, last_checkpoint, losses
+from tests.support.training import fit_on_cpu, last_checkpoint, losses, same_weights
 
 
 def test_settings_that_must_not_change_are_named(make_config):
@@ -164,17 +165,28 @@ def test_files_that_mtrain_did_not_write_stay_in_the_run_folder(make_config, tmp
     assert all((tmp_path / "run" / name).exists() for name in (".mine.tmp", ".project.tmp/notes", "log.txt"))
 
 
+def test_a_run_resumes_exactly_after_its_raw_files_were_moved(make_config, corpus, tmp_path, caplog):
+    plain = fit_on_cpu(make_config("plain", training={"max_steps": 8}))
+    fit_on_cpu(make_config(training={"max_steps": 5}))
+    moved = {side: str(tmp_path / f"moved.{name}") for side, name in (("source", "en"), ("target", "de"))}
+    for side, file in moved.items():
+        shutil.copy(corpus / f"train.{'en' if side == 'source' else 'de'}", file)
+    before = (tmp_path / "run/data/summary.json").read_bytes()
+    config = make_config(data={"train": moved, "validation": moved}, training={"max_steps": 8})
+    with caplog.at_level(logging.INFO, "mtrain"):
+        run = fit_on_cpu(config)
+    assert same_weights(run, plain) and (run / "data/summary.json").read_bytes() == before
+    assert f"data.train.source: {moved['source']}, was {corpus}/train.en" in caplog.text
+    Path(moved["source"]).write_text("Other text.\n" * 8)
+    with pytest.raises(ModelError, match="the corpus or the tokenizer changed since the checkpoints"):
+        fit_on_cpu(config)
+
+
 def test_a_changed_corpus_is_named_by_its_files(make_config, corpus, tmp_path):
     copy = tmp_path / "other.en"
     copy.write_bytes((corpus / "train.en").read_bytes())
     target = str(corpus / "train.de")
     fit_on_cpu(make_config(training={"max_steps": 2}))
-    one = make_config(data={"train": {"source": str(copy), "target": target}})
-    message = (
-        rf"data\.train\.source was {corpus}/train\.en when this run began and is {copy} now; add --allow"
-    )
-    with pytest.raises(UsageError, match=message):
-        fit_on_cpu(one)
     sources = [
         {"source": str(corpus / "train.en"), "target": target},
         {"source": str(copy), "target": target},
