@@ -1,6 +1,7 @@
 """The page of `mtrain report`: what runs have recorded, side by side."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +10,7 @@ import numpy as np
 import yaml
 
 from mtrain.decoding.translate import Translator
+from mtrain.errors import ModelError
 from mtrain.evaluation.metrics import TITLES, named_signature
 from mtrain.report import attention, curves, data_sections
 from mtrain.report.attention import HINT, html_attention, html_positions, position_similarity
@@ -16,6 +18,8 @@ from mtrain.report.curves import chart_place, html_curves
 from mtrain.report.data_sections import html_data, html_extremes, html_lengths, html_samples
 from mtrain.report.page import asset, html_page, html_table
 from mtrain.report.run_records import RunRecords, differing_settings, names_of, read_run
+
+log = logging.getLogger(__name__)
 
 SENTENCES = 3  # whose attention is drawn, unless they are given
 _WORDS = 12  # of a sentence that is easy to read in an attention map
@@ -31,18 +35,14 @@ def report_page(
     short ones of the validation samples. They are translated with the `decoding.key=value` settings in
     `overrides`.
 
-    Raises ModelError for a folder that is not a run or has a damaged model, UsageError if a run has no steps
-    or is given twice.
+    A damaged model is left out, with a warning. Raises ModelError for a folder that is not a run, UsageError
+    if a run has no steps or is given twice.
     """
     runs = [read_run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
     title = f"Training of {', '.join(run.name for run in runs[:2])}"
     if len(runs) > 2:
         title += f" and {len(runs) - 2} more run{'s' * (len(runs) > 3)}"
-    drawn = [
-        _draw(run, number, sentences, device, overrides)
-        for number, run in enumerate(runs)
-        if (run.folder / "model").is_dir() and not run.is_classifier
-    ]
+    drawn = list(_draw_models(runs, sentences, device, overrides))
     similarity = [(each.number, each.name, each.similarity) for each in drawn]
     sections = {
         "Summary": _summary(runs),
@@ -169,6 +169,18 @@ class _Drawn(NamedTuple):
     attention: str
     positions: str
     similarity: tuple[list[int], list[float]]
+
+
+def _draw_models(
+    runs: Sequence[RunRecords], sentences: Sequence[str], device: str, overrides: Sequence[str]
+) -> Iterator[_Drawn]:
+    """What is drawn of each translation model that can be loaded."""
+    for number, run in enumerate(runs):
+        if (run.folder / "model").is_dir() and not run.is_classifier:
+            try:
+                yield _draw(run, number, sentences, device, overrides)
+            except ModelError as error:
+                log.warning("%s; the report lacks its attention and positions", error)
 
 
 def _draw(

@@ -180,3 +180,12 @@ def test_damaged_findings_are_left_out_with_one_warning(run_dir, tmp_path, caplo
     assert "Not recorded by run: the findings of the data check (check.json)." in page
     [warning] = [record.getMessage() for record in caplog.records]
     assert warning == f"{file}: damaged; the report will lack the findings of the data check"
+
+
+def test_a_damaged_model_is_left_out_with_a_warning(run_dir, other, caplog):
+    """The curves of the runs are what is needed most after damage."""
+    (other / "model/model.safetensors").write_bytes(b"")
+    page = report_page([run_dir, other])
+    assert "model.safetensors: damaged" in caplog.text
+    assert "the report lacks its attention and positions" in caplog.text
+    assert page.count("<summary>by-heart</summary>") == page.count("<summary>other &lt;run&gt;</summary>") + 2
