@@ -104,19 +104,19 @@ def make_config(preset: str, **sections: Mapping[str, object]) -> tuple[Config, 
     return config, ModelConfig(**config.model.model_dump(), **words)
 
 
-def predict(config: Config, network: ModelConfig) -> Costs:
+def predict(config: Config, architecture: ModelConfig) -> Costs:
     """The costs by the formulas of `mtrain plan`."""
     lengths = np.full(PAIRS * 2, LENGTH)
     pairs = TrainingLengths(lengths, lengths, np.ones(len(lengths)), 1.0, True, 1, 1, (0,), "measurement")
     device = Device(find_hardware("cpu"), config.training.precision)
-    estimator = Estimator(config, network, pairs, device)
+    estimator = Estimator(config, architecture, pairs, device)
     return Costs(estimator.step().flops, estimator.memory().total)
 
 
-def measure(config: Config, network: ModelConfig) -> Costs:
+def measure(config: Config, architecture: ModelConfig) -> Costs:
     """The costs of real steps, as operations show them."""
     with PeakMemory() as memory:
-        learner = rehearse(config, network)
+        learner = rehearse(config, architecture)
         with FlopCounterMode(display=False) as counter:
             step(learner)
     return Costs(counter.get_total_flops(), memory.peak)
@@ -141,11 +141,11 @@ def _status(key: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
-def rehearse(config: Config, network: ModelConfig) -> Learner:
+def rehearse(config: Config, architecture: ModelConfig) -> Learner:
     """A learner after the rehearsal that training begins with."""
-    model = Transformer(network).train()
+    model = Transformer(architecture).train()
     learner, average = Learner(model, config.training), WeightAverage(model, config.training)
-    learner.dry_run(random_batch(network))
+    learner.dry_run(random_batch(architecture))
     average.update(1)
     learner.average = average  # type: ignore[attr-defined]  # lives as long as the learner
     return learner
@@ -157,18 +157,18 @@ def step(learner: Learner) -> None:
     learner.step([batch], batch.target_tokens, rate=1e-4)
 
 
-def random_batch(network: ModelConfig) -> Batch:
+def random_batch(architecture: ModelConfig) -> Batch:
     """A micro-batch of random tokens, without padding."""
-    source = torch.randint(4, network.source_vocab_size, (PAIRS, LENGTH))
-    target = torch.randint(4, network.target_vocab_size, (PAIRS, LENGTH))
+    source = torch.randint(4, architecture.source_vocab_size, (PAIRS, LENGTH))
+    target = torch.randint(4, architecture.target_vocab_size, (PAIRS, LENGTH))
     keep = torch.ones_like(source, dtype=torch.bool)
     return Batch(source, keep, target, target, target.numel(), list(range(PAIRS)))
 
 
 def row(preset: str, precision: str) -> list[str]:
     """A row of the table."""
-    config, network = make_config(preset, training={"precision": precision})
-    predicted, measured = predict(config, network), measure(config, network)
+    config, architecture = make_config(preset, training={"precision": precision})
+    predicted, measured = predict(config, architecture), measure(config, architecture)
     resident = [resident_in_new_process(preset, precision, malloc) for malloc in MALLOC]
     flops = (f"{costs.flops / 1e9:,.1f}" for costs in (predicted, measured))
     memory = (f"{size / 2**20:,.0f}" for size in (predicted.memory, measured.memory, *resident))

@@ -70,8 +70,8 @@ def _differing_settings(first: Loaded[TransformerEncoder], other: Loaded[Transfo
 def _architecture(loaded: Loaded[TransformerEncoder]) -> dict[str, Any]:
     """The settings of a model that the weights depend on: all but dropout rates and, unless positions are
     learned, the number of positions."""
-    network = loaded.config.model
-    free = {key for key in type(network).model_fields if "dropout" in key}
-    if network.positions != "learned":
+    architecture = loaded.config.model
+    free = {key for key in type(architecture).model_fields if "dropout" in key}
+    if architecture.positions != "learned":
         free.add("max_positions")
-    return network.model_dump(exclude=free)
+    return architecture.model_dump(exclude=free)

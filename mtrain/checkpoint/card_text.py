@@ -87,20 +87,20 @@ def _hub_models(origin: Origin | None) -> Iterator[str]:
 
 def _introduction(model: Description) -> str:
     config, info = model.config, model.info
-    network, maker = config.model, f"[mtrain]({_HOME})"
+    architecture, maker = config.model, f"[mtrain]({_HOME})"
     size = f" with {model.parameters / 1e6:,.2f} million parameters" if model.parameters else ""
     languages = f"`{_code(config.source_lang)}` to `{_code(config.target_lang)}`"
     purpose = f"translates from {languages}. It is an encoder-decoder Transformer"
-    layers = f"{network.encoder_layers} encoder and {network.decoder_layers} decoder layers"
-    if network.is_classifier:
+    layers = f"{architecture.encoder_layers} encoder and {architecture.decoder_layers} decoder layers"
+    if architecture.is_classifier:
         purpose = (
             "estimates the probability that a sentence and its translation are a good pair, for "
             f"{languages}. It is a Transformer encoder with a classification layer"
         )
-        layers = f"{network.encoder_layers} layers"
+        layers = f"{architecture.encoder_layers} layers"
     lines = [
-        f"This model {purpose}{size}: {layers} of width {network.d_model}, and a SentencePiece vocabulary "
-        f"of {vocabulary_size(model)}."
+        f"This model {purpose}{size}: {layers} of width {architecture.d_model}, and a SentencePiece "
+        f"vocabulary of {vocabulary_size(model)}."
     ]
     if config.language_tags != "none":
         tag = Direction(config.source_lang, config.target_lang).tag(config.language_tags)
@@ -121,8 +121,8 @@ def _introduction(model: Description) -> str:
 
 def vocabulary_size(model: Description) -> str:
     """The sizes of the vocabularies of a model."""
-    network = model.config.model
-    sizes = network.source_vocab_size, network.target_vocab_size
+    architecture = model.config.model
+    sizes = architecture.source_vocab_size, architecture.target_vocab_size
     if model.config.tokenizer.joint:
         return f"{sizes[0]:,} entries"
     return f"{sizes[0]:,} source and {sizes[1]:,} target entries"

@@ -221,15 +221,20 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
             raise UsageError(f"--set {assignment}: only decoding.* can be set for a trained model")
         raw = override(raw, assignment)
     config = validate(ModelFolderConfig, raw, "--set")
-    network = config.model
+    architecture = config.model
     sizes = (tokenizer.source_vocab_size, tokenizer.target_vocab_size)
-    if sizes != (network.source_vocab_size, network.target_vocab_size):
-        expected = f"{network.source_vocab_size} and {network.target_vocab_size}"
+    if sizes != (architecture.source_vocab_size, architecture.target_vocab_size):
+        expected = f"{architecture.source_vocab_size} and {architecture.target_vocab_size}"
         found = f"the vocabulary sizes of the tokenizer are {sizes[0]} and {sizes[1]}"
         raise ModelError(f"{folder}: {found}, but those of the model are {expected}")
-    if (network.pad_id, network.unk_id, network.bos_id, network.eos_id) != tokenizer.special:
+    if (
+        architecture.pad_id,
+        architecture.unk_id,
+        architecture.bos_id,
+        architecture.eos_id,
+    ) != tokenizer.special:
         raise ModelError(f"{folder}: the special token ids of the tokenizer differ from those of the model")
-    model = model_without_weights(network)  # allocates no memory before the weights are known to fit
+    model = model_without_weights(architecture)  # allocates no memory before the weights are known to fit
     load_weights(model, evaluation_weights(folder) if in_run else folder / "model.safetensors")
     model.make_positions()
     if _fingerprint(folder) != fingerprint:

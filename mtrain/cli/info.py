@@ -142,21 +142,20 @@ def _section(
 def _model(model: "Description") -> Rows:
     from mtrain.checkpoint.card_text import describe_origin
 
-    config, network, info = model.config, model.config.model, model.info
+    config, architecture, info = model.config, model.config.model, model.info
     size = "unknown; model.safetensors cannot be read"
     data_type = model.data_type or "fp32"
     if model.parameters is not None:
         size = f"{model.parameters / 1e6:,.2f} million, {_DATA_TYPES.get(data_type, data_type)}"
-    attention = (
-        f"{network.heads} heads, {network.norm}-norm, {network.activation}, {network.positions} positions"
-    )
+    kinds = f"{architecture.norm}-norm, {architecture.activation}, {architecture.positions} positions"
+    attention = f"{architecture.heads} heads, {kinds}"
     made = describe_origin(info.origin) or "not recorded"
     rows = [
         ["languages", f"{config.source_lang} to {', '.join(config.target_languages)}"],
         ["parameters", size],
-        ["layers", f"{network.encoder_layers} encoder, {network.decoder_layers} decoder"],
-        ["width", f"{network.d_model}, feed-forward {network.ffn_dim}, {attention}"],
-        ["embeddings", _TIED[network.tie_embeddings]],
+        ["layers", f"{architecture.encoder_layers} encoder, {architecture.decoder_layers} decoder"],
+        ["width", f"{architecture.d_model}, feed-forward {architecture.ffn_dim}, {attention}"],
+        ["embeddings", _TIED[architecture.tie_embeddings]],
         ["tokenizer", _tokenizer(model)],
         [
             "longest source",
@@ -165,9 +164,9 @@ def _model(model: "Description") -> Rows:
         ["decoding", _decoding(config.decoding)],
         ["origin", f"{made} by mtrain {info.mtrain}" if info.mtrain else made],
     ]
-    if network.is_classifier:
+    if architecture.is_classifier:
         replaced = {
-            "layers": f"{network.encoder_layers} encoder, a classifier of sentence pairs",
+            "layers": f"{architecture.encoder_layers} encoder, a classifier of sentence pairs",
             "longest source": "",
             "embeddings": "",
             "decoding": "",

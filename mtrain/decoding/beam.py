@@ -36,10 +36,10 @@ def beam_search(
     when the search of a sentence ends; it always ends at the sentence's maximum length (B), where the live
     prefixes are added to the pool as unfinished hypotheses.
     """
-    ids, beams = predictor.ids, config.beam_size
+    model_config, beams = predictor.model_config, config.beam_size
     sentences, steps = len(max_lengths), int(max_lengths.max())
-    tokens = max_lengths.new_full((sentences, beams, steps), ids.pad_id)
-    last = max_lengths.new_full((sentences * beams,), ids.bos_id)
+    tokens = max_lengths.new_full((sentences, beams, steps), model_config.pad_id)
+    last = max_lengths.new_full((sentences * beams,), model_config.bos_id)
     active = torch.arange(sentences, device=max_lengths.device)  # sentences that are still in the batch
     done = torch.zeros_like(max_lengths, dtype=torch.bool)  # which of the active sentences are done
     coverage = _Coverage(source_keep, config) if config.coverage_penalty else None
@@ -57,7 +57,7 @@ def beam_search(
         tokens = _pick(tokens, parents)
         tokens[:, :, length - 1] = chosen
         penalty = coverage.penalty(parents) if coverage is not None else torch.zeros_like(scores)
-        ended = chosen == ids.eos_id
+        ended = chosen == model_config.eos_id
         ends = scores.masked_fill(~ended | done[:, None], -math.inf)[:, :beams]
         normalized = ends / length**config.length_penalty + penalty[:, :beams]
         pool.add(active, ends, normalized, tokens[:, :beams], length, finished=True)

@@ -16,8 +16,8 @@ FREE = -1  # in a matrix of prefixes: any token may be generated here
 
 class Constraints:
     """The tokens that must not be generated in B sentences: `forbidden_ids`, EOS before the minimum length,
-    tokens that would repeat an n-gram, and tokens that depart from a given prefix. The prefix overrides the
-    others.
+    tokens that would repeat an n-gram, and tokens that deviate from a required prefix. The prefix overrides
+    the others.
 
     A forbidden token gets the logit -inf, and the others keep their probabilities, so the log-probability of
     a translation does not depend on the constraints. With `renormalize` and `force_eos`, it does, as in
@@ -29,14 +29,15 @@ class Constraints:
         config: DecodingConfig,
         lengths: Tensor,
         max_lengths: Tensor,
-        ids: ModelConfig,
+        model_config: ModelConfig,
         prefixes: Sequence[Sequence[int]] | None,
     ):
         """`lengths` (B) of the sources, `max_lengths` (B) of the translations. Raises UsageError if a
         forbidden id is not in the vocabulary."""
-        self.eos_id, self.ngram, self.renormalize = ids.eos_id, config.no_repeat_ngram, config.renormalize
+        self.eos_id, self.ngram = model_config.eos_id, config.no_repeat_ngram
+        self.renormalize = config.renormalize
         if config.forbidden_ids:
-            check_forbidden_ids(config, ids.target_vocab_size)
+            check_forbidden_ids(config, model_config.target_vocab_size)
         self.forbidden = torch.tensor(config.forbidden_ids, dtype=torch.long, device=lengths.device)
         self.eos_at = max_lengths if config.force_eos else None
         minimum = lengths * config.min_length_ratio + config.min_length_offset

@@ -30,19 +30,19 @@ _SOURCE_MULTIPLE = 4
 NOT_FINITE = "the model's outputs are not finite; its weights are damaged, or try fp32 precision"
 
 
-class Models(NamedTuple):
-    """A model or the models of an ensemble, and their tokenizer."""
+class Ensemble(NamedTuple):
+    """One or more models that decode together, and their tokenizer."""
 
     models: Sequence[Transformer]
     tokenizer: Tokenizer
     device: torch.device
 
 
-def for_decoding(models: Models, precision: str) -> Models:
+def for_decoding(ensemble: Ensemble, precision: str) -> Ensemble:
     """Copies of the models that share their parameters and are optimized for decoding in a precision
     (`fp32`, `bf16` or `fp16`)."""
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
-    return models._replace(models=[model.for_decoding(dtype) for model in models.models])
+    return ensemble._replace(models=[model.for_decoding(dtype) for model in ensemble.models])
 
 
 def in_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
@@ -66,7 +66,7 @@ def padded(
     return torch.from_numpy(matrix).to(device), torch.from_numpy(keep).to(device)
 
 
-def decode_batch(models: Models, task: DecodingTask) -> list[list[Translation]]:
+def decode_batch(ensemble: Ensemble, task: DecodingTask) -> list[list[Translation]]:
     """Return up to `task.n_best` translations of each part, best first, with word alignments if requested.
 
     On a CPU the translations do not depend on which parts are decoded together; see `Translator.translate`.
@@ -75,19 +75,19 @@ def decode_batch(models: Models, task: DecodingTask) -> list[list[Translation]]:
     exclude every translation of a part.
     """
     config, parts, target_lang, n_best, alignments, scored = task
-    pad_id = models.models[0].config.pad_id
-    source, keep = padded([part.source for part in parts], pad_id, models.device, _SOURCE_MULTIPLE)
+    pad_id = ensemble.models[0].config.pad_id
+    source, keep = padded([part.source for part in parts], pad_id, ensemble.device, _SOURCE_MULTIPLE)
     prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
-    found = search(models.models, source, keep, config, prefixes, keys, scored)
+    found = search(ensemble.models, source, keep, config, prefixes, keys, scored)
     found = [
-        _possible(hypotheses, models.models, config, part)
+        _possible(hypotheses, ensemble.models, config, part)
         for hypotheses, part in zip(found, parts, strict=True)
     ]
-    found = [_ranked(hypotheses, models.tokenizer, config, target_lang)[:n_best] for hypotheses in found]
+    found = [_ranked(hypotheses, ensemble.tokenizer, config, target_lang)[:n_best] for hypotheses in found]
     aligned = None
     if alignments:
-        aligned = _align(models, config.alignment_layer, parts, source, keep, found)
-    texts = iter(models.tokenizer.decode([h.ids for hypotheses in found for h in hypotheses]))
+        aligned = _align(ensemble, config.alignment_layer, parts, source, keep, found)
+    texts = iter(ensemble.tokenizer.decode([h.ids for hypotheses in found for h in hypotheses]))
     return [
         [
             Translation(
@@ -135,7 +135,7 @@ def _ranked(
 
 
 def _align(
-    models: Models,
+    ensemble: Ensemble,
     layer: int | None,
     parts: Sequence[Part],
     source: Tensor,
@@ -143,11 +143,11 @@ def _align(
     found: list[list[Hypothesis]],
 ) -> list[list[Alignment]]:
     """Word alignments of the hypotheses of each part, from the attention of forced decoding."""
-    most, tokenizer = max(map(len, found)), models.tokenizer
+    most, tokenizer = max(map(len, found)), ensemble.tokenizer
     filled = [[*hypotheses, *[hypotheses[0]] * (most - len(hypotheses))] for hypotheses in found]
     rows = [h.ids or [tokenizer.special.eos] for hypotheses in filled for h in hypotheses]
-    targets = padded(rows, tokenizer.special.pad, models.device)[0]
-    weights = cross_attention(models.models, source, keep, targets, layer)
+    targets = padded(rows, tokenizer.special.pad, ensemble.device)[0]
+    weights = cross_attention(ensemble.models, source, keep, targets, layer)
     attention = weights.float().cpu().numpy()  # (B * most, T, S)
     return [
         [

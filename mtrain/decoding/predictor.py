@@ -33,7 +33,7 @@ class Predictor:
     def __init__(
         self, models: Sequence[Transformer], source: Tensor, source_keep: Tensor, rows: int, max_length: int
     ):
-        self.models, self.ids, self.rows = models, models[0].config, rows
+        self.models, self.model_config, self.rows = models, models[0].config, rows
         # On a CPU, the indices of the sentences with some repeated to get MIN_ROWS rows. Only `decode_next`
         # sees the repetitions. They stay to the end: `remaining_sentences` keeps batches with few rows.
         self._repeated: Tensor | None = None

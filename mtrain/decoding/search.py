@@ -56,7 +56,7 @@ def search(
     else:
         choose = _greedy_unscored(predictor, constraints)
     tokens, log_probs = _generate(predictor, max_lengths, config.samples or 1, choose)
-    return _hypotheses(tokens, log_probs, max_lengths, config.length_penalty, predictor.ids.eos_id)
+    return _hypotheses(tokens, log_probs, max_lengths, config.length_penalty, predictor.model_config.eos_id)
 
 
 def _max_lengths(
@@ -114,23 +114,23 @@ def _greedy_unscored(predictor: Predictor, constraints: Constraints) -> Choice:
 def _generate(predictor: Predictor, max_lengths: Tensor, rows: int, choose: Choice) -> tuple[Tensor, Tensor]:
     """Generate tokens by `choose` until every one of the `rows` (R) of each sentence has reached EOS or its
     maximum length (B). Returns tokens (B, R, T) and the sums of their log-probabilities (B, R)."""
-    ids, sentences, steps = predictor.ids, len(max_lengths), int(max_lengths.max())
-    all_tokens = max_lengths.new_full((sentences, rows, steps), ids.pad_id)
+    model_config, sentences, steps = predictor.model_config, len(max_lengths), int(max_lengths.max())
+    all_tokens = max_lengths.new_full((sentences, rows, steps), model_config.pad_id)
     all_log_probs: Tensor | None = None
     active = torch.arange(sentences, device=max_lengths.device)  # sentences that are still in the batch
     # Of the active sentences:
     tokens, limits, log_probs = all_tokens.clone(), max_lengths, torch.empty(0)
     unfinished = torch.ones(sentences, rows, dtype=torch.bool, device=max_lengths.device)
-    last = max_lengths.new_full((sentences * rows,), ids.bos_id)
+    last = max_lengths.new_full((sentences * rows,), model_config.bos_id)
     for step in range(steps):
         logits = predictor.step(last)
         if all_log_probs is None:
             all_log_probs, log_probs = logits.new_zeros(2, sentences, rows)
         last, gained = choose(logits, tokens[:, :, :step], active)
-        chosen = last.view(-1, rows).masked_fill(~unfinished, ids.pad_id)
+        chosen = last.view(-1, rows).masked_fill(~unfinished, model_config.pad_id)
         log_probs += gained.view(-1, rows).masked_fill(~unfinished, 0)
         tokens.select(2, step).copy_(chosen)
-        unfinished &= (chosen != ids.eos_id) & (step + 1 < limits)[:, None]
+        unfinished &= (chosen != model_config.eos_id) & (step + 1 < limits)[:, None]
         remaining = remaining_sentences(unfinished.any(dim=1), rows)
         if remaining is None:
             continue

@@ -16,7 +16,7 @@ from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.config.decoding import DecodingConfig
 from mtrain.config.languages import Direction, LanguageTags, is_same_language, sentence_separator
 from mtrain.config.load import validate
-from mtrain.decoding.decode import Models
+from mtrain.decoding.decode import Ensemble
 from mtrain.decoding.mbr import sentence_metric
 from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import WINDOW, WINDOW_PER_WORKER, Part, Splitter, windows
@@ -56,7 +56,7 @@ class Translator:
         self.direction, self.language_tags = direction, language_tags
         self.tag = tokenizer.tag_ids(direction.tag(language_tags))  # source ids before each line
         self.device, self.max_length, self.fingerprint = device, max_length, fingerprint
-        self._originals, self._processes = Models(models, tokenizer, device), processes
+        self._originals, self._processes = Ensemble(models, tokenizer, device), processes
         self._workers: Workers | None = None
         self._ranks: Ranks | None = None  # that share the decoding; see `lead`
         self._use(decoding)
@@ -176,7 +176,7 @@ class Translator:
     @property
     def models(self) -> Sequence[Transformer]:
         """The models, one or those of an ensemble, prepared for decoding."""
-        return self.workers.models.models
+        return self.workers.ensemble.models
 
     def lead(self, ranks: Ranks, work: Callable[[], object]) -> None:
         """On rank 0, do `work`; what it translates with this object is shared among all ranks. The other

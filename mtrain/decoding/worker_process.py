@@ -19,7 +19,7 @@ from safetensors.torch import save as save_weights
 
 from mtrain.checkpoint.tensors import model_without_weights
 from mtrain.config.model import ModelConfig
-from mtrain.decoding.decode import Models, decode_batch, for_decoding
+from mtrain.decoding.decode import Ensemble, decode_batch, for_decoding
 from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation, from_fields, to_fields
 from mtrain.device import keep_freed_memory
@@ -38,13 +38,13 @@ def start_process(threads: int) -> WorkerProcess:
     return WorkerProcess(__name__, threads)
 
 
-def messages_of(models: Models, precision: str, threads: int) -> Iterator[Message]:
+def messages_of(ensemble: Ensemble, precision: str, threads: int) -> Iterator[Message]:
     """What `WorkerProcess.prepare` sends. The weights of one model at a time are copied."""
-    files = models.tokenizer.files
+    files = ensemble.tokenizer.files
     header: dict[str, Any] = {"threads": threads, "precision": precision}
-    header |= {"tokenizer": [file.name for file in files], "models": len(models.models)}
+    header |= {"tokenizer": [file.name for file in files], "models": len(ensemble.models)}
     yield Message(header, tuple(file.read_bytes() for file in files))
-    for model in models.models:
+    for model in ensemble.models:
         weights = save_weights({name: x.contiguous() for name, x in model.state_dict().items()})
         yield Message(model.config.model_dump(mode="json"), (weights,))
 
@@ -64,13 +64,13 @@ def serve() -> None:
 def _prepare(receive: Receive) -> Answer:
     last_used = [math.inf]  # in use
     threading.Thread(target=_end_when_idle, args=(last_used,), daemon=True).start()
-    models = _receive_models(receive)
+    ensemble = _receive_models(receive)
     last_used[0] = time.monotonic()
 
     def answer(task: Message) -> Message:
         last_used[0] = math.inf
         try:
-            found = decode_batch(models, DecodingTask.from_fields(task.header))
+            found = decode_batch(ensemble, DecodingTask.from_fields(task.header))
             return Message({"translations": to_fields(found)})
         finally:
             last_used[0] = time.monotonic()
@@ -78,7 +78,7 @@ def _prepare(receive: Receive) -> Answer:
     return answer
 
 
-def _receive_models(receive: Receive) -> Models:
+def _receive_models(receive: Receive) -> Ensemble:
     header, files = receive()
     torch.set_num_threads(header["threads"])
     with TemporaryDirectory() as folder:
@@ -94,7 +94,7 @@ def _receive_models(receive: Receive) -> Models:
         model.load_state_dict(weights, assign=True)
         model.make_positions()
         models.append(model.to(next(iter(weights.values())).dtype))
-    return for_decoding(Models(models, tokenizer, torch.device("cpu")), header["precision"])
+    return for_decoding(Ensemble(models, tokenizer, torch.device("cpu")), header["precision"])
 
 
 def _end_when_idle(last_used: list[float]) -> None:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from mtrain.config.decoding import DecodingConfig
-from mtrain.decoding.decode import Models, decode_batch, for_decoding, in_batches
+from mtrain.decoding.decode import Ensemble, decode_batch, for_decoding, in_batches
 from mtrain.decoding.split import Part
 from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation
@@ -44,12 +44,12 @@ class Workers:
     the child decodes without worker processes.
     """
 
-    def __init__(self, models: Models, precision: str, count: int, processes: bool):
-        self.originals, self.precision, self.count = models, precision, count
-        self.models = for_decoding(models, precision)
+    def __init__(self, ensemble: Ensemble, precision: str, count: int, processes: bool):
+        self.originals, self.precision, self.count = ensemble, precision, count
+        self.ensemble = for_decoding(ensemble, precision)
         self.start_after = START_AFTER
         self.sent = 0  # batches that worker processes have decoded
-        self._start_up(processes and models.device.type == "cpu")
+        self._start_up(processes and ensemble.device.type == "cpu")
 
     def _start_up(self, processes: bool) -> None:
         self._pid, self._forked = os.getpid(), False
@@ -108,10 +108,10 @@ class Workers:
                     return self._send(process, task)
                 except WorkerEndedError as error:
                     self._remove(process, error)
-            return decode_batch(self.models, task)
+            return decode_batch(self.ensemble, task)
         start = time.perf_counter()
         try:
-            return decode_batch(self.models, task)
+            return decode_batch(self.ensemble, task)
         finally:
             self._seconds += time.perf_counter() - start
             self._decoding.release()

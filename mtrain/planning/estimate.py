@@ -97,9 +97,14 @@ class Estimator:
     """Predicts the costs of one of `devices` devices that train a model with a complete config."""
 
     def __init__(
-        self, config: Config, network: ModelConfig, lengths: TrainingLengths, device: Device, devices: int = 1
+        self,
+        config: Config,
+        architecture: ModelConfig,
+        lengths: TrainingLengths,
+        device: Device,
+        devices: int = 1,
     ):
-        self.recipe, self.network, self.lengths = config.training, network, lengths
+        self.recipe, self.architecture, self.lengths = config.training, architecture, lengths
         self.device, self.devices, self.numerics = device, devices, device.numerics
         self.copies = 2 if self.recipe.r_drop else 1  # of each micro-batch
         self.longest = self.max_length = config.longest_sequence  # in tokens
@@ -117,7 +122,7 @@ class Estimator:
             return limit
 
         def size(pairs: int) -> int:
-            return activation_bytes(self.network, self._longest_shape(pairs), self.numerics)
+            return activation_bytes(self.architecture, self._longest_shape(pairs), self.numerics)
 
         sizes = self.longest, limit, hardware.memory, self.device.workers, hardware.on_cpu
         return fit_micro_batch_tokens(size, *sizes)
@@ -140,7 +145,7 @@ class Estimator:
     @property
     def trained_parameters(self) -> int:
         """The number of parameters that `training.freeze` leaves."""
-        counts = count_parameters(self.network)._asdict()
+        counts = count_parameters(self.architecture)._asdict()
         return sum(count for part, count in counts.items() if part not in self.recipe.freeze)
 
     # ------------------------------------------------------------------------------------------------- memory
@@ -154,15 +159,15 @@ class Estimator:
 
     def memory_of(self, shape: Shape) -> Memory:
         """Peak memory, with a micro-batch of a shape."""
-        workers, weights = self.device.workers, FP32 * count_parameters(self.network).total
-        trained, loss = FP32 * self.trained_parameters, loss_gradient_bytes(self.network, shape)
-        workspace = loss_workspace_bytes(self.network, shape, self.numerics, self.recipe.r_drop > 0)
+        workers, weights = self.device.workers, FP32 * count_parameters(self.architecture).total
+        trained, loss = FP32 * self.trained_parameters, loss_gradient_bytes(self.architecture, shape)
+        workspace = loss_workspace_bytes(self.architecture, shape, self.numerics, self.recipe.r_drop > 0)
         return Memory(
             weights=weights,
             gradients=trained * workers,
             optimizer=2 * trained,
             average=0 if self.recipe.ema_decay is None else weights,
-            activations=workers * (activation_bytes(self.network, shape, self.numerics) - loss),
+            activations=workers * (activation_bytes(self.architecture, shape, self.numerics) - loss),
             logits=workers * (loss + workspace),
         )
 
@@ -198,7 +203,7 @@ class Estimator:
 
     def _flops(self) -> float:
         """FLOPs of one device in a step."""
-        flops = (flops_of(products_of(self.network, shape)) * n for shape, n in self.shapes.items())
+        flops = (flops_of(products_of(self.architecture, shape)) * n for shape, n in self.shapes.items())
         return sum(flops) / len(self.plan.steps)
 
     def time(self) -> StepTime:
@@ -207,12 +212,12 @@ class Estimator:
         """
         hardware, numerics = self.device.hardware, self.numerics
         bandwidth = BANDWIDTH_UTILIZATION * hardware.bandwidth
-        sizes = (activation_bytes(self.network, shape, numerics) * n for shape, n in self.shapes.items())
+        sizes = (activation_bytes(self.architecture, shape, numerics) * n for shape, n in self.shapes.items())
         moved = ACTIVATION_PASSES * sum(sizes) / len(self.plan.steps)
         products = self._flops() / (UTILIZATION * hardware.flops(numerics.product_bytes))
         update = OPTIMIZER_NUMBERS * FP32 * self.trained_parameters
         launch = 0.0 if hardware.on_cpu else LAUNCH_SECONDS
-        operations = count_operations(self.network, numerics.is_low)
+        operations = count_operations(self.architecture, numerics.is_low)
         launches = launch * operations * self.shapes.total() / len(self.plan.steps)
         return StepTime(
             max(products + moved / bandwidth, launches), max(update / bandwidth, launch * UPDATE_OPERATIONS)

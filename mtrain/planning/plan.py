@@ -153,14 +153,14 @@ class _Planner:
         memory, step, epoch = estimator.memory(), estimator.step(), estimator.epoch()
         fits, runs = estimator.fits(memory), []
         if fits or not self.hardware.is_measured:
-            network, frozen = estimator.network, "embeddings" in config.training.freeze
+            architecture, frozen = estimator.architecture, "embeddings" in config.training.freeze
             # The gradient of the source embedding is known last.
-            last = 0 if frozen else FP32 * network.source_vocab_size * network.d_model
+            last = 0 if frozen else FP32 * architecture.source_vocab_size * architecture.d_model
             gradients = FP32 * estimator.trained_parameters, last
             costs = step, *self._times(estimator, config), epoch, gradients
             links = self.hardware.links if self.devices > 1 else [None]
             runs = [predict_run(config.training, *costs, self.devices, link, price) for link in links]
-        parameters = count_parameters(estimator.network)
+        parameters = count_parameters(estimator.architecture)
         resident = LIBRARIES + HEAP * memory.total
         return Plan(
             hardware=self.hardware.name,
@@ -209,16 +209,16 @@ class _Planner:
         if not self.hardware.is_measured:
             return estimator.time(), sum(alone.time())
         log.info("timing some training steps")
-        network, device = alone.network, self._own_device()
+        architecture, device = alone.architecture, self._own_device()
         make_current(device)
         keep_freed_memory()  # like the next two lines, as in `fit`, so that steps take as long
         limit_onednn_cache()
         avoid_cudnn_attention()
 
         def steps(_: Learner) -> Iterator[Step]:
-            return random_steps(network, self.lengths, alone.plan)
+            return random_steps(architecture, self.lengths, alone.plan)
 
-        speed = measure_speed(network, config.training, device, steps)
+        speed = measure_speed(architecture, config.training, device, steps)
         seconds = alone.step().target_tokens / speed
         return StepTime(seconds / self.devices, 0.0), seconds
 

@@ -15,7 +15,7 @@ from mtrain.data.position import START
 from mtrain.training.lengths import TrainingLengths
 
 
-def random_steps(network: ModelConfig, lengths: TrainingLengths, plan: BatchPlan) -> Iterator[Step]:
+def random_steps(architecture: ModelConfig, lengths: TrainingLengths, plan: BatchPlan) -> Iterator[Step]:
     """Yield the steps of a plan without end, with random tokens in pairs of these lengths."""
     generator = np.random.default_rng(0)
 
@@ -24,9 +24,11 @@ def random_steps(network: ModelConfig, lengths: TrainingLengths, plan: BatchPlan
         return pa.ListArray.from_arrays(starts, generator.integers(vocabulary, size=starts[-1]))
 
     def batch(rows: npt.NDArray[np.int64]) -> Batch:
-        source = ids(lengths.source[rows], network.source_vocab_size)
-        target = ids(lengths.target[rows], 2 if network.is_classifier else network.target_vocab_size)
-        return collate(source, target, network.pad_id, network.bos_id, rows.tolist())
+        source = ids(lengths.source[rows], architecture.source_vocab_size)
+        target = ids(
+            lengths.target[rows], 2 if architecture.is_classifier else architecture.target_vocab_size
+        )
+        return collate(source, target, architecture.pad_id, architecture.bos_id, rows.tolist())
 
     for step, tokens in cycle(zip(plan.steps, plan.step_tokens, strict=True)):
         yield Step(1, tokens, [batch(rows) for rows in step if len(rows)], list, START)

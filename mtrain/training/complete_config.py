@@ -74,14 +74,14 @@ def complete_config(
 
     def speed(sized: Config) -> float:
         log.info("timing some training steps")
-        network = model_config(sized.model, tokenizer, sized.data.max_length)
+        architecture = model_config(sized.model, tokenizer, sized.data.max_length)
 
         def steps(learner: Learner) -> Iterator[Step]:
             micro_batch = micro_batch_tokens(sized, data.train, learner, ranks.local_size)
             sizes = micro_batch, len(learner.replicas), ranks.rank, ranks.size
             return Loader(corpus, sized, tokenizer, learner.device, *sizes).steps()
 
-        return measure_speed(network, sized.training, ranks.device, steps, alone=ranks.size == 1)
+        return measure_speed(architecture, sized.training, ranks.device, steps, alone=ranks.size == 1)
 
     lengths = TrainingLengths.of_data(data, config).of_examples(config.model)
     work = make_workload(config, lengths, speed, assumed_speed_of(ranks))

@@ -49,8 +49,8 @@ class Trainer:
         self.config, self.recipe, self.tokenizer, self.ranks = config, config.training, tokenizer, ranks
         self.run_dir, self.device, self.checkpoint = Path(config.run_dir), ranks.device, checkpoint
         torch.manual_seed(config.seed)
-        network = model_config(config.model, tokenizer, config.data.max_length)
-        self.model = build_model(network).to(self.device).train()
+        architecture = model_config(config.model, tokenizer, config.data.max_length)
+        self.model = build_model(architecture).to(self.device).train()
         if initial_model is not None and checkpoint is None:
             self.model.start_from(initial_model.model)
             log.info("initialized from %s (%s)", self.recipe.init_from, initial_model.fingerprint[:12])

@@ -20,7 +20,7 @@ MAX_SECONDS = 20.0  # then fewer steps suffice
 
 
 def measure_speed(
-    network: ModelConfig,
+    architecture: ModelConfig,
     recipe: TrainingConfig,
     device: torch.device,
     steps_of: Callable[[Learner], Iterable[Step]],
@@ -32,7 +32,7 @@ def measure_speed(
 
     Trains a temporary model. PyTorch's random generators change.
     """
-    model = build_model(network).to(device).train()
+    model = build_model(architecture).to(device).train()
     freeze(model, recipe.freeze)
     learner = make_learner(model, recipe) if alone else Learner(model, recipe)
     try:

@@ -69,7 +69,7 @@ def prepare(config: Config, device: torch.device, options: argparse.Namespace, s
     if is_incomplete(config):
         config = complete_config(config, tokenizer, data, Ranks(device))
         write_config(config)
-    network, corpus = model_config(config.model, tokenizer, config.data.max_length), data.train.open(0)
+    architecture, corpus = model_config(config.model, tokenizer, config.data.max_length), data.train.open(0)
     recipe, lengths = config.training, (corpus.source_lengths, corpus.target_lengths)
     sizes, key = (recipe.batch_tokens, recipe.micro_batch_limit), (config.seed, *data.train.key(0, 0))
     plan = plan_batches(lengths, *sizes, key, weights=corpus.weights)
@@ -84,7 +84,7 @@ def prepare(config: Config, device: torch.device, options: argparse.Namespace, s
         seconds=options.seconds,
         seed=config.seed,
         shape=_mean_micro_batch(corpus, plan),
-        model=network.model_dump(mode="json"),
+        model=architecture.model_dump(mode="json"),
         training=training,
     )
 

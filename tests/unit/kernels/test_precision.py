@@ -53,8 +53,8 @@ def test_translation(run_dir, search):
 
 def test_training(parts):
     config, model, data, tokenizer = parts
-    network = model.config.model_copy(update={"positions": "rotary", "attention_dropout": 0.1})
-    model = Transformer(network).train()
+    architecture = model.config.model_copy(update={"positions": "rotary", "attention_dropout": 0.1})
+    model = Transformer(architecture).train()
     recipe = config.training.model_copy(update={"precision": "fp32", "r_drop": 5.0, "clip_norm": 1.0})
     learner = Learner(model, recipe)
     batches = batches_of([[0, 1, 2], [3, 4]], data, tokenizer)

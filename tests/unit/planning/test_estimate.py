@@ -65,8 +65,11 @@ def random_batch(pairs: int, source: int, target: int) -> Batch:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("preset", measure_costs.PRESETS)
 def test_steps_of_the_presets_cost_what_is_predicted(preset, precision):
-    config, network = measure_costs.make_config(preset, training={"precision": precision})
-    predicted, measured = measure_costs.predict(config, network), measure_costs.measure(config, network)
+    config, architecture = measure_costs.make_config(preset, training={"precision": precision})
+    predicted, measured = (
+        measure_costs.predict(config, architecture),
+        measure_costs.measure(config, architecture),
+    )
     assert predicted.flops == pytest.approx(measured.flops, rel=0.001)
     assert predicted.memory == pytest.approx(measured.memory, rel=0.15)
 
@@ -90,8 +93,11 @@ def test_a_small_step_costs_what_is_predicted(training, model, monkeypatch):
     monkeypatch.setattr(measure_costs, "PAIRS", 24)
     monkeypatch.setitem(measure_costs.VOCABULARIES, "tiny", 500)
     recipe = {"precision": "fp32", **training}
-    config, network = measure_costs.make_config("tiny", training=recipe, model=model)
-    predicted, measured = measure_costs.predict(config, network), measure_costs.measure(config, network)
+    config, architecture = measure_costs.make_config("tiny", training=recipe, model=model)
+    predicted, measured = (
+        measure_costs.predict(config, architecture),
+        measure_costs.measure(config, architecture),
+    )
     assert predicted.flops == measured.flops
     assert predicted.memory == pytest.approx(measured.memory, rel=0.15)
 
@@ -99,17 +105,17 @@ def test_a_small_step_costs_what_is_predicted(training, model, monkeypatch):
 def estimator(training=None, memory=10**12, share=1.0, length=20, devices=1) -> Estimator:
     """Of a tiny model on a GPU with some memory, and 64 pairs of some length."""
     recipe = {"batch_tokens": 64 * 32, "micro_batch_tokens": 64 * 32, **(training or {})}
-    config, network = measure_costs.make_config("tiny", training=recipe)
+    config, architecture = measure_costs.make_config("tiny", training=recipe)
     lengths = np.full(64, length)
     pairs = TrainingLengths(lengths, lengths, np.ones(64), share, share == 1, 0, 1, (0,), "test")
     device = Device(find_hardware("a100")._replace(memory=memory), "bf16")
-    return Estimator(config, network, pairs, device, devices)
+    return Estimator(config, architecture, pairs, device, devices)
 
 
 def test_frozen_parts_have_no_gradients_and_no_moments():
     trained, frozen = estimator().memory(), estimator({"freeze": ["embeddings", "encoder"]}).memory()
     assert frozen.weights == trained.weights == trained.gradients
-    parameters = count_parameters(estimator().network)
+    parameters = count_parameters(estimator().architecture)
     assert frozen.gradients == 4 * parameters.decoder and frozen.optimizer == 2 * frozen.gradients
 
 
@@ -145,7 +151,7 @@ def test_the_largest_micro_batch_that_fits_is_found():
 def test_small_models_wait_for_the_launch_of_operations():
     """A GPU computes a tiny step in less time than Python takes to launch it."""
     slow = estimator().time().forward_backward
-    assert slow == pytest.approx(5e-6 * count_operations(estimator().network, low_precision=True))
+    assert slow == pytest.approx(5e-6 * count_operations(estimator().architecture, low_precision=True))
     many = estimator({"micro_batch_tokens": 32}).time().forward_backward
     assert many > 10 * slow
 

@@ -171,8 +171,8 @@ def test_a_script_with_many_characters_gets_a_larger_vocabulary(make_config, tmp
 def test_several_ranks_time_the_share_of_one(make_config, monkeypatch):
     shares = []
 
-    def measured(network, recipe, device, steps, alone):
-        step = next(iter(steps(make_learner(build_model(network), recipe))))
+    def measured(architecture, recipe, device, steps, alone):
+        step = next(iter(steps(make_learner(build_model(architecture), recipe))))
         shares.append((alone, sum(batch.target_tokens for batch in step.batches) / step.tokens))
         return 1_000.0
 
