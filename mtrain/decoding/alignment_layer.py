@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from mtrain.decoding.alignment import Floats
-from mtrain.decoding.decode import in_batches, padded
+from mtrain.decoding.batches import in_batches, padded
 from mtrain.decoding.forced import layer_attention
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer

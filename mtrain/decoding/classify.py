@@ -8,7 +8,8 @@ import torch
 
 from mtrain.checkpoint.model_folder import Loaded
 from mtrain.data.classifier_pairs import pair_sequence
-from mtrain.decoding.decode import NOT_FINITE, in_batches, padded
+from mtrain.decoding.batches import in_batches, padded
+from mtrain.decoding.decode import NOT_FINITE
 from mtrain.decoding.split import WINDOW, windows
 from mtrain.device import autocast, resolve_precision
 from mtrain.errors import ModelError

@@ -1,17 +1,15 @@
 """From batches of source ids to translations: search, rank, align, detokenize."""
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mtrain.config.decoding import DecodingConfig
-from mtrain.data.batching import cut_by_budget
 from mtrain.decoding.alignment import Alignment, align
+from mtrain.decoding.batches import padded
 from mtrain.decoding.beam import Hypothesis
 from mtrain.decoding.forced import cross_attention
 from mtrain.decoding.mbr import rank, sentence_metric
@@ -43,27 +41,6 @@ def for_decoding(ensemble: Ensemble, precision: str) -> Ensemble:
     (`fp32`, `bf16` or `fp16`)."""
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
     return ensemble._replace(models=[model.for_decoding(dtype) for model in ensemble.models])
-
-
-def in_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Yield batches of indices of rows of similar length, within a budget of padded tokens, longest first."""
-    array = np.array(lengths, dtype=np.int64)
-    order = np.argsort(array, kind="stable")
-    for start, end in reversed(list(pairwise(cut_by_budget(array[order], budget)))):
-        yield order[start:end].tolist()
-
-
-def padded(
-    rows: Sequence[Sequence[int]], fill: int, device: torch.device, multiple: int = 1
-) -> tuple[Tensor, Tensor]:
-    """Rows of ids as a padded matrix on the device, and a mask that is True at tokens. The width is the
-    length of the longest row, rounded up to a multiple of `multiple`."""
-    lengths = np.array([len(row) for row in rows])
-    longest = int(lengths.max())
-    keep = np.arange(longest + -longest % multiple) < lengths[:, None]
-    matrix = np.full(keep.shape, fill, np.int64)
-    matrix[keep] = list(chain.from_iterable(rows))  # not with pyarrow, which would import pandas
-    return torch.from_numpy(matrix).to(device), torch.from_numpy(keep).to(device)
 
 
 def decode_batch(ensemble: Ensemble, task: DecodingTask) -> list[list[Translation]]:

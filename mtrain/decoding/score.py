@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from mtrain.decoding.decode import NOT_FINITE, in_batches, padded
+from mtrain.decoding.batches import in_batches, padded
+from mtrain.decoding.decode import NOT_FINITE
 from mtrain.decoding.forced import cross_attention, forced_log_probs
 from mtrain.decoding.split import WINDOW, windows
 from mtrain.decoding.translate import Translator

@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from mtrain.config.decoding import DecodingConfig
-from mtrain.decoding.decode import Ensemble, decode_batch, for_decoding, in_batches
+from mtrain.decoding.batches import in_batches
+from mtrain.decoding.decode import Ensemble, decode_batch, for_decoding
 from mtrain.decoding.split import Part
 from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation

@@ -35,10 +35,10 @@ from mtrain.planning.random_steps import random_steps
 from mtrain.planning.scaling import Run, predict_run
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.complete_config import (
+    choose_values,
     is_incomplete,
     log_choices,
     make_workload,
-    plan_run,
     smallest_sizes,
 )
 from mtrain.training.lengths import TrainingLengths
@@ -137,9 +137,9 @@ class _Planner:
 
         inputs = config, self.lengths
         try:
-            completed, choices = plan_run(config, make_workload(*inputs, self._speed, speed))
+            completed, choices = choose_values(config, make_workload(*inputs, self._speed, speed))
         except MemoryError:  # not even the smallest model fits, as the plan will say
-            completed, choices = plan_run(config, make_workload(*inputs, speed_of_smallest, speed))
+            completed, choices = choose_values(config, make_workload(*inputs, speed_of_smallest, speed))
         if choices:
             log_choices([*earlier, *choices])
         return completed

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mtrain.decoding.decode import padded
+from mtrain.decoding.batches import padded
 from mtrain.decoding.forced import all_attention
 from mtrain.decoding.translate import Translator
 from mtrain.tokenizer.vocabulary import Vocabulary

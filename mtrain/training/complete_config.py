@@ -85,7 +85,7 @@ def complete_config(
 
     lengths = TrainingLengths.of_data(data, config).of_examples(config.model)
     work = make_workload(config, lengths, speed, assumed_speed_of(ranks))
-    completed, choices = plan_run(config, work)
+    completed, choices = choose_values(config, work)
     if config.model.preset == "auto":
         log_choices([*earlier, *choices])
     return completed
@@ -120,7 +120,7 @@ def make_workload(
     return Workload(size, steps_per_epoch, speed, assumed)
 
 
-def plan_run(config: Config, work: Workload) -> tuple[Config, list[Choice]]:
+def choose_values(config: Config, work: Workload) -> tuple[Config, list[Choice]]:
     """The config with a value for every key, and what `model.preset: auto` chose.
 
     Keys that the config gives do not change. The speed is measured only if the time is limited or nothing is.

@@ -27,6 +27,7 @@ from mtrain.training.leader import Leader
 from mtrain.training.limits import allowed_steps, limit_reached
 from mtrain.training.memory_limit import agree_on_micro_batches, write_limit
 from mtrain.training.model_selection import ModelSelection, make_validator
+from mtrain.training.optimizer import freeze
 from mtrain.training.parallel import SynchronizationMemoryError, make_learner_of_rank
 from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress, log_setup
@@ -34,7 +35,7 @@ from mtrain.training.resume import ends_at_older_checkpoint, restore
 from mtrain.training.saver import Saver
 from mtrain.training.schedule import learning_rate, r_drop_weight
 from mtrain.training.signals import StopSignal
-from mtrain.training.step import StepMetrics, freeze
+from mtrain.training.step import StepMetrics
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ def learning_rate(step: int, config: TrainingConfig, total_steps: int | None) ->
     zero at `total_steps`, and `constant` does not decay. Only `cosine` and `linear` require `total_steps`.
     """
     peak, warmup = config.learning_rate, config.warmup_steps
-    assert peak is not None and warmup is not None, "`plan_run` fills in these values"
+    assert peak is not None and warmup is not None, "`choose_values` fills in these values"
     if step < warmup:
         return peak * step / warmup
     if config.schedule == "constant":

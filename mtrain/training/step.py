@@ -10,12 +10,11 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mtrain.config.training import Part, TrainingConfig
+from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch
 from mtrain.device import (
     autocast,
     default_worker_count,
-    has_fused_optimizers,
     multiply_all,
     preserved_random_states,
     release_cached_memory,
@@ -25,10 +24,12 @@ from mtrain.device import (
     thread_pool,
 )
 from mtrain.distributed.shards import own_part, whole
-from mtrain.errors import UsageError, is_out_of_memory
+from mtrain.errors import is_out_of_memory
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.layers import Dropout
 from mtrain.model.loss import LossSums
+from mtrain.training.loss_scaler import LossScaler
+from mtrain.training.optimizer import make_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -40,39 +41,6 @@ class StepMetrics(NamedTuple):
 
     values: Tensor  # (4,): summed loss and nll, gradient norm, 1 if the step was skipped
     tokens: int  # target tokens
-
-
-class LossScaler:
-    """Dynamic loss scaling for fp16 (Micikevicius et al., "Mixed Precision Training", 2018, section 3.2).
-
-    The scale is halved when a gradient overflows and doubled after `GROWTH_INTERVAL` finite steps. In other
-    precisions it is 1. `torch.amp.GradScaler` skips a step only for non-finite gradients and only if enabled,
-    whereas here a non-finite loss or gradient norm skips the step in every precision.
-    """
-
-    GROWTH_INTERVAL = 2000
-
-    def __init__(self, device: torch.device, enabled: bool):
-        self.enabled = enabled
-        self.scale = torch.tensor(65536.0 if enabled else 1.0, device=device)
-        self.finite_steps = torch.zeros((), device=device)  # finite steps since the scale changed
-
-    def state(self) -> list[float]:
-        """The state to save in a checkpoint; empty if disabled. Synchronizes with the device."""
-        return [float(self.scale), float(self.finite_steps)] if self.enabled else []
-
-    def restore(self, state: list[float]) -> None:
-        """Restore a state that `state` returned."""
-        if self.enabled and state:
-            self.scale, self.finite_steps = (self.scale.new_tensor(value) for value in state)
-
-    def update(self, found_inf: Tensor) -> None:
-        """Update the scale after a step; `found_inf` is 1 if its loss or gradient was not finite, else 0."""
-        if self.enabled:
-            self.finite_steps = (self.finite_steps + 1) * (1 - found_inf)
-            grow = (self.finite_steps >= self.GROWTH_INTERVAL).float()
-            self.scale = (self.scale * (1 - found_inf / 2) * (1 + grow)).clamp(min=1.0)
-            self.finite_steps = self.finite_steps * (1 - grow)
 
 
 class Learner:
@@ -253,36 +221,3 @@ def _replica(model: TransformerEncoder) -> TransformerEncoder:
     for copied, parameter in zip(replica.parameters(), model.parameters(), strict=True):
         copied.data = parameter.data
     return replica
-
-
-def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019). Weight decay applies to matrices, embeddings included, but not to
-    biases and norms, as in nanoGPT."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    fused = has_fused_optimizers(next(model.parameters()).device)
-    # Each step sets the learning rate.
-    return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=1e-9, fused=fused)
-
-
-# Prefixes of the parameters that belong to each part of `training.freeze`.
-_PARTS: dict[Part, tuple[str, ...]] = {
-    "encoder": ("encoder.", "encoder_norm."),
-    "decoder": ("decoder.", "decoder_norm."),
-    "embeddings": ("source_embedding.", "target_embedding.", "learned_"),
-}
-
-
-def freeze(model: nn.Module, parts: list[Part]) -> None:
-    """Exclude parts of a model from training. A tied output projection belongs to the embeddings.
-
-    Raises UsageError if nothing is left to train.
-    """
-    prefixes = tuple(prefix for part in parts for prefix in _PARTS[part])
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not name.startswith(prefixes))
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError(f"training.freeze: {', '.join(parts)} leave nothing to train")

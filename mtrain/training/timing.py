@@ -12,7 +12,8 @@ from mtrain.data.loader import Step
 from mtrain.device import release_cached_memory, should_compile
 from mtrain.model.build import build_model
 from mtrain.progress_bar import waiting_for
-from mtrain.training.step import Learner, freeze, make_learner
+from mtrain.training.optimizer import freeze
+from mtrain.training.step import Learner, make_learner
 
 UNTIMED_STEPS = 2  # which allocate memory, and compile
 TIMED_STEPS, TIMED_SECONDS = 6, 4.0  # at least both

@@ -15,7 +15,7 @@ from mtrain.config.schema import Config
 from mtrain.data import Pair
 from mtrain.data.batch import Batch, collate
 from mtrain.decoding.alignment_layer import choose_alignment_layer
-from mtrain.decoding.decode import in_batches
+from mtrain.decoding.batches import in_batches
 from mtrain.decoding.translate import Translator
 from mtrain.device import autocast, resolve_precision
 from mtrain.distributed.ranks import Json, Ranks

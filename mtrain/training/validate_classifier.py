@@ -13,8 +13,8 @@ from mtrain.config.schema import Config
 from mtrain.data import Pair
 from mtrain.data.classifier_pairs import draw_others, pair_sequence
 from mtrain.data.corruption import Corrupter
+from mtrain.decoding.batches import in_batches
 from mtrain.decoding.classify import log_odds
-from mtrain.decoding.decode import in_batches
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.evaluation.roc import roc_auc
 from mtrain.model.classifier import PairClassifier

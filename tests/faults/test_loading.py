@@ -19,7 +19,7 @@ from mtrain.config.training import TrainingConfig
 from mtrain.config.yaml_io import MAX_BYTES
 from mtrain.errors import ModelError
 from mtrain.storage.manifest import MAX_JSON_BYTES, write_manifest
-from mtrain.training.step import make_optimizer
+from mtrain.training.optimizer import make_optimizer
 from tests.support.training import fit_on_cpu, last_checkpoint
 
 

@@ -14,7 +14,7 @@ from mtrain.config.recipe import AUTOMATIC, OPEN_IF_NULL, CorpusSize, assumed_sp
 from mtrain.config.schema import Config
 from mtrain.config.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
-from mtrain.training.complete_config import Workload, assumed_speed_of, plan_run
+from mtrain.training.complete_config import Workload, assumed_speed_of, choose_values
 from mtrain.training.resolve_config import resolve_config
 from mtrain.training.run_folder import write_config
 from mtrain.training.schedule import learning_rate
@@ -105,7 +105,7 @@ def test_any_corpus_and_budget_give_a_valid_plan_that_keeps_given_keys_and_resum
     given = config(**keys | {"data": DATA | keys.get("data", {}), "training": budget | keys["training"]})
     run = tmp_path_factory.getbasetemp() / "planned"
     given = given.model_copy(update={"run_dir": str(run)})
-    planned, _ = plan_run(given, workload(size, operations))
+    planned, _ = choose_values(given, workload(size, operations))
 
     resolved = planned.model_dump(mode="json")
     assert validate(Config, resolved, "test") == planned
@@ -127,7 +127,7 @@ def test_any_corpus_and_budget_give_a_valid_plan_that_keeps_given_keys_and_resum
 def test_all_chosen_keys_are_those_that_a_resumed_run_keeps():
     chosen = set()
     for training in ({}, {"max_minutes": 10.0}):
-        chosen |= {choice.key for choice in plan_run(config(training=training), workload())[1]}
+        chosen |= {choice.key for choice in choose_values(config(training=training), workload())[1]}
     sizes = {f"model.{key}" for key in SIZES}
     other = {"training.max_steps", "model.preset"}
     assert chosen - other | sizes | {"tokenizer.vocab_size"} == set(AUTOMATIC)
@@ -135,7 +135,8 @@ def test_all_chosen_keys_are_those_that_a_resumed_run_keeps():
 
 def test_a_longer_budget_gives_more_steps_and_a_schedule_that_ends_at_zero():
     short, long = (
-        plan_run(config(training={"max_minutes": minutes}), workload())[0].training for minutes in (5.0, 30.0)
+        choose_values(config(training={"max_minutes": minutes}), workload())[0].training
+        for minutes in (5.0, 30.0)
     )
     assert short.max_steps is not None and long.max_steps is not None
     assert short.max_steps * short.batch_tokens < long.max_steps * long.batch_tokens
@@ -147,19 +148,19 @@ def test_a_longer_budget_gives_more_steps_and_a_schedule_that_ends_at_zero():
 def test_a_small_budget_trains_a_smaller_model_than_a_large_one():
     corpus = CorpusSize(4_500_000, 120_000_000, 120_000_000, 80_000)
     for minutes, preset in ((10.0, "micro"), (100.0, "tiny"), (1e5, "base")):
-        planned, _ = plan_run(config(training={"max_minutes": minutes}), workload(corpus))
+        planned, _ = choose_values(config(training={"max_minutes": minutes}), workload(corpus))
         assert {key: getattr(planned.model, key) for key in SIZES} == PRESETS[preset]
 
 
 def test_without_a_limit_training_ends_by_patience_and_the_weights_are_averaged():
-    recipe = plan_run(config(), workload())[0].training
+    recipe = choose_values(config(), workload())[0].training
     assert (recipe.max_steps, recipe.max_epochs, recipe.max_minutes) == (None, None, None)
     assert recipe.patience and recipe.ema_decay and recipe.schedule == "inverse_sqrt"
 
 
 def test_without_automatic_sizes_only_the_rate_and_the_warm_up_are_filled_in():
     made = config(model={"preset": "base"}, training={"max_epochs": 10})
-    planned, choices = plan_run(made, workload())
+    planned, choices = choose_values(made, workload())
     assert not choices
     changed = {"learning_rate": 0.001, "warmup_steps": round(0.08 * 10 * (430_000 // 4096))}
     assert planned.training == made.training.model_copy(update=changed)
@@ -170,13 +171,15 @@ def test_without_automatic_sizes_only_the_rate_and_the_warm_up_are_filled_in():
     ("training", "warmup_steps"), [({"max_steps": 5_000}, 400), ({"max_minutes": 1.0}, 1_000)]
 )
 def test_warm_up_is_a_fraction_of_the_known_steps(training, warmup_steps):
-    planned, _ = plan_run(config(model={"preset": "tiny"}, training=training), workload())
+    planned, _ = choose_values(config(model={"preset": "tiny"}, training=training), workload())
     assert planned.training.warmup_steps == warmup_steps
 
 
 def test_the_earliest_limit_determines_warm_up_and_validations():
     both = {"max_steps": 10**6, "max_minutes": 10.0}
-    planned = [plan_run(config(training=limits), workload())[0] for limits in (both, {"max_minutes": 10.0})]
+    planned = [
+        choose_values(config(training=limits), workload())[0] for limits in (both, {"max_minutes": 10.0})
+    ]
     recipe, expected = (config.training for config in planned)
     assert recipe.max_steps == 10**6 and recipe.schedule == "inverse_sqrt" and recipe.ema_decay
     assert recipe.warmup_steps == expected.warmup_steps
@@ -192,16 +195,16 @@ def test_the_earliest_limit_determines_warm_up_and_validations():
     ],
 )
 def test_a_known_number_of_steps_gets_a_cosine_schedule(training, data, warmup_steps):
-    recipe = plan_run(config(training=training, data=DATA | data), workload())[0].training
+    recipe = choose_values(config(training=training, data=DATA | data), workload())[0].training
     assert recipe.schedule == "cosine" and recipe.ema_decay is None
     assert recipe.warmup_steps == pytest.approx(warmup_steps, rel=0.1)
 
 
 def test_a_limit_beyond_the_useful_epochs_does_not_delay_validation():
     """The run ends early if validation does not improve."""
-    useful = plan_run(config(training={"max_minutes": 1e5}), workload())[0].training
+    useful = choose_values(config(training={"max_minutes": 1e5}), workload())[0].training
     for limit in ({"max_steps": 300_000}, {"max_epochs": 10_000}):
-        recipe = plan_run(config(training=limit), workload())[0].training
+        recipe = choose_values(config(training=limit), workload())[0].training
         assert recipe.batch_tokens == useful.batch_tokens
         assert recipe.warmup_steps == pytest.approx(useful.warmup_steps, rel=0.1)
         assert recipe.validate_every == pytest.approx(useful.validate_every, rel=0.1)
@@ -210,7 +213,7 @@ def test_a_limit_beyond_the_useful_epochs_does_not_delay_validation():
 def test_validation_by_beam_search_takes_longer():
     def planned(beam_size: int) -> TrainingConfig:
         training = {"max_minutes": 10.0, "validation_beam_size": beam_size}
-        return plan_run(config(training=training), workload())[0].training
+        return choose_values(config(training=training), workload())[0].training
 
     greedy, beam = planned(1), planned(5)
     assert beam.validate_every > greedy.validate_every
@@ -219,7 +222,7 @@ def test_validation_by_beam_search_takes_longer():
 
 def test_the_limit_that_determines_the_steps_is_named():
     for minutes, limit in ((5.0, "5 minutes"), (1e5, "61 useful epochs")):
-        choices = plan_run(config(training={"max_minutes": minutes}), workload())[1]
+        choices = choose_values(config(training={"max_minutes": minutes}), workload())[1]
         [reason] = [choice.reason for choice in choices if choice.key == "training.max_steps"]
         assert reason == f"as many as {limit} allow"
 
@@ -227,7 +230,7 @@ def test_the_limit_that_determines_the_steps_is_named():
 def test_rotary_positions_need_heads_of_an_even_width():
     model = {"preset": "auto", "d_model": 200, "positions": "rotary"}  # 8 heads would have a width of 25
     size = CorpusSize(4_500_000, *[120_000_000] * 2, 80_000)
-    planned, _ = plan_run(config(model=model, training={"max_minutes": 1e5}), workload(size, 1e14))
+    planned, _ = choose_values(config(model=model, training={"max_minutes": 1e5}), workload(size, 1e14))
     assert (planned.model.d_model, planned.model.heads) == (200, 4)
 
 
@@ -236,7 +239,7 @@ def test_a_resumed_run_plans_more_steps_for_more_minutes(tmp_path, epochs):
     def given(minutes: float) -> Config:
         return config(run_dir=str(tmp_path), training={"max_minutes": minutes, "max_epochs": epochs})
 
-    planned, _ = plan_run(given(5.0), workload())
+    planned, _ = choose_values(given(5.0), workload())
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
     write_config(planned)
     assert planned.training.max_steps is not None
@@ -247,7 +250,7 @@ def test_fewer_minutes_do_not_shorten_a_run_that_its_epochs_limit(tmp_path):
     def given(minutes: float) -> Config:
         return config(run_dir=str(tmp_path), training={"max_minutes": minutes, "max_epochs": 2})
 
-    planned, _ = plan_run(given(1e4), workload())
+    planned, _ = choose_values(given(1e4), workload())
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
     write_config(planned)
     assert resolve_config(given(5e3))[0].training.max_steps == planned.training.max_steps
@@ -266,7 +269,7 @@ def test_ranks_on_one_cpu_share_its_assumed_speed():
 def test_each_model_is_timed_once_at_each_batch_size_and_only_if_time_is_limited(training, timings):
     timed: list[Any] = []
     size = CorpusSize(500_000, 7_000_000, 7_000_000, 15_000)
-    plan_run(config(training=training), workload(size, 1e12, timed))
+    choose_values(config(training=training), workload(size, 1e12, timed))
     assert len(timed) == len(set(timed)) <= timings
     assert bool(timed) == bool(timings)
 
@@ -281,18 +284,18 @@ def test_a_model_that_does_not_fit_in_memory_is_not_chosen(limits):
             raise MemoryError
         return work.speed(sized)
 
-    planned, _ = plan_run(config(training=limits), work._replace(speed=speed))
+    planned, _ = choose_values(config(training=limits), work._replace(speed=speed))
     assert planned.model.d_model == 256
 
 
 def test_repeated_pairs_are_not_new_ones():
     once = CorpusSize(1_000, 15_000, 15_000, 15_000)
     often = once._replace(epoch_tokens=100 * 15_000)
-    plans = [plan_run(config(), workload(size))[0] for size in (once, often)]
+    plans = [choose_values(config(), workload(size))[0] for size in (once, often)]
     assert plans[0].model.d_model == plans[1].model.d_model
     assert plans[0].training.batch_tokens == plans[1].training.batch_tokens
 
 
 def test_fine_tuning_starts_with_a_lower_rate():
     made = config(training={"init_from": "runs/y", "max_steps": 100})
-    assert plan_run(made, workload())[0].training.learning_rate == 0.002
+    assert choose_values(made, workload())[0].training.learning_rate == 0.002

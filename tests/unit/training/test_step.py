@@ -11,8 +11,9 @@ import torch
 from mtrain.config.model import ModelConfig
 from mtrain.model.layers import Dropout
 from mtrain.model.transformer import Transformer
-from mtrain.training import step
-from mtrain.training.step import Learner, make_optimizer
+from mtrain.training.loss_scaler import LossScaler
+from mtrain.training.optimizer import make_optimizer
+from mtrain.training.step import Learner
 from tests.support.training import Poisoned, batches_of
 
 
@@ -97,7 +98,7 @@ def test_fp16_halves_the_loss_scale_on_overflow_and_doubles_it_later(parts, monk
     batch = batches_of([[0, 1, 2]], data, tokenizer)
     model = Poisoned(model.float())
     learner, plain = Learner(model, recipe), Learner(model, config.training)
-    monkeypatch.setattr(step.LossScaler, "GROWTH_INTERVAL", 2)
+    monkeypatch.setattr(LossScaler, "GROWTH_INTERVAL", 2)
     factors, norms = [], []
     for poison in (True, False, False, False):
         model.poison = poison
