@@ -50,8 +50,9 @@ average() { # OUTPUT MODEL...
 
 score() { # MODEL: its translations are written beside its folder
     local model=runs/multi30k-$1 reference=$text/test_2016_flickr.$target
-    local hypotheses=$model.test_2016_flickr.$target
-    mtrain translate "$model" -i $text/test_2016_flickr.en -o "$hypotheses"
+    local hypotheses=$model.test_2016_flickr.$target options=()
+    [ ! -e "$hypotheses.part" ] || options+=(--continue)
+    mtrain translate "${options[@]}" "$model" -i $text/test_2016_flickr.en -o "$hypotheses"
     echo "$1, and the same translations lowercased and Moses-tokenized:"
     mtrain evaluate "$model" --hypotheses "$hypotheses" --reference $reference
     python scripts/score_moses.py --lang $target "$hypotheses" $reference

@@ -26,6 +26,7 @@ Text = Annotated[str, Field(max_length=1000)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Value = Annotated[float, Field(allow_inf_nan=False)]
 _IMPORT = "can be imported with `mtrain import`"
+RUN_HEADER = "# Written by mtrain: the resolved config of this run.\n"  # of RUN/config.yaml
 
 
 class _Part(BaseModel):
@@ -139,7 +140,13 @@ def _without_repetitions(origin: Origin, seen: set[str]) -> Origin:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run folder with checkpoints or, if these were removed, with the best model."""
-    return (path / "checkpoints").is_dir() or (path / "model" / MANIFEST).is_file()
+    return (path / "checkpoints").is_dir() or (has_run_config(path) and (path / "model" / MANIFEST).is_file())
+
+
+def has_run_config(path: Path) -> bool:
+    """Whether the config.yaml of a folder is that of a run."""
+    file = path / "config.yaml"
+    return file.is_file() and file.read_text(encoding="utf-8", errors="replace").startswith(RUN_HEADER)
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -165,7 +172,7 @@ def model_folder_of(path: Path) -> Path:
 def require_folder(path: Path) -> None:
     """Raise ModelError if a path is no folder."""
     if not path.is_dir():
-        hint = "" if path.exists() or path.parent.exists() else f"; one of the Hugging Face Hub {_IMPORT}"
+        hint = "" if path.exists() or path.parent.exists() else f"; a model of the Hugging Face Hub {_IMPORT}"
         raise ModelError(
             f"{path}: {'not a folder' if path.exists() else 'no such model or run folder'}{hint}"
         )
@@ -255,8 +262,11 @@ def read_model_config(folder: Path) -> ModelFolderConfig:
 
 
 def name_of(folder: Path) -> str:
-    """The name of a run or model folder; that of the run for a model folder or checkpoint in a run folder."""
+    """The name of a run or model folder; that of the run for a model folder in a run folder, and with the
+    step for a checkpoint."""
     name = (run_folder_of(folder) or folder).resolve().name
+    if is_checkpoint(folder):
+        name += f" at step {int(folder.resolve().name.removeprefix('step-'))}"
     return os.fsencode(name).decode("utf-8", "replace") or "model"
 
 

@@ -97,8 +97,8 @@ def prepare(
             min=1,
             metavar="N",
             help="Number of processes that check and encode, each on one core. By default one for each core, "
-            "or, for small corpora (64 MiB to check, 250,000 pairs to encode), one that encodes on all "
-            "cores.",
+            "or, for small corpora (below 64 MiB to check, below 250,000 pairs to encode), a single one that "
+            "uses all cores.",
         ),
     ] = None,
     run_dir: RunDir = None,

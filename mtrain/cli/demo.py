@@ -37,7 +37,7 @@ def demo(
     """Train, use and evaluate a toy model.
 
     Trains a small English-French model on a bundled corpus, translates a few sentences and computes BLEU.
-    Takes about one and a half minutes on two CPU cores, and fails if the model is worse than expected.
+    Takes about one minute on two CPU cores with bf16, and fails if the model is worse than expected.
 
     Examples:
         mtrain demo

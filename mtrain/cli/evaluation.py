@@ -38,7 +38,8 @@ METRICS, COMET = "Metrics", "COMET"  # groups of options
 
 def evaluate(
     model: Annotated[
-        Path | None, Argument(metavar="MODEL", help="Run folder or model folder; optional with --hypotheses.")
+        Path | None,
+        Argument(metavar="MODEL", help="Run folder, model folder or checkpoint; optional with --hypotheses."),
     ] = None,
     source: Annotated[
         Path | None,

@@ -15,7 +15,9 @@ from mtrain.errors import UsageError
 
 
 def average(
-    models: Annotated[list[Path], Argument(metavar="MODEL", help="Run folders or model folders.")],
+    models: Annotated[
+        list[Path], Argument(metavar="MODEL", help="Run folders, model folders or checkpoints.")
+    ],
     output: Annotated[Path, Option("-o", "--output", metavar="FOLDER", help="Model folder to create.")],
     set_: Set = None,
     quiet: Quiet = False,
@@ -41,7 +43,8 @@ def average(
 
 def rerank(
     model: Annotated[
-        Path, Argument(metavar="MODEL", help="Run folder or model folder of the opposite direction.")
+        Path,
+        Argument(metavar="MODEL", help="Run folder, model folder or checkpoint of the opposite direction."),
     ],
     n_best: Annotated[
         Path, Argument(metavar="N_BEST", help="Output of mtrain translate --json --n-best N, N at least 2.")

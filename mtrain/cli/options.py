@@ -14,7 +14,7 @@ FILES, SEARCH, SAMPLING, SPEED, RESULTS = "Files", "Search", "Sampling", "Speed"
 LANGUAGES = "Languages"
 
 ConfigFile = Annotated[Path, Argument(metavar="CONFIG", help="Configuration file (YAML).")]
-ModelFolder = Annotated[Path, Argument(metavar="MODEL", help="Run folder or model folder.")]
+ModelFolder = Annotated[Path, Argument(metavar="MODEL", help="Run folder, model folder or checkpoint.")]
 RunDir = Annotated[
     str | None, Option(metavar="FOLDER", help="Run folder to use instead of run_dir in CONFIG.")
 ]
@@ -87,7 +87,7 @@ Set = Annotated[
     Option(
         "--set",
         metavar="SECTION.KEY=VALUE",
-        help="Override a key of the config, or of that of the model; repeatable.",
+        help="Override a config key or, for a trained MODEL, a decoding key; repeatable.",
         rich_help_panel=GENERAL,
     ),
 ]

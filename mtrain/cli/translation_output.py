@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mtrain.cli import terminal
 from mtrain.cli.output import is_on_screen, is_stream, open_output, write_lines
 from mtrain.data import COMPRESSION
+from mtrain.distributed.launch import read_launch
 from mtrain.duration import format_duration
 from mtrain.errors import UsageError
 
@@ -148,7 +149,8 @@ def _write_resumable(job: Job, lines: Iterator[str], path: Path, continue_: bool
     """Write the translations of `lines` to a file which --continue can resume after an interruption."""
     from mtrain.storage.resumable import ResumableOutput
 
-    file = ResumableOutput(path.resolve(), job.description(), continue_, COMPRESSION.get(path.suffix))
+    resume = continue_ or read_launch().restarts > 0  # torchrun has started the same command again
+    file = ResumableOutput(path.resolve(), job.description(), resume, COMPRESSION.get(path.suffix))
     if continue_ and not file.interrupted and path.exists():
         _require_complete(path, sum(1 for _ in lines) * job.form.lines_each)
         return

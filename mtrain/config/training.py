@@ -16,7 +16,9 @@ class TrainingConfig(Section):
     """The training recipe."""
 
     init_from: str | None = Field(
-        None, description="run or model folder to start from; its weights, tokenizer and sizes are used"
+        None,
+        description="run folder, model folder or checkpoint to start from; its weights, tokenizer and sizes "
+        "are used",
     )
     freeze: list[Part] = Field(
         [], description="parts that are not trained; embeddings: positions and a tied output projection, too"

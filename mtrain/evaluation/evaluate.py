@@ -13,7 +13,7 @@ from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
 from mtrain.config.load import load_config
 from mtrain.data.augment import Side, change_pair
-from mtrain.data.corpus import read_corpus
+from mtrain.data.corpus import good_pairs, read_corpus
 from mtrain.data.corpus_files import further_references
 from mtrain.data.data_folder import directions_of_validation, find_data_folder, read_validation
 from mtrain.data.lines import raise_errors, read_text
@@ -70,7 +70,7 @@ def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[T
 
 def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSet]:
     """The validation set of a run, divided by direction: the pairs in its files or, if it is a holdout, those
-    in the data folder of the run.
+    in the data folder of the run. Unreadable pairs are treated as in training.
 
     Raises UsageError if there is none, DataError if it cannot be read, ModelError if the folder is damaged.
     """
@@ -82,17 +82,21 @@ def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSe
     if isinstance(data.validation, Holdout):
         folder = find_data_folder(data, run_folder_of(run_dir) or run_dir)
         if not (summary := read_summary(folder)).get("complete"):
-            raise DataError(f"{folder}: the held-out pairs are missing; run `mtrain prepare`")
+            raise DataError(
+                f"{folder}: the held-out pairs are missing; restore it, or give --source and --reference"
+            )
         pairs = read_validation(folder, summary)
         directions = directions_of_validation(data, summary, pairs)
     else:
-        read = [list(raise_errors(read_corpus(corpus))) for corpus in data.validation]
+        read = [list(good_pairs([corpus], data.bad_lines)) for corpus in data.validation]
         pairs = list(chain.from_iterable(read))
         directions = [
             data.direction_of(corpus)
             for corpus, part in zip(data.validation, read, strict=True)
             for _ in part
         ]
+    if not pairs:
+        raise DataError(f"{run_dir}: data.validation has no pairs")
     found = []
     for direction in dict.fromkeys(directions):
         chosen = [pair for pair, of in zip(pairs, directions, strict=True) if of == direction]

@@ -3,9 +3,13 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import torch
 
 from mtrain.config.model import ModelConfig
@@ -13,8 +17,11 @@ from mtrain.config.presets import SIZES
 from mtrain.config.recipe import Choice, assumed_speed
 from mtrain.config.schema import Config
 from mtrain.config.training import TrainingConfig
+from mtrain.data.batch import Batch, collate
+from mtrain.data.batching import BatchPlan
 from mtrain.data.data_folder import find_data_folder
 from mtrain.data.loader import Step
+from mtrain.data.position import START
 from mtrain.data.prepare_data import open_prepared
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.same_inputs import check_corpora
@@ -31,7 +38,6 @@ from mtrain.errors import UsageError
 from mtrain.planning.cost import FP32, count_parameters
 from mtrain.planning.estimate import Device, Epoch, Estimator, Memory, StepCost, StepTime
 from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
-from mtrain.planning.random_steps import random_steps
 from mtrain.planning.scaling import Run, predict_run
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
 from mtrain.training.complete_config import (
@@ -182,9 +188,9 @@ class _Planner:
     def _estimator(self, config: Config, devices: int | None = None) -> Estimator:
         count = devices or self.devices
         device = self._device(config.training, count)
-        return Estimator(config, self._network(config), self.lengths, device, count)
+        return Estimator(config, self._architecture(config), self.lengths, device, count)
 
-    def _network(self, config: Config) -> ModelConfig:
+    def _architecture(self, config: Config) -> ModelConfig:
         if self.tokenizer is not None:
             return model_config(config.model, self.tokenizer, config.data.max_length)
         size, length = config.tokenizer.vocab_size, config.data.max_length
@@ -216,7 +222,7 @@ class _Planner:
         avoid_cudnn_attention()
 
         def steps(_: Learner) -> Iterator[Step]:
-            return random_steps(architecture, self.lengths, alone.plan)
+            return _random_steps(architecture, self.lengths, alone.plan)
 
         speed = measure_speed(architecture, config.training, device, steps)
         seconds = alone.step().target_tokens / speed
@@ -252,3 +258,23 @@ def _advise_speed(runs: Sequence[Run]) -> Iterator[str]:
     if slow:
         names = " and ".join(slow)
         yield f"use fewer devices or raise training.batch_tokens: with {names}, each computes too little"
+
+
+def _random_steps(architecture: ModelConfig, lengths: TrainingLengths, plan: BatchPlan) -> Iterator[Step]:
+    """Yield the steps of a plan without end, with random tokens in pairs of these lengths: the corpus may not
+    be encoded yet."""
+    generator = np.random.default_rng(0)
+
+    def ids(counts: npt.NDArray[np.integer], vocabulary: int) -> pa.ListArray:
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        return pa.ListArray.from_arrays(starts, generator.integers(vocabulary, size=starts[-1]))
+
+    def batch(rows: npt.NDArray[np.int64]) -> Batch:
+        source = ids(lengths.source[rows], architecture.source_vocab_size)
+        target = ids(
+            lengths.target[rows], 2 if architecture.is_classifier else architecture.target_vocab_size
+        )
+        return collate(source, target, architecture.pad_id, architecture.bos_id, rows.tolist())
+
+    for step, tokens in cycle(zip(plan.steps, plan.step_tokens, strict=True)):
+        yield Step(1, tokens, [batch(rows) for rows in step if len(rows)], list, START)

@@ -181,6 +181,7 @@ def _draw_models(
                 yield _draw(run, number, sentences, device, overrides)
             except ModelError as error:
                 log.warning("%s; the report lacks its attention and positions", error)
+                run.missing.append("attention and positions of the model, which is damaged")
 
 
 def _draw(

@@ -96,16 +96,16 @@ class ResumableOutput:
 
     def _open(self) -> None:
         saved = self._read_state()
+        if saved and saved["lines"] and saved["job"] != self.job:
+            raise UsageError(
+                f"{self.part}: has the output for {saved['lines']} lines, written with another model or "
+                "other settings; remove it and leave out --continue to start over"
+            )
         if saved and self.resume:
-            if saved["job"] != self.job:
-                raise UsageError(
-                    f"{self.part}: was written with another model or other settings; "
-                    "remove it and leave out --continue to start over"
-                )
             self._done = self._saved = OutputState(saved["lines"], saved["sha256"], saved["bytes"])
         elif saved and saved["lines"]:
             raise UsageError(
-                f"{self.part}: contains the output of {saved['lines']} lines, before an interruption; add "
+                f"{self.part}: has the output for {saved['lines']} lines, from an interrupted command; add "
                 "--continue to resume, or remove it to start over"
             )
         try:

@@ -109,8 +109,6 @@ class Trainer:
         if reason := self._limit_reached():
             log.info("already finished: %s; raise the limit to continue training", reason)
             return
-        if self.checkpoint is None and self.recipe.init_from is not None:
-            self.leader.lead_validation(self.selection.score_initial_model, last=False)
         self.leader.lead(self._begin)
         with self._stopping(stop):  # it may take minutes to open the first window
             pace = Pace(cancelled=lambda: stop.received is not None)
@@ -130,6 +128,8 @@ class Trainer:
             self._dry_run(window)
             self.progress.start()
             with self.progress.bar, closing(self.progress):
+                if self.checkpoint is None and self.recipe.init_from is not None:
+                    self.leader.lead_validation(self.selection.score_initial_model, last=False)
                 self._train(stop)
         except DistributedError as error:
             if isinstance(error, SynchronizationMemoryError):
@@ -137,8 +137,6 @@ class Trainer:
                     self.run_dir, self.state.micro_batch_tokens, self.learner.max_micro_batch_positions
                 )
             self._save_alone()
-            if stop.received is not None:  # the other ranks may already have stopped
-                raise self._interrupted(stop.received) from error
             raise
 
     def _dry_run(self, window: Window) -> None:
@@ -168,8 +166,8 @@ class Trainer:
                 self._unrecorded = step
                 self.progress.add_step(metrics, step.locate)
                 # All decisions of this step use one answer; a signal that arrives later is handled after the
-                # next save. Reading the metrics comes later: it waits for the GPU, which a lost rank may
-                # keep waiting, whereas this notices the loss.
+                # next save. The metrics are read afterwards: that waits for the GPU, which would hang if a
+                # rank is lost, whereas this exchange notices it.
                 stopped = self._agree(stop)
                 self.ranks.expect_steps()
                 reason = self._record_step()
@@ -306,6 +304,8 @@ class Trainer:
 
         if self.state.validation_due:
             self.leader.lead_validation(validate, last)
+            if last and self.ranks.is_first:
+                self.selection.compare_with_initial_model()
         else:
             self.leader.lead(lambda: self.selection.publish(last))
         self.average.discard()

@@ -62,6 +62,7 @@ class ModelSelection:
         def work() -> None:
             scores = self.validator(model)
             score = self._value_of(scores)
+            self.progress.update_time()
             self.state.initial_score = score if math.isfinite(score) else None
             log.info("initial model: %s", scores.describe()[0])
 
@@ -151,9 +152,11 @@ class ModelSelection:
     def check_fingerprint(self) -> None:
         """Discard the best score if the validation pairs or the search settings have changed."""
         state, fingerprint = self.state, self.validator.fingerprint()
+        if state.validation_fingerprint not in ("", fingerprint):
+            state.initial_score = None
         if state.best_score is not None and state.validation_fingerprint != fingerprint:
             log.warning("the validation pairs or the search have changed; the best score is discarded")
-            state.best_step = state.best_score = state.best_alignment_layer = state.initial_score = None
+            state.best_step = state.best_score = state.best_alignment_layer = None
             state.validations_without_improvement = 0
         state.validation_fingerprint = fingerprint
 

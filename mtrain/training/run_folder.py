@@ -11,7 +11,7 @@ from typing import Any
 
 from mtrain.checkpoint.checkpoint import Checkpoint, checkpoint_folders, open_checkpoint
 from mtrain.checkpoint.model_folder import Loaded
-from mtrain.checkpoint.model_info import describe_ancestor
+from mtrain.checkpoint.model_info import RUN_HEADER, describe_ancestor, has_run_config
 from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.config.load import validate
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 # Keys that may change when a run is resumed. If the search settings of validation change, the best score is
 # discarded. Whether files with other paths have the same contents is checked later, when they are read.
 _MAY_CHANGE = re.compile(
-    r"run_dir|data\.(train|validation)(\[\d+\])?\.(source|target|tsv|jsonl|parquet)|data\.(check|folder|window_pairs|test(\..+)?|train(\[\d+\])?\.name)|(decoding|export)\..+|"
+    r"run_dir|data\.(check|folder|window_pairs|test(\..+)?|train(\[\d+\])?\.name)|(decoding|export)\..+|"
+    r"data\.(train|validation)(\[\d+\])?\.(source|target|tsv|jsonl|parquet)|"
     r"training\.(max_\w+|micro_batch_tokens|validate_every|checkpoint_every|"
     r"keep_checkpoints|log_every|parallel|compile|precision|patience)"
 )
 _CORPUS = re.compile(r"data\.(train|validation)(\[\d+\])?(\.(?!weight$).+)?")
 _CORPUS_KEYS = ("source", "target", "tsv", "jsonl", "parquet", "hub", "sacrebleu", "toy", "holdout")
-_HEADER = "# Written by mtrain: the resolved config of this run.\n"  # of config.yaml
 _CONTENTS = [
     *("config.yaml", "manifest.json", "tokenizer", "data", "checkpoints", "metrics.jsonl", "model"),
     *("origin.json", "memory-limit.json", "samples.jsonl", "best_validation.json", "test_scores.json"),
@@ -49,19 +49,14 @@ def open_run(config: Config, resume: str, allow_data_change: bool = False) -> Ch
 
     `resume` is `auto` (the newest valid checkpoint), `never`, or the path of a checkpoint. With
     `allow_data_change`, the corpora may have changed. Raises UsageError if there are checkpoints and `resume`
-    is `never`, if there is a model without checkpoints, or if a key has changed that must not change;
-    ModelError if no checkpoint is valid; StorageError if the folder cannot be written.
+    is `never`, or if a key has changed that must not change; ModelError if no checkpoint is valid;
+    StorageError if the folder cannot be written.
     """
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     checkpoints = checkpoint_folders(run_dir)
     if resume == "never" and checkpoints:
         raise UsageError(f"{run_dir}: already has checkpoints; with --resume never, give another --run-dir")
-    if not checkpoints and (run_dir / "model" / MANIFEST).is_file():
-        raise UsageError(
-            f"{run_dir}: has no checkpoint to resume from, but a model, which a new run would replace; give "
-            f"another --run-dir, or move {run_dir / 'model'} elsewhere"
-        )
     chosen = None
     if resume not in ("auto", "never"):
         wanted = [folder for folder in checkpoints if folder.resolve() == Path(resume).resolve()]
@@ -83,13 +78,12 @@ def locked_run_folder(run_dir: Path) -> Iterator[None]:
     """Create the run folder, lock it against other processes, and clean up after a crash.
 
     The lock is released at the end of the block, or when the process ends. Files that mtrain did not write
-    are not touched. Raises UsageError if the folder has other contents or if another process holds the lock,
-    which the message names; StorageError if the folder cannot be written.
+    are not touched. Raises UsageError if the folder has other contents, or a model but no checkpoints, or if
+    another process holds the lock, which the message names; StorageError if the folder cannot be written.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        config = run_dir / "config.yaml"
-        is_run = config.is_file() and config.read_text(encoding="utf-8", errors="replace").startswith(_HEADER)
+        is_run = has_run_config(run_dir)
         if not is_run and (foreign := [name for name in _CONTENTS if _is_foreign(run_dir / name)]):
             raise UsageError(
                 f"{run_dir}: is not a run folder, and a run would overwrite its {foreign[0]}; "
@@ -105,6 +99,11 @@ def locked_run_folder(run_dir: Path) -> Iterator[None]:
         record_owner(run_dir / ".lock")
         if is_run:
             _clean_up(run_dir)
+        if (run_dir / "model" / MANIFEST).is_file() and not checkpoint_folders(run_dir):
+            raise UsageError(
+                f"{run_dir}: has a model but no checkpoint to resume from; a new run would replace the "
+                f"model; give another --run-dir, or move {run_dir / 'model'} elsewhere"
+            )
         yield
     finally:
         lock.release()
@@ -135,7 +134,7 @@ def write_config(config: Config) -> None:
     Until the recipe is chosen, only the given keys are written, since defaults would count as given.
     """
     text = to_yaml(config, exclude_unset=config.model.preset == "auto")
-    write_atomically(Path(config.run_dir) / "config.yaml", _HEADER + text)
+    write_atomically(Path(config.run_dir) / "config.yaml", RUN_HEADER + text)
 
 
 def record_initial_model(

@@ -28,8 +28,7 @@ from mtrain.errors import is_out_of_memory
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.layers import Dropout
 from mtrain.model.loss import LossSums
-from mtrain.training.loss_scaler import LossScaler
-from mtrain.training.optimizer import make_optimizer
+from mtrain.training.optimizer import LossScaler, make_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +121,8 @@ class Learner:
             self._release_memory()
 
     def _reduce_micro_batches(self, error: Exception, batches: Sequence[Batch]) -> None:
-        """Limit micro-batches to half the size of the largest of some, after `error`. Raises the error if it
-        is not that memory ran out, or if no micro-batch can be divided."""
+        """After an out-of-memory `error`, limit micro-batches to half the size of the largest of `batches`
+        that can be divided. Raises any other error again, and also if none can be divided."""
         divisible = [batch.positions for batch in batches if len(batch.rows) > 1]
         if not is_out_of_memory(error) or not divisible:
             raise error

@@ -407,3 +407,10 @@ def test_35_memory_that_runs_out_during_the_synchronization_lowers_the_limit_of_
     calls.extend([1] * 9)
     assert exit_codes(run_ranks(2, train, tmp_path)) == [0, 0], read_logs(tmp_path)
     assert open_checkpoint(last_checkpoint(run)).state.max_micro_batch_positions == limit
+
+
+def test_the_initial_model_is_scored_by_all_ranks_together(whole, tmp_path):
+    work = fit(tmp_path / "run", 2, "--set", f"training.init_from={whole}")
+    assert exit_codes(run_ranks(2, work, tmp_path)) == [0, 0], read_logs(tmp_path)
+    states = [open_checkpoint(folder).state for folder in checkpoint_folders(tmp_path / "run")]
+    assert states and all(state.initial_score is not None for state in states)

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from mtrain import Translator
 from mtrain.checkpoint.average import average_models
 from mtrain.checkpoint.model_folder import load_model, save_model_folder, tokenizer_folder
-from mtrain.checkpoint.model_info import ModelInfo, read_info
+from mtrain.checkpoint.model_info import ModelInfo, read_info, run_folder_of
 from mtrain.errors import ModelError
 from mtrain.storage.manifest import write_manifest
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -133,7 +133,7 @@ def test_any_checkpoint_of_a_run_can_be_loaded(run_dir, tmp_path):
         assert tokenizer_folder(folder) == run_dir / "tokenizer"
     average_models(checkpoints, tmp_path / "average")
     ancestors = read_info(tmp_path / "average").origin.ancestors
-    assert [ancestor.name for ancestor in ancestors] == [run_dir.name] * 2
+    assert [ancestor.name for ancestor in ancestors] == ["by-heart at step 100", "by-heart at step 200"]
     copy = shutil.copytree(checkpoints[0], tmp_path / checkpoints[0].name)
     with pytest.raises(ModelError, match=r"does not list config\.yaml"):
         load_model(copy)
@@ -143,6 +143,11 @@ def test_a_run_whose_checkpoints_were_removed_offers_its_model(run_dir, tmp_path
     run = shutil.copytree(run_dir, tmp_path / "run")
     shutil.rmtree(run / "checkpoints")
     assert Translator.load(run, "cpu").translate([PAIRS[0][0]])[0].text == PAIRS[0][1]
+    assert run_folder_of(run / "model") == run.resolve()
+    (run / "config.yaml").write_text(
+        "server: {port: 80}\n"
+    )  # of another program, which has a copy of the model
+    assert run_folder_of(run / "model") is None
 
 
 @pytest.mark.parametrize(
@@ -163,7 +168,9 @@ def test_models_of_other_programs_are_recognized(tmp_path, file, message):
 
 def test_a_name_on_the_hub_is_no_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match="no such model or run folder; one of the Hugging Face Hub can be"):
+    with pytest.raises(
+        ModelError, match="no such model or run folder; a model of the Hugging Face Hub can be"
+    ):
         load_model(Path("Helsinki-NLP/opus-mt-en-de"))
 
 

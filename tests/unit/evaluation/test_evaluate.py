@@ -71,7 +71,7 @@ def test_a_holdout_is_read_from_the_data_folder_of_the_run(make_config):
     assert held_out == [list(pair) for pair in zip(found.sources, *found.references, strict=True)]
     assert set(map(tuple, held_out)) < set(PAIRS)
     shutil.rmtree(run / "data")
-    with pytest.raises(DataError, match="the held-out pairs are missing; run `mtrain prepare`"):
+    with pytest.raises(DataError, match="the held-out pairs are missing; restore it, or give --source"):
         validation_sets(run)
 
 

@@ -188,4 +188,5 @@ def test_a_damaged_model_is_left_out_with_a_warning(run_dir, other, caplog):
     page = report_page([run_dir, other])
     assert "model.safetensors: damaged" in caplog.text
     assert "the report lacks its attention and positions" in caplog.text
+    assert "Not recorded by other &lt;run&gt;: attention and positions of the model, which is damaged" in page
     assert page.count("<summary>by-heart</summary>") == page.count("<summary>other &lt;run&gt;</summary>") + 2

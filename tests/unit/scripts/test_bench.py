@@ -177,7 +177,7 @@ def test_a_process_that_fails_is_reported_with_its_last_line(job, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.architecture  # installs the other tools on first use, which takes minutes
+@pytest.mark.network  # installs the other tools on first use, which takes minutes
 @pytest.mark.parametrize("peer", train.PEERS)
 def test_the_other_tools_train(peer, capfd):
     environment_of_peers = str(peer_environment.default_folder())
@@ -189,7 +189,7 @@ def test_the_other_tools_train(peer, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.architecture
+@pytest.mark.network
 @pytest.mark.parametrize("peer", translate.PEERS)
 def test_the_other_tools_translate(peer, run_dir, corpus, capfd):
     arguments = ["--length", "4", "--repeats", "1", "--device", "cpu", "--against", peer, "--json"]

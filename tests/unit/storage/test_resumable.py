@@ -159,11 +159,7 @@ def test_without_an_interrupted_output_resuming_starts_from_the_beginning(out):
 @pytest.mark.parametrize(
     ("lines", "job", "message"),
     [
-        (
-            LINES,
-            {**JOB, "model": "n"},
-            "with another model or other settings; remove it and leave out --continue",
-        ),
+        (LINES, {**JOB, "model": "n"}, "with another model or other settings; remove it and leave out"),
         (["other", *LINES[1:]], JOB, "the input has changed; remove it and leave out"),
         (LINES[:2], JOB, "the input has changed"),
     ],
@@ -263,9 +259,7 @@ def test_a_note_left_by_a_finished_job_is_replaced(out, part):
 
 def test_the_output_of_an_interrupted_job_is_never_replaced(out, part):
     interrupt(out, 7)
-    with pytest.raises(
-        UsageError, match=r"contains the output of 7 lines.*add --continue to resume, or remove"
-    ):
+    with pytest.raises(UsageError, match=r"has the output for 7 lines.*add --continue to resume, or remove"):
         answer(out)
     part.unlink()
     assert answer(out) == 0 and out.read_text() == whole()

@@ -83,6 +83,25 @@ def test_a_fine_tuned_model_is_compared_with_the_initial_one(tuned, caplog, rate
     assert all("validation" not in line for line in read_metrics(run) if line["step"] == 0)
 
 
+def test_a_model_that_fine_tuning_improves_is_not_warned_of(make_config, tuned, caplog):
+    sizes = {"max_steps": 2, "validate_every": 2, "best_metric": "nll"}
+    first = fit_on_cpu(make_config("first", training=sizes))
+    caplog.clear()
+    fit_on_cpu(tuned(init_from=first, training={"best_metric": "nll"}))
+    assert "no validation was better" not in caplog.text
+
+
+def test_a_resumed_fine_tuning_is_compared_with_the_initial_model(tuned, caplog):
+    """The score is in the checkpoints, unless the search has changed since."""
+    for max_steps in (4, 8):
+        run = fit_on_cpu(tuned(training={"learning_rate": 0.5, "max_steps": max_steps}))
+    assert caplog.text.count("no validation was better") == 2
+    assert json.loads((last_checkpoint(run) / "state.json").read_text())["initial_score"] > 99
+    decoding = {"no_repeat_ngram": 3}
+    fit_on_cpu(tuned(training={"learning_rate": 0.5, "max_steps": 12}, decoding=decoding))
+    assert caplog.text.count("no validation was better") == 2
+
+
 def test_fine_tuning_keeps_what_was_learned_and_resumes_from_the_resolved_config(tuned, tmp_path):
     run = fit_on_cpu(tuned(training={"learning_rate": 1e-6}, model={"dropout": 0.1, "word_dropout": 0.1}))
     assert read_metrics(run)[-1]["validation"]["bleu"] == pytest.approx(100)

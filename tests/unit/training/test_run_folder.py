@@ -89,8 +89,10 @@ def test_a_model_without_checkpoints_is_never_replaced(make_config):
     shutil.rmtree(run / "checkpoints")
     before = (run / "model/model.safetensors").read_bytes(), (run / "metrics.jsonl").read_bytes()
     for resume in ("auto", "never"):
-        with pytest.raises(UsageError, match="no checkpoint to resume from, but a model, which a new run"):
+        with pytest.raises(UsageError, match="has a model but no checkpoint to resume from; a new run would"):
             fit_on_cpu(make_config(training={"max_steps": 4}), resume)
+    with pytest.raises(UsageError, match="has a model but no checkpoint to resume from"):
+        tokenize(make_config(), force=True)
     assert before == ((run / "model/model.safetensors").read_bytes(), (run / "metrics.jsonl").read_bytes())
 
 

@@ -11,8 +11,7 @@ import torch
 from mtrain.config.model import ModelConfig
 from mtrain.model.layers import Dropout
 from mtrain.model.transformer import Transformer
-from mtrain.training.loss_scaler import LossScaler
-from mtrain.training.optimizer import make_optimizer
+from mtrain.training.optimizer import LossScaler, make_optimizer
 from mtrain.training.step import Learner
 from tests.support.training import Poisoned, batches_of
 
