@@ -72,7 +72,7 @@ def test_recipes_state_the_numbers_of_the_automatic_recipe():
     section = " ".join(section.split())
     pairs = [*recipe.VOCABULARIES, *recipe.LARGEST]
     thresholds = [number for row in pairs for number in row if isinstance(number, int)]
-    epochs = [f"{recipe.useful_epochs(number):.0f} of {number:,}" for number in (29_000, 1_000_000)]
+    epochs = [f"{recipe.useful_epochs(number):.0f} for {number:,}" for number in (29_000, 1_000_000)]
     rate, doubling = recipe.PEAK_RATE * 128, recipe.dropout(20) - recipe.dropout(10)
     low, high = recipe.VALIDATIONS
     stated = [

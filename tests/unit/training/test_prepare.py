@@ -79,7 +79,7 @@ def test_a_missing_dependency_is_reported_before_any_work(mtrain, config_file, t
 
 def test_the_help_states_the_sizes_below_which_there_is_one_process(mtrain):
     text = " ".join(re.sub("[^\\w,]", " ", mtrain("prepare", "--help")[1]).split())
-    assert f"Below {LARGE // 2**20} MiB of text check or {SHARD:,} pairs encoding" in text
+    assert f"below {LARGE // 2**20} MiB to check, below {SHARD:,} pairs to encode" in text
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 1), (2, 1), (None, -1)])
