@@ -262,11 +262,11 @@ def read_model_config(folder: Path) -> ModelFolderConfig:
 
 
 def name_of(folder: Path) -> str:
-    """The name of a run or model folder; that of the run for a model folder in a run folder, and with the
-    step for a checkpoint."""
+    """The name of a run or model folder; that of the run for a model folder in a run folder, and for a
+    checkpoint, with its own name."""
     name = (run_folder_of(folder) or folder).resolve().name
     if is_checkpoint(folder):
-        name += f" at step {int(folder.resolve().name.removeprefix('step-'))}"
+        name += f", {folder.resolve().name}"
     return os.fsencode(name).decode("utf-8", "replace") or "model"
 
 
