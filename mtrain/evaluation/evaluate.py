@@ -43,7 +43,7 @@ class TestSet(NamedTuple):
 
 
 def configured_test_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSet]:
-    """The test sets in `data.test` of a run, which may be given by its model folder or a checkpoint, too.
+    """The test sets in `data.test` of a run. `run_dir` may also be its model folder or a checkpoint.
 
     Raises UsageError if there are none, and DataError if one cannot be read.
     """

@@ -223,8 +223,8 @@ def _sublayer_bytes(config: ModelConfig, numerics: Numerics) -> int:
 
 
 def _feed_forward_bytes(config: ModelConfig, numerics: Numerics) -> int:
-    """Bytes per token that a feed-forward network saves: the inputs of its activation function and of its
-    second product, and its dropout."""
+    """Bytes per token that a feed-forward network saves: what its activation function saves, its dropout, and
+    the input of its second product."""
     rate = config.dropout if config.activation_dropout is None else config.activation_dropout
     activation = {"relu": 1, "gelu": 1, "silu": 1, "swiglu": 3}[config.activation]
     number = numerics.product_bytes
