@@ -36,9 +36,8 @@ def fit(config: Config, resume: str = "auto", device: str = "auto", allow_data_c
     with joined_ranks(device) as ranks:
         given = {"--resume": resume, "--allow-data-change": str(allow_data_change)}
         ranks.require_equal({**dict(_keys_of(config.model_dump(mode="json"))), **given})
-        [restarts] = ranks.all_reduce_max(
-            read_launch().restarts
-        )  # torchrun on a new machine counts from zero
+        # The maximum of all, because torchrun on a new machine counts from zero.
+        [restarts] = ranks.all_reduce_max(read_launch().restarts)
         if restarts:
             resume = "auto"
         run_dir = Path(config.run_dir)
