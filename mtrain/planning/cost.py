@@ -264,7 +264,7 @@ def loss_gradient_bytes(config: ModelConfig, shape: Shape) -> int:
     return FP32 * (numbers + (config.target_vocab_size if config.output_bias else 0))
 
 
-def loss_workspace_bytes(config: ModelConfig, shape: Shape, numerics: Numerics, r_drop: bool) -> int:
+def loss_workspace_bytes(config: ModelConfig, shape: Shape, numerics: Numerics) -> int:
     """Bytes that the loss needs for a moment, besides the gradients that it saves: logits and their
     gradients, of a chunk of tokens at a time; or copies of the gradients at the start of the backward
     pass."""
@@ -279,9 +279,7 @@ def loss_workspace_bytes(config: ModelConfig, shape: Shape, numerics: Numerics, 
         logits = number + FP32  # and their softmax, which becomes the gradient
         if config.output_bias and numerics.is_low:
             logits += FP32
-        extra = FP32 if numerics.is_low else 0
-        if r_drop:  # differences of the logits of each pair, and their products with both softmaxes
-            extra = max(extra, 3 * FP32 // 2)
+        extra = FP32 if numerics.is_low else 0  # R-Drop: the gradient before it is rounded
     weight = vocabulary * config.d_model
     # A copy of the weight in low precision, and the chunk's share of the gradient of the weight.
     products = number * weight * (2 if numerics.is_low else 1)

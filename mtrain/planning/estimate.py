@@ -161,7 +161,7 @@ class Estimator:
         """Peak memory, with a micro-batch of a shape."""
         workers, weights = self.device.workers, FP32 * count_parameters(self.architecture).total
         trained, loss = FP32 * self.trained_parameters, loss_gradient_bytes(self.architecture, shape)
-        workspace = loss_workspace_bytes(self.architecture, shape, self.numerics, self.recipe.r_drop > 0)
+        workspace = loss_workspace_bytes(self.architecture, shape, self.numerics)
         return Memory(
             weights=weights,
             gradients=trained * workers,
