@@ -4,6 +4,7 @@ import math
 import os
 import re
 from collections.abc import Hashable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,9 +85,8 @@ _YamlDumper.add_representer(str, _YamlDumper.represent_text)
 def parse_document(text: str) -> Document:
     """Parse YAML by the 1.2 core schema. Raises YamlError."""
     try:
-        loader = _YamlLoader(text)
-        root = loader.get_single_node()
-        return Document(None if root is None else loader.construct_document(root), root)
+        root = _syntax_tree(text)
+        return Document(None if root is None else _YamlLoader("").construct_document(root), root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -96,6 +96,11 @@ def parse_document(text: str) -> Document:
         raise YamlError(f"character U+{ord(text[error.position]):04X} is not allowed", line) from None
     except RecursionError:
         raise YamlError("nested too deeply", 1) from None
+
+
+@lru_cache(maxsize=16)  # a command may read a config several times, which takes some milliseconds each
+def _syntax_tree(text: str) -> yaml.Node | None:
+    return _YamlLoader(text).get_single_node()
 
 
 def _quoted(text: str, number: int) -> str:
