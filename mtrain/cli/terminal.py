@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -188,12 +188,17 @@ def require_file(path: Path) -> None:
 
 def read_lines(path: Path) -> Iterator[str]:
     """Read the lines of a file, or of stdin for `-`. Raises DataError at the first that is not valid text."""
-    from mtrain.data.lines import decode_lines, raise_errors
+    from mtrain.data.lines import raise_errors
     from mtrain.data.lines import read_lines as lines_of
 
+    yield from decode_stdin(sys.stdin.buffer) if str(path) == "-" else raise_errors(lines_of(path))
+
+
+def decode_stdin(lines: Iterable[bytes]) -> Iterator[str]:
+    """The lines of stdin as text. Raises DataError at the first that is not valid text."""
+    from mtrain.data.lines import decode_lines, raise_errors
+
     try:
-        yield from raise_errors(
-            decode_lines(sys.stdin.buffer, "<stdin>") if str(path) == "-" else lines_of(path)
-        )
+        yield from raise_errors(decode_lines(lines, "<stdin>"))
     except OSError as error:
         raise DataError(f"<stdin>: cannot read: {error.strerror}") from None

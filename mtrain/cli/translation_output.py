@@ -53,6 +53,7 @@ class Job(NamedTuple):
     form: Format
     progress: "ProgressBar"
     problems: "ProblemCounter"
+    paused: Callable[[], bool]  # whether the input pauses, and those who wrote it may wait for answers
 
     def answers(
         self, lines: Iterable[str], first: int = 0, waiting: Callable[[], object] = lambda: None
@@ -68,7 +69,10 @@ class Job(NamedTuple):
         form, scored = self.form, self.form.scores or self.form.json
         sources, lines = tee(lines)
         found = self.translator.stream(
-            lines, form.n_best, form.alignments, prefixes, first, scored=scored, progress=count
+            *(lines, form.n_best, form.alignments, prefixes, first),
+            scored=scored,
+            progress=count,
+            paused=self.paused,
         )
         for number, (source, best) in enumerate(zip(sources, found, strict=True), start=first + 1):
             self.problems.add(number, source, best.text, best.finished)
@@ -102,16 +106,20 @@ def write_translations(
 ) -> None:
     """Translate the typed sentences, or a file or stdin, and write the results to stdout or a file. A file is
     written so that `--continue` can resume it."""
+    from mtrain.cli.pipe import answered_pipe
     from mtrain.decoding.problems import ProblemCounter
     from mtrain.progress_bar import ProgressBar
 
     total = len(typed) if typed else count_lines(input_file)
     if prefix is not None and total is not None:
         _check_prefixes(prefix, total)
-    lines = iter(typed) if typed else terminal.read_lines(input_file or Path("-"))
+    from_stdin = not typed and (input_file is None or str(input_file) == "-")
+    pipe = answered_pipe() if from_stdin and output_file is None else None
+    lines = iter(typed) if typed else iter(pipe or terminal.read_lines(input_file or Path("-")))
+    paused = (lambda: False) if pipe is None else pipe.paused
     hidden = bool(typed) or is_on_screen(output_file)
     with ProgressBar("translated", "lines", total, hidden) as progress:
-        job = Job(translator, prefix, form, progress, ProblemCounter())
+        job = Job(translator, prefix, form, progress, ProblemCounter(), paused)
         if output_file is None or is_stream(output_file):
             with open_output(output_file) as out:
                 write_lines(job.answers(lines), out, flush_every=0)  # the next input may take long to arrive

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -167,10 +167,10 @@ def read_lines(path: Path, digests: Digests | None = None) -> Iterator[str | Dat
         yield from decode_lines(stream, str(path))
 
 
-def decode_lines(stream: IO[bytes], name: str, first: int = 1) -> Iterator[str | DataError]:
-    """Like `read_lines`, for an open byte stream whose first line has number `first`. `name` identifies it in
-    error messages."""
-    for number, line in enumerate(stream, first):
+def decode_lines(lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str | DataError]:
+    """Like `read_lines`, for lines with their ends, such as an open file, whose first line has number
+    `first`. `name` identifies them in error messages."""
+    for number, line in enumerate(lines, first):
         if number == 1:
             line = line.removeprefix(_BOM)
         line = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line

@@ -1,7 +1,7 @@
 """Splitting the input into windows of lines, and lines into parts: all lines, or those that are too long."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from sentencex import segment
@@ -23,10 +23,13 @@ WINDOW_CHARACTERS = 1_000_000  # maximum characters of `WINDOW` lines, so that l
 
 
 def windows(
-    lines: Iterable[str], prefixes: Iterable[str] | None, most: int
+    lines: Iterable[str],
+    prefixes: Iterable[str] | None,
+    most: int,
+    paused: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yield windows of lines and the prefixes of their translations, if any: at most `most` lines each, fewer
-    if they are long (see `WINDOW_CHARACTERS`).
+    if they are long (see `WINDOW_CHARACTERS`) or the input has `paused`.
 
     Raises UsageError if there are more or fewer prefixes than lines.
     """
@@ -46,7 +49,7 @@ def windows(
             beginnings.append(beginning)
             size += len(beginning)
         size += len(text)
-        if len(texts) >= wanted or size >= most_characters:
+        if len(texts) >= wanted or size >= most_characters or paused():
             yield texts, beginnings
             texts, beginnings, size, wanted = [], [], 0, min(2 * wanted, most)
     if rest is not None and next(rest, None) is not None:

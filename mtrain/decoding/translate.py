@@ -226,13 +226,16 @@ class Translator:
         window: int | None = None,
         scored: bool = True,
         progress: Callable[[int, int], object] = lambda lines, tokens: None,
+        paused: Callable[[], bool] = lambda: False,
     ) -> Iterator[Translation]:
         """Like `translate`, but yields translations, in bounded memory: reads at most `window` lines at a
         time, by default 4,096, or 2,048 for each of more than two workers.
 
         `first` is the index of the first line in the whole input. It makes sampling independent of where an
         interrupted translation was resumed. `progress` is called with the number of lines and of target
-        tokens whenever some are translated, which is before they can be yielded in order.
+        tokens whenever some are translated, which is before they can be yielded in order. After each line,
+        `paused` says whether to translate those read so far before the next one, which may take long to
+        arrive.
         """
         lines = [lines] if isinstance(lines, str) else lines
         workers = self.workers if self._ranks is None else SharedWorkers(self.workers, self._ranks)
@@ -249,7 +252,7 @@ class Translator:
 
         limits = self.max_length, self.direction.source
         splitter = Splitter(self.tokenizer, *limits, self.decoding.split, self.tag)
-        for texts, beginnings in windows(lines, prefixes, window):
+        for texts, beginnings in windows(lines, prefixes, window, paused):
             parts = splitter.parts_of(texts, beginnings, first)
             task = DecodingTask(self.decoding, parts, self.target_lang, n_best, alignments, scored)
             translations = workers.decode(task, decoded)

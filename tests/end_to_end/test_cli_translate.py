@@ -8,12 +8,14 @@ import pty
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from functools import partial
 from pathlib import Path
+from select import select
 
 import pyarrow as pa
 import pytest
@@ -111,6 +113,24 @@ def test_an_unreadable_stdin_is_a_data_error(run_dir):
     with Path(os.devnull).open("w") as write_only:
         code, _, err = run_forked("translate", run_dir, "--device", "cpu", stdin=write_only.fileno())
     assert code == 3 and "<stdin>: cannot read: Bad file descriptor" in one_line(err)
+
+
+@pytest.mark.parametrize("connect", [os.pipe, lambda: [one.detach() for one in socket.socketpair()]])
+def test_a_program_can_read_an_answer_before_it_writes_the_next_line(run_dir, connect):
+    (stdin, to_child), (from_child, stdout) = connect(), os.pipe()
+    child = start_forked("translate", run_dir, "--device", "cpu", "--quiet", streams=[stdin, stdout, 2])
+    os.close(stdin)
+    os.close(stdout)
+    with os.fdopen(to_child, "wb", buffering=0) as writer, os.fdopen(from_child, "rb") as answers:
+        for source, target in zip(SOURCES[:3], TARGETS[:3], strict=True):
+            writer.write(source.encode() + b"\n")
+            assert select([answers], [], [], 60)[0], "no answer"
+            assert answers.readline().decode() == f"{target}\n"
+        writer.write(f"{SOURCES[3]}\n{SOURCES[4][:3]}".encode())  # the second line begins
+        writer.write(SOURCES[4][3:].encode())
+        writer.close()
+        assert answers.read().decode() == f"{TARGETS[3]}\n{TARGETS[4]}\n"
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_continue_needs_an_output_that_was_interrupted(mtrain, run_dir, corpus, tmp_path):
