@@ -53,12 +53,12 @@ def fused_attention(
     return F.scaled_dot_product_attention(queries, keys, values, keep, dropout, causal)
 
 
-def eager_attention(projected: Tensor, memory: Tensor | None, heads: int, keep: Tensor | None) -> Tensor:
+def eager_attention(projected: Tensor, keys_values: Tensor | None, heads: int, keep: Tensor | None) -> Tensor:
     """Attention (B, T, E) that stores its weights for the backward pass, for short sentences on a CPU.
 
-    With `memory` (B, S, 2E), which contains keys and values, `projected` (B, T, E) contains queries. Without,
-    it contains queries, keys and values (B, T, 3E). Each of them is divided among the heads. `keep` has a
-    value for each key in its last dimension.
+    `projected` contains queries (B, T, E), and `keys_values` (B, S, 2E) the rest; without the latter,
+    `projected` contains all three (B, T, 3E). Each of them is divided among the heads. `keep` has a value for
+    each key in its last dimension.
 
     Arguments in low precision are converted to fp32, and the result back. Type and layout change in one copy,
     and the keys are padded where that saves time. Autograd would copy every input of the products once more,
@@ -66,7 +66,7 @@ def eager_attention(projected: Tensor, memory: Tensor | None, heads: int, keep: 
     even if the backward pass runs under autocast.
     """
     with without_autocast(projected):
-        out: Tensor = _EagerAttention.apply(projected, memory, heads, keep)  # type: ignore[no-untyped-call]
+        out: Tensor = _EagerAttention.apply(projected, keys_values, heads, keep)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -78,10 +78,10 @@ def padded_keys(keys: int) -> int:
 class _EagerAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, projected: Tensor, memory: Tensor | None, heads: int, keep: Tensor | None
+        ctx: Any, projected: Tensor, keys_values: Tensor | None, heads: int, keep: Tensor | None
     ) -> Tensor:
         dtype = torch.promote_types(projected.dtype, torch.float32)
-        in_parts = split_heads(projected, memory, heads)
+        in_parts = split_heads(projected, keys_values, heads)
         sentences, length, _, width = in_parts[0].shape
         keys = in_parts[1].size(1)
         padded = padded_keys(keys)
@@ -99,14 +99,19 @@ class _EagerAttention(torch.autograd.Function):
         out = projected.new_empty(sentences, length, heads, width)
         _copy_by_position(torch.bmm(weights, parts[2]), out)
         ctx.save_for_backward(*parts, weights)
-        ctx.shapes = heads, projected.shape, None if memory is None else memory.shape, projected.dtype
+        ctx.shapes = (
+            heads,
+            projected.shape,
+            None if keys_values is None else keys_values.shape,
+            projected.dtype,
+        )
         return out.flatten(2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, weights = ctx.saved_tensors
-        heads, projected_shape, memory_shape, dtype = ctx.shapes
+        heads, projected_shape, keys_values_shape, dtype = ctx.shapes
         scale = queries.size(-1) ** -0.5
         grad = _by_head(
             grad.reshape(*grad.shape[:2], heads, queries.size(-1)), queries.size(1), queries.dtype
@@ -119,21 +124,25 @@ class _EagerAttention(torch.autograd.Function):
             grad_queries = _scaled_product(grad_scores, keys, scale)
             grad_keys = _scaled_product(grad_scores.transpose(1, 2), queries, scale)
         grad_projected = grad.new_empty(projected_shape, dtype=dtype)
-        grad_memory = None if memory_shape is None else grad.new_empty(memory_shape, dtype=dtype)
+        grad_keys_values = (
+            None if keys_values_shape is None else grad.new_empty(keys_values_shape, dtype=dtype)
+        )
         by_head = (grad_queries, grad_keys, grad_values)
-        for part, by_position in zip(by_head, split_heads(grad_projected, grad_memory, heads), strict=True):
+        for part, by_position in zip(
+            by_head, split_heads(grad_projected, grad_keys_values, heads), strict=True
+        ):
             _copy_by_position(part, by_position)
-        return grad_projected, grad_memory, None, None
+        return grad_projected, grad_keys_values, None, None
 
 
-def split_heads(projected: Tensor, memory: Tensor | None, heads: int) -> tuple[Tensor, ...]:
+def split_heads(projected: Tensor, keys_values: Tensor | None, heads: int) -> tuple[Tensor, ...]:
     """Views of queries, keys and values, (B, T or S, H, D). For the arguments see `eager_attention`."""
-    if memory is None:
+    if keys_values is None:
         width = projected.size(-1) // (3 * heads)
         return projected.view(*projected.shape[:2], 3, heads, width).unbind(2)
     width = projected.size(-1) // heads
     queries = projected.view(*projected.shape[:2], heads, width)
-    return queries, *memory.view(*memory.shape[:2], 2, heads, width).unbind(2)
+    return queries, *keys_values.view(*keys_values.shape[:2], 2, heads, width).unbind(2)
 
 
 def _by_head(x: Tensor, length: int, dtype: torch.dtype) -> Tensor:

@@ -40,6 +40,12 @@ def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
+def _causal(keep: Tensor | None, x: Tensor) -> Tensor:
+    """`keep` and the causal mask of the positions of x (.., T, E or D)."""
+    mask = causal_mask(x.size(-2), x.device)
+    return mask if keep is None else keep & mask
+
+
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
     """Apply rotary position embeddings (Su et al., "RoFormer", 2021) to queries or keys x (.., D) at
     `positions`, which broadcast to (..). The two halves of D are the coordinates that are rotated."""
@@ -69,30 +75,29 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        memory: Tensor | None = None,
+        keys_values: Tensor | None = None,
         keep: Tensor | None = None,
         causal: bool = False,
         attention_weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """Attention (N, T, E) of x (N, T, E) to itself, or to `memory` (B, S, 2 * E) from `project_memory`.
+        """Attention (N, T, E) of x (N, T, E) to itself, or to an encoder output, whose keys and values
+        (B, S, 2 * E) come from `project_memory`.
 
         `keep` broadcasts to (N, H, T, T) or (B, H, T, S). With `causal`, each position attends to itself and
         those before it. If `attention_weights` is a list, the weights, of that shape, are appended to it.
         """
-        if memory is None:
+        if keys_values is None:
             projected, sentences = self.query_key_value(x), len(x)
         else:
-            projected, sentences = self.query_key_value.slice(x, 0, x.size(-1)), len(memory)
+            projected, sentences = self.query_key_value.slice(x, 0, x.size(-1)), len(keys_values)
         projected = projected.view(sentences, -1, projected.size(-1))  # (B, K*T, E or 3 * E)
         if self.rotary:
             projected = self._rotated(projected)
-        if attention_weights is None and self._is_eager(projected, memory):
-            if causal:
-                mask = causal_mask(x.size(1), x.device)
-                keep = mask if keep is None else keep & mask
-            attended = kernels.eager_attention(projected, memory, self.heads, keep)
+        if attention_weights is None and self._is_eager(projected, keys_values):
+            keep = _causal(keep, x) if causal else keep
+            attended = kernels.eager_attention(projected, keys_values, self.heads, keep)
             return self.output(attended).view(x.shape)  # type: ignore[no-any-return]
-        parts = kernels.split_heads(projected, memory, self.heads)
+        parts = kernels.split_heads(projected, keys_values, self.heads)
         queries, keys, values = (part.transpose(1, 2) for part in parts)  # (B, H, K*T or S, D)
         weights: list[Tensor] | None = None if attention_weights is None else []
         attended = attend(queries, keys, values, self.dropout, keep, causal, weights)  # (B, H, K*T, D)
@@ -108,10 +113,13 @@ class MultiHeadAttention(nn.Module):
         positions = torch.arange(length, device=projected.device)[:, None]
         return torch.cat([rotate(by_head, positions).flatten(2), projected[..., 2 * width :]], dim=-1)
 
-    def _is_eager(self, projected: Tensor, memory: Tensor | None) -> bool:
+    def _is_eager(self, projected: Tensor, keys_values: Tensor | None) -> bool:
         """Whether `eager_attention` is the fastest kernel: in training on short sentences, on a CPU."""
-        keys, width = (projected if memory is None else memory).size(1), self.output.in_features // self.heads
-        trained = projected.requires_grad or (memory is not None and memory.requires_grad)
+        keys, width = (
+            (projected if keys_values is None else keys_values).size(1),
+            self.output.in_features // self.heads,
+        )
+        trained = projected.requires_grad or (keys_values is not None and keys_values.requires_grad)
         on_cpu = projected.device.type == "cpu"
         return on_cpu and trained and suits_eager_kernel(keys, width) and not self.dropout.active
 
@@ -153,9 +161,9 @@ class MultiHeadAttention(nn.Module):
         """Keys and values (B, S, 2 * E) of the encoder output (B, S, E)."""
         return self.query_key_value.slice(memory, memory.size(-1))
 
-    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values, each (B, H, S, D), of a projected memory (B, S, 2 * E)."""
-        keys, values = self._split_heads(memory, 2).unbind()
+    def keys_and_values(self, keys_values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, each (B, H, S, D), from `project_memory` (B, S, 2 * E)."""
+        keys, values = self._split_heads(keys_values, 2).unbind()
         return keys, values
 
     def _split_heads(self, x: Tensor, parts: int, sentences: int | None = None) -> Tensor:
@@ -195,8 +203,7 @@ def attend(
     explicit = attention_weights is not None or (on_cpu and dropout.active)
     # The fused kernel takes a mask or `causal`, not both; the other takes only a mask.
     if causal and (explicit or keep is not None):
-        mask = causal_mask(queries.size(2), queries.device)
-        keep, causal = mask if keep is None else keep & mask, False
+        keep, causal = _causal(keep, queries), False
     if on_cpu and dtype == torch.bfloat16:
         # On a CPU the backward pass of the fused kernel takes several times as long in bf16 as in fp32.
         queries, keys, values = queries.float(), keys.float(), values.float()
