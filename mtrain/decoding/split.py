@@ -84,11 +84,11 @@ class Splitter(NamedTuple):
         input.
         """
         tokenizer, tag = self.tokenizer, self.tag
-        starts = tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
+        prefix_ids = tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
         parts = []
         for line, of_line in enumerate(self._split_lines(texts)):
             for number, part in enumerate(filter(None, of_line)):
-                prefix = starts[line] if number == 0 else []
+                prefix = prefix_ids[line] if number == 0 else []
                 parts.append(Part(line, [*tag, *part, tokenizer.special.eos], prefix, (first + line, number)))
         return parts
 
@@ -125,10 +125,10 @@ class Splitter(NamedTuple):
     def _fit(self, sentences: list[list[int]]) -> list[list[int]]:
         """The parts of a line, given the ids of its sentences."""
         first, *others = sentences
-        tag = self.tokenizer.source.tag(first)
-        longest = max(1, self._most_ids - len(tag))
-        parts = (part for ids in (first[len(tag) :], *others) for part in _cut(ids, self.tokenizer, longest))
-        return [[*tag, *part] for part in parts]
+        symbols = self.tokenizer.source.tag(first)
+        sentences = [first[len(symbols) :], *others]
+        longest = max(1, self._most_ids - len(symbols))
+        return [[*symbols, *part] for ids in sentences for part in _cut(ids, self.tokenizer, longest)]
 
     def _sentences(self, text: str) -> list[str]:
         """The sentences of a text, at least one; those longer than `_BLOCK` characters are split, after a

@@ -9,9 +9,21 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sacrebleu.significance import PairedTest
 
+from mtrain.evaluation import compare
 from mtrain.storage.manifest import write_manifest
 from tests.support.cli import changed, one_line, run_forked
+
+
+@pytest.fixture
+def few_trials(monkeypatch):
+    """Approximate randomization with 200 trials, which takes a fraction of the time of 10,000."""
+
+    def paired_test(systems, metrics, references, kind):
+        return PairedTest(systems, metrics, references, kind, n_samples=200 if kind == "ar" else 0)
+
+    monkeypatch.setattr(compare, "PairedTest", paired_test)
 
 
 def test_evaluate_prints_scores_with_signatures(mtrain, run_dir, corpus):
@@ -46,6 +58,7 @@ def test_the_validation_set_can_be_scored_to_choose_settings(mtrain, run_dir, co
     assert code == 2 and "--validation has no effect with --reference" in one_line(err)
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_translations_that_may_be_wrong_are_counted(mtrain, run_dir, corpus, tmp_path):
     cut = ["--set", "decoding.max_length_ratio=0", "--set", "decoding.max_length_offset=2", "--device", "cpu"]
     code, out, _ = mtrain("evaluate", run_dir, "--metrics", "bleu", *cut)
@@ -279,6 +292,7 @@ def test_a_comparison_is_printed_as_a_table(mtrain, systems):
     assert compared.split()[:2] == ["c", "100.00"] and compared.count("*") == 2 and "p < 0.05" in note
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_a_comparison_is_written_as_a_page(mtrain, systems):
     files = ["--hypotheses", "a", "--compare", "b", "--reference", "ref", "--source", "src"]
     code, _, _ = mtrain("evaluate", *files, "--html", "page.html", "--metrics", "chrf")
@@ -292,6 +306,7 @@ def test_a_comparison_is_written_as_a_page(mtrain, systems):
     assert code == 6 and "src/page.html: cannot write: no such folder" in one_line(err)
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_models_and_files_are_compared(mtrain, run_dir, corpus, stdin):
     """The model translates the test set of its run; the other translations are read."""
     stdin((corpus / "train.de").read_bytes())
@@ -349,6 +364,7 @@ def test_models_of_different_languages_are_not_compared(mtrain, run_dir, tmp_pat
     assert code == 2 and "the model translates into fr, not de" in one_line(err)
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_scores_by_length_and_of_sentences(mtrain, systems):
     files = ["--hypotheses", "a", "--compare", "b", "--reference", "ref", "--source", "src", "--by-length"]
     job = ["evaluate", *files, "--metrics", "BLEU, ter", "--sentence-scores", "scores.tsv"]
@@ -363,6 +379,7 @@ def test_scores_by_length_and_of_sentences(mtrain, systems):
     assert second["scores"].keys() == {"bleu", "ter"}
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_files_are_complete_although_the_reader_of_stdout_exits(systems):
     reader, writer = os.pipe()
     os.close(reader)
@@ -375,6 +392,7 @@ def test_files_are_complete_although_the_reader_of_stdout_exits(systems):
     assert (systems / "page.html").read_text().endswith("</html>\n")
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_a_file_name_that_is_not_utf8_is_written_as_far_as_possible(mtrain, systems):
     name = "hyp\udce9.de"
     (systems / name).write_text((systems / "b").read_text())
@@ -384,6 +402,7 @@ def test_a_file_name_that_is_not_utf8_is_written_as_far_as_possible(mtrain, syst
     assert "hyp?.de" in (systems / "s.tsv").read_text() and (systems / "d.html").exists()
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_comet_scores_translations_in_its_environment(mtrain, systems, comet_environment):
     files = ["--hypotheses", "a", "--compare", "c", "--reference", "ref", "--source", "src"]
     comet = ["--metrics", "comet,bleu", "--comet", comet_environment, "--comet-model", "own/model"]
@@ -399,7 +418,10 @@ def test_setting_up_comet_names_a_folder_that_exists(mtrain, systems):
     assert (code, out) == (2, "") and "already exists; give a new folder" in one_line(err)
 
 
-@pytest.mark.parametrize(("seed", "metrics"), [(None, ["bleu", "chrf", "ter"]), ("7", ["chrf"])])
+@pytest.mark.parametrize(
+    ("seed", "metrics"),
+    [(None, ["bleu", "chrf", "ter"]), pytest.param("7", ["chrf"], marks=pytest.mark.slow)],
+)
 def test_comparisons_agree_with_the_command_line_of_sacrebleu(mtrain, systems, monkeypatch, seed, metrics):
     if seed is not None:
         monkeypatch.setenv("SACREBLEU_SEED", seed)

@@ -86,7 +86,9 @@ def test_the_first_rank_alone_reads_stdin_and_writes_stdout(mtrain, run_dir, tex
     assert code == 0 and (tmp_path / "two").read_text() == out
 
 
-@pytest.mark.parametrize("compared", [False, True], ids=["one model", "compared"])
+@pytest.mark.parametrize(
+    "compared", [pytest.param(False, marks=pytest.mark.slow), True], ids=["one model", "compared"]
+)
 def test_evaluate_prints_the_scores_once(mtrain, run_dir, corpus, tmp_path, compared):
     others = ["--compare", run_dir / "model", "--compare", corpus / "train.en", "--metrics", "bleu"]
     job = ["evaluate", run_dir, "--json", "--device", "cpu", "--quiet", *(others if compared else ())]
@@ -106,7 +108,8 @@ def test_after_a_rank_is_killed_continue_completes_the_output(mtrain, run_dir, t
         with pipe.open("w") as stream:
             stream.write("".join(f"{line}\n" for line in SOURCES))
             stream.flush()
-            assert wait_until(ranks[0], lambda: lines_done(state) >= 2) is None, read_logs(tmp_path)
+            ready = wait_until(ranks[0], lambda: lines_done(state) >= 2, every=0.005)
+            assert ready is None, read_logs(tmp_path)
             os.kill(ranks[1], signal.SIGKILL)
             stream.write(text.read_text())
         assert exit_codes([wait(rank) for rank in ranks]) == [7, -signal.SIGKILL]
@@ -129,7 +132,7 @@ def test_sigterm_to_all_ranks_keeps_what_was_translated(run_dir, tmp_path, monke
     with started_ranks(2, work, tmp_path) as ranks, pipe.open("w") as stream:
         stream.write("".join(f"{line}\n" for line in SOURCES))
         stream.flush()
-        assert wait_until(ranks[0], lambda: lines_done(state) >= 2) is None, read_logs(tmp_path)
+        assert wait_until(ranks[0], lambda: lines_done(state) >= 2, every=0.005) is None, read_logs(tmp_path)
         for rank in ranks:
             os.kill(rank, signal.SIGTERM)
         assert exit_codes([wait(rank) for rank in ranks]) == [143, 143]

@@ -12,6 +12,8 @@ from tests.support.paths import ROOT
 
 FEW_STEPS = [
     "--set",
+    "model={preset: auto, d_model: 32, ffn_dim: 64, encoder_layers: 1, decoder_layers: 1}",
+    "--set",
     "training.max_steps=2",
     "--set",
     "training.validate_every=2",
@@ -19,6 +21,8 @@ FEW_STEPS = [
     "decoding.beam_size=1",
     "--set",
     "decoding.max_length_ratio=0.5",  # untrained models never end a sentence
+    "--set",
+    "decoding.max_length_offset=4",
 ]
 
 

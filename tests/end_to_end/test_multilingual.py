@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sacrebleu.significance import PairedTest
 
 from mtrain import Translator
 from mtrain.config.load import Config, load_config, validate
 from mtrain.errors import ModelError
-from mtrain.evaluation import evaluate
+from mtrain.evaluation import compare, evaluate
 from mtrain.report.attention_maps import attention_maps
 from mtrain.report.report import report_page
 from mtrain.storage.manifest import write_manifest
@@ -49,6 +50,16 @@ def both(raw, tmp_path_factory):
     config = merged(raw, str(folder), training={**recipe, "label_smoothing": 0.0}, model=model)
     fit(validate(Config, config, "test"), device="cpu")
     return folder
+
+
+@pytest.fixture
+def few_trials(monkeypatch):
+    """Approximate randomization with 200 trials, which takes a fraction of the time of 10,000."""
+
+    def paired_test(systems, metrics, references, kind):
+        return PairedTest(systems, metrics, references, kind, n_samples=200 if kind == "ar" else 0)
+
+    monkeypatch.setattr(compare, "PairedTest", paired_test)
 
 
 def test_a_tag_chooses_the_language(mtrain, both):
@@ -135,6 +146,7 @@ def test_the_languages_are_described(mtrain, both):
     assert "into several languages (`de`, `en`): a source begins with a tag such as `<2de>`" in card
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_evaluate_translates_each_test_set_into_its_language(mtrain, both, run_dir, corpus):
     code, out, _ = mtrain("evaluate", both, "--metrics", "bleu", *ON_CPU)
     assert code == 0
@@ -238,6 +250,7 @@ def test_a_fine_tuned_model_inherits_the_tags(mtrain, both, tmp_path, raw):
     assert code == 2 and "data.language_tags: both was given, but training.init_from" in one_line(err)
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_a_model_of_unknown_languages_is_compared(mtrain, run_dir, corpus, tmp_path, monkeypatch):
     """As an imported one may be."""
     unknown = tmp_path / "unknown"

@@ -121,7 +121,10 @@ def test_a_column_of_probabilities_filters_a_corpus(classifier, pairs_file, mtra
 
 @pytest.mark.parametrize(
     "recipe",
-    [{"ema_decay": 0.9, "micro_batch_tokens": 64}, {"average_checkpoints": 2, "precision": "bf16"}],
+    [
+        {"ema_decay": 0.9, "micro_batch_tokens": 64},
+        pytest.param({"average_checkpoints": 2, "precision": "bf16"}, marks=pytest.mark.slow),
+    ],
     ids=lambda recipe: next(iter(recipe)),
 )
 def test_a_run_resumed_within_an_epoch_is_bit_identical(make, recipe):

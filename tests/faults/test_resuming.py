@@ -70,9 +70,9 @@ def test_05_a_damaged_checkpoint_is_detected_and_the_one_before_it_is_used(make_
 @pytest.mark.parametrize(
     ("at", "workers", "extra"),
     [
-        (3, 1, {}),
+        pytest.param(3, 1, {}, marks=pytest.mark.slow),
         (3, 2, {"ema_decay": 0.9}),
-        (5, 1, {"average_checkpoints": 3}),
+        pytest.param(5, 1, {"average_checkpoints": 3}, marks=pytest.mark.slow),
         pytest.param(8, 2, {"average_checkpoints": 3}, marks=pytest.mark.slow),
         (5, 2, {"precision": "bf16"}),
     ],

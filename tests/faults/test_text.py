@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -221,28 +222,41 @@ def test_28_control_characters_of_the_data_are_escaped(mtrain, config_file, tmp_
         )
 
 
-def in_the_c_locale(*arguments: object) -> tuple[int, bytes, str]:
-    """The exit code, stdout and stderr of a command that Python decodes as ASCII."""
+# Runs commands, each an argument with a line for each of its words.
+COMMANDS = """
+import sys
+from mtrain.cli import main
+for command in sys.argv[1:]:
+    try:
+        main(command.split("\\n"))
+    except SystemExit as end:
+        for stream in (sys.stdout, sys.stderr):
+            print("exit code", end.code, file=stream, flush=True)
+"""
+
+
+def in_the_c_locale(*commands: list[object]) -> list[tuple[int, str, str]]:
+    """The exit code, stdout and stderr of each command. Python decodes their words as ASCII."""
     settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, "-m", "mtrain", *(os.fsencode(str(argument)) for argument in arguments)]
-    done = subprocess.run(command, capture_output=True, env={**os.environ, **settings})
-    return done.returncode, done.stdout, done.stderr.decode()
+    arguments = [os.fsencode("\n".join(map(str, command))) for command in commands]
+    program = [sys.executable, "-c", COMMANDS, *arguments]
+    done = subprocess.run(program, capture_output=True, env={**os.environ, **settings})
+    out, err = (re.split(r"exit code (\d+)\n", text.decode()) for text in (done.stdout, done.stderr))
+    assert out[1::2] == err[1::2] and len(out) == 2 * len(commands) + 1, done.stderr
+    return list(zip(map(int, out[1::2]), out[::2], err[::2], strict=False))
 
 
 def test_arguments_are_utf8_in_the_c_locale(mtrain, run_dir, tmp_path):
     job = ["translate", run_dir, "Ça pleut. 猫", "--device", "cpu", "--quiet"]
-    code, out, err = in_the_c_locale(*job)
-    assert (code, out.decode(), err) == mtrain(*job)
-    code, _, err = in_the_c_locale("translate", run_dir, "caf\udce9", "--device", "cpu")
+    done, (code, _, err) = in_the_c_locale(job, ["translate", run_dir, "caf\udce9", "--device", "cpu"])
+    assert done == mtrain(*job)
     assert code == 3 and "not valid UTF-8" in one_line(err)
 
 
 def test_paths_in_the_c_locale_are_found_or_refused_in_one_line(config_file, tmp_path):
     """Python can open the path of an argument there, but not that of a config."""
     job = ["tokenize", config_file.rename(tmp_path / "é.yaml"), "--quiet"]
-    code, out, _ = in_the_c_locale(*job)
-    assert code == 0 and out
-    code, _, err = in_the_c_locale(*job, "--set", f"run_dir={tmp_path}/ü")
-    assert code == 6 and "ü: the locale's encoding cannot represent this path; set PYTHONUTF8=1" in one_line(
-        err
-    )
+    found, refused = in_the_c_locale(job, [*job, "--set", f"run_dir={tmp_path}/ü"])
+    assert found[0] == 0 and found[1]
+    message = "ü: the locale's encoding cannot represent this path; set PYTHONUTF8=1"
+    assert refused[0] == 6 and message in one_line(refused[2])

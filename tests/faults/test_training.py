@@ -66,9 +66,7 @@ def test_15_three_steps_in_a_row_that_are_not_finite_end_training(make_config, o
     "error",
     [
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-        RuntimeError("CUDA error: out of memory"),
         RuntimeError("could not create a primitive"),  # oneDNN, in bf16
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         MemoryError(),
     ],
 )

@@ -153,7 +153,11 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize(
-    "extra", [pytest.param({}, marks=pytest.mark.slow), {"average_checkpoints": 4}, {"ema_decay": 0.9}]
+    "extra",
+    [
+        {"average_checkpoints": 4},
+        *(pytest.param(extra, marks=pytest.mark.slow) for extra in ({}, {"ema_decay": 0.9})),
+    ],
 )
 def test_30_killed_during_validation_a_resumed_run_repeats_it(make_config, monkeypatch, extra):
     """With the same scores, the same best checkpoint and the same patience as an uninterrupted run."""

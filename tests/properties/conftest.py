@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
-MANY = 50
+MANY = 100
 
 
 @pytest.fixture(params=[1, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"])

@@ -74,7 +74,7 @@ def name_and_place(place: str) -> tuple[str, str]:
 
 
 def test_each_epoch_has_the_shares_of_its_stage(tried, tokenizer, tmp_path_factory, monkeypatch):
-    @tried(15, **SIZES)
+    @tried(8, **SIZES)
     def check(sizes, block, shard, bucket, window_pairs, stages):
         use_sizes(monkeypatch, block, shard, bucket)
         loader = prepare_stages(tmp_path_factory.mktemp("any"), tokenizer, sizes, window_pairs, stages)
@@ -110,7 +110,7 @@ def test_each_epoch_has_the_shares_of_its_stage(tried, tokenizer, tmp_path_facto
 def test_stages_end_when_they_should_and_resuming_keeps_the_order(
     tried, tokenizer, tmp_path_factory, monkeypatch
 ):
-    @tried(10, **SIZES, data=st.data())
+    @tried(5, **SIZES, data=st.data())
     def check(sizes, block, shard, bucket, window_pairs, stages, data):
         use_sizes(monkeypatch, block, shard, bucket)
         loader = prepare_stages(tmp_path_factory.mktemp("any"), tokenizer, sizes, window_pairs, stages)

@@ -1,12 +1,15 @@
 """The code blocks of the documentation, and how tests run them: on small corpora, with few steps."""
 
+import io
 import os
 import re
 import shlex
 import subprocess
 import sys
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 from mtrain.cli import main
 from mtrain.data.toy import toy_pairs
@@ -80,10 +83,25 @@ def prepare(folder: Path) -> None:
 
 
 def run(command: str) -> None:
-    """Run a command in the working directory. Raises SystemExit or CalledProcessError if it fails."""
+    """Run a command in the working directory; mtrain in this process, also after `echo` and with `> FILE`.
+
+    Raises SystemExit or CalledProcessError if it fails.
+    """
     print(f"$ {command}", file=sys.stderr, flush=True)
-    if command.startswith("mtrain ") and not re.search(r" [|>] ", command):
-        run_mtrain(shlex.split(command)[1:])
+    if command.startswith("#"):
+        return
+    before, _, last = command.rpartition(" | ")
+    program, _, file = last.partition(" > ")
+    if program.startswith("mtrain ") and (not before or before.startswith("echo ")):
+        with ExitStack() as streams:
+            if before:
+                line = " ".join(shlex.split(before)[1:])
+                stdin = io.TextIOWrapper(io.BytesIO(f"{line}\n".encode()), encoding="utf-8")
+                streams.enter_context(patch.object(sys, "stdin", stdin))
+            if file:
+                out = streams.enter_context(Path(file).open("w", encoding="utf-8"))
+                streams.enter_context(redirect_stdout(out))
+            run_mtrain(shlex.split(program)[1:])
         return
     environment = {
         **os.environ,

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -83,6 +84,15 @@ def fit_command(run: Path, steps: int, *more: object) -> Callable[[], None]:
     own.write_text(to_yaml(make_run_config(run, steps), exclude_unset=True))
     own.replace(file)  # at once, because several ranks may write and read it
     return command("fit", file, "--device", "cpu", "--quiet", *more)
+
+
+def copy_prepared(run: Path, new: Path) -> Path:
+    """Give a new run folder the tokenizer and the encoded data of another run, so that no rank spends time on
+    them."""
+    for name in ("tokenizer", "data"):
+        shutil.copytree(run / name, new / name)
+    shutil.copy(run / "config.yaml", new)
+    return new
 
 
 def _as_rank(rank: int, count: int, port: int, store: int, work: Callable[[], object]) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from mtrain.cli.output import open_output, write_lines
 from mtrain.errors import StorageError
+from tests.support.faults.processes import run_in_child
 
 
 def test_each_line_is_visible_before_the_next_one_is_made(tmp_path):
@@ -84,15 +86,11 @@ def test_a_full_device_is_a_storage_error(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["out", "out.gz"])
 def test_a_file_that_grows_too_large_is_a_storage_error_and_is_removed(tmp_path: Path, name):
-    code = f"""if True:
-        import os, resource, signal
-        from pathlib import Path
-        from mtrain.cli.output import open_output
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    def write() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-        with open_output(Path({str(tmp_path / name)!r})) as out:
+        message = f"^{tmp_path / name}: cannot write: File too large"
+        with pytest.raises(StorageError, match=message), open_output(tmp_path / name) as out:
             out.write(os.urandom(100_000).hex())
-    """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert f"StorageError: {tmp_path / name}: cannot write: File too large" in done.stderr
+
+    assert run_in_child(write) == 0
     assert not list(tmp_path.iterdir())

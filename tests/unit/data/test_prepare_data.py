@@ -501,8 +501,23 @@ def sampler(request, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return tokenizers.train(tmp_path_factory.mktemp(request.param), type=request.param)
 
 
+unigram_only = pytest.mark.parametrize(
+    "sampler", ["unigram", pytest.param("bpe", marks=pytest.mark.slow)], indirect=True
+)
+
+
+def refuse_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no worker process start, so that the main process does their work."""
+
+    def refuse(*_):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(processes, "WorkerProcess", refuse)
+
+
 def test_every_epoch_has_different_segmentations(tmp_path: Path, sampler: Tokenizer, monkeypatch):
     monkeypatch.setattr(resegment, "BLOCK", 70)
+    refuse_processes(monkeypatch)
     prepared = prepare_data(config(tmp_path, subword_sampling=0.3), sampler, tmp_path / "data", seed=1)
     plain = rows(prepared)
     assert plain == rows(prepare_data(config(tmp_path), sampler, tmp_path / "other", seed=1))
@@ -519,6 +534,7 @@ def test_every_epoch_has_different_segmentations(tmp_path: Path, sampler: Tokeni
     assert rows_of(epochs[0]) != rows_of(epochs[1]) != rows_of(epochs[2]) != rows_of(epochs[0])
 
 
+@unigram_only
 def test_segmentations_do_not_depend_on_the_processes(
     tmp_path: Path, sampler: Tokenizer, monkeypatch, caplog
 ):
@@ -533,11 +549,7 @@ def test_segmentations_do_not_depend_on_the_processes(
 
     expected = sampled(2)
     assert sampled(1) == expected and "cannot start" not in caplog.text
-
-    def refuse(*_):
-        raise OSError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(processes, "WorkerProcess", refuse)
+    refuse_processes(monkeypatch)
     assert sampled(2) == expected and "cannot start" in caplog.text
 
 
@@ -545,12 +557,14 @@ def test_two_blocks_of_the_same_text_are_segmented_differently(
     tmp_path: Path, sampler: Tokenizer, monkeypatch
 ):
     monkeypatch.setattr(resegment, "BLOCK", 150)
+    refuse_processes(monkeypatch)
     train = write(tmp_path / "t.tsv", TOY[:150] * 2)
     data = config(tmp_path, train, subword_sampling=0.3)
     sampled = rows(prepare_data(data, sampler, tmp_path / "data", seed=1), 0)
     assert sampled[:150] != sampled[150:]
 
 
+@unigram_only
 def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: Tokenizer):
     """Including in a new process that runs on one core."""
     data = config(tmp_path, subword_sampling=0.3)
@@ -610,6 +624,7 @@ def test_only_training_pairs_are_sampled_and_only_if_configured(tmp_path: Path, 
 
 def test_segmenting_can_be_cancelled(tmp_path: Path, tokenizer: Tokenizer, monkeypatch):
     monkeypatch.setattr(resegment, "BLOCK", 70)
+    refuse_processes(monkeypatch)
     prepared = prepare_data(config(tmp_path, subword_sampling=0.3), tokenizer, tmp_path / "data", seed=1)
     answers = iter([False] * 8 + [True])  # when each of five blocks starts, and before it is written
     with pytest.raises(CancelledError):

@@ -180,13 +180,15 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "SCRIPT_PAIRS", 30)
 
 
-@pytest.mark.parametrize("validation", [{"holdout": 10}, {"toy": "train"}])
+@pytest.mark.parametrize(
+    "validation", [{"holdout": 10}, pytest.param({"toy": "train"}, marks=pytest.mark.slow)]
+)
 def test_the_result_does_not_depend_on_the_number_of_processes(
     tmp_path: Path, validation, small_blocks, monkeypatch
 ):
     monkeypatch.setattr(scan, "SAMPLED_CHARACTERS", 10_000)
     monkeypatch.setattr(samples, "CANDIDATES", 5)
-    data = config(tmp_path, various_corpora(tmp_path), validation, test={"news": {"toy": "test"}})
+    data = config(tmp_path, various_corpora(tmp_path), validation, test={"news": {"toy": "train"}})
     results = []
     for workers in (1, 2):
         scanner = CorpusScanner(RawFiles(data), 1, check=True, strict=False, workers=workers)
@@ -198,6 +200,7 @@ def test_the_result_does_not_depend_on_the_number_of_processes(
     assert results[0] == results[1]
     findings = results[0][2]
     assert findings.sets["train"] == Counts(usable=664, empty=1, bad=24) and findings.duplicates > 300
+    assert findings.leaks["news"].sources == 300
     assert findings.suspicious["a copied source"].places[0] == f"{tmp_path / 'part-2.tsv'}:302"
     assert all(suspicious.count for suspicious in findings.suspicious.values())
 

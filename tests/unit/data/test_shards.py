@@ -437,26 +437,44 @@ def test_a_file_that_is_not_a_shard_is_a_model_error(tmp_path: Path):
 # ------------------------------------------------------------------------------------------------------ kills
 
 
+FILTERS = {"max_words": 7, "duplicates": "target"}
+
+
 @pytest.mark.parametrize(
-    ("workers", "filters"),
-    [pytest.param(1, None, marks=pytest.mark.slow), (2, {"max_words": 7, "duplicates": "target"})],
+    ("kills", "workers", "filters"),
+    [
+        (1, 2, FILTERS),
+        pytest.param(2, 2, FILTERS, marks=pytest.mark.slow),
+        pytest.param(2, 1, None, marks=pytest.mark.slow),
+    ],
 )
 def test_encoding_that_is_killed_resumes_to_identical_shards(
-    tmp_path: Path, tokenizer: Tokenizer, small, workers: int, filters
+    tmp_path: Path, tokenizer: Tokenizer, small, kills: int, workers: int, filters
 ):
+    """And its worker processes end."""
     pairs = [Pair(f"{source} {i}", target) for i in range(12) for source, target in TOY]
     data = config(tmp_path, write(tmp_path / "train.tsv", pairs), {"holdout": 30}, filters=filters)
     for name in ("expected", "killed"):
         (tmp_path / name).mkdir()
     expected = rows(prepare(tmp_path / "expected", tokenizer, data))
     folder, generator, kept = tmp_path / "killed/data", random.Random(3), 0
-    for _ in range(2):
-        child = start(lambda: prepare_data(data, tokenizer, folder, 1, workers=workers))
+    for _ in range(kills):
+        reading, writing = os.pipe()
+
+        def work() -> None:
+            os.dup2(writing, 2)  # noqa: B023 - which worker processes inherit
+            os.close(writing)  # noqa: B023
+            prepare_data(data, tokenizer, folder, 1, workers=workers)
+
+        child = start(work)
+        os.close(writing)
         enough = kept + 5
         assert not wait_until(child, lambda: len(list(folder.glob("shard-*"))) >= enough)  # noqa: B023
         time.sleep(generator.uniform(0, 0.01))
         os.kill(child, signal.SIGKILL)
         assert wait(child).exit_code == -signal.SIGKILL
+        with open(reading) as pipe:  # noqa: PTH123
+            pipe.read()  # ends when the last process has ended that could write to it
         found = len(list(folder.glob("shard-*")))
         assert kept + 5 <= found < 60 and not read_summary(folder).get("complete")  # while it encoded
         kept = found
@@ -525,28 +543,6 @@ def test_a_kill_at_any_rename_or_removal_leaves_what_the_next_start_completes(
     assert allowed > 8
 
 
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds processes in /proc")
-def test_worker_processes_end_with_a_killed_one(tmp_path: Path, tokenizer: Tokenizer, small):
-    pairs = [Pair(f"{source} {i}", target) for i in range(8) for source, target in TOY]
-    data = config(tmp_path, write(tmp_path / "train.tsv", pairs))
-    reading, writing = os.pipe()
-
-    def work() -> None:
-        os.dup2(writing, 2)  # which worker processes inherit
-        os.close(writing)
-        prepare_data(data, tokenizer, tmp_path / "data", 1, workers=2)
-
-    child = start(work)
-    os.close(writing)
-    assert not wait_until(child, lambda: any((tmp_path / "data").glob("shard-*")))
-    os.kill(child, signal.SIGKILL)
-    assert wait(child).exit_code == -signal.SIGKILL
-    with open(reading) as pipe:  # noqa: PTH123
-        pipe.read()  # ends when the last process has ended that could write to it
-    assert not json.loads((tmp_path / "data/summary.json").read_text()).get("complete")
-    assert text_of(prepare(tmp_path, tokenizer, data), tokenizer) == pairs
-
-
 def test_an_encoding_that_is_resumed_says_so(tmp_path: Path, tokenizer: Tokenizer, small, caplog):
     with on_file_operation(interrupt_at("shard-00001")), pytest.raises(KeyboardInterrupt):
         prepare(tmp_path, tokenizer)
@@ -613,6 +609,13 @@ def parallel(folder: Path, tokenizer: Tokenizer, data: DataConfig) -> PreparedDa
     return prepare_data(data, tokenizer, folder / "data", seed=1, workers=2)
 
 
+def write_parts(folder: Path) -> dict[str, str]:
+    """Write three files, whose ends are not those of shards; returns the corpus section for a config."""
+    for number, (first, last) in enumerate(pairwise((0, 10, 250, 300))):
+        write(folder / f"part-{number}.tsv", TOY[first:last])
+    return {"tsv": str(folder / "part-*.tsv")}
+
+
 def test_several_processes_write_the_same_shards(
     tmp_path: Path, tokenizer: Tokenizer, small, processes, monkeypatch, caplog
 ):
@@ -631,7 +634,7 @@ def test_several_processes_write_the_same_shards(
     pq.write_table(pa.Table.from_pylist([*records[70:140], {"en": "null"}]), tmp_path / "a.parquet")
     fields = {"source_field": "en", "target_field": "fr"}
     tables = [{kind: str(tmp_path / f"a.{kind}"), **fields} for kind in ("jsonl", "parquet")]
-    train = [{"tsv": str(tmp_path / "t.tsv.gz")}, {"toy": "test"}, *tables]
+    train = [{"tsv": str(tmp_path / "t.tsv.gz")}, {"toy": "test"}, *tables, write_parts(tmp_path)]
     data = config(tmp_path, train, {"holdout": 20}, bad_lines="skip")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -643,22 +646,23 @@ def test_several_processes_write_the_same_shards(
     assert all(process.poll() is not None for process in processes)
 
 
-def test_several_files_are_encoded_like_one(tmp_path: Path, tokenizer: Tokenizer, small, processes):
-    """Their ends are not those of shards. A shard is encoded again from the middle of the second file."""
-    for number, (first, last) in enumerate(pairwise((0, 10, 250, 300))):
-        write(tmp_path / f"part-{number}.tsv", TOY[first:last])
-    several = config(tmp_path, {"tsv": str(tmp_path / "part-*.tsv")})
+def test_several_files_are_encoded_like_one(tmp_path: Path, tokenizer: Tokenizer, small):
+    """A shard is encoded again from the middle of the second file."""
+    several = config(tmp_path, write_parts(tmp_path))
     for name in ("one", "several"):
         (tmp_path / name).mkdir()
     one = prepare(tmp_path / "one", tokenizer, config(tmp_path))
-    assert rows(parallel(tmp_path / "several", tokenizer, several)) == rows(one) and len(processes) == 2
+    assert rows(prepare(tmp_path / "several", tokenizer, several)) == rows(one)
     files, file = contents(tmp_path / "several"), shard_file(tmp_path / "several/data", 2)
     file.unlink()
     assert rows(prepare(tmp_path / "several", tokenizer, several)) == rows(one)
     assert contents(tmp_path / "several") == files
 
 
-def test_a_bad_line_found_by_a_process_is_an_error(tmp_path: Path, tokenizer: Tokenizer, small):
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_bad_line_that_is_first_found_while_encoding_is_an_error(
+    tmp_path: Path, tokenizer: Tokenizer, small, workers: int
+):
     data = config(tmp_path, bad_lines="skip")
     scanner = CorpusScanner(RawFiles(data), seed=1)
     assert scanner.result.pairs == 300
@@ -666,7 +670,7 @@ def test_a_bad_line_found_by_a_process_is_an_error(tmp_path: Path, tokenizer: To
     file.write_bytes(file.read_bytes().replace(b"\t", b" ", 1))  # while the corpus is prepared
     strict = data.model_copy(update={"bad_lines": "error"})
     with pytest.raises(DataError, match=r"train\.tsv:1: 1 column"):
-        prepare_data(strict, tokenizer, tmp_path / "data", 1, scanner=scanner, workers=2)
+        prepare_data(strict, tokenizer, tmp_path / "data", 1, scanner=scanner, workers=workers)
 
 
 def test_encoding_continues_without_processes_that_fail(

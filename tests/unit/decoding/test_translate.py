@@ -26,8 +26,14 @@ SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
 # ---------------------------------------------------------------------------------------------------- batches
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize(
+    ("precision", "beam_size"),
+    [
+        ("bf16", 4),
+        ("fp16", 1),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("bf16", 1), ("fp16", 4))),
+    ],
+)
 def test_low_precision_as_on_a_gpu_gives_the_same_translations(
     run_dir: Path, monkeypatch, precision, beam_size
 ) -> None:
@@ -148,7 +154,9 @@ def test_each_worker_has_enough_lines_of_a_window(translator: Translator, worker
 def test_constraints_that_exclude_every_translation_are_an_error(
     translator: Translator, scored: bool
 ) -> None:
+    words = list(range(60, translator.tokenizer.target_vocab_size))  # the others soon have been used
     impossible = {"no_repeat_ngram": 1, "min_length_offset": 400, "max_length_offset": 400}
+    impossible["forbidden_ids"] = words
     for beam_size in (1, 2):
         constrained = translator.with_settings(**impossible, beam_size=beam_size)
         with pytest.raises(UsageError, match="decoding constraints exclude every translation of line 3; rel"):

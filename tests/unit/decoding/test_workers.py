@@ -144,7 +144,7 @@ def test_the_number_of_lines_in_a_batch_is_limited(translator: Translator) -> No
 
 
 @linux
-@pytest.mark.parametrize("how", ["close", "drop"])
+@pytest.mark.parametrize("how", ["close", pytest.param("drop", marks=pytest.mark.slow)])
 def test_a_closed_or_dropped_translator_frees_its_memory_and_ends_its_processes(
     run_dir: Path, how: str
 ) -> None:
@@ -231,57 +231,10 @@ def resident() -> int:
 
 
 SERVER = """
-import os, signal, sys, time
+import ctypes, os, signal, sys, threading, time
 import torch
 from mtrain import Translator
 signal.alarm(120)  # in case that it hangs
-torch.set_num_threads(2)
-lines = sys.argv[2:] * 5
-translator = Translator.load(
-    sys.argv[1], "cpu", ["decoding.batch_tokens=128", "decoding.beam_size=1"], workers=2
-)
-translator.workers.start()
-texts = [found.text for found in translator.translate(lines)]
-child = os.fork()
-if child == 0:  # as a server does that loads before it forks
-    same = [found.text for found in translator.translate(lines)] == texts
-    same &= [found.text for found in translator.translate(lines[:1])] == texts[:1]
-    translator.close()
-    sys.exit(0 if same else 1)
-_, status = os.waitpid(child, 0)
-print("child", status)
-sent = translator.workers.sent
-while translator.workers.sent == sent:  # the parent's worker process still runs after the child has ended
-    assert [found.text for found in translator.translate(lines)] == texts
-print("workers", *translator.workers.pids(), flush=True)
-time.sleep(60)
-"""
-
-
-@linux
-def test_worker_processes_survive_a_fork_of_the_server_but_not_its_end(run_dir: Path, tmp_path: Path) -> None:
-    """A forked process can translate. The server is killed, so it ends without cleaning up."""
-    command = [sys.executable, "-c", SERVER, str(run_dir), *SOURCES]
-    with (
-        (tmp_path / "stderr").open("w") as stderr,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as server,
-    ):
-        assert server.stdout is not None
-        child, workers = server.stdout.readline(), server.stdout.readline().split()
-        server.kill()
-    errors = (tmp_path / "stderr").read_text()
-    assert child == "child 0\n" and "failed" not in errors, errors
-    [pid] = map(int, workers[1:])
-    end = time.monotonic() + 20
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
-
-
-SETTINGS = """
-import ctypes, os, sys, threading
-import torch
-from mtrain import Translator
 
 class Allocated(ctypes.Structure):  # struct mallinfo2
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
@@ -300,20 +253,50 @@ def settings():
 
 torch.set_num_threads(2)
 before = settings()
+lines = sys.argv[2:] * 5
 translator = Translator.load(
     sys.argv[1], "cpu", ["decoding.batch_tokens=128", "decoding.beam_size=1"], workers=2
 )
-translator.translate(sys.argv[2:] * 4)
+texts = [found.text for found in translator.translate(lines)]
 translator.workers.start()
-translator.translate(sys.argv[2:] * 4)
+assert [found.text for found in translator.translate(lines)] == texts
 assert before[0] == 1, before
 assert settings() == before, (settings()[:3], before[:3])
+print("settings unchanged", flush=True)
+child = os.fork()
+if child == 0:  # as a server does that loads before it forks
+    same = [found.text for found in translator.translate(lines)] == texts
+    same &= [found.text for found in translator.translate(lines[:1])] == texts[:1]
+    translator.close()
+    sys.exit(0 if same else 1)
+_, status = os.waitpid(child, 0)
+print("child", status)
+sent = translator.workers.sent
+while translator.workers.sent == sent:  # the parent's worker process still runs after the child has ended
+    assert [found.text for found in translator.translate(lines)] == texts
+print("workers", *translator.workers.pids(), flush=True)
+time.sleep(60)
 """
 
 
 @linux
-def test_loading_and_translating_change_no_setting_of_the_process(run_dir: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SETTINGS, str(run_dir), *SOURCES], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_server_keeps_its_settings_and_its_worker_processes_survive_its_fork_but_not_its_end(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    """A forked process can translate. The server is killed, so it ends without cleaning up."""
+    command = [sys.executable, "-c", SERVER, str(run_dir), *SOURCES]
+    with (
+        (tmp_path / "stderr").open("w") as stderr,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as server,
+    ):
+        assert server.stdout is not None
+        settings, child, workers = (server.stdout.readline() for _ in range(3))
+        server.kill()
+    errors = (tmp_path / "stderr").read_text()
+    assert settings == "settings unchanged\n", errors
+    assert child == "child 0\n" and "failed" not in errors, errors
+    [pid] = map(int, workers.split()[1:])
+    end = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()

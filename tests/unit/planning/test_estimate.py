@@ -40,7 +40,12 @@ CHOICES = [
 
 @pytest.mark.parametrize(
     ("choice", "precision", "lengths"),
-    list(itertools.product(CHOICES, ["fp32", "bf16"], [(12, 9), (80, 72)])),
+    [
+        pytest.param(
+            *case, marks=[] if case[1:] in [("fp32", (12, 9)), ("bf16", (80, 72))] else pytest.mark.slow
+        )
+        for case in itertools.product(CHOICES, ["fp32", "bf16"], [(12, 9), (80, 72)])
+    ],
 )
 def test_activations_take_as_much_memory_as_predicted(choice, precision, lengths):
     """Of short sentences and of long ones, for which a CPU uses another kernel for attention."""

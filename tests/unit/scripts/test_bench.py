@@ -69,6 +69,7 @@ def test_training_of_mtrain_and_the_bound_are_measured(capsys):
     assert "matrix products alone" in table and "--set training.batch_tokens=512" in table
 
 
+@pytest.mark.slow
 def test_decoding_is_measured(run_dir, corpus, capsys):
     arguments = ["--length", "4", "--repeats", "1", "--device", "cpu", "--precision", "fp32", "--json"]
     bench.main(["translate", str(run_dir), str(corpus / "train.en"), *arguments])

@@ -1,6 +1,7 @@
 """The generator of the toy corpus: correct sentences, and splits that cannot be translated from memory."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,9 @@ from make_toy_corpus import (
 from mtrain.data import Pair
 from mtrain.data.toy import FOLDER, Split, toy_pairs
 
-CORPUS: dict[Split, list[Sentence]] = {
-    "train": toy_sentences("train"),
-    "validation": toy_sentences("validation"),
-    "test": toy_sentences("test"),
-}
+sentences_of = cache(toy_sentences)
 HELD_OUT: tuple[Split, ...] = ("validation", "test")
+SPLITS: tuple[Split, ...] = ("train", *HELD_OUT)
 SEEDS = [
     Pair("I like oranges.", "J'aime les oranges."),
     Pair("I don't like pineapples and oranges.", "Je n'aime pas les ananas et les oranges."),
@@ -59,7 +57,7 @@ def words(text: str) -> set[str]:
 
 
 def triples(split: Split) -> set[Triple]:
-    return {triple for sentence in CORPUS[split] for triple in sentence.triples}
+    return {triple for sentence in sentences_of(split) for triple in sentence.triples}
 
 
 # At least one line for each rule of the grammar, checked by hand.
@@ -182,7 +180,7 @@ def test_the_seed_sentences_are_in_test_and_not_in_train() -> None:
 
 
 def test_sizes() -> None:
-    assert {split: len(sentences) for split, sentences in CORPUS.items()} == {
+    assert {split: len(sentences_of(split)) for split in SPLITS} == {
         "train": 5000,
         "validation": 300,
         "test": 300,
@@ -191,12 +189,12 @@ def test_sizes() -> None:
 
 def test_the_bundled_files_are_what_the_generator_writes(tmp_path: Path) -> None:
     write_corpus(tmp_path)
-    for split in CORPUS:
+    for split in SPLITS:
         assert (tmp_path / f"{split}.tsv").read_bytes() == (FOLDER / f"{split}.tsv").read_bytes()
 
 
 def test_a_source_occurs_once_so_it_has_one_target() -> None:
-    sources = [sentence.pair.source for sentences in CORPUS.values() for sentence in sentences]
+    sources = [sentence.pair.source for split in SPLITS for sentence in sentences_of(split)]
     assert len(set(sources)) == len(sources)
 
 
@@ -210,7 +208,7 @@ def test_splits_share_no_source_and_no_target(pair: tuple[Split, Split]) -> None
 @pytest.mark.parametrize("split", HELD_OUT)
 def test_each_held_out_sentence_holds_a_triple_that_training_lacks(split: Split) -> None:
     trained = triples("train")
-    assert all(set(sentence.triples) - trained for sentence in CORPUS[split])
+    assert all(set(sentence.triples) - trained for sentence in sentences_of(split))
 
 
 def test_validation_and_test_hold_out_different_triples() -> None:
@@ -240,7 +238,7 @@ def test_training_has_every_word_of_the_held_out_sentences(split: Split) -> None
         assert not {word for pair in toy_pairs(split) for word in words(pair[side])} - trained
 
 
-@pytest.mark.parametrize("split", CORPUS)
+@pytest.mark.parametrize("split", SPLITS)
 def test_spacing_punctuation_and_french_contractions(split: Split) -> None:
     for source, target in toy_pairs(split):
         assert re.fullmatch(r"[A-Z][A-Za-z']*( [A-Za-z']+,?)* [A-Za-z]+[.?]", source)

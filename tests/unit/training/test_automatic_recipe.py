@@ -142,8 +142,14 @@ def size_in(file: Path) -> int:
     return config.get("tokenizer", config)["vocab_size"]
 
 
-@pytest.mark.parametrize("kind", ["unigram", "bpe"])
-@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "joint"),
+    [
+        ("unigram", True),
+        ("bpe", False),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("unigram", False), ("bpe", True))),
+    ],
+)
 def test_a_corpus_too_small_for_the_automatic_vocabulary_gets_the_largest_possible(
     toy_config, tmp_path, caplog, kind, joint
 ):

@@ -50,7 +50,7 @@ def train(parts, ranks: Ranks, shares, steps: int, **recipe) -> dict[str, torch.
     ("dtype", "steps", "recipe"),
     [
         (torch.float64, 5, {"ema_decay": 0.9}),
-        (torch.float32, 5, {"clip_norm": 1.0}),
+        pytest.param(torch.float32, 5, {"clip_norm": 1.0}, marks=pytest.mark.slow),
         pytest.param(
             torch.float64, 5, {"ema_decay": 0.9, "clip_norm": 0.1, "parallel": "fsdp"}, marks=pytest.mark.slow
         ),
@@ -59,7 +59,12 @@ def train(parts, ranks: Ranks, shares, steps: int, **recipe) -> dict[str, torch.
         pytest.param(torch.float64, 50, {"ema_decay": 0.9}, marks=pytest.mark.slow),
         pytest.param(torch.float32, 50, {}, marks=pytest.mark.slow),
         (torch.float64, 5, {"r_drop": 5.0}),
-        (torch.float64, 5, {"freeze": ["encoder", "embeddings"], "label_smoothing": 0.0}),
+        pytest.param(
+            torch.float64,
+            5,
+            {"freeze": ["encoder", "embeddings"], "label_smoothing": 0.0},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_two_ranks_take_the_steps_of_one_with_all_micro_batches(parts, tmp_path, dtype, steps, recipe):
@@ -99,7 +104,7 @@ def compare(parts, tmp_path, dtype: torch.dtype, count: int, steps: int, recipe)
         torch.testing.assert_close(found, value, rtol=tolerance, atol=tolerance * float(value.abs().max()))
 
 
-@pytest.mark.parametrize("largest", [2, 1])
+@pytest.mark.parametrize("largest", [pytest.param(2, marks=pytest.mark.slow), 1])
 def test_all_ranks_try_again_if_the_memory_of_one_runs_out(parts, tmp_path, on_training_forward, largest):
     """With 2 pairs, only the first micro-batch of rank 1 is too large; with 1, both of them are."""
     config, model, data, tokenizer = parts

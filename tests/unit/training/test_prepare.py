@@ -39,8 +39,15 @@ def test_fit_uses_what_prepare_has_encoded(mtrain, raw_config, tmp_path):
     assert (code, out, err) == (0, f"{tmp_path / 'run/data'}\n", "")
 
 
-@pytest.mark.parametrize("command", ["prepare", "fit"])
-@pytest.mark.parametrize("choice", [["--no-check"], ["--set", "data.check=false"]])
+@pytest.mark.parametrize(
+    ("command", "choice"),
+    [
+        ("prepare", ["--no-check"]),
+        ("fit", ["--set", "data.check=false"]),
+        pytest.param("prepare", ["--set", "data.check=false"], marks=pytest.mark.slow),
+        pytest.param("fit", ["--no-check"], marks=pytest.mark.slow),
+    ],
+)
 def test_the_corpora_need_not_be_checked(mtrain, config_file, tmp_path, command, choice):
     code, _, err = mtrain(command, config_file, *choice)
     assert code == 0 and "encoding the corpus into" in err and "checked" not in err and "LEAK" not in err
@@ -82,7 +89,9 @@ def test_the_help_states_the_sizes_below_which_there_is_one_process(mtrain):
     assert f"below {LARGE // 2**20} MiB to check, below {SHARD:,} pairs to encode" in text
 
 
-@pytest.mark.parametrize(("workers", "threads"), [(1, 1), (2, 1), (None, -1)])
+@pytest.mark.parametrize(
+    ("workers", "threads"), [(1, 1), pytest.param(2, 1, marks=pytest.mark.slow), (None, -1)]
+)
 def test_each_of_the_given_workers_encodes_with_one_thread(make_config, workers, threads):
     """Without a number, a small corpus is encoded with as many threads as there are cores."""
     tokenizer = prepare_run(make_config("run"), workers=workers).tokenizer

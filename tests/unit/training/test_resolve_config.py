@@ -218,9 +218,12 @@ def test_a_run_resumes_exactly_without_the_model_that_it_started_from(tuned, run
     [
         (["encoder"], "all", "sinusoidal", {"ema_decay": 0.9}),
         (["decoder"], "all", "rotary", {"average_checkpoints": 3, "checkpoint_every": 1}),
-        (["embeddings"], "all", "learned", {"precision": "bf16"}),
+        pytest.param(["embeddings"], "all", "learned", {"precision": "bf16"}, marks=pytest.mark.slow),
         (["embeddings", "encoder"], "decoder", "learned", {"r_drop": 1.0}),
-        (["embeddings", "encoder", "decoder"], "none", "sinusoidal", {"average_checkpoints": 2}),
+        pytest.param(
+            *(["embeddings", "encoder", "decoder"], "none", "sinusoidal", {"average_checkpoints": 2}),
+            marks=pytest.mark.slow,
+        ),
         (["embeddings", "encoder", "decoder"], "all", "sinusoidal", {}),  # only the output bias is trained
     ],
 )

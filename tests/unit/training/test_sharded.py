@@ -22,7 +22,7 @@ from mtrain.training.fit import make_trainer
 from mtrain.training.memory_limit import read_limit
 from tests.support.faults.processes import wait, wait_until
 from tests.support.faults.runs import result_of
-from tests.support.ranks import exit_codes, fit_command, read_logs, run_ranks, started_ranks
+from tests.support.ranks import copy_prepared, exit_codes, fit_command, read_logs, run_ranks, started_ranks
 from tests.support.training import last_checkpoint, losses, read_metrics
 
 FSDP = ("--set", "training.parallel=fsdp")
@@ -38,9 +38,15 @@ def whole(tmp_path_factory) -> Path:
     return folder / "whole"
 
 
+@pytest.fixture
+def run(whole, tmp_path) -> Path:
+    """The folder of a new run that needs no preparation."""
+    return copy_prepared(whole, tmp_path / "run")
+
+
 def test_checkpoints_are_those_of_other_runs(whole, tmp_path):
-    """They resume exactly on as many ranks, and those of one kind of run resume as the other kinds."""
-    ddp = tmp_path / "ddp"
+    """They resume exactly on as many ranks, and those of one kind of run resume as the other kind."""
+    ddp = copy_prepared(whole, tmp_path / "ddp")
     assert exit_codes(run_ranks(2, fit_command(ddp, 7, *KEEP_TWO), tmp_path)) == [0, 0], read_logs(tmp_path)
     for file in ("model", "average", "optimizer"):
         one, other = (load_file(last_checkpoint(run) / f"{file}.safetensors") for run in (whole, ddp))
@@ -49,22 +55,34 @@ def test_checkpoints_are_those_of_other_runs(whole, tmp_path):
         found = load_file(last_checkpoint(whole) / "model.safetensors")[name]
         if not name.endswith("query_key_value.bias"):  # their gradient for keys is 0 but for rounding
             torch.testing.assert_close(found, tensor, rtol=1e-4, atol=1e-5)
-    for before, count, more in ((whole, 2, FSDP), (whole, 2, ()), (whole, 1, FSDP), (ddp, 2, FSDP)):
-        run = Path(shutil.copytree(before, tmp_path / "resumed", dirs_exist_ok=True))
-        shutil.rmtree(last_checkpoint(run))
-        train = fit_command(run, 7, *more, *KEEP_TWO)
-        assert exit_codes(run_ranks(count, train, tmp_path)) == [0] * count, read_logs(tmp_path)
-        is_same = (before, count, more) == (whole, 2, FSDP)
+    for before, more in ((whole, FSDP), (whole, ()), (ddp, FSDP)):
+        run = resume(before, 2, tmp_path, *more)
+        is_same = (before, more) == (whole, FSDP)
         assert result_of(run) == result_of(whole) or not is_same, read_logs(tmp_path)
         assert ("not bit-identically" in read_logs(tmp_path)[0]) == (not is_same)
-        lines = [(folder / "metrics.jsonl").read_text().splitlines()[:5] for folder in (before, run)]
-        assert lines[0] == lines[1]  # these steps are not taken again
         assert abs(losses(run)[-1][2] - losses(whole)[-1][2]) < 0.05
         shutil.rmtree(run)
 
 
-def test_the_gathered_average_is_validated(tmp_path):
-    run = tmp_path / "run"
+@pytest.mark.slow
+def test_a_checkpoint_resumes_on_one_rank(whole, tmp_path):
+    run = resume(whole, 1, tmp_path, *FSDP)
+    assert "not bit-identically" in read_logs(tmp_path)[0]
+    assert abs(losses(run)[-1][2] - losses(whole)[-1][2]) < 0.05
+
+
+def resume(before: Path, count: int, folder: Path, *more: object) -> Path:
+    """Resume a copy of a run at the checkpoint before its last one, on some ranks."""
+    run = Path(shutil.copytree(before, folder / "resumed", dirs_exist_ok=True))
+    shutil.rmtree(last_checkpoint(run))
+    train = fit_command(run, 7, *more, *KEEP_TWO)
+    assert exit_codes(run_ranks(count, train, folder)) == [0] * count, read_logs(folder)
+    lines = [(each / "metrics.jsonl").read_text().splitlines()[:5] for each in (before, run)]
+    assert lines[0] == lines[1]  # these steps are not taken again
+    return run
+
+
+def test_the_gathered_average_is_validated(run, tmp_path):
     changed = ["ema_decay=null", "average_checkpoints=2", "keep_checkpoints=2", "parallel=fsdp"]
     options = [option for value in changed for option in ("--set", f"training.{value}")]
     assert exit_codes(run_ranks(2, fit_command(run, 6, *options), tmp_path)) == [0, 0], read_logs(tmp_path)
@@ -76,8 +94,8 @@ def test_the_gathered_average_is_validated(tmp_path):
     assert validator(load_model(run).model).nll == pytest.approx(nll, rel=1e-6)
 
 
-def test_memory_that_runs_out_ends_all_ranks_and_limits_the_next_start(tmp_path, on_training_forward):
-    run, calls = tmp_path / "run", []
+def test_memory_that_runs_out_ends_all_ranks_and_limits_the_next_start(run, tmp_path, on_training_forward):
+    calls = []
 
     def fail(source, _):
         calls.append(1)
@@ -98,7 +116,7 @@ def test_memory_that_runs_out_ends_all_ranks_and_limits_the_next_start(tmp_path,
 
 @pytest.mark.parametrize("failures", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_memory_that_does_not_suffice_for_the_complete_weights_is_a_failed_validation(
-    tmp_path, monkeypatch, failures
+    run, tmp_path, monkeypatch, failures
 ):
     """Of rank 1 only. The ranks agree on it, so that none is left waiting."""
     real, calls = WeightAverage.applied, []
@@ -117,7 +135,6 @@ def test_memory_that_does_not_suffice_for_the_complete_weights_is_a_failed_valid
             yield model
 
     monkeypatch.setattr(WeightAverage, "applied", applied)
-    run = tmp_path / "run"
     expected = [0, 0] if failures == 1 else [8, 7]
     train = fit_command(run, 5, *FSDP, "--set", "training.validate_every=2")
     assert exit_codes(run_ranks(2, train, tmp_path)) == expected, read_logs(tmp_path)
@@ -128,13 +145,13 @@ def test_memory_that_does_not_suffice_for_the_complete_weights_is_a_failed_valid
     assert last_checkpoint(run).name == "step-00000005"
 
 
-def test_a_rank_that_is_killed_is_named(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "GRACE", 2.0)
-    run = tmp_path / "run"
     with started_ranks(2, fit_command(run, 10**6, *FSDP), tmp_path) as children:
         metrics = run / "metrics.jsonl"
         ready = wait_until(
-            children[0], lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 5
+            children[0], lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 5, every=0.005
         )
         assert ready is None, read_logs(tmp_path)
         os.kill(children[1], signal.SIGKILL)

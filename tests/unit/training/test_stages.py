@@ -114,21 +114,20 @@ def test_patience_applies_to_the_last_stage(staged, scripted_scores):
     assert len(state.stage_starts) == 3 and state.stage_step in (3, 4)  # at the second validation in it
 
 
-@pytest.mark.parametrize(
-    ("steps", "changed", "message"),
-    [
-        (2, {0: {"shares": {"first": 1}}}, "stage 1 has begun; only its max_epochs and max_steps can change"),
-        (2, {0: {"of": "second"}}, "stage 1 has begun; only its max_epochs and max_steps can change"),
-        (12, {0: {"max_epochs": 3}}, "stage 1 has ended and cannot change"),
-        (2, None, r"data\.stages was given when this run began and is not now; restore it"),
-    ],
-)
-def test_stages_that_have_begun_must_not_change(staged, steps, changed, message):
-    fit_on_cpu(staged(training={"max_steps": steps}))
-    stages = changed and [{**stage, **changed.get(i, {})} for i, stage in enumerate(STAGES)]
-    with pytest.raises(UsageError, match=message):
-        fit_on_cpu(staged(stages=stages, training={"max_steps": steps + 1}))
-    fit_on_cpu(staged(training={"max_steps": steps + 1}))
+def test_stages_that_have_begun_must_not_change(staged):
+    def refuse(stages: list | None, steps: int, message: str) -> None:
+        with pytest.raises(UsageError, match=message):
+            fit_on_cpu(staged(stages=stages, training={"max_steps": steps}))
+
+    first, *later = STAGES
+    begun = "stage 1 has begun; only its max_epochs and max_steps can change"
+    fit_on_cpu(staged(training={"max_steps": 2}))
+    refuse([{**first, "shares": {"first": 1}}, *later], 12, begun)
+    refuse([{**first, "of": "second"}, *later], 12, begun)
+    refuse(None, 12, r"data\.stages was given when this run began and is not now; restore it")
+    fit_on_cpu(staged(training={"max_steps": 12}))
+    refuse([{**first, "max_epochs": 3}, *later], 13, "stage 1 has ended and cannot change")
+    fit_on_cpu(staged(training={"max_steps": 13}))
 
 
 def test_corpora_with_stages_may_be_renamed_but_not_exchanged(staged, train):
