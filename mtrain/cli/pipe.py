@@ -1,63 +1,81 @@
 """Stdin as a pipe from a program that may wait for the answer to each line."""
 
-import io
 import os
+import select
 import stat
 import sys
+import time
+from collections import deque
 from collections.abc import Iterator
-from select import select
-from typing import Any
 
 from mtrain.cli.terminal import decode_stdin
 
-# Seconds without a new line after which those that have arrived are translated. A program that writes lines
-# faster than they are translated never pauses for so long, and its lines form large windows.
+# Seconds without a new line after which the lines that were read are translated. Lines that arrive in quicker
+# succession are translated together, for up to LONGEST_WAIT.
 PAUSE = 0.05
+LONGEST_WAIT = 1.0
 _BUFFER = 2**16  # bytes
 
 
-class _CountingReader(io.RawIOBase):
-    """An unbuffered stream that counts the bytes that were read from it."""
-
-    def __init__(self, file: io.FileIO):
-        self._file, self.count = file, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer) or 0
-        self.count += count
-        return count
-
-
 class PipedLines:
-    """The lines of a pipe, and whether its writer pauses."""
+    """The lines of a pipe, and whether to translate those that were read before the next one."""
 
     def __init__(self, descriptor: int):
         self._descriptor = descriptor
-        self._raw = _CountingReader(io.FileIO(descriptor, closefd=False))
-        self._stream = io.BufferedReader(self._raw, _BUFFER)
-        self._taken = 0  # bytes of the lines that were yielded
-
-    def _lines(self) -> Iterator[bytes]:
-        for line in self._stream:
-            self._taken += len(line)
-            yield line
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+        self._complete: deque[bytes] = deque()  # lines that have arrived
+        self._begun: list[bytes] = []  # parts of the next line
+        self._ended = False
+        self._waiting_since: float | None = None  # when the first line after the last pause was read
 
     def __iter__(self) -> Iterator[str]:
         """Yield the lines. Raises DataError at the first that is not valid text."""
         return decode_stdin(self._lines())
 
     def paused(self) -> bool:
-        """Whether no further line arrives for a moment. The rest of a line that has begun is waited for."""
-        return self._raw.count == self._taken and not select([self._descriptor], [], [], PAUSE)[0]
+        """Whether no further line arrives within PAUSE seconds, or the first of those that were read has
+        waited for LONGEST_WAIT, and all that have arrived were read."""
+        if self._complete or self._ended:
+            return False
+        now = time.monotonic()
+        waited = now - (self._waiting_since or now)
+        while not self._complete and not self._ended and (left := now + PAUSE - time.monotonic()) > 0:
+            if self._poll.poll(left * 1000):
+                self._receive()
+        if self._ended or (self._complete and waited < LONGEST_WAIT):
+            return False
+        self._waiting_since = None
+        return True
+
+    def _lines(self) -> Iterator[bytes]:
+        while True:
+            while self._complete:
+                self._waiting_since = self._waiting_since or time.monotonic()
+                yield self._complete.popleft()
+            if self._ended:
+                return
+            self._poll.poll()  # a pipe may be in non-blocking mode
+            self._receive()
+
+    def _receive(self) -> None:
+        """Read what has arrived."""
+        block = os.read(self._descriptor, _BUFFER)
+        *ends, begun = block.split(b"\n")
+        for end in ends:
+            self._complete.append(b"".join([*self._begun, end, b"\n"]))
+            self._begun = []
+        if begun:
+            self._begun.append(begun)
+        if not block:
+            self._ended = True
+            if self._begun:
+                self._complete.append(b"".join(self._begun))
 
 
 def answered_pipe() -> PipedLines | None:
-    """Stdin, if it is a pipe or socket whose writer may read what this program answers: unless stdout is a
-    file, which nobody waits for."""
-    if sys.platform == "win32":  # which cannot wait for pipes
+    """Stdin if it is a pipe or socket, and stdout is not a file, which nobody waits for; otherwise None."""
+    if sys.platform == "win32":  # where only sockets can be waited for
         return None
     try:
         source, target = (os.fstat(stream.fileno()).st_mode for stream in (sys.stdin, sys.stdout))

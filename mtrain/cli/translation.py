@@ -144,8 +144,8 @@ def translate(
     """Translate text with MODEL.
 
     The input is TEXT, a file, or stdin; at a terminal, a prompt opens. One line is printed for each input
-    line, in order. A program connected by pipes can read the translation of a line before it writes the
-    next one.
+    line, in order. If stdin and stdout are pipes, a program can read the translation of a line before it
+    writes the next one.
 
     Examples:
         mtrain translate runs/mine 'A dog runs.'

@@ -53,7 +53,7 @@ class Job(NamedTuple):
     form: Format
     progress: "ProgressBar"
     problems: "ProblemCounter"
-    paused: Callable[[], bool]  # whether the input pauses, and those who wrote it may wait for answers
+    paused: Callable[[], bool]  # see `Translator.stream`
 
     def answers(
         self, lines: Iterable[str], first: int = 0, waiting: Callable[[], object] = lambda: None
@@ -69,7 +69,11 @@ class Job(NamedTuple):
         form, scored = self.form, self.form.scores or self.form.json
         sources, lines = tee(lines)
         found = self.translator.stream(
-            *(lines, form.n_best, form.alignments, prefixes, first),
+            lines,
+            n_best=form.n_best,
+            alignments=form.alignments,
+            prefixes=prefixes,
+            first=first,
             scored=scored,
             progress=count,
             paused=self.paused,
@@ -114,7 +118,7 @@ def write_translations(
     if prefix is not None and total is not None:
         _check_prefixes(prefix, total)
     from_stdin = not typed and (input_file is None or str(input_file) == "-")
-    pipe = answered_pipe() if from_stdin and output_file is None else None
+    pipe = answered_pipe() if from_stdin and is_stream(output_file) else None
     lines = iter(typed) if typed else iter(pipe or terminal.read_lines(input_file or Path("-")))
     paused = (lambda: False) if pipe is None else pipe.paused
     hidden = bool(typed) or is_on_screen(output_file)

@@ -98,7 +98,7 @@ def parse_document(text: str) -> Document:
         raise YamlError("nested too deeply", 1) from None
 
 
-@lru_cache(maxsize=16)  # a command may read a config several times, which takes some milliseconds each
+@lru_cache(maxsize=16)  # a command may read a config several times; only values are constructed anew
 def _syntax_tree(text: str) -> yaml.Node | None:
     return _YamlLoader(text).get_single_node()
 

@@ -168,8 +168,8 @@ def read_lines(path: Path, digests: Digests | None = None) -> Iterator[str | Dat
 
 
 def decode_lines(lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str | DataError]:
-    """Like `read_lines`, for lines with their ends, such as an open file, whose first line has number
-    `first`. `name` identifies them in error messages."""
+    """Like `read_lines`, for an iterable of lines that include their ends, such as an open file. The first
+    one has number `first`. `name` identifies the lines in error messages."""
     for number, line in enumerate(lines, first):
         if number == 1:
             line = line.removeprefix(_BOM)

@@ -18,7 +18,7 @@ _BLOCK = 10_000  # maximum characters that are segmented at a time, to bound mem
 # except with many workers: they wait for each other at the end of a window, so each needs many batches of it.
 WINDOW = 4096
 WINDOW_PER_WORKER = 2048  # lines
-FIRST_WINDOW = 256  # lines of the first window of a stream; later windows double, so output starts early
+FIRST_WINDOW = 256  # lines of the first window of a stream; full windows double, so output starts early
 WINDOW_CHARACTERS = 1_000_000  # maximum characters of `WINDOW` lines, so that long lines form smaller windows
 
 
@@ -29,7 +29,7 @@ def windows(
     paused: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yield windows of lines and the prefixes of their translations, if any: at most `most` lines each, fewer
-    if they are long (see `WINDOW_CHARACTERS`) or the input has `paused`.
+    if they are long (see `WINDOW_CHARACTERS`), or if `paused()` is true after a line.
 
     Raises UsageError if there are more or fewer prefixes than lines.
     """
@@ -51,7 +51,9 @@ def windows(
         size += len(text)
         if len(texts) >= wanted or size >= most_characters or paused():
             yield texts, beginnings
-            texts, beginnings, size, wanted = [], [], 0, min(2 * wanted, most)
+            if len(texts) >= wanted:
+                wanted = min(2 * wanted, most)
+            texts, beginnings, size = [], [], 0
     if rest is not None and next(rest, None) is not None:
         raise UsageError("more prefixes than lines; give one for each line (it may be empty)")
     if texts:

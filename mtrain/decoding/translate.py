@@ -233,9 +233,9 @@ class Translator:
 
         `first` is the index of the first line in the whole input. It makes sampling independent of where an
         interrupted translation was resumed. `progress` is called with the number of lines and of target
-        tokens whenever some are translated, which is before they can be yielded in order. After each line,
-        `paused` says whether to translate those read so far before the next one, which may take long to
-        arrive.
+        tokens whenever some are translated, which is before they can be yielded in order. `paused` is
+        called after each line. If it returns True, the lines read so far are translated before the next one
+        is read; on a GPU, translations can then depend on when lines arrive.
         """
         lines = [lines] if isinstance(lines, str) else lines
         workers = self.workers if self._ranks is None else SharedWorkers(self.workers, self._ranks)

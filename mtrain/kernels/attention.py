@@ -56,7 +56,7 @@ def fused_attention(
 def eager_attention(projected: Tensor, keys_values: Tensor | None, heads: int, keep: Tensor | None) -> Tensor:
     """Attention (B, T, E) that stores its weights for the backward pass, for short sentences on a CPU.
 
-    `projected` contains queries (B, T, E), and `keys_values` (B, S, 2E) the rest; without the latter,
+    `projected` contains queries (B, T, E), and `keys_values` keys and values (B, S, 2E). If it is None,
     `projected` contains all three (B, T, 3E). Each of them is divided among the heads. `keep` has a value for
     each key in its last dimension.
 

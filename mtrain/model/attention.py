@@ -41,7 +41,7 @@ def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
 
 
 def _causal(keep: Tensor | None, x: Tensor) -> Tensor:
-    """`keep` and the causal mask of the positions of x (.., T, E or D)."""
+    """`keep` combined with the causal mask of the T positions of x (.., T, E or D)."""
     mask = causal_mask(x.size(-2), x.device)
     return mask if keep is None else keep & mask
 
@@ -80,8 +80,8 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         attention_weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """Attention (N, T, E) of x (N, T, E) to itself, or to an encoder output, whose keys and values
-        (B, S, 2 * E) come from `project_memory`.
+        """Self-attention (N, T, E) of x (N, T, E); with `keys_values` (B, S, 2 * E), which `project_memory`
+        returns, attention to the encoder output.
 
         `keep` broadcasts to (N, H, T, T) or (B, H, T, S). With `causal`, each position attends to itself and
         those before it. If `attention_weights` is a list, the weights, of that shape, are appended to it.

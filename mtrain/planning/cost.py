@@ -279,7 +279,7 @@ def loss_workspace_bytes(config: ModelConfig, shape: Shape, numerics: Numerics) 
         logits = number + FP32  # and their softmax, which becomes the gradient
         if config.output_bias and numerics.is_low:
             logits += FP32
-        extra = FP32 if numerics.is_low else 0  # R-Drop: the gradient before it is rounded
+        extra = FP32 if numerics.is_low else 0  # a copy: of logits, or R-Drop's gradient
     weight = vocabulary * config.d_model
     # A copy of the weight in low precision, and the chunk's share of the gradient of the weight.
     products = number * weight * (2 if numerics.is_low else 1)

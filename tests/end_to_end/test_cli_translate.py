@@ -115,7 +115,9 @@ def test_an_unreadable_stdin_is_a_data_error(run_dir):
     assert code == 3 and "<stdin>: cannot read: Bad file descriptor" in one_line(err)
 
 
-@pytest.mark.parametrize("connect", [os.pipe, lambda: [one.detach() for one in socket.socketpair()]])
+@pytest.mark.parametrize(
+    "connect", [os.pipe, lambda: [one.detach() for one in socket.socketpair()]], ids=["pipe", "socket"]
+)
 def test_a_program_can_read_an_answer_before_it_writes_the_next_line(run_dir, connect):
     (stdin, to_child), (from_child, stdout) = connect(), os.pipe()
     child = start_forked("translate", run_dir, "--device", "cpu", "--quiet", streams=[stdin, stdout, 2])
@@ -126,10 +128,13 @@ def test_a_program_can_read_an_answer_before_it_writes_the_next_line(run_dir, co
             writer.write(source.encode() + b"\n")
             assert select([answers], [], [], 60)[0], "no answer"
             assert answers.readline().decode() == f"{target}\n"
-        writer.write(f"{SOURCES[3]}\n{SOURCES[4][:3]}".encode())  # the second line begins
+        writer.write(f"{SOURCES[3]}\n{SOURCES[4][:3]}".encode())  # the second line is not complete
+        assert select([answers], [], [], 60)[0], "no answer"
+        assert answers.readline().decode() == f"{TARGETS[3]}\n"
         writer.write(SOURCES[4][3:].encode())
         writer.close()
-        assert answers.read().decode() == f"{TARGETS[3]}\n{TARGETS[4]}\n"
+        assert select([answers], [], [], 60)[0], "no answer"
+        assert answers.read().decode() == f"{TARGETS[4]}\n"
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

@@ -35,7 +35,7 @@ print("imported")
 """
 
 
-def test_a_model_translates_and_every_module_imports_without_unix_modules_and_slow_imports(run_dir):
+def test_without_unix_modules_a_model_translates_without_slow_imports_and_every_module_imports(run_dir):
     """Importing PyTorch's compiler or pandas takes longer than everything else that a translation needs."""
     command = [sys.executable, "-c", WITHOUT_UNIX_MODULES + TRANSLATE_AND_IMPORT, str(run_dir)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mtrain.config.load import load_config, validate
 from mtrain.config.schema import Config
-from mtrain.config.yaml_io import parse_yaml, to_yaml
+from mtrain.config.yaml_io import YamlError, parse_yaml, to_yaml
 from mtrain.errors import UsageError
 from tests.support.configs import MINIMAL
 
@@ -44,6 +44,17 @@ def test_scalars_are_those_of_yaml_1_2(text: str, value: object):
     parsed = parse_yaml(f"key: {text}")["key"]
     assert parsed == value
     assert type(parsed) is type(value)
+
+
+def test_a_text_that_is_parsed_again_has_new_values():
+    text = "a: &x [1, {b: 2}]\nc: *x"
+    first = parse_yaml(text)
+    first["a"][1]["b"] = 3
+    first["a"].append(4)
+    assert parse_yaml(text) == {"a": [1, {"b": 2}], "c": [1, {"b": 2}]}
+    for _ in range(2):
+        with pytest.raises(YamlError):
+            parse_yaml("a: {!!merge <<: {b: 1}, c: 2}")
 
 
 def test_norwegian_is_a_language(load_text):

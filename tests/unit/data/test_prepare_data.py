@@ -501,7 +501,7 @@ def sampler(request, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return tokenizers.train(tmp_path_factory.mktemp(request.param), type=request.param)
 
 
-unigram_only = pytest.mark.parametrize(
+unigram_by_default = pytest.mark.parametrize(
     "sampler", ["unigram", pytest.param("bpe", marks=pytest.mark.slow)], indirect=True
 )
 
@@ -534,7 +534,7 @@ def test_every_epoch_has_different_segmentations(tmp_path: Path, sampler: Tokeni
     assert rows_of(epochs[0]) != rows_of(epochs[1]) != rows_of(epochs[2]) != rows_of(epochs[0])
 
 
-@unigram_only
+@unigram_by_default
 def test_segmentations_do_not_depend_on_the_processes(
     tmp_path: Path, sampler: Tokenizer, monkeypatch, caplog
 ):
@@ -564,7 +564,7 @@ def test_two_blocks_of_the_same_text_are_segmented_differently(
     assert sampled[:150] != sampled[150:]
 
 
-@unigram_only
+@unigram_by_default
 def test_an_epoch_depends_on_its_number_and_seed_only(tmp_path: Path, sampler: Tokenizer):
     """Including in a new process that runs on one core."""
     data = config(tmp_path, subword_sampling=0.3)

@@ -25,6 +25,12 @@ def test_windows_are_bounded_by_lines_and_by_characters() -> None:
     assert list(windows([], None, 4)) == []
 
 
+def test_windows_end_where_the_input_pauses_and_only_full_ones_grow() -> None:
+    pauses = iter([True, True, *[False] * 600])
+    found = [len(texts) for texts, _ in windows(iter(["a"] * 400), None, 4096, lambda: next(pauses))]
+    assert found == [1, 1, 256, 142]
+
+
 @pytest.mark.parametrize("longest", [9, 20, 63])
 def test_parts_are_sentences_and_contain_every_token(translator: Translator, longest: int) -> None:
     tokenizer = translator.tokenizer

@@ -154,7 +154,7 @@ def test_each_worker_has_enough_lines_of_a_window(translator: Translator, worker
 def test_constraints_that_exclude_every_translation_are_an_error(
     translator: Translator, scored: bool
 ) -> None:
-    words = list(range(60, translator.tokenizer.target_vocab_size))  # the others soon have been used
+    words = list(range(60, translator.tokenizer.target_vocab_size))  # the remaining ones are soon used up
     impossible = {"no_repeat_ngram": 1, "min_length_offset": 400, "max_length_offset": 400}
     impossible["forbidden_ids"] = words
     for beam_size in (1, 2):
