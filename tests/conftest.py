@@ -17,6 +17,7 @@ pytest_plugins = [
     "tests.support.configs",
     "tests.support.encoding",
     "tests.support.models",
+    "tests.support.significance",
     "tests.support.tokenizers",
     "tests.support.training",
     "tests.support.translation",

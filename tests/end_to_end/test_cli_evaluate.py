@@ -9,21 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from sacrebleu.significance import PairedTest
 
-from mtrain.evaluation import compare
 from mtrain.storage.manifest import write_manifest
 from tests.support.cli import changed, one_line, run_forked
-
-
-@pytest.fixture
-def few_trials(monkeypatch):
-    """Approximate randomization with 200 trials, which takes a fraction of the time of 10,000."""
-
-    def paired_test(systems, metrics, references, kind):
-        return PairedTest(systems, metrics, references, kind, n_samples=200 if kind == "ar" else 0)
-
-    monkeypatch.setattr(compare, "PairedTest", paired_test)
 
 
 def test_evaluate_prints_scores_with_signatures(mtrain, run_dir, corpus):

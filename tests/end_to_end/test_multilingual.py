@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from sacrebleu.significance import PairedTest
 
 from mtrain import Translator
 from mtrain.config.load import Config, load_config, validate
 from mtrain.errors import ModelError
-from mtrain.evaluation import compare, evaluate
+from mtrain.evaluation import evaluate
 from mtrain.report.attention_maps import attention_maps
 from mtrain.report.report import report_page
 from mtrain.storage.manifest import write_manifest
@@ -50,16 +49,6 @@ def both(raw, tmp_path_factory):
     config = merged(raw, str(folder), training={**recipe, "label_smoothing": 0.0}, model=model)
     fit(validate(Config, config, "test"), device="cpu")
     return folder
-
-
-@pytest.fixture
-def few_trials(monkeypatch):
-    """Approximate randomization with 200 trials, which takes a fraction of the time of 10,000."""
-
-    def paired_test(systems, metrics, references, kind):
-        return PairedTest(systems, metrics, references, kind, n_samples=200 if kind == "ar" else 0)
-
-    monkeypatch.setattr(compare, "PairedTest", paired_test)
 
 
 def test_a_tag_chooses_the_language(mtrain, both):
