@@ -214,13 +214,24 @@ def test_metrics_have_the_documented_fields_and_each_step_once(make_config):
 # --------------------------------------------------------------------------------------------------- resume
 
 
-@pytest.mark.parametrize("kind", ["unigram", pytest.param("bpe", marks=pytest.mark.slow)])
-def test_resumed_equals_uninterrupted_with_subword_sampling(make_config, kind):
+FEW_STOPS = [{"max_steps": 3}, {"max_epochs": 2}]
+MORE_STOPS = [{"max_steps": 7}, {"max_epochs": 1}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stops"),
+    [
+        ("unigram", FEW_STOPS),
+        pytest.param("unigram", MORE_STOPS, marks=pytest.mark.slow),
+        pytest.param("bpe", FEW_STOPS + MORE_STOPS, marks=pytest.mark.slow),
+    ],
+)
+def test_resumed_equals_uninterrupted_with_subword_sampling(make_config, kind, stops):
     sections = {"data": {"subword_sampling": 0.2}, "tokenizer": {"type": kind}, "model": {"dropout": 0.1}}
     recipe = {"log_every": 1, "validate_every": 100}
     whole = fit_on_cpu(make_config("whole", **sections, training={**recipe, "max_steps": 14}))
     assert len({epoch for _, epoch, *_ in losses(whole)}) > 2
-    for number, stop in enumerate(({"max_steps": 3}, {"max_epochs": 2})):
+    for number, stop in enumerate(stops):
         name = f"parts{number}"
         parts = fit_on_cpu(make_config(name, **sections, training={**recipe, "max_steps": 100, **stop}))
         state = json.loads((last_checkpoint(parts) / "state.json").read_text())
