@@ -232,7 +232,7 @@ def _replace_by_r_drop_gradient_(logits: Tensor, softmax: Tensor, scale: float) 
     """
     p, q = softmax[0::2], softmax[1::2]
     log_ratio = logits[0::2].sub_(logits[1::2]).mul_(scale)
-    by_q = logits[1::2].copy_(log_ratio).mul_(q)  # `out=` would be a graph break in torch.compile
+    by_q = logits[1::2].copy_(log_ratio).mul_(q)
     by_p = log_ratio.mul_(p)
     mean_p, mean_q = by_p.sum(-1, keepdim=True), by_q.sum(-1, keepdim=True)
     # p + p * (log_ratio - mean_p) + scale * (p - q), and q + q * (mean_q - log_ratio) + scale * (q - p)

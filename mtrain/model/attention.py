@@ -115,10 +115,8 @@ class MultiHeadAttention(nn.Module):
 
     def _is_eager(self, projected: Tensor, keys_values: Tensor | None) -> bool:
         """Whether `eager_attention` is the fastest kernel: in training on short sentences, on a CPU."""
-        keys, width = (
-            (projected if keys_values is None else keys_values).size(1),
-            self.output.in_features // self.heads,
-        )
+        keys = (projected if keys_values is None else keys_values).size(1)
+        width = self.output.in_features // self.heads
         trained = projected.requires_grad or (keys_values is not None and keys_values.requires_grad)
         on_cpu = projected.device.type == "cpu"
         return on_cpu and trained and suits_eager_kernel(keys, width) and not self.dropout.active
