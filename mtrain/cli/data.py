@@ -163,12 +163,12 @@ def clean(
     terminal.start_logging(quiet, debug)
     from mtrain.config.load import load_config
     from mtrain.data.clean import clean as clean_data
-    from mtrain.data.corpus_files import existing_files
+    from mtrain.data.corpus_files import input_files
     from mtrain.data.same_inputs import check_corpora
 
     data = load_config(config, overrides(set_)).data
     check_corpora(data)
-    inputs = [config, *existing_files(data)]
+    inputs = [config, *input_files(data)]
     for file in (output, rejected):
         require_writable(file, inputs)
     if output is not None and rejected is not None and output.resolve() == rejected.resolve():

@@ -75,14 +75,14 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
     place = path if is_stream(path) else path.resolve()
     written = place if is_stream(path) else place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:
-        with _opened(written, COMPRESSION.get(path.suffix)) as stream:
+        with _opened(written, path) as stream:
             yield stream
         if written is not place:
             _put_in_place(written, place)
     except BrokenPipeError:  # of stdout, which the block may write to as well
         raise
     except OSError as error:
-        raise StorageError(f"{path}: cannot write: {error.strerror}") from None
+        raise _cannot_write(path, error) from None
     finally:
         if written is not place:
             written.unlink(missing_ok=True)
@@ -98,20 +98,32 @@ def write_lines(lines: Iterable[str], out: IO[str], flush_every: float = FLUSH_E
             flushed = time.monotonic()
 
 
-class _Pipe(io.FileIO):
-    """A named pipe or a device. If its reader exits, results are lost: an error, unlike with stdout."""
+class _OutputFile(io.FileIO):
+    """A file, a device or a named pipe. If the reader of a pipe exits, results are lost: an error, unlike
+    with stdout."""
+
+    def __init__(self, written: Path, path: Path):
+        """`written` is the file, and `path` the name that errors give it."""
+        super().__init__(written, "wb")
+        self._path = path
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError as error:
-            raise StorageError(f"{self.name}: cannot write: {error.strerror}") from None
+        except OSError as error:
+            # Not left to `open_output`: of two files that are open, it would name the other one.
+            raise _cannot_write(self._path, error) from None
+
+
+def _cannot_write(path: Path, error: OSError) -> StorageError:
+    return StorageError(f"{path}: cannot write: {error.strerror}")
 
 
 @contextmanager
-def _opened(path: Path, compression: str | None) -> Iterator[IO[str]]:
-    """A file opened for UTF-8 text, compressed if asked for."""
-    with io.BufferedWriter(_Pipe(path, "wb")) if is_stream(path) else path.open("wb") as raw:
+def _opened(written: Path, path: Path) -> Iterator[IO[str]]:
+    """The file `written`, opened for UTF-8 text, and compressed if the suffix of `path` says so."""
+    compression = COMPRESSION.get(path.suffix)
+    with io.BufferedWriter(_OutputFile(written, path)) as raw:
         stream: IO[bytes] = raw
         if compression is not None:
             import pyarrow as pa

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from mtrain.config.data import DataConfig
 from mtrain.data.block_check import LENGTH_BINS, RATIO_BINS
 from mtrain.data.check import Findings, count_tag_ids, segment
+from mtrain.data.data_folder import CHECK
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.summary import read_summary
@@ -23,7 +24,6 @@ from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-CHECK = "check.json"  # in the data folder: the findings, for `mtrain report`
 _MANY = 0.01  # share of suspicious pairs or tokens that causes a warning
 _SEGMENTED = 20_000  # maximum number of pairs that a check segments
 _REPEATED = 0.1  # share of repeated pairs that causes a warning
@@ -78,8 +78,10 @@ def record_findings(folder: Path, findings: Findings, bad_lines: str) -> None:
     logged; training does not need them."""
     contents = read_summary(folder)["inputs"]["contents"]
     record = {"contents": contents, **asdict(findings), "warnings": list_warnings(findings, bad_lines)}
+    text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
+    text = text.encode("utf-8", "replace").decode()  # a file name need not be valid text
     try:
-        write_atomically(folder / CHECK, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
+        write_atomically(folder / CHECK, text)
     except StorageError as error:
         log.warning("%s; the report will lack the findings", error)
 
@@ -98,7 +100,7 @@ def read_findings(folder: Path) -> RecordedFindings | None:
     try:
         contents = read_summary(folder)["inputs"]["contents"]
         text = file.read_bytes()
-    except (OSError, KeyError, TypeError, ModelError):
+    except (OSError, KeyError, TypeError, ModelError, StorageError):
         return None
     try:
         record = _RECORD.validate_json(text)

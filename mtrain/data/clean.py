@@ -1,10 +1,9 @@
 """Writes the training pairs that the filters keep, and those that they reject, as TSV."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress, repeat
-from operator import ne
+from operator import add, ne
 from typing import IO
 
 from mtrain.config.corpora import Corpus, Holdout, ToyCorpus, TsvCorpus
@@ -96,7 +95,7 @@ def _write(
     """Write the pairs of a block."""
     out, rejected = files
     lines, replaced = _lines_of(raw, corpus)
-    result.replaced += replaced
+    result.replaced += sum(replaced if rejected is not None else compress(replaced, codes == 0))
     out.write("\n".join([*compress(lines, codes == 0), ""]))
     reasons = [(i, REASONS[codes[i] - 1]) for i in codes.nonzero()[0].tolist()]
     if rejected is not None:
@@ -108,9 +107,9 @@ def _write(
             examples.append(place + lines[i].removeprefix(place)[:_SHOWN].replace("\t", " | "))
 
 
-def _lines_of(raw: RawBlock, corpus: Corpus) -> tuple[Sequence[str], int]:
-    """The pairs of a block as lines of TSV, with the error in place of an unreadable one; and the number of
-    sentences in which a tab or a line end was replaced by a space."""
+def _lines_of(raw: RawBlock, corpus: Corpus) -> tuple[list[str], list[int]]:
+    """The pairs of a block as lines of TSV, with the error in place of an unreadable one; and in how many
+    sentences of each pair a tab or a line end was replaced by a space."""
     if isinstance(corpus, TsvCorpus):
         decoded = decode_block(raw.lines[0], raw.names[0], raw.first - raw.skipped)
         lines = [str(line) if isinstance(line, DataError) else line for line in decoded]
@@ -118,23 +117,25 @@ def _lines_of(raw: RawBlock, corpus: Corpus) -> tuple[Sequence[str], int]:
             lines = [_reorder(line, *columns) for line in lines]
         return _make_readable(lines, "")
     block = parse_block(raw, corpus)
-    (sources, source_count), (targets, target_count) = (_make_readable(side, "\t\n") for side in block[:2])
-    pairs = dict(zip(block.numbers, map("{}\t{}".format, sources, targets), strict=True))
-    pairs |= {number: str(error) for number, error in block.errors.items()}
-    return [pairs[number] for number in sorted(pairs)], source_count + target_count
+    (sources, in_sources), (targets, in_targets) = (_make_readable(side, "\t\n") for side in block[:2])
+    lines, replaced = map("{}\t{}".format, sources, targets), map(add, in_sources, in_targets)
+    pairs = dict(zip(block.numbers, zip(lines, replaced, strict=True), strict=True))
+    pairs |= {number: (str(error), 0) for number, error in block.errors.items()}
+    in_order = [pairs[number] for number in sorted(pairs)]
+    return [line for line, _ in in_order], [count for _, count in in_order]
 
 
-def _make_readable(texts: list[str], replaced: str) -> tuple[list[str], int]:
+def _make_readable(texts: list[str], replaced: str) -> tuple[list[str], list[int]]:
     """The texts with spaces in place of the characters `replaced`, and of a CR at the end, which would be
-    read as part of the line end; and the number of texts that differ."""
+    read as part of the line end; and for each text 1 if it differs, otherwise 0."""
     if not any(map(str.endswith, texts, repeat("\r"))) and all(
         character not in text for text in texts for character in replaced
     ):  # fast path
-        return texts, 0
+        return texts, [0] * len(texts)
     table = str.maketrans(dict.fromkeys(replaced, " "))
     readable = [text.translate(table) for text in texts]
     readable = [text[:-1] + " " if text.endswith("\r") else text for text in readable]
-    return readable, sum(map(ne, texts, readable))
+    return readable, [*map(ne, texts, readable)]
 
 
 def _reorder(line: str, source: int, target: int) -> str:

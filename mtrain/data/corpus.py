@@ -66,6 +66,8 @@ def parse_block(raw: RawBlock, corpus: Corpus, score: Column | None = None) -> B
         lines = tuple(read_range(Path(file), *each) for file, each in ranges)
     both = zip(lines, raw.names, strict=True) if lines else ()
     sides = [decode_block(side, file, first - skipped) for side, file in both]
+    if len(set(map(len, sides))) > 1:  # they had equal counts when the ranges were chosen
+        raise DataError(f"{name}: changed while it was read; run again")
     if columns := _readable_columns(sides, corpus, score):  # fast path
         sources, targets, scores = columns
         return Block(sources, targets, range(first, first + len(sources)), {}, name, skipped, scores)

@@ -44,16 +44,19 @@ def files_of(corpus: Corpus) -> list[Path]:
     return files
 
 
-def existing_files(data: DataConfig) -> list[Path]:
-    """The local files that the corpora and test sets of a config name, as far as they exist."""
+def existing_files(corpus: Corpus) -> list[Path]:
+    """The local files of a corpus; none if one does not exist, which is reported when it is read."""
+    with suppress(DataError):
+        return files_of(corpus)
+    return []
+
+
+def input_files(data: DataConfig) -> list[Path]:
+    """The local files of the corpora and test sets of a config that exist."""
     validation = data.validation if isinstance(data.validation, list) else []
-    files: list[Path] = []
-    for corpus in (*data.train, *validation, *data.test.values()):
-        if isinstance(corpus, SacrebleuCorpus):  # may have to be downloaded
-            continue
-        with suppress(DataError):
-            files += files_of(corpus)
-    return files
+    corpora = (*data.train, *validation, *data.test.values())
+    local = (corpus for corpus in corpora if not isinstance(corpus, SacrebleuCorpus))  # may be downloaded
+    return [*chain.from_iterable(map(existing_files, local))]
 
 
 def further_references(corpus: Corpus) -> list[list[Path]]:
@@ -100,8 +103,11 @@ def _partners(patterns: tuple[str, str], sides: tuple[list[Path], list[Path]]) -
     """The file of the second side that belongs to each file of the first: the wildcards of the patterns stand
     for the same text. Empty if the patterns do not have the same number of wildcards.
 
-    Raises DataError if a file of either side has no partner.
+    Raises DataError if a file of either side has no partner, or a pattern matches nothing.
     """
+    for pattern, files in zip(patterns, sides, strict=True):
+        if files == [Path(pattern)] and _WILDCARD.search(pattern) and not files[0].exists():
+            raise DataError(f"{pattern}: no such file")
     matches = [_wildcards(*side) for side in zip(patterns, sides, strict=True)]
     if not all(matches) or len(matches[0][0]) != len(matches[1][0]):
         return []

@@ -25,6 +25,7 @@ from mtrain.storage.manifest import MANIFEST
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 VALIDATION, TOKENIZER = "validation.jsonl", "tokenizer"
+CHECK = "check.json"  # the findings of the data check, for `mtrain report`
 SHARD_NAME = re.compile(r"shard-([0-9]{5,9})\.safetensors")
 _OF_RUNS = ("checkpoints", "metrics.jsonl", "data/summary.json")  # in run folders, not in data folders
 _OBSOLETE = ("train.arrow", MANIFEST)  # of layout 2

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from mtrain.data.data_folder import SHARD_NAME, TOKENIZER, VALIDATION, require_size
+from mtrain.data.data_folder import CHECK, SHARD_NAME, TOKENIZER, VALIDATION, require_size
+from mtrain.data.rejections import REJECTIONS
 from mtrain.data.sources import SOURCES
 from mtrain.data.summary import SUMMARY, read_summary
 from mtrain.errors import ModelError, StorageError, UsageError
@@ -16,7 +17,8 @@ from mtrain.storage.locks import owner_file, wait_for_lock
 log = logging.getLogger(__name__)
 
 LOCK = ".lock"  # the file that is locked while the folder is written
-_LEFTOVERS = [f".{name}.tmp" for name in (SUMMARY, VALIDATION, SOURCES, "check.json", "shard-*.safetensors")]
+_FILES = (SUMMARY, VALIDATION, SOURCES, CHECK, REJECTIONS)  # and shards, and the folder of the tokenizer
+_LEFTOVERS = [f".{name}.tmp" for name in (*_FILES, "shard-*.safetensors")]
 
 
 @contextmanager
@@ -79,9 +81,10 @@ def _require_no_foreign_files(folder: Path, shared: bool) -> None:
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         if json.loads((folder / SUMMARY).read_bytes())["fingerprint"]:
             return
-    own_names = {SUMMARY, VALIDATION, TOKENIZER, SOURCES}
     names = (file.name for file in folder.iterdir())
-    if foreign := sorted(name for name in names if name in own_names or SHARD_NAME.fullmatch(name)):
+    if foreign := sorted(
+        name for name in names if name in (*_FILES, TOKENIZER) or SHARD_NAME.fullmatch(name)
+    ):
         raise UsageError(
             f"{folder}: is not a data folder, and would be overwritten ({foreign[0]}); "
             "give another data.folder"

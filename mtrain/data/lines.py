@@ -22,6 +22,16 @@ from mtrain.errors import DataError
 Digests = dict[Path, bytes]  # SHA-256 of files
 _BUFFER = 2**18  # bytes
 _BOM = b"\xef\xbb\xbf"
+_NOT_TEXT = {  # by the first bytes of a file
+    b"\x1f\x8b": "compressed with gzip; give it a name that ends in .gz",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd; give it a name that ends in .zst",
+    b"BZh91AY&SY": "compressed with bzip2; decompress it, or compress it with gzip or zstd",
+    b"\xfd7zXZ\0": "compressed with xz; decompress it, or compress it with gzip or zstd",
+    b"\xff\xfe": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW",
+    b"\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW",
+    b"PK\x03\x04": "a ZIP archive, not text",
+    b"PAR1\x15": "a Parquet file, not text",
+}
 
 
 class _HashingReader(io.RawIOBase):
@@ -44,7 +54,7 @@ class _HashingReader(io.RawIOBase):
 def _open(path: Path, digests: Digests | None = None, offset: int = 0) -> Iterator[io.BufferedReader]:
     """The decompressed contents of a plain, `.gz` or `.zst` file, from byte `offset` on. `digests` receives
     the SHA-256 of the file when it has been read from its start to its end. Raises DataError if the file
-    cannot be read."""
+    cannot be read, or is not text."""
     try:
         with path.open("rb", buffering=0) as file:
             hashing = _HashingReader(file, digests is not None)
@@ -53,6 +63,8 @@ def _open(path: Path, digests: Digests | None = None, offset: int = 0) -> Iterat
             if path.suffix not in COMPRESSION:
                 if offset:
                     file.seek(offset)
+                else:
+                    _require_text(path, raw)
                 yield raw
             elif path.is_file() and not path.stat().st_size:
                 raise ValueError(f"empty, so not a {path.suffix} file")
@@ -69,20 +81,33 @@ def _open(path: Path, digests: Digests | None = None, offset: int = 0) -> Iterat
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
-        raise DataError(f"{path}: cannot read: {reason}") from None
+        raise _cannot_read(path, error) from None
+
+
+def _require_text(path: Path, stream: io.BufferedReader) -> None:
+    """Raise DataError if a stream begins like a file of a known kind that is not text."""
+    head = stream.peek(max(map(len, _NOT_TEXT)))
+    for start, kind in _NOT_TEXT.items():
+        if head.startswith(start):
+            raise DataError(f"{path}: {kind}")
+
+
+def _cannot_read(path: Path, error: OSError | ValueError) -> DataError:
+    reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+    return DataError(f"{path}: cannot read: {reason}")
 
 
 class LineBlocks:
-    """Cuts a byte stream into blocks of lines, without decoding them."""
+    """Cuts a file into blocks of lines, without decoding them."""
 
-    def __init__(self, stream: io.BufferedReader, lines: int = 0, offset: int = 0):
-        """`stream` starts after the given number of lines and bytes."""
-        self._stream, self._rest = stream, b""
+    def __init__(self, path: Path, stream: io.BufferedReader, lines: int = 0, offset: int = 0):
+        """`stream` has the contents of the file after the given number of lines and bytes."""
+        self._path, self._stream, self._rest = path, stream, b""
         self.lines, self.offset = lines, offset  # read so far, in lines and bytes
 
     def take(self, count: int) -> bytes:
-        """The next `count` lines with their ends, or as many as there are."""
+        """The next `count` lines with their ends, or as many as there are. Raises DataError if the file
+        cannot be read, as the other methods do."""
         return b"".join(self._advance(count))
 
     def skip(self, count: int) -> int:
@@ -92,7 +117,7 @@ class LineBlocks:
     def _advance(self, count: int) -> Iterator[bytes]:
         """The next `count` lines, in parts of any size."""
         missing, last = count, b"\n"
-        while missing and (part := self._rest or self._stream.read1(_BUFFER)):
+        while missing and (part := self._rest or self._read()):
             self._rest = b""
             ends = np.frombuffer(part, np.uint8) == ord("\n")
             found = int(np.count_nonzero(ends))  # several times as fast as `bytes.count`
@@ -106,8 +131,15 @@ class LineBlocks:
             yield part
         self.lines += count - missing + (not last.endswith(b"\n"))
 
+    def _read(self) -> bytes:
+        try:
+            return self._stream.read1(_BUFFER)
+        except (OSError, ValueError) as error:
+            # Not left to `open_blocks`: of two files that are read together, it would name the other one.
+            raise _cannot_read(self._path, error) from None
+
     def count_all(self) -> int:
-        """The number of lines of the whole stream, which is read to its end."""
+        """The number of lines of the whole file, which is read to its end."""
         while self.skip(2**16):
             pass
         return self.lines
@@ -123,7 +155,7 @@ def open_blocks(
     Raises DataError if the file cannot be read.
     """
     with _open(path, None if offset else digests, offset) as stream:
-        yield LineBlocks(stream, lines, offset)
+        yield LineBlocks(path, stream, lines, offset)
 
 
 def is_seekable(path: Path) -> bool:

@@ -26,11 +26,26 @@ class ParquetBlock(NamedTuple):
     rows: list[Row]
 
 
+def count_rows(files: Iterable[Path]) -> int:
+    """The number of rows in some files. Raises DataError if one is missing or unreadable."""
+    return sum(map(_count_rows, files))
+
+
+def _count_rows(path: Path) -> int:
+    with _opened(path) as file:
+        count: int = file.metadata.num_rows
+        return count
+
+
 def read_parquet(
-    files: Sequence[Path], columns: Sequence[str], size: int, skipped: int = 0, digests: Digests | None = None
+    files: Sequence[Path],
+    columns: Sequence[str] | None,
+    size: int,
+    skipped: int = 0,
+    digests: Digests | None = None,
 ) -> Iterator[ParquetBlock]:
     """Yield the rows of some files after the first `skipped` ones, in blocks that end at multiples of `size`
-    rows, and with each file. Only the given columns are read; if a file lacks one, all of its columns.
+    rows, and with each file. Only the given columns are read; if none are given or a file lacks one, all.
     `digests` receives the SHA-256 of each file that has been read completely.
 
     Raises DataError if a file is missing or unreadable.
@@ -52,11 +67,11 @@ def read_parquet(
 
 
 def _read_rows(
-    file: pq.ParquetFile, columns: Sequence[str], size: int, skipped: int, hasher: "_Hasher | None"
+    file: pq.ParquetFile, columns: Sequence[str] | None, size: int, skipped: int, hasher: "_Hasher | None"
 ) -> Iterator[Row]:
     """The rows of a file after the first `skipped` ones. `hasher` hashes the bytes of a row group just before
     its rows are read, so that these are still in memory and the file is read from the disk once."""
-    wanted = list(columns) if set(columns) <= set(file.schema_arrow.names) else None
+    wanted = list(columns) if columns and set(columns) <= set(file.schema_arrow.names) else None
     groups, before = list(range(file.num_row_groups)), 0
     while groups and before + (count := file.metadata.row_group(groups[0]).num_rows) <= skipped:
         groups.pop(0)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import cached_property
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -10,10 +9,9 @@ from pathlib import Path
 from mtrain.config.corpora import Corpus, Holdout
 from mtrain.config.data import DataConfig
 from mtrain.data.corpus import content_hash
-from mtrain.data.corpus_files import files_of
+from mtrain.data.corpus_files import existing_files, files_of
 from mtrain.data.lines import Digests
 from mtrain.data.sources import read_digests, require_unchanged, stamps_of, write_digests
-from mtrain.errors import DataError
 
 
 class RawFiles:
@@ -28,7 +26,8 @@ class RawFiles:
         self.data = data
         # First the time and the stamps, so that every later change of a file is noticed.
         self._started = time.time_ns()
-        self._stamps = stamps_of(chain.from_iterable(map(existing_files, train_and_validation(data))))
+        self._files = [(corpus, existing_files(corpus)) for corpus in train_and_validation(data)]
+        self._stamps = stamps_of(chain.from_iterable(files for _, files in self._files))
         # Of all files hashed so far.
         self.digests: Digests = {}
         for folder in data_folders:
@@ -49,8 +48,11 @@ class RawFiles:
 
     def require_unchanged(self, corpora: Iterable[Corpus]) -> None:
         """Raise DataError if a file of these training or validation corpora has changed since this object was
-        made, so that its hash may not be the hash of the text that was read."""
-        require_unchanged(chain.from_iterable(map(files_of, corpora)), self._stamps)
+        made, or no longer exists, so that its hash may not be the hash of the text that was read."""
+        for corpus in corpora:
+            # A pattern may match fewer files now.
+            before = chain.from_iterable(files for known, files in self._files if known == corpus)
+            require_unchanged(dict.fromkeys((*before, *files_of(corpus))), self._stamps)
 
     def record_digests(self, folder: Path) -> None:
         """Record the SHA-256 of the files that were hashed in a data folder; see `write_digests`."""
@@ -60,10 +62,3 @@ class RawFiles:
 def train_and_validation(data: DataConfig) -> list[Corpus]:
     """The training corpora, then the validation corpora."""
     return data.train + ([] if isinstance(data.validation, Holdout) else data.validation)
-
-
-def existing_files(corpus: Corpus) -> list[Path]:
-    """The files of a corpus; none if one does not exist, which is reported when it is read."""
-    with suppress(DataError):
-        return files_of(corpus)
-    return []

@@ -6,7 +6,6 @@ that encodes the pairs, and one that resumes it, reject the same ones without fi
 
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from mtrain.data.duplicates import find_repeated
 from mtrain.data.filters import DUPLICATE, REASONS, Codes, FilteredBlock
 from mtrain.data.text_hashes import Hashes
 from mtrain.errors import ModelError, StorageError
-from mtrain.storage.atomic import replace_durably
+from mtrain.storage.atomic import replacing
 from mtrain.storage.temporary import TemporaryStream
 
 REJECTIONS = "rejections.bin"  # in the data folder
@@ -49,17 +48,9 @@ class Rejections(NamedTuple):
 
     def write(self, folder: Path) -> None:
         """Write the codes to a data folder. Raises StorageError."""
-        file = folder / REJECTIONS
-        temporary = file.with_name(f".{file.name}.tmp")
-        try:
-            with temporary.open("wb") as out:
-                for chunk in self._chunks():
-                    out.write(chunk.data)
-            replace_durably(temporary, file)
-        except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise StorageError(f"{file}: cannot write: {error.strerror}") from error
+        with replacing(folder / REJECTIONS) as temporary, temporary.open("wb") as out:
+            for chunk in self._chunks():
+                out.write(chunk.data)
 
     def _digest(self) -> str:
         digest = hashlib.sha256()

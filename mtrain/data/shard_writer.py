@@ -80,6 +80,8 @@ class ShardWriter:
                         codes = None
                         if self._rejections is not None:
                             codes = self._rejections.of_pairs(number, raw.first, raw.end.first)
+                            if len(codes) < raw.end.first - raw.first:  # the corpus has more pairs now
+                                self._scanner.files.require_unchanged([corpus])
                         yield EncodingTask(index, number, raw, following is None, codes)
                         raw = following
                     pairs = position.first - first

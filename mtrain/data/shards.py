@@ -15,6 +15,7 @@ The rows of a bucket in all shards are a random sample of the corpus.
 import errno
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -25,11 +26,10 @@ from typing import Any, NamedTuple, Self, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from mtrain.errors import DataError, ModelError, StorageError
-from mtrain.storage.atomic import replace_durably
+from mtrain.storage.atomic import replacing
 from mtrain.storage.manifest import sha256_of_json
 from mtrain.tokenizer.rows import Ids, Indices, Rows, ranges
 
@@ -108,9 +108,8 @@ def write_shard(
     }
     digests = [_digest(tensors, index, bucket) for bucket in range(count)]
     tensors["sha256"] = np.frombuffer(b"".join(digests), np.uint8).reshape(count, 32)
-    temporary = file.with_name(f".{file.name}.tmp")
     metadata = {**asdict(info), "sha256": sha256_of_json(asdict(info))}
-    try:
+    with replacing(file) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode
         save_file(tensors, temporary, {_KEY: json.dumps(metadata)})
@@ -120,12 +119,6 @@ def write_shard(
                 f"{file}: encoding this shard again gives other contents than it had; restore the shard, or "
                 "use the versions of mtrain and its libraries that encoded it"
             )
-        replace_durably(temporary, file)
-    except (OSError, SafetensorError) as error:
-        raise StorageError(f"{file}: cannot write: {getattr(error, 'strerror', None) or error}") from error
-    finally:
-        with suppress(OSError):  # it would occupy a disk that may be full
-            temporary.unlink(missing_ok=True)
 
 
 def _digest(tensors: dict[str, Any], index: Indices, bucket: int) -> bytes:
@@ -160,7 +153,7 @@ class Shard:
         self.file = file
         try:
             self._header, self._tensors, info = _open(file)
-            self._size = file.stat().st_size
+            self._status = file.stat()
             digest = info.pop("sha256")
             self.info = ShardInfo(**{**info, "ends": tuple(info["ends"])})
             if sha256_of_json(asdict(self.info)) != digest:
@@ -203,8 +196,9 @@ class Shard:
     def _require_whole(self) -> None:
         """Raise ModelError if the file is shorter than when it was opened. Reading what is missing from the
         memory map would end the process with SIGBUS."""
-        with suppress(OSError):  # removed or replaced; what was opened is still there
-            if self.file.stat().st_size < self._size:
+        with suppress(OSError):  # removed; what was opened is still there, as it is if the file was replaced
+            status = self.file.stat()
+            if os.path.samestat(status, self._status) and status.st_size < self._status.st_size:
                 raise ModelError(f"{self.file}: damaged (it has been cut)")
 
     @cached_property

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mtrain.data.shards import LAYOUT
-from mtrain.errors import ModelError, UsageError
+from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import sha256_of_json
 
@@ -37,7 +37,7 @@ class Inputs(NamedTuple):
 
 def read_summary(folder: Path) -> Summary:
     """The summary of a data folder; empty if it has none. If another version of mtrain has written it, it has
-    only its layout. Raises ModelError if it is damaged."""
+    only its layout. Raises ModelError if it is damaged; StorageError if it cannot be read."""
     file = folder / SUMMARY
     if not file.exists():  # it is removed if no pair is left
         return {}
@@ -47,7 +47,9 @@ def read_summary(folder: Path) -> Summary:
         is_usable = is_current(summary)
         if (is_usable or "sha256" in summary) and summary["sha256"] != sha256_of_json(content):
             raise ValueError("it does not match its SHA-256")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except OSError as error:
+        raise StorageError(f"{file}: cannot read: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelError(f"{file}: damaged ({error})") from None
     if is_usable:
         return summary

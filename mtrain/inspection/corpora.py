@@ -1,8 +1,6 @@
 """What `mtrain init` finds in corpora: how a config describes them, their pairs, and how many there are."""
 
 import logging
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from pydantic import TypeAdapter
@@ -12,6 +10,7 @@ from mtrain.data import Pair
 from mtrain.data.block_check import usable_pairs
 from mtrain.data.corpus import parse_block
 from mtrain.data.corpus_files import expand, files_of
+from mtrain.data.parquet import count_rows
 from mtrain.data.raw_blocks import read_blocks
 from mtrain.errors import DataError
 from mtrain.inspection.choose_sides import Side, Sides
@@ -82,7 +81,7 @@ def inspect_corpus(group: Group, kind: Kind, sides: Sides) -> InspectedCorpus:
                 step = -(-len(usable.sources) // _SAMPLED) or 1
                 sample += map(Pair, usable.sources[::step], usable.targets[::step])
             elif isinstance(corpus, ParquetCorpus):  # whose rows are slow to read
-                pairs = _count_rows(files_of(corpus))
+                pairs = count_rows(files_of(corpus))
                 break
     name = " and ".join(group.files)
     if len(errors) > _BAD * parsed:
@@ -114,9 +113,3 @@ def _file_of(group: Group, side: Side) -> str:
     if side.named not in group.languages:
         raise DataError(f"{group.files[0]}: no file in the language {side.named} is given for it")
     return group.files[group.languages.index(side.named)]
-
-
-def _count_rows(files: Sequence[Path]) -> int:
-    import pyarrow.parquet as pq
-
-    return sum(pq.ParquetFile(file).metadata.num_rows for file in files)

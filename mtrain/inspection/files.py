@@ -8,7 +8,7 @@ from typing import Literal
 from mtrain.config.language_names import languages_in, words_of
 from mtrain.data import COMPRESSION
 from mtrain.data.corpus_files import expand
-from mtrain.data.lines import read_lines
+from mtrain.data.lines import open_blocks, read_lines
 from mtrain.errors import DataError, UsageError
 from mtrain.inspection.choose_sides import Side, with_languages
 from mtrain.inspection.file_groups import Group, group_text_files
@@ -30,14 +30,6 @@ _UNSUPPORTED = {
     **dict.fromkeys((".zip", ".tar", ".tgz", ".7z"), "unpack it, and give the files in it"),
     **dict.fromkeys((".bz2", ".xz", ".lzma"), "decompress it, or compress it with gzip or zstd"),
     **dict.fromkeys((".pdf", ".doc", ".docx"), "save it as plain text, with one sentence per line"),
-}
-_BINARY = {  # by the first bytes of a file
-    b"\x1f\x8b": "compressed with gzip; add .gz to its name",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd; add .zst to its name",
-    b"\xff\xfe": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW",
-    b"\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW",
-    b"PK\x03\x04": "a ZIP archive, not text",
-    b"PAR1": "a Parquet file; add .parquet to its name",
 }
 
 
@@ -93,19 +85,10 @@ def _suffix(file: Path) -> str:
 
 
 def _require_text(file: Path) -> None:
-    """Raise DataError if a file is not text, which is only known of a file without compression."""
-    if file.suffix in COMPRESSION:
-        return
-    try:
-        with file.open("rb") as stream:
-            head = stream.read(4096)
-    except OSError as error:
-        raise DataError(f"{file}: cannot read: {error.strerror}") from None
-    for magic, reason in _BINARY.items():
-        if head.startswith(magic):
-            raise DataError(f"{file}: {reason}")
-    if b"\0" in head:
-        raise DataError(f"{file}: not a text file")
+    """Raise DataError if a file is not text."""
+    with open_blocks(file) as lines:
+        if b"\0" in lines.take(100):
+            raise DataError(f"{file}: not a text file")
 
 
 def groups_of(names: Sequence[str], kind: Kind) -> list[Group]:

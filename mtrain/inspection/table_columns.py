@@ -4,12 +4,13 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mtrain.config.language_names import find_language, languages_in, words_of
 from mtrain.data.lines import read_lines
+from mtrain.data.parquet import read_parquet
 from mtrain.errors import DataError
 
 TableKind = Literal["tsv", "jsonl", "parquet"]
@@ -41,7 +42,10 @@ def read_table(file: Path, kind: TableKind) -> Table:
     """The columns in the first rows of a file. Raises DataError if it is empty or cannot be read."""
     if kind == "tsv":
         return _tsv_columns(file)
-    records = _json_records(file) if kind == "jsonl" else _parquet_records(file)
+    if kind == "jsonl":
+        records = _json_records(file)
+    else:  # a row that is not valid UTF-8 has no strings
+        records = chain.from_iterable(block.rows for block in read_parquet([file], None, SAMPLE))
     texts: dict[str, list[str]] = {}
     for record in islice(records, SAMPLE):
         for field, text in _strings(record):
@@ -105,18 +109,6 @@ def _json_records(file: Path) -> Iterable[Any]:
             )
             raise DataError(f"{file}:1: not JSONL, which has one JSON object per line; {hint}")
         yield record
-
-
-def _parquet_records(file: Path) -> Iterable[Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(file) as table:
-            for batch in table.iter_batches(SAMPLE):
-                yield from batch.to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{file}: not a Parquet file: {' '.join(str(error).split())[:200]}") from None
 
 
 def _strings(record: Any, above: str = "") -> Iterable[tuple[str, str]]:

@@ -8,8 +8,8 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Callable, Container
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,25 @@ def write_text(file: Path, text: str) -> None:
 
 def write_atomically(file: Path, text: str) -> None:
     """Replace the contents of a small text file atomically. Raises StorageError."""
+    with replacing(file) as temporary:
+        write_text(temporary, text)
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """Yield the name of a temporary file. What the block writes to it replaces `file` atomically; if the
+    block fails, `file` is kept. Raises StorageError if writing fails, and propagates the other errors of the
+    block."""
     temporary = file.with_name(f".{file.name}.tmp")
     try:
-        write_text(temporary, text)
+        yield temporary
         replace_durably(temporary, file)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StorageError(f"{file}: cannot write: {reason}") from error
+    finally:
         with suppress(OSError):  # it would occupy a disk that may be full
             temporary.unlink(missing_ok=True)
-        raise StorageError(f"{file}: cannot write: {error.strerror}") from error
 
 
 def replace_durably(temporary: Path, file: Path) -> None:

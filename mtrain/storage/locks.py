@@ -19,7 +19,7 @@ def try_lock(file: Path) -> FileLock | None:
     support locks cause a warning. Raises OSError if the file cannot be created.
     """
     file.open("ab").close()  # creates it without changing its modification time
-    lock = FileLock(file)
+    lock = FileLock(file, fallback_to_soft=False)  # a soft lock would remain when a process is killed
     return lock if _acquire(lock, file, wait=False) else None
 
 
@@ -28,7 +28,7 @@ def wait_for_lock(file: Path) -> Iterator[None]:
     """Lock `file` as `try_lock` does, but wait while another process holds the lock, which is logged. The
     thread that holds the lock may take it again."""
     file.open("ab").close()
-    lock = FileLock(file, is_singleton=True)
+    lock = FileLock(file, is_singleton=True, fallback_to_soft=False)
     if not _acquire(lock, file, wait=False):
         log.info("%s: in use by %s; waiting", file.parent, owner_of(file))
         _acquire(lock, file, wait=True)

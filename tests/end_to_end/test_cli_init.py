@@ -244,7 +244,7 @@ def test_unreadable_lines_are_skipped_by_the_config(mtrain):
             3,
             "1 of 1 pairs cannot be read: a.fr:1: not valid UTF-8",
         ),
-        ({"a.en": gzip.compress(b"x"), "a.fr": b"x"}, "a.en a.fr", 3, "a.en: compressed with gzip; add .gz"),
+        ({"a.en": gzip.compress(b"x"), "a.fr": b"x"}, "a.en a.fr", 3, "a.en: compressed with gzip; give it"),
         ({"a.csv": b"a,b\n"}, "a.csv", 3, "a.csv: .csv files are not supported; save the table as TSV"),
         ({"a.en.xz": b"x"}, "a.en.xz", 3, "a.en.xz: .xz files are not supported; decompress it"),
         ({"a.json": b'[{"en": "a"}]'}, "a.json", 3, "a.json:1: not JSONL"),

@@ -69,7 +69,12 @@ def test_tabs_and_line_ends_in_sentences_become_spaces(clean, tmp_path):
     train = {"jsonl": write(tmp_path / "x.jsonl", text), "source_field": "s", "target_field": "t"}
     code, _, err, kept = clean(train)
     assert (code, kept) == (0, "a b\tc d\ne\tf\rg \n")
-    assert "warning: clean: a tab or a line end inside of 3 sentence(s) was replaced by a space" in err
+    warning = "warning: clean: a tab or a line end inside of {} sentence(s) was replaced by a space"
+    assert warning.format(3) in err
+    records.append({"s": "x\ty", "t": "x\ty"})  # rejected: written to the other file only
+    write(tmp_path / "x.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+    assert warning.format(3) in clean(train)[2]
+    assert warning.format(5) in clean(train, "--rejected", tmp_path / "no")[2]
 
 
 def test_unreadable_pairs(clean, tmp_path):

@@ -84,6 +84,17 @@ def test_a_full_device_is_a_storage_error(tmp_path, name):
         out.write("new\n")
 
 
+def test_of_two_outputs_the_one_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "full").symlink_to("/dev/full")
+    with (
+        pytest.raises(StorageError, match="full: cannot write: No space left on device"),
+        open_output(tmp_path / "full") as out,
+        open_output(tmp_path / "other") as other,
+    ):
+        other.write("written\n")
+        out.write("lost" * 100_000)
+
+
 @pytest.mark.parametrize("name", ["out", "out.gz"])
 def test_a_file_that_grows_too_large_is_a_storage_error_and_is_removed(tmp_path: Path, name):
     def write() -> None:

@@ -1,8 +1,10 @@
 """Corpus readers: every kind of corpus is read line by line, without misaligned pairs."""
 
+import bz2
 import gzip
 import hashlib
 import json
+import lzma
 from io import BytesIO
 from pathlib import Path
 
@@ -28,6 +30,7 @@ SOURCES = ["I like oranges.", "Hello,  world", "", "Ωμέγα 日本 😀", "la
 TARGETS = ["J'aime les oranges.", "Bonjour", "vide", "Oméga", "dernière"]
 PAIRS = list(map(Pair, SOURCES, TARGETS))
 FIELDS = {"source_field": "en", "target_field": "fr"}
+RANDOM_LINES = "".join(f"{i}\t{i * 2**0.5 % 1}\n" for i in range(20_000)).encode()  # hardly compressible
 
 
 @pytest.fixture(autouse=True)
@@ -351,17 +354,48 @@ def test_a_folder_is_not_a_file(tmp_path: Path):
 @pytest.mark.parametrize("end", [".gz", ".zst"])
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.99])
 def test_a_truncated_file_is_an_error_and_not_a_shorter_corpus(tmp_path: Path, end: str, keep: float):
-    import random
-
-    rng = random.Random(0)
-    lines = [f"{rng.random()}\t{rng.random()}" for _ in range(20_000)]
-    content = PACKERS[end]("".join(f"{line}\n" for line in lines).encode())
+    content = PACKERS[end](RANDOM_LINES)
     file = tmp_path / f"a.tsv{end}"
     file.write_bytes(content)
     assert len(read(tsv=file)) == 20_000
     file.write_bytes(content[: int(keep * len(content))])
     with pytest.raises(DataError, match=rf"a\.tsv{end}"):
         list(read_pairs(corpus(tsv=file), "skip"))
+
+
+@pytest.mark.parametrize("damaged", ["a.en.gz", "a.fr.gz"])
+def test_of_two_files_the_damaged_one_is_named(tmp_path: Path, damaged: str):
+    content = gzip.compress(RANDOM_LINES)
+    for name in ("a.en.gz", "a.fr.gz"):
+        (tmp_path / name).write_bytes(content[: len(content) // 2] if name == damaged else content)
+    with pytest.raises(DataError, match=f"{damaged}: cannot read"):
+        read(source=tmp_path / "a.en.gz", target=tmp_path / "a.fr.gz")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b"a\tb\n"), "compressed with gzip; give it a name that ends in .gz"),
+        (pa.compress(b"a\tb\n", codec="zstd", asbytes=True), "compressed with zstd"),
+        (bz2.compress(b"a\tb\n"), "compressed with bzip2; decompress it"),
+        (lzma.compress(b"a\tb\n"), "compressed with xz; decompress it"),
+        ("a\tb\n".encode("utf-16"), "UTF-16; convert it"),
+        ("a\tb\n".encode("utf-16-be"), None),
+        (b"\xfe\xff" + "a\tb\n".encode("utf-16-be"), "UTF-16; convert it"),
+        (b"PK\x03\x04...", "a ZIP archive"),
+        (b"PAR1\x15\0...", "a Parquet file"),
+        (b"PAR1 is a word\tb\n", None),
+    ],
+)
+def test_files_that_are_no_text_are_refused_even_if_bad_lines_are_skipped(
+    tmp_path: Path, content: bytes, message: str | None
+):
+    (tmp_path / "a.tsv").write_bytes(content)
+    if message is None:
+        list(read_pairs(corpus(tsv=tmp_path / "a.tsv"), "skip"))
+        return
+    with pytest.raises(DataError, match=rf"a\.tsv: {message}"):
+        list(read_pairs(corpus(tsv=tmp_path / "a.tsv"), "skip"))
 
 
 @pytest.mark.parametrize("end", [".gz", ".zst"])
@@ -465,6 +499,14 @@ def test_a_file_that_is_cut_after_its_ranges_were_found_is_an_error(tmp_path: Pa
         parse_block(last, corpus(tsv=file))
 
 
+def test_a_side_that_loses_a_line_after_its_ranges_were_found_is_an_error(tmp_path: Path):
+    files = {side: write(tmp_path / side, ["abc"] * 3) for side in ("source", "target")}
+    [block] = read_blocks(corpus(**files), by_range=True)
+    files["target"].write_bytes(b"abc\nabcdefg\n")
+    with pytest.raises(DataError, match="changed while it was read; run again"):
+        parse_block(block, corpus(**files))
+
+
 def test_the_header_of_each_tsv_file_is_skipped(tmp_path: Path):
     header, rows = "en\tfr", {1: ["a\tA", "b\tB"], 2: [], 3: ["c\tC", "bad", "d\tD"]}
     for number, lines in rows.items():
@@ -495,6 +537,9 @@ def test_a_tsv_corpus_is_recorded_as_before_headers_were_known():
 
 def test_unpaired_files_are_an_error(tmp_path: Path):
     spec = {"source": str(tmp_path / "part-*.en"), "target": str(tmp_path / "part-*.fr")}
+    write(tmp_path / "part-1.fr", ["a"])
+    with pytest.raises(DataError, match=r"part-\*\.en: no such file"):
+        check_corpora(data_config(train=spec))
     for name in ("part-1.en", "part-2.en", "part-1.fr", "part-3.fr"):
         write(tmp_path / name, ["a"])
     with pytest.raises(DataError, match=r"part-2\.en: no file of .*part-\*\.fr belongs to it"):

@@ -178,6 +178,28 @@ def test_a_file_that_changes_before_it_is_encoded_is_an_error(
     assert rows(prepared) == expected and prepared.validation == TOY[:3]
 
 
+def test_a_file_that_a_pattern_no_longer_matches_is_an_error(tmp_path: Path, tokenizer: Tokenizer):
+    for number in range(3):
+        write(tmp_path / f"part-{number}.tsv", TOY[number * 100 : (number + 1) * 100])
+    data = config(tmp_path, {"tsv": str(tmp_path / "part-*.tsv")})
+    scanner = CorpusScanner(RawFiles(data), 1, tmp_path)
+    assert scanner.result.pairs == len(TOY) and scanner.files.content_hashes
+    (tmp_path / "part-2.tsv").rename(tmp_path / "moved.tsv")
+    with pytest.raises(DataError, match=r"part-2\.tsv: changed while it was encoded; run again"):
+        prepare_data(data, tokenizer, tmp_path / "data", seed=1, scanner=scanner)
+    assert not json.loads((tmp_path / "data/summary.json").read_text()).get("complete")
+
+
+def test_a_filtered_corpus_that_grows_before_it_is_encoded_is_an_error(tmp_path: Path, tokenizer: Tokenizer):
+    data = config(tmp_path, filters={"copied": True})
+    scanner = CorpusScanner(RawFiles(data), 1, tmp_path)
+    assert scanner.result.pairs == len(TOY) and scanner.files.content_hashes
+    with (tmp_path / "train.tsv").open("a") as file:
+        file.write("one\tmore\n")
+    with pytest.raises(DataError, match=r"train\.tsv: changed while it was encoded; run again"):
+        prepare_data(data, tokenizer, tmp_path / "data", seed=1, scanner=scanner)
+
+
 def test_a_file_that_loses_its_last_shard_while_it_is_encoded_is_an_error(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch
 ):

@@ -282,6 +282,14 @@ def test_a_window_is_verified_in_each_epoch(tmp_path: Path, tokenizer: Tokenizer
             train.open(*window)
 
 
+def test_a_window_whose_shards_another_run_replaces_stays_readable(tmp_path: Path, tokenizer, small):
+    train = prepare(tmp_path, tokenizer).train
+    for file in (tmp_path / "data").glob("shard-*"):
+        (tmp_path / "new").write_bytes(b"shorter")
+        (tmp_path / "new").replace(file)
+    assert sum(len(train.open(1, window)) for window in range(len(train.windows(1)))) == len(TOY)
+
+
 @pytest.mark.parametrize("changed", ["LAYOUT", "SHARD", "BUCKET"])
 @pytest.mark.parametrize("larger", [False, True])
 def test_shards_of_another_layout_are_replaced(

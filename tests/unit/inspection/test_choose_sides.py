@@ -100,7 +100,7 @@ def test_nested_fields(tmp_path):
         ("x.tsv", b"", "is empty"),
         ("x.jsonl", b'[{"en": "a"}]', "not JSONL, .* jq"),
         ("x.jsonl", b"a\tb", "not JSONL, .* a"),
-        ("x.parquet", b"a\tb", "not a Parquet file"),
+        ("x.parquet", b"a\tb", "x.parquet: cannot read: "),
     ],
 )
 def test_files_that_are_no_tables(tmp_path, name, contents, message):

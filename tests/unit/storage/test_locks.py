@@ -1,8 +1,12 @@
 """Locks exclude other holders, and a file system without locks causes a warning only."""
 
+import errno
 import fcntl
+import os
 import subprocess
 import sys
+
+import pytest
 
 from mtrain.storage.locks import try_lock
 
@@ -35,9 +39,10 @@ def test_another_process_is_excluded_until_the_holder_dies(tmp_path):
     lock.release()
 
 
-def test_a_file_system_without_locks_causes_a_warning(tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_causes_a_warning(tmp_path, monkeypatch, caplog, number):
     def no_locks(*_):
-        raise OSError(37, "No locks available")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     lock = try_lock(tmp_path / "lock")

@@ -221,6 +221,22 @@ def test_a_damaged_summary_of_a_shared_folder_is_an_error_and_changes_nothing(ma
     assert contents_of(tmp_path / "shared") == before
 
 
+def test_a_summary_that_cannot_be_read_is_not_replaced(make, tmp_path, monkeypatch):
+    prepare(make("first"))
+    before, read = contents_of(tmp_path / "shared"), Path.read_bytes
+
+    def fail(file: Path) -> bytes:
+        if file.name == "summary.json":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        with pytest.raises(StorageError, match=r"summary\.json: cannot read: Too many open files"):
+            prepare(make("second", 2))
+    assert contents_of(tmp_path / "shared") == before
+
+
 def test_a_damaged_summary_is_named_if_the_raw_files_are_gone(make, tmp_path):
     prepare(make(data={"folder": None}))
     file = tmp_path / "run/data/summary.json"
@@ -382,7 +398,7 @@ def test_the_folder_of_another_version_is_kept(make, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["validation.jsonl", "tokenizer/notes", "summary.json", "shard-00000.safetensors"]
+    "name", ["validation.jsonl", "tokenizer/notes", "summary.json", "check.json", "shard-00000.safetensors"]
 )
 def test_a_folder_with_foreign_files_is_not_a_data_folder(make, tmp_path, name):
     file = tmp_path / "shared" / name
