@@ -118,8 +118,8 @@ def _lines_of(raw: RawBlock, corpus: Corpus) -> tuple[list[str], list[int]]:
         return _make_readable(lines, "")
     block = parse_block(raw, corpus)
     (sources, in_sources), (targets, in_targets) = (_make_readable(side, "\t\n") for side in block[:2])
-    lines, replaced = map("{}\t{}".format, sources, targets), map(add, in_sources, in_targets)
-    pairs = dict(zip(block.numbers, zip(lines, replaced, strict=True), strict=True))
+    rows = zip(map("{}\t{}".format, sources, targets), map(add, in_sources, in_targets), strict=True)
+    pairs = dict(zip(block.numbers, rows, strict=True))
     pairs |= {number: (str(error), 0) for number, error in block.errors.items()}
     in_order = [pairs[number] for number in sorted(pairs)]
     return [line for line, _ in in_order], [count for _, count in in_order]

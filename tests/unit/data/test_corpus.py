@@ -386,6 +386,7 @@ def test_of_two_files_the_damaged_one_is_named(tmp_path: Path, damaged: str):
         (b"PAR1\x15\0...", "a Parquet file"),
         (b"PAR1 is a word\tb\n", None),
     ],
+    ids=lambda value: str(value)[:20] if not isinstance(value, bytes) else "file",
 )
 def test_files_that_are_no_text_are_refused_even_if_bad_lines_are_skipped(
     tmp_path: Path, content: bytes, message: str | None
