@@ -12,11 +12,10 @@ from mtrain.device import avoid_cudnn_attention, keep_freed_memory, limit_onednn
 from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Json, Ranks
-from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
 from mtrain.training.complete_config import assumed_speed_of, complete_config, is_incomplete
 from mtrain.training.loop import Trainer
-from mtrain.training.prepare import PreparedRun, open_prepared_run, prepare_run
+from mtrain.training.prepare import PreparedRun, open_prepared_run, prepare_run, require_metrics
 from mtrain.training.run_folder import locked_run_folder, write_config
 from mtrain.training.signals import StopSignal
 
@@ -45,8 +44,7 @@ def fit(config: Config, resume: str = "auto", device: str = "auto", allow_data_c
             if config.training.init_from is None:  # otherwise, the sizes are not known yet
                 require_exports(config)
             check_corpora(config.data, find_data_folder(config.data, run_dir))
-        for language in config.data.target_languages:  # missing dependencies: reported at startup
-            make_metrics(("bleu", "chrf"), language)
+        require_metrics(config)
         with locked_run_folder(run_dir) if ranks.is_first else nullcontext():
             trainer = make_trainer(config, resume, device, allow_data_change, ranks)
             with StopSignal() as stop:

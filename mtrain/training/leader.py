@@ -48,10 +48,9 @@ class Leader:
 
     def lead_validation(self, work: Callable[[TransformerEncoder], object], last: bool) -> None:
         """Let rank 0 do `work` with the weights to validate. Running out of memory for these weights counts
-        as a failed validation; the `last` one is then repeated."""
+        as a failed validation; the `last` one is then repeated. The average of checkpoints is kept."""
         while not self._try_to_validate(work) and last:
             pass
-        self.average.discard()
 
     def _try_to_validate(self, work: Callable[[TransformerEncoder], object]) -> bool:
         """Whether memory sufficed for the weights."""

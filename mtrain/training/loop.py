@@ -17,7 +17,7 @@ from mtrain.data.pacing import CancelledError, Pace
 from mtrain.data.position import Position
 from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
-from mtrain.errors import DataError, DistributedError, Interrupted, StorageError
+from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
 from mtrain.model.build import build_model
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.tokenizer.tokenizer import model_config
@@ -102,6 +102,7 @@ class Trainer:
             self.saver.saved_step = self.state.step
         self.leader = Leader(ranks, self.average, self.selection, self.saver)
         self._unrecorded: Step | None = None  # the last step, until `_record_step`
+        self._updates = 0  # of the learner, after the last step that is complete
 
     def run(self, stop: StopSignal) -> None:
         """Train until a limit is reached, the patience is exhausted, or a signal arrives."""
@@ -138,6 +139,10 @@ class Trainer:
                 )
             self._save_alone()
             raise
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                self._save_alone()
+            raise
 
     def _dry_run(self, window: Window) -> None:
         """Fail now, not hours later, if memory is short."""
@@ -165,6 +170,7 @@ class Trainer:
                 metrics = self.train_step(step)
                 self._unrecorded = step
                 self.progress.add_step(metrics, step.locate)
+                self._updates = self.learner.updates
                 # All decisions of this step use one answer; a signal that arrives later is handled after the
                 # next save. The metrics are read afterwards: that waits for the GPU, which would hang if a
                 # rank is lost, whereas this exchange notices it.
@@ -175,7 +181,8 @@ class Trainer:
                     self.leader.save(last=bool(reason or stopped))
                 if state.validation_due and not stopped:  # a stopped run validates when it is resumed
                     self.leader.validate(last=reason is not None)
-                    reason = reason or self._limit_reached()  # the patience may be exhausted
+                    reason = reason or self._finish_if_limit_reached()
+                    self.average.discard()
                     if self.saver.is_saved:
                         stopped = self._agree(stop)
                 self.progress.update_time()
@@ -199,6 +206,22 @@ class Trainer:
         reason = self._limit_reached()
         state.validation_due = state.step % self.recipe.validate_every == 0 or reason is not None
         self._unrecorded = None
+        return reason
+
+    def _finish_if_limit_reached(self) -> str | None:
+        """The limit that a validation has reached, if any. No later step then repeats what has failed: the
+        save, the validation, or publishing the best weights. It is repeated now, and must succeed."""
+        reason, state = self._limit_reached(), self.state
+        if reason is None:
+            return None
+        if not self.saver.is_saved:
+            # Better weights could not become the best ones without a checkpoint, so they are validated again.
+            state.validation_due |= state.validations_without_improvement == 0
+            self.leader.save(last=True)
+        if state.validation_due:
+            self.leader.validate(last=True)
+        else:
+            self.leader.lead(lambda: self.selection.publish(last=True))
         return reason
 
     @contextmanager
@@ -230,8 +253,9 @@ class Trainer:
             self.progress.add_waiting(time.perf_counter() - start)
 
     def _save_alone(self) -> None:
-        """Save the steps that are complete, before this process ends, if it can without the other ranks."""
-        if self.saver.can_save_alone(self.ranks):
+        """Save the steps that are complete, before this process ends, if it can without the other ranks.
+        After an update that has failed, the weights may be those of no step."""
+        if self._updates == self.learner.updates and self.saver.can_save_alone(self.ranks):
             if self._unrecorded is not None:  # the resumed run would neither log nor validate it
                 self._record_step()
             self.saver.complete_state(Ranks(self.device))
@@ -294,7 +318,16 @@ class Trainer:
         ended = self.ranks.is_first and ends_at_older_checkpoint(self.checkpoint, self.run_dir, self.recipe)
         if self.ranks.broadcast(ended):
             return
-        last = self._limit_reached() is not None
+        due, last = self.state.validation_due, self._limit_reached() is not None
+        self._validate_checkpoint(last)
+        if not last and self._limit_reached():  # see `_finish_if_limit_reached`
+            self._validate_checkpoint(last=True)
+        self.average.discard()
+        if due and self._limit_reached() and self.ranks.is_first:
+            self.selection.compare_with_initial_model()
+
+    def _validate_checkpoint(self, last: bool) -> None:
+        """Validate the weights that training resumes from, if that is due, and publish the best ones."""
 
         def validate(model: TransformerEncoder) -> None:
             self._begin()
@@ -304,11 +337,8 @@ class Trainer:
 
         if self.state.validation_due:
             self.leader.lead_validation(validate, last)
-            if last and self.ranks.is_first:
-                self.selection.compare_with_initial_model()
         else:
             self.leader.lead(lambda: self.selection.publish(last))
-        self.average.discard()
 
     def _arithmetic(self) -> str:
         return describe_arithmetic(self.learner, self.ranks, self.loader.micro_batch_tokens)

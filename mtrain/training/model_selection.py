@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,25 +48,24 @@ class ModelSelection:
         validation is repeated instead. Raises the error after MAX_FAILED_VALIDATIONS failures in a row.
         """
 
-        def work() -> None:
+        def score() -> None:
             if self.state.validation_due:  # not if only publishing has failed
                 self._score(model, saved)
-            publish_best(self.run_dir, self.state, self.config, self.tokenizer)
 
-        self._attempt(work, last)
+        self._attempt({"validation": score, "publishing": self._publish}, last)
 
     def score_initial_model(self, model: TransformerEncoder) -> None:
         """Score the model that a new run starts from, which shows what training gains. It never becomes the
         best one, because no checkpoint has its weights. A failure is logged, as in `validate`."""
 
-        def work() -> None:
+        def score() -> None:
             scores = self.validator(model)
-            score = self._value_of(scores)
+            value = self._value_of(scores)
             self.progress.update_time()
-            self.state.initial_score = score if math.isfinite(score) else None
+            self.state.initial_score = value if math.isfinite(value) else None
             log.info("initial model: %s", scores.describe()[0])
 
-        self._attempt(work, last=False)
+        self._attempt({"validation": score}, last=False)
 
     def compare_with_initial_model(self) -> None:
         """Warn if no validation has been better than that of the initial model."""
@@ -80,28 +79,32 @@ class ModelSelection:
     def publish(self, last: bool) -> None:
         """Publish the best weights of a run that was interrupted, unless the published files are valid and up
         to date. For failures, and `last`, see `validate`."""
-        self._attempt(
-            lambda: publish_best(self.run_dir, self.state, self.config, self.tokenizer, verify=True), last
-        )
+        self._attempt({"publishing": lambda: self._publish(verify=True)}, last)
 
-    def _attempt(self, work: Callable[[], None], last: bool) -> None:
-        """Do some work and count its failures; see `validate`."""
-        while True:
+    def _publish(self, verify: bool = False) -> None:
+        publish_best(self.run_dir, self.state, self.config, self.tokenizer, verify)
+
+    def _attempt(self, activities: Mapping[str, Callable[[], None]], last: bool) -> None:
+        """Do some activities, given by name, and count their failures; see `validate`."""
+        while not self._try(activities) and last:
+            pass
+
+    def _try(self, activities: Mapping[str, Callable[[], None]]) -> bool:
+        """Whether all activities have succeeded."""
+        for activity, work in activities.items():
             try:
                 work()
             except DistributedError:  # without that rank, no later validation can succeed
                 raise
             except (MtrainError, RuntimeError, MemoryError) as error:
-                self.count_failure(error)
-            else:
-                self.failures = 0
-                return
-            if not last:
-                return
+                self.count_failure(error, activity)
+                return False
+        self.failures = 0
+        return True
 
-    def count_failure(self, error: Exception) -> None:
-        """Log that a validation has failed. Raises the error if training cannot continue after it, or after
-        MAX_FAILED_VALIDATIONS failures in a row."""
+    def count_failure(self, error: Exception, activity: str = "validation") -> None:
+        """Log that a validation, or an `activity` that belongs to it, has failed. Raises the error if
+        training cannot continue after it, or after MAX_FAILED_VALIDATIONS failures in a row."""
         if not isinstance(error, MtrainError) and not is_out_of_memory(error):
             raise error
         self.failures += 1
@@ -109,7 +112,7 @@ class ModelSelection:
             if isinstance(error, ModelError):  # the outputs are not finite
                 raise DivergedError(f"{self.failures} validations in a row failed: {error}") from None
             raise error
-        log.warning("step %d: validation failed: %s", self.state.step, error)
+        log.warning("step %d: %s failed: %s", self.state.step, activity, error)
         release_cached_memory(self.validator.device)
 
     def _score(self, model: TransformerEncoder, saved: bool) -> None:
@@ -146,8 +149,11 @@ class ModelSelection:
 
     @property
     def _another_stage_follows(self) -> bool:
-        """Whether the current stage of training is not the last one, in which alone the patience applies."""
-        return len(self.state.stage_starts) < len(self.config.data.stages or ())
+        """Whether the stage of the last step is not the last one, in which alone the patience applies."""
+        begun = len(self.state.stage_starts)
+        if begun > 1 and self.state.stage_step == 0:  # the state is at the start of the next stage
+            begun -= 1
+        return begun < len(self.config.data.stages or ())
 
     def check_fingerprint(self) -> None:
         """Discard the best score if the validation pairs or the search settings have changed."""

@@ -82,13 +82,21 @@ def prepare(config: Config, workers: int | None = None) -> Path:
     run_dir = Path(config.run_dir)
     folder = find_data_folder(config.data, run_dir)
     check_corpora(config.data, folder)
-    for language in config.data.target_languages:  # which training needs
-        make_metrics(("bleu", "chrf"), language)
+    require_metrics(config)
     if not learns_tokenizer(config):  # which takes much memory that encoding does not need
         keep_freed_memory()  # reading and encoding take 5 % less time
     with locked_run_folder(run_dir):
         prepare_run(config, workers=workers)
     return folder
+
+
+def require_metrics(config: Config) -> None:
+    """Raise UsageError if a dependency of the metrics of validation is not installed. A pair classifier needs
+    none."""
+    if config.model.is_classifier:
+        return
+    for language in config.data.target_languages:
+        make_metrics(("bleu", "chrf"), language)
 
 
 def prepare_run(

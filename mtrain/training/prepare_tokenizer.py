@@ -102,10 +102,8 @@ def prepare_tokenizer(
         raise UsageError(f"{shared}: may be in use by other runs; give another data.folder")
     if (folder / _SETTINGS).exists() and not force:
         if _with_learned_size(settings, folder, adapt_vocab_size) != tokenizer_settings(folder):
-            raise UsageError(
-                f"{folder}: was learned with other tokenizer settings; restore them, or replace it with "
-                "`mtrain tokenize CONFIG --force`"
-            )
+            cure = "give another --run-dir" if trained else "replace it with `mtrain tokenize CONFIG --force`"
+            raise UsageError(f"{folder}: was learned with other tokenizer settings; restore them, or {cure}")
         of_run = not trained and not shared and learned_from.exists()
         if of_run and learned_from.read_text(encoding="utf-8") != hashes():
             log.warning(

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 # until the loss scale is found.
 MAX_NONFINITE_STEPS = {"fp32": 3, "bf16": 3, "fp16": 20}
 
-SPIKE_WINDOW = 64  # number of previous steps with whose mean loss the loss of a step is compared
+SPIKE_WINDOW = 64  # number of previous steps with whose mean nll the nll of a step is compared
 MIN_SPIKE = 1.0  # nats/token above that mean; smaller deviations are never a spike
 
 
@@ -62,7 +62,7 @@ class Progress:
         self.bar = Bar("", "steps", total_steps, state.step, disable=not is_first)
         self._score: list[str] = []  # of the last validation
         self.pending: deque[tuple[Callable[[], list[float]], int, Callable[[], list[str]]]] = deque()
-        self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # losses of single steps
+        self.recent: deque[float] = deque(maxlen=SPIKE_WINDOW)  # nll of single steps
         self.tensorboard = TensorBoard(run_dir)
         self.unwritten: list[str] = []  # lines of metrics.jsonl that could not be written yet
         self.clock = time.perf_counter()
@@ -77,7 +77,8 @@ class Progress:
         self.clock = time.perf_counter()
 
     def close(self) -> None:
-        """Close the files."""
+        """Write what is left, and close the files."""
+        self._write_lines("the last lines are missing")
         self.tensorboard.close()
 
     def _is_current(self, line: str) -> bool:
@@ -117,7 +118,7 @@ class Progress:
             window["norm"] = norm
             state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
             if not skipped:
-                self._watch_for_spikes(loss / tokens, state.step - len(self.pending), locate)
+                self._watch_for_spikes(nll / tokens, state.step - len(self.pending), locate)
             else:
                 state.skipped_steps += 1
                 level = logging.WARNING if self.is_first else logging.DEBUG
@@ -130,16 +131,17 @@ class Progress:
                     "training.warmup_steps"
                 )
 
-    def _watch_for_spikes(self, loss: float, step: int, locate: Callable[[], list[str]]) -> None:
-        """Log a warning if the loss is far above that of the previous steps, which bad pairs can cause."""
+    def _watch_for_spikes(self, nll: float, step: int, locate: Callable[[], list[str]]) -> None:
+        """Log a warning if the nll is far above that of the previous steps, which bad pairs can cause. The
+        loss also rises when R-Drop begins."""
         if len(self.recent) == SPIKE_WINDOW:
             mean = fmean(self.recent)
-            if loss > mean + max(MIN_SPIKE, 6 * pstdev(self.recent, mean)):
+            if nll > mean + max(MIN_SPIKE, 6 * pstdev(self.recent, mean)):
                 found = locate()
                 some = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
                 usual = f"{mean:.2f} before"
-                log.warning("step %d: loss %.2f %s, %s; pairs %s", step, loss, self.unit, usual, some)
-        self.recent.append(loss)
+                log.warning("step %d: nll %.2f %s, %s; pairs %s", step, nll, self.unit, usual, some)
+        self.recent.append(nll)
 
     def log_step(self, epoch: int, rate: float, stage: int | None = None) -> None:
         """Log the means since the last line of metrics.jsonl, and the gradient norm of the last step. `stage`
@@ -193,6 +195,12 @@ class Progress:
         self.tensorboard.write(self.state.step, record["time"], record)
         # JSON has no NaN or infinity, so they become strings. No string in a record contains these words.
         self.unwritten.append(re.sub(r"NaN|-?Infinity", r'"\g<0>"', json.dumps(record)) + "\n")
+        self._write_lines("trying again with the next line")
+
+    def _write_lines(self, consequence: str) -> None:
+        """Write the unwritten lines to metrics.jsonl. A failure is logged with its `consequence`."""
+        if not self.unwritten:
+            return
         try:
             with self.file.open("ab", buffering=0) as stream:
                 end, lines = stream.tell(), "".join(self.unwritten).encode()
@@ -200,7 +208,7 @@ class Progress:
                     stream.truncate(end)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:  # does not end the run
-            log.warning("%s: cannot write: %s; trying again with the next line", self.file, error.strerror)
+            log.warning("%s: cannot write: %s; %s", self.file, error.strerror, consequence)
         else:
             self.unwritten.clear()
 

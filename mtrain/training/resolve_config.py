@@ -8,6 +8,7 @@ of that model, except for dropout rates, the decoding settings and, unless posit
 
 import logging
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,16 @@ from mtrain.data.scan import CorpusScanner
 from mtrain.device import resolve_device
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.encoder import TransformerEncoder
+from mtrain.storage.manifest import read_json
 
 log = logging.getLogger(__name__)
 
 _MAY_DIFFER = re.compile(r"model\.\w*dropout|decoding\.\w+")
 Values = dict[str, dict[str, Any]]  # by section and key
+
+# If the planned steps take less than this share of `max_minutes`, another limit has determined them. It is
+# well below 1, because training may be faster than it was when its speed was measured.
+LIMITING_SHARE = 0.7
 
 
 def resolve_config(
@@ -101,15 +107,27 @@ def _settings_of_run(config: Config, saved: Config) -> Values:
 
 
 def _planned_steps(config: Config, saved: Config) -> int | None:
-    """The `max_steps` that a run planned, in proportion to `max_minutes` if these have changed since."""
-    steps, minutes = saved.training.max_steps, config.training.max_minutes
+    """The `max_steps` that a run planned, in proportion to `max_minutes` if these have changed since. If the
+    time did not limit the plan, the steps do not change, except that the new time may now limit them."""
+    steps, minutes, before = saved.training.max_steps, config.training.max_minutes, saved.training.max_minutes
     if config.training.max_epochs not in (None, saved.training.max_epochs):
         return None  # they limit the number of steps
-    if steps is None or minutes is None or saved.training.max_minutes is None:
+    if steps is None or minutes is None or before is None or minutes == before:
         return steps
-    planned = max(1, round(steps * minutes / saved.training.max_minutes))
+    needed = _minutes_per_step(Path(config.run_dir))
+    if needed is not None and 0 < steps * needed < LIMITING_SHARE * before:
+        return max(1, round(min(steps, minutes / needed)))
+    planned = max(1, round(steps * minutes / before))
     # With `max_epochs`, which `allowed_steps` respects, the minutes may not have limited the steps.
     return planned if config.training.max_epochs is None else max(steps, planned)
+
+
+def _minutes_per_step(run_dir: Path) -> float | None:
+    """How long a step of a run has taken on average, with validation; None if no checkpoint tells."""
+    with suppress(OSError, ValueError, LookupError, TypeError, ArithmeticError):
+        state = read_json(checkpoint_folders(run_dir)[-1] / "state.json")
+        return float(state["seconds"] / state["step"] / 60)
+    return None
 
 
 def tokenizer_settings(folder: Path) -> TokenizerConfig:

@@ -66,6 +66,7 @@ class Learner:
         self.pool = thread_pool(workers)
         self.max_micro_batch_positions = math.inf  # padding included; lowered when memory runs out
         self.r_drop = config.r_drop  # the weight alpha; 0 in steps without R-Drop
+        self.updates = 0  # of the weights, begun so far
 
     def step(self, batches: Sequence[Batch], tokens: int, rate: float) -> StepMetrics:
         """Take an optimizer step on `batches`, which have `tokens` target tokens in total.
@@ -75,6 +76,7 @@ class Learner:
         with the device.
         """
         sums = self._accumulate(list(batches), tokens)
+        self.updates += 1
         return self.run_in_worker(lambda: self._update(sums, tokens, rate))
 
     def run_in_worker(self, work: Callable[[], Result]) -> Result:

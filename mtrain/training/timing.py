@@ -2,7 +2,8 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -20,16 +21,27 @@ TIMED_STEPS, TIMED_SECONDS = 6, 4.0  # at least both
 MAX_SECONDS = 20.0  # then fewer steps suffice
 
 
+class Timing(NamedTuple):
+    """The speed of some steps."""
+
+    speed: float  # target tokens/s
+    seconds: float  # of a step
+
+
 def measure_speed(
     architecture: ModelConfig,
     recipe: TrainingConfig,
     device: torch.device,
     steps_of: Callable[[Learner], Iterable[Step]],
     alone: bool = True,
+    minutes: float | None = None,
 ) -> float:
     """The target tokens/s of training a model on `device`, from some of the steps that `steps_of` returns for
     its learner. Unless this process trains `alone`, these have the batches of this rank and the tokens of all
     ranks, which are assumed to be as fast; the time to exchange gradients is not included.
+
+    If `recipe` has R-Drop, so have all steps, unless `minutes` are given: then the speed is the mean over a
+    run of that time, which begins with the `r_drop_after` steps without R-Drop.
 
     Trains a temporary model. PyTorch's random generators change.
     """
@@ -38,7 +50,7 @@ def measure_speed(
     learner = make_learner(model, recipe) if alone else Learner(model, recipe)
     try:
         with waiting_for("measuring the speed"):
-            return _time_steps(learner, steps_of(learner))
+            return _time_run(learner, iter(steps_of(learner)), minutes)
     finally:
         del learner, model
         if should_compile(device, recipe.compile):
@@ -47,7 +59,22 @@ def measure_speed(
         release_cached_memory(device)
 
 
-def _time_steps(learner: Learner, steps: Iterable[Step]) -> float:
+def _time_run(learner: Learner, steps: Iterator[Step], minutes: float | None) -> float:
+    later, without_r_drop = _time_steps(learner, steps), learner.config.r_drop_after
+    if minutes is None or not without_r_drop:
+        return later.speed
+    learner.r_drop = 0.0
+    return mean_speed(minutes * 60, without_r_drop, _time_steps(learner, steps), later)
+
+
+def mean_speed(seconds: float, count: int, first: Timing, later: Timing) -> float:
+    """The mean of target tokens/s over some `seconds`, if the first `count` steps have another speed than the
+    later ones."""
+    before = min(count * first.seconds, seconds)
+    return (before * first.speed + (seconds - before) * later.speed) / seconds
+
+
+def _time_steps(learner: Learner, steps: Iterator[Step]) -> Timing:
     tokens, count, began = 0, 0, time.perf_counter()
     timing_began = began
     for number, step in enumerate(steps, start=1):
@@ -61,4 +88,5 @@ def _time_steps(learner: Learner, steps: Iterable[Step]) -> float:
             metrics.values.tolist()
             if time.perf_counter() - timing_began >= TIMED_SECONDS:
                 break
-    return tokens / (time.perf_counter() - timing_began)
+    seconds = time.perf_counter() - timing_began
+    return Timing(tokens / seconds, seconds / count)

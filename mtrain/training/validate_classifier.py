@@ -1,5 +1,6 @@
 """Validation of a pair classifier: how well it tells the validation pairs from corrupted versions of them."""
 
+import math
 import random
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +16,9 @@ from mtrain.data.classifier_pairs import draw_others, pair_sequence
 from mtrain.data.corruption import Corrupter
 from mtrain.decoding.batches import in_batches
 from mtrain.decoding.classify import log_odds
+from mtrain.decoding.decode import NOT_FINITE
 from mtrain.distributed.ranks import Json, Ranks
+from mtrain.errors import ModelError
 from mtrain.evaluation.roc import roc_auc
 from mtrain.model.classifier import PairClassifier
 from mtrain.model.encoder import TransformerEncoder
@@ -117,7 +120,8 @@ class ClassifierValidator:
         return ClassifierScores(_nll(good, bad), roc_auc(good, bad), by_kind)
 
     def share(self, model: TransformerEncoder, rank: int, size: int) -> Json:
-        """The log-odds of the sequences of one rank of `size`. The model is in evaluation mode meanwhile."""
+        """The log-odds of the sequences of one rank of `size`. The model is in evaluation mode meanwhile.
+        Raises ModelError if they are not finite."""
         assert isinstance(model, PairClassifier)
         batches, training = self._batches[rank::size], model.training
         model.eval()
@@ -128,6 +132,8 @@ class ClassifierValidator:
                     sequences = [self._sequences[row] for row in rows]
                     found += log_odds(model, sequences, self.device, self.precision)
                     progress.add(len(rows))
+            if not all(map(math.isfinite, found)):
+                raise ModelError(NOT_FINITE)
             return {"log_odds": found}
         finally:
             model.train(training)

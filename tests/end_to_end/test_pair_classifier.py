@@ -13,8 +13,9 @@ import yaml
 from mtrain.checkpoint.model_folder import load_any_model, load_classifier
 from mtrain.config.load import Config, validate
 from mtrain.decoding.classify import classify_pairs
-from mtrain.errors import ModelError, UsageError
-from mtrain.training import timing
+from mtrain.errors import DivergedError, ModelError, UsageError
+from mtrain.training import timing, validate_classifier
+from mtrain.training.prepare import prepare
 from tests.support.cli import one_line
 from tests.support.training import PAIRS, fit_on_cpu, losses, merged, read_metrics, same_weights
 
@@ -100,6 +101,22 @@ def test_outputs_that_are_not_finite_are_an_error(classifier):
         weight.data *= 1e30
     with pytest.raises(ModelError, match="outputs are not finite"):
         list(classify_pairs(loaded, torch.device("cpu"), PAIRS))
+
+
+def test_validations_with_outputs_that_are_not_finite_end_training(make, monkeypatch, caplog):
+    """They would never improve, and the run would end without a model."""
+    monkeypatch.setattr(validate_classifier, "log_odds", lambda _, ids, *__: [math.nan] * len(ids))
+    message = "3 validations in a row failed: the model's outputs are not finite"
+    with pytest.raises(DivergedError, match=message):
+        fit_on_cpu(make(training={"validate_every": 2, "max_steps": 50}))
+    assert caplog.text.count("validation failed") == 2
+
+
+def test_it_needs_no_tokenizer_for_bleu(make):
+    """That of Japanese is an optional dependency."""
+    config = make(data={"target_lang": "ja"}, training={"max_steps": 1})
+    prepare(config)
+    fit_on_cpu(config)
 
 
 def test_a_column_of_probabilities_filters_a_corpus(classifier, pairs_file, mtrain, tmp_path):

@@ -21,7 +21,7 @@ from mtrain.kernels.undocumented import documented_only
 from mtrain.training import arithmetic, loop
 from mtrain.training.fit import make_trainer
 from mtrain.training.memory_limit import read_limit
-from mtrain.training.validate import Validator
+from mtrain.training.validate import Scores, Validator
 from tests.support.encoding import use_sizes
 from tests.support.faults.file_operations import on_file_operation
 from tests.support.faults.processes import wait, wait_until
@@ -79,6 +79,19 @@ def test_02_if_the_disk_is_full_for_rank_0_the_others_end_with_its_message(run, 
     assert "training continues and saves at the next checkpoint" in logs[0]
     assert "error: " in logs[0].splitlines()[-1] and "MiB needed" in logs[0].splitlines()[-1]
     assert "rank 1: error: rank 0 on " in logs[1] and "MiB needed" in logs[1] and logs[1].count("\n") == 1
+
+
+def test_02_if_the_patience_ends_the_run_all_ranks_repeat_the_save_that_failed(run, tmp_path, monkeypatch):
+    scores = (Scores(nll, 3, 20, 20, {}) for nll in (1.0, 2.0))
+    monkeypatch.setattr(Validator, "__call__", lambda *_: next(scores))
+
+    def work() -> None:
+        fail, _ = fail_writes("model.safetensors", (2, 3))
+        with on_file_operation(fail):
+            fit(run, STEPS, "--set", "training.validate_every=5", "--set", "training.patience=1")()
+
+    assert exit_codes(run_ranks(2, work, tmp_path)) == [0, 0], read_logs(tmp_path)
+    assert last_checkpoint(run).name == "step-00000010" and losses(run)[-1][0] == 10
 
 
 def test_13_sigterm_to_one_rank_stops_all_at_the_same_step(run, tmp_path):

@@ -19,6 +19,7 @@ from mtrain.errors import StorageError, UsageError
 from mtrain.training.fit import make_trainer
 from mtrain.training.progress import Progress
 from mtrain.training.run_folder import locked_run_folder
+from mtrain.training.validate import Validator
 from tests.support.cli import one_line
 from tests.support.faults.file_operations import Operation, is_save, on_file_operation
 from tests.support.faults.processes import run_in_child, start, wait, wait_until
@@ -142,6 +143,43 @@ def test_02_the_last_save_must_not_fail(make_config, failing):
         fit_on_cpu(make_config(training={"validate_every": 8, "checkpoint_every": 4, "max_steps": 8}))
 
 
+@pytest.mark.parametrize("numbers", [(2, 3), range(2, 99)])
+def test_02_a_save_that_failed_is_repeated_if_the_patience_ends_the_run(
+    make_config, failing, scripted_scores, numbers
+):
+    scripted_scores(*map(with_bleu, (30, 20)))
+    failing(numbers)
+    config = make_config(training={"max_steps": 100, "patience": 1})
+    if 4 in numbers:
+        with pytest.raises(StorageError, match="No space left"):
+            fit_on_cpu(config)
+        return
+    run = fit_on_cpu(config)
+    assert last_checkpoint(run).name == "step-00000008"
+    assert '"best": "step-00000004"' in (run / "checkpoints/index.json").read_text()
+
+
+def test_02_better_weights_whose_save_failed_become_the_best_if_the_time_ends(
+    make_config, failing, monkeypatch
+):
+    """They are saved and validated again."""
+    scores, hours, clock = map(with_bleu, (30, 40, 40)), [], time.perf_counter
+
+    def validate(*_):
+        found = next(scores)
+        hours.extend([1] * (found.bleu == 40))
+        return found
+
+    monkeypatch.setattr(Validator, "__call__", validate)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + 3600 * len(hours))
+    failing([2, 3])
+    recipe = {"max_steps": 100, "max_minutes": 30.0, "average_checkpoints": 2}
+    run = fit_on_cpu(make_config(training=recipe))
+    assert '"best": "step-00000008"' in (run / "checkpoints/index.json").read_text()
+    files = run / "model/model.safetensors", run / "checkpoints/step-00000008/average.safetensors"
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
 def test_02_best_weights_that_could_not_be_saved_do_not_exclude_later_ones(
     make_config, failing, scripted_scores
 ):
@@ -205,6 +243,18 @@ def test_03_metrics_that_cannot_be_written_are_written_with_the_next_line(tmp_pa
     progress.state.window = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
     progress.log_step(1, 0.2)
     assert [record["learning_rate"] for record in read_metrics(tmp_path)] == [0.1, 0.2]
+
+
+def test_03_the_last_line_of_metrics_that_cannot_be_written_is_written_at_the_end(tmp_path, caplog):
+    progress = Progress(tmp_path, checkpoint.TrainState(), 10, "fp32")
+    progress.state.window = dict.fromkeys(("loss", "nll", "tokens", "seconds", "norm", "steps"), 1.0)
+    (tmp_path / "metrics.jsonl").mkdir()
+    progress.log_step(1, 0.1)
+    progress.close()
+    assert "metrics.jsonl: cannot write: Is a directory; the last lines are missing" in caplog.text
+    (tmp_path / "metrics.jsonl").rmdir()
+    progress.close()
+    assert [record["learning_rate"] for record in read_metrics(tmp_path)] == [0.1]
 
 
 def test_03_a_line_of_metrics_half_written_on_a_full_disk_is_written_once(tmp_path):

@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 from mtrain.checkpoint import checkpoint
+from mtrain.device import step_unless
 from mtrain.errors import DivergedError
 from mtrain.training.progress import SPIKE_WINDOW, Progress
 from mtrain.training.step import Learner, StepMetrics
-from tests.support.training import Poisoned, batches_of, fit_on_cpu, last_checkpoint, read_metrics
+from tests.support.training import Poisoned, batches_of, fit_on_cpu, last_checkpoint, losses, read_metrics
 
 
 def test_15_a_step_that_is_not_finite_changes_nothing(parts):
@@ -132,22 +133,60 @@ def test_16_a_single_pair_that_does_not_fit_in_memory_ends_training(parts, on_tr
         Learner(model, config.training).step(batches, 9, 0.1)
 
 
-def test_a_loss_spike_is_logged_with_its_pairs(tmp_path, caplog):
+def test_16_the_steps_before_memory_does_not_suffice_for_a_pair_are_saved(make_config, on_training_forward):
+    calls, most = [], 7
+
+    def fail(*_):
+        calls.append(1)
+        if len(calls) > most:
+            raise MemoryError
+
+    on_training_forward(fail)
+    recipe = {"checkpoint_every": 100, "validate_every": 100, "log_every": 1, "max_steps": 12}
+    config = make_config(training=recipe)
+    with pytest.raises(MemoryError):
+        fit_on_cpu(config)
+    run = Path(config.run_dir)
+    step = losses(run)[-1][0]
+    assert 1 < step < 12 and last_checkpoint(run).name == f"step-{step:08d}"
+    most = 10**6
+    fit_on_cpu(config)
+    assert [step for step, *_ in losses(run)] == list(range(1, 13))
+
+
+def test_16_weights_that_a_failed_update_may_have_changed_are_not_saved(make_config, monkeypatch):
+    calls = []
+
+    def fail(*arguments):
+        calls.append(1)
+        if len(calls) > 4:
+            raise MemoryError
+        step_unless(*arguments)
+
+    monkeypatch.setattr("mtrain.training.step.step_unless", fail)
+    config = make_config(training={"checkpoint_every": 100, "validate_every": 100})
+    with pytest.raises(MemoryError):
+        fit_on_cpu(config)
+    assert not checkpoint.checkpoint_folders(Path(config.run_dir))
+
+
+def test_a_spike_of_the_nll_is_logged_with_its_pairs(tmp_path, caplog):
     progress = Progress(tmp_path, checkpoint.TrainState(), 200, "fp32")
 
-    def add(loss: float, rows: list[int]) -> None:
+    def add(nll: float, rows: list[int], r_drop: float = 0.0) -> None:
         progress.state.step += 1
-        metrics = StepMetrics(torch.tensor([loss * 10, loss * 10, 1.0, 0.0]), 10)
+        metrics = StepMetrics(torch.tensor([(nll + r_drop) * 10, nll * 10, 1.0, 0.0]), 10)
         progress.add_step(metrics, lambda: [f"a.en:{row}" for row in rows])
 
     generator = torch.Generator().manual_seed(0)
     for _ in range(SPIKE_WINDOW + 20):
         add(3 + 0.1 * float(torch.randn((), generator=generator)), [1])
-    assert caplog.text == ""
+    add(3.0, [1], r_drop=5.0)  # R-Drop begins
     with caplog.at_level(logging.WARNING):
-        add(9.0, list(range(20)))
-        add(3.0, [1])
-    assert f"step {SPIKE_WINDOW + 21}: loss 9.00 nats/token, 3.0" in caplog.text
+        add(9.0, list(range(20)), r_drop=5.0)
+        assert caplog.text == ""  # metrics are read one step late
+        add(3.0, [1], r_drop=5.0)
+    assert f"step {SPIKE_WINDOW + 22}: nll 9.00 nats/token, 3.0" in caplog.text
     assert (
         "pairs a.en:0, a.en:1, a.en:2, a.en:3, a.en:4, a.en:5, a.en:6, a.en:7, .." in caplog.text
         and caplog.text.count("step ") == 1

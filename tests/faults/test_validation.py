@@ -2,18 +2,29 @@
 
 import json
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders, open_checkpoint
 from mtrain.config.schema import Config
 from mtrain.errors import DivergedError, ModelError, StorageError, UsageError
 from mtrain.training.validate import Scores, Validator
 from tests.support.faults.file_operations import Operation, on_file_operation
-from tests.support.faults.saves import no_space
-from tests.support.training import fit_on_cpu, last_checkpoint, losses, read_metrics, same_weights, with_bleu
+from tests.support.faults.saves import Killed, no_space
+from tests.support.training import (
+    fit_on_cpu,
+    last_checkpoint,
+    losses,
+    read_metrics,
+    same_weights,
+    weights,
+    with_bleu,
+)
 
 NOT_FINITE = ModelError("the model's outputs are not finite")
 EXCLUDED = UsageError("the decoding constraints exclude every translation")
@@ -46,6 +57,26 @@ def best_of(run: Path) -> str:
 
 def validated_steps(run: Path) -> list[int]:
     return [line["step"] for line in read_metrics(run) if "validation" in line]
+
+
+@contextmanager
+def failing_to_publish(times: int) -> Iterator[None]:
+    """Let the disk be full at the first attempts to publish the best weights."""
+    attempts = []
+
+    def fill_disk(operation: Operation) -> None:
+        if operation.path.name == "model.safetensors" and operation.path.parent.name == ".model.tmp":
+            attempts.append(operation)
+            if len(attempts) <= times:
+                no_space()
+
+    with on_file_operation(fill_disk):
+        yield
+
+
+def is_published(run: Path, file: str = "model.safetensors") -> bool:
+    best = run / "checkpoints" / best_of(run) / file
+    return (run / "model/model.safetensors").read_bytes() == best.read_bytes()
 
 
 @pytest.mark.parametrize("error", [NOT_FINITE, EXCLUDED, OUT_OF_MEMORY, MemoryError()])
@@ -100,56 +131,90 @@ def test_30_a_bug_in_validation_is_not_retried(make_config, validations):
 @pytest.mark.parametrize("failures", [2, 3])
 def test_30_a_full_disk_while_publishing_ends_training_only_if_it_stays_full(make_config, failures, caplog):
     config = make_config(training={"validate_every": 2, "checkpoint_every": 2, "max_steps": 8})
-    attempts = []
-
-    def fill_disk(operation: Operation) -> None:
-        if operation.path.name == "model.safetensors" and operation.path.parent.name == ".model.tmp":
-            attempts.append(operation)
-            if len(attempts) <= failures:
-                no_space()
-
-    with on_file_operation(fill_disk):
+    with failing_to_publish(failures):
         if failures == 3:
             with pytest.raises(StorageError, match="model: cannot write: No space left"):
                 fit_on_cpu(config)
             assert last_checkpoint(Path(config.run_dir)).name == "step-00000006"
             return
         run = fit_on_cpu(config)
-    assert caplog.text.count("validation failed") == 2
-    weights = run / "checkpoints" / best_of(run) / "model.safetensors"
-    assert (run / "model/model.safetensors").read_bytes() == weights.read_bytes()
+    assert caplog.text.count("publishing failed") == 2 and "validation failed" not in caplog.text
+    assert is_published(run)
 
 
 def test_30_a_resumed_run_trains_on_if_the_best_weights_cannot_be_published(make_config, caplog):
     recipe = {"validate_every": 2, "checkpoint_every": 2}
     run = fit_on_cpu(make_config(training={**recipe, "max_steps": 4}))
     shutil.rmtree(run / "model")
-
-    def fill_disk(operation: Operation) -> None:
-        published = operation.path.name == "model.safetensors" and operation.path.parent.name == ".model.tmp"
-        if published and "validation failed" not in caplog.text:
-            no_space()
-
-    with on_file_operation(fill_disk):
+    with failing_to_publish(1):
         fit_on_cpu(make_config(training={**recipe, "max_steps": 8}))
-    assert caplog.text.count("step 4: validation failed") == 1 and (run / "model").is_dir()
+    assert caplog.text.count("step 4: publishing failed") == 1 and (run / "model").is_dir()
 
 
 def test_30_a_finished_run_fails_if_its_best_weights_cannot_be_published(make_config):
     """Otherwise, `fit` would end with success, and there would be no model."""
     config = make_config(training={"max_steps": 4})
     shutil.rmtree(fit_on_cpu(config) / "model")
-
-    def fill_disk(operation: Operation) -> None:
-        if operation.path.name == "model.safetensors" and operation.path.parent.name == ".model.tmp":
-            no_space()
-
-    with on_file_operation(fill_disk), pytest.raises(StorageError, match="cannot write: No space left"):
+    with failing_to_publish(99), pytest.raises(StorageError, match="cannot write: No space left"):
         fit_on_cpu(config)
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing catches it."""
+PATIENT = {"validate_every": 2, "checkpoint_every": 100, "max_steps": 100, "patience": 1}
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_30_a_run_that_its_patience_ends_publishes_what_could_not_be_published_before(
+    make_config, validations, failures
+):
+    validations(with_bleu(30), with_bleu(20))
+    config = make_config(training=PATIENT)
+    with failing_to_publish(failures):
+        if failures == 3:
+            with pytest.raises(StorageError, match="model: cannot write: No space left"):
+                fit_on_cpu(config)
+        run = fit_on_cpu(config)
+    assert (best_of(run), last_checkpoint(run).name) == ("step-00000002", "step-00000004")
+    assert is_published(run)
+
+
+def test_30_a_repeated_validation_that_exhausts_the_patience_publishes_what_could_not_be_before(
+    make_config, validations
+):
+    validations(with_bleu(30), Killed, with_bleu(20))
+    config = make_config(training=PATIENT)
+    with failing_to_publish(2):
+        with pytest.raises(Killed):
+            fit_on_cpu(config)
+        run = fit_on_cpu(config)
+    assert validated_steps(run) == [2, 4] and best_of(run) == "step-00000002" and is_published(run)
+
+
+def test_30_a_repeated_validation_that_fails_when_the_time_ends_is_repeated_again(make_config, monkeypatch):
+    """With the same average of checkpoints."""
+    seen, hours, clock = [], [], time.perf_counter
+
+    def validate(self: Validator, model: object) -> Scores:
+        seen.append(weights(model))
+        if len(seen) == 2:
+            raise Killed
+        hours.extend([1] * (len(seen) > 2))
+        return with_bleu(30 + len(seen))
+
+    def fail_once(operation: Operation) -> None:
+        if operation.path.name == ".index.json.tmp" and operation.name == "open" and len(seen) == 3:
+            no_space()
+
+    monkeypatch.setattr(Validator, "__call__", validate)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + 3600 * len(hours))
+    recipe = {"average_checkpoints": 2, "max_steps": 100, "max_minutes": 30.0}
+    config = make_config(training=recipe)
+    with pytest.raises(Killed):
+        fit_on_cpu(config)
+    with on_file_operation(fail_once):
+        run = fit_on_cpu(config)
+    assert validated_steps(run) == [4, 8] and best_of(run) == "step-00000008"
+    assert is_published(run, "average.safetensors")
+    assert len(seen) == 4 and all(torch.equal(seen[2][name], seen[3][name]) for name in seen[3])
 
 
 @pytest.mark.parametrize(

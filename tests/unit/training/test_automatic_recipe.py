@@ -24,7 +24,7 @@ from mtrain.training.fit import fit
 from mtrain.training.prepare import prepare_run
 from mtrain.training.prepare_tokenizer import tokenize
 from mtrain.training.resolve_config import resolve_config
-from mtrain.training.step import make_learner
+from mtrain.training.step import Learner, make_learner
 from tests.support.training import read_metrics, with_bleu
 
 
@@ -83,7 +83,11 @@ def written(run: Path) -> dict[str, Any]:
     return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
 
 
-def test_a_run_limited_by_minutes_resumes_with_its_plan(make_config, tmp_path, short_timing, caplog):
+def test_a_run_limited_by_minutes_resumes_with_its_plan(
+    make_config, tmp_path, short_timing, caplog, monkeypatch
+):
+    # The time limits the plan, however much faster than in the short timing the steps are.
+    monkeypatch.setattr("mtrain.training.resolve_config.LIMITING_SHARE", 0.0)
     run = tmp_path / "run"
     with caplog.at_level(logging.INFO, "mtrain"):
         fit(automatic(make_config(), max_minutes=0.02, log_every=1), device="cpu")
@@ -177,7 +181,7 @@ def test_a_script_with_many_characters_gets_a_larger_vocabulary(make_config, tmp
 def test_several_ranks_time_the_share_of_one(make_config, monkeypatch):
     shares = []
 
-    def measured(architecture, recipe, device, steps, alone):
+    def measured(architecture, recipe, device, steps, alone, minutes):
         step = next(iter(steps(make_learner(build_model(architecture), recipe))))
         shares.append((alone, sum(batch.target_tokens for batch in step.batches) / step.tokens))
         return 1_000.0
@@ -192,6 +196,27 @@ def test_several_ranks_time_the_share_of_one(make_config, monkeypatch):
         assert shares and all(
             alone == (share == 1) and found == pytest.approx(share, rel=0.2) for alone, found in shares
         )
+
+
+@pytest.mark.parametrize("after", [0, 100])
+def test_steps_with_and_without_r_drop_are_timed(make_config, monkeypatch, short_timing, after):
+    weights, real = set(), Learner.step
+
+    def step(self, *arguments, **keywords):
+        weights.add(self.r_drop)
+        return real(self, *arguments, **keywords)
+
+    monkeypatch.setattr(Learner, "step", step)
+    run = prepare_run(automatic(make_config(), max_minutes=0.1, r_drop=5.0, r_drop_after=after))
+    ranks = Ranks(torch.device("cpu"))
+    assert complete_config.complete_config(run.config, run.tokenizer, run.data, ranks).training.max_steps
+    assert weights == ({5.0, 0.0} if after else {5.0})
+
+
+def test_the_speed_without_r_drop_counts_for_the_steps_without_it():
+    first, later = timing.Timing(2_000.0, 0.1), timing.Timing(1_000.0, 0.2)
+    assert timing.mean_speed(60.0, 300, first, later) == 1_500.0  # for 30 s each
+    assert timing.mean_speed(20.0, 300, first, later) == 2_000.0
 
 
 def test_steps_are_timed_without_segmenting_the_corpus_again(make_config, monkeypatch, short_timing):

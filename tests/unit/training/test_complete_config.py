@@ -1,5 +1,6 @@
 """Planning a run: every key gets a valid value, given keys stay, and the plan fits the budget."""
 
+import json
 import math
 from typing import Any
 
@@ -254,6 +255,26 @@ def test_fewer_minutes_do_not_shorten_a_run_that_its_epochs_limit(tmp_path):
     (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
     write_config(planned)
     assert resolve_config(given(5e3))[0].training.max_steps == planned.training.max_steps
+
+
+@pytest.mark.parametrize(
+    ("needed", "minutes", "share"), [(1e3, 2e4, 1), (1e3, 1.5e3, 1), (1e3, 500.0, 0.5), (9e3, 2e4, 2)]
+)
+def test_other_minutes_change_the_steps_only_if_the_time_limits_them(tmp_path, needed, minutes, share):
+    """The speed of the run so far tells how many minutes of 10,000 are `needed`."""
+
+    def given(minutes: float) -> Config:
+        return config(run_dir=str(tmp_path), training={"max_minutes": minutes})
+
+    planned, _ = choose_values(given(1e4), workload())
+    steps = planned.training.max_steps
+    assert steps is not None
+    folder = tmp_path / "checkpoints" / "step-00000010"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(json.dumps({"step": 10, "seconds": 10 * 60 * needed / steps}))
+    write_config(planned)
+    assert resolve_config(given(1e4))[0].training.max_steps == steps
+    assert resolve_config(given(minutes))[0].training.max_steps == pytest.approx(share * steps, abs=1)
 
 
 def test_ranks_on_one_cpu_share_its_assumed_speed():

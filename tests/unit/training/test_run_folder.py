@@ -53,6 +53,8 @@ def test_a_tokenizer_learned_with_other_settings_is_not_used(make_config):
     tokenize(config)
     tokenize(make_config(tokenizer={"vocab_size": 331}), force=True)
     fit_on_cpu(make_config(tokenizer={"vocab_size": 331}))
+    with pytest.raises(UsageError, match="other tokenizer settings; restore them, or give another --run-dir"):
+        tokenize(config)
     with pytest.raises(UsageError, match="checkpoints need this tokenizer"):
         tokenize(config, force=True)
 

@@ -107,11 +107,16 @@ def test_planned_steps_add_up_over_the_stages(staged):
     assert steps(9, max_steps=20) == 20
 
 
-def test_patience_applies_to_the_last_stage(staged, scripted_scores):
+@pytest.mark.parametrize(
+    "stages", [STAGES, [{"shares": {"first": 1}, "max_steps": 4}, {"shares": {"second": 1}}]]
+)
+def test_patience_applies_to_the_last_stage(staged, scripted_scores, stages):
+    """The validation after the last step of a stage belongs to that stage."""
     scripted_scores(*map(with_bleu, range(40, 0, -1)))
     recipe = {"max_steps": 40, "patience": 2, "validate_every": 2}
-    state = state_of(fit_on_cpu(staged(training=recipe)))
-    assert len(state.stage_starts) == 3 and state.stage_step in (3, 4)  # at the second validation in it
+    state = state_of(fit_on_cpu(staged(stages=stages, training=recipe)))
+    assert len(state.stage_starts) == len(stages)
+    assert state.stage_step in (3, 4)  # at the second validation in it
 
 
 def test_stages_that_have_begun_must_not_change(staged):
