@@ -195,6 +195,7 @@ def evaluate(
         refuse_unused(unused, "--hypotheses, which are scored without translating")
     settings = overrides(set_, "decoding.", **search)
     data_settings = [assignment for assignment in settings if assignment.startswith("data.")]
+    decoding_settings = [assignment for assignment in settings if assignment not in data_settings]
     if inputs.references and data_settings:
         raise UsageError(f"--set {data_settings[0]} has no effect with --reference; leave it out")
     gpus = "0" if device == "cpu" else "auto"
@@ -202,7 +203,7 @@ def evaluate(
     if not translating:
         evaluate_files(inputs, report)
         return
-    evaluate_models(inputs, settings, beam_size, device, require, report)
+    evaluate_models(inputs, decoding_settings, data_settings, beam_size, device, require, report)
     first = shlex.quote(str(inputs.models[0]))
     terminal.suggest("to translate a file", f"mtrain translate {first} -i FILE -o FILE")
 
@@ -216,7 +217,8 @@ def _metric_functions(
 ) -> tuple[Require, Report]:
     """What checks that the metrics are available for a test set, and what scores translations by them.
 
-    Raises UsageError if a metric is unknown or unavailable for any test set.
+    Raises UsageError for an unknown metric or tokenizer, and if the environment of COMET is missing. Whether
+    the tokenizer of a language is installed is left to the check.
     """
     from mtrain.evaluation.comet import DEFAULT_MODEL, Comet, CometProcess, comet_python
     from mtrain.evaluation.metrics import make_metrics

@@ -63,29 +63,29 @@ Report = Callable[[Iterable[Evaluated], str | None], None]  # of translations in
 
 def evaluate_files(inputs: Inputs, report: Report) -> None:
     """Report on existing translations. MODEL is used only for its target language."""
-    from mtrain.checkpoint.model_folder import load_model
-    from mtrain.evaluation.evaluate import given_output
+    from mtrain.evaluation.evaluate import given_output, target_lang_of
 
     if read_launch().rank == 0:
         texts = _read_systems(inputs)
         [test] = _given_test_sets(inputs, texts)
         language = inputs.languages[1]
         if language is None and inputs.model is not None:
-            language = load_model(inputs.model).config.target_lang
+            language = target_lang_of(inputs.model)
         outputs = {name: given_output(test, lines) for name, lines in texts.items()}
         report([Evaluated.of(test, outputs)], language)
 
 
 def evaluate_models(
     inputs: Inputs,
-    settings: Sequence[str],
+    decoding_settings: Sequence[str],
+    data_settings: Sequence[str],
     beam_size: int | None,
     device: str,
     require: Require,
     report: Report,
 ) -> None:
     """Translate with each model in turn, and report on its translations and those in files. `require` checks
-    before the translation that the report will be possible.
+    before the translation that the report will be possible. The settings are assignments of --set.
 
     If there are several ranks, they share the translation, and the first alone reads and reports. The last
     model translates one test set after another while the report proceeds.
@@ -93,8 +93,6 @@ def evaluate_models(
     from mtrain.distributed.many_ranks import joined_ranks
     from mtrain.evaluation.evaluate import translate_set, with_augmented
 
-    data_settings = [assignment for assignment in settings if assignment.startswith("data.")]
-    decoding_settings = [assignment for assignment in settings if not assignment.startswith("data.")]
     given: list[TestSet] = []
     tests: list[TestSet] = []
     texts: dict[str, list[str]] = {}

@@ -27,31 +27,25 @@ class PipedLines:
         self._complete: deque[bytes] = deque()  # lines that have arrived
         self._begun: list[bytes] = []  # parts of the next line
         self._ended = False
-        self._waiting_since: float | None = None  # when the first line after the last pause was read
 
     def __iter__(self) -> Iterator[str]:
         """Yield the lines. Raises DataError at the first that is not valid text."""
         return decode_stdin(self._lines())
 
-    def paused(self) -> bool:
-        """Whether no further line arrives within PAUSE seconds, or the first of those that were read has
-        waited for LONGEST_WAIT, and all that have arrived were read."""
+    def paused(self, waited: float) -> bool:
+        """Whether all lines that have arrived were read, and no further one arrives within PAUSE seconds or
+        the first of them has `waited` for LONGEST_WAIT."""
         if self._complete or self._ended:
             return False
-        now = time.monotonic()
-        waited = now - (self._waiting_since or now)
-        while not self._complete and not self._ended and (left := now + PAUSE - time.monotonic()) > 0:
+        end = time.monotonic() + PAUSE
+        while not self._complete and not self._ended and (left := end - time.monotonic()) > 0:
             if self._poll.poll(left * 1000):
                 self._receive()
-        if self._ended or (self._complete and waited < LONGEST_WAIT):
-            return False
-        self._waiting_since = None
-        return True
+        return not self._ended and (not self._complete or waited >= LONGEST_WAIT)
 
     def _lines(self) -> Iterator[bytes]:
         while True:
             while self._complete:
-                self._waiting_since = self._waiting_since or time.monotonic()
                 yield self._complete.popleft()
             if self._ended:
                 return

@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from mtrain.cli import terminal
 from mtrain.cli.options import Debug, InputFile, ModelFolder, OutputFile, Quiet
-from mtrain.cli.output import open_output, require_writable, write_lines
+from mtrain.cli.output import FLUSH_EVERY, open_output, require_writable, write_lines
 from mtrain.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -54,11 +54,14 @@ def segment(
     vocabulary: Vocabulary = getattr(Tokenizer(tokenizer_folder(model)), side)
     vocabulary.threads = 1  # lines are segmented one at a time, as they arrive
     convert = _conversion(vocabulary, ids, join)
+    from_stdin = not typed and input_file in (None, Path("-"))
     lines = iter(typed) if typed else terminal.read_lines(input_file or Path("-"))
-    place = "TEXT" if typed else "<stdin>" if input_file in (None, Path("-")) else str(input_file)
+    place = "TEXT" if typed else "<stdin>" if from_stdin else str(input_file)
     with open_output(output_file) as out:
         converted = _convert_lines(lines, convert, place)
-        write_lines((f"{line}\n" for line in converted), out)
+        # A program may wait for the answer to a line before it writes the next one.
+        flush_every = 0.0 if from_stdin else FLUSH_EVERY
+        write_lines((f"{line}\n" for line in converted), out, flush_every)
 
 
 def _conversion(vocabulary: "Vocabulary", ids: bool, join: bool) -> Callable[[str], str]:

@@ -53,7 +53,7 @@ class Job(NamedTuple):
     form: Format
     progress: "ProgressBar"
     problems: "ProblemCounter"
-    paused: Callable[[], bool]  # see `Translator.stream`
+    paused: Callable[[float], bool]  # see `Translator.stream`
 
     def answers(
         self, lines: Iterable[str], first: int = 0, waiting: Callable[[], object] = lambda: None
@@ -87,7 +87,7 @@ class Job(NamedTuple):
         from mtrain.storage.manifest import sha256
 
         prefix, decoding = self.prefix, self.translator.decoding
-        description = {
+        description: dict[str, Any] = {
             "model": self.translator.fingerprint,
             "decoding": decoding.model_dump(mode="json", exclude={"batch_tokens", "workers"}),
             "prefix": None if prefix is None else sha256(prefix) if prefix.is_file() else "a pipe",
@@ -96,6 +96,8 @@ class Job(NamedTuple):
         }
         if self.translator.tag:  # the model could also translate into another language
             description["tag"] = list(self.translator.tag)
+        if self.translator.direction != self.translator.own_direction:  # lines are split by its rules
+            description["direction"] = list(self.translator.direction)
         return description
 
 
@@ -120,7 +122,7 @@ def write_translations(
     from_stdin = not typed and (input_file is None or str(input_file) == "-")
     pipe = answered_pipe() if from_stdin and is_stream(output_file) else None
     lines = iter(typed) if typed else iter(pipe or terminal.read_lines(input_file or Path("-")))
-    paused = (lambda: False) if pipe is None else pipe.paused
+    paused: Callable[[float], bool] = (lambda _: False) if pipe is None else pipe.paused
     hidden = bool(typed) or is_on_screen(output_file)
     with ProgressBar("translated", "lines", total, hidden) as progress:
         job = Job(translator, prefix, form, progress, ProblemCounter(), paused)

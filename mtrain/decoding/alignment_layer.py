@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from mtrain.decoding.alignment import Floats
-from mtrain.decoding.batches import in_batches, padded
+from mtrain.decoding.batches import in_batches, padded, position_limit
 from mtrain.decoding.forced import layer_attention
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -35,7 +35,8 @@ def choose_alignment_layer(
         tokenizer.encode_target([target for _, target in pairs[:_PAIRS]]),
         strict=True,
     )
-    kept = [pair for pair in encoded if all(0 < len(ids) < _LENGTH for ids in pair)]
+    longest = min(_LENGTH, position_limit([model]) or _LENGTH)
+    kept = [pair for pair in encoded if all(0 < len(ids) < longest for ids in pair)]
     if not kept:
         return None
     links = np.cumsum([(len(source) + 1) * len(target) for source, target in kept])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mtrain.data.batching import cut_by_budget
+from mtrain.model.transformer import Transformer
 
 
 def in_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
@@ -19,13 +20,22 @@ def in_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
 
 
 def padded(
-    rows: Sequence[Sequence[int]], fill: int, device: torch.device, multiple: int = 1
+    rows: Sequence[Sequence[int]], fill: int, device: torch.device, multiple: int = 1, most: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Rows of ids as a padded matrix on the device, and a mask that is True at tokens. The width is the
-    length of the longest row, rounded up to a multiple of `multiple`."""
+    length of the longest row, rounded up to a multiple of `multiple`, but to no more than `most`."""
     lengths = np.array([len(row) for row in rows])
     longest = int(lengths.max())
-    keep = np.arange(longest + -longest % multiple) < lengths[:, None]
+    width = longest + -longest % multiple
+    if most is not None:
+        width = max(longest, min(width, most))
+    keep = np.arange(width) < lengths[:, None]
     matrix = np.full(keep.shape, fill, np.int64)
     matrix[keep] = list(chain.from_iterable(rows))  # not with pyarrow, which would import pandas
     return torch.from_numpy(matrix).to(device), torch.from_numpy(keep).to(device)
+
+
+def position_limit(models: Sequence[Transformer]) -> int | None:
+    """The number of positions for which all models have embeddings; None if no model has learned ones."""
+    learned = (model.config.max_positions for model in models if model.config.positions == "learned")
+    return min(learned, default=None)

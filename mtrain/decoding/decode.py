@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mtrain.config.decoding import DecodingConfig
 from mtrain.decoding.alignment import Alignment, align
-from mtrain.decoding.batches import padded
+from mtrain.decoding.batches import padded, position_limit
 from mtrain.decoding.beam import Hypothesis
 from mtrain.decoding.forced import cross_attention
 from mtrain.decoding.mbr import rank, sentence_metric
@@ -22,7 +22,8 @@ from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 # Sources are padded to multiples of this. On a CPU, the last one to three rows of a matrix are multiplied by
-# other instructions, so the last bits of scores would depend on the longest source of the batch.
+# other instructions, so the last bits of scores would depend on the longest source of the batch. They still
+# can if the model has learned positions, whose number limits padding.
 _SOURCE_MULTIPLE = 4
 
 NOT_FINITE = "the model's outputs are not finite; its weights are damaged, or try fp32 precision"
@@ -38,9 +39,12 @@ class Ensemble(NamedTuple):
 
 def for_decoding(ensemble: Ensemble, precision: str) -> Ensemble:
     """Copies of the models that share their parameters and are optimized for decoding in a precision
-    (`fp32`, `bf16` or `fp16`)."""
+    (`fp32`, `bf16` or `fp16`). Several models compute logits in full precision, because `Predictor` corrects
+    rounded logits only for a single model."""
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
-    return ensemble._replace(models=[model.for_decoding(dtype) for model in ensemble.models])
+    is_single = len(ensemble.models) == 1
+    models = [model.for_decoding(dtype, low_projection=is_single) for model in ensemble.models]
+    return ensemble._replace(models=models)
 
 
 def decode_batch(ensemble: Ensemble, task: DecodingTask) -> list[list[Translation]]:
@@ -52,8 +56,8 @@ def decode_batch(ensemble: Ensemble, task: DecodingTask) -> list[list[Translatio
     exclude every translation of a part.
     """
     config, parts, target_lang, n_best, alignments, scored = task
-    pad_id = ensemble.models[0].config.pad_id
-    source, keep = padded([part.source for part in parts], pad_id, ensemble.device, _SOURCE_MULTIPLE)
+    pad_id, most = ensemble.models[0].config.pad_id, position_limit(ensemble.models)
+    source, keep = padded([part.source for part in parts], pad_id, ensemble.device, _SOURCE_MULTIPLE, most)
     prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
     found = search(ensemble.models, source, keep, config, prefixes, keys, scored)
     found = [

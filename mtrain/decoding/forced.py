@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mtrain.decoding.predictor import log_probs_of
+from mtrain.kernels.topk import logsumexp
 from mtrain.model.attention import AttentionWeights
 from mtrain.model.transformer import Transformer
 
@@ -49,7 +51,8 @@ def layer_attention(model: Transformer, source: Tensor, source_keep: Tensor, tar
     """The cross-attention weights (N, T, S) of each decoder layer, averaged over its heads."""
     weights = AttentionWeights(encoder=None, decoder=None)
     _run(model, source, source_keep, targets, weights)
-    return [of_layer.mean(dim=1) for of_layer in weights.cross]
+    dtype = torch.promote_types(weights.cross[0].dtype, torch.float32)  # on a GPU, they may be in bf16
+    return [of_layer.mean(dim=1, dtype=dtype) for of_layer in weights.cross]
 
 
 @torch.inference_mode()
@@ -78,10 +81,10 @@ def _shifted(model: Transformer, targets: Tensor) -> Tensor:
 def _log_probs(model: Transformer, hidden: Tensor, targets: Tensor) -> Tensor:
     """Log-probabilities of targets (N, T) given hidden states (N, T, E), in fp32 or fp64."""
     chunks = []
-    states, ids = hidden.flatten(0, 1), targets.flatten()
+    states, ids = hidden.flatten(0, 1), targets.flatten()[:, None]
     for start in range(0, len(ids), _ROWS):
         rows = slice(start, start + _ROWS)
         logits = model.project(states[rows])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        chunks.append(logits.log_softmax(dim=-1).gather(1, ids[rows, None]))
+        chunks.append(log_probs_of(model, states[rows], logits, logsumexp(logits), ids[rows]))
     return torch.cat(chunks).view(targets.shape)

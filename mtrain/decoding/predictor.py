@@ -16,12 +16,56 @@ REMOVE_AT = 0.2
 
 def remaining_sentences(active: Tensor, rows: int) -> Tensor | None:
     """Indices of the sentences to keep in a batch of B sentences with `rows` rows each, or None to leave the
-    batch unchanged for now. `active` (B) is True for sentences that are not finished."""
+    batch unchanged for now. `active` (B) is True for sentences that are not finished. On a CPU, finished ones
+    are kept where MIN_ROWS rows would not remain."""
     count = int(active.sum())
-    few_finished = count > (1 - REMOVE_AT) * len(active)
-    if count and (few_finished or count * rows < MIN_ROWS):
+    if count > (1 - REMOVE_AT) * len(active):
         return None
-    return active.nonzero().squeeze(1)
+    missing = _sentences_needed(rows) - count
+    if count == 0 or missing <= 0 or active.device.type != "cpu":
+        return active.nonzero().squeeze(1)
+    if count + missing >= len(active):
+        return None
+    finished = (~active).nonzero().squeeze(1)
+    return torch.cat([active.nonzero().squeeze(1), finished[:missing]]).sort().values
+
+
+def _sentences_needed(rows: int) -> int:
+    """The number of sentences, of `rows` rows each, that have at least MIN_ROWS rows."""
+    return -(-MIN_ROWS // rows)
+
+
+def log_probs_of(
+    model: Transformer, hidden: Tensor, logits: Tensor, log_normalizers: Tensor, tokens: Tensor
+) -> Tensor:
+    """The log-probabilities (N, 1) of tokens (N, 1), from logits (N, V), possibly masked, that the model has
+    projected from hidden states (N, E), and their log-normalizers (N, 1).
+
+    If they were projected in low precision, the logits of these tokens and of the most probable ones are
+    recomputed, and the normalizers corrected, as in `Predictor.topk`.
+    """
+    values = logits.gather(1, tokens)
+    if not model.projects_in_low_precision():
+        return values - log_normalizers
+    best_values, best = row_topk(logits, 2)
+    candidates = torch.cat([tokens, best], dim=1)
+    before = torch.cat([values, best_values.masked_fill(best == tokens, -math.inf)], dim=1)  # each once
+    after = _recomputed(model, before, hidden[:, None], candidates)
+    shares = ((x - log_normalizers).exp().sum(dim=1, keepdim=True) for x in (before, after))
+    return after[:, :1] - log_normalizers - _change(*shares)
+
+
+def _recomputed(model: Transformer, logits: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor:
+    """The logits (...) of tokens (...) in full precision, from hidden states that broadcast to (..., E).
+    Logits that are not finite, such as masked ones, are unchanged."""
+    return torch.where(logits.abs() < math.inf, model.project_tokens(hidden, tokens), logits)
+
+
+def _change(before: Tensor, after: Tensor) -> Tensor:
+    """What to add to log-normalizers when the logits of some tokens change. `before` and `after` are the
+    exponentials of these logits minus the old log-normalizers, summed over the tokens."""
+    total = (1 - before).clamp(min=0) + after
+    return total.clamp(min=torch.finfo(total.dtype).tiny).log()
 
 
 class Predictor:
@@ -37,7 +81,7 @@ class Predictor:
         # On a CPU, the indices of the sentences with some repeated to get MIN_ROWS rows. Only `decode_next`
         # sees the repetitions. They stay to the end: `remaining_sentences` keeps batches with few rows.
         self._repeated: Tensor | None = None
-        missing = -(-MIN_ROWS // rows) - len(source)
+        missing = _sentences_needed(rows) - len(source)
         if source.device.type == "cpu" and missing > 0:
             self._repeated = torch.tensor([*range(len(source)), *[0] * missing])
         memories = [model.encode(source, source_keep) for model in models]
@@ -59,8 +103,9 @@ class Predictor:
         models."""
         weights: list[list[Tensor] | None] = [[] for _ in self.models]
         logits = self._step(last, weights)
-        attention = [layers[-1][: len(last), :, -1].mean(dim=1) for layers in weights if layers]
-        return logits, torch.stack(attention).mean(dim=0).to(logits.dtype)
+        last_layers = [layers[-1][: len(last), :, -1] for layers in weights if layers]
+        attention = [of_heads.to(logits.dtype).mean(dim=1) for of_heads in last_layers]
+        return logits, torch.stack(attention).mean(dim=0)
 
     def _step(self, last: Tensor, weights: list[list[Tensor] | None]) -> Tensor:
         logits, count = [], len(last)
@@ -94,15 +139,15 @@ class Predictor:
         found = beam_topk(logits, live - log_normalizers, max(k, 2) if low_precision else k)
         if not low_precision:
             return found
-        _, parents, tokens = found
+        values, parents, tokens = found
         rows = parents + torch.arange(len(live), device=live.device)[:, None] * live.size(1)
         normalizer = log_normalizers.gather(1, parents)
-        before = logits[rows, tokens]
-        after = self._recomputed(before, self.hidden[rows], tokens)
-        shares = torch.zeros_like(live)  # probability of the candidates of each row
-        others = 1 - shares.scatter_add(1, parents, (before - normalizer).exp())
-        corrected = others.clamp(min=0) + shares.scatter_add(1, parents, (after - normalizer).exp())
-        log_normalizers = log_normalizers + corrected.clamp(min=torch.finfo(corrected.dtype).tiny).log()
+        # The token of a candidate that does not exist may be that of another one; see `beam_topk`.
+        before = logits[rows, tokens].masked_fill(values == -math.inf, -math.inf)
+        after = _recomputed(self.models[0], before, self.hidden[rows], tokens)
+        none = torch.zeros_like(live)
+        shares = (none.scatter_add(1, parents, (x - normalizer).exp()) for x in (before, after))
+        log_normalizers = log_normalizers + _change(*shares)
         log_probs = live.gather(1, parents) - log_normalizers.gather(1, parents) + after
         log_probs, order = log_probs.sort(descending=True)
         return log_probs, parents.gather(1, order), tokens.gather(1, order)
@@ -113,19 +158,21 @@ class Predictor:
         low_precision = self._projects_in_low_precision()
         values, tokens = row_topk(logits, 2 if low_precision else 1)
         if low_precision:
-            exact = self._recomputed(values, self.hidden[:, None], tokens)
+            exact = _recomputed(self.models[0], values, self.hidden[:, None], tokens)
             values, order = exact.max(dim=1, keepdim=True)
             tokens = tokens.gather(1, order)
         return tokens[:, 0], values[:, 0]
 
+    def log_probs(self, logits: Tensor, log_normalizers: Tensor, tokens: Tensor) -> Tensor:
+        """The log-probabilities (N, 1) of one token (N, 1) of each row. The other arguments are as in
+        `topk`."""
+        if not self._projects_in_low_precision():
+            return logits.gather(1, tokens) - log_normalizers
+        return log_probs_of(self.models[0], self.hidden, logits, log_normalizers, tokens)
+
     def _projects_in_low_precision(self) -> bool:
         """Whether the last logits were projected in low precision and can be recomputed."""
         return len(self.models) == 1 and self.models[0].projects_in_low_precision()
-
-    def _recomputed(self, logits: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """The logits (...) of tokens (...) in full precision, from hidden states that broadcast to (..., E).
-        Logits that are not finite, such as masked ones, are unchanged."""
-        return torch.where(logits.abs() < math.inf, self.models[0].project_tokens(hidden, tokens), logits)
 
     def reorder(self, parents: Tensor | None, sentences: Tensor | None = None) -> None:
         """See `KeyValueCache.reorder`."""

@@ -60,6 +60,7 @@ def rerank(reverse: Translator, lines: Iterable[tuple[str, list[Candidate]]], we
     for _, candidates in ours:
         values = [_value(candidate.score, next(scored), weight) for candidate in candidates]
         yield candidates[values.index(max(values))].text
+    next(scored, None)  # raises the error of `lines`, if any, which `ours` does not repeat
 
 
 def _value(score: float, channel: Scored, weight: float) -> tuple[bool, float]:

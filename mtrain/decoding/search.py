@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mtrain.config.decoding import DecodingConfig
+from mtrain.decoding.batches import position_limit
 from mtrain.decoding.beam import Hypothesis, beam_search
 from mtrain.decoding.constraints import Constraints
 from mtrain.decoding.predictor import Predictor, remaining_sentences
@@ -50,7 +51,7 @@ def search(
     predictor = Predictor(models, source, source_keep, config.samples or 1, steps)
     if config.samples is not None:
         noise = noise_keys(config.seed, keys, config.samples, steps).to(source.device)
-        choose = _sampler(constraints, noise, config)
+        choose = _sampler(predictor, constraints, noise, config)
     elif scored or config.force_eos:
         choose = _greedy(predictor, constraints)
     else:
@@ -67,24 +68,24 @@ def _max_lengths(
 ) -> Tensor:
     """Maximum lengths (B) of the translations of sources with lengths (B), including EOS on both sides."""
     max_lengths = (lengths * config.max_length_ratio + config.max_length_offset).long()
-    learned = [model.config.max_positions for model in models if model.config.positions == "learned"]
+    limit = position_limit(models)
     if prefixes is not None and any(prefixes):  # leave room for the prefix and tokens after it
         given = torch.tensor([len(prefix) for prefix in prefixes], device=lengths.device)
-        if learned and int(given.max()) >= min(learned):
+        if limit is not None and int(given.max()) >= limit:
             raise UsageError(
-                f"a prefix has {int(given.max())} tokens, but the model has only {min(learned)} positions"
+                f"a prefix has {int(given.max())} tokens, but the model has only {limit} positions"
             )
         max_lengths = max_lengths.maximum(torch.where(given > 0, given + config.max_length_offset, 0))
-    return max_lengths.clamp(max=min(learned)) if learned else max_lengths
+    return max_lengths if limit is None else max_lengths.clamp(max=limit)
 
 
-def _sampler(constraints: Constraints, noise: Tensor, config: DecodingConfig) -> Choice:
+def _sampler(predictor: Predictor, constraints: Constraints, noise: Tensor, config: DecodingConfig) -> Choice:
     """Draws tokens with the random numbers `noise` (B, R, steps)."""
 
     def choose(logits: Tensor, before: Tensor, sentences: Tensor) -> tuple[Tensor, Tensor]:
         log_normalizers = constraints.apply_(logits, before, sentences)
         drawn = draw(logits, noise[sentences, :, before.size(2)].flatten(), config)[:, None]
-        return drawn.squeeze(1), (logits.gather(1, drawn) - log_normalizers).squeeze(1)
+        return drawn.squeeze(1), predictor.log_probs(logits, log_normalizers, drawn).squeeze(1)
 
     return choose
 

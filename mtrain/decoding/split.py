@@ -1,6 +1,7 @@
 """Splitting the input into windows of lines, and lines into parts: all lines, or those that are too long."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ from sentencex import segment
 
 from mtrain.config.decoding import Split
 from mtrain.config.languages import base_language
-from mtrain.errors import UsageError
+from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -26,34 +27,44 @@ def windows(
     lines: Iterable[str],
     prefixes: Iterable[str] | None,
     most: int,
-    paused: Callable[[], bool] = lambda: False,
+    paused: Callable[[float], bool] = lambda waited: False,
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yield windows of lines and the prefixes of their translations, if any: at most `most` lines each, fewer
-    if they are long (see `WINDOW_CHARACTERS`), or if `paused()` is true after a line.
+    if they are long (see `WINDOW_CHARACTERS`), or if `paused(waited)` is true after a line, where `waited` is
+    the time in seconds since the first line of the window was read.
 
-    Raises UsageError if there are more or fewer prefixes than lines.
+    Raises UsageError if there are more or fewer prefixes than lines. A DataError of `lines` or `prefixes` is
+    raised after a window with the lines before it.
     """
     texts: list[str] = []
     beginnings: list[str] = []
-    size, rest = 0, None if prefixes is None else iter(prefixes)
+    size, started, rest = 0, 0.0, None if prefixes is None else iter(prefixes)
     wanted = most if isinstance(lines, list) else min(FIRST_WINDOW, most)
     most_characters = WINDOW_CHARACTERS * max(1, most // WINDOW)
-    for text in lines:
-        if not isinstance(text, str):
-            raise TypeError("texts must be strings")
-        texts.append(text)
-        if rest is not None:
-            beginning = next(rest, None)
-            if beginning is None:
-                raise UsageError("fewer prefixes than lines; give one for each line (it may be empty)")
-            beginnings.append(beginning)
-            size += len(beginning)
-        size += len(text)
-        if len(texts) >= wanted or size >= most_characters or paused():
+    try:
+        for text in lines:
+            if not isinstance(text, str):
+                raise TypeError("texts must be strings")
+            if not texts:
+                started = time.monotonic()
+            if rest is not None:
+                beginning = next(rest, None)
+                if beginning is None:
+                    raise UsageError("fewer prefixes than lines; give one for each line (it may be empty)")
+                beginnings.append(beginning)
+                size += len(beginning)
+            texts.append(text)
+            size += len(text)
+            is_full = len(texts) >= wanted or size >= most_characters
+            if is_full or paused(time.monotonic() - started):
+                yield texts, beginnings
+                if len(texts) >= wanted:
+                    wanted = min(2 * wanted, most)
+                texts, beginnings, size = [], [], 0
+    except DataError:
+        if texts:
             yield texts, beginnings
-            if len(texts) >= wanted:
-                wanted = min(2 * wanted, most)
-            texts, beginnings, size = [], [], 0
+        raise
     if rest is not None and next(rest, None) is not None:
         raise UsageError("more prefixes than lines; give one for each line (it may be empty)")
     if texts:

@@ -54,6 +54,7 @@ class Translator:
         from tags, and `between` chooses others than `direction`."""
         self.tokenizer, self.decoding = tokenizer, decoding
         self.direction, self.language_tags = direction, language_tags
+        self.own_direction = direction  # that of the models, which `between` leaves as it is
         self.tag = tokenizer.tag_ids(direction.tag(language_tags))  # source ids before each line
         self.device, self.max_length, self.fingerprint = device, max_length, fingerprint
         self._originals, self._processes = Ensemble(models, tokenizer, device), processes
@@ -209,8 +210,9 @@ class Translator:
         On a CPU, a translation depends neither on the other texts nor on `decoding.batch_tokens`, in fp32 and
         in bf16 (for parts of more than about 190 tokens, scores may differ in the last digits). It can depend
         on the number of threads and, on a GPU, on the batch, because sums are computed in a different order:
-        either of two hypotheses with nearly equal scores may win. The random numbers of sampling depend only
-        on `decoding.seed` and on the indices of the text and of the sample.
+        either of two hypotheses with nearly equal scores may win. With several workers, a single batch is
+        decoded with all threads, and each of several batches with some of them. The random numbers of
+        sampling depend only on `decoding.seed` and on the indices of the text and of the sample.
 
         Raises UsageError if `n_best` is too large, or if there are more or fewer prefixes than texts.
         """
@@ -226,7 +228,7 @@ class Translator:
         window: int | None = None,
         scored: bool = True,
         progress: Callable[[int, int], object] = lambda lines, tokens: None,
-        paused: Callable[[], bool] = lambda: False,
+        paused: Callable[[float], bool] = lambda waited: False,
     ) -> Iterator[Translation]:
         """Like `translate`, but yields translations, in bounded memory: reads at most `window` lines at a
         time, by default 4,096, or 2,048 for each of more than two workers.
@@ -234,7 +236,8 @@ class Translator:
         `first` is the index of the first line in the whole input. It makes sampling independent of where an
         interrupted translation was resumed. `progress` is called with the number of lines and of target
         tokens whenever some are translated, which is before they can be yielded in order. `paused` is
-        called after each line. If it returns True, the lines read so far are translated before the next one
+        called after each line that does not complete a window, with the time in seconds since the first line
+        of the window was read. If it returns True, the lines read so far are translated before the next one
         is read; on a GPU, translations can then depend on when lines arrive.
         """
         lines = [lines] if isinstance(lines, str) else lines

@@ -40,9 +40,9 @@ class Workers:
     """Decodes batches on `count` threads and in up to `count - 1` worker processes, which hold copies of the
     models and are started once this process has decoded for some seconds.
 
-    While the processes are starting or busy, and if they fail, this process does all decoding. They end when
-    the object is garbage collected, when this process ends, and after a minute without work. After a fork,
-    the child decodes without worker processes.
+    While the processes are starting or busy, this process does all decoding. They end when the object is
+    garbage collected, when this process ends, and after a minute without work. Once one fails or cannot be
+    started, no more are started. After a fork, the child decodes without worker processes.
     """
 
     def __init__(self, ensemble: Ensemble, precision: str, count: int, processes: bool):
@@ -169,14 +169,15 @@ class Workers:
         return starting
 
     def _remove(self, process: WorkerProcess, error: WorkerEndedError) -> None:
-        """Remove a worker process that has ended. Another is started in its place unless it failed."""
+        """Remove a worker process that has ended. Another is started in its place unless one has failed."""
         with self._lock:
             self._processes.remove(process)
             if error.code != 0:
                 self._give_up(f"a worker process {error}")
 
     def _give_up(self, reason: str) -> None:
-        log.warning("%s; decoding continues without worker processes", reason)
+        """Start no more worker processes. Those that are running continue."""
+        log.warning("%s; no more worker processes are started", reason)
         self._wanted = 0
 
 

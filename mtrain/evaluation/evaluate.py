@@ -7,7 +7,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mtrain.checkpoint.model_info import run_folder_of
+from mtrain.checkpoint.model_info import (
+    is_checkpoint,
+    model_folder_of,
+    read_model_config,
+    require_model,
+    run_folder_of,
+)
 from mtrain.config.corpora import Holdout
 from mtrain.config.data import DataConfig
 from mtrain.config.languages import Direction
@@ -106,6 +112,18 @@ def validation_sets(run_dir: Path, overrides: Sequence[str] = ()) -> list[TestSe
             TestSet(name, [pair.source for pair in chosen], [[pair.target for pair in chosen]], tagged)
         )
     return found
+
+
+def target_lang_of(path: Path) -> str:
+    """The target language of a run folder, a model folder or a checkpoint, whose weights are not read.
+
+    Raises ModelError if it is missing or is no model, UsageError if the config of a run is invalid.
+    """
+    require_model(path)
+    folder = model_folder_of(path)
+    without_settings = is_checkpoint(path) or not folder.is_dir()  # those of the run are used
+    data = _data_of(path, ()) if without_settings else None
+    return read_model_config(folder).target_lang if data is None else data.target_lang
 
 
 def _data_of(path: Path, overrides: Sequence[str]) -> DataConfig | None:

@@ -24,7 +24,7 @@ class Score(NamedTuple):
     """The score of one metric on one test set."""
 
     metric: str
-    score: float  # in percent; higher is better, except for TER
+    score: float  # in percent, except for COMET; higher is better, except for TER
     signature: str
     detail: str  # as sacreBLEU formats it
 
@@ -36,11 +36,12 @@ def make_metrics(
     tokenize: str | None = None,
     comet: Callable[[], Any] | None = None,
 ) -> dict[str, Any]:
-    """sacreBLEU's corpus metrics by name: `bleu`, `chrf`, `chrf++` and `ter`.
+    """The metrics with the given names: sacreBLEU's corpus metrics `bleu`, `chrf`, `chrf++` and `ter`, and
+    `comet`, which the argument `comet` makes and which is unknown without it.
 
     BLEU uses the tokenizer `tokenize`; by default the one for the target language, or 13a, which is also
-    sacreBLEU's default. `comet` makes the metric of this name. Raises UsageError for an unknown metric or
-    tokenizer, and for a tokenizer that is not installed.
+    sacreBLEU's default. Raises UsageError if there are no names, for an unknown metric or tokenizer, and for
+    a tokenizer that is not installed.
     """
     tokenizer = tokenize or bleu_tokenizer(target_lang or "")
     makers: dict[str, Callable[[], Any]] = {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 # Logits of which a CPU computes the log-softmax at a time: 2 MiB in fp32, so that they stay in its cache.
 CHUNK = 2**19
-MIN_ROWS = 16  # with fewer rows, torch.max on whole rows is faster than the extra calls of `row_topk`
+_MIN_GROUPED_ROWS = 16  # with fewer, torch.max on whole rows is faster than the extra calls of `row_topk`
 
 
 def logsumexp(logits: Tensor) -> Tensor:
@@ -31,11 +31,12 @@ def logsumexp(logits: Tensor) -> Tensor:
 def beam_topk(scores: Tensor, offsets: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """The k highest of scores (B*K, V) + offsets (B, K) for each sentence, in descending order.
 
-    Returns values, beams (rows of the sentence) and tokens, each (B, k), or fewer columns if a sentence has
-    fewer entries. The vocabulary is divided into groups: the top k entries are in the k groups with the
-    highest maxima, so only those groups are searched.
+    Returns values, beams (rows of the sentence) and tokens, each (B, k). If a sentence has fewer entries,
+    there are fewer columns, or further ones with values of -inf at any tokens of the vocabulary. The
+    vocabulary is divided into groups: the top k entries are in the k groups with the highest maxima, so only
+    those groups are searched.
     """
-    sentences, beams = offsets.shape
+    (sentences, beams), vocab_size = offsets.shape, scores.size(1)
     if beams == 1:
         values, tokens = row_topk(scores, k)
         return values + offsets, torch.zeros_like(tokens), tokens
@@ -47,16 +48,18 @@ def beam_topk(scores: Tensor, offsets: Tensor, k: int) -> tuple[Tensor, Tensor, 
     members = scores.view(-1, size)[best + first] + offsets.gather(1, best // groups)[:, :, None]
     values, index = members.flatten(1).topk(min(k, best.size(1) * size))
     group = best.gather(1, index // size)
-    return values, group // groups, group % groups * size + index % size
+    tokens = group % groups * size + index % size
+    return values, group // groups, tokens.clamp_(max=vocab_size - 1)
 
 
 def row_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k highest of each row of logits (N, V): values and tokens, in descending order.
 
-    Each has the shape (N, k), or fewer columns if a row has fewer entries. Which of several equal entries are
-    found does not depend on the other rows.
+    Each has the shape (N, k). If a row has fewer entries, there are fewer columns, or further ones with
+    values of -inf at any tokens of the vocabulary. Which of several equal entries are found does not depend
+    on the other rows.
     """
-    if k == 1 and len(logits) < MIN_ROWS:
+    if k == 1 and len(logits) < _MIN_GROUPED_ROWS:
         return logits.max(dim=1, keepdim=True)
     grouped = _in_groups(logits)
     size = grouped.size(2)
@@ -69,7 +72,8 @@ def row_topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     best = maxima.topk(min(k, maxima.size(1))).indices  # (N, <= k)
     members = grouped.gather(1, best[:, :, None].expand(-1, -1, size)).flatten(1)
     values, index = members.topk(min(k, members.size(1)))
-    return values, best.gather(1, index // size) * size + index % size
+    tokens = best.gather(1, index // size) * size + index % size
+    return values, tokens.clamp_(max=logits.size(1) - 1)
 
 
 def _in_groups(scores: Tensor) -> Tensor:

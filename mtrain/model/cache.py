@@ -152,8 +152,9 @@ class KeyValueCache:
         """Choose the slots (B, n) to keep, and reduce past_keep_bias to them.
 
         First come the slots that are part of the past of at least one beam, in order. Sentences with fewer of
-        them than others keep some unused slots in addition, which stay hidden. n is a multiple of REGISTER,
-        so that the position of later slots within a register does not depend on the other sentences.
+        them than others keep some unused slots in addition, which stay hidden. On a CPU, n is a multiple of
+        REGISTER, so that the position of later slots within a register does not depend on the other
+        sentences.
         """
         used = (self.past_keep_bias == 0).any(dim=1)  # (B, slots)
         count = _rounded_up(int(used.sum(dim=1).max()), self.multiple)

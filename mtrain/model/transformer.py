@@ -155,12 +155,14 @@ class Transformer(TransformerEncoder):
         logits = (weight[tokens] * hidden).sum(dim=-1)
         return logits if bias is None else logits + bias[tokens]
 
-    def for_decoding(self, dtype: torch.dtype | None, stays_low: bool | None = None) -> Self:
+    def for_decoding(
+        self, dtype: torch.dtype | None, stays_low: bool | None = None, low_projection: bool = True
+    ) -> Self:
         """A copy for inference that shares the parameters and has less overhead per call.
 
         Products with large weights use packed copies of them in `dtype`, made by the first call. None: in
-        the type of the parameters, for `project` on a CPU and where `pack` requires it. For `stays_low` see
-        `pack`.
+        the type of the parameters, for `project` on a CPU and where `pack` requires it. Without
+        `low_projection`, `project` uses the type of the parameters in any case. For `stays_low` see `pack`.
         """
         model = copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
         reduce_call_overhead(model)
@@ -168,6 +170,8 @@ class Transformer(TransformerEncoder):
             if isinstance(module, Linear):
                 module.packed = pack(module.weight, module.bias, dtype, stays_low)
         weight, bias = self.projection()
+        if not low_projection:
+            dtype = None
         if dtype is None and weight.device.type == "cpu":
             dtype = weight.dtype  # the projection is the largest product; packing it always saves time
         model.packed_projection = pack(weight, bias, dtype, stays_low)

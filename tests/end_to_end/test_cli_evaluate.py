@@ -121,6 +121,24 @@ def test_hypotheses_are_scored_without_a_model(mtrain, run_dir, corpus):
     assert code == 0 and "tok:char" in out and "case:lc" in out
 
 
+def test_the_language_of_hypotheses_is_that_of_a_model_whose_weights_are_not_read(
+    mtrain, run_copy, model_copy, corpus, tmp_path
+):
+    files = ["--hypotheses", corpus / "train.en", "--reference", corpus / "train.de", "--metrics", "bleu"]
+    changed(run_copy / "config.yaml", "data", target_lang="zh")
+    checkpoint = next((run_copy / "checkpoints").glob("step-*"))
+    for file in (*run_copy.rglob("*.safetensors"), model_copy / "model.safetensors"):
+        file.unlink()
+    for model, tokenizer in ((model_copy, "13a"), (run_copy, "13a"), (checkpoint, "zh")):
+        code, out, err = mtrain("evaluate", model, *files)
+        assert code == 0 and f"tok:{tokenizer}" in out, err
+    shutil.rmtree(run_copy / "model")  # as before the first validation
+    assert "tok:zh" in mtrain("evaluate", run_copy, *files)[1]
+    for model, message in ((tmp_path / "none", "no such model"), (corpus, "not a run or model folder")):
+        code, out, err = mtrain("evaluate", model, *files)
+        assert (code, out) == (4, "") and message in one_line(err)
+
+
 def test_hypotheses_are_read_from_stdin(mtrain, stdin, corpus):
     files = ["--hypotheses", "-", "--reference", corpus / "train.de", "--json"]
     stdin((corpus / "train.de").read_bytes())

@@ -100,6 +100,8 @@ def test_continue_resumes_an_interrupted_output(mtrain, run_dir, corpus, tmp_pat
     job = ["translate", run_dir, "-i", corpus / "train.en", "-o", tmp_path / "out", "--device", "cpu"]
     code, _, err = mtrain(*job)
     assert code == 130 and "out.part contains the output of 5 lines; use --continue to resume" in err
+    described = json.loads((tmp_path / "out.part.json").read_text())["job"]
+    assert described.keys() == {"model", "decoding", "prefix", "form", "lines_each"}  # and no languages
     code, _, err = mtrain(*job, "--beam-size", 2, "--continue")
     assert code == 2 and "another model or other settings" in one_line(err)
     code, _, err = mtrain(*job, "--continue")
@@ -136,6 +138,31 @@ def test_a_program_can_read_an_answer_before_it_writes_the_next_line(run_dir, co
         assert select([answers], [], [], 60)[0], "no answer"
         assert answers.read().decode() == f"{TARGETS[4]}\n"
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_lines_of_a_pipe_before_one_that_is_not_text_are_translated(run_dir):
+    reading, writing = os.pipe()
+    os.write(writing, f"{SOURCES[0]}\n".encode() + b"\xff\n")
+    os.close(writing)
+    code, out, err = run_forked("translate", run_dir, "--device", "cpu", stdin=reading)
+    os.close(reading)
+    assert (code, out) == (3, f"{TARGETS[0]}\n")
+    assert one_line(err) == "error: <stdin>:2: not valid UTF-8 (byte 1 of the line)\n"
+
+
+def test_an_output_is_resumed_only_with_the_same_source_language(
+    mtrain, run_dir, corpus, tmp_path, monkeypatch
+):
+    interrupt_third_window(monkeypatch)
+    job = ["translate", run_dir, "-i", corpus / "train.en", "-o", tmp_path / "out", "--device", "cpu"]
+    french = ["--from", "fr", "--set", "decoding.split=sentences"]
+    assert mtrain(*job, *french)[0] == 130
+    described = json.loads((tmp_path / "out.part.json").read_text())["job"]
+    assert described["direction"] == ["fr", "de"]
+    code, _, err = mtrain(*job, *french[2:], "--continue")
+    assert code == 2 and "another model or other settings" in one_line(err)
+    assert mtrain(*job, *french, "--continue")[0] == 0
+    assert (tmp_path / "out").read_text() == EXPECTED
 
 
 def test_continue_needs_an_output_that_was_interrupted(mtrain, run_dir, corpus, tmp_path):

@@ -2,12 +2,14 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from mtrain.cli import pipe
 from mtrain.cli.pipe import PipedLines
+from mtrain.decoding.split import windows
 from mtrain.errors import DataError
 
 
@@ -30,7 +32,7 @@ def test_lines_are_those_of_the_pipe(ends):
     os.write(writing, b"\nno line feed")
     os.close(writing)
     lines = PipedLines(reading)
-    found = [(line, lines.paused()) for line in lines]
+    found = [(line, lines.paused(0.0)) for line in lines]
     assert found == [(line, False) for line in ("one", "", "two " * 100, "no line feed")]
 
 
@@ -39,10 +41,10 @@ def test_a_pause_is_noticed_even_if_another_line_has_begun(ends):
     lines = PipedLines(reading)
     text = iter(lines)
     os.write(writing, b"one\ntwo\nth")
-    assert next(text) == "one" and not lines.paused()
-    assert next(text) == "two" and lines.paused()
+    assert next(text) == "one" and not lines.paused(0.0)
+    assert next(text) == "two" and lines.paused(0.0)
     os.write(writing, b"ree\n")
-    assert next(text) == "three" and lines.paused()
+    assert next(text) == "three" and lines.paused(0.0)
     os.close(writing)
     assert next(text, None) is None
 
@@ -55,11 +57,24 @@ def test_a_line_that_arrives_soon_is_waited_for_but_not_for_ever(ends, monkeypat
     os.write(writing, b"one\n")
     assert next(text) == "one"
     write_later(writing, b"two\n")
-    assert not lines.paused() and next(text) == "two"
-    monkeypatch.setattr(pipe, "LONGEST_WAIT", 0.0)
+    assert not lines.paused(0.0) and next(text) == "two"
     write_later(writing, b"three\n").join()
-    assert lines.paused() and next(text) == "three"
+    assert lines.paused(pipe.LONGEST_WAIT) and next(text) == "three"
     os.close(writing)
+
+
+def test_a_window_is_filled_from_a_full_pipe_however_long_the_one_before_it_took(ends, monkeypatch):
+    reading, writing = ends
+    monkeypatch.setattr(pipe, "PAUSE", 60.0)
+    monkeypatch.setattr(pipe, "LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(pipe, "_BUFFER", 2)  # so that each line arrives on its own
+    os.write(writing, b"a\nb\nc\nd\n")
+    os.close(writing)
+    lines = PipedLines(reading)
+    found = windows(lines, None, 2, lines.paused)
+    assert next(found)[0] == ["a", "b"]
+    time.sleep(0.15)  # as translating them might take
+    assert next(found)[0] == ["c", "d"]
 
 
 def test_a_pipe_in_non_blocking_mode_is_waited_for(ends):

@@ -1,12 +1,14 @@
 """`mtrain segment`: pieces and ids of lines, and the way back."""
 
 import json
+import os
 import shutil
+from select import select
 
 import pytest
 from sentencepiece import SentencePieceProcessor
 
-from tests.support.cli import one_line
+from tests.support.cli import one_line, start_forked
 from tests.support.marian import pieces, spm
 from tests.support.tokenizers import SOURCE, TARGET, train
 
@@ -39,6 +41,20 @@ def test_lines_are_segmented_as_sentencepiece_does_and_joined_again(mtrain, stdi
     stdin(out.encode())
     code, joined, _ = mtrain("segment", joint, "--join", *option)
     assert code == 0 and joined.split("\n")[:-1] == [*SOURCE[:20], "", "日本 \U0001f600", "a b", "é"]
+
+
+def test_a_program_can_read_the_pieces_of_a_line_before_it_writes_the_next_one(joint):
+    processor = SentencePieceProcessor(model_file=str(joint / "tokenizer/joint.model"))
+    (stdin, to_child), (from_child, stdout) = os.pipe(), os.pipe()
+    child = start_forked("segment", joint, streams=[stdin, stdout, 2])
+    os.close(stdin)
+    os.close(stdout)
+    with os.fdopen(to_child, "wb", buffering=0) as writer, os.fdopen(from_child, "rb") as answers:
+        for line in SOURCE[:5]:
+            writer.write(line.encode() + b"\n")
+            assert select([answers], [], [], 60)[0], "no answer"
+            assert answers.readline().decode().split() == processor.encode(line, out_type=str)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_typed_lines_and_an_output_file(mtrain, joint, tmp_path):

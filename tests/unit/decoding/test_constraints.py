@@ -230,6 +230,15 @@ def test_a_prefix_longer_than_the_limit_is_kept_and_continued() -> None:
         assert short == search([model], source, keep, options(beam_size=beam_size))[1]
 
 
+@pytest.mark.parametrize("beam_size", [2, 40])
+def test_a_prefix_leaves_fewer_tokens_than_the_beam_has_candidates(beam_size: int) -> None:
+    """The size of the vocabulary is not a multiple of the group size of `beam_topk`."""
+    model = build(1, vocab=331)
+    source, keep = sentences(model, [2, 2])
+    for hypothesis in search([model], source, keep, options(beam_size=beam_size), [[330, 5], []])[0]:
+        assert hypothesis.ids[:2] == [330, 5] and max(hypothesis.ids) < 331
+
+
 def test_an_ensemble_of_a_model_with_itself_changes_nothing() -> None:
     model, other = build(0, vocab=8), build(1, vocab=8)
     source, keep = sentences(model, [3, 7])

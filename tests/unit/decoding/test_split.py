@@ -1,7 +1,9 @@
 """Windows of lines, and the parts of lines that are too long."""
 
-from itertools import chain
+from collections.abc import Iterator
+from itertools import chain, count, islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +11,7 @@ from mtrain import Translator
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.decoding.split import Splitter, windows
 from mtrain.decoding.translation import Translation, join
+from mtrain.errors import DataError
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.training import PAIRS
@@ -27,8 +30,35 @@ def test_windows_are_bounded_by_lines_and_by_characters() -> None:
 
 def test_windows_end_where_the_input_pauses_and_only_full_ones_grow() -> None:
     pauses = iter([True, True, *[False] * 600])
-    found = [len(texts) for texts, _ in windows(iter(["a"] * 400), None, 4096, lambda: next(pauses))]
+    found = [len(texts) for texts, _ in windows(iter(["a"] * 400), None, 4096, lambda _: next(pauses))]
     assert found == [1, 1, 256, 142]
+
+
+def test_the_time_that_lines_have_waited_starts_with_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, waits = count(), list[float]()
+    monkeypatch.setattr("mtrain.decoding.split.time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def paused(waited: float) -> bool:
+        waits.append(waited)
+        return False
+
+    assert [len(texts) for texts, _ in windows(iter("abcdef"), None, 3, paused)] == [3, 3]
+    assert waits == [1, 2, 1, 2]  # a full window ends without asking
+
+
+@pytest.mark.parametrize("bad", ["lines", "prefixes"])
+def test_an_error_comes_after_the_lines_before_it(bad: str) -> None:
+    def broken() -> Iterator[str]:
+        yield from "abc"
+        raise DataError("line 4")
+
+    lines, prefixes = (broken(), iter("abcd")) if bad == "lines" else (iter("abcd"), broken())
+    found = windows(lines, prefixes, 2)
+    assert [next(found), next(found)] == [(["a", "b"], ["a", "b"]), (["c"], ["c"])]
+    with pytest.raises(DataError, match="line 4"):
+        next(found)
+    with pytest.raises(DataError, match="line 4"):  # at once if there are no lines before it
+        next(windows(islice(broken(), 3, None), None, 2))
 
 
 @pytest.mark.parametrize("longest", [9, 20, 63])

@@ -14,6 +14,7 @@ from mtrain import Translator
 from mtrain.checkpoint.model_folder import load_model
 from mtrain.config.languages import Direction
 from mtrain.config.load import override
+from mtrain.decoding.alignment_layer import choose_alignment_layer
 from mtrain.decoding.score import score_pairs
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
@@ -38,7 +39,11 @@ def test_low_precision_as_on_a_gpu_gives_the_same_translations(
     run_dir: Path, monkeypatch, precision, beam_size
 ) -> None:
     plain = Transformer.for_decoding
-    monkeypatch.setattr(Transformer, "for_decoding", lambda model, dtype: plain(model, dtype, stays_low=True))
+    monkeypatch.setattr(
+        Transformer,
+        "for_decoding",
+        lambda model, dtype, **options: plain(model, dtype, stays_low=True, **options),
+    )
     keys = [f"decoding.precision={precision}", f"decoding.beam_size={beam_size}", "decoding.workers=1"]
     low = Translator.load(run_dir, "cpu", keys)
     exact = low.with_settings(precision="fp32")
@@ -177,6 +182,26 @@ def test_without_scores_the_translations_are_the_same(translator: Translator, se
     assert [(t.text, t.tokens, t.finished) for t in plain] == [(t.text, t.tokens, t.finished) for t in scored]
     assert all(math.isnan(t.score) and math.isnan(t.log_prob) for t in plain[:-1])
     assert not any(math.isnan(t.score) for t in scored)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_lines_as_long_as_learned_positions_allow_are_translated(run_dir: Path, beam_size: int) -> None:
+    """Their number, 10, is not a multiple of what sources are padded to."""
+    loaded = load_model(run_dir, (f"decoding.beam_size={beam_size}",))
+    torch.manual_seed(0)
+    positions = {"positions": "learned", "max_positions": 10}
+    model = Transformer(loaded.config.model.model_copy(update=positions)).eval()
+    settings = loaded.config.decoding, Direction("en", "de"), torch.device("cpu")
+    learned = Translator([model], loaded.tokenizer, *settings, 10, processes=False)
+    lines = ["a a a a a a a a a", "a", "a a a", "a " * 30]
+    assert [len(ids) + 1 for ids in loaded.tokenizer.encode_source(lines)] == [10, 2, 4, 31]
+    found = learned.translate(lines, alignments=True)
+    assert [best.text for best in found] == [learned.translate([line])[0].text for line in lines]
+    assert found[0].tokens <= 10
+    one, other = score_pairs(learned, [(lines[0], lines[0]), (lines[3], lines[3])])
+    assert len(one.tokens) == 10 and not other.tokens
+    pairs = [(line, line) for line in lines]
+    assert choose_alignment_layer(model, loaded.tokenizer, pairs, torch.device("cpu")) in (0, 1)
 
 
 # ---------------------------------------------------------------------------------------------------- results
@@ -319,6 +344,20 @@ def test_models_of_an_ensemble_must_have_the_same_vocabulary(
     write_folder(other, fill)
     with pytest.raises(ModelError, match="its vocabulary differs from that of"):
         Translator.load(run_dir, "cpu", ensemble=[other])
+
+
+def test_an_ensemble_computes_logits_in_full_precision(
+    run_dir: Path, translator: Translator, monkeypatch
+) -> None:
+    monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
+    single = translator.with_settings(precision="bf16")
+    twice = Translator.load(run_dir, "cpu", ["decoding.precision=bf16"], ensemble=[run_dir / "model"])
+    assert [model.projects_in_low_precision() for model in (*single.models, *twice.models)] == [
+        True,
+        False,
+        False,
+    ]
+    assert [found.text for found in twice.translate(SOURCES)] == TARGETS
 
 
 def test_models_of_an_ensemble_must_translate_in_the_same_direction(run_dir: Path, tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def test_translations_are_the_same_with_a_worker_process_and_after_it_is_killed(
     os.kill(pid, signal.SIGKILL)  # as the kernel does when it runs out of memory
     assert two.translate(LINES, n_best=2) == expected
     assert (
-        "a worker process was killed by SIGKILL, perhaps because memory ran out; decoding continues without "
-        "worker processes"
+        "a worker process was killed by SIGKILL, perhaps because memory ran out; no more worker processes "
+        "are started"
     ) in caplog.text
     assert two.translate(LINES, n_best=2) == expected and helped.workers.start() == 0
 
@@ -116,6 +116,7 @@ def test_decoding_continues_without_worker_processes_that_cannot_start(
     assert alone.workers.start() == 0
     assert alone.translate(LINES) == translator.with_settings(workers=1).translate(LINES)
     assert "cannot start a worker process: " in caplog.text and "No such file" in caplog.text
+    assert caplog.text.count("no more worker processes are started") == 1
 
 
 @linux

@@ -31,7 +31,7 @@ def test_beam_topk_equals_topk_over_all_beams(
     assert torch.equal(again[torch.isfinite(values)], values[torch.isfinite(values)])
     index = (rows * vocab_size + tokens)[torch.isfinite(values).all(dim=1)]
     assert all(len(set(row)) == len(row) for row in index.tolist())
-    assert (tokens[torch.isfinite(values)] < vocab_size).all()
+    assert (tokens < vocab_size).all()
 
 
 def test_logsumexp_equals_torch() -> None:
@@ -52,6 +52,18 @@ def test_row_topk_equals_a_full_sort(rows: int, k: int) -> None:
     logits = torch.randn(rows, 331, generator=torch.Generator().manual_seed(rows))
     for found, expected in zip(row_topk(logits, k), logits.sort(descending=True), strict=True):
         assert torch.equal(found, expected[:, :k])
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+@pytest.mark.parametrize("k", [1, 2, 400])
+def test_all_tokens_are_in_the_vocabulary_even_if_few_are_allowed(rows: int, k: int) -> None:
+    logits = torch.full((rows, 331), -math.inf)
+    logits[:, 330] = 1.0
+    values, tokens = row_topk(logits, k)
+    assert (tokens[:, 0] == 330).all() and (values[:, 0] == 1).all()
+    assert (tokens <= 330).all() and (values[:, 1:] == -math.inf).all()
+    _, _, tokens = beam_topk(logits, torch.zeros(1, rows), max(k, rows + 1))
+    assert (tokens[:, :rows] == 330).all() and (tokens <= 330).all()
 
 
 @pytest.mark.parametrize("vocab_size", [331, 8000])
