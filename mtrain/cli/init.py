@@ -97,7 +97,7 @@ def init(
     """Write a config for your own files.
 
     Finds the languages, the columns and the number of pairs, and writes a commented config. In a terminal, it
-    asks at most three questions. With `pip install 'mtrain[languages]'`, it also recognizes the languages of
+    asks at most three questions. With the optional package `languages`, it also recognizes the languages of
     the text, not only those in names of files and columns.
 
     Examples:

@@ -111,7 +111,7 @@ class _OutputFile(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            # Not left to `open_output`: of two files that are open, it would name the other one.
+            # Raised here, because of two files that are open, `open_output` may name the wrong one.
             raise _cannot_write(self._path, error) from None
 
 

@@ -8,7 +8,8 @@ from typer import Argument, Option
 
 from mtrain.cli import terminal
 from mtrain.cli.options import Debug, InputFile, ModelFolder, OutputFile, Quiet
-from mtrain.cli.output import FLUSH_EVERY, open_output, require_writable, write_lines
+from mtrain.cli.output import FLUSH_EVERY, is_stream, open_output, require_writable, write_lines
+from mtrain.cli.pipe import answered_pipe
 from mtrain.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def segment(
     with open_output(output_file) as out:
         converted = _convert_lines(lines, convert, place)
         # A program may wait for the answer to a line before it writes the next one.
-        flush_every = 0.0 if from_stdin else FLUSH_EVERY
+        flush_every = 0.0 if from_stdin and is_stream(output_file) and answered_pipe() else FLUSH_EVERY
         write_lines((f"{line}\n" for line in converted), out, flush_every)
 
 

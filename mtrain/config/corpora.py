@@ -151,8 +151,8 @@ class Holdout(Section):
 
     holdout: int = Field(
         ge=1,
-        description="number of pairs with different sources, drawn from all corpora with `seed`, whatever "
-        "their weights; no pair with the source of one of them is trained on",
+        description="number of pairs to hold out, each with another source, drawn at random with `seed` from "
+        "all corpora, whatever their weights; training leaves out every pair with one of these sources",
     )
 
 

@@ -22,8 +22,8 @@ class Architecture(Section):
     preset: Preset | None = Field(
         None,
         description="sizes by name; `_deep`: one decoder layer; auto: mtrain chooses the sizes and all other "
-        "values of the recipe that are not given. If the key is absent: auto, unless sizes or "
-        "training.init_from are given; for a pair classifier, the sizes of tiny",
+        "values of the recipe that are not given. If the key is absent: auto; with sizes or "
+        "training.init_from: null; for a pair classifier: tiny",
     )
     head: Head = Field(
         "translation",

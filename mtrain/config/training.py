@@ -97,8 +97,8 @@ class TrainingConfig(Section):
     )
     keep_checkpoints: PositiveInt = Field(
         3,
-        description="number N of checkpoints to keep: the newest N, the newest N of those at multiples of "
-        "checkpoint_every, and the best one",
+        description="N: keep the newest N checkpoints, the newest N at multiples of checkpoint_every, and "
+        "the best one",
     )
     log_every: PositiveInt = Field(50, description="steps between lines of metrics.jsonl")
     best_metric: Literal["bleu", "chrf", "nll", "auc"] = Field(

@@ -71,7 +71,8 @@ def further_references(corpus: Corpus) -> list[list[Path]]:
 
 def files_by_pair(corpus: TextCorpus | TsvCorpus | JsonlCorpus | SacrebleuCorpus) -> list[tuple[Path, ...]]:
     """The files of a corpus of lines; source files with their target files. They may be missing, or pipes.
-    Raises DataError if a source file has no matching target file, or the reverse."""
+    Raises DataError if a source file has no matching target file, or the reverse, or if a pattern matches
+    nothing."""
     if isinstance(corpus, SacrebleuCorpus):
         return [tuple(sacrebleu_files(corpus.sacrebleu, corpus.langs)[:2])]
     if not isinstance(corpus, TextCorpus):

@@ -8,6 +8,7 @@ reason.
 import hashlib
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,15 +23,16 @@ from mtrain.errors import DataError
 Digests = dict[Path, bytes]  # SHA-256 of files
 _BUFFER = 2**18  # bytes
 _BOM = b"\xef\xbb\xbf"
-_NOT_TEXT = {  # by the first bytes of a file
-    b"\x1f\x8b": "compressed with gzip; give it a name that ends in .gz",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd; give it a name that ends in .zst",
-    b"BZh91AY&SY": "compressed with bzip2; decompress it, or compress it with gzip or zstd",
-    b"\xfd7zXZ\0": "compressed with xz; decompress it, or compress it with gzip or zstd",
-    b"\xff\xfe": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW",
-    b"\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW",
-    b"PK\x03\x04": "a ZIP archive, not text",
-    b"PAR1\x15": "a Parquet file, not text",
+_HEAD = 16  # bytes that tell the kind of a file
+_NOT_TEXT = {  # by the pattern that the first bytes match
+    rb"\x1f\x8b": "compressed with gzip; give it a name that ends in .gz",
+    rb"\x28\xb5\x2f\xfd": "compressed with zstd; give it a name that ends in .zst",
+    rb"BZh[1-9]1AY&SY": "compressed with bzip2; decompress it, or compress it with gzip or zstd",
+    rb"\xfd7zXZ\0": "compressed with xz; decompress it, or compress it with gzip or zstd",
+    rb"\xff\xfe\0\0|\0\0\xfe\xff": "UTF-32; convert it: iconv -f UTF-32 -t UTF-8 OLD > NEW",
+    rb"\xff\xfe|\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW",
+    rb"PK\x03\x04": "a ZIP archive, not text",
+    rb"PAR1\x15": "a Parquet file, not text",
 }
 
 
@@ -63,7 +65,7 @@ def _open(path: Path, digests: Digests | None = None, offset: int = 0) -> Iterat
             if path.suffix not in COMPRESSION:
                 if offset:
                     file.seek(offset)
-                else:
+                elif path.is_file():  # the writer of a pipe may wait until another one is open as well
                     _require_text(path, raw)
                 yield raw
             elif path.is_file() and not path.stat().st_size:
@@ -86,9 +88,9 @@ def _open(path: Path, digests: Digests | None = None, offset: int = 0) -> Iterat
 
 def _require_text(path: Path, stream: io.BufferedReader) -> None:
     """Raise DataError if a stream begins like a file of a known kind that is not text."""
-    head = stream.peek(max(map(len, _NOT_TEXT)))
-    for start, kind in _NOT_TEXT.items():
-        if head.startswith(start):
+    head = stream.peek(_HEAD)
+    for pattern, kind in _NOT_TEXT.items():
+        if re.match(pattern, head):
             raise DataError(f"{path}: {kind}")
 
 
@@ -135,8 +137,13 @@ class LineBlocks:
         try:
             return self._stream.read1(_BUFFER)
         except (OSError, ValueError) as error:
-            # Not left to `open_blocks`: of two files that are read together, it would name the other one.
+            # Raised here, because of two files that are read together, `open_blocks` may name the wrong one.
             raise _cannot_read(self._path, error) from None
+
+    def peek(self) -> bytes:
+        """Some of the bytes that follow: none only at the end."""
+        self._rest = self._rest or self._read()
+        return self._rest
 
     def count_all(self) -> int:
         """The number of lines of the whole file, which is read to its end."""

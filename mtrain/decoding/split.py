@@ -61,12 +61,12 @@ def windows(
                 if len(texts) >= wanted:
                     wanted = min(2 * wanted, most)
                 texts, beginnings, size = [], [], 0
+        if rest is not None and next(rest, None) is not None:
+            raise UsageError("more prefixes than lines; give one for each line (it may be empty)")
     except DataError:
         if texts:
             yield texts, beginnings
         raise
-    if rest is not None and next(rest, None) is not None:
-        raise UsageError("more prefixes than lines; give one for each line (it may be empty)")
     if texts:
         yield texts, beginnings
 

@@ -87,7 +87,7 @@ def _suffix(file: Path) -> str:
 def _require_text(file: Path) -> None:
     """Raise DataError if a file is not text."""
     with open_blocks(file) as lines:
-        if b"\0" in lines.take(100):
+        if b"\0" in lines.peek():
             raise DataError(f"{file}: not a text file")
 
 

@@ -45,12 +45,13 @@ def replacing(file: Path) -> Iterator[Path]:
     try:
         yield temporary
         replace_durably(temporary, file)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise StorageError(f"{file}: cannot write: {reason}") from error
-    finally:
+    except BaseException as error:
         with suppress(OSError):  # it would occupy a disk that may be full
             temporary.unlink(missing_ok=True)
+        if not isinstance(error, OSError | SafetensorError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise StorageError(f"{file}: cannot write: {reason}") from error
 
 
 def replace_durably(temporary: Path, file: Path) -> None:

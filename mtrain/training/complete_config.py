@@ -81,8 +81,8 @@ def complete_config(
             sizes = micro_batch, len(learner.replicas), ranks.rank, ranks.size
             return Loader(corpus, sized, tokenizer, learner.device, *sizes).steps()
 
-        inputs, minutes = (architecture, sized.training, ranks.device, steps), sized.training.max_minutes
-        return measure_speed(*inputs, alone=ranks.size == 1, minutes=minutes)
+        recipe, alone = sized.training, ranks.size == 1
+        return measure_speed(architecture, recipe, ranks.device, steps, alone, recipe.max_minutes)
 
     lengths = TrainingLengths.of_data(data, config).of_examples(config.model)
     work = make_workload(config, lengths, speed, assumed_speed_of(ranks))

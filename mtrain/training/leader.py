@@ -48,7 +48,7 @@ class Leader:
 
     def lead_validation(self, work: Callable[[TransformerEncoder], object], last: bool) -> None:
         """Let rank 0 do `work` with the weights to validate. Running out of memory for these weights counts
-        as a failed validation; the `last` one is then repeated. The average of checkpoints is kept."""
+        as a failed validation; the `last` one is then repeated. The caller discards the average."""
         while not self._try_to_validate(work) and last:
             pass
 

@@ -78,7 +78,7 @@ class Progress:
 
     def close(self) -> None:
         """Write what is left, and close the files."""
-        self._write_lines("the last lines are missing")
+        self._write_lines("some lines are not written")
         self.tensorboard.close()
 
     def _is_current(self, line: str) -> bool:
@@ -133,7 +133,7 @@ class Progress:
 
     def _watch_for_spikes(self, nll: float, step: int, locate: Callable[[], list[str]]) -> None:
         """Log a warning if the nll is far above that of the previous steps, which bad pairs can cause. The
-        loss also rises when R-Drop begins."""
+        loss would not do: it rises when R-Drop begins."""
         if len(self.recent) == SPIKE_WINDOW:
             mean = fmean(self.recent)
             if nll > mean + max(MIN_SPIKE, 6 * pstdev(self.recent, mean)):

@@ -41,10 +41,6 @@ log = logging.getLogger(__name__)
 _MAY_DIFFER = re.compile(r"model\.\w*dropout|decoding\.\w+")
 Values = dict[str, dict[str, Any]]  # by section and key
 
-# If the planned steps take less than this share of `max_minutes`, another limit has determined them. It is
-# well below 1, because training may be faster than it was when its speed was measured.
-LIMITING_SHARE = 0.7
-
 
 def resolve_config(
     config: Config,
@@ -107,27 +103,28 @@ def _settings_of_run(config: Config, saved: Config) -> Values:
 
 
 def _planned_steps(config: Config, saved: Config) -> int | None:
-    """The `max_steps` that a run planned, in proportion to `max_minutes` if these have changed since. If the
-    time did not limit the plan, the steps do not change, except that the new time may now limit them."""
+    """The `max_steps` that a run planned, in proportion to `max_minutes` if these have changed since. Fewer
+    minutes do not reduce the plan below the steps that they allow at the speed of the run so far: the time
+    may not have limited it."""
     steps, minutes, before = saved.training.max_steps, config.training.max_minutes, saved.training.max_minutes
     if config.training.max_epochs not in (None, saved.training.max_epochs):
         return None  # they limit the number of steps
-    if steps is None or minutes is None or before is None or minutes == before:
+    if steps is None or minutes is None or before is None:
         return steps
-    needed = _minutes_per_step(Path(config.run_dir))
-    if needed is not None and 0 < steps * needed < LIMITING_SHARE * before:
-        return max(1, round(min(steps, minutes / needed)))
     planned = max(1, round(steps * minutes / before))
+    if planned < steps:
+        planned = max(planned, min(steps, _steps_within(minutes, Path(config.run_dir))))
     # With `max_epochs`, which `allowed_steps` respects, the minutes may not have limited the steps.
     return planned if config.training.max_epochs is None else max(steps, planned)
 
 
-def _minutes_per_step(run_dir: Path) -> float | None:
-    """How long a step of a run has taken on average, with validation; None if no checkpoint tells."""
+def _steps_within(minutes: float, run_dir: Path) -> int:
+    """The steps that a run takes in some minutes, validation included, if it continues at its speed so far; 0
+    if no checkpoint tells."""
     with suppress(OSError, ValueError, LookupError, TypeError, ArithmeticError):
         state = read_json(checkpoint_folders(run_dir)[-1] / "state.json")
-        return float(state["seconds"] / state["step"] / 60)
-    return None
+        return int(minutes * 60 * state["step"] / state["seconds"])
+    return 0
 
 
 def tokenizer_settings(folder: Path) -> TokenizerConfig:

@@ -66,7 +66,7 @@ class Learner:
         self.pool = thread_pool(workers)
         self.max_micro_batch_positions = math.inf  # padding included; lowered when memory runs out
         self.r_drop = config.r_drop  # the weight alpha; 0 in steps without R-Drop
-        self.updates = 0  # of the weights, begun so far
+        self.updates = 0  # number of updates of the weights that were begun
 
     def step(self, batches: Sequence[Batch], tokens: int, rate: float) -> StepMetrics:
         """Take an optimizer step on `batches`, which have `tokens` target tokens in total.

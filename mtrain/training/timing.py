@@ -40,8 +40,8 @@ def measure_speed(
     its learner. Unless this process trains `alone`, these have the batches of this rank and the tokens of all
     ranks, which are assumed to be as fast; the time to exchange gradients is not included.
 
-    If `recipe` has R-Drop, so have all steps, unless `minutes` are given: then the speed is the mean over a
-    run of that time, which begins with the `r_drop_after` steps without R-Drop.
+    If `recipe` uses R-Drop, it is timed with it. With `minutes`, the result is the mean speed of a run of
+    that time, which begins with the `r_drop_after` steps without R-Drop.
 
     Trains a temporary model. PyTorch's random generators change.
     """
@@ -60,11 +60,11 @@ def measure_speed(
 
 
 def _time_run(learner: Learner, steps: Iterator[Step], minutes: float | None) -> float:
-    later, without_r_drop = _time_steps(learner, steps), learner.config.r_drop_after
-    if minutes is None or not without_r_drop:
+    later, steps_without_r_drop = _time_steps(learner, steps), learner.config.r_drop_after
+    if minutes is None or not learner.r_drop or not steps_without_r_drop:
         return later.speed
     learner.r_drop = 0.0
-    return mean_speed(minutes * 60, without_r_drop, _time_steps(learner, steps), later)
+    return mean_speed(minutes * 60, steps_without_r_drop, _time_steps(learner, steps), later)
 
 
 def mean_speed(seconds: float, count: int, first: Timing, later: Timing) -> float:

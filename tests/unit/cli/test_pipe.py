@@ -2,14 +2,12 @@
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from mtrain.cli import pipe
 from mtrain.cli.pipe import PipedLines
-from mtrain.decoding.split import windows
 from mtrain.errors import DataError
 
 
@@ -61,20 +59,6 @@ def test_a_line_that_arrives_soon_is_waited_for_but_not_for_ever(ends, monkeypat
     write_later(writing, b"three\n").join()
     assert lines.paused(pipe.LONGEST_WAIT) and next(text) == "three"
     os.close(writing)
-
-
-def test_a_window_is_filled_from_a_full_pipe_however_long_the_one_before_it_took(ends, monkeypatch):
-    reading, writing = ends
-    monkeypatch.setattr(pipe, "PAUSE", 60.0)
-    monkeypatch.setattr(pipe, "LONGEST_WAIT", 0.1)
-    monkeypatch.setattr(pipe, "_BUFFER", 2)  # so that each line arrives on its own
-    os.write(writing, b"a\nb\nc\nd\n")
-    os.close(writing)
-    lines = PipedLines(reading)
-    found = windows(lines, None, 2, lines.paused)
-    assert next(found)[0] == ["a", "b"]
-    time.sleep(0.15)  # as translating them might take
-    assert next(found)[0] == ["c", "d"]
 
 
 def test_a_pipe_in_non_blocking_mode_is_waited_for(ends):

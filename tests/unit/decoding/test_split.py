@@ -57,6 +57,10 @@ def test_an_error_comes_after_the_lines_before_it(bad: str) -> None:
     assert [next(found), next(found)] == [(["a", "b"], ["a", "b"]), (["c"], ["c"])]
     with pytest.raises(DataError, match="line 4"):
         next(found)
+    found = windows(iter("abc"), broken(), 4)  # the error is after the last prefix
+    assert next(found) == (["a", "b", "c"], ["a", "b", "c"])
+    with pytest.raises(DataError, match="line 4"):
+        next(found)
     with pytest.raises(DataError, match="line 4"):  # at once if there are no lines before it
         next(windows(islice(broken(), 3, None), None, 2))
 

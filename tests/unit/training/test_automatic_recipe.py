@@ -83,11 +83,7 @@ def written(run: Path) -> dict[str, Any]:
     return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
 
 
-def test_a_run_limited_by_minutes_resumes_with_its_plan(
-    make_config, tmp_path, short_timing, caplog, monkeypatch
-):
-    # The time limits the plan, however much faster than in the short timing the steps are.
-    monkeypatch.setattr("mtrain.training.resolve_config.LIMITING_SHARE", 0.0)
+def test_a_run_limited_by_minutes_resumes_with_its_plan(make_config, tmp_path, short_timing, caplog):
     run = tmp_path / "run"
     with caplog.at_level(logging.INFO, "mtrain"):
         fit(automatic(make_config(), max_minutes=0.02, log_every=1), device="cpu")
