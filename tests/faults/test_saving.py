@@ -251,7 +251,7 @@ def test_03_the_last_line_of_metrics_that_cannot_be_written_is_written_at_the_en
     (tmp_path / "metrics.jsonl").mkdir()
     progress.log_step(1, 0.1)
     progress.close()
-    assert "metrics.jsonl: cannot write: Is a directory; the last lines are missing" in caplog.text
+    assert "metrics.jsonl: cannot write: Is a directory; some lines are not written" in caplog.text
     (tmp_path / "metrics.jsonl").rmdir()
     progress.close()
     assert [record["learning_rate"] for record in read_metrics(tmp_path)] == [0.1]
