@@ -111,7 +111,7 @@ class _OutputFile(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            # Raised here, because of two files that are open, `open_output` may name the wrong one.
+            # If two files are open, `open_output` would name the one that was opened last.
             raise _cannot_write(self._path, error) from None
 
 

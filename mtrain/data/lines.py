@@ -137,7 +137,7 @@ class LineBlocks:
         try:
             return self._stream.read1(_BUFFER)
         except (OSError, ValueError) as error:
-            # Raised here, because of two files that are read together, `open_blocks` may name the wrong one.
+            # If two files are read together, `open_blocks` would name the one that was opened last.
             raise _cannot_read(self._path, error) from None
 
     def peek(self) -> bytes:
