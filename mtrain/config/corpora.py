@@ -151,8 +151,8 @@ class Holdout(Section):
 
     holdout: int = Field(
         ge=1,
-        description="number of pairs to hold out, each with a different source, drawn at random with `seed` from "
-        "all corpora, whatever their weights; training leaves out every pair with one of these sources",
+        description="number of pairs to hold out, each with a different source, drawn at random with `seed` "
+        "from all corpora, whatever their weights; training leaves out every pair with one of these sources",
     )
 
 
