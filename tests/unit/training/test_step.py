@@ -85,8 +85,10 @@ def test_each_setting_of_the_step_has_an_effect(parts):
     assert smoothed > loss and same_nll == nll
     *_, norm, moved = step(clip_norm=0.01)
     assert norm > 0.01 and moved == pytest.approx(0.5 * 0.01, rel=1e-3)
-    rough, *_ = step(precision="bf16", label_smoothing=0.0)
-    assert rough != loss and rough == pytest.approx(float(loss), rel=0.1)
+    # With smoothing, whose part of the loss is large: the model has memorized the pairs, and rounding to bf16
+    # is not small beside a negative log-likelihood of nearly zero.
+    rough, *_ = step(precision="bf16", label_smoothing=0.2)
+    assert rough != smoothed and rough == pytest.approx(float(smoothed), rel=0.1)
     betas = make_optimizer(model, config.training.model_copy(update={"betas": (0.8, 0.9)})).defaults["betas"]
     assert betas == (0.8, 0.9)
 
