@@ -1,7 +1,8 @@
 """Folders that commit c4ca9ac made still resume, translate and score as they did there.
 
-The archive has three runs that were killed after their checkpoint of step 200 of 300, an encoded corpus without its raw
-text, and `make.sh`, which made them. `expected.json` has what c4ca9ac printed for them, and the rest of their metrics.
+The archive has three runs that were killed after their checkpoint of step 200 of 300, an encoded corpus
+without its raw text, and `make.sh`, which made them. `expected.json` has what c4ca9ac printed for them, and
+the rest of their metrics.
 """
 
 import json
