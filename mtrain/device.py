@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -99,15 +98,13 @@ def cpu_has_bf16() -> bool:
 def should_compile(device: torch.device, setting: str) -> bool:
     """Whether the setting of `training.compile` enables torch.compile on a device.
 
-    `auto` enables it on GPUs that Triton supports (Volta and later), to launch fewer kernels; the speedup has
-    not been measured. On a CPU, `auto` disables it: compilation requires a C++ compiler and takes a minute,
-    and a step of the tiny model (bf16, one thread) took 1.6 times as long as without it. Raises UsageError if
-    the setting is `on` for an MPS or XPU device.
+    `auto` disables it on every device. On an H200 (base, bf16, 25,000 tokens per batch, PyTorch 2.11), a
+    compiled step took 1.2 times as long as an eager one. On a CPU, compilation requires a C++ compiler and
+    takes a minute, and a step of the tiny model (bf16, one thread) took 1.6 times as long. Raises UsageError
+    if the setting is `on` for an MPS or XPU device.
     """
     if setting == "on" and device.type in ("mps", "xpu"):
         raise UsageError(f"training.compile: not supported on {device.type}; set it to auto or off")
-    if setting == "auto" and device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (7, 0) and find_spec("triton") is not None
     return setting == "on"
 
 

@@ -85,7 +85,7 @@ class TrainingConfig(Section):
         "optimizer states, for models that do not fit on one GPU; auto: ddp if 16 bytes per parameter (20 "
         "with ema_decay) fit in 60% of a GPU's memory",
     )
-    compile: Switch = Field("auto", description="use torch.compile; auto: on GPUs that Triton supports")
+    compile: Switch = Field("auto", description="use torch.compile; auto: off")
     validate_every: PositiveInt = Field(
         500, description="steps between validations; the last one is at the end of training"
     )

@@ -43,13 +43,15 @@ def fused_attention(
     In inference, this makes the result for a sentence independent of the padding in its batch: with a partial
     register, a CPU adds the numbers in a different order.
     """
-    partial = keys.size(2) % REGISTER
     masked = causal or keep is not None  # otherwise there is no mask that hides the padding
-    worthwhile = partial >= _MIN_KEYS_TO_PAD or (partial and not torch.is_grad_enabled())
-    if queries.device.type == "cpu" and worthwhile and masked:
-        missing = REGISTER - partial
-        keys, values = (F.pad(x, (0, 0, 0, missing)) for x in (keys, values))
-        keep = None if keep is None else F.pad(keep, (0, missing))
+    # The device comes first. While `torch.compile` traces, a branch on the number of keys would limit the
+    # compiled code to the numbers that take the same branch, and other batches would be compiled again.
+    if queries.device.type == "cpu" and masked:
+        partial = keys.size(2) % REGISTER
+        if partial >= _MIN_KEYS_TO_PAD or (partial and not torch.is_grad_enabled()):
+            missing = REGISTER - partial
+            keys, values = (F.pad(x, (0, 0, 0, missing)) for x in (keys, values))
+            keep = None if keep is None else F.pad(keep, (0, missing))
     return F.scaled_dot_product_attention(queries, keys, values, keep, dropout, causal)
 
 

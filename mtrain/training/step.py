@@ -25,6 +25,7 @@ from mtrain.device import (
 )
 from mtrain.distributed.shards import own_part, whole
 from mtrain.errors import is_out_of_memory
+from mtrain.kernels.undocumented import undocumented
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.layers import Dropout
 from mtrain.model.loss import LossSums
@@ -58,15 +59,22 @@ class Learner:
         self.precision = resolve_precision(self.device, config.precision)
         self.loss_scaler = LossScaler(self.device, self.precision == "fp16")
         self.replicas = [model, *(_replica(model) for _ in range(workers - 1))]
-        if should_compile(self.device, config.compile):  # dynamic: shapes change with every batch
-            # Graph breaks only cost speed. Setting the environment variable TORCH_LOGS still shows them.
-            torch._logging.set_logs(dynamo=logging.ERROR)  # type: ignore[attr-defined]
-            for replica in self.replicas:
-                replica.compile(dynamic=True)
+        if should_compile(self.device, config.compile):
+            self._compile()
         self.pool = thread_pool(workers)
         self.max_micro_batch_positions = math.inf  # padding included; lowered when memory runs out
         self.r_drop = config.r_drop  # the weight alpha; 0 in steps without R-Drop
         self.updates = 0  # number of updates of the weights that were begun
+
+    def _compile(self) -> None:
+        """Compile the model, once for batches of all sizes."""
+        # Graph breaks only cost speed. Setting the environment variable TORCH_LOGS still shows them.
+        torch._logging.set_logs(dynamo=logging.ERROR)  # type: ignore[attr-defined]
+        if (shapes := undocumented("fx.experimental._config")) is not None:
+            # Otherwise, dimensions that happen to be equal in the first batch have to be equal in all others.
+            shapes.use_duck_shape = False
+        for replica in self.replicas:
+            replica.compile(dynamic=True)
 
     def step(self, batches: Sequence[Batch], tokens: int, rate: float) -> StepMetrics:
         """Take an optimizer step on `batches`, which have `tokens` target tokens in total.

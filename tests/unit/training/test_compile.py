@@ -1,0 +1,44 @@
+"""`torch.compile` compiles a model once for all batches; the meta device needs no GPU and no C++ compiler."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from mtrain.config.model import ModelConfig
+from mtrain.config.training import TrainingConfig
+from mtrain.model.transformer import Transformer
+from mtrain.training.step import Learner
+
+SIZES = {"d_model": 8, "ffn_dim": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+VOCABULARY = {"source_vocab_size": 50, "target_vocab_size": 50, "max_positions": 64}
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The graphs that are compiled, by a backend that only records them."""
+    compiled, real = [], nn.Module.compile
+
+    def record(graph, _):
+        compiled.append(graph)
+        return graph
+
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda module, **options: real(module, backend=record, **options)
+    )
+    yield compiled
+    torch._logging.set_logs()
+    torch.compiler.reset()
+
+
+def test_batches_of_all_sizes_share_one_compilation(graphs):
+    model = Transformer(ModelConfig(**SIZES, **VOCABULARY)).to("meta").train()
+    learner = Learner(model, TrainingConfig(max_steps=1, compile="on", precision="fp32"))
+    sizes = random.Random(1)
+    batches = [(sizes.randint(3, 9), sizes.randint(5, 60), sizes.randint(5, 60)) for _ in range(8)]
+    for sentences, source_length, target_length in [(5, 20, 20), *batches]:  # equal lengths mean nothing
+        source = torch.zeros(sentences, source_length, dtype=torch.int64, device="meta")
+        target = torch.zeros(sentences, target_length, dtype=torch.int64, device="meta")
+        learner.model(source, source == 0, target).sum().backward()
+    assert len(graphs) == 1
