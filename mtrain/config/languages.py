@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from mtrain.config.language_names import find_language
+from mtrain.config.language_names import common_language
 from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def base_language(code: str) -> str:
     """The language of a code without its region or script, with two letters if ISO 639-1 has it: `zh` for
     `zh`, `zh-TW`, `zh_CN` and `zho_Hans`."""
     language = code.lower().replace("_", "-").partition("-")[0]
-    return find_language(language) or language
+    return common_language(language) or language
 
 
 def is_same_language(one: str | None, other: str | None) -> bool:
