@@ -95,7 +95,7 @@ def _marks_of(file: str, given: Collection[str]) -> Iterator[_Mark]:
             continue
         weight = 3 if code in given else certainty(word)
         everywhere = tuple("" if other == code else words[i] for i, other in enumerate(codes))
-        for rest in {(*words[:place], "", *words[place + 1 :]), everywhere}:  # en/train.en and de/train.de
+        for rest in ((*words[:place], "", *words[place + 1 :]), everywhere):  # en/train.en and de/train.de
             yield _Mark(file, rest, code, None, weight, place)
 
 

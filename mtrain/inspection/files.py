@@ -104,10 +104,11 @@ def _is_text_in_language(file: Path, files: Collection[Path], given: Collection[
     suffix, code = _suffix(file), _suffix(file)[1:]
     if len(files) < 2 or not (code in given or find_language(code)) or not _is_plain_text(file):
         return False
+    if suffix not in _TABLES:
+        return True
     stem = "" if code in given else f"{str(file).lower().rpartition(suffix)[0]}."
-    others = [other for other in files if str(other).lower().startswith(stem)]
-    others = [other for other in others if _suffix(other) not in _TABLES]
-    return suffix not in _TABLES or any(not _is_table(file) or _is_table(other) for other in others)
+    others = [other for other in files if _suffix(other) not in _TABLES]
+    return any(str(other).lower().startswith(stem) for other in others) and not _is_table(file)
 
 
 def _is_plain_text(file: Path) -> bool:
@@ -119,10 +120,11 @@ def _is_plain_text(file: Path) -> bool:
 
 
 def _is_table(file: Path) -> bool:
-    """Whether most lines of a file have a tab, or all have the same number of other separators."""
+    """Whether most lines of a file have a tab, or all have the same number of other separators, which are
+    not followed by a space as in sentences."""
     head = [line for line in islice(read_lines(file), _HEAD) if isinstance(line, str)]
-    counts = ({_QUOTED.sub("", line).count(separator) for line in head} for separator in ",;|")
-    is_regular = any(len(found) == 1 and found != {0} for found in counts)
+    cells = ({len(re.findall(rf"{mark}(?! |$)", _QUOTED.sub("", line))) for line in head} for mark in ",;")
+    is_regular = any(len(found) == 1 and found != {0} for found in cells)
     return is_regular or sum("\t" in line for line in head) > len(head) / 2
 
 

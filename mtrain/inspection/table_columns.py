@@ -20,7 +20,8 @@ SOURCE_WORDS = frozenset({"source", "src", "input", "original"})
 TARGET_WORDS = frozenset({"target", "tgt", "trg", "translation", "output", "reference", "ref"})
 _OTHER_WORDS = frozenset({"id", "index", "sentence", "sentence1", "sentence2", "text", "score", "url"})
 _CODE = 3  # letters of the code of a language, at most
-_ENDS = (".", "!", "?")  # of sentences
+_ENDS = (".", "!", "?", "。")  # of sentences
+_MISSING = frozenset({"", "-", "n/a", "na", "nan", "none", "null"})  # values of a first row without a number
 _PREFIX = 6  # characters
 _MANY = 20  # values, of which one tells whether they repeat
 
@@ -80,8 +81,10 @@ def _is_header(row: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
     Two codes of languages may also be two short words, so a header of codes is shorter than most pairs.
     """
     cells = [_unquoted(cell).lower() for cell in row]
-    columns = ([other[place] for other in others if place < len(other)] for place in range(len(cells)))
-    if any(map(_is_over_numbers, cells, columns)) and not any(cell.endswith(_ENDS) for cell in cells):
+    places = [place for place, cell in enumerate(cells) if place == 0 or cell not in _MISSING]
+    columns = ([other[place] for other in others if place < len(other)] for place in places)
+    is_over_numbers = any(map(_is_over_numbers, [cells[place] for place in places], columns))
+    if is_over_numbers and not any(cell.endswith(_ENDS) for cell in cells):
         return True
     numbers = cells[1:] if not cells[0] else cells
     if len(numbers) > 1 and numbers == [str(number) for number in range(len(numbers))]:
