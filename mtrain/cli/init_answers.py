@@ -133,7 +133,7 @@ def _ask_for_languages(suggested: Sequence[str | None]) -> Languages:
     """Ask for the languages of source and target."""
 
     def parse(answer: str) -> Languages:
-        words = answer.replace(",", " ").split()
+        words = [*map(str.strip, answer.split(","))] if "," in answer else answer.split()
         if len(words) == 1 and not find_language(words[0]):  # en-de, but not pt-BR
             words = words[0].split("-")
         codes = [find_language(word) or (word if _CODE.fullmatch(word) else None) for word in words]

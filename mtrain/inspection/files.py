@@ -114,7 +114,7 @@ def _is_text_in_language(file: Path, files: Collection[Path], given: Collection[
 def _is_plain_text(file: Path) -> bool:
     """Whether a file does not begin like an archive, a document or markup."""
     with suppress(DataError), open_blocks(file) as lines:
-        head = lines.peek()[:4096]
+        head = lines.peek()[:4096].lstrip(b"\xef\xbb\xbf \r\n")
         return b"\0" not in head and not head.startswith((b"<", b"{\\rtf", b"%PDF"))
     return False
 

@@ -115,7 +115,7 @@ def _is_name(cell: str) -> bool:
     if cell in known or languages_in([cell], 1):
         return True
     words = words_of(cell) if not set(cell) & set(".,!?") else []
-    has_meaning = [word in known or bool(languages_in([word])) for word in words]
+    has_meaning = [word in known or bool(languages_in([word], 1)) for word in words]
     return 1 < len(words) < 4 and all(has_meaning) and not known.isdisjoint(words)
 
 

@@ -63,6 +63,7 @@ def test_columns_that_contain_sentences(tmp_path, columns, expected):
         *(
             ("src_text\ttgt_text", True),
             ("sentence_en\tsentence_fr", True),
+            ("sentence_pl\tsentence_csb", True),
             ("Source text\tTarget text", True),
         ),
         *(("No, it is\tNo", False), ("It is\tNo", False)),
