@@ -39,11 +39,6 @@ class Given(NamedTuple):
     max_minutes: float | None
     asks: bool
 
-    @property
-    def codes(self) -> frozenset[str]:
-        """The languages that are given."""
-        return frozenset(code for code in self.languages if code)
-
 
 def settle_sides(candidates: Sequence[Side], given: Given) -> Sides:
     """The source and the target among several texts. Raises UsageError if there is no good guess."""

@@ -54,7 +54,7 @@ class _Mark(NamedTuple):
     place: int  # of the word
 
 
-def group_text_files(files: Sequence[str], given: Collection[str] = ()) -> list[Group]:
+def group_text_files(files: Sequence[str], given: Collection[str | None] = ()) -> list[Group]:
     """Group text files that differ in a language, or in a word for the side. Two files are always a group.
     The files of a group are in the order given, or the source first if the names say which it is. `given`
     are codes of languages that the files are in.
@@ -82,7 +82,7 @@ def group_text_files(files: Sequence[str], given: Collection[str] = ()) -> list[
     return sorted(groups, key=lambda group: min(map(files.index, group.files)))
 
 
-def _marks_of(file: str, given: Collection[str]) -> Iterator[_Mark]:
+def _marks_of(file: str, given: Collection[str | None]) -> Iterator[_Mark]:
     """All words of a name that may be its mark. Languages that are `given` are the surest."""
     name, side = split_side(file, given)
     words = words_of(name)
@@ -99,7 +99,7 @@ def _marks_of(file: str, given: Collection[str]) -> Iterator[_Mark]:
             yield _Mark(file, rest, code, None, weight, place)
 
 
-def split_side(name: str, given: Collection[str] = ()) -> tuple[str, str | None]:
+def split_side(name: str, given: Collection[str | None] = ()) -> tuple[str, str | None]:
     """A name without the last word for a side, and the side. `given` words are codes of languages."""
     found = [match for match in _SIDE.finditer(name) if match[0].lower() not in given]
     if not found:

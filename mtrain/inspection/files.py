@@ -54,7 +54,7 @@ def require_files(names: Iterable[str]) -> list[Path]:
     return [*seen.values()]
 
 
-def kind_of(train: Sequence[str], others: Sequence[str] = (), given: Collection[str] = ()) -> Kind:
+def kind_of(train: Sequence[str], others: Sequence[str] = (), given: Collection[str | None] = ()) -> Kind:
     """The kind of training files and of others, by their suffixes, unless a suffix is the code of a language
     (of a known one, or among the `given` ones). If there is one training file with another suffix, its
     contents tell.
@@ -88,7 +88,7 @@ def _suffix(file: Path) -> str:
     return (file.with_suffix("") if file.suffix in COMPRESSION else file).suffix.lower()
 
 
-def _kind_by_suffix(file: Path, files: Collection[Path], given: Collection[str]) -> Kind:
+def _kind_by_suffix(file: Path, files: Collection[Path], given: Collection[str | None]) -> Kind:
     suffix = _suffix(file)
     kind = _KINDS.get(suffix, "text")
     if (kind != "text" or suffix in _UNSUPPORTED) and _is_text_in_language(file, files, given):
@@ -98,7 +98,7 @@ def _kind_by_suffix(file: Path, files: Collection[Path], given: Collection[str])
     return kind
 
 
-def _is_text_in_language(file: Path, files: Collection[Path], given: Collection[str]) -> bool:
+def _is_text_in_language(file: Path, files: Collection[Path], given: Collection[str | None]) -> bool:
     """Whether the suffix of a file is the code of a language, not its format: `train.tar` beside `train.en`
     if it is plain text, and `train.csv` if it also is no table."""
     suffix, code = _suffix(file), _suffix(file)[1:]
@@ -135,7 +135,7 @@ def _require_text(file: Path) -> None:
             raise DataError(f"{file}: not a text file")
 
 
-def groups_of(names: Sequence[str], kind: Kind, given: Collection[str] = ()) -> list[Group]:
+def groups_of(names: Sequence[str], kind: Kind, given: Collection[str | None] = ()) -> list[Group]:
     """The files grouped so that each group is a corpus. Raises the errors of `group_text_files`."""
     return group_text_files(names, given) if kind == "text" else [Group((name,), ()) for name in names]
 
