@@ -121,16 +121,15 @@ def _in_order(group: Group) -> Group:
 
 
 def _own_languages(files: Sequence[str]) -> tuple[str | None, ...]:
-    """The language that the name of each of two files contains more often than that of the other, or that
-    its suffix stands for."""
+    """The language that the name of each of two files contains more often than that of the other, or else a
+    rare one that its suffix stands for."""
     words = [[word for word in words_of(file) if f".{word}" not in COMPRESSION] for file in files]
     first, second = (Counter(language.code for language in languages_in(own)) for own in words)
-    last = (Counter(language.code for language in languages_in(own[-1:], 1)) for own in words)
-    found = (
-        more if len(more) == 1 else rare
-        for more, rare in zip((first - second, second - first), last, strict=True)
-    )
-    return tuple(next(iter(codes), None) for codes in found)
+    languages = []
+    for certain, own in zip((first - second, second - first), words, strict=True):
+        rare = [find_language(word) for word in own[-1:] if certainty(word) == 1]
+        languages.append(next(iter(certain if len(certain) == 1 else rare), None))
+    return tuple(languages)
 
 
 def divide_by_role(groups: Sequence[Group]) -> Roles:

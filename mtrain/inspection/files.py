@@ -144,10 +144,8 @@ def sides_of(group: Group, kind: Kind, keys: Iterable[str | None]) -> list[Side]
     """The texts of a corpus among which the source and the target are: its files, or the columns of its table
     that contain sentences or are among the given `keys`. Raises DataError if there are fewer than two."""
     if kind == "text":
-        is_marked = not any(group.languages) and [split_side(file)[1] for file in group.files] == [
-            "source",
-            "target",
-        ]
+        marks = [split_side(file)[1] for file in group.files]
+        is_marked = marks == ["source", "target"] and not any(group.languages)
         sides = [
             Side(file, index, _sample_of(file), language, is_file=True, is_marked=is_marked)
             for index, (file, language) in enumerate(zip(group.files, group.languages, strict=True))

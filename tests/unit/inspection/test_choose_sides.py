@@ -186,6 +186,9 @@ def test_languages_of_texts():
     assert [side.language for side in with_languages(texts, "news.fr-de.tsv")] == ["de", "fr"]
     assert choose_sides(with_languages([texts[0]] * 2, ""), NONE, NONE).languages == NONE
     assert identify_language(["我喜欢橙子。"] * 9).code == "zh"
+    kikuyu = "Mũndũ o wothe aciaragwo arĩ na wĩyathi, na mwiganania na andũ arĩa angĩ harĩ ũtĩĩku."
+    assert identify_language([kikuyu]).code == "ki"
+    assert identify_language(["QWERTZ UIOPA SDFGH JKLYX CVBNM"]) is None
     assert identify_language(["Yes", ""]) is None
     assert identify_language([]) is None
 

@@ -41,6 +41,9 @@ from mtrain.inspection.file_groups import (
         (("train.en", "train.dev"), ("en", "dev")),  # Domung
         (("corpus.en", "corpus.dev"), ("en", None)),
         (("train.raw", "train.bpe"), (None, None)),
+        (("corpus.pt-br", "corpus.en"), (None, "en")),
+        (("OpenSubtitles.en-zh_cn.en", "OpenSubtitles.en-zh_cn.zh_cn"), ("en", "zh")),
+        (("a.de-en.txt", "b.de-en"), (None, None)),
         (("train.en", "train.txt"), ("en", None)),
         (("train.src", "train.trg"), (None, None)),
         (("/home/src/train.en", "/home/src/train.de"), ("en", "de")),
