@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple
 from mtrain.config.language_names import certainty, find_language, languages_in, words_of
 from mtrain.data import COMPRESSION
 from mtrain.errors import DataError, UsageError
-from mtrain.inspection.table_columns import SOURCE_WORDS, TARGET_WORDS
 
 Role = Literal["train", "validation", "test"]
 _ROLES: dict[str, Role] = {
@@ -22,8 +21,9 @@ _ROLES: dict[str, Role] = {
     **dict.fromkeys(("val", "valid", "validation", "dev", "devel"), "validation"),
     **dict.fromkeys(("test", "tst", "newstest", "devtest"), "test"),
 }
-_SOURCE, _TARGET = "|".join(SOURCE_WORDS), "|".join(TARGET_WORDS)
-_SIDE = re.compile(rf"(?<![A-Za-z\d])(?:({_SOURCE}|s1)|{_TARGET}|s2|t1)(?![A-Za-z\d])", re.IGNORECASE)
+_SIDE = re.compile(
+    r"(?<![A-Za-z\d])(?:(src|source|s1)|trg|tgt|target|ref|reference|s2|t1)(?![A-Za-z\d])", re.IGNORECASE
+)
 _NEVER = frozenset({"log", "lst", "old", "txt"})  # codes, but suffixes of text in any language
 _TRAIN = re.compile(r"(?<![A-Za-z])train(?:ing)?(?![A-Za-z])", re.IGNORECASE)
 
@@ -87,7 +87,7 @@ def _marks_of(file: str, given: Collection[str | None]) -> Iterator[_Mark]:
     name, side = split_side(file, given)
     words = words_of(name)
     if side is not None:
-        yield _Mark(file, ("", *words), None, side, 2, len(words))
+        yield _Mark(file, ("source or target", *words), None, side, 2, len(words))
     codes = [find_language(word) or word.lower() for word in words]
     roles = [word for word in words if word.lower() in _ROLES]
     for place, (word, code) in enumerate(zip(words, codes, strict=True)):

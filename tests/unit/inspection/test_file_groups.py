@@ -46,6 +46,7 @@ from mtrain.inspection.file_groups import (
         (("a.de-en.txt", "b.de-en"), (None, None)),
         (("train.en", "train.txt"), ("en", None)),
         (("train.src", "train.trg"), (None, None)),
+        (("translation.en", "original.de"), ("en", "de")),
         (("/home/src/train.en", "/home/src/train.de"), ("en", "de")),
     ],
 )
