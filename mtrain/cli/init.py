@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -177,10 +177,10 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "Starter":
     from mtrain.inspection.file_groups import find_siblings, names_of_test_sets
     from mtrain.inspection.files import kind_of, sides_of
 
-    kind = kind_of(names[0], [*names[1], *names[2]])
+    kind = kind_of(names[0], [*names[1], *names[2]], given.languages)
     if kind == "text" and any(given.columns):
         raise UsageError("--source-column and --target-column are for TSV, JSONL and Parquet files")
-    roles = _roles(names, kind)
+    roles = _roles(names, kind, given.languages)
     sides = settle_sides(sides_of(roles.train[0], kind, given.columns), given)
     found = inspect_corpora(roles, find_siblings(roles.train[0]), kind, sides)
     show_corpora(found, sides)
@@ -198,13 +198,13 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "Starter":
     return Starter("", "", source, target, train, validation, dict(tests), minutes, *problems[:1])
 
 
-def _roles(names: Sequence[Sequence[str]], kind: "Kind") -> "Roles":
+def _roles(names: Sequence[Sequence[str]], kind: "Kind", languages: Collection[str | None]) -> "Roles":
     """What the files are for: as the options say, or else as their names say. Raises UsageError if some would
     not be used."""
     from mtrain.inspection.file_groups import Roles, divide_by_role
     from mtrain.inspection.files import groups_of
 
-    files, validation, test = (groups_of(group, kind) if group else [] for group in names)
+    files, validation, test = (groups_of(group, kind, languages) if group else [] for group in names)
     own = divide_by_role(files)
     for role, given, found in (("validation", validation, own.validation), ("test", test, own.test)):
         if given and found:

@@ -42,11 +42,11 @@ class Given(NamedTuple):
 
 def settle_sides(candidates: Sequence[Side], given: Given) -> Sides:
     """The source and the target among several texts. Raises UsageError if there is no good guess."""
-    chosen = choose_sides(candidates, given.columns, given.languages)
+    chosen = choose_sides(candidates, given.columns, given.languages).with_given(*given.languages)
     if chosen.certain:
         return chosen
     if given.asks:
-        return _ask_for_sides(candidates, chosen)
+        return _ask_for_sides(candidates, chosen).with_given(*given.languages)
     named = [side.named for side in candidates]
     if None not in named and len(set(named)) == len(named):
         found = ", ".join(map(str, named))
@@ -102,7 +102,7 @@ def show_corpora(found: Inspected, sides: Sides) -> None:
         log.info("%s: %s (%s): %s", name, place, language, _show(text))
     for side in sides[:2]:
         if side.is_misnamed:
-            names = side.named and language_name(side.named), side.seen and language_name(side.seen)
+            names = language_name(str(side.language)), language_name(str(side.seen))
             log.warning("%s: the text does not seem to be %s, but perhaps %s", side.name, *names)
     if pairs < _FEW:
         log.warning("only %s training pairs: a useful model needs many thousands", f"{pairs:,}")
@@ -128,7 +128,7 @@ def _ask_for_languages(suggested: Sequence[str | None]) -> Languages:
     """Ask for the languages of source and target."""
 
     def parse(answer: str) -> Languages:
-        words = answer.replace(",", " ").split()
+        words = [*map(str.strip, answer.split(","))] if "," in answer else answer.split()
         if len(words) == 1 and not find_language(words[0]):  # en-de, but not pt-BR
             words = words[0].split("-")
         codes = [find_language(word) or (word if _CODE.fullmatch(word) else None) for word in words]
