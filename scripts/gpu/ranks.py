@@ -18,7 +18,6 @@ from mtrain.distributed.many_ranks import ManyRanks, abort_gpu_communication
 from mtrain.distributed.store import RankStore
 from mtrain.model.transformer import Transformer
 from mtrain.training.parallel import ParallelLearner
-from mtrain.training.sharded import ShardedLearner
 from mtrain.training.step import Learner
 
 TOLERANCE = 0.01  # nats per token
@@ -59,6 +58,8 @@ def _differences(scale: Scale, group: ManyRanks) -> list[float]:
         return ParallelLearner(model, recipe, group)
 
     def sharded(model: Transformer, recipe: TrainingConfig) -> Learner:
+        from mtrain.training.sharded import ShardedLearner  # takes a second
+
         return ShardedLearner(model, recipe, group)
 
     config = scale.model_config("micro", dropout=0.0)

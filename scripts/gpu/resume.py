@@ -24,7 +24,6 @@ SETTINGS = {
     "training.learning_rate": 0.002,
     "training.warmup_steps": 50,
     "training.validate_every": 200,
-    "training.log_every": 10,
     "training.compile": "off",
     "decoding.max_length_ratio": 0.3,
     "decoding.max_length_offset": 2,
@@ -35,7 +34,7 @@ def check(scale: Scale, work: Path) -> None:
     """Train in a new folder in `work` and compare. Raises CheckFailed if a run fails or losses differ."""
     work.mkdir(parents=True, exist_ok=True)
     folder = Path(mkdtemp(prefix="resume-", dir=work))
-    every = 20 if scale.tiny else 100  # steps between checkpoints
+    every = 10 if scale.tiny else 100  # steps between checkpoints
     once, again, killed = folders = [folder / name for name in ("once", "again", "killed")]
     runs = {folder: _start(scale, folder, every) for folder in folders}
     try:
@@ -58,7 +57,9 @@ def check(scale: Scale, work: Path) -> None:
 def _start(scale: Scale, folder: Path, every: int) -> "subprocess.Popen[bytes]":
     """Start or resume a run; what it says is appended to a file beside its folder."""
     settings = {**SETTINGS, "training.max_steps": (3 if scale.tiny else 6) * every}
-    settings["training.checkpoint_every"] = every
+    settings |= {"training.checkpoint_every": every, "training.log_every": every // 10}
+    if scale.tiny:
+        settings |= {"model.preset": "micro", "training.batch_tokens": 256}
     command = [sys.executable, "-m", "mtrain", "fit", CONFIG, "--run-dir", str(folder)]
     command += ["--device", str(scale.device)]
     for key, value in settings.items():

@@ -62,7 +62,8 @@ class Scale:
 
     def steps(self, config: ModelConfig, batch_tokens: int, count: int = 24) -> list[Step]:
         """Steps of up to `batch_tokens` padded tokens, ready to be copied to the device."""
-        batch_tokens = min(batch_tokens, 200) if self.tiny else batch_tokens
+        if self.tiny:
+            batch_tokens, count = min(batch_tokens, 200), min(count, 4)
         generator = np.random.default_rng(1)
         source = _lengths(generator, max(2000, count * batch_tokens // 12))
         target = _limited(source * generator.lognormal(0, 0.15, len(source)))

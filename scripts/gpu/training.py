@@ -11,7 +11,6 @@ from benchmark.meter import Meter
 from benchmark.peers.batches import IGNORE, PeerBatch
 from benchmark.peers.loop import summed_loss, update
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 
 from gpu.scale import Scale
 from mtrain.config.model import ModelConfig
@@ -55,6 +54,8 @@ def measure(scale: Scale, preset: str, batch_tokens: list[int], compiled: str, a
         )
         time_steps(name, scale, config, scale.steps(config, tokens), partial(take, learner))
         if compiled == "on":
+            from torch._dynamo.utils import counters  # takes seconds
+
             graphs, breaks = counters["frames"]["ok"], sum(counters["graph_break"].values())
             print(f"   compilations {graphs}, graph breaks {breaks}", flush=True)
 
