@@ -33,7 +33,7 @@ SETTINGS = {
 def check(scale: Scale, work: Path) -> None:
     """Train in a new folder in `work` and compare. Raises CheckFailed if a run fails or losses differ."""
     work.mkdir(parents=True, exist_ok=True)
-    folder = Path(mkdtemp(prefix="resume-", dir=work))
+    folder = Path(mkdtemp(prefix="runs-", dir=work))
     every = 10 if scale.tiny else 100  # steps between checkpoints
     once, again, killed = folders = [folder / name for name in ("once", "again", "killed")]
     runs = {folder: _start(scale, folder, every) for folder in folders}
