@@ -119,7 +119,7 @@ def test_the_mean_micro_batch_has_no_padding(job):
 
 
 def test_the_first_step_is_not_measured(job):
-    meter = Meter(job)
+    meter = Meter(job.device, job.warmup, job.seconds)
     assert not meter.step(1000, 1000)
     assert meter.step(30, 40)
     result = meter.result()
