@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mtrain.checkpoint.tensors import load_tensors
 from mtrain.errors import ModelError
+from mtrain.paths import path_of
 from mtrain.storage.manifest import read_json
 
 _FILES = ["config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "target_vocab.json"]
@@ -18,10 +19,10 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
 
 def source_folder(source: str) -> Path:
     """A local folder, or a downloaded copy of a model on the Hugging Face Hub. Raises ModelError."""
-    if source and Path(source).exists():
-        if not Path(source).is_dir():
+    if source and (local := path_of(source)).exists():
+        if not local.is_dir():
             raise ModelError(f"{source}: not a folder")
-        return Path(source)
+        return local
     from huggingface_hub import snapshot_download
 
     try:

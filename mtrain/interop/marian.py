@@ -27,6 +27,7 @@ from mtrain.interop.generation_config import (
 )
 from mtrain.interop.huggingface import read_object, read_weights, source_folder
 from mtrain.interop.marian_tensors import from_marian, to_marian
+from mtrain.paths import path_of
 from mtrain.storage.atomic import require_new_folder, write_folder, write_text
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import Vocabulary
@@ -107,7 +108,7 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
         check_forbidden_ids(changed.decoding, model.target_vocab_size)
         write_text(temporary / "config.yaml", to_yaml(changed))
         save_file(tensors, temporary / "model.safetensors")
-        on_hub = not Path(source).exists()
+        on_hub = not path_of(source).exists()
         original = Ancestor(name=source, hub=True) if on_hub else describe_ancestor(folder)
         write_info(temporary, new_info(name_of(out), Origin(kind="imported", ancestors=[original])))
         write_card(temporary)
