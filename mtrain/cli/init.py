@@ -126,7 +126,7 @@ def init(
 
 
 def _file_name(name: str) -> str:
-    """A typed file name, with `~` expanded. Names keep their form otherwise: they are written to the config."""
+    """A typed file name, with `~` expanded. Other names keep their form, since the config will have them."""
     return terminal.require_unicode(str(path_of(name)) if name.startswith("~") else name)
 
 

@@ -72,8 +72,8 @@ class Translator:
         ensemble: Sequence[str | Path] = (),
         workers: int | None = None,
     ) -> Self:
-        """Load a model folder or run folder, and those of an ensemble. `~` at the beginning of a string is the
-        home folder. `overrides` are `decoding.key=value`.
+        """Load a model folder or run folder, and those of an ensemble. `~` at the beginning of a string is
+        expanded. `overrides` are `decoding.key=value`.
 
         Loading changes no settings of the process: allocator, number of threads, environment, and current
         CUDA device stay the same.

@@ -28,7 +28,7 @@ from mtrain.interop.generation_config import (
 from mtrain.interop.huggingface import read_object, read_weights, source_folder
 from mtrain.interop.marian_tensors import from_marian, to_marian
 from mtrain.paths import path_of
-from mtrain.storage.atomic import require_new_folder, write_folder, write_text
+from mtrain.storage.atomic import require_new_folder, write_new_folder, write_text
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import Vocabulary
 
@@ -113,7 +113,7 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
         write_info(temporary, new_info(name_of(out), Origin(kind="imported", ancestors=[original])))
         write_card(temporary)
 
-    write_folder(out, fill)
+    write_new_folder(out, fill)
 
 
 def _mappings(separate: bool) -> dict[str, str]:

@@ -42,7 +42,7 @@ _CONTENTS = [
     *("origin.json", "memory-limit.json", "samples.jsonl", "best_validation.json", "test_scores.json"),
     "tensorboard",
 ]
-_LEFTOVERS = ["checkpoints/.index.json.tmp", "data/.epoch-*", *(f".{name}.tmp" for name in _CONTENTS)]
+_LEFTOVERS = ["checkpoints/.index.json.*tmp", "data/.epoch-*", *(f".{name}.*tmp" for name in _CONTENTS)]
 
 
 def open_run(config: Config, resume: str, allow_data_change: bool = False) -> Checkpoint | None:
