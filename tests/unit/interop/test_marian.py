@@ -96,6 +96,8 @@ def test_texts_are_encoded_and_decoded_as_by_transformers(pair) -> None:
 def test_logits_and_loss_equal_those_of_transformers(pair, dtype, tolerance) -> None:
     model, folder, loaded = pair
     theirs, ours = model.to(dtype), loaded.model.to(dtype)
+    if folder.name == "exported":  # its embeddings have been shifted and rounded
+        tolerance = max(tolerance, 1e-4)
     given = batch(folder, texts_for(folder))
     said = [[loaded.model.config.bos_id, *row] for row in translations(model.float(), folder, num_beams=1)]
     model.to(dtype)
