@@ -104,7 +104,7 @@ def test_49_the_umask_decides_who_can_read_what_commands_write(
     (tmp_path / "written").mkdir(mode=0o777 & ~umask)
     monkeypatch.chdir(tmp_path / "written")
     sides, cpu = (corpus / "train.en", corpus / "train.de"), ("--device", "cpu")
-    marian = ("--set", "model.norm=post", "--set", "training.max_steps=1")
+    marian = ("--set", "model.norm=post", "--set", "training.max_steps=2")
     commands: list[list[object]] = [
         ["init", *sides, "--yes", "-o", "c.yaml"],
         ["prepare", config_file, "--run-dir", "r", "--set", "data.folder=data"],
