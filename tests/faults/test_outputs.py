@@ -118,7 +118,16 @@ def test_49_the_umask_decides_who_can_read_what_commands_write(
         ["translate", "r", "-i", sides[0], "-o", "o.gz", *cpu],
         ["evaluate", "r", "--compare", "ema", "--sentence-scores", "s.tsv", "--html", "e.html", *cpu],
         ["report", "r", "-o", "report.html"],
-        ["clean", config_file, "-o", "clean.tsv", "--rejected", "rejected.tsv"],
+        [
+            "clean",
+            config_file,
+            "-o",
+            "clean.tsv",
+            "--rejected",
+            "rejected.tsv",
+            "--set",
+            "data.filters={max_ratio: 3}",
+        ],
         ["score", "r", "-i", sides[0], "--target", sides[1], "-o", "scores.txt", *cpu],
     ]
     before = os.umask(umask)
