@@ -36,7 +36,7 @@ from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.model.classifier import PairClassifier
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.transformer import Transformer
-from mtrain.storage.atomic import copy_files, write_folder, write_text
+from mtrain.storage.atomic import copy_files, write_folder, write_new_folder, write_text
 from mtrain.storage.generated import is_unedited
 from mtrain.storage.manifest import CARD, INFO, MANIFEST, read_json, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config, vocabulary_files
@@ -105,10 +105,10 @@ def _complete_published(folder: Path, run_dir: Path, config: Config, step: int) 
 
 
 def save_model_folder(
-    folder: Path, weights: Path, contents: str, tokenizer: Tokenizer, info: ModelInfo
+    folder: Path, weights: Path, contents: str, tokenizer: Tokenizer, info: ModelInfo, is_new: bool = False
 ) -> None:
     """Write a model folder: config.yaml with `contents`, a copy of the file `weights`, tokenizer/, info.json
-    and README.md."""
+    and README.md. If it `is_new`, it must not exist yet."""
 
     def fill(temporary: Path) -> None:
         write_text(temporary / "config.yaml", contents)
@@ -117,7 +117,7 @@ def save_model_folder(
         write_info(temporary, info)
         write_card(temporary)
 
-    write_folder(folder, fill)
+    (write_new_folder if is_new else write_folder)(folder, fill)
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:

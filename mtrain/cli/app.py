@@ -27,6 +27,7 @@ from mtrain.cli import (
     translation,
 )
 from mtrain.cli.help import Program, add_command
+from mtrain.cli.options import expand_home_in_paths
 from mtrain.cli.output import open_stdout
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import MtrainError, StorageError, UsageError, is_out_of_memory
@@ -47,6 +48,7 @@ COMMANDS = {
 FOR_RANKS = ("fit", "translate", "evaluate")  # the commands that torchrun can start
 for group, functions in COMMANDS.items():
     for function in functions:
+        expand_home_in_paths(function)
         add_command(app, group, function)
 
 # click.ClickException, from the click package or from the copy that newer versions of Typer contain.

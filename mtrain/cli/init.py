@@ -15,6 +15,7 @@ from mtrain.cli import terminal
 from mtrain.cli.options import Debug, Quiet
 from mtrain.cli.output import open_output, open_stdout, require_writable
 from mtrain.errors import UsageError
+from mtrain.paths import path_of
 
 if TYPE_CHECKING:
     from mtrain.cli.init_answers import Given
@@ -114,7 +115,7 @@ def init(
     codes = _code("--source-lang", source_lang), _code("--target-lang", target_lang)
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
     given = Given((source_column, target_column), codes, max_minutes, asks)
-    names = [[terminal.require_unicode(name) for name in group or []] for group in (files, validation, test)]
+    names = [[_file_name(name) for name in group or []] for group in (files, validation, test)]
     inputs = require_files(name for group in names for name in group)
     if output is not None:
         _require_new(output, force, inputs)
@@ -122,6 +123,11 @@ def init(
     file = output or Path(f"{starter.source_lang}-{starter.target_lang}.yaml")
     _require_new(file, force, [*inputs, *_files_of(starter)])
     _write(starter._replace(file=shlex.quote(str(file)), run_dir=_new_run_dir(file)), file)
+
+
+def _file_name(name: str) -> str:
+    """A typed file name, with `~` expanded. Other names keep their form, since the config will have them."""
+    return terminal.require_unicode(str(path_of(name)) if name.startswith("~") else name)
 
 
 def _code(option: str, language: str | None) -> str | None:

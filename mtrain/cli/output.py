@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import IO, Any
 
 from mtrain.cli.terminal import discard_output
@@ -73,7 +74,7 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
             yield stream
         return
     place = path if is_stream(path) else path.resolve()
-    written = place if is_stream(path) else place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    written = place if is_stream(path) else place.with_name(f".{place.name}.{token_hex(4)}.tmp")
     try:
         with _opened(written, path) as stream:
             yield stream

@@ -20,7 +20,7 @@ from mtrain.config.corpora import (
 from mtrain.config.corruptions import Corruptions
 from mtrain.config.filters import Filters
 from mtrain.config.languages import Direction, LanguageTags, is_same_language, scripts_of_language
-from mtrain.config.section import Section
+from mtrain.config.section import FilePath, Section
 from mtrain.config.stages import Stage, check_stages
 
 
@@ -51,7 +51,7 @@ class DataConfig(Section):
         description="the share of a corpus is proportional to its size to the power of 1 / `temperature`: 1 "
         "keeps the proportions, 5 favors small corpora; null: corpora are mixed by their `weight`",
     )
-    folder: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = Field(
+    folder: Annotated[FilePath, Field(pattern=r"^[^\x00]+$")] | None = Field(
         None,
         description="folder of encoded pairs, which several runs may share; null: `data/` in the run folder",
     )

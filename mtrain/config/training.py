@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mtrain.config.section import Fraction, PositiveFloat, PositiveInt, Precision, Section
+from mtrain.config.section import FilePath, Fraction, PositiveFloat, PositiveInt, Precision, Section
 
 MicroBatchTokens = PositiveInt | Literal["auto"]
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
@@ -15,7 +15,7 @@ Part = Literal["encoder", "decoder", "embeddings"]
 class TrainingConfig(Section):
     """The training recipe."""
 
-    init_from: str | None = Field(
+    init_from: FilePath | None = Field(
         None,
         description="run folder, model folder or checkpoint to start from; its weights, tokenizer and sizes "
         "are used",

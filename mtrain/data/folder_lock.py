@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 LOCK = ".lock"  # the file that is locked while the folder is written
 _FILES = (SUMMARY, VALIDATION, SOURCES, CHECK, REJECTIONS)  # and shards, and the folder of the tokenizer
-_LEFTOVERS = [f".{name}.tmp" for name in (*_FILES, "shard-*.safetensors")]
+_LEFTOVERS = [f".{name}.*tmp" for name in (*_FILES, "shard-*.safetensors")]
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from mtrain.device import default_worker_count, resolve_device, resolve_precisio
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
+from mtrain.paths import path_of
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 
@@ -71,7 +72,8 @@ class Translator:
         ensemble: Sequence[str | Path] = (),
         workers: int | None = None,
     ) -> Self:
-        """Load a model folder or run folder, and those of an ensemble. `overrides` are `decoding.key=value`.
+        """Load a model folder or run folder, and those of an ensemble. `~` at the beginning of a string is
+        expanded. `overrides` are `decoding.key=value`.
 
         Loading changes no settings of the process: allocator, number of threads, environment, and current
         CUDA device stay the same.
@@ -87,7 +89,7 @@ class Translator:
         torch_device = resolve_device(device)
         if workers is not None:
             overrides = (*overrides, f"decoding.workers={workers}")
-        first, *others = [load_model(Path(folder), tuple(overrides)) for folder in (path, *ensemble)]
+        first, *others = [load_model(path_of(folder), tuple(overrides)) for folder in (path, *ensemble)]
         loaded = [first, *others]
         for one, other in combinations(zip((path, *ensemble), loaded, strict=True), 2):
             _check_ensemble(*one, *other)

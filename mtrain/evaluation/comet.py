@@ -15,6 +15,7 @@ from sacrebleu.metrics.base import Score, Signature
 from mtrain.errors import StorageError, UsageError
 from mtrain.evaluation import comet_process
 from mtrain.evaluation.metrics import require_equal_counts
+from mtrain.paths import path_of
 from mtrain.processes import describe_end
 from mtrain.progress_bar import ProgressBar
 
@@ -37,7 +38,7 @@ def comet_python(folder: Path | None) -> Path:
 
     Raises UsageError if there is none, or if it does not have COMET.
     """
-    named = folder or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
+    named = folder or (path_of(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     cure = "`mtrain evaluate --setup-comet FOLDER` makes one"
     if named is None:
         raise UsageError(

@@ -20,6 +20,7 @@ from mtrain.config.yaml_io import read_yaml_file, to_yaml, to_yaml_line
 from mtrain.data.folder_lock import LOCK
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.model.encoder import TransformerEncoder
+from mtrain.paths import path_of
 from mtrain.storage.atomic import recover, write_atomically
 from mtrain.storage.locks import owner_of, record_owner, try_lock
 from mtrain.storage.manifest import MANIFEST
@@ -41,7 +42,7 @@ _CONTENTS = [
     *("origin.json", "memory-limit.json", "samples.jsonl", "best_validation.json", "test_scores.json"),
     "tensorboard",
 ]
-_LEFTOVERS = ["checkpoints/.index.json.tmp", "data/.epoch-*", *(f".{name}.tmp" for name in _CONTENTS)]
+_LEFTOVERS = ["checkpoints/.index.json.*tmp", "data/.epoch-*", *(f".{name}.*tmp" for name in _CONTENTS)]
 
 
 def open_run(config: Config, resume: str, allow_data_change: bool = False) -> Checkpoint | None:
@@ -59,7 +60,7 @@ def open_run(config: Config, resume: str, allow_data_change: bool = False) -> Ch
         raise UsageError(f"{run_dir}: already has checkpoints; with --resume never, give another --run-dir")
     chosen = None
     if resume not in ("auto", "never"):
-        wanted = [folder for folder in checkpoints if folder.resolve() == Path(resume).resolve()]
+        wanted = [folder for folder in checkpoints if folder.resolve() == path_of(resume).resolve()]
         if not wanted:
             raise ModelError(f"--resume {resume}: no such checkpoint in {run_dir}")
         chosen = open_checkpoint(wanted[0])

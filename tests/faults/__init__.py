@@ -32,4 +32,6 @@
 33  a rank with another config: an error before the first step that names the rank and the key
 34  torchrun restarts ranks that were killed: the run finishes as if nothing had happened (test_torchrun.py)
 35  out of memory on one of several ranks: all try again, or end and resume, with smaller micro-batches
+39  two commands write one output: one complete result, the other fails (test_outputs.py)
+49  the umask decides who can read what commands write (test_outputs.py)
 """

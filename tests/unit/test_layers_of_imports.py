@@ -14,7 +14,7 @@ PACKAGE = ROOT / "mtrain"
 # Each module may import from the rows above its own and, in a package, from its own package.
 ORDER = [
     ["duration", "errors", "kernels"],
-    ["progress_bar"],
+    ["paths", "progress_bar"],
     ["device", "worker_messages"],
     ["processes"],
     ["distributed"],
