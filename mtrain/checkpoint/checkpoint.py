@@ -44,8 +44,11 @@ class TrainState:
     target_tokens_seen: int = 0
     seconds: float = 0.0  # of training and validation
     best_step: int | None = None
-    best_score: float | None = None
+    best_score: float | None = None  # of training.best_metric
+    best_scores: dict[str, float] = field(default_factory=dict)  # of all metrics
+    lowest_nll: float | None = None  # of all validations
     initial_score: float | None = None  # that of training.init_from
+    initial_scores: dict[str, float] = field(default_factory=dict)
     validations_without_improvement: int = 0
     skipped_steps: int = 0  # because of NaN or infinity
     skipped_in_a_row: int = 0
@@ -84,14 +87,14 @@ def _state_adapter() -> TypeAdapter[TrainState]:
 
 # The fields that a validation changes.
 _VALIDATION_FIELDS = (
-    "step", "seconds", "best_step", "best_score", "best_alignment_layer", "validations_without_improvement",
-    "validation_due",
+    "step", "seconds", "best_step", "best_score", "best_scores", "lowest_nll", "best_alignment_layer",
+    "validations_without_improvement", "validation_due",
 )  # fmt: skip
 # Fields that checkpoints of earlier versions lack.
 _ADDED_FIELDS = {
     *("batch_order", "validation_due", "steps_in_first_epoch", "best_alignment_layer", "epoch_window"),
     *("window_layout", "micro_batch_tokens", "max_micro_batch_positions", "stage_starts", "stage_step"),
-    "initial_score",
+    *("initial_score", "initial_scores", "best_scores", "lowest_nll"),
 }
 
 

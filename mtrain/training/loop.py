@@ -191,7 +191,7 @@ class Trainer:
                     duration = format_duration(state.seconds)
                     log.info("finished after %d steps, %s: %s", state.step, duration, reason)
                     if self.ranks.is_first:
-                        self.selection.compare_with_initial_model()
+                        self.selection.review()
                     break
                 if stopped:
                     raise self._interrupted(stopped)
@@ -324,7 +324,7 @@ class Trainer:
             self._validate_checkpoint(last=True)
         self.average.discard()
         if due and self._limit_reached() and self.ranks.is_first:
-            self.selection.compare_with_initial_model()
+            self.selection.review()
 
     def _validate_checkpoint(self, last: bool) -> None:
         """Validate the weights that training resumes from, if that is due, and publish the best ones."""

@@ -14,6 +14,7 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainError, is_out_of_memory
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.training.comparison import METRICS, is_better, is_zero
 from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress
 from mtrain.training.record_translations import record_translations
@@ -39,6 +40,13 @@ class ModelSelection:
         self.config, self.tokenizer, self.run_dir = config, tokenizer, Path(config.run_dir)
         self.validator, self.state, self.progress = validator, state, progress
         self.failures = 0  # in a row
+        if config.training.best_metric != validator.leading_metric:
+            log.info("chrF selects the best model: BLEU is 0 if no validation reference has four tokens")
+        # Earlier versions have recorded one score, with the sign of `_value_of`.
+        if state.best_score is not None:
+            state.best_scores.setdefault(config.training.best_metric, abs(state.best_score))
+        if state.initial_score is not None:
+            state.initial_scores.setdefault(config.training.best_metric, abs(state.initial_score))
 
     def validate(self, model: TransformerEncoder, saved: bool, last: bool = False) -> None:
         """Validate a model, and publish the best weights so far.
@@ -63,17 +71,26 @@ class ModelSelection:
             value = self._value_of(scores)
             self.progress.update_time()
             self.state.initial_score = value if math.isfinite(value) else None
+            self.state.initial_scores = _comparable(scores)
             log.info("initial model: %s", scores.describe()[0])
 
         self._attempt({"validation": score}, last=False)
 
-    def compare_with_initial_model(self) -> None:
-        """Warn if no validation has been better than that of the initial model."""
-        initial, best = self.state.initial_score, self.state.best_score
-        if initial is not None and best is not None and best <= initial:
+    def review(self) -> None:
+        """Warn, at the end of training, if no validation has been better than that of the initial model, or
+        if the BLEU of the best model is 0."""
+        initial, best = self.state.initial_scores, self.state.best_scores
+        if initial and best and not is_better(best, initial, self.validator.leading_metric):
             log.warning(
                 "no validation was better than that of the initial model, training.init_from; try a lower "
                 "training.learning_rate or a smaller training.validate_every"
+            )
+        if is_zero(best, "bleu"):
+            log.warning(
+                "the validation BLEU of the best model is 0.00 (chrF %.2f); if the references have fewer than "
+                "four tokens, judge it by chrF; otherwise, train longer, or look for errors in the corpus "
+                "with `mtrain check`",
+                best.get("chrf", 0.0),
             )
 
     def publish(self, last: bool) -> None:
@@ -118,20 +135,23 @@ class ModelSelection:
     def _score(self, model: TransformerEncoder, saved: bool) -> None:
         """Score a model, and record the outcome on disk and in the state."""
         state, scores = self.state, self.validator(model)
-        score = self._value_of(scores)
-        improved = math.isfinite(score) and (state.best_score is None or score > state.best_score)
+        compared = _comparable(scores)
+        improved = is_better(compared, state.best_scores, self.validator.leading_metric)
         layer = self.validator.alignment_layer(model) if improved and saved else None
         self.progress.update_time()
-        without_improvement = state.validations_without_improvement + 1
+        is_lowest = state.lowest_nll is None or compared.get("nll", math.inf) < state.lowest_nll
+        # The first translations of a model that learns may be worse than those of an untrained one.
+        still_learns = is_zero(state.best_scores, "bleu") and "nll" in state.best_scores and is_lowest
+        is_patient = improved or still_learns or self._another_stage_follows
         outcome = replace(
             state,
             validation_due=False,
-            validations_without_improvement=0
-            if improved or self._another_stage_follows
-            else without_improvement,
+            validations_without_improvement=0 if is_patient else state.validations_without_improvement + 1,
+            lowest_nll=compared.get("nll") if is_lowest else state.lowest_nll,
         )
         if improved and saved:
-            outcome = replace(outcome, best_step=state.step, best_score=score, best_alignment_layer=layer)
+            outcome = replace(outcome, best_step=state.step, best_alignment_layer=layer)
+            outcome = replace(outcome, best_score=self._value_of(scores), best_scores=compared)
         if saved:
             record_validation(self.run_dir, outcome)  # if this fails, the state does not change
         vars(state).update(vars(outcome))
@@ -142,7 +162,7 @@ class ModelSelection:
             record_translations(self.run_dir, state.step, *texts, best=improved and saved)
 
     def _value_of(self, scores: Scores | ClassifierScores) -> float:
-        """The score that model selection maximizes."""
+        """The score of `training.best_metric`; higher is better."""
         metric = self.config.training.best_metric
         value: float = -scores.nll if metric == "nll" else getattr(scores, metric)
         return value
@@ -159,12 +179,23 @@ class ModelSelection:
         """Discard the best score if the validation pairs or the search settings have changed."""
         state, fingerprint = self.state, self.validator.fingerprint()
         if state.validation_fingerprint not in ("", fingerprint):
-            state.initial_score = None
+            state.initial_score, state.initial_scores = None, {}
         if state.best_score is not None and state.validation_fingerprint != fingerprint:
             log.warning("the validation pairs or the search have changed; the best score is discarded")
-            state.best_step = state.best_score = state.best_alignment_layer = None
-            state.validations_without_improvement = 0
+            self._discard_best()
         state.validation_fingerprint = fingerprint
+
+    def _discard_best(self) -> None:
+        state = self.state
+        state.best_step = state.best_score = state.best_alignment_layer = state.lowest_nll = None
+        state.best_scores, state.validations_without_improvement = {}, 0
+
+
+def _comparable(scores: Scores | ClassifierScores) -> dict[str, float]:
+    """The scores by which validations are compared, by name, without those that are not finite."""
+    return {
+        name: value for name, value in scores.record().items() if name in METRICS and math.isfinite(value)
+    }
 
 
 def make_validator(

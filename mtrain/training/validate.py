@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import compress
 from statistics import fmean
 from typing import NamedTuple
@@ -90,6 +91,22 @@ class Validator:
         search = {"beam_size": beam_size, "samples": None, "mbr": None}
         self.decoding = config.decoding.model_copy(update=search)
         self.batches = self._encode(micro_batch_tokens)
+
+    @cached_property
+    def leading_metric(self) -> str:
+        """The metric that selects the best model, `training.best_metric`: but chrF instead of BLEU if even
+        perfect translations in one of the directions have a BLEU of 0."""
+        metric = self.config.training.best_metric
+        is_bleu = metric == "bleu"
+        return "chrf" if is_bleu and any(map(self._lacks_bleu, dict.fromkeys(self.directions))) else metric
+
+    def _lacks_bleu(self, direction: Direction) -> bool:
+        """Whether the references of a direction have a BLEU of 0 themselves: none of them has four tokens."""
+        references = list(compress(self.references, [each == direction for each in self.directions]))
+        if any(len(text.split()) >= 4 for text in references):
+            return False
+        [bleu] = score(references, [references], {"bleu": self.metrics[direction.target]["bleu"]})
+        return bleu.score == 0
 
     def fingerprint(self) -> str:
         """SHA-256 of the pairs, the vocabulary and the search settings.
