@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -277,9 +278,17 @@ def rename_newer_checkpoints(checkpoint: Checkpoint) -> None:
 
     Otherwise, the next resume would start from one of them.
     """
-    for folder in checkpoint_folders(checkpoint.folder.parent.parent):
-        if folder.name > checkpoint.folder.name:
-            names = (f"superseded-{folder.name}{end}" for end in chain([""], map("-{}".format, count(2))))
-            free = next(path for path in map(folder.with_name, names) if not path.exists())
-            log.warning("%s: renamed to %s", folder, free.name)
-            folder.rename(free)
+    run_dir = checkpoint.folder.parent.parent
+    newer = [folder for folder in checkpoint_folders(run_dir) if folder.name > checkpoint.folder.name]
+    if newer:
+        _write_index(run_dir, checkpoint.state, last=checkpoint.folder.name)
+    for folder in newer:
+        set_aside(folder)
+
+
+def set_aside(path: Path) -> None:
+    """Rename a file or folder that training from an older checkpoint leaves behind to superseded-*."""
+    names = (f"superseded-{path.name}{end}" for end in chain([""], map("-{}".format, count(2))))
+    free = next(each for each in map(path.with_name, names) if not os.path.lexists(each))
+    log.warning("%s: renamed to %s", path, free.name)
+    path.rename(free)

@@ -13,6 +13,7 @@ from mtrain.checkpoint.checkpoint import (
     TrainState,
     checkpoint_folders,
     evaluation_weights,
+    set_aside,
     verify_checkpoint,
 )
 from mtrain.checkpoint.model_card import write_card
@@ -23,6 +24,7 @@ from mtrain.checkpoint.model_info import (
     model_folder_of,
     name_of,
     new_info,
+    read_info,
     require_model,
     run_folder_of,
     write_info,
@@ -46,27 +48,33 @@ log = logging.getLogger(__name__)
 
 def publish_best(
     run_dir: Path, state: TrainState, config: Config, tokenizer: Tokenizer, verify: bool = False
-) -> None:
+) -> bool:
     """Write the weights of the best checkpoint to the model folder `RUN/model`, unless it is up to date.
 
-    Raises StorageError.
+    A model of later steps, which training from an older checkpoint leaves behind, is set aside with its
+    records. Returns False if the best weights are lost. Raises StorageError.
     """
+    folder, step = run_dir / "model", None  # the step of its weights, if it is recorded
+    with suppress(ModelError):
+        step = getattr(read_info(folder).training, "steps", None)
+    if step is not None and step > state.step:
+        found = (run_dir / name for name in ("model", "best_validation.json", "test_scores.json"))
+        for path in filter(Path.exists, found):
+            set_aside(path)
     if state.best_step is None:
-        return
+        return True
     best = run_dir / "checkpoints" / f"step-{state.best_step:08d}"
-    if not best.exists():  # pruned before training was resumed from an older checkpoint
-        log.warning("%s: no longer exists; model/ is not updated", best)
-        return
-    folder = run_dir / "model"
     contents = to_yaml(_folder_config(config, tokenizer, state.best_alignment_layer))
     if _is_published(folder, best, contents, verify):
         _complete_published(folder, run_dir, config, state.best_step)
-        return
+        return True
     try:
+        if not best.exists():
+            raise ModelError(f"{best}: no longer exists")
         verify_checkpoint(best)
     except ModelError as error:
         log.warning("%s; model/ is not updated", error)
-        return
+        return folder.exists() and step in (state.best_step, None)
     try:
         info = describe_run(run_dir, config, state.best_step)
     except Exception as error:  # the model can be used without it, and training can continue
@@ -77,6 +85,7 @@ def publish_best(
         log.info(
             "%s was edited and is kept; `mtrain info %s --card` prints a new one", folder / CARD, run_dir
         )
+    return True
 
 
 def _is_published(folder: Path, best: Path, contents: str, verify: bool) -> bool:

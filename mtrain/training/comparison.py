@@ -1,9 +1,9 @@
 """Which of two validations is the better one."""
 
+import math
 from collections.abc import Mapping
 
-METRICS = ("bleu", "chrf", "nll", "auc")  # by which validations are compared, if they have them
-_DECIMALS = {"bleu": 2, "chrf": 2, "auc": 4}  # as they are shown; nll is compared exactly
+DECIMALS = {"bleu": 2, "chrf": 2, "nll": 3, "auc": 4}  # as they are shown
 
 
 def is_better(scores: Mapping[str, float], best: Mapping[str, float], leading: str) -> bool:
@@ -15,19 +15,23 @@ def is_better(scores: Mapping[str, float], best: Mapping[str, float], leading: s
     """
     if leading not in scores:
         return False
-    exact = len(best) == 1  # recorded by an earlier version, which knew no other rule
-    names = best if exact else (leading, "chrf", "nll")
-    ours, theirs = ([_merit(each, name, exact) for name in names] for each in (scores, best))
+    names = [leading, "chrf", "nll"]
+    exact = leading == "nll"
+    if len(best) == 1:  # recorded by an earlier version, which compared one score
+        names, exact = list(best), True
+    ours, theirs = (
+        [_merit(each, name, exact and name == names[0]) for name in names] for each in (scores, best)
+    )
     return not best or ours > theirs
 
 
 def _merit(scores: Mapping[str, float], name: str, exact: bool) -> float:
     """A number that is higher for a better score."""
-    if name not in scores:
-        return float("-inf")
-    return -scores[name] if name == "nll" else round(scores[name], 15 if exact else _DECIMALS[name])
+    sign = -1 if name == "nll" else 1
+    value = sign * scores[name] if name in scores else -math.inf
+    return value if exact else round(value, DECIMALS[name])
 
 
 def is_zero(scores: Mapping[str, float], metric: str) -> bool:
     """Whether a score is known and is shown as 0."""
-    return metric in scores and round(scores[metric], _DECIMALS[metric]) == 0
+    return metric in scores and round(scores[metric], DECIMALS[metric]) == 0

@@ -14,7 +14,7 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainError, is_out_of_memory
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training.comparison import METRICS, is_better, is_zero
+from mtrain.training.comparison import DECIMALS, is_better, is_zero
 from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress
 from mtrain.training.record_translations import record_translations
@@ -87,9 +87,9 @@ class ModelSelection:
             )
         if is_zero(best, "bleu"):
             log.warning(
-                "the validation BLEU of the best model is 0.00 (chrF %.2f); if the references have fewer than "
-                "four tokens, judge it by chrF; otherwise, train longer, or look for errors in the corpus "
-                "with `mtrain check`",
+                "the validation BLEU of the best model is 0.00 (chrF %.2f); if the references have fewer "
+                "than four tokens, judge it by chrF; otherwise, train longer, or look for errors in the "
+                "corpus with `mtrain check`",
                 best.get("chrf", 0.0),
             )
 
@@ -99,7 +99,11 @@ class ModelSelection:
         self._attempt({"publishing": lambda: self._publish(verify=True)}, last)
 
     def _publish(self, verify: bool = False) -> None:
-        publish_best(self.run_dir, self.state, self.config, self.tokenizer, verify)
+        if not publish_best(self.run_dir, self.state, self.config, self.tokenizer, verify):
+            log.warning(
+                "the best weights, of step %d, are lost; their score is discarded", self.state.best_step
+            )
+            self._discard_best()
 
     def _attempt(self, activities: Mapping[str, Callable[[], None]], last: bool) -> None:
         """Do some activities, given by name, and count their failures; see `validate`."""
@@ -139,7 +143,8 @@ class ModelSelection:
         improved = is_better(compared, state.best_scores, self.validator.leading_metric)
         layer = self.validator.alignment_layer(model) if improved and saved else None
         self.progress.update_time()
-        is_lowest = state.lowest_nll is None or compared.get("nll", math.inf) < state.lowest_nll
+        nll = round(compared.get("nll", math.inf), DECIMALS["nll"])
+        is_lowest = math.isfinite(nll) and (state.lowest_nll is None or nll < state.lowest_nll)
         # The first translations of a model that learns may be worse than those of an untrained one.
         still_learns = is_zero(state.best_scores, "bleu") and "nll" in state.best_scores and is_lowest
         is_patient = improved or still_learns or self._another_stage_follows
@@ -147,7 +152,7 @@ class ModelSelection:
             state,
             validation_due=False,
             validations_without_improvement=0 if is_patient else state.validations_without_improvement + 1,
-            lowest_nll=compared.get("nll") if is_lowest else state.lowest_nll,
+            lowest_nll=nll if is_lowest else state.lowest_nll,
         )
         if improved and saved:
             outcome = replace(outcome, best_step=state.step, best_alignment_layer=layer)
@@ -194,7 +199,7 @@ class ModelSelection:
 def _comparable(scores: Scores | ClassifierScores) -> dict[str, float]:
     """The scores by which validations are compared, by name, without those that are not finite."""
     return {
-        name: value for name, value in scores.record().items() if name in METRICS and math.isfinite(value)
+        name: value for name, value in scores.record().items() if name in DECIMALS and math.isfinite(value)
     }
 
 

@@ -94,19 +94,13 @@ class Validator:
 
     @cached_property
     def leading_metric(self) -> str:
-        """The metric that selects the best model, `training.best_metric`: but chrF instead of BLEU if even
-        perfect translations in one of the directions have a BLEU of 0."""
+        """The metric that selects the best model: `training.best_metric`, but chrF instead of BLEU if no
+        reference has four tokens. Then even the BLEU of perfect translations is 0."""
         metric = self.config.training.best_metric
-        is_bleu = metric == "bleu"
-        return "chrf" if is_bleu and any(map(self._lacks_bleu, dict.fromkeys(self.directions))) else metric
-
-    def _lacks_bleu(self, direction: Direction) -> bool:
-        """Whether the references of a direction have a BLEU of 0 themselves: none of them has four tokens."""
-        references = list(compress(self.references, [each == direction for each in self.directions]))
-        if any(len(text.split()) >= 4 for text in references):
-            return False
-        [bleu] = score(references, [references], {"bleu": self.metrics[direction.target]["bleu"]})
-        return bleu.score == 0
+        if metric != "bleu" or any(len(text.split()) >= 4 for text in self.references):
+            return metric
+        perfect = (self._score(each, self.references) for each in dict.fromkeys(self.directions))
+        return metric if any(bleu for bleu, _ in perfect) else "chrf"
 
     def fingerprint(self) -> str:
         """SHA-256 of the pairs, the vocabulary and the search settings.
@@ -146,16 +140,18 @@ class Validator:
         for rank, share in enumerate(shares):
             hypotheses[rank :: len(shares)] = share["hypotheses"]
         self.translations = hypotheses
-        found = {direction: self._score(direction) for direction in dict.fromkeys(self.directions)}
+        found = {
+            direction: self._score(direction, hypotheses) for direction in dict.fromkeys(self.directions)
+        }
         bleu, chrf = (fmean(scores) for scores in zip(*found.values(), strict=True))
         by_direction = {str(direction): scores for direction, scores in found.items()}
         perplexity = math.exp(min(nll, 700.0))
         return Scores(nll, perplexity, bleu, chrf, by_direction if len(found) > 1 else {})
 
-    def _score(self, direction: Direction) -> tuple[float, float]:
-        """BLEU and chrF of the translations of one direction."""
+    def _score(self, direction: Direction, translations: list[str]) -> tuple[float, float]:
+        """BLEU and chrF of the translations of one direction, given all."""
         chosen = [each == direction for each in self.directions]
-        sides = self.translations, self.references
+        sides = translations, self.references
         hypotheses, references = (list(compress(texts, chosen)) for texts in sides)
         bleu, chrf = score(hypotheses, [references], self.metrics[direction.target])
         return bleu.score, chrf.score
