@@ -38,7 +38,7 @@ from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.model.classifier import PairClassifier
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.transformer import Transformer
-from mtrain.storage.atomic import copy_files, write_folder, write_text
+from mtrain.storage.atomic import copy_files, follow_link, write_folder, write_text
 from mtrain.storage.generated import is_unedited
 from mtrain.storage.manifest import CARD, INFO, MANIFEST, read_json, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config, vocabulary_files
@@ -54,15 +54,16 @@ def publish_best(
     A model of later steps, which training from an older checkpoint leaves behind, is set aside with its
     records. Returns False if the best weights are lost. Raises StorageError.
     """
-    folder, step = run_dir / "model", None  # the step of its weights, if it is recorded
+    step = None  # of the weights in `RUN/model`, if it is recorded
     with suppress(ModelError):
-        step = getattr(read_info(folder).training, "steps", None)
+        step = getattr(read_info(run_dir / "model").training, "steps", None)
     if step is not None and step > state.step:
         found = (run_dir / name for name in ("model", "best_validation.json", "test_scores.json"))
         for path in filter(Path.exists, found):
             set_aside(path)
     if state.best_step is None:
         return True
+    folder = follow_link(run_dir / "model")
     best = run_dir / "checkpoints" / f"step-{state.best_step:08d}"
     contents = to_yaml(_folder_config(config, tokenizer, state.best_alignment_layer))
     if _is_published(folder, best, contents, verify):
@@ -196,7 +197,12 @@ def load_any_model(path: Path, overrides: Sequence[str] = ()) -> Loaded[Transfor
     with suppress(ModelError):
         return _load(folder, overrides)
     time.sleep(0.2)  # a running `fit` may just have replaced the folder
-    return _load(folder if folder.is_dir() else path, overrides)
+    try:
+        return _load(folder if folder.is_dir() else path, overrides)
+    except ModelError as error:
+        if folder == path or not folder.is_dir():
+            raise
+        raise ModelError(f"{error}; `mtrain fit` with the config of the run writes {folder} again") from None
 
 
 def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:

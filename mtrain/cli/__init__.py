@@ -25,8 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
         code = run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
-        with suppress(OSError):
-            sys.stderr.write(_message())
+        if not _is_one_of_several():
+            with suppress(OSError):
+                sys.stderr.write(_message())
         code = _exit_code()
     handle_stop_signals(_exit_at_once)
     sys.exit(code)
@@ -49,7 +50,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             _exit_at_once(number, frame)
         frame = frame.f_back
-    raise KeyboardInterrupt
+    if _is_one_of_several():  # torchrun kills it if the clean-up takes long
+        with suppress(OSError):
+            os.write(2, _message().encode())
+    raise KeyboardInterrupt(_message().strip())
 
 
 def _exit_at_once(number: int, _: FrameType | None) -> NoReturn:
@@ -60,8 +64,15 @@ def _exit_at_once(number: int, _: FrameType | None) -> NoReturn:
     os._exit(_exit_code())
 
 
+def _is_one_of_several() -> bool:
+    """Whether torchrun has started this process as one of several ranks."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def _message() -> str:
-    return f"{clear_bars()}stopped by {signal.Signals(_exit_code() - 128).name}\n"
+    rank = os.environ.get("RANK", "0") if _is_one_of_several() else "0"
+    prefix = f"rank {rank}: " if rank != "0" else ""
+    return f"{clear_bars()}{prefix}stopped by {signal.Signals(_exit_code() - 128).name}\n"
 
 
 def _exit_code() -> int:

@@ -54,6 +54,11 @@ def replacing(file: Path) -> Iterator[Path]:
         raise StorageError(f"{file}: cannot write: {reason}") from error
 
 
+def follow_link(path: Path) -> Path:
+    """The place that a link leads to; a path that is no link is returned unchanged."""
+    return path.resolve() if path.is_symlink() else path
+
+
 def replace_durably(temporary: Path, file: Path) -> None:
     """Flush a complete temporary file to disk and rename it to `file`."""
     _sync(temporary)
