@@ -32,4 +32,6 @@
 33  a rank with another config: an error before the first step that names the rank and the key
 34  torchrun restarts ranks that were killed: the run finishes as if nothing had happened (test_torchrun.py)
 35  out of memory on one of several ranks: all try again, or end and resume, with smaller micro-batches
+46  files of a run folder lost or linked: what is missing is named, links are followed or refused
+47  signals of closed terminals and batch systems: as SIGTERM, 128 + number
 """
