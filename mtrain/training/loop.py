@@ -337,9 +337,12 @@ class Trainer:
             with closing(self.progress):
                 self.selection.validate(model, saved=True, last=last)
 
-        best = self.state.best_step
-        self.leader.lead(lambda: self.selection.publish(last))
-        self.state.validation_due |= self.state.best_step != best
+        def publish() -> None:
+            best = self.state.best_step
+            self.selection.publish(last)
+            self.state.validation_due |= self.state.best_step != best
+
+        self.leader.lead(publish)
         if self.state.validation_due:
             self.leader.lead_validation(validate, last)
 
