@@ -47,7 +47,7 @@ class TrainState:
     best_step: int | None = None
     best_score: float | None = None  # of training.best_metric
     best_scores: dict[str, float] = field(default_factory=dict)  # of all metrics
-    lowest_nll: float | None = None  # of all validations
+    lowest_nll: float | None = None  # of all validations, rounded
     initial_score: float | None = None  # that of training.init_from
     initial_scores: dict[str, float] = field(default_factory=dict)
     validations_without_improvement: int = 0

@@ -30,8 +30,3 @@ def _merit(scores: Mapping[str, float], name: str, exact: bool) -> float:
     sign = -1 if name == "nll" else 1
     value = sign * scores[name] if name in scores else -math.inf
     return value if exact else round(value, DECIMALS[name])
-
-
-def is_zero(scores: Mapping[str, float], metric: str) -> bool:
-    """Whether a score is known and is shown as 0."""
-    return metric in scores and round(scores[metric], DECIMALS[metric]) == 0

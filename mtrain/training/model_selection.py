@@ -14,7 +14,7 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainError, is_out_of_memory
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training.comparison import DECIMALS, is_better, is_zero
+from mtrain.training.comparison import DECIMALS, is_better
 from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress
 from mtrain.training.record_translations import record_translations
@@ -24,6 +24,8 @@ from mtrain.training.validate_classifier import ClassifierScores, ClassifierVali
 log = logging.getLogger(__name__)
 
 MAX_FAILED_VALIDATIONS = 3  # in a row
+# Below this BLEU, the translations of a model that learns may be worse than those of an untrained one.
+LOW_BLEU = 1.0
 
 
 class ModelSelection:
@@ -85,7 +87,7 @@ class ModelSelection:
                 "no validation was better than that of the initial model, training.init_from; try a lower "
                 "training.learning_rate or a smaller training.validate_every"
             )
-        if is_zero(best, "bleu"):
+        if round(best.get("bleu", LOW_BLEU), DECIMALS["bleu"]) == 0:
             log.warning(
                 "the validation BLEU of the best model is 0.00 (chrF %.2f); if the references have fewer "
                 "than four tokens, judge it by chrF; otherwise, train longer, or look for errors in the "
@@ -145,8 +147,8 @@ class ModelSelection:
         self.progress.update_time()
         nll = round(compared.get("nll", math.inf), DECIMALS["nll"])
         is_lowest = math.isfinite(nll) and (state.lowest_nll is None or nll < state.lowest_nll)
-        # The first translations of a model that learns may be worse than those of an untrained one.
-        still_learns = is_zero(state.best_scores, "bleu") and "nll" in state.best_scores and is_lowest
+        best = state.best_scores
+        still_learns = is_lowest and "nll" in best and best.get("bleu", LOW_BLEU) < LOW_BLEU
         is_patient = improved or still_learns or self._another_stage_follows
         outcome = replace(
             state,

@@ -42,11 +42,12 @@ def test_while_bleu_is_0_chrf_selects_the_best_model(make_config, scripted_score
     assert published_step(run) == 5 and "the validation BLEU of the best model" not in caplog.text
 
 
-def test_while_bleu_is_0_the_patience_counts_only_if_the_nll_is_not_the_lowest_either(
-    make_config, scripted_scores
+@pytest.mark.parametrize("bleu", [0.0, 0.4])
+def test_while_bleu_is_low_the_patience_counts_only_if_the_nll_is_not_the_lowest_either(
+    make_config, scripted_scores, bleu
 ):
     falling = [scored(nll, 0, 0) for nll in (4.5, 3.5, 2.5)]
-    scripted_scores(scored(5.5, 0, 0.8), *falling, scored(2.5, 0, 0.7), scored(2.6, 0, 0.1))
+    scripted_scores(scored(5.5, bleu, 0.8), *falling, scored(2.5, 0, 0.7), scored(2.6, 0, 0.1))
     run = fit_on_cpu(make_config(training={**EACH_STEP, "max_steps": 99, "patience": 2}))
     assert published_step(run) == 1 and read_metrics(run)[-1]["step"] == 6
 
