@@ -19,6 +19,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Generic, NamedTuple, TypeVar
 
+from mtrain.stop_signals import STOP_SIGNALS
 from mtrain.worker_messages import Message, receive, send, to_exception
 
 log = logging.getLogger(__name__)
@@ -26,8 +27,10 @@ log = logging.getLogger(__name__)
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# Run with -P, so that no file of the working directory is imported in place of a module.
+# Run with -P, so that no file of the working directory is imported in place of a module. Batch systems send
+# signals to all processes of a job, and the parent decides when its workers end.
 _MAIN = (
+    f"import signal; [signal.signal(n, signal.SIG_IGN) for n in {[*map(int, STOP_SIGNALS)]}]; "
     "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
     "from importlib import import_module; import_module(sys.argv[1]).serve()"
 )

@@ -13,6 +13,7 @@ from mtrain.checkpoint.checkpoint import (
     TrainState,
     checkpoint_folders,
     evaluation_weights,
+    set_aside,
     verify_checkpoint,
 )
 from mtrain.checkpoint.model_card import write_card
@@ -23,6 +24,7 @@ from mtrain.checkpoint.model_info import (
     model_folder_of,
     name_of,
     new_info,
+    read_info,
     require_model,
     run_folder_of,
     write_info,
@@ -36,7 +38,7 @@ from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.model.classifier import PairClassifier
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.transformer import Transformer
-from mtrain.storage.atomic import copy_files, write_folder, write_new_folder, write_text
+from mtrain.storage.atomic import copy_files, follow_link, write_folder, write_new_folder, write_text
 from mtrain.storage.generated import is_unedited
 from mtrain.storage.manifest import CARD, INFO, MANIFEST, read_json, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config, vocabulary_files
@@ -46,27 +48,34 @@ log = logging.getLogger(__name__)
 
 def publish_best(
     run_dir: Path, state: TrainState, config: Config, tokenizer: Tokenizer, verify: bool = False
-) -> None:
+) -> bool:
     """Write the weights of the best checkpoint to the model folder `RUN/model`, unless it is up to date.
 
-    Raises StorageError.
+    A model of later steps, which training from an older checkpoint leaves behind, is set aside with its
+    records. Returns False if the best weights are lost. Raises StorageError.
     """
+    step = None  # of the weights in `RUN/model`, if it is recorded
+    with suppress(ModelError):
+        step = getattr(read_info(run_dir / "model").training, "steps", None)
+    if step is not None and step > state.step:
+        found = (run_dir / name for name in ("model", "best_validation.json", "test_scores.json"))
+        for path in filter(Path.exists, found):
+            set_aside(path)
     if state.best_step is None:
-        return
+        return True
+    folder = follow_link(run_dir / "model")
     best = run_dir / "checkpoints" / f"step-{state.best_step:08d}"
-    if not best.exists():  # pruned before training was resumed from an older checkpoint
-        log.warning("%s: no longer exists; model/ is not updated", best)
-        return
-    folder = run_dir / "model"
     contents = to_yaml(_folder_config(config, tokenizer, state.best_alignment_layer))
     if _is_published(folder, best, contents, verify):
         _complete_published(folder, run_dir, config, state.best_step)
-        return
+        return True
     try:
+        if not best.exists():
+            raise ModelError(f"{best}: no longer exists")
         verify_checkpoint(best)
     except ModelError as error:
         log.warning("%s; model/ is not updated", error)
-        return
+        return folder.exists() and step in (state.best_step, None)
     try:
         info = describe_run(run_dir, config, state.best_step)
     except Exception as error:  # the model can be used without it, and training can continue
@@ -77,6 +86,7 @@ def publish_best(
         log.info(
             "%s was edited and is kept; `mtrain info %s --card` prints a new one", folder / CARD, run_dir
         )
+    return True
 
 
 def _is_published(folder: Path, best: Path, contents: str, verify: bool) -> bool:
@@ -187,7 +197,12 @@ def load_any_model(path: Path, overrides: Sequence[str] = ()) -> Loaded[Transfor
     with suppress(ModelError):
         return _load(folder, overrides)
     time.sleep(0.2)  # a running `fit` may just have replaced the folder
-    return _load(folder if folder.is_dir() else path, overrides)
+    try:
+        return _load(folder if folder.is_dir() else path, overrides)
+    except ModelError as error:
+        if folder == path or not folder.is_dir():
+            raise
+        raise ModelError(f"{error}; `mtrain fit` with the config of the run writes {folder} again") from None
 
 
 def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:

@@ -82,7 +82,7 @@ def _root(context: typer.Context, version: _Version = False) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code. A failure is reported in one line on stderr.
 
-    Raises KeyboardInterrupt after SIGINT, unless the command handled it.
+    Raises KeyboardInterrupt after a stop signal, unless the command handled it.
     """
     terminal.make_streams_usable()
     try:

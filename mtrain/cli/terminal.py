@@ -6,15 +6,13 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import sys
 import textwrap
 import time
 import unicodedata
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 from mtrain.cli import clear_bars
@@ -74,35 +72,6 @@ def rank_prefix() -> str:
         if rank := read_launch().rank:
             return f"rank {rank}: "
     return ""
-
-
-class _Terminated(SystemExit):
-    """Raised after SIGTERM."""
-
-    def __str__(self) -> str:
-        return "stopped by SIGTERM"
-
-
-@contextmanager
-def cleaning_up_after_sigterm() -> Iterator[None]:
-    """A context manager for one of several ranks. torchrun sends SIGTERM to all when one has failed; they
-    exit with code 143 after a message, and after clean-up such as saving the output. A process without
-    others ends at once, without either."""
-
-    def exit_(_: int, __: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        with suppress(OSError):
-            os.write(2, f"{rank_prefix()}stopped by SIGTERM\n".encode())
-        raise _Terminated(128 + signal.SIGTERM)
-
-    if read_launch().size == 1:
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, exit_)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def use_command(model: str, classifies: bool) -> str:

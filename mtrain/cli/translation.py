@@ -176,7 +176,7 @@ def translate(
     given = {name: value for name, value in sampling.items() if value is not None}
     from mtrain.distributed.many_ranks import joined_ranks
 
-    with joined_ranks(device) as ranks, terminal.cleaning_up_after_sigterm():
+    with joined_ranks(device) as ranks:
         translator = load_translator(model, str(ranks.device), settings, ensemble).between(from_, to)
         refuse_beam_size_of_sampling(translator, beam_size)
         if given and translator.decoding.samples is None:

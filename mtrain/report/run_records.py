@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mtrain.checkpoint.model_info import is_run
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.data.check_report import RecordedFindings, read_findings
 from mtrain.data.data_folder import VALIDATION
@@ -58,7 +59,10 @@ def read_run(folder: Path, name: str) -> RunRecords:
     """Read the records of a run folder. Raises ModelError if it is not one, UsageError if it has no steps."""
     if not folder.is_dir():
         raise ModelError(f"{folder}: {'not a folder' if folder.exists() else 'no such run folder'}")
-    if not (folder / "config.yaml").exists() or not (folder / "metrics.jsonl").exists():
+    lost = [name for name in ("config.yaml", "metrics.jsonl") if not (folder / name).exists()]
+    if lost and is_run(folder):
+        raise ModelError(f"{folder / lost[0]}: missing; restore it to make a report")
+    if lost:
         raise ModelError(
             f"{folder}: not a run folder: it has no config.yaml or no metrics.jsonl; give the run_dir of a "
             "training"

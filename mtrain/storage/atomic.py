@@ -71,6 +71,11 @@ def _new_temporary(file: Path) -> Path:
     return temporary
 
 
+def follow_link(path: Path) -> Path:
+    """The place that a link leads to; a path that is no link is returned unchanged."""
+    return path.resolve() if path.is_symlink() else path
+
+
 def replace_durably(temporary: Path, file: Path) -> None:
     """Flush a complete temporary file to disk and rename it to `file`."""
     _sync(temporary)

@@ -85,7 +85,8 @@ def prepare_tokenizer(
     run_dir, settings = Path(config.run_dir), config.tokenizer
     folder, shared = run_dir / "tokenizer", shared_tokenizer(config.data)
     learned_from = folder / "learnt-from.json"
-    trained = bool(checkpoint_folders(run_dir))
+    trained, copies = bool(checkpoint_folders(run_dir)), run_dir / "model" / "tokenizer"
+    cure = f"; {copies} has copies of the vocabularies" if trained and copies.is_dir() else ""
 
     def hashes() -> str:
         filters = describe_data(config.data).get("filters")
@@ -110,10 +111,15 @@ def prepare_tokenizer(
                 "data.train, filters, augment or temperature has changed since the tokenizer was learned; "
                 "to learn it again, run `mtrain tokenize CONFIG --force`"
             )
-        return Tokenizer(folder)
+        try:
+            return Tokenizer(folder)
+        except ModelError as error:
+            raise ModelError(f"{error}{cure}") from None
     if trained:
+        lost = folder / _SETTINGS if folder.exists() else folder
         raise ModelError(
-            f"{folder}: missing, but the checkpoints need it; restore it, or start another run with --run-dir"
+            f"{lost}: missing, but the checkpoints need it; restore it, or start another run with "
+            f"--run-dir{cure}"
         )
 
     def fill(temporary: Path) -> None:

@@ -48,6 +48,13 @@ def record_translations(
         log.warning("%s; the report will lack the translations of step %d", error, step)
 
 
+def remove_later_samples(run_dir: Path, step: int) -> None:
+    """Remove the lines of samples.jsonl after `step`, from which a run is resumed."""
+    file = run_dir / "samples.jsonl"
+    if any(_step(line) > step for line in _lines(file)):
+        write_atomically(file, "".join(line for line in _lines(file) if _step(line) <= step))
+
+
 def _lines(file: Path) -> list[str]:
     """The complete lines of a file."""
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""

@@ -24,15 +24,16 @@ def wait_for_steps(run: Path, steps: int) -> None:
         time.sleep(0.05)
 
 
-def test_sigterm_to_torchrun_ends_the_run_after_a_save(tmp_path):
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_to_torchrun_ends_the_run_after_a_save(tmp_path, name):
     run = tmp_path / "run"
     command = Command(run, 10**6)
     wait_for_steps(run, 5)
-    command.process.send_signal(signal.SIGTERM)
+    command.process.send_signal(signal.Signals[name])
     assert command.process.wait(60) == 1
     assert not command.has_orphans()
     step = losses(run)[-1][0]
-    message = f"stopped by SIGTERM; saved at step {step}; run it again to resume\n"
+    message = f"stopped by {name}; saved at step {step}; run it again to resume\n"
     assert message in command.log.read_text() and f"rank 1: {message}" in command.log.read_text()
     assert last_checkpoint(run).name == f"step-{step:08d}"
 

@@ -33,5 +33,7 @@
 34  torchrun restarts ranks that were killed: the run finishes as if nothing had happened (test_torchrun.py)
 35  out of memory on one of several ranks: all try again, or end and resume, with smaller micro-batches
 39  two commands write one output: one complete result, the other fails (test_outputs.py)
+46  files of a run folder lost or linked: what is missing is named, links are followed or refused
+47  signals of closed terminals and batch systems: as SIGTERM, 128 + number
 49  the umask decides who can read what commands write (test_outputs.py)
 """

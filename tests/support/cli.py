@@ -5,14 +5,17 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import yaml
 
 from mtrain.cli import main, terminal
+from mtrain.stop_signals import STOP_SIGNALS
 
 CLOSED = -1  # in place of a file descriptor
 
@@ -24,16 +27,26 @@ def mtrain(capsys, monkeypatch):
     monkeypatch.setattr(terminal, "STARTED", -math.inf)  # commands of over a second suggest the next one
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        handler = signal.getsignal(signal.SIGINT)  # `main` replaces it until the process ends
-        with pytest.raises(SystemExit) as stop:
+        handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        with handling(handlers), pytest.raises(SystemExit) as stop:  # `main` replaces them until the end
             main([str(argument) for argument in arguments])
-        signal.signal(signal.SIGINT, handler)
         out, err = capsys.readouterr()
         code = stop.value.code
         assert isinstance(code, int)
         return code, out, err
 
     return run
+
+
+@contextmanager
+def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """A context manager that handles signals, by number, and restores the handlers at the exit."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mtrain.errors import DataError
-from mtrain.processes import Job, WorkerEndedError, WorkerPool, map_tasks
+from mtrain.processes import Job, WorkerEndedError, WorkerPool, WorkerProcess, map_tasks
+from mtrain.stop_signals import STOP_SIGNALS
 from mtrain.worker_messages import Message
 
 WORKER = "tests.support.worker"  # its processes do what their tasks say
@@ -98,6 +99,18 @@ def test_a_process_that_is_killed_is_replaced(tmp_path: Path, caplog):
 def test_the_main_process_does_the_work_of_a_process_that_is_killed_again(caplog):
     assert results([("be killed", "task"), ("echo", 1)]) == ["local task", 1]
     assert caplog.messages == [KILLED + REPLACED, KILLED + ABANDONED]
+
+
+def test_a_signal_that_a_batch_system_sends_to_all_processes_does_not_end_the_workers():
+    def send(process: WorkerProcess, task: Message) -> Message:
+        for number in STOP_SIGNALS:
+            process.process.send_signal(number)
+        return process.call(task)
+
+    with closing(WorkerPool(WORKER, Message({}), 1)) as pool:
+        task = Message({"action": "echo", "value": 1})
+        [(_, answer)] = pool.map([task], send, lambda task: task)
+    assert answer.header["result"] == 1
 
 
 def test_the_exit_code_of_a_process_is_reported(caplog):
