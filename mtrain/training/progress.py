@@ -19,6 +19,7 @@ from mtrain.errors import DivergedError
 from mtrain.interop.formats import describe_exports
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.progress_bar import Bar
+from mtrain.regular_files import read_lines
 from mtrain.storage.atomic import write_atomically
 from mtrain.training.step import StepMetrics
 from mtrain.training.tensorboard import TensorBoard
@@ -70,7 +71,7 @@ class Progress:
     def start(self) -> None:
         """Start the clock, and remove lines from metrics.jsonl that a resumed run will write again."""
         if self.is_first and self.file.exists():
-            lines = self.file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+            lines = (line.decode("utf-8", "replace") for line in read_lines(self.file))
             write_atomically(self.file, "".join(filter(self._is_current, lines)))
         if self.is_first:
             self.tensorboard.start(self.state.step)
