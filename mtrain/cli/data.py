@@ -95,6 +95,7 @@ def prepare(
         int | None,
         Option(
             min=1,
+            max=1024,
             metavar="N",
             help="Number of processes that check and encode, each on one core. By default one for each core, "
             "or, for small corpora (below 64 MiB to check, below 250,000 pairs to encode), a single one that "
@@ -142,6 +143,7 @@ def clean(
         int | None,
         Option(
             min=1,
+            max=1024,
             metavar="N",
             help="Number of processes that filter; by default one for each core, or one below 64 MiB.",
         ),

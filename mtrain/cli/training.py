@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import shlex
 from pathlib import Path
 from typing import Annotated, Literal
@@ -87,7 +86,7 @@ def plan(
             "steps on this machine."
         ),
     ] = "measured",
-    devices: Annotated[int, Option(min=1, metavar="N", help="Number of devices.")] = 1,
+    devices: Annotated[int, Option(min=1, max=100_000, metavar="N", help="Number of devices.")] = 1,
     price: Annotated[
         float | None, Option(metavar="PER_HOUR", help="Price of one device per hour, to compute the cost.")
     ] = None,
@@ -108,8 +107,8 @@ def plan(
         mtrain plan mine.yaml --hardware h100 --devices 8 --price 2.50
     """
     terminal.start_logging(quiet, debug)
-    if price is not None and not 0 <= price < math.inf:
-        raise UsageError(f"--price {price}: must be a finite number of at least 0")
+    if price is not None and not 0 <= price <= 1e9:
+        raise UsageError(f"--price {price}: must be a number from 0 to 1000000000")
     from mtrain.config.load import load_config
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))

@@ -109,7 +109,7 @@ def test_a_rejected_value_of_a_corpus_names_its_key(kind: type):
         ("training.max_steps=0", "expected an integer of at least 1, or null (optimizer steps); got 0"),
         ("model.dropout=1", "expected a number of at least 0 and below 1 (dropout rate of "),
         ("training.learning_rate=0", "expected a number above 0 and at most 10, or null ("),
-        ("training.max_minutes=.inf", "expected a finite number above 0, or null ("),
+        ("training.max_minutes=.inf", "expected a number above 0 and at most 1000000000.0, or null ("),
         ("training.compile=yes", 'expected one of auto, on, off (use torch.compile); got "yes"'),
         ("training.micro_batch_tokens=some", "expected an integer of at least 1, or auto ("),
         ("training.betas=[0.9]", "training.betas.1: this key is required"),
