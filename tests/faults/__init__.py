@@ -32,4 +32,8 @@
 33  a rank with another config: an error before the first step that names the rank and the key
 34  torchrun restarts ranks that were killed: the run finishes as if nothing had happened (test_torchrun.py)
 35  out of memory on one of several ranks: all try again, or end and resume, with smaller micro-batches
+40  YAML that aliases make huge or endless, and types that no key has: one line, at once
+41  pipes, devices and folders in place of the files of a run: never waited for, never read to the end
+42  a file that is far larger than its kind can be, or than its manifest says: refused before it is read
+43  control characters of files, names and models: escaped in everything that a terminal shows
 """
