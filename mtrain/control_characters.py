@@ -9,8 +9,8 @@ def escape_control_characters(text: str, kept: str = "\n") -> str:
     """Escape the characters of text that a terminal would interpret, except for those `kept`: control
     characters, line separators, what changes the direction of text, and bytes that are not text. Joiners,
     spaces and the marks of text that is written from right to left stay."""
-    return "".join(repr(c)[1:-1] if _is_control(c) and c not in kept else c for c in text)
+    return "".join(repr(c)[1:-1] if _is_interpreted(c) and c not in kept else c for c in text)
 
 
-def _is_control(c: str) -> bool:
+def _is_interpreted(c: str) -> bool:
     return unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _DIRECTION

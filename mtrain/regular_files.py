@@ -15,12 +15,10 @@ MAX_JSON_BYTES = 2**22  # of the JSON files that describe a folder, such as its 
 MAX_CONFIG_BYTES = 2**17  # parsing a larger config would be slow
 MAX_LINE_BYTES = 2**24  # of a line of metrics.jsonl and samples.jsonl, which may have any number of lines
 UNLIMITED = 2**63
-_MAX_BYTES = {  # of other files, by suffix; weights may have any size
-    ".yaml": MAX_CONFIG_BYTES,
-    ".json": 2**26,  # the translations of a validation set
-    ".jsonl": 2**29,  # a validation set
-    **dict.fromkeys((".model", ".spm", ".vocab"), 2**29),  # of SentencePiece
-}
+# Of other files, by suffix: records such as the translations of a validation set, the validation set itself,
+# and vocabularies. Weights may have any size.
+_MAX_BYTES = {".yaml": MAX_CONFIG_BYTES, ".json": 2**26}
+_MAX_BYTES |= dict.fromkeys((".jsonl", ".model", ".spm", ".vocab"), 2**29)
 
 
 def require_plausible(file: Path, most: int | None = None) -> os.stat_result:
@@ -31,9 +29,8 @@ def require_plausible(file: Path, most: int | None = None) -> os.stat_result:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(file))
     if status.st_size > most:
-        raise OSError(
-            errno.EFBIG, f"too large: {status.st_size:,} bytes, at most {most:,} expected", str(file)
-        )
+        problem = f"too large: {status.st_size:,} bytes, at most {most:,} expected"
+        raise OSError(errno.EFBIG, problem, str(file))
     return status
 
 

@@ -36,7 +36,7 @@ from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.model.classifier import PairClassifier
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.transformer import Transformer
-from mtrain.regular_files import MAX_JSON_BYTES, read_file
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import copy_files, write_folder, write_text
 from mtrain.storage.generated import is_unedited
 from mtrain.storage.manifest import CARD, INFO, MANIFEST, read_json, sha256, verify_folder
@@ -206,14 +206,11 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
         names = ["config.yaml", "model.safetensors", *(f"tokenizer/{name}" for name in vocabularies)]
         verify_folder(folder, names)
     tokenizer, file = Tokenizer(path / "tokenizer"), path / "config.yaml"
-    try:
-        raw = read_yaml_file(file)
-        if in_run:
-            config = _folder_config(validate(Config, raw, str(file)), tokenizer)
-        else:
-            config = validate(ModelFolderConfig, raw, str(file))
-    except UsageError as error:  # an error of the folder, not of the command line
-        raise ModelError(str(error)) from None
+    raw = read_yaml_file(file, ModelError)
+    if in_run:
+        config = _folder_config(validate(Config, raw, str(file), ModelError), tokenizer)
+    else:
+        config = validate(ModelFolderConfig, raw, str(file), ModelError)
     raw = config.model_dump(mode="json")
     for assignment in overrides:
         if not assignment.startswith("decoding."):
@@ -244,7 +241,7 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
 def _fingerprint(folder: Path) -> str:
     """SHA-256 of the manifest of a folder; empty if it cannot be read."""
     with suppress(OSError):
-        return sha256(folder / MANIFEST, MAX_JSON_BYTES)
+        return sha256(folder / MANIFEST)
     return ""
 
 

@@ -18,7 +18,7 @@ from mtrain import __version__
 from mtrain.config.load import validate
 from mtrain.config.schema import Format, ModelFolderConfig
 from mtrain.config.yaml_io import read_yaml_file
-from mtrain.errors import ModelError, UsageError
+from mtrain.errors import ModelError
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import INFO, MANIFEST, read_json
@@ -257,10 +257,7 @@ def read_model_config(folder: Path) -> ModelFolderConfig:
     file = folder / "config.yaml"
     if not file.exists():
         raise ModelError(f"{folder}: not a run or model folder: config.yaml is missing")
-    try:
-        return validate(ModelFolderConfig, read_yaml_file(file), str(file))
-    except UsageError as error:  # an error of the folder, not of the command line
-        raise ModelError(str(error)) from None
+    return validate(ModelFolderConfig, read_yaml_file(file, ModelError), str(file), ModelError)
 
 
 def name_of(folder: Path) -> str:
@@ -281,5 +278,5 @@ def _weights(file: Path) -> tuple[int | None, str | None]:
             slices = [stored.get_slice(name) for name in stored.keys()]  # noqa: SIM118
             sizes = [math.prod(part.get_shape()) for part in slices]
             return sum(sizes), slices[0].get_dtype() if slices else None
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError, MemoryError):
         return None, None

@@ -186,8 +186,8 @@ def _require_different(source: str, target: str) -> Languages:
 def _ask(question: str, suggested: str, parse: Callable[[str], Answer]) -> Answer:
     """Ask until the answer is valid. Raises UsageError at the end of input."""
     while True:
-        shown = escape_control_characters(f"{question}{f' [{suggested}]' if suggested else ''}: ")
-        sys.stderr.write(shown)
+        hint = f" [{suggested}]" if suggested else ""
+        sys.stderr.write(escape_control_characters(f"{question}{hint}: "))
         sys.stderr.flush()
         line = sys.stdin.readline()
         if not line:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from mtrain.config.section import Section
-from mtrain.errors import UsageError
+from mtrain.errors import MtrainError, UsageError
 from mtrain.regular_files import MAX_CONFIG_BYTES, require_plausible
 
 MAX_NODES = 20_000  # keys and values of a document, including those that aliases repeat
@@ -22,11 +22,7 @@ _CORE_SCHEMA = {
     "int": r"[-+]?[0-9]+",
     "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
 }
-_TAGS = {
-    yaml.ScalarNode: {"!!str", *(f"!!{name}" for name in _CORE_SCHEMA)},
-    yaml.SequenceNode: {"!!seq"},
-    yaml.MappingNode: {"!!map"},
-}
+_TAGS = {"sequence": ["!!seq"], "mapping": ["!!map"], "scalar": ["!!str", *map("!!{}".format, _CORE_SCHEMA)]}
 
 
 class YamlError(ValueError):
@@ -71,7 +67,7 @@ class _YamlLoader(yaml.SafeLoader):
         problem = f"more than {MAX_NODES:,} values, with repetitions by aliases"
         _require(self._nodes <= MAX_NODES, problem, mark)
         tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-        _require(tag in _TAGS[type(node)], f"the tag {tag[:40]} is not supported here", mark)
+        _require(tag in _TAGS[node.id], f"the tag {tag[:40]} is not supported here", mark)
         self._sizes.setdefault(node, self._nodes - before)
         return node  # type: ignore[no-any-return]
 
@@ -192,10 +188,13 @@ def _is_named_pipe(path: Path) -> bool:
         return False
 
 
-def read_yaml_file(path: Path) -> Any:
-    """The value of a YAML file of a run or model folder. Raises UsageError if it is missing, unreadable, too
+def read_yaml_file(path: Path, error: type[MtrainError] = UsageError) -> Any:
+    """The value of a YAML file of a run or model folder. Raises an `error` if it is missing, unreadable, too
     large, not a regular file or not YAML."""
-    return read_document(path, is_regular=True).value
+    try:
+        return read_document(path, is_regular=True).value
+    except UsageError as problem:
+        raise error(str(problem)) from None
 
 
 def to_yaml(section: Section, exclude_unset: bool = False) -> str:

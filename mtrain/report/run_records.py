@@ -64,10 +64,7 @@ def read_run(folder: Path, name: str) -> RunRecords:
             f"{folder}: not a run folder: it has no config.yaml or no metrics.jsonl; give the run_dir of a "
             "training"
         )
-    try:
-        config = read_yaml_file(folder / "config.yaml")
-    except UsageError as error:  # an error of the folder, not of the command line
-        raise ModelError(str(error)) from None
+    config = read_yaml_file(folder / "config.yaml", ModelError)
     if not isinstance(config, dict):
         raise ModelError(f"{folder}/config.yaml: damaged: it has no keys; restore it")
     lines = list(read_steps(folder / "metrics.jsonl"))

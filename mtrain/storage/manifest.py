@@ -14,8 +14,9 @@ CARD, INFO = "README.md", "info.json"  # what a model folder says about the mode
 UNLISTED = {MANIFEST, CARD, INFO}  # at the top of a folder: these may change without making it invalid
 
 
-def sha256(file: Path, most: int = UNLIMITED) -> str:
-    """The SHA-256 of a regular file of at most `most` bytes, in hexadecimal. Raises OSError."""
+def sha256(file: Path, most: int | None = None) -> str:
+    """The SHA-256 of a file, in hexadecimal. Raises OSError, also if it is not a regular file of at most `most`
+    bytes, by default the maximum for its suffix."""
     with open_file(file, most) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -89,4 +90,4 @@ def _serialize(entries: dict[str, Any]) -> bytes:
 
 
 def _entry(file: Path) -> dict[str, int | str]:
-    return {"size": file.stat().st_size, "sha256": sha256(file)}
+    return {"size": file.stat().st_size, "sha256": sha256(file, UNLIMITED)}

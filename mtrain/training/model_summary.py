@@ -14,7 +14,6 @@ from mtrain.config.schema import Config
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.errors import ModelError, UsageError
 from mtrain.evaluation.test_scores import described_scores, read_test_scores
-from mtrain.regular_files import MAX_JSON_BYTES
 from mtrain.storage.json_records import read_record
 from mtrain.storage.manifest import INFO, MANIFEST, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import fingerprint_of, vocabulary_files
@@ -111,7 +110,7 @@ def _files(folder: Path) -> Files:
     vocabularies = [file for part in vocabulary_files(folder / "tokenizer") for file in part]
     fingerprint = tokenizer = None
     with suppress(OSError):  # `damage` says what is wrong
-        fingerprint = sha256(folder / MANIFEST, MAX_JSON_BYTES)
+        fingerprint = sha256(folder / MANIFEST)
         tokenizer = fingerprint_of(vocabularies)
     damage, is_exported = None, not (folder / "config.yaml").exists()
     names = [file.relative_to(folder).as_posix() for file in vocabularies]

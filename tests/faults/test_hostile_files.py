@@ -159,9 +159,7 @@ def test_42_a_huge_file_is_refused_even_if_the_manifest_lists_its_size(model_cop
     os.truncate(model_copy / name, 30 * 2**30)
     entries[name]["size"] = 30 * 2**30
     (model_copy / "manifest.json").write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
-    with pytest.raises(
-        ModelError, match=rf"{name}: cannot be read: too large: 32,212,254,720 bytes, at most"
-    ):
+    with pytest.raises(ModelError, match=rf"{name}: cannot be read: too large: 32,212,254,720 bytes"):
         load_model(model_copy)
 
 
