@@ -206,11 +206,14 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
         names = ["config.yaml", "model.safetensors", *(f"tokenizer/{name}" for name in vocabularies)]
         verify_folder(folder, names)
     tokenizer, file = Tokenizer(path / "tokenizer"), path / "config.yaml"
-    raw = read_yaml_file(file, ModelError)
-    if in_run:
-        config = _folder_config(validate(Config, raw, str(file), ModelError), tokenizer)
-    else:
-        config = validate(ModelFolderConfig, raw, str(file), ModelError)
+    try:
+        raw = read_yaml_file(file)
+        if in_run:
+            config = _folder_config(validate(Config, raw, str(file)), tokenizer)
+        else:
+            config = validate(ModelFolderConfig, raw, str(file))
+    except UsageError as error:  # an error of the folder, not of the command line
+        raise ModelError(str(error)) from None
     raw = config.model_dump(mode="json")
     for assignment in overrides:
         if not assignment.startswith("decoding."):

@@ -100,7 +100,7 @@ def draw_attention(source: list[str], target: list[str], weights: npt.NDArray[np
     for piece, row in zip(target, weights, strict=True):
         cells = (_SHADES[min(int(weight * len(_SHADES)), len(_SHADES) - 1)] * 2 for weight in row)
         lines.append(piece.rjust(width) + "".join(f" {cell}" for cell in cells))
-    return "\n".join(lines)
+    return escape_control_characters("\n".join(lines))
 
 
 def _number(command: str, argument: str) -> int:
