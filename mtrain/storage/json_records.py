@@ -4,7 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,8 @@ def reading(file: Path) -> Iterator[None]:
     """A context manager that logs a warning, instead of raising OSError, if a record cannot be read; nothing
     if it is missing."""
     try:
-        yield
-    except FileNotFoundError:
-        pass
+        with suppress(FileNotFoundError):
+            yield
     except OSError as error:
         log.warning("%s: cannot be read: %s; it is left out", file, error.strerror)
 
