@@ -227,3 +227,21 @@ def test_43_text_reaches_pipes_and_files_as_it_is(run_dir, tmp_path):
 def test_43_text_that_is_written_from_right_to_left_stays_readable(run_dir):
     code, shown = run_at_terminal("segment", run_dir, "--join", "\u05e9\u05dc\u05d5\u05dd\u200f\tab")
     assert (code, shown) == (0, "\u05e9\u05dc\u05d5\u05dd\u200f\tab\r\n")
+
+
+@pytest.mark.parametrize("value", ["1" * 400, "1" * 5000, "-1", "1e308", "nan"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "prepare c.yaml --workers",
+        "clean c.yaml -o out --workers",
+        "plan c.yaml --devices",
+        "plan c.yaml --price",
+        "init a b --max-minutes",
+        "translate model text --n-best",
+        "translate model text --workers",
+    ],
+)
+def test_23_numbers_of_options_have_a_range(mtrain, command, value):
+    code, _, err = mtrain(*command.split(), value)
+    assert code == 2 and command.split()[-1] in one_line(err)
