@@ -38,6 +38,7 @@ from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.model.classifier import PairClassifier
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.transformer import Transformer
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import copy_files, follow_link, write_folder, write_new_folder, write_text
 from mtrain.storage.generated import is_unedited
 from mtrain.storage.manifest import CARD, INFO, MANIFEST, read_json, sha256, verify_folder
@@ -95,7 +96,7 @@ def _is_published(folder: Path, best: Path, contents: str, verify: bool) -> bool
     with suppress(OSError, ValueError, LookupError, TypeError, ModelError):
         old, new = (read_json(path / MANIFEST) for path in (folder, best))
         same = old["model.safetensors"] == new[evaluation_weights(best).name]
-        if same and (folder / "config.yaml").read_text(encoding="utf-8") == contents:
+        if same and read_file(folder / "config.yaml") == contents.encode():
             if verify:
                 verify_folder(folder, ["config.yaml", "model.safetensors"])
             return True
@@ -220,8 +221,6 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
         names = ["config.yaml", "model.safetensors", *(f"tokenizer/{name}" for name in vocabularies)]
         verify_folder(folder, names)
     tokenizer, file = Tokenizer(path / "tokenizer"), path / "config.yaml"
-    if not file.is_file():  # reading from a pipe would block
-        raise ModelError(f"{file}: no such file")
     try:
         raw = read_yaml_file(file)
         if in_run:
@@ -260,8 +259,7 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
 def _fingerprint(folder: Path) -> str:
     """SHA-256 of the manifest of a folder; empty if it cannot be read."""
     with suppress(OSError):
-        if (folder / MANIFEST).is_file():  # reading from a pipe would block
-            return sha256(folder / MANIFEST)
+        return sha256(folder / MANIFEST)
     return ""
 
 

@@ -29,6 +29,7 @@ from mtrain.cli import (
 from mtrain.cli.help import Program, add_command
 from mtrain.cli.options import expand_home_in_paths
 from mtrain.cli.output import open_stdout
+from mtrain.control_characters import escape_control_characters
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import MtrainError, StorageError, UsageError, is_out_of_memory
 
@@ -131,9 +132,9 @@ def _describe_usage(error: Any) -> str:
 
 def _report(message: str, code: int) -> int:
     if logging.getLogger("mtrain").isEnabledFor(logging.DEBUG):
-        traceback.print_exc()
+        print(escape_control_characters(traceback.format_exc()), end="", file=sys.stderr)
     with suppress(OSError):
-        line = terminal.escape_control_characters(" ".join(message.split()))
+        line = escape_control_characters(" ".join(message.split()))
         kind = "" if code > 128 else "error: "  # above 128: stopped by a signal
         text = terminal.wrap(f"{terminal.rank_prefix()}{kind}{line}", sys.stderr)
         print(f"{clear_bars()}{text}", file=sys.stderr)

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from mtrain.cli.terminal import escape_control_characters, require_unicode
+from mtrain.cli.terminal import require_unicode
 from mtrain.config.language_names import find_language, language_name
 from mtrain.config.languages import is_same_language
 from mtrain.config.starter import holdout_size
+from mtrain.control_characters import escape_control_characters
 from mtrain.data.identify_language import EXTRA, can_identify
 from mtrain.errors import MtrainError, UsageError
 from mtrain.inspection.choose_sides import Side, Sides, choose_sides
@@ -27,8 +28,8 @@ _SHOWN = 60  # characters of a sentence
 
 
 def _show(text: str) -> str:
-    """The beginning of a sentence, for a terminal."""
-    return escape_control_characters(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+    """The beginning of a sentence."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 class Given(NamedTuple):
@@ -185,7 +186,8 @@ def _require_different(source: str, target: str) -> Languages:
 def _ask(question: str, suggested: str, parse: Callable[[str], Answer]) -> Answer:
     """Ask until the answer is valid. Raises UsageError at the end of input."""
     while True:
-        sys.stderr.write(f"{question}{f' [{suggested}]' if suggested else ''}: ")
+        hint = f" [{suggested}]" if suggested else ""
+        sys.stderr.write(escape_control_characters(f"{question}{hint}: "))
         sys.stderr.flush()
         line = sys.stdin.readline()
         if not line:
@@ -194,8 +196,8 @@ def _ask(question: str, suggested: str, parse: Callable[[str], Answer]) -> Answe
         try:
             return parse(require_unicode(line).strip() or suggested)
         except MtrainError as error:
-            _print(escape_control_characters(f"{line.strip()}: {error}"))
+            _print(f"{line.strip()}: {error}")
 
 
 def _print(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(escape_control_characters(text), file=sys.stderr)

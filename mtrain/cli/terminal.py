@@ -9,18 +9,17 @@ import shutil
 import sys
 import textwrap
 import time
-import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from mtrain.cli import clear_bars
+from mtrain.control_characters import escape_control_characters
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
 
 log = logging.getLogger(__name__)
-_DIRECTION = {*"\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"}  # change the direction of text
 STARTED = time.monotonic()  # this module is loaded when the process starts
 
 
@@ -116,16 +115,6 @@ def _wrap_line(line: str, width: int) -> str:
     first, rest = (table[0], line[len(table[0]) :]) if table else ("", line)
     words.initial_indent, words.subsequent_indent = first, " " * indent
     return words.fill(rest) if table else "\n".join(words.wrap(rest))
-
-
-def escape_control_characters(text: str) -> str:
-    """Escape the characters of text from files that a terminal would interpret: control characters, line
-    separators, what changes the direction of text, and bytes that are not text. Joiners and spaces stay."""
-    return "".join(repr(c)[1:-1] if _is_control(c) else c for c in text)
-
-
-def _is_control(c: str) -> bool:
-    return c != "\n" and (unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _DIRECTION)
 
 
 def restore_utf8(text: str) -> str:

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from mtrain.config.section import FilePath, Section
+from mtrain.config.section import Count, FilePath, PositiveInt, Section
 
 
 class CorpusSpec(Section):
@@ -67,8 +67,8 @@ class TsvCorpus(CorpusSpec):
     tsv: FilePath = Field(
         description="tab-separated file, or a pattern such as `part-*.tsv`; may be compressed (.gz, .zst)"
     )
-    source_column: int = Field(0, ge=0, description="column of the source sentence, starting at 0")
-    target_column: int = Field(1, ge=0, description="column of the target sentence, starting at 0")
+    source_column: Count = Field(0, description="column of the source sentence, starting at 0")
+    target_column: Count = Field(1, description="column of the target sentence, starting at 0")
     header: bool = Field(
         False, description="whether the first line of each file contains the names of the columns"
     )
@@ -151,10 +151,9 @@ class ToyCorpus(CorpusSpec):
 class Holdout(Section):
     """A validation set that is taken out of the training corpora."""
 
-    holdout: int = Field(
-        ge=1,
+    holdout: PositiveInt = Field(
         description="number of pairs to hold out, each with a different source, drawn at random with `seed` "
-        "from all corpora, whatever their weights; training leaves out every pair with one of these sources",
+        "from all corpora, whatever their weights; training leaves out every pair with one of these sources"
     )
 
 

@@ -23,12 +23,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     Raises UsageError that names the file, the line and the key of the problem.
     """
     files = read_chain(path_of(path))
-    try:
-        raw: Any = {}
-        for file in reversed(files):
-            raw = merge(raw, file.value)
-    except RecursionError:
-        raise UsageError(f"{path}: nested too deeply") from None
+    raw: Any = {}
+    for file in reversed(files):
+        raw = merge(raw, file.value)
     for assignment in overrides:
         raw = override(raw, assignment)
     return validate(Config, raw, lambda keys: find_origin(keys, files, overrides))

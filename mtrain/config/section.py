@@ -8,8 +8,10 @@ from pydantic_core import PydanticCustomError
 
 from mtrain.paths import expand_home
 
-PositiveInt = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+MAX_INT = 10**12  # enough for "never"; computations with larger numbers could overflow
+Count = Annotated[int, Field(ge=0, le=MAX_INT)]
+PositiveInt = Annotated[int, Field(ge=1, le=MAX_INT)]
+PositiveFloat = Annotated[float, Field(gt=0, le=1e9)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 FilePath = Annotated[str, AfterValidator(expand_home)]  # of a file or folder, or a pattern of files

@@ -11,6 +11,7 @@ from mtrain.data.rejections import REJECTIONS
 from mtrain.data.sources import SOURCES
 from mtrain.data.summary import SUMMARY, read_summary
 from mtrain.errors import ModelError, StorageError, UsageError
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import recover
 from mtrain.storage.locks import owner_file, wait_for_lock
 
@@ -79,7 +80,7 @@ def _require_no_foreign_files(folder: Path, shared: bool) -> None:
     if not shared or not folder.exists() or owner_file(folder / LOCK).exists():
         return
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-        if json.loads((folder / SUMMARY).read_bytes())["fingerprint"]:
+        if json.loads(read_file(folder / SUMMARY))["fingerprint"]:
             return
     names = (file.name for file in folder.iterdir())
     if foreign := sorted(

@@ -15,6 +15,7 @@ from mtrain.config.languages import changed_bleu_tokenizers
 from mtrain.errors import MtrainError
 from mtrain.evaluation.evaluate import TestSet, configured_test_sets, evaluate_set
 from mtrain.evaluation.metrics import Score, make_metrics
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import MANIFEST, sha256, sha256_of_json
 
@@ -107,6 +108,6 @@ def read_test_scores(run_dir: Path) -> list[TestScores]:
 
 def _read(run_dir: Path) -> _Record | None:
     try:
-        return _Record.model_validate_json((run_dir / FILE).read_bytes())
+        return _Record.model_validate_json(read_file(run_dir / FILE))
     except (OSError, ValueError):
         return None

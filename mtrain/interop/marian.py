@@ -29,6 +29,7 @@ from mtrain.interop.generation_config import (
 from mtrain.interop.huggingface import read_object, read_weights, source_folder
 from mtrain.interop.marian_tensors import from_marian, starts_like, to_marian, without_last_token
 from mtrain.paths import path_of
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import require_new_folder, write_new_folder, write_text
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import Vocabulary
@@ -136,7 +137,7 @@ def _take_tokenizer(
     for name in ("source.spm", "target.spm", *mappings.values()):
         if not (folder / name).is_file():
             raise ModelError(f"{folder}: missing file {name}")
-    own = separate or (folder / "source.spm").read_bytes() == (folder / "target.spm").read_bytes()
+    own = separate or read_file(folder / "source.spm") == read_file(folder / "target.spm")
     for side, mapping in mappings.items():
         shutil.copyfile(folder / f"{side}.spm", into / f"{side}.model")
         ids = Vocabulary(into / f"{side}.model", folder / mapping).ids

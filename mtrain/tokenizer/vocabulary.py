@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 from sentencepiece import SentencePieceProcessor
 
 from mtrain.errors import ModelError
+from mtrain.regular_files import read_file
 
 SPACE = "\u2581"  # how SentencePiece represents a space
 _NORMAL, _USER_DEFINED = 1, 4  # types of pieces in a SentencePiece model
@@ -193,9 +194,7 @@ def _load(file: Path) -> SentencePieceProcessor:
 
 def _read(file: Path, kind: str) -> bytes:
     try:
-        if file.exists() and not file.is_file():
-            raise ModelError(f"{file}: the {kind} is not a file")  # reading a pipe might never end
-        return file.read_bytes()
+        return read_file(file)
     except OSError as error:
         raise ModelError(f"{file}: cannot read the {kind}: {error.strerror}") from None
 

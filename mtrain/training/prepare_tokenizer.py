@@ -19,6 +19,7 @@ from mtrain.data.same_inputs import describe_data
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.summary import CURE
 from mtrain.errors import ModelError, UsageError
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import copy_files, write_folder, write_text
 from mtrain.storage.manifest import MANIFEST
 from mtrain.tokenizer.learn import Sentences, train_tokenizer
@@ -106,7 +107,7 @@ def prepare_tokenizer(
             cure = "give another --run-dir" if trained else "replace it with `mtrain tokenize CONFIG --force`"
             raise UsageError(f"{folder}: was learned with other tokenizer settings; restore them, or {cure}")
         of_run = not trained and not shared and learned_from.exists()
-        if of_run and learned_from.read_text(encoding="utf-8") != hashes():
+        if of_run and read_file(learned_from) != hashes().encode():
             log.warning(
                 "data.train, filters, augment or temperature has changed since the tokenizer was learned; "
                 "to learn it again, run `mtrain tokenize CONFIG --force`"

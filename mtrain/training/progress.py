@@ -19,6 +19,7 @@ from mtrain.errors import DivergedError
 from mtrain.interop.formats import describe_exports
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.progress_bar import Bar
+from mtrain.regular_files import read_lines
 from mtrain.storage.atomic import follow_link, write_atomically
 from mtrain.training.record_translations import remove_later_samples
 from mtrain.training.step import StepMetrics
@@ -71,7 +72,7 @@ class Progress:
     def remove_later_records(self) -> None:
         """Remove lines from metrics.jsonl and samples.jsonl that a resumed run will write again."""
         if self.file.exists():
-            lines = self.file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+            lines = (line.decode("utf-8", "replace") for line in read_lines(self.file))
             write_atomically(self.file, "".join(filter(self._is_current, lines)))
         remove_later_samples(self.run_dir, self.state.step)
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mtrain import __version__
-from mtrain.cli.terminal import escape_control_characters
+from mtrain.control_characters import escape_control_characters
 from tests.support.cli import CLOSED, handling, one_line, run_forked
 
 COMPUTE = ("demo", "fit", "translate", "score", "evaluate", "rerank", "report")

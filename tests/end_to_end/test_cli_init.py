@@ -363,7 +363,7 @@ def test_unreadable_lines_are_skipped_by_the_config(mtrain):
             2,
             "a and b: the languages are not known; give --source-lang and --target-lang",
         ),
-        ({"a": b"x", "b": b"y"}, "a b --max-minutes inf", 2, "--max-minutes inf: must be a finite number"),
+        ({"a": b"x", "b": b"y"}, "a b --max-minutes inf", 2, "--max-minutes inf: must be at most 1000000000"),
         ({"a": b"x", "b": b"y"}, "a b --target-lang d.e", 2, "--target-lang d.e: give a code such as en"),
         (
             {"a": b"x\n", "b": b"x\n"},

@@ -3,10 +3,11 @@
 import io
 import math
 import os
+import pty
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NoReturn
@@ -76,6 +77,20 @@ def run_forked(
         out.seek(0)
         err.seek(0)
         return code, out.read().decode(), err.read().decode()
+
+
+def run_at_terminal(*arguments: object) -> tuple[int, str]:
+    """Run a command in a forked process whose standard streams are a terminal; returns its exit code and what
+    the terminal receives."""
+    screen, terminal = pty.openpty()
+    child = start_forked(*arguments, streams=[terminal] * 3)
+    os.close(terminal)
+    shown = b""
+    with suppress(OSError):  # at the end
+        while received := os.read(screen, 4096):
+            shown += received
+    os.close(screen)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), shown.decode()
 
 
 def start_forked(*arguments: object, streams: list[int]) -> int:
