@@ -154,23 +154,28 @@ class CometProcess:
 
 class Comet:
     """COMET as one of sacreBLEU's metrics for one list of sources, so that sacreBLEU's significance tests
-    apply to it: the score of a corpus is the mean of the scores of its sentences. Of several references,
-    COMET uses the first."""
+    apply to it: the score of a corpus is the mean of the scores of its sentences. Of several references
+    of a sentence, COMET uses the first."""
 
     def __init__(self, process: CometProcess, sources: Sequence[str]):
         self._process, self._sources = process, sources
         self._known: dict[tuple[str, ...], list[float]] = {}
 
-    def sentence_scores(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+    def sentence_scores(
+        self, hypotheses: Sequence[str], references: Sequence[Sequence[str | None]]
+    ) -> list[float]:
         """The score of each sentence, computed once. Raises what `CometProcess.score` raises, and DataError
         if numbers of lines differ."""
         require_equal_counts(hypotheses, [self._sources, *references])
         key = tuple(hypotheses)
         if key not in self._known:
-            self._known[key] = self._process.score(self._sources, hypotheses, references[0])
+            first = [next(filter(None, row), "") for row in zip(*references, strict=True)]
+            self._known[key] = self._process.score(self._sources, hypotheses, first)
         return self._known[key]
 
-    def corpus_score(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> "CometScore":
+    def corpus_score(
+        self, hypotheses: Sequence[str], references: Sequence[Sequence[str | None]]
+    ) -> "CometScore":
         """The mean of the scores of the sentences."""
         return self._aggregate_and_compute(self._extract_corpus_statistics(hypotheses, references))
 
@@ -184,7 +189,7 @@ class Comet:
     # The methods that sacreBLEU's `PairedTest` calls: statistics of each sentence, their sum, and a score.
 
     def _extract_corpus_statistics(
-        self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]
+        self, hypotheses: Sequence[str], references: Sequence[Sequence[str | None]]
     ) -> list[list[float]]:
         return [[score, 1.0] for score in self.sentence_scores(hypotheses, references)]
 
