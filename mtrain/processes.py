@@ -11,12 +11,15 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Generic, NamedTuple, TypeVar
 
 from mtrain.worker_messages import Message, receive, send, to_exception
@@ -34,6 +37,7 @@ _MAIN = (
 # Makes glibc reuse large blocks of memory, as `mtrain.device.keep_freed_memory` does, which imports PyTorch.
 _REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
 _AHEAD = 2  # tasks for each process that are prepared in advance
+SILENCE = 30.0  # seconds after which a process that neither answers nor computes is reported
 _PATIENCE = 5.0  # seconds that a process whose pipe is closed may still take to end
 
 
@@ -54,6 +58,38 @@ def describe_end(code: int) -> str:
     return f"was killed by {name}" + ", perhaps because memory ran out" * (name == "SIGKILL")
 
 
+@contextmanager
+def reporting_silence(pid: int, name: str) -> Iterator[None]:
+    """Log a warning while the block waits for a process that has not answered for `SILENCE` seconds, and has
+    not computed either (where that is known, on Linux): it is stopped, or waits for something itself."""
+    answered = threading.Event()
+    threading.Thread(target=_report_silence, args=(answered, pid, name), daemon=True).start()
+    try:
+        yield
+    finally:
+        answered.set()
+
+
+def _report_silence(answered: threading.Event, pid: int, name: str) -> None:
+    used, active, patience = _computing_time(pid), time.monotonic(), SILENCE
+    while not answered.wait(SILENCE / 10):
+        before, used, now = used, _computing_time(pid), time.monotonic()
+        if used != before:
+            active = now
+        elif now - active >= patience:
+            message = "%s (process %d) has not answered or computed for %.0f s; still waiting for it"
+            log.warning(message, name, pid, now - active)
+            patience *= 10
+
+
+def _computing_time(pid: int) -> list[str]:
+    """The computing time of a process, in the units of the system; empty if it is not known."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    except OSError:  # not on Linux, or the process has ended
+        return []
+
+
 class WorkerProcess:
     """The parent's side of a worker process."""
 
@@ -63,6 +99,7 @@ class WorkerProcess:
         if not sys.executable or getattr(sys, "frozen", False):
             raise OSError("this program is not run by a Python interpreter")
         self.ready = False  # whether `prepare` is done
+        self.name = f"the worker process of {module.removeprefix('mtrain.')}"
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _MAIN, module],
             stdin=subprocess.PIPE,
@@ -121,7 +158,8 @@ class WorkerProcess:
     @contextmanager
     def _noticing_end(self) -> Iterator[None]:
         try:
-            yield
+            with reporting_silence(self.process.pid, self.name):
+                yield
         except (OSError, ValueError, EOFError) as error:
             raise WorkerEndedError(self.kill(_PATIENCE)) from error
 
@@ -201,6 +239,9 @@ class WorkerPool:
                 while pending:
                     done, future = pending.popleft()
                     yield done, future.result()
+            except KeyboardInterrupt:
+                self.close()  # its threads would wait for processes that are stopped
+                raise
             finally:
                 for _, future in pending:
                     future.cancel()

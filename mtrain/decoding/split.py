@@ -94,7 +94,7 @@ class Part(NamedTuple):
     prefix: list[int]  # ids that its translation begins with
     key: tuple[int, int]  # seeds sampling: index of the line in the whole input, of the part in the line
     # for alignments: the word of the line that each source id but EOS belongs to; -1: an added language tag
-    words: Sequence[int] = ()
+    words: tuple[int, ...] = ()
 
 
 class Splitter(NamedTuple):
@@ -121,7 +121,7 @@ class Splitter(NamedTuple):
             prefix, filled = prefix_ids[line], list(filter(None, of_line))
             if prefix and len(filled) > 1:
                 raise SplitPrefixError(first + line, len(filled))
-            words: Sequence[Sequence[int]] = [()] * len(filled)
+            words: list[tuple[int, ...]] = [()] * len(filled)
             if self.alignments and filled:
                 words = self._words(texts[line], is_whole, filled)
             for number, (part, of_part) in enumerate(zip(filled, words, strict=True)):
@@ -129,7 +129,7 @@ class Splitter(NamedTuple):
                 parts.append(Part(line, ids, prefix, key, of_part))
         return parts
 
-    def _words(self, text: str, is_whole: bool, parts: list[list[int]]) -> list[list[int]]:
+    def _words(self, text: str, is_whole: bool, parts: list[list[int]]) -> list[tuple[int, ...]]:
         """`Part.words` of the parts of a line."""
         source, positions, end = self.tokenizer.source, [], 0
         sentences = [text] if is_whole else self._sentences(text)
@@ -141,7 +141,7 @@ class Splitter(NamedTuple):
         repeated = words[: len(source.tag(source.encode(sentences[:1])[0]))]  # see `split_line`
         rest = iter(words[len(repeated) :])
         added = [-1] * len(self.tag)
-        return [[*added, *repeated, *islice(rest, len(part) - len(repeated))] for part in parts]
+        return [(*added, *repeated, *islice(rest, len(part) - len(repeated))) for part in parts]
 
     def _split_lines(self, texts: Sequence[str]) -> Iterator[tuple[bool, list[list[int]]]]:
         """The source ids of the parts of each line, and whether the line was encoded as a whole."""

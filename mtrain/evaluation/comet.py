@@ -15,7 +15,7 @@ from sacrebleu.metrics.base import Score, Signature
 from mtrain.errors import StorageError, UsageError
 from mtrain.evaluation import comet_process
 from mtrain.evaluation.metrics import require_equal_counts
-from mtrain.processes import describe_end
+from mtrain.processes import describe_end, reporting_silence
 from mtrain.progress_bar import ProgressBar
 
 log = logging.getLogger(__name__)
@@ -88,8 +88,9 @@ class CometProcess:
         with ProgressBar("comet: scored", "sentences", len(rows)) as bar:
             for start in range(0, len(rows), GROUP):
                 group = rows[start : start + GROUP]
-                self._send(process, group)
-                scores += [float(self._answer(process, "score", (int, float))) for _ in group]
+                with reporting_silence(process.pid, "the process of COMET"):
+                    self._send(process, group)
+                    scores += [float(self._answer(process, "score", (int, float))) for _ in group]
                 bar.add(len(group))
         return scores
 
@@ -122,7 +123,8 @@ class CometProcess:
             start_new_session=True,  # only this process handles Ctrl-C
         )
         self._process = process
-        self.version = str(self._answer(process, "version", str))
+        with reporting_silence(process.pid, "the process of COMET"):
+            self.version = str(self._answer(process, "version", str))
         return process
 
     def _send(self, process: "subprocess.Popen[str]", rows: Sequence[tuple[str, str, str]]) -> None:
