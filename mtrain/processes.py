@@ -16,7 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ _MAIN = (
 )
 # Makes glibc reuse large blocks of memory, as `mtrain.device.keep_freed_memory` does, which imports PyTorch.
 _REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
+_POLL = 0.2  # seconds between calls of `check`
 _AHEAD = 2  # tasks for each process that are prepared in advance
 SILENCE = 30.0  # seconds after which a process that neither answers nor computes is reported
 _PATIENCE = 5.0  # seconds that a process whose pipe is closed may still take to end
@@ -207,10 +208,14 @@ class WorkerPool:
         tasks: Iterable[Task],
         remote: Callable[[WorkerProcess, Task], Result],
         local: Callable[[Task], Result],
+        check: Callable[[], object] = lambda: None,
     ) -> Iterator[tuple[Task, Result]]:
         """Yield each task and its result, in order. A task is given to `remote` with a free process. A
         process that ends is replaced once; after that, or if a process cannot be started, its tasks are given
-        to `local`. Raises what they raise."""
+        to `local`. Raises what they raise.
+
+        `check` is called while a result is waited for. After a KeyboardInterrupt or a CancelledError, which it
+        may raise, the pool is closed: a process that is stopped would never end its task."""
 
         def run(task: Task) -> Result:
             slot = self._free.get()
@@ -235,12 +240,12 @@ class WorkerPool:
                     pending.append((task, threads.submit(run, task)))
                     if len(pending) > _AHEAD * self.count:
                         done, future = pending.popleft()
-                        yield done, future.result()
+                        yield done, _result(future, check)
                 while pending:
                     done, future = pending.popleft()
-                    yield done, future.result()
-            except KeyboardInterrupt:
-                self.close()  # its threads would wait for processes that are stopped
+                    yield done, _result(future, check)
+            except (KeyboardInterrupt, CancelledError):
+                self.close()
                 raise
             finally:
                 for _, future in pending:
@@ -256,6 +261,12 @@ class WorkerPool:
     def close(self) -> None:
         """End the processes."""
         self._end()
+
+
+def _result(future: Future[Result], check: Callable[[], object]) -> Result:
+    while not wait([future], _POLL).done:
+        check()
+    return future.result()
 
 
 def _kill_all(pid: int, processes: list[WorkerProcess]) -> None:

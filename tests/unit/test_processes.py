@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,18 @@ def test_45_ctrl_c_ends_the_wait_for_a_stopped_process(stopped, monkeypatch):
             list(calls(pool, ("echo", 1)))
     finally:
         signal.signal(signal.SIGINT, handler)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_45_work_that_is_cancelled_does_not_wait_for_a_stopped_process(stopped):
+    pool, pid = stopped
+
+    def check() -> None:
+        raise CancelledError
+
+    task = Message({"action": "echo", "value": 1})
+    with pytest.raises(CancelledError):
+        list(pool.map([task], lambda process, task: process.call(task), lambda _: None, check))
     assert not Path(f"/proc/{pid}").exists()
 
 
