@@ -214,8 +214,8 @@ class WorkerPool:
         process that ends is replaced once; after that, or if a process cannot be started, its tasks are given
         to `local`. Raises what they raise.
 
-        `check` is called while a result is waited for. After a KeyboardInterrupt or a CancelledError, which it
-        may raise, the pool is closed: a process that is stopped would never end its task."""
+        `check` is called while a result is waited for. After a KeyboardInterrupt or a CancelledError, which
+        it may raise, the pool is closed: a process that is stopped would never end its task."""
 
         def run(task: Task) -> Result:
             slot = self._free.get()

@@ -32,6 +32,6 @@
 33  a rank with another config: an error before the first step that names the rank and the key
 34  torchrun restarts ranks that were killed: the run finishes as if nothing had happened (test_torchrun.py)
 35  out of memory on one of several ranks: all try again, or end and resume, with smaller micro-batches
-38  torchrun restarts a translation: resumed with files, refused with pipes (test_torchrun.py, test_cli_ranks.py)
+38  torchrun restarts a translation: resumed with files, an error with pipes (test_torchrun.py)
 45  a worker process that is stopped: reported, waited for until Ctrl-C (test_processes.py, test_workers.py)
 """
