@@ -215,6 +215,36 @@ def test_a_trained_model_translates_the_same(run_dir, tmp_path):
         )
 
 
+@pytest.mark.parametrize(("beam_size", "length_penalty"), [(1, 1.0), (5, 0.0), (5, 0.6), (5, 1.0), (5, 1.2)])
+def test_prefixed_translations_and_scores_equal_those_of_ctranslate2(
+    run_dir, tmp_path, beam_size, length_penalty
+):
+    """Improbable prefixes, the beginnings of other translations, must not make the rest longer."""
+    export_model(run_dir, tmp_path / "out", "ctranslate2", None, SOURCES[:1])
+    texts, others = SOURCES[:6], [target for _, target in PAIRS[1:6]]
+    prefixes = ["", *(" ".join(target.split()[:2]) for target in others)]
+    overrides = [f"decoding.beam_size={beam_size}", f"decoding.length_penalty={length_penalty}"]
+    overrides += ["decoding.precision=fp32", "decoding.max_length_offset=50"]
+    translator = Translator.load(run_dir, "cpu", overrides)
+    sides = [(translator.tokenizer.source, texts), (translator.tokenizer.target, prefixes)]
+    source, prefix = ([[side.pieces[i] for i in ids] for ids in side.encode(lines)] for side, lines in sides)
+    exported = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", compute_type="float32")
+    found = exported.translate_batch(
+        source,
+        target_prefix=prefix,
+        beam_size=beam_size,
+        patience=2,
+        length_penalty=length_penalty,
+        min_decoding_length=0,
+        return_scores=True,
+    )
+    ours = translator.translate(texts, prefixes=prefixes)
+    assert [one.text for one in ours] == [
+        translator.tokenizer.target.join(one.hypotheses)[0] for one in found
+    ]
+    assert [one.score for one in ours] == pytest.approx([one.scores[0] for one in found], abs=1e-4)
+
+
 @pytest.mark.parametrize("format", get_args(Format))
 def test_a_forbidden_token_that_does_not_exist_is_an_error(tokenizers, tmp_path, format):
     model = random_model(tmp_path / "model", tokenizers[True], DecodingConfig(), norm="post")
