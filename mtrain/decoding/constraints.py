@@ -10,14 +10,15 @@ from mtrain.config.decoding import DecodingConfig
 from mtrain.config.model import ModelConfig
 from mtrain.errors import UsageError
 from mtrain.kernels.topk import logsumexp
+from mtrain.tokenizer.utf8 import LONGEST
 
 FREE = -1  # in a matrix of prefixes: any token may be generated here
 
 
 class Constraints:
     """The tokens that must not be generated in B sentences: `forbidden_ids`, EOS before the minimum length,
-    tokens that would repeat an n-gram, and tokens that deviate from a required prefix. The prefix overrides
-    the others.
+    tokens that would repeat an n-gram, bytes that would not be UTF-8, and tokens that deviate from a required
+    prefix. The prefix overrides the others.
 
     A forbidden token gets the logit -inf, and the others keep their probabilities, so the log-probability of
     a translation does not depend on the constraints. With `renormalize` and `force_eos`, it does, as in
@@ -31,9 +32,10 @@ class Constraints:
         max_lengths: Tensor,
         model_config: ModelConfig,
         prefixes: Sequence[Sequence[int]] | None,
+        utf8_states: Tensor | None = None,
     ):
-        """`lengths` (B) of the sources, `max_lengths` (B) of the translations. Raises UsageError if a
-        forbidden id is not in the vocabulary."""
+        """`lengths` (B) of the sources, `max_lengths` (B) of the translations, `utf8_states` (8, V) of the
+        vocabulary. Raises UsageError if a forbidden id is not in the vocabulary."""
         self.eos_id, self.ngram = model_config.eos_id, config.no_repeat_ngram
         self.renormalize = config.renormalize
         if config.forbidden_ids:
@@ -47,7 +49,10 @@ class Constraints:
             longest = max(map(len, prefixes))
             rows = [[*prefix, *[FREE] * (longest - len(prefix))] for prefix in prefixes]
             self.prefixes = torch.tensor(rows, device=lengths.device)  # (B, P)
-        tensors = (self.min_lengths, self.eos_at, self.prefixes)
+        self.utf8_states = utf8_states
+        if utf8_states is not None:
+            self.inner_bytes = (utf8_states[0] < 0).nonzero().squeeze(1)  # never between characters
+        tensors = (self.min_lengths, self.eos_at, self.prefixes, utf8_states)
         self.any = bool(self.ngram or config.forbidden_ids or any(x is not None for x in tensors))
 
     def apply_(self, logits: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
@@ -80,20 +85,42 @@ class Constraints:
         if self.min_lengths is not None:
             too_short = self.min_lengths[sentences] > position + 1
             rows[:, :, self.eos_id].masked_fill_(too_short[:, None], -math.inf)
+        inside = self._mask_broken_characters_(rows, tokens)
         if self.ngram and position >= self.ngram:
-            self._mask_repeated_(rows, tokens)
+            self._mask_repeated_(rows, tokens, inside)
         if required is not None:
             rows.masked_fill_(required != FREE, -math.inf)
             first = torch.where(required == FREE, rows[:, :, :1], required_logits)
             rows.scatter_(2, required.clamp(min=0), first)
         return rows
 
-    def _mask_repeated_(self, rows: Tensor, tokens: Tensor) -> None:
-        """Set the logits of tokens to -inf that would repeat an n-gram of `tokens`."""
+    def _mask_broken_characters_(self, rows: Tensor, tokens: Tensor) -> Tensor | None:
+        """Set the logits of tokens to -inf that would not continue `tokens` as valid UTF-8. Returns which of
+        the rows (B', K) are inside a character; None if there are none."""
+        after = self.utf8_states
+        if after is None:
+            return None
+        if not tokens.size(2) or not after[0, tokens[:, :, -1]].any():  # all characters are complete
+            rows.index_fill_(2, self.inner_bytes, -math.inf)
+            return None
+        state = tokens.new_zeros(tokens.shape[:2])  # (B', K)
+        for token in tokens[:, :, 1 - LONGEST :].unbind(2):
+            state = after[state, token].clamp(min=0).long()
+        inside = state > 0
+        continued = rows[inside].masked_fill(after[state[inside]] < 0, -math.inf)
+        rows.index_fill_(2, self.inner_bytes, -math.inf)
+        rows[inside] = continued
+        return inside
+
+    def _mask_repeated_(self, rows: Tensor, tokens: Tensor, inside: Tensor | None) -> None:
+        """Set the logits of tokens to -inf that would repeat an n-gram of `tokens`, except `inside` a
+        character, which may have to contain the same bytes as another one."""
         n = self.ngram
         ngrams = tokens.unfold(2, n, 1)  # (B', K, T-n+1, n)
         last = tokens[:, :, None, tokens.size(2) - n + 1 :]  # the n - 1 tokens before the next one
         repeats = (ngrams[..., :-1] == last).all(dim=-1)  # (B', K, T-n+1)
+        if inside is not None:
+            repeats &= ~inside[:, :, None]
         masked = torch.zeros_like(rows).scatter_reduce_(2, ngrams[..., -1], repeats.to(rows.dtype), "amax")
         rows.masked_fill_(masked > 0, -math.inf)
 

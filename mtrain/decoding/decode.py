@@ -59,7 +59,9 @@ def decode_batch(ensemble: Ensemble, task: DecodingTask) -> list[list[Translatio
     pad_id, most = ensemble.models[0].config.pad_id, position_limit(ensemble.models)
     source, keep = padded([part.source for part in parts], pad_id, ensemble.device, _SOURCE_MULTIPLE, most)
     prefixes, keys = [part.prefix for part in parts], [part.key for part in parts]
-    found = search(ensemble.models, source, keep, config, prefixes, keys, scored)
+    known = ensemble.tokenizer.target.utf8_states
+    states = None if known is None else torch.from_numpy(known).to(ensemble.device)
+    found = search(ensemble.models, source, keep, config, prefixes, keys, scored, states)
     found = [
         _possible(hypotheses, ensemble.models, config, part)
         for hypotheses, part in zip(found, parts, strict=True)
@@ -72,7 +74,8 @@ def decode_batch(ensemble: Ensemble, task: DecodingTask) -> list[list[Translatio
     return [
         [
             Translation(
-                next(texts),
+                # A translation that was cut may end inside a character.
+                next(texts) if h.finished and not config.force_eos else next(texts).rstrip("\ufffd"),
                 h.score if scored else math.nan,
                 h.log_prob if scored else math.nan,
                 len(h.ids) + h.finished,

@@ -29,12 +29,14 @@ def search(
     prefixes: Sequence[Sequence[int]] | None = None,
     keys: Sequence[tuple[int, ...]] = (),
     scored: bool = True,
+    utf8_states: Tensor | None = None,
 ) -> list[list[Hypothesis]]:
     """Return the best hypotheses of each of B sentences, best first: up to `beam_size`, or `samples`.
 
     `source` (B, S) contains ids that end with EOS; `source_keep` (B, S) is True at tokens. Several models
     form an ensemble; all are in eval mode. `prefixes` are ids that the translations begin with. `keys`
-    identify the sentences for the random numbers of sampling.
+    identify the sentences for the random numbers of sampling. With the `utf8_states` (8, V) of the
+    vocabulary, byte pieces are generated only where they spell valid UTF-8.
 
     Without `scored`, greedy search skips the normalizers, and log-probabilities only indicate failures: -inf
     if all tokens were forbidden, NaN or inf if the model's outputs are not finite.
@@ -43,7 +45,7 @@ def search(
     """
     lengths = source_keep.sum(1).to(widest_float(source.device))
     max_lengths = _max_lengths(models, lengths, config, prefixes)
-    constraints = Constraints(config, lengths, max_lengths, models[0].config, prefixes)
+    constraints = Constraints(config, lengths, max_lengths, models[0].config, prefixes, utf8_states)
     steps, sampled = int(max_lengths.max()), config.samples is not None
     if not sampled and (config.beam_size > 1 or config.coverage_penalty):
         predictor = Predictor(models, source, source_keep, config.beam_size, steps)

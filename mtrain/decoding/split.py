@@ -1,6 +1,7 @@
 """Splitting the input into windows of lines, and lines into parts: all lines, or those that are too long."""
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -8,9 +9,10 @@ from typing import NamedTuple
 from sentencex import segment
 
 from mtrain.config.decoding import Split
-from mtrain.config.languages import base_language
+from mtrain.config.languages import base_language, split_tag
+from mtrain.decoding.translation import LINE_BREAK
 from mtrain.errors import DataError, UsageError
-from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer, valid_text
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +33,8 @@ def windows(
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yield windows of lines and the prefixes of their translations, if any: at most `most` lines each, fewer
     if they are long (see `WINDOW_CHARACTERS`), or if `paused(waited)` is true after a line, where `waited` is
-    the time in seconds since the first line of the window was read.
+    the time in seconds since the first line of the window was read. Unpaired surrogates are replaced; see
+    `valid_text`.
 
     Raises UsageError if there are more or fewer prefixes than lines. A DataError of `lines` or `prefixes` is
     raised after a window with the lines before it.
@@ -51,9 +54,9 @@ def windows(
                 beginning = next(rest, None)
                 if beginning is None:
                     raise UsageError("fewer prefixes than lines; give one for each line (it may be empty)")
-                beginnings.append(beginning)
+                beginnings.append(valid_text(beginning))
                 size += len(beginning)
-            texts.append(text)
+            texts.append(valid_text(text))
             size += len(text)
             is_full = len(texts) >= wanted or size >= most_characters
             if is_full or paused(time.monotonic() - started):
@@ -78,32 +81,87 @@ class Part(NamedTuple):
     source: list[int]  # ids, ending in EOS
     prefix: list[int]  # ids that its translation begins with
     key: tuple[int, int]  # seeds sampling: index of the line in the whole input, of the part in the line
+    added: int = 0  # words at the beginning of the source that the line does not have: a language tag
+
+
+class Line(NamedTuple):
+    """A line to translate, without its language tag."""
+
+    tag: list[int]  # source ids before it
+    text: str
+    added: int  # words of the tag that the line did not have
 
 
 class Splitter(NamedTuple):
     """Splits lines of a language into parts of at most `longest` tokens each, including EOS. Each part begins
-    with the ids of the language tag `tag`."""
+    with the ids of the language tag `tag`, or of a tag that the line begins with; if the tag `is_chosen`, it
+    is an error if they differ."""
 
     tokenizer: Tokenizer
     longest: int
     language: str
     mode: Split = "long"  # `decoding.split`
     tag: Sequence[int] = ()
+    is_chosen: bool = False
 
     def parts_of(self, texts: Sequence[str], prefixes: Sequence[str], first: int) -> list[Part]:
-        """The parts of a window of lines; none for an empty line.
+        """The parts of all lines of a window of texts; none for an empty line.
 
-        The prefix of a line belongs to its first part. `first` is the index of the first line in the whole
-        input.
+        The prefix of a text belongs to its first part. `first` is the index of the first line in the whole
+        input. Raises UsageError if a prefix has several lines, and the errors of `lines_of`.
         """
-        tokenizer, tag = self.tokenizer, self.tag
-        prefix_ids = tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
-        parts = []
-        for line, of_line in enumerate(self._split_lines(texts)):
+        lines: list[Line] = []
+        owners: list[int] = []  # the texts that the lines belong to
+        for owner, text in enumerate(texts):
+            lines += self.lines_of(text, first + len(lines) + 1)
+            owners += [owner] * (len(lines) - len(owners))
+        if any("\n" in prefix.strip() for prefix in prefixes):
+            raise UsageError("a prefix contains a line break; give the beginning of one line")
+        prefix_ids = dict(enumerate(self.tokenizer.encode_target(list(prefixes))))
+        parts, eos = [], self.tokenizer.special.eos
+        split = self._split_lines([line.text for line in lines])
+        for index, (line, of_line) in enumerate(zip(lines, split, strict=True)):
             for number, part in enumerate(filter(None, of_line)):
-                prefix = prefix_ids[line] if number == 0 else []
-                parts.append(Part(line, [*tag, *part, tokenizer.special.eos], prefix, (first + line, number)))
+                prefix, key = prefix_ids.pop(owners[index], []), (first + index, number)
+                parts.append(Part(index, [*line.tag, *part, eos], prefix, key, line.added))
         return parts
+
+    def encode(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
+        """The source ids of texts that are not to be split, with language tags and without EOS. `first` is
+        the index of the first text in the whole input."""
+        tagged = [self._tag_of(text, list(self.tag), number) for number, text in enumerate(texts, first + 1)]
+        rows = self.tokenizer.encode_source([text for _, text in tagged])
+        return [[*tag, *ids] for (tag, _), ids in zip(tagged, rows, strict=True)]
+
+    def lines_of(self, text: str, number: int) -> list[Line]:
+        """The lines of a text, of which the first has a number, from 1. The tag, or other symbols, that a
+        line begins with are also those of the next lines that have none. Raises UsageError if its language
+        tag contradicts the chosen one."""
+        pattern, symbols, tag = self.tokenizer.source.symbol_pattern, "", list(self.tag)
+        lines = []
+        for index, whole in enumerate(LINE_BREAK.split(text)[::2]):
+            tag, line = self._tag_of(whole, tag, number + index)
+            if pattern and (found := re.match(rf"(?:\s*(?:{pattern.pattern}))+", line, pattern.flags)):
+                symbols = f"{found[0].strip()} "
+            elif line.strip():
+                line = symbols + line
+            tag_words = sum(self.tokenizer.word_starts(tag))
+            lines.append(Line(tag, line, tag_words + len(line.split()) - len(whole.split())))
+        return lines
+
+    def _tag_of(self, text: str, tag: list[int], number: int) -> tuple[list[int], str]:
+        """The ids of the language tag of a line, by default `tag`, and the line without it."""
+        language, rest = split_tag(text.lstrip()) if tag else (None, text)
+        given = text.removesuffix(rest).split()
+        names = {i: self.tokenizer.source.pieces[i] for i in self.tokenizer.source.symbols}
+        default = [names[i] for i in tag if i in names]
+        if language is None or len(given) > len(default) or not set(given) <= set(names.values()):
+            return tag, text
+        missing = default[: len(default) - len(given)]  # the source language
+        if self.is_chosen and [*missing, *given] != default:
+            found = f"line {number} begins with {' '.join(given)}, but {' '.join(default)} was chosen"
+            raise UsageError(f"{found}; remove the tag of the line, or do not choose languages")
+        return self.tokenizer.tag_ids(" ".join([*missing, *given])), rest
 
     def _split_lines(self, texts: Sequence[str]) -> Iterator[list[list[int]]]:
         """The source ids of the parts of each line."""

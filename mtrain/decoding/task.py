@@ -24,5 +24,5 @@ class DecodingTask(NamedTuple):
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> "DecodingTask":
         """The task whose `to_fields` were decoded from JSON."""
-        parts = [Part(line, source, prefix, tuple(key)) for line, source, prefix, key in fields["parts"]]
+        parts = [Part(*part)._replace(key=tuple(part[3])) for part in fields["parts"]]
         return cls(**{**fields, "config": DecodingConfig(**fields["config"]), "parts": parts})

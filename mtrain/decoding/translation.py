@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain, zip_longest
 from typing import Any
 
 from mtrain.decoding.alignment import Alignment
@@ -53,6 +55,7 @@ class Translation:
         return known
 
 
+LINE_BREAK = re.compile("(\r?\n)")
 EMPTY = Translation("", 0.0, 0.0, 0, True)
 
 
@@ -111,6 +114,25 @@ def join(
         all(part.finished for part in parts),
         None if parts[0].alignment is None else tuple(dict.fromkeys(alignment)),
     )
+
+
+def join_lines(lines: Sequence[Translation], text: str, n_best: int, length_penalty: float) -> Translation:
+    """The translation of a text from the translations of its lines, with the same line breaks. The k-th best
+    consists of the k-th best of each line."""
+    if len(lines) == 1:
+        return lines[0]
+    ranked = [line.n_best or (line,) for line in lines]
+    columns = ([line[min(k, len(line) - 1)] for line in ranked] for k in range(max(map(len, ranked))))
+    return with_n_best([_with_breaks(column, text, length_penalty) for column in columns], n_best)
+
+
+def _with_breaks(lines: Sequence[Translation], text: str, length_penalty: float) -> Translation:
+    sources, breaks = LINE_BREAK.split(text)[::2], LINE_BREAK.split(text)[1::2]
+    filled = [row for row, line in enumerate(lines) if line.tokens]
+    words = [len(sources[row].split()) for row in filled]
+    joined = join([lines[row] for row in filled], words, 0, " ", length_penalty) if filled else lines[0]
+    texts = [line.text for line in lines]
+    return replace(joined, text="".join(chain.from_iterable(zip_longest(texts, breaks, fillvalue=""))))
 
 
 def without_tag(translation: Translation, words: int) -> Translation:

@@ -8,9 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+import numpy.typing as npt
 from sentencepiece import SentencePieceProcessor
 
 from mtrain.errors import ModelError
+from mtrain.tokenizer.utf8 import utf8_states
 
 SPACE = "\u2581"  # how SentencePiece represents a space
 _NORMAL, _USER_DEFINED = 1, 4  # types of pieces in a SentencePiece model
@@ -137,8 +140,18 @@ class Vocabulary:
 
     def unlearned(self) -> set[int]:
         """The ids of <unk> and of byte pieces, which stand for text that no piece was learned for."""
+        return {self.special.unk} | set(self._bytes())
+
+    def _bytes(self) -> dict[int, int]:
+        """The ids of byte pieces, such as `<0x0A>`, and their bytes."""
         known = self.processor.piece_to_id(self.pieces)
-        return {self.special.unk} | {i for i, piece in enumerate(known) if self.processor.is_byte(piece)}
+        return {i: int(self.pieces[i][1:-1], 16) for i, n in enumerate(known) if self.processor.is_byte(n)}
+
+    @cached_property
+    def utf8_states(self) -> npt.NDArray[np.int8] | None:
+        """See `tokenizer.utf8`; None unless the vocabulary has a piece for each byte."""
+        values = self._bytes()
+        return utf8_states(values, len(self)) if len(set(values.values())) == 256 else None
 
 
 def pattern_of(symbols: Sequence[str]) -> re.Pattern[str] | None:
