@@ -152,10 +152,12 @@ class Splitter(NamedTuple):
     def _tag_of(self, text: str, tag: list[int], number: int) -> tuple[list[int], str]:
         """The ids of the language tag of a line, by default `tag`, and the line without it."""
         language, rest = split_tag(text.lstrip()) if tag else (None, text)
+        if language is None:
+            return tag, text
         given = text.removesuffix(rest).split()
         names = {i: self.tokenizer.source.pieces[i] for i in self.tokenizer.source.symbols}
         default = [names[i] for i in tag if i in names]
-        if language is None or len(given) > len(default) or not set(given) <= set(names.values()):
+        if len(given) > len(default) or not set(given) <= set(names.values()):  # not the tag of a language
             return tag, text
         missing = default[: len(default) - len(given)]  # the source language
         if self.is_chosen and [*missing, *given] != default:

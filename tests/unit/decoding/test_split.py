@@ -11,7 +11,7 @@ from mtrain import Translator
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.decoding.split import Splitter, windows
 from mtrain.decoding.translation import Translation, join
-from mtrain.errors import DataError
+from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.training import PAIRS
@@ -152,6 +152,67 @@ def test_a_prefix_belongs_to_the_first_sentence(tagging: Tokenizer) -> None:
         [],
         *tagging.encode_target(["Eine"]),
     ]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer with language tags of both sides."""
+    folder: Path = tmp_path_factory.mktemp("both")
+    symbols = ["<en>", "<de>", "<2de>", "<2fr>", "<polite>"]
+    config = TokenizerConfig(vocab_size=330, symbols=symbols)
+    lines = [side for pair in PAIRS for side in pair]
+    train_tokenizer(config, lambda: lines, lambda: lines, folder, seed=1)
+    return Tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("tag", "given", "expected"),
+    [
+        ("<2fr>", "It rains.", "<2fr> It rains."),
+        ("<2fr>", "<2fr> It rains.", "<2fr> It rains."),
+        ("<2fr>", " <2fr>It rains.", "<2fr> It rains."),
+        ("<2fr>", "<2de> It rains.", "<2de> It rains."),
+        ("<2fr>", "<2de> <polite> It rains.", "<2de> <polite> It rains."),
+        ("<2fr>", "<polite> It rains.", "<2fr> <polite> It rains."),
+        ("<2fr>", "It <2de> rains.", "<2fr> It <2de> rains."),
+        ("<2fr>", "<2 years> ago it rains.", "<2fr> <2 years> ago it rains."),  # no tag of the model
+        ("<en> <2fr>", "It rains.", "<en> <2fr> It rains."),
+        ("<en> <2fr>", "<2de> It rains.", "<en> <2de> It rains."),
+        ("<en> <2fr>", "<de> <2fr> It rains.", "<de> <2fr> It rains."),
+        ("<en> <2fr>", "<en> <2fr> It rains.", "<en> <2fr> It rains."),
+        ("", "<2fr> It rains.", "<2fr> It rains."),
+        # The lines that follow have the tag as well.
+        ("<2fr>", "<2de> It rains.\nIt rains.", "<2de> It rains.\n<2de> It rains."),
+        ("<2fr>", "It rains.\n<2de> It rains.", "<2fr> It rains.\n<2de> It rains."),
+        ("", "<2de> <polite> It rains.\n\nIt rains.", "<2de> <polite> It rains.\n<2de> <polite> It rains."),
+    ],
+)
+def test_a_line_has_one_language_tag(both: Tokenizer, tag: str, given: str, expected: str) -> None:
+    splitter = Splitter(both, 100, "en", "long", both.tag_ids(tag))
+    parts = splitter.parts_of([given], [], 0)
+    assert [part.source[:-1] for part in parts] == both.encode_source(expected.split("\n"))
+    for part, line in zip(parts, filter(None, given.split("\n")), strict=True):
+        words = sum(both.word_starts(part.source[:-1])) - part.added
+        assert words == len(line.split()) or ">It" in line
+    if "\n" not in given:
+        assert splitter.encode([given]) == both.encode_source([expected])
+
+
+def test_a_line_of_only_a_tag_is_empty(both: Tokenizer) -> None:
+    assert not Splitter(both, 100, "en", "long", both.tag_ids("<2fr>")).parts_of([" <2fr> "], [], 0)
+
+
+def test_a_tag_that_contradicts_a_chosen_one_is_an_error(both: Tokenizer) -> None:
+    splitter = Splitter(both, 100, "en", "long", both.tag_ids("<en> <2fr>"), is_chosen=True)
+    for same in ("<2fr> It rains.", "<en> <2fr> It rains.", "It rains."):
+        [part] = splitter.parts_of([same], [], 0)
+        assert part.source[:-1] == both.encode_source(["<en> <2fr> It rains."])[0]
+    for other, found in (("<2de> A cat.", "<2de>"), ("<de> <2fr> A cat.", "<de> <2fr>")):
+        message = f"line 9 begins with {found}, but <en> <2fr> was chosen; remove the tag of the line"
+        with pytest.raises(UsageError, match=message):
+            splitter.parts_of(["It rains.", f"It rains.\n{other}"], [], 6)
+        with pytest.raises(UsageError, match="line 2 begins with"):
+            splitter.encode(["It rains.", other])
 
 
 @pytest.mark.parametrize(
