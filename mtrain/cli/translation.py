@@ -145,7 +145,7 @@ def translate(
 
     The input is TEXT, a file, or stdin; at a terminal, a prompt opens. One line is printed for each input
     line, in order. If stdin and stdout are pipes, a program can read the translation of a line before it
-    writes the next one. TEXT may follow --, so that it can begin with a hyphen.
+    writes the next one. Put -- before TEXT that begins with a hyphen.
 
     Examples:
         mtrain translate runs/mine 'A dog runs.'

@@ -268,15 +268,24 @@ def test_json_has_null_for_what_was_not_computed(translator: Translator) -> None
     assert [best["text"] for best in json.loads(found.as_json())["n_best"]] == [t.text for t in found.n_best]
 
 
-def test_sampled_bytes_are_characters_and_none_of_them_controls(translator: Translator) -> None:
-    """At this temperature, most tokens are bytes: half of all translations would be broken. Translations that
-    were cut, at a maximum length, must not end inside a character either."""
-    wild = {"samples": 40, "temperature": 20.0, "max_length_ratio": 0.0, "max_length_offset": 9}
-    for settings in (wild, {**wild, "no_repeat_ngram": 1}, {**wild, "force_eos": True}):
-        [found] = translator.with_settings(**settings).translate(["It rains."], n_best=40)
-        text = "".join(one.text for one in found.n_best)
-        assert "\ufffd" not in text and max(text) > "\xff"
-        assert not any(unicodedata.category(c) == "Cc" for c in text)
+@pytest.mark.parametrize("settings", [{}, {"no_repeat_ngram": 1}, {"force_eos": True}], ids=str)
+@pytest.mark.parametrize(
+    "search", [{"samples": 20, "temperature": 20.0}, {"beam_size": 20}, {"beam_size": 1}], ids=str
+)
+def test_generated_bytes_are_characters_and_none_of_them_controls(
+    translator: Translator, search: dict, settings: dict
+) -> None:
+    """Only bytes are allowed, so that most translations would be broken. Those that are cut, at a maximum
+    length, must not end inside a character either."""
+    target = translator.tokenizer.target
+    allowed = target.unlearned() - {target.special.unk} | {target.special.eos}
+    forbidden = [i for i in range(len(target)) if i not in allowed]
+    short = {"max_length_ratio": 0.0, "max_length_offset": 9, "min_length_offset": 5}
+    chosen = translator.with_settings(forbidden_ids=forbidden, **short, **search, **settings)
+    for scored in (True, False):
+        found = chosen.translate(SOURCES[:3], n_best=chosen.decoding.hypotheses, scored=scored)
+        text = "".join(one.text for line in found for one in line.n_best or (line,))
+        assert text and "\ufffd" not in text and not any(unicodedata.category(c) == "Cc" for c in text)
 
 
 # --------------------------------------------------------------------------------------------- several lines
