@@ -268,12 +268,20 @@ def test_json_has_null_for_what_was_not_computed(translator: Translator) -> None
     assert [best["text"] for best in json.loads(found.as_json())["n_best"]] == [t.text for t in found.n_best]
 
 
-@pytest.mark.parametrize("settings", [{}, {"no_repeat_ngram": 1}, {"force_eos": True}], ids=str)
 @pytest.mark.parametrize(
-    "search", [{"samples": 20, "temperature": 20.0}, {"beam_size": 20}, {"beam_size": 1}], ids=str
+    "settings",
+    [
+        {"samples": 20, "temperature": 20.0},
+        {"samples": 20, "temperature": 20.0, "force_eos": True},
+        {"beam_size": 20},
+        {"beam_size": 6, "no_repeat_ngram": 1},
+        {"beam_size": 1},
+        {"beam_size": 1, "no_repeat_ngram": 1, "force_eos": True},
+    ],
+    ids=str,
 )
 def test_generated_bytes_are_characters_and_none_of_them_controls(
-    translator: Translator, search: dict, settings: dict
+    translator: Translator, settings: dict
 ) -> None:
     """Only bytes are allowed, so that most translations would be broken. Those that are cut, at a maximum
     length, must not end inside a character either."""
@@ -281,7 +289,7 @@ def test_generated_bytes_are_characters_and_none_of_them_controls(
     allowed = target.unlearned() - {target.special.unk} | {target.special.eos}
     forbidden = [i for i in range(len(target)) if i not in allowed]
     short = {"max_length_ratio": 0.0, "max_length_offset": 9, "min_length_offset": 5}
-    chosen = translator.with_settings(forbidden_ids=forbidden, **short, **search, **settings)
+    chosen = translator.with_settings(forbidden_ids=forbidden, **short, **settings)
     for scored in (True, False):
         found = chosen.translate(SOURCES[:3], n_best=chosen.decoding.hypotheses, scored=scored)
         text = "".join(one.text for line in found for one in line.n_best or (line,))
@@ -296,9 +304,9 @@ def test_generated_bytes_are_characters_and_none_of_them_controls(
     ["{}\n{}", "{}\r\n{}\n", "\n\n{}\n \r\n{}\n\n", "\r\n", "\n", "{}\u2028{}\n{}\x85\x0b\x0c\r{}"],
     ids=ascii,
 )
-@pytest.mark.parametrize("settings", [{}, {"samples": 2, "temperature": 0.5}], ids=str)
-def test_a_text_of_several_lines_keeps_its_line_breaks(translator: Translator, text: str, settings) -> None:
-    text, chosen = text.format(*SOURCES), translator.with_settings(**settings)
+def test_a_text_of_several_lines_keeps_its_line_breaks(translator: Translator, text: str) -> None:
+    text, settings = text.format(*SOURCES), {"samples": 2, "temperature": 0.5} if " " in text else {}
+    chosen = translator.with_settings(**settings)
     sources = text.replace("\r\n", "\n").split("\n")
     lines = chosen.translate(sources, n_best=2, alignments=True)
     [found, after] = chosen.translate([text, SOURCES[0]], n_best=2, alignments=True)
@@ -481,7 +489,7 @@ def test_a_pickle_names_the_folders_and_the_settings(run_dir: Path, monkeypatch,
     for received in (pickle.loads(pickled), copy.deepcopy(sent)):
         assert (received.decoding, received.direction) == (sent.decoding, sent.direction)
         assert received.fingerprint == sent.fingerprint and received.models[0] is not sent.models[0]
-        assert received.translate(SOURCES) == sent.translate(SOURCES)
+        assert received.translate(SOURCES[:2]) == sent.translate(SOURCES[:2])
         assert pickle.dumps(received) == pickled
 
 
