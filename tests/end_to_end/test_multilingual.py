@@ -62,6 +62,8 @@ def test_a_tag_chooses_the_language(mtrain, both):
     assert code == 2 and "the vocabulary has no language tag <2fr>; its symbols are <2de>, <2en>" in one_line(
         err
     )
+    code, _, err = mtrain("translate", both, "Hello.", "--to", "\udcff", *ON_CPU)  # a byte that is not UTF-8
+    assert code == 2 and "the vocabulary has no language tag <2\\udcff>; its symbols" in one_line(err)
 
 
 def test_a_line_may_begin_with_a_language_tag(mtrain, both, corpus, tmp_path):

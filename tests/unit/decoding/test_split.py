@@ -1,5 +1,6 @@
 """Windows of lines, and the parts of lines that are too long."""
 
+import json
 from collections.abc import Iterator
 from itertools import chain, count, islice
 from pathlib import Path
@@ -14,6 +15,7 @@ from mtrain.decoding.translation import Translation, join
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
+from tests.support.marian import TAGS, pieces, spm
 from tests.support.training import PAIRS
 
 SOURCES = [source for source, _ in PAIRS]
@@ -196,6 +198,19 @@ def test_a_line_has_one_language_tag(both: Tokenizer, tag: str, given: str, expe
         assert words == len(line.split()) or ">It" in line
     if "\n" not in given:
         assert splitter.encode([given]) == both.encode_source([expected])
+
+
+def test_the_lines_of_a_text_have_the_tag_of_a_marian_model(tmp_path: Path) -> None:
+    for side in ("source", "target"):
+        (tmp_path / f"{side}.model").write_bytes(spm(0))
+    vocabulary = ["</s>", "<unk>", *TAGS, *pieces(0), "<pad>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(vocabulary)}))
+    tokenizer = Tokenizer(tmp_path)
+    text = ">>fra<< I eat.\n\nI eat.\n>>deu<< I eat.\nI eat."
+    parts = Splitter(tokenizer, 50, "en").parts_of([text, "I eat."], [], 0)
+    begins = [tokenizer.source.pieces[part.source[0]] for part in parts]
+    assert begins == [">>fra<<", ">>fra<<", ">>deu<<", ">>deu<<", "\u2581"]
+    assert [part.added for part in parts] == [0, 1, 0, 1, 0]
 
 
 def test_a_line_of_only_a_tag_is_empty(both: Tokenizer) -> None:
