@@ -46,6 +46,9 @@ class Interrupted(MtrainError, exit_code=130):
         super().__init__(message)
         self.exit_code = 128 + signal_number
 
+    def __reduce__(self) -> tuple[type["Interrupted"], tuple[str, int]]:
+        return type(self), (str(self), self.exit_code - 128)
+
 
 # Messages of PyTorch on a CPU, the C++ library, the operating system, CUDA, cuBLAS, and oneDNN. They exclude
 # oneDNN's "could not create a primitive descriptor", which means that an operation is unsupported.

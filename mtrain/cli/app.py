@@ -125,7 +125,10 @@ def _describe_usage(error: Any) -> str:
     """The message for an error of Click. An unknown option is described as other unknown names are."""
     if hasattr(error, "possibilities"):
         near = f"did you mean {error.possibilities[0]}?" if error.possibilities else ""
-        return f"{error.option_name}: no such option; {near or f'{error.ctx.command_path} --help lists them'}"
+        advice = near or f"{error.ctx.command_path} --help lists them"
+        if any(parameter.metavar == "TEXT" for parameter in error.ctx.command.params):
+            advice += "; put -- before TEXT that begins with a hyphen"
+        return f"{error.option_name}: no such option; {advice}"
     message: str = error.format_message()
     return message.replace("Value error, ", "")
 

@@ -16,6 +16,8 @@ from mtrain.control_characters import escape_control_characters
 from mtrain.data import COMPRESSION
 from mtrain.errors import StorageError, UsageError
 
+# Suffixes of compressed files that cannot be written. Some others, such as .tar, are also language codes.
+_UNSUPPORTED = {".7z", ".bz2", ".gzip", ".lz", ".lz4", ".lzma", ".tgz", ".xz", ".z", ".zip", ".zstd"}
 FLUSH_EVERY = 0.2  # seconds: the reader of a pipe sees results soon
 
 
@@ -39,9 +41,12 @@ def is_on_screen(path: Path | None) -> bool:
 
 def require_writable(path: Path | None, inputs: Sequence[Path | None]) -> None:
     """Check an output file before any work. Raises StorageError if its folder is missing or it is a folder,
-    UsageError if it is also one of the `inputs` or stdin."""
+    UsageError if it is also one of the `inputs` or stdin, or if its suffix asks for another compression."""
     if path is None:
         return
+    if path.suffix not in COMPRESSION and path.suffix.lower() in {*_UNSUPPORTED, *COMPRESSION}:
+        wanted = "a name that ends in .gz or .zst, or in no kind of compression"
+        raise UsageError(f"{path}: cannot write {path.suffix} files; give {wanted}")
     if not path.resolve().parent.is_dir():
         raise StorageError(f"{path}: cannot write: no such folder")
     if path.is_dir():

@@ -10,17 +10,19 @@ from mtrain.cli import terminal
 from mtrain.cli.options import Debug, InputFile, ModelFolder, OutputFile, Quiet
 from mtrain.cli.output import FLUSH_EVERY, is_stream, open_output, require_writable, write_lines
 from mtrain.cli.pipe import answered_pipe
-from mtrain.errors import DataError, UsageError
+from mtrain.errors import DataError
 
 if TYPE_CHECKING:
     from mtrain.tokenizer.vocabulary import Vocabulary
+
+_LINE_BREAKERS = str.maketrans("\n\r\0", "   ")  # which byte pieces can decode to
 
 
 def segment(
     model: ModelFolder,
     text: Annotated[
         list[str] | None,
-        Argument(metavar="TEXT", help="Lines to segment; with --join, to join.", show_default=False),
+        Argument(metavar="TEXT", help="Lines to segment, or to join; - is stdin.", show_default=False),
     ] = None,
     input_file: InputFile = None,
     output_file: OutputFile = None,
@@ -43,12 +45,10 @@ def segment(
         mtrain segment runs/mine -i new.en --ids -o new.ids
     """
     terminal.start_logging(quiet, debug)
-    if text and input_file:
-        raise UsageError("TEXT and --input were both given; give one of them")
+    typed, input_file = terminal.typed_input(text, input_file)
     if input_file is not None:
         terminal.require_file(input_file)
     require_writable(output_file, [input_file])
-    typed = [terminal.require_unicode(line) for line in text or []]
     from mtrain.checkpoint.model_folder import tokenizer_folder
     from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -71,17 +71,15 @@ def _conversion(vocabulary: "Vocabulary", ids: bool, join: bool) -> Callable[[st
         rows: Callable[[list[str]], list[list[int]] | list[list[str]]]
         rows = vocabulary.encode if ids else vocabulary.segment
         return lambda line: " ".join(map(str, rows([line])[0]))
-    from mtrain.tokenizer.tokenizer import LINE_BREAKERS
-
     if not ids:
-        return lambda line: vocabulary.join([line.split(" ")])[0].translate(LINE_BREAKERS)
+        return lambda line: vocabulary.join([line.split(" ")])[0].translate(_LINE_BREAKERS)
     last = len(vocabulary) - 1
 
     def join_ids(line: str) -> str:
         for word in line.split():
             if not (word.isascii() and word.isdigit() and int(word) <= last):
                 raise ValueError(f"{word} is not a token id; ids are integers from 0 to {last}")
-        return vocabulary.decode([[int(word) for word in line.split()]])[0].translate(LINE_BREAKERS)
+        return vocabulary.decode([[int(word) for word in line.split()]])[0].translate(_LINE_BREAKERS)
 
     return join_ids
 

@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -136,6 +136,17 @@ def require_unicode(text: str) -> str:
     if _has_surrogates(text):
         raise DataError(f"{text}: not valid UTF-8")
     return text
+
+
+def typed_input(text: Sequence[str] | None, input_file: Path | None) -> tuple[list[str], Path | None]:
+    """The lines of TEXT and, if there is none, the file to read: for a single `-`, it is stdin. Raises
+    UsageError if both are given, DataError for text that is not UTF-8."""
+    if text and input_file:
+        raise UsageError("TEXT and --input were both given; give one of them")
+    if text == ["-"]:
+        return [], Path("-")
+    texts = [require_unicode(each).replace("\r\n", "\n").removesuffix("\n") for each in text or []]
+    return [line for each in texts for line in each.split("\n")], input_file
 
 
 def require_file(path: Path) -> None:

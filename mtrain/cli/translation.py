@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def translate(
     model: ModelFolder,
     text: Annotated[
-        list[str] | None, Argument(metavar="TEXT", help="Sentences to translate.", show_default=False)
+        list[str] | None, Argument(metavar="TEXT", help="Lines to translate; - is stdin.", show_default=False)
     ] = None,
     input_file: InputFile = None,
     output_file: OutputFile = None,
@@ -145,29 +145,30 @@ def translate(
 
     The input is TEXT, a file, or stdin; at a terminal, a prompt opens. One line is printed for each input
     line, in order. If stdin and stdout are pipes, a program can read the translation of a line before it
-    writes the next one.
+    writes the next one. Put -- before TEXT that begins with a hyphen.
 
     Examples:
         mtrain translate runs/mine 'A dog runs.'
+        mtrain translate runs/mine -- '- A dog runs.'
         mtrain translate runs/mine -i new.en -o new.de
         mtrain translate runs/mine -i new.en --beam-size 8 --n-best 4 --json
     """
     terminal.start_logging(quiet, debug)
     launch = read_launch()
     is_first = launch.rank == 0  # of several ranks, the first alone reads and writes
-    prompted = is_first and not text and input_file is None and sys.stdin.isatty()
+    typed, input_file = terminal.typed_input(text, input_file)
+    prompted = is_first and not typed and input_file is None and sys.stdin.isatty()
     if prompted and (output_file or prefix or scores or alignments or json_ or launch.size > 1):
         raise UsageError("nothing to translate; give TEXT, --input or a pipe")
     if scores and json_:
         raise UsageError("--scores has no effect with --json, which contains the scores; give one of them")
     if is_first:
-        _check_input(text, input_file, prefix)
+        _check_input(input_file, prefix)
         require_writable(output_file, (input_file, prefix))
-        check_attention(attention, text, output_file, prefix)
-        _check_restart(text, input_file, output_file, prefix)
+        check_attention(attention, typed, output_file, prefix)
+        _check_restart(typed, input_file, output_file, prefix)
         if continue_:
             _check_continue(output_file, prefix)
-    typed = [terminal.require_unicode(sentence) for sentence in text or []]
     search = {"beam_size": beam_size, "length_penalty": length_penalty}
     speed = {"batch_tokens": batch_tokens, "workers": workers}
     samples_set = any(assignment.startswith("decoding.samples=") for assignment in set_ or [])
@@ -199,9 +200,7 @@ def translate(
             write_attention(translator, typed, prefixes, str(model), attention)
 
 
-def _check_input(text: Sequence[str] | None, input_file: Path | None, prefix: Path | None) -> None:
-    if text and input_file:
-        raise UsageError("TEXT and --input were both given; give one of them")
+def _check_input(input_file: Path | None, prefix: Path | None) -> None:
     for file in (input_file, prefix):
         if file is not None:
             terminal.require_file(file)

@@ -73,7 +73,10 @@ class _YamlLoader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep)
+            value = super().construct_object(node, deep)
+            if isinstance(value, str):
+                value.encode()  # a ValueError for an unpaired surrogate
+            return value
         except (ValueError, LookupError, AttributeError, TypeError):
             kind = node.tag.rpartition(":")[2]
             raise yaml.MarkedYAMLError(

@@ -29,6 +29,7 @@ _NOT_TEXT = {  # by the pattern that the first bytes match
     rb"\x28\xb5\x2f\xfd": "compressed with zstd; give it a name that ends in .zst",
     rb"BZh[1-9]1AY&SY": "compressed with bzip2; decompress it, or compress it with gzip or zstd",
     rb"\xfd7zXZ\0": "compressed with xz; decompress it, or compress it with gzip or zstd",
+    rb"\x04\x22\x4d\x18|\x1f\x9d|7z\xbc\xaf": "compressed; decompress it, or use gzip or zstd",
     rb"\xff\xfe\0\0|\0\0\xfe\xff": "UTF-32; convert it: iconv -f UTF-32 -t UTF-8 OLD > NEW",
     rb"\xff\xfe|\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW",
     rb"PK\x03\x04": "a ZIP archive, not text",

@@ -1,12 +1,12 @@
-"""Finds translations that are probably wrong: empty ones, those that repeat themselves, and those that are
-much longer or shorter than their sources."""
+"""Finds translations that are probably wrong: empty ones, those that repeat themselves, those that are much
+longer or shorter than their sources, and those with broken characters."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
-Problem = Literal["empty", "looping", "extreme_length"]
+Problem = Literal["empty", "looping", "extreme_length", "broken_characters"]
 
 _TAIL = 400  # characters at the end of a text that are examined
 _REPEATED = re.compile(r"(.{1,100}?)\1{2,}", re.DOTALL)  # some characters at least three times
@@ -20,6 +20,7 @@ _DESCRIPTIONS: dict[Problem, str] = {
     "empty": "empty",
     "looping": "looping or cut at the maximum length",
     "extreme_length": "of extreme length",
+    "broken_characters": "with bytes that are no characters",
 }
 
 
@@ -28,6 +29,8 @@ def find_problem(source: str, translation: str, finished: bool = True) -> Proble
     maximum length.
 
     empty: it has no text, but the source has.
+    broken_characters: byte pieces were generated that are not valid UTF-8, which sampling at a high
+    temperature may do. U+FFFD takes their place.
     looping: it was cut, or the characters at its end are repeated: at least three times, and at least 10
     characters in all. The end of the source is not.
     extreme_length: one of the texts is longer than three times the other plus 20, in characters and in bytes.
@@ -36,6 +39,8 @@ def find_problem(source: str, translation: str, finished: bool = True) -> Proble
     source, translation = source.strip(), translation.strip()
     if not translation:
         return "empty" if source else None
+    if "\ufffd" in translation and "\ufffd" not in source:
+        return "broken_characters"
     if not finished or (_loops(translation) and not _loops(source)):
         return "looping"
     sizes = [(len(source), len(translation)), (len(source.encode()), len(translation.encode()))]

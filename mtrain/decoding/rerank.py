@@ -17,6 +17,7 @@ from mtrain.data.lines import raise_errors
 from mtrain.decoding.score import Scored, score_pairs
 from mtrain.decoding.translate import Translator
 from mtrain.errors import DataError
+from mtrain.tokenizer.tokenizer import SPACES
 
 
 class Candidate(BaseModel):
@@ -59,7 +60,7 @@ def rerank(reverse: Translator, lines: Iterable[tuple[str, list[Candidate]]], we
     scored = score_pairs(reverse, pairs)
     for _, candidates in ours:
         values = [_value(candidate.score, next(scored), weight) for candidate in candidates]
-        yield candidates[values.index(max(values))].text
+        yield candidates[values.index(max(values))].text.translate(SPACES)
     next(scored, None)  # raises the error of `lines`, if any, which `ours` does not repeat
 
 

@@ -55,8 +55,10 @@ def score_pairs(
     Raises ModelError if the model's outputs are not finite.
     """
     ours, theirs = tee(pairs)
+    first = 0
     for sources, targets in windows((s for s, _ in ours), (t for _, t in theirs), WINDOW):
-        yield from _score(translator, sources, targets, progress)
+        yield from _score(translator, translator.splitter.encode(sources, first), targets, progress)
+        first += len(sources)
 
 
 def score_lines(
@@ -108,11 +110,12 @@ def _dual_score(one: float, other: float) -> float:
 
 
 def _score(
-    translator: Translator, sources: list[str], targets: list[str], progress: Callable[[int], object]
+    translator: Translator, sources: list[list[int]], targets: list[str], progress: Callable[[int], object]
 ) -> list[Scored]:
+    """The scores of targets for the ids of sources."""
     tokenizer = translator.tokenizer
     eos, longest = tokenizer.special.eos, translator.max_length
-    source = [[*translator.tag, *ids, eos] for ids in tokenizer.encode_source(sources)]
+    source = [[*ids, eos] for ids in sources]
     target = [[*ids, eos] for ids in tokenizer.encode_target(targets)]
     fitting = [
         i for i, sides in enumerate(zip(source, target, strict=True)) if max(map(len, sides)) <= longest
@@ -146,7 +149,7 @@ def attention(
     model's maximum length."""
     tokenizer, eos = translator.tokenizer, translator.tokenizer.special.eos
     longest = translator.max_length - 1
-    source_ids = [*[*translator.tag, *tokenizer.encode_source([source])[0]][:longest], eos]
+    source_ids = [*translator.splitter.encode([source])[0][:longest], eos]
     target_ids = [*tokenizer.encode_target([target])[0][:longest], eos]
     rows, keep = _padded(translator, [source_ids])
     targets, _ = _padded(translator, [target_ids])

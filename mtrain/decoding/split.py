@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -9,10 +10,11 @@ from typing import NamedTuple
 from sentencex import segment
 
 from mtrain.config.decoding import Split
-from mtrain.config.languages import base_language
+from mtrain.config.languages import base_language, split_tag
 from mtrain.decoding.alignment import words_at
+from mtrain.decoding.translation import LINE_BREAK
 from mtrain.errors import DataError, UsageError
-from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.tokenizer.tokenizer import Tokenizer, valid_text
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,8 @@ def windows(
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yield windows of lines and the prefixes of their translations, if any: at most `most` lines each, fewer
     if they are long (see `WINDOW_CHARACTERS`), or if `paused(waited)` is true after a line, where `waited` is
-    the time in seconds since the first line of the window was read.
+    the time in seconds since the first line of the window was read. Unpaired surrogates are replaced; see
+    `valid_text`.
 
     Raises UsageError if there are more or fewer prefixes than lines. A DataError of `lines` or `prefixes` is
     raised after a window with the lines before it.
@@ -53,9 +56,9 @@ def windows(
                 beginning = next(rest, None)
                 if beginning is None:
                     raise UsageError("fewer prefixes than lines; give one for each line (it may be empty)")
-                beginnings.append(beginning)
+                beginnings.append(valid_text(beginning))
                 size += len(beginning)
-            texts.append(text)
+            texts.append(valid_text(text))
             size += len(text)
             is_full = len(texts) >= wanted or size >= most_characters
             if is_full or paused(time.monotonic() - started):
@@ -93,54 +96,98 @@ class Part(NamedTuple):
     source: list[int]  # ids, ending in EOS
     prefix: list[int]  # ids that its translation begins with
     key: tuple[int, int]  # seeds sampling: index of the line in the whole input, of the part in the line
-    # for alignments: the word of the line that each source id but EOS belongs to; -1: an added language tag
+    # for alignments: the word of the line that each source id but EOS belongs to; -1: a language tag
     words: tuple[int, ...] = ()
 
 
+class _Line(NamedTuple):
+    """A line of a text."""
+
+    owner: int  # index of the text in its window
+    whole: str  # as given
+    text: str  # without its language tag
+    tag: list[int]  # ids of the tag
+
+
 class Splitter(NamedTuple):
-    """Splits lines of a language into parts of at most `longest` tokens each, including EOS. Each part begins
-    with the ids of the language tag `tag`."""
+    """Splits texts into lines, and lines of a language into parts of at most `longest` tokens each, including
+    EOS. Each part begins with the ids of the language tag `tag`, or of a tag that the line begins with; if
+    the tag `is_chosen`, it is an error if they differ."""
 
     tokenizer: Tokenizer
     longest: int
     language: str
     mode: Split = "long"  # `decoding.split`
     tag: Sequence[int] = ()
-    alignments: bool = False  # whether parts need `words`
+    is_chosen: bool = False
 
-    def parts_of(self, texts: Sequence[str], prefixes: Sequence[str], first: int) -> list[Part]:
-        """The parts of a window of lines; none for an empty line.
+    def parts_of(
+        self, texts: Sequence[str], prefixes: Sequence[str], first: int, alignments: bool = False
+    ) -> list[Part]:
+        """The parts of all lines of a window of texts; none for an empty line. With `alignments`, `words` are
+        set.
 
-        `first` is the index of the first line in the whole input. Raises SplitPrefixError if a line with a
-        prefix has several parts: which of them the prefix belongs to is not known.
+        `first` is the index of the first line in the whole input. Raises SplitPrefixError if a text with a
+        prefix has several parts: which of them the prefix belongs to is not known. Raises UsageError if a
+        language tag contradicts the chosen one.
         """
-        tokenizer, tag = self.tokenizer, self.tag
-        prefix_ids = tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
-        parts = []
-        for line, (is_whole, of_line) in enumerate(self._split_lines(texts)):
-            prefix, filled = prefix_ids[line], list(filter(None, of_line))
-            if prefix and len(filled) > 1:
-                raise SplitPrefixError(first + line, len(filled))
+        lines = [line for owner, text in enumerate(texts) for line in self._lines_of(owner, text, first)]
+        prefix_ids = self.tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
+        split = self._split_lines([line.text for line in lines])
+        parts, parts_of_text = list[Part](), Counter[int]()
+        for index, (line, (is_whole, of_line)) in enumerate(zip(lines, split, strict=True)):
+            filled = list(filter(None, of_line))
+            parts_of_text[line.owner] += len(filled)
             words: list[tuple[int, ...]] = [()] * len(filled)
-            if self.alignments and filled:
-                words = self._words(texts[line], is_whole, filled)
+            if alignments and filled:
+                words = self._words(line, is_whole, filled)
             for number, (part, of_part) in enumerate(zip(filled, words, strict=True)):
-                ids, key = [*tag, *part, tokenizer.special.eos], (first + line, number)
-                parts.append(Part(line, ids, prefix, key, of_part))
+                ids, key = [*line.tag, *part, self.tokenizer.special.eos], (first + index, number)
+                parts.append(Part(index, ids, prefix_ids[line.owner], key, of_part))
+        for owner, count in parts_of_text.items():
+            if prefix_ids[owner] and count > 1:
+                raise SplitPrefixError(first + owner, count)
         return parts
 
-    def _words(self, text: str, is_whole: bool, parts: list[list[int]]) -> list[tuple[int, ...]]:
+    def encode(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
+        """The source ids of texts that are not to be split, with language tags and without EOS. `first` is
+        the index of the first text in the whole input."""
+        tagged = [self._tag_of(text, number) for number, text in enumerate(texts, first + 1)]
+        rows = self.tokenizer.encode_source([text for _, text in tagged])
+        return [[*tag, *ids] for (tag, _), ids in zip(tagged, rows, strict=True)]
+
+    def _lines_of(self, owner: int, text: str, first: int) -> Iterator[_Line]:
+        for whole in LINE_BREAK.split(text)[::2]:
+            tag, rest = self._tag_of(whole, first + owner + 1)
+            yield _Line(owner, whole, rest, tag)
+
+    def _tag_of(self, text: str, number: int) -> tuple[list[int], str]:
+        """The ids of the language tag of a line, by default `self.tag`, and the line without it."""
+        language, rest = split_tag(text.lstrip()) if self.tag else (None, text)
+        if language is None:
+            return list(self.tag), text
+        given = text.removesuffix(rest).split()
+        names = {i: self.tokenizer.source.pieces[i] for i in self.tokenizer.source.symbols}
+        default = [names[i] for i in self.tag if i in names]
+        if len(given) > len(default) or not set(given) <= set(names.values()):  # not the tag of a language
+            return list(self.tag), text
+        missing = default[: len(default) - len(given)]  # the source language
+        if self.is_chosen and [*missing, *given] != default:
+            found = f"line {number} begins with {' '.join(given)}, but {' '.join(default)} was chosen"
+            raise UsageError(f"{found}; remove the tag of the line, or do not choose languages")
+        return self.tokenizer.tag_ids(" ".join([*missing, *given])), rest
+
+    def _words(self, line: _Line, is_whole: bool, parts: list[list[int]]) -> list[tuple[int, ...]]:
         """`Part.words` of the parts of a line."""
-        source, positions, end = self.tokenizer.source, [], 0
-        sentences = [text] if is_whole else self._sentences(text)
+        source, positions, end = self.tokenizer.source, [], len(line.whole) - len(line.text)
+        sentences = [line.text] if is_whole else self._sentences(line.text)
         for sentence, begins in zip(sentences, source.positions(sentences), strict=True):
-            start = max(end, text.find(sentence, end))
+            start = max(end, line.whole.find(sentence, end))
             positions += [start + begin for begin in begins]
             end = start + len(sentence)
-        words = words_at(text, positions)
+        words = words_at(line.whole, positions)
         repeated = words[: len(source.tag(source.encode(sentences[:1])[0]))]  # see `split_line`
-        rest = iter(words[len(repeated) :])
-        added = [-1] * len(self.tag)
+        rest, added = iter(words[len(repeated) :]), [-1] * len(line.tag)
         return [(*added, *repeated, *islice(rest, len(part) - len(repeated))) for part in parts]
 
     def _split_lines(self, texts: Sequence[str]) -> Iterator[tuple[bool, list[list[int]]]]:

@@ -6,26 +6,26 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, groupby
+from itertools import groupby
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 
-from mtrain.checkpoint.model_folder import LoadedModel, load_model
 from mtrain.config.decoding import DecodingConfig
 from mtrain.config.languages import Direction, LanguageTags, is_same_language, sentence_separator
 from mtrain.config.load import validate
 from mtrain.decoding.decode import Ensemble
+from mtrain.decoding.ensemble import load_ensemble
 from mtrain.decoding.mbr import sentence_metric
 from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import WINDOW, WINDOW_PER_WORKER, Part, Splitter, windows
 from mtrain.decoding.task import DecodingTask
-from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best
+from mtrain.decoding.translation import EMPTY, Translation, join, join_lines, with_n_best
 from mtrain.decoding.workers import Workers
 from mtrain.device import default_worker_count, resolve_device, resolve_precision
 from mtrain.distributed.ranks import Ranks
-from mtrain.errors import ModelError, UsageError
+from mtrain.errors import UsageError
 from mtrain.model.transformer import Transformer
 from mtrain.paths import path_of
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -57,10 +57,12 @@ class Translator:
         self.direction, self.language_tags = direction, language_tags
         self.own_direction = direction  # that of the models, which `between` leaves as it is
         self.tag = tokenizer.tag_ids(direction.tag(language_tags))  # source ids before each line
+        self.is_chosen = False  # whether `between` chose the languages
         self.device, self.max_length, self.fingerprint = device, max_length, fingerprint
         self._originals, self._processes = Ensemble(models, tokenizer, device), processes
         self._workers: Workers | None = None
         self._ranks: Ranks | None = None  # that share the decoding; see `lead`
+        self._loaded: tuple[str, list[str]] | None = None  # the arguments of `load`: device and folders
         self._use(decoding)
 
     @classmethod
@@ -86,14 +88,12 @@ class Translator:
         Raises ModelError if a folder is missing or damaged or the vocabularies of an ensemble differ,
         UsageError for an unavailable device or an invalid override.
         """
-        torch_device = resolve_device(device)
+        torch_device, folders = resolve_device(device), [path_of(folder) for folder in (path, *ensemble)]
         if workers is not None:
             overrides = (*overrides, f"decoding.workers={workers}")
-        first, *others = [load_model(path_of(folder), tuple(overrides)) for folder in (path, *ensemble)]
-        loaded = [first, *others]
-        for one, other in combinations(zip((path, *ensemble), loaded, strict=True), 2):
-            _check_ensemble(*one, *other)
-        return cls(
+        loaded = load_ensemble(folders, tuple(overrides))
+        first = loaded[0]
+        translator = cls(
             [one.model.to(torch_device) for one in loaded],
             first.tokenizer,
             first.config.decoding,
@@ -103,6 +103,31 @@ class Translator:
             "+".join(one.fingerprint for one in loaded),
             language_tags=first.config.language_tags,
         )
+        translator._loaded = device, [str(folder.absolute()) for folder in folders]
+        return translator
+
+    @classmethod
+    def _reload(
+        cls, device: str, folders: Sequence[str], decoding: dict[str, object], languages: Sequence[str]
+    ) -> Self:
+        """The translator that `__reduce__` describes."""
+        translator = cls.load(folders[0], device, ensemble=folders[1:]).with_settings(**decoding)
+        return translator.between(*languages)
+
+    def __reduce__(self) -> tuple[Callable[..., Self], tuple[Any, ...]]:
+        """Pickled or deeply copied, it is the names of its folders and its settings, from which the models
+        are loaded again. Raises TypeError if it was not made by `load`, ValueError if it is closed."""
+        self.workers  # noqa: B018  # an error if it is closed
+        if self._loaded is None:
+            raise TypeError("only a Translator that was made by Translator.load can be pickled")
+        languages = tuple(self.direction) if self.is_chosen else ()
+        return type(self)._reload, (*self._loaded, self.decoding.model_dump(mode="json"), languages)
+
+    def __copy__(self) -> Self:
+        """A translator that shares the models and worker processes, as `with_settings` does."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
 
     def _use(self, decoding: DecodingConfig) -> None:
         """Decode with these settings. Weights, threads and processes are reused where possible."""
@@ -129,7 +154,8 @@ class Translator:
         return other
 
     def between(self, source_lang: str | None = None, target_lang: str | None = None) -> Self:
-        """A translator with the same models for other languages. None and `und` stand for the present one.
+        """A translator with the same models for other languages. None and `und` stand for the present one. If
+        one is given, it is an error if a line begins with the tag of another.
 
         It shares what `with_settings` shares. Raises UsageError if the models have no tags for these
         languages. Models without language tags translate from any language, but into one.
@@ -149,6 +175,7 @@ class Translator:
         self.workers  # noqa: B018  # an error if this one is closed
         other = copy.copy(self)
         other.direction, other.tag = direction, self.tokenizer.tag_ids(direction.tag(self.language_tags))
+        other.is_chosen = self.is_chosen or any(given)
         other._use(self.decoding)
         return other
 
@@ -204,6 +231,11 @@ class Translator:
     ) -> list[Translation]:
         """Return the best translation of each text, in order; the translation of an empty text is empty.
 
+        The lines of a text, which end at LF or CRLF, are translated as if each was a text of its own, and
+        joined by the same line breaks. Scores, tokens and alignments then refer to all lines, and the k-th
+        best translation consists of the k-th best of each line. Unpaired surrogates are replaced by U+FFFD.
+        If the model has language tags, a line may begin with one; otherwise it is added.
+
         If `n_best` is greater than 1, `Translation.n_best` contains that many translations; it must not
         exceed the beam size or number of samples. With `alignments`, `Translation.alignment` is set.
         `prefixes` are the texts that the translations begin with. Their tokens count as certain: scores and
@@ -215,10 +247,11 @@ class Translator:
         on the number of threads and, on a GPU, on the batch, because sums are computed in a different order:
         either of two hypotheses with nearly equal scores may win. With several workers, a single batch is
         decoded with all threads, and each of several batches with some of them. The random numbers of
-        sampling depend only on `decoding.seed` and on the indices of the text and of the sample.
+        sampling depend only on `decoding.seed` and on the indices of the line and of the sample.
 
-        Raises UsageError if `n_best` is too large, or if there are more or fewer prefixes than texts, and
-        DataError if a text with a prefix is translated in parts.
+        Raises UsageError if `n_best` is too large, if there are more or fewer prefixes than texts, or if a
+        line begins with the tag of another language than `between` chose, and DataError if a text with a
+        prefix is translated in parts.
         """
         return list(self.stream(texts, n_best, alignments, prefixes, scored=scored))
 
@@ -257,21 +290,28 @@ class Translator:
         def decoded(part: Part, found: list[Translation]) -> None:
             progress(int(part.key[1] == 0), found[0].tokens)  # a line is counted with its first part
 
-        limits = self.max_length, self.direction.source
-        splitter = Splitter(self.tokenizer, *limits, self.decoding.split, self.tag, alignments)
         for texts, beginnings in windows(lines, prefixes, window, paused):
-            parts = splitter.parts_of(texts, beginnings, first)
+            parts = self.splitter.parts_of(texts, beginnings, first, alignments)
             task = DecodingTask(self.decoding, parts, self.target_lang, n_best, alignments, scored)
             translations = workers.decode(task, decoded)
             pairs = zip(parts, translations, strict=True)
             by_line = {line: list(group) for line, group in groupby(pairs, lambda pair: pair[0].line)}
-            progress(len(texts) - len(by_line), 0)  # the empty lines
-            for line in range(len(texts)):
-                if line in by_line:
-                    yield self._joined(by_line[line], n_best)
-                else:
-                    yield with_n_best([replace(EMPTY, alignment=() if alignments else None)], n_best)
-            first += len(texts)
+            empty = with_n_best([replace(EMPTY, alignment=() if alignments else None)], n_best)
+            counts = [1 + text.count("\n") for text in texts]  # lines
+            progress(sum(counts) - len(by_line), 0)  # the empty lines
+            line = 0
+            for text, count in zip(texts, counts, strict=True):
+                rows = (by_line.get(row) for row in range(line, line + count))
+                of_text = [self._joined(row, n_best) if row else empty for row in rows]
+                yield join_lines(of_text, text, n_best, self.decoding.length_penalty)
+                line += count
+            first += line
+
+    @property
+    def splitter(self) -> Splitter:
+        """Splits texts into lines, and lines into parts."""
+        limits = self.max_length, self.direction.source
+        return Splitter(self.tokenizer, *limits, self.decoding.split, self.tag, self.is_chosen)
 
     def _joined(self, parts: list[tuple[Part, list[Translation]]], n_best: int) -> Translation:
         """The translation of a line, joined from its parts; the k-th best consists of their k-th best."""
@@ -283,16 +323,3 @@ class Translator:
             join([found[min(k, len(found) - 1)] for _, found in parts], space, penalty) for k in range(count)
         ]
         return with_n_best(joined, n_best)
-
-
-def _check_ensemble(path: str | Path, first: LoadedModel, folder: str | Path, other: LoadedModel) -> None:
-    """Raise ModelError if the model of `folder` cannot be in an ensemble with the first one, of `path`."""
-    if other.tokenizer.fingerprint() != first.tokenizer.fingerprint():
-        raise ModelError(f"{folder}: its vocabulary differs from that of {path}; an ensemble shares one")
-    if first.config.language_tags != other.config.language_tags:
-        found = f"language_tags is {other.config.language_tags}, but {first.config.language_tags} in {path}"
-        raise ModelError(f"{folder}: {found}; the models of an ensemble must have the same")
-    ours, theirs = (Direction(one.config.source_lang, one.config.target_lang) for one in (first, other))
-    if not ours.agrees_with(theirs):
-        found = f"translates {theirs}, but {path} {ours}"
-        raise ModelError(f"{folder}: {found}; the models of an ensemble need the same languages")

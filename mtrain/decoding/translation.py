@@ -2,9 +2,10 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import accumulate
+from itertools import accumulate, chain, zip_longest
 from typing import Any
 
 from mtrain.decoding.alignment import Alignment, words_at
@@ -54,6 +55,7 @@ class Translation:
         return known
 
 
+LINE_BREAK = re.compile("(\r?\n)")
 EMPTY = Translation("", 0.0, 0.0, 0, True)
 
 
@@ -109,6 +111,31 @@ def join(parts: Sequence[Translation], space: str, length_penalty: float) -> Tra
         all(part.finished for part in parts),
         None if parts[0].alignment is None else tuple(dict.fromkeys(alignment)),
     )
+
+
+def join_lines(lines: Sequence[Translation], text: str, n_best: int, length_penalty: float) -> Translation:
+    """The translation of a text from the translations of its lines, with the same line breaks. The k-th best
+    consists of the k-th best of each line."""
+    if len(lines) == 1:
+        return lines[0]
+    ranked = [line.n_best or (line,) for line in lines]
+    columns = ([line[min(k, len(line) - 1)] for line in ranked] for k in range(max(map(len, ranked))))
+    return with_n_best([_with_breaks(column, text, length_penalty) for column in columns], n_best)
+
+
+def _with_breaks(lines: Sequence[Translation], text: str, length_penalty: float) -> Translation:
+    """The translations of the lines of a text, joined."""
+    fields_of_text = LINE_BREAK.split(text)
+    sources, breaks = fields_of_text[::2], fields_of_text[1::2]
+    filled, words = [], 0
+    for line, source in zip(lines, sources, strict=True):
+        if line.alignment is not None:
+            line = replace(line, alignment=tuple((words + i, j) for i, j in line.alignment))
+        filled += [line] if line.tokens else []
+        words += len(source.split())
+    joined = join(filled, " ", length_penalty) if filled else lines[0]
+    texts = [line.text for line in lines]
+    return replace(joined, text="".join(chain.from_iterable(zip_longest(texts, breaks, fillvalue=""))))
 
 
 def with_n_best(translations: Sequence[Translation], n_best: int) -> Translation:

@@ -18,7 +18,7 @@ from mtrain.interop.ctranslate2 import masked_projection
 from mtrain.interop.formats import import_optional
 from mtrain.interop.generation_config import exportable, max_output_length
 from mtrain.progress_bar import with_progress
-from mtrain.tokenizer.tokenizer import LINE_BREAKERS, Tokenizer
+from mtrain.tokenizer.tokenizer import SPACES, Tokenizer
 
 TOLERANCE = 1e-3  # nats; rounding in fp32 causes differences of about a hundredth of this
 _SENTENCES = 16  # number of sentences to generate if none are given
@@ -177,7 +177,7 @@ def _require_same_ids(text: str, ours: list[int], theirs: list[int]) -> None:
 
 def _require_same_text(loaded: LoadedModel, output: list[int], decode: Callable[[list[int]], str]) -> None:
     ids = [i for i in output if i != loaded.model.config.unk_id]  # other programs omit it
-    [ours], theirs = loaded.tokenizer.decode([ids]), decode(ids).translate(LINE_BREAKERS)
+    [ours], theirs = loaded.tokenizer.decode([ids]), decode(ids).translate(SPACES)
     if ours.strip() != theirs.strip():
         raise ModelError(
             f"the exported tokenizer differs: the text of {ids} is {ours!r}, exported {theirs!r}"

@@ -51,10 +51,8 @@ def attention_maps(
     tokenizer, model, special = translator.tokenizer, translator.models[0], translator.tokenizer.special
     longest = min(LONGEST, translator.max_length)
     maps = []
-    for source, target in zip(
-        tokenizer.encode_source(list(sources)), tokenizer.encode_target(list(translations)), strict=True
-    ):
-        sides = [*translator.tag, *source], target
+    encoded = translator.splitter.encode(sources), tokenizer.encode_target(list(translations))
+    for sides in zip(*encoded, strict=True):
         cut = max(map(len, sides)) >= longest
         source_ids, target_ids = ([*ids[: longest - 1], special.eos] for ids in sides)
         batch, keep = padded([source_ids], special.pad, translator.device)

@@ -188,9 +188,7 @@ def _draw(
     run: RunRecords, number: int, sentences: Sequence[str], device: str, overrides: Sequence[str]
 ) -> _Drawn:
     with Translator.load(run.folder / "model", device, overrides, workers=1) as translator:
-        chosen, model = list(sentences), translator.models[0]
-        if not chosen:
-            chosen, translator.tag = _short(run), []  # a run records sentences with their language tags
+        chosen, model = list(sentences) or _short(run), translator.models[0]
         translations = [found.text for found in translator.translate(chosen, scored=False)]
         maps = html_attention(translator, chosen, translations, f"run-{number}", "h3")
         return _Drawn(number, run.name, maps, html_positions(model), position_similarity(model))

@@ -1,6 +1,7 @@
 """Subword segmentation: text to token ids and back, and the tokenizer folder of a run or a model."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,8 +10,10 @@ from mtrain.errors import ModelError, UsageError
 from mtrain.regular_files import read_file
 from mtrain.tokenizer.vocabulary import SPACE, SpecialIds, Vocabulary
 
-# Byte pieces can decode to line breaks, which would split a line of output.
-LINE_BREAKERS = str.maketrans("\n\r\0", "   ")
+# Byte pieces can decode to control characters, such as line breaks and tabs, which would split a line or a
+# column of output. Spaces replace them.
+SPACES = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)), " ")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 MAPPINGS = ("vocab.json", "source_vocab.json", "target_vocab.json")  # joint, or one for each side
 
 
@@ -51,14 +54,11 @@ class Tokenizer:
         unless each of its words is a symbol of the vocabulary."""
         if not tag:
             return []
-        ids, symbols = self.encode_source([tag])[0], self.source.symbols
-        if sum(i in symbols for i in ids) < len(tag.split()):
-            names = sorted(self.source.pieces[i] for i in symbols)
-            missing = next(word for word in tag.split() if word not in names)
-            raise UsageError(
-                f"the vocabulary has no language tag {missing}; its symbols are {', '.join(names) or 'none'}"
-            )
-        return ids
+        names = sorted(self.source.pieces[i] for i in self.source.symbols)
+        if missing := [word for word in tag.split() if word not in names]:
+            found = f"the vocabulary has no language tag {missing[0]}"
+            raise UsageError(f"{found}; its symbols are {', '.join(names) or 'none'}")
+        return self.encode_source([tag])[0]
 
     def word_starts(self, ids: list[int], target: bool = False) -> list[bool]:
         """Whether each source (or target) token begins a word; the first one always does. Words are separated
@@ -76,12 +76,20 @@ class Tokenizer:
         return starts
 
     def decode(self, ids: list[list[int]]) -> list[str]:
-        """Target text of each row of ids, without special tokens. Line breaks are replaced by spaces."""
-        return [text.translate(LINE_BREAKERS) for text in self.target.decode(ids)]
+        """Target text of each row of ids, without special tokens. Spaces replace control characters."""
+        return [text.translate(SPACES) for text in self.target.decode(ids)]
 
     def fingerprint(self) -> str:
         """SHA-256 of the vocabulary files."""
         return fingerprint_of(self.files)
+
+
+def valid_text(text: str) -> str:
+    """A text in which each unpaired surrogate, as broken JSON has it, is replaced by U+FFFD, and each pair of
+    surrogates by the character that it stands for."""
+    if not _SURROGATE.search(text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def fingerprint_of(files: Sequence[Path]) -> str:

@@ -50,13 +50,18 @@ def test_the_validation_set_can_be_scored_to_choose_settings(mtrain, run_dir, co
 def test_translations_that_may_be_wrong_are_counted(mtrain, run_dir, corpus, tmp_path):
     cut = ["--set", "decoding.max_length_ratio=0", "--set", "decoding.max_length_offset=2", "--device", "cpu"]
     code, out, _ = mtrain("evaluate", run_dir, "--metrics", "bleu", *cut)
-    assert code == 0 and out.splitlines()[2:] == ["  problems: 0 empty, 8 looping, 0 extreme length"]
+    assert code == 0 and out.splitlines()[2:] == [
+        "  problems: 0 empty, 8 looping, 0 extreme length, 0 broken characters"
+    ]
     (tmp_path / "other").write_text("\n".join(["", "Hund Hund Hund Hund Hund", *"abcdef"]) + "\n")
     compared = ["--compare", tmp_path / "other", "--metrics", "chrf", "--device", "cpu"]
     code, out, _ = mtrain("evaluate", run_dir, *compared)
-    counts = {"empty": 1, "looping": 1, "extreme_length": 3}
-    assert code == 0 and f"  problems: 0 empty, 0 looping, 0 extreme length; {run_dir}\n" in out
-    assert f"  problems: 1 empty, 1 looping, 3 extreme length; {tmp_path}/other\n" in out
+    counts = {"empty": 1, "looping": 1, "extreme_length": 3, "broken_characters": 0}
+    assert (
+        code == 0
+        and f"  problems: 0 empty, 0 looping, 0 extreme length, 0 broken characters; {run_dir}\n" in out
+    )
+    assert f"  problems: 1 empty, 1 looping, 3 extreme length, 0 broken characters; {tmp_path}/other\n" in out
     code, out, _ = mtrain("evaluate", run_dir, *compared, "--json")
     none = dict.fromkeys(counts, 0)
     assert json.loads(out)["seen"]["problems"] == {str(run_dir): none, str(tmp_path / "other"): counts}

@@ -47,6 +47,17 @@ def test_translate_arguments_files_and_pipes(mtrain, run_dir, corpus, stdin, tmp
     assert (code, out) == (0, "") and (tmp_path / "out").read_text() == EXPECTED
 
 
+def test_text_is_divided_into_lines_as_files_are(mtrain, run_dir, stdin):
+    job = ["translate", run_dir, "--device", "cpu", "--quiet"]
+    typed = "It rains.\r\n\nThe sun shines.\n"
+    expected = ["Es regnet.", "", "Die Sonne scheint.", "Es regnet.", ""]
+    assert mtrain(*job, typed, "It rains.", "")[1].splitlines() == expected
+    assert mtrain(*job, "--", "It rains.")[1] == "Es regnet.\n"
+    assert len(mtrain(*job, typed, "--json", "--n-best", "2")[1].splitlines()) == 3
+    stdin(b"It rains.\nThe sun shines.\n")
+    assert mtrain(*job, "-")[1].splitlines() == ["Es regnet.", "Die Sonne scheint."]
+
+
 @pytest.mark.parametrize(("options", "suggested"), [([], True), (["--scores"], False), (["--json"], False)])
 def test_only_plain_translations_can_be_evaluated_next(
     mtrain, run_dir, corpus, tmp_path, monkeypatch, options, suggested

@@ -62,6 +62,40 @@ def test_a_tag_chooses_the_language(mtrain, both):
     assert code == 2 and "the vocabulary has no language tag <2fr>; its symbols are <2de>, <2en>" in one_line(
         err
     )
+    code, _, err = mtrain("translate", both, "Hello.", "--to", "\udcff", *ON_CPU)  # a byte that is not UTF-8
+    assert code == 2 and "the vocabulary has no language tag <2\\udcff>; its symbols" in one_line(err)
+
+
+def test_a_line_may_begin_with_a_language_tag(mtrain, both, corpus, tmp_path):
+    """As those for other programs do."""
+    tagged = tmp_path / "tagged"
+    tagged.write_text(f"<2de> {ENGLISH[0]}\n{ENGLISH[1]}\n<2en> {GERMAN[2]}\n")
+    job = ["translate", both, "-i", tagged, *ON_CPU]
+    assert mtrain(*job)[1].splitlines() == [*GERMAN[:2], ENGLISH[2]]
+    code, _, err = mtrain(*job, "--to", "de")
+    message = "line 3 begins with <2en>, but <2de> was chosen; remove the tag of the line"
+    assert code == 2 and message in err and err.count("error") == 1
+    same = tmp_path / "same"
+    same.write_text("".join(f"<2en> {line}\n" for line in GERMAN))
+    job = ["--to", "en", "--json", *ON_CPU]
+    scored = [
+        mtrain("score", both, "-i", file, "--target", corpus / "train.en", *job)
+        for file in (same, corpus / "train.de")
+    ]
+    assert scored[0] == scored[1] and scored[0][0] == 0
+    code, _, err = mtrain("score", both, "-i", same, "--target", corpus / "train.en", "--to", "de")
+    assert code == 2 and "line 1 begins with <2en>, but <2de> was chosen" in one_line(err)
+    given = ["--reference", corpus / "train.en", "--metrics", "chrf", "--json", "--to", "en", *ON_CPU]
+    [test] = json.loads(mtrain("evaluate", both, "--source", same, *given)[1]).values()
+    assert test["scores"][0]["score"] > 95
+
+
+def test_the_words_of_a_given_tag_count_in_alignments(both):
+    translator = Translator.load(both, "cpu", workers=1)
+    [plain, tagged] = translator.translate([ENGLISH[0], f"<2de> {ENGLISH[0]}"], alignments=True)
+    assert plain.text == tagged.text and plain.score == tagged.score
+    moved = {(i + 1, j) for i, j in plain.alignment}
+    assert moved <= set(tagged.alignment) and {i for i, _ in set(tagged.alignment) - moved} <= {0}
 
 
 def test_an_interrupted_output_is_not_continued_in_another_language(
@@ -81,6 +115,7 @@ def test_attention_is_drawn_with_one_tag(both):
     for language, text, translation in (("de", ENGLISH[0], GERMAN[0]), ("en", GERMAN[0], ENGLISH[0])):
         [drawn] = attention_maps(translator.between(None, language), [text], [translation])
         assert [piece for piece in drawn.source if "<2" in piece] == [f"<2{language}>"]
+        assert attention_maps(translator, [f"<2{language}> {text}"], [translation])[0].source == drawn.source
     sources = re.findall(r'"encoder":\{"name":"Encoder","rows":\[(.*?)\]', report_page([both]))
     assert [source.count("c2de") for source in sources] == [1] * 3  # short sentences of the validation set
 

@@ -163,8 +163,8 @@ def test_28_control_characters_never_reach_the_terminal(mtrain):
     assert code == 2 and "\x1b" not in err and "\\x1b[31m" in err
 
 
-@pytest.mark.parametrize("piece", ["<0x0A>", "<0x0D>", "<0x00>"])
-def test_29_byte_pieces_never_make_a_line_break(trained, piece: str):
+@pytest.mark.parametrize("piece", ["<0x0A>", "<0x0D>", "<0x00>", "<0x09>", "<0x1B>", "<0x7F>"])
+def test_29_byte_pieces_never_make_a_control_character(trained, piece: str):
     tokenizer = trained(type="unigram")
     word = tokenizer.encode_target(["orange"])[0]
     byte = tokenizer.target.pieces.index(piece)
@@ -190,6 +190,13 @@ def test_21_blank_lines_have_empty_translations(mtrain, run_dir, stdin):
     assert (code, out) == (0, "\n\n\nEs regnet.\n\n\n")
     stdin(b"")
     assert mtrain("translate", run_dir, "--device", "cpu")[:2] == (0, "")
+
+
+def test_29_what_is_no_control_character_is_kept(trained):
+    """Joiners, marks of direction, and separators other than LF may be part of a language's text."""
+    tokenizer = trained(type="unigram", normalization="identity")
+    text = "a\u200db\u200cc\u200ed\u2067e\u2069f\u2028g"
+    assert tokenizer.decode([*tokenizer.encode_target([text, "a\tb\x85c\x9bd"])]) == [text, "a b c d"]
 
 
 def test_29_a_translation_is_always_one_line(mtrain, run_dir, tmp_path):

@@ -1,5 +1,6 @@
 """Tokenizers trained on the toy corpus."""
 
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ PAIRS = toy_pairs("train")[:2000]
 SOURCE, TARGET = [pair.source for pair in PAIRS], [pair.target for pair in PAIRS]
 TYPES = ["unigram", "bpe"]
 RULES = ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
-BREAKS = str.maketrans("\n\r\0", "   ")
+CONTROLS = {c: " " for c in range(0x110000) if unicodedata.category(chr(c)) == "Cc"}
 SPACE = "\u2581"  # how SentencePiece writes a space
 
 
@@ -58,8 +59,8 @@ def resegmented(
 
 
 def normalized(tokenizer: Tokenizer, text: str) -> str:
-    """SentencePiece's normalization of a text, on one line."""
-    return tokenizer.target.processor.normalize(text).replace(SPACE, " ").translate(BREAKS).strip(" ")
+    """SentencePiece's normalization of a text, without control characters."""
+    return tokenizer.target.processor.normalize(text).replace(SPACE, " ").translate(CONTROLS).strip(" ")
 
 
 # Texts with unusual characters.

@@ -1,8 +1,10 @@
-"""Which errors mean that memory is exhausted."""
+"""Which errors mean that memory is exhausted, and errors of other processes."""
+
+import pickle
 
 import pytest
 
-from mtrain.errors import StorageError, is_out_of_memory
+from mtrain.errors import DataError, Interrupted, StorageError, is_out_of_memory
 
 
 class OutOfMemoryError(RuntimeError):
@@ -41,3 +43,11 @@ def test_errors_of_exhausted_memory_are_recognized(error):
 )
 def test_other_errors_are_not(error):
     assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize("error", [DataError("a.tsv:1: bad"), Interrupted("stopped", 15)], ids=repr)
+def test_errors_reach_other_processes(error):
+    """As those of `concurrent.futures` pickle them."""
+    received = pickle.loads(pickle.dumps(error))
+    assert (type(received), str(received)) == (type(error), str(error))
+    assert received.exit_code == error.exit_code

@@ -35,6 +35,11 @@ def test_a_translation_its_score_and_its_time(prompt):
     assert "score -0." in err and "nats" in err and " ms\n" in err and ":attention" in err
 
 
+def test_pasted_lines_are_translated_one_by_one(prompt):
+    """A terminal may paste them as one line of input."""
+    assert prompt("It rains.\n\nThe sun shines.")[0] == "Es regnet.\n\nDie Sonne scheint.\n"
+
+
 def test_n_and_beam(prompt):
     out, _ = prompt("It rains.", n_best=3)
     assert len(out.splitlines()) == 3 and out.startswith("Es regnet.\n")

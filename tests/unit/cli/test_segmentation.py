@@ -57,12 +57,15 @@ def test_a_program_can_read_the_pieces_of_a_line_before_it_writes_the_next_one(j
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_typed_lines_and_an_output_file(mtrain, joint, tmp_path):
+def test_typed_lines_and_an_output_file(mtrain, joint, tmp_path, stdin):
     code, out, _ = mtrain("segment", joint, SOURCE[0], SOURCE[1])
     assert code == 0 and out.count("\n") == 2
     assert mtrain("segment", joint, SOURCE[0], SOURCE[1], "-o", tmp_path / "out")[:2] == (0, "")
     assert (tmp_path / "out").read_text(encoding="utf-8") == out
     assert mtrain("segment", joint, *out.splitlines(), "--join")[1].splitlines() == SOURCE[:2]
+    assert mtrain("segment", joint, f"{SOURCE[0]}\r\n{SOURCE[1]}\n")[1] == out
+    stdin(f"{SOURCE[0]}\n{SOURCE[1]}\n".encode())
+    assert mtrain("segment", joint, "-")[1] == out
 
 
 def test_each_side_has_its_own_vocabulary(mtrain, separate):

@@ -151,6 +151,7 @@ def test_the_resolved_config_reads_back_equal(run_dir: str, names: list[str], pa
         ("decoding:\n  beam_size: !!int five\n", 6, "not a valid int: five"),
         ("seed: *other\n", 5, "undefined alias 'other'"),
         ("# a comment\nseed: \x07\n", 6, r"character U\+0007 is not allowed"),
+        ('tokenizer: {symbols: ["\\ud83d"]}\n', 5, r"not a valid str: \ud83d"),
         ("seed: 1\nseed: 2\n", 6, "'seed' is given twice, in: seed: 2"),
     ],
 )

@@ -380,6 +380,8 @@ def test_of_two_files_the_damaged_one_is_named(tmp_path: Path, damaged: str):
         (bz2.compress(b"a\tb\n"), "compressed with bzip2; decompress it"),
         (bz2.compress(b"a\tb\n", 1), "compressed with bzip2; decompress it"),
         (lzma.compress(b"a\tb\n"), "compressed with xz; decompress it"),
+        (b"\x04\x22\x4d\x18\x64", "compressed; decompress it, or use gzip or zstd"),
+        (b"\x1f\x9d\x90a", "compressed; decompress it, or use gzip or zstd"),
         ("a\tb\n".encode("utf-16"), "UTF-16; convert it"),
         ("a\tb\n".encode("utf-32"), "UTF-32; convert it"),
         (b"\xfe\xff" + "a\tb\n".encode("utf-16-be"), "UTF-16; convert it"),

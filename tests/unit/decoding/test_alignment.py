@@ -48,7 +48,7 @@ def test_each_token_belongs_to_the_word_that_it_is_in(translator: Translator) ->
     """The tokenizer makes two words of an acute accent and one of a zero-width space."""
     line = "It \u00b4rains\u200b. The\u3000sun\u00a0 shines."
     source = translator.tokenizer.source
-    [part] = Splitter(translator.tokenizer, 300, "en", alignments=True).parts_of([line], [], 0)
+    [part] = Splitter(translator.tokenizer, 300, "en").parts_of([line], [], 0, alignments=True)
     texts = [""] * len(line.split())
     for i, word in zip(part.source[:-1], part.words, strict=True):
         texts[word] += source.pieces[i]

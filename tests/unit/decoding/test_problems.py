@@ -40,6 +40,7 @@ def test_usual_translations_have_no_problem(source: str, translation: str):
     [
         ("", "empty"),
         (" \t", "empty"),
+        ("Ein \ufffd Mann", "broken_characters"),
         ("Ein Mann Mann Mann Mann Mann", "looping"),
         ("Ein Mann, ein Mann, ein Mann, ein Mann, ein Mann.", "looping"),
         ("Ein Mann steht auf einer Leiter, auf einer Leiter, auf einer Leiter, auf einer Leiter", "looping"),
@@ -61,6 +62,10 @@ def test_a_translation_that_was_cut_is_looping():
     assert find_problem("A dog.", "", finished=False) == "empty"
 
 
+def test_a_replacement_character_of_the_source_is_no_problem():
+    assert find_problem("A dog \ufffd.", "Ein Hund \ufffd.") is None
+
+
 def test_a_text_of_any_length_is_examined_quickly():
     for text in ("ab" * 50_000, "word " * 50_000, "".join(map(chr, range(0x4E00, 0x9FA5))) * 3):
         find_problem(text, text)
@@ -75,7 +80,7 @@ def test_the_summary_names_the_first_lines_of_each_problem():
             line, LONG, "Ja." if line > 1990 else "Ein Mann steht auf einer Leiter und reinigt etwas."
         )
     counter.add(2001, LONG, "")
-    assert counter.as_dict() == {"empty": 1, "looping": 0, "extreme_length": 10}
+    assert counter.as_dict() == {"empty": 1, "looping": 0, "extreme_length": 10, "broken_characters": 0}
     assert counter.summary(2001) == (
         "11 of 2,001 translations may be wrong: 1 empty (line 2,001), "
         "10 of extreme length (lines 1,991, 1,992, 1,993, 1,994, 1,995, ...)"
@@ -92,4 +97,5 @@ def test_problems_of_texts_in_files_are_counted():
         "empty": 1,
         "looping": 1,
         "extreme_length": 1,
+        "broken_characters": 0,
     }

@@ -10,7 +10,7 @@ import pytest
 from mtrain import Translator
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.decoding.split import Splitter, windows
-from mtrain.errors import DataError
+from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.training import PAIRS
@@ -109,7 +109,7 @@ def test_a_symbol_elsewhere_is_not_a_tag(tagging: Tokenizer, line: str) -> None:
 def test_parts_know_the_words_of_the_line_and_of_a_tag_in_it(tagging: Tokenizer) -> None:
     line = "<2fr> <polite> It rains.The sun  shines."
     [ids] = tagging.encode_source([line])
-    first, second = Splitter(tagging, len(ids), "en", "sentences", alignments=True).parts_of([line], [], 0)
+    first, second = Splitter(tagging, len(ids), "en", "sentences").parts_of([line], [], 0, True)
     assert (first.key, second.key) == ((0, 0), (0, 1))
     words = line.split()
     assert [sorted(set(part.words)) for part in (first, second)] == [[0, 1, 2, 3], [0, 1, 3, 4, 5]]
@@ -118,7 +118,7 @@ def test_parts_know_the_words_of_the_line_and_of_a_tag_in_it(tagging: Tokenizer)
         for i, word in zip(part.source, part.words, strict=False):
             assert tagging.source.pieces[i].strip("▁") in words[word]
     tag = tagging.tag_ids("<2de>")
-    [added] = Splitter(tagging, 300, "en", "long", tag, alignments=True).parts_of(["It rains."], [], 0)
+    [added] = Splitter(tagging, 300, "en", "long", tag).parts_of(["It rains."], [], 0, True)
     assert list(added.words[: len(tag)]) == [-1] * len(tag) and set(added.words[len(tag) :]) == {0, 1}
 
 
@@ -154,6 +154,63 @@ def test_a_prefix_of_a_line_with_several_parts_is_an_error(tagging: Tokenizer, m
         DataError, match=r"text with index 9 has a prefix for a line that is translated in 2 parts"
     ):
         splitter.parts_of(lines, ["", "", "Es"], 7)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer with language tags of both sides."""
+    folder: Path = tmp_path_factory.mktemp("both")
+    symbols = ["<en>", "<de>", "<2de>", "<2fr>", "<polite>"]
+    config = TokenizerConfig(vocab_size=330, symbols=symbols)
+    lines = [side for pair in PAIRS for side in pair]
+    train_tokenizer(config, lambda: lines, lambda: lines, folder, seed=1)
+    return Tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("tag", "given", "expected"),
+    [
+        ("<2fr>", "It rains.", "<2fr> It rains."),
+        ("<2fr>", "<2fr> It rains.", "<2fr> It rains."),
+        ("<2fr>", " <2fr>It rains.", "<2fr> It rains."),
+        ("<2fr>", "<2de> It rains.", "<2de> It rains."),
+        ("<2fr>", "<2de> <polite> It rains.", "<2de> <polite> It rains."),
+        ("<2fr>", "<polite> It rains.", "<2fr> <polite> It rains."),
+        ("<2fr>", "It <2de> rains.", "<2fr> It <2de> rains."),
+        ("<2fr>", "<2 years> ago it rains.", "<2fr> <2 years> ago it rains."),  # no tag of the model
+        ("<en> <2fr>", "It rains.", "<en> <2fr> It rains."),
+        ("<en> <2fr>", "<2de> It rains.", "<en> <2de> It rains."),
+        ("<en> <2fr>", "<de> <2fr> It rains.", "<de> <2fr> It rains."),
+        ("<en> <2fr>", "<en> <2fr> It rains.", "<en> <2fr> It rains."),
+        ("", "<2fr> It rains.", "<2fr> It rains."),
+        ("<2fr>", "<2de> It rains.\nIt rains.", "<2de> It rains.\n<2fr> It rains."),  # each line has its own
+        ("<2fr>", "It rains.\n<2de> It rains.", "<2fr> It rains.\n<2de> It rains."),
+        ("", "<2de> <polite> It rains.\n\nIt rains.", "<2de> <polite> It rains.\nIt rains."),
+    ],
+)
+def test_a_line_has_one_language_tag(both: Tokenizer, tag: str, given: str, expected: str) -> None:
+    splitter = Splitter(both, 100, "en", "long", both.tag_ids(tag))
+    parts = splitter.parts_of([given], [], 0)
+    assert [part.source[:-1] for part in parts] == both.encode_source(expected.split("\n"))
+    if "\n" not in given:
+        assert splitter.encode([given]) == both.encode_source([expected])
+
+
+def test_a_line_of_only_a_tag_is_empty(both: Tokenizer) -> None:
+    assert not Splitter(both, 100, "en", "long", both.tag_ids("<2fr>")).parts_of([" <2fr> "], [], 0)
+
+
+def test_a_tag_that_contradicts_a_chosen_one_is_an_error(both: Tokenizer) -> None:
+    splitter = Splitter(both, 100, "en", "long", both.tag_ids("<en> <2fr>"), is_chosen=True)
+    for same in ("<2fr> It rains.", "<en> <2fr> It rains.", "It rains."):
+        [part] = splitter.parts_of([same], [], 0)
+        assert part.source[:-1] == both.encode_source(["<en> <2fr> It rains."])[0]
+    for other, found in (("<2de> A cat.", "<2de>"), ("<de> <2fr> A cat.", "<de> <2fr>")):
+        message = f"line 8 begins with {found}, but <en> <2fr> was chosen; remove the tag of the line"
+        with pytest.raises(UsageError, match=message):
+            splitter.parts_of(["It rains.", f"It rains.\n{other}"], [], 6)
+        with pytest.raises(UsageError, match="line 2 begins with"):
+            splitter.encode(["It rains.", other])
 
 
 @pytest.mark.parametrize(

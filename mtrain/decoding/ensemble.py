@@ -1,0 +1,31 @@
+"""Loading the models of an ensemble."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+from mtrain.checkpoint.model_folder import LoadedModel, load_model
+from mtrain.config.languages import Direction
+from mtrain.errors import ModelError
+
+
+def load_ensemble(folders: Sequence[Path], overrides: tuple[str, ...]) -> list[LoadedModel]:
+    """Load a model or an ensemble. Raises ModelError if a folder is missing or damaged, or if the models
+    cannot decode together."""
+    loaded = [load_model(folder, overrides) for folder in folders]
+    for one, other in combinations(zip(folders, loaded, strict=True), 2):
+        _check_ensemble(*one, *other)
+    return loaded
+
+
+def _check_ensemble(path: Path, first: LoadedModel, folder: Path, other: LoadedModel) -> None:
+    """Raise ModelError if the model of `folder` cannot be in an ensemble with the first one, of `path`."""
+    if other.tokenizer.fingerprint() != first.tokenizer.fingerprint():
+        raise ModelError(f"{folder}: its vocabulary differs from that of {path}; an ensemble shares one")
+    if first.config.language_tags != other.config.language_tags:
+        found = f"language_tags is {other.config.language_tags}, but {first.config.language_tags} in {path}"
+        raise ModelError(f"{folder}: {found}; the models of an ensemble must have the same")
+    ours, theirs = (Direction(one.config.source_lang, one.config.target_lang) for one in (first, other))
+    if not ours.agrees_with(theirs):
+        found = f"translates {theirs}, but {path} {ours}"
+        raise ModelError(f"{folder}: {found}; the models of an ensemble need the same languages")
