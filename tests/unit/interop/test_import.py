@@ -511,7 +511,7 @@ def elsewhere(path: str) -> Callable[[Path, dict[str, str]], Any]:
         ),
         (
             lambda source, _: os.truncate(source / "model.safetensors.index.json", 2**33),
-            "not a small regular",
+            "too large: 8,589,934,592 bytes",
         ),
         (lambda source, _: (source / "model.safetensors.index.json").unlink(), "nor the index of several"),
     ],
