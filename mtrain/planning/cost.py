@@ -181,19 +181,17 @@ def _attention_bytes(config: ModelConfig, numerics: Numerics, queries: int, keys
     keys, values, and the input of the output projection; weights or their normalizers, according to the
     kernel that `mtrain.model.attention` chooses."""
     number, width = numerics.product_bytes, config.d_model
-    few = suits_eager_kernel(length, width // config.heads)
-    eager = numerics.on_cpu and few and not config.attention_dropout
+    normalizers, output = FP32 * config.heads * queries, number * queries * width
+    if not numerics.on_cpu:
+        return number * (queries + 2 * keys) * width + output + normalizers
+    eager = suits_eager_kernel(length, width // config.heads) and not config.attention_dropout
     if eager:
         keys, length = keys * padded_keys(length) // length, padded_keys(length)
-    inputs, output = (queries + 2 * keys) * width, number * queries * width
-    weights, normalizers = FP32 * config.heads * queries * length, FP32 * config.heads * queries
-    if not numerics.on_cpu:
-        return number * inputs + output + normalizers
-    total = FP32 * inputs + output  # on a CPU, attention is computed in fp32
-    if config.attention_dropout:
-        return total + 3 * weights  # before and after dropout, and its mask
+    total = FP32 * (queries + 2 * keys) * width + output  # on a CPU, attention is computed in fp32
     if eager:
-        return total + weights
+        return total + normalizers * length
+    if config.attention_dropout:
+        return total + 3 * normalizers * length  # weights before and after dropout, and its mask
     return total + normalizers + (FP32 * queries * width if numerics.is_low else 0)
 
 
@@ -216,14 +214,13 @@ def loss_workspace_bytes(config: ModelConfig, shape: Shape, numerics: Numerics) 
     rows = min(shape.target, chunk_rows("cpu" if numerics.on_cpu else "cuda", vocabulary))
     if numerics.on_cpu:
         # The gradient replaces the logits. That of the bias needs a copy. R-Drop needs little more.
-        logits, extra = (FP32, FP32) if config.output_bias else (number, 0)
+        logit = 2 * FP32 if config.output_bias else number
     else:
-        logits = number + FP32  # and their softmax, which becomes the gradient
-        if config.output_bias and numerics.is_low:
-            logits += FP32
-        extra = FP32 if numerics.is_low else 0  # a copy: of logits, or R-Drop's gradient
+        # Logits and their softmax, which becomes the gradient. In low precision also a copy, of the logits or
+        # R-Drop's gradient, and one with the bias.
+        logit = number + FP32 * (1 + numerics.is_low * (1 + config.output_bias))
     weight = vocabulary * config.d_model
     # A copy of the weight in low precision, and the chunk's share of the gradient of the weight.
     products = number * weight * (2 if numerics.is_low else 1)
     hidden = FP32 * shape.target * config.d_model
-    return max(rows * vocabulary * (logits + extra) + products + hidden, loss_gradient_bytes(config, shape))
+    return max(rows * vocabulary * logit + products + hidden, loss_gradient_bytes(config, shape))
