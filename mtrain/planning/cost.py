@@ -14,6 +14,7 @@ from mtrain.config.model import ModelConfig
 from mtrain.kernels.attention import padded_keys
 from mtrain.kernels.cross_entropy import chunk_rows
 from mtrain.model.attention import suits_eager_kernel
+from mtrain.planning.hardware import Hardware
 
 FP32 = 4  # bytes
 _ID = 8  # bytes of a token id
@@ -118,33 +119,39 @@ def count_operations(config: ModelConfig, low_precision: bool) -> int:
 # ----------------------------------------------------------------------------------------------------- memory
 
 
-class Numerics(NamedTuple):
-    """What memory depends on besides the sizes: the device, and the precision of matrix products."""
+class Device(NamedTuple):
+    """How a device trains."""
 
-    on_cpu: bool
-    product_bytes: int  # of a number: 4 in fp32, 2 in bf16 and fp16
+    hardware: Hardware
+    precision: str  # fp32, bf16 or fp16
+    workers: int = 1  # threads, each with gradients and activations of its own
 
     @property
     def is_low(self) -> bool:
         """Whether products are in lower precision than weights."""
-        return self.product_bytes < FP32
+        return self.precision != "fp32"
+
+    @property
+    def product_bytes(self) -> int:
+        """Bytes of a number in matrix products."""
+        return FP32 // 2 if self.is_low else FP32
 
     def mask_bytes(self, rate: float, number: int) -> int:
         """Bytes of an element of a dropout mask for numbers of `number` bytes. On a CPU it has their type,
         elsewhere it is boolean."""
         if not rate:
             return 0
-        return number if self.on_cpu else 1
+        return number if self.hardware.on_cpu else 1
 
 
-def activation_bytes(config: ModelConfig, shape: Shape, numerics: Numerics) -> int:
+def activation_bytes(config: ModelConfig, shape: Shape, device: Device) -> int:
     """Bytes that the forward pass of a micro-batch saves for the backward pass, without compilation.
 
     They include copies of the weights in low precision, and the gradients that the loss computes early.
     """
     _, source, target = shape
-    (longest_source, longest_target), number, width = shape.lengths, numerics.product_bytes, config.d_model
-    mask = numerics.mask_bytes(config.dropout, FP32) * width
+    (longest_source, longest_target), number, width = shape.lengths, device.product_bytes, config.d_model
+    mask = device.mask_bytes(config.dropout, FP32) * width
     norm = FP32 * (width + 2)  # its input, a mean and a standard deviation
     # Of each token: a norm, the input of the first product, and dropout.
     residual = norm + number * width + mask
@@ -152,37 +159,37 @@ def activation_bytes(config: ModelConfig, shape: Shape, numerics: Numerics) -> i
 
     def layer(tokens: int, attentions: int) -> int:
         """All but the attentions themselves."""
-        weights = number * _linear_parameters(config, attentions) if numerics.is_low else 0
-        return tokens * ((attentions + 1) * residual + _feed_forward_bytes(config, numerics)) + weights
+        weights = number * _linear_parameters(config, attentions) if device.is_low else 0
+        return tokens * ((attentions + 1) * residual + _feed_forward_bytes(config, device)) + weights
 
-    encoder = layer(source, 1) + _attention_bytes(config, numerics, source, source, longest_source)
-    decoder = layer(target, 2) + _attention_bytes(config, numerics, target, target, longest_target)
-    decoder += _attention_bytes(config, numerics, target, source, longest_source)
-    memories = config.decoder_layers if numerics.is_low else 1  # inputs of the projections of the memory
+    encoder = layer(source, 1) + _attention_bytes(config, device, source, source, longest_source)
+    decoder = layer(target, 2) + _attention_bytes(config, device, target, target, longest_target)
+    decoder += _attention_bytes(config, device, target, source, longest_source)
+    memories = config.decoder_layers if device.is_low else 1  # inputs of the projections of the memory
     layers = config.encoder_layers * encoder + config.decoder_layers * decoder
     embeddings = (source + target) * embedding + memories * number * source * width
     return layers + embeddings + loss_gradient_bytes(config, shape)
 
 
-def _feed_forward_bytes(config: ModelConfig, numerics: Numerics) -> int:
+def _feed_forward_bytes(config: ModelConfig, device: Device) -> int:
     """Bytes per token that a feed-forward network saves: what its activation function saves, its dropout, and
     the input of its second product."""
     rate = config.dropout if config.activation_dropout is None else config.activation_dropout
     activation = {"relu": 1, "gelu": 1, "silu": 1, "swiglu": 3}[config.activation]
-    number = numerics.product_bytes
-    if config.activation == "relu" and (numerics.on_cpu or not rate):
+    number = device.product_bytes
+    if config.activation == "relu" and (device.hardware.on_cpu or not rate):
         # Saves only its result, after dropout, which is the input of the product.
         return config.ffn_dim * number
-    return config.ffn_dim * ((activation + 1) * number + numerics.mask_bytes(rate, number))
+    return config.ffn_dim * ((activation + 1) * number + device.mask_bytes(rate, number))
 
 
-def _attention_bytes(config: ModelConfig, numerics: Numerics, queries: int, keys: int, length: int) -> int:
+def _attention_bytes(config: ModelConfig, device: Device, queries: int, keys: int, length: int) -> int:
     """Bytes that attention of `queries` tokens over `keys` tokens, `length` in each sentence, saves: queries,
     keys, values, and the input of the output projection; weights or their normalizers, according to the
     kernel that `mtrain.model.attention` chooses."""
-    number, width = numerics.product_bytes, config.d_model
+    number, width = device.product_bytes, config.d_model
     normalizers, output = FP32 * config.heads * queries, number * queries * width
-    if not numerics.on_cpu:
+    if not device.hardware.on_cpu:
         return number * (queries + 2 * keys) * width + output + normalizers
     eager = suits_eager_kernel(length, width // config.heads) and not config.attention_dropout
     if eager:
@@ -192,7 +199,7 @@ def _attention_bytes(config: ModelConfig, numerics: Numerics, queries: int, keys
         return total + normalizers * length
     if config.attention_dropout:
         return total + 3 * normalizers * length  # weights before and after dropout, and its mask
-    return total + normalizers + (FP32 * queries * width if numerics.is_low else 0)
+    return total + normalizers + (FP32 * queries * width if device.is_low else 0)
 
 
 def loss_gradient_bytes(config: ModelConfig, shape: Shape) -> int:
@@ -204,23 +211,23 @@ def loss_gradient_bytes(config: ModelConfig, shape: Shape) -> int:
     return FP32 * (numbers + (config.target_vocab_size if config.output_bias else 0))
 
 
-def loss_workspace_bytes(config: ModelConfig, shape: Shape, numerics: Numerics) -> int:
+def loss_workspace_bytes(config: ModelConfig, shape: Shape, device: Device) -> int:
     """Bytes that the loss needs for a moment, besides the gradients that it saves: logits and their
     gradients, of a chunk of tokens at a time; or copies of the gradients at the start of the backward
     pass."""
     if config.is_classifier:  # a few numbers for each pair
         return 0
-    number, vocabulary = numerics.product_bytes, config.target_vocab_size
-    rows = min(shape.target, chunk_rows("cpu" if numerics.on_cpu else "cuda", vocabulary))
-    if numerics.on_cpu:
+    number, vocabulary = device.product_bytes, config.target_vocab_size
+    rows = min(shape.target, chunk_rows("cpu" if device.hardware.on_cpu else "cuda", vocabulary))
+    if device.hardware.on_cpu:
         # The gradient replaces the logits. That of the bias needs a copy. R-Drop needs little more.
         logit = 2 * FP32 if config.output_bias else number
     else:
         # Logits and their softmax, which becomes the gradient. In low precision also a copy, of the logits or
         # R-Drop's gradient, and one with the bias.
-        logit = number + FP32 * (1 + numerics.is_low * (1 + config.output_bias))
+        logit = number + FP32 * (1 + device.is_low * (1 + config.output_bias))
     weight = vocabulary * config.d_model
     # A copy of the weight in low precision, and the chunk's share of the gradient of the weight.
-    products = number * weight * (2 if numerics.is_low else 1)
+    products = number * weight * (2 if device.is_low else 1)
     hidden = FP32 * shape.target * config.d_model
     return max(rows * vocabulary * logit + products + hidden, loss_gradient_bytes(config, shape))

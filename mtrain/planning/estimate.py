@@ -12,8 +12,8 @@ from typing import NamedTuple
 from mtrain.config.model import ModelConfig
 from mtrain.config.schema import Config
 from mtrain.planning import cost
-from mtrain.planning.cost import FP32, Numerics, Shape
-from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, LAUNCH_SECONDS, UTILIZATION, Hardware
+from mtrain.planning.cost import FP32, Device, Shape
+from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, LAUNCH_SECONDS, UTILIZATION
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.micro_batch import fit_micro_batch_tokens
 
@@ -69,20 +69,6 @@ class StepTime(NamedTuple):
     update: float  # of the weights
 
 
-@dataclass(frozen=True)
-class Device:
-    """How a device trains."""
-
-    hardware: Hardware
-    precision: str
-    workers: int = 1  # threads, each with gradients and activations of its own
-
-    @property
-    def numerics(self) -> Numerics:
-        """What the memory of activations depends on."""
-        return Numerics(self.hardware.on_cpu, FP32 if self.precision == "fp32" else FP32 // 2)
-
-
 class Estimator:
     """Predicts the costs of one of `devices` devices that train a model with a complete config."""
 
@@ -95,7 +81,7 @@ class Estimator:
         devices: int = 1,
     ):
         self.recipe, self.architecture, self.lengths = config.training, architecture, lengths
-        self.device, self.devices, self.numerics = device, devices, device.numerics
+        self.device, self.devices = device, devices
         self.copies = 2 if self.recipe.r_drop else 1  # of each micro-batch
         self.longest = self.max_length = config.longest_sequence  # in tokens
         if lengths.is_complete and not (config.data.changes_pairs or config.model.is_classifier):
@@ -133,7 +119,7 @@ class Estimator:
         return Shape.of_lengths(pairs, self.longest, self.longest).repeated(self.copies)
 
     def _activation_bytes(self, shape: Shape) -> int:
-        return cost.activation_bytes(self.architecture, shape, self.numerics)
+        return cost.activation_bytes(self.architecture, shape, self.device)
 
     @property
     def trained_parameters(self) -> int:
@@ -154,7 +140,7 @@ class Estimator:
         """Peak memory, with a micro-batch of a shape."""
         workers, weights = self.device.workers, FP32 * cost.count_parameters(self.architecture).total
         trained, loss = FP32 * self.trained_parameters, cost.loss_gradient_bytes(self.architecture, shape)
-        workspace = cost.loss_workspace_bytes(self.architecture, shape, self.numerics)
+        workspace = cost.loss_workspace_bytes(self.architecture, shape, self.device)
         return Memory(
             weights=weights,
             gradients=trained * workers,
@@ -204,13 +190,13 @@ class Estimator:
         """The time of a step, by the rates of the hardware: matrix products at a part of its peak, everything
         else at a part of the bandwidth of its memory. On a GPU, at least the time to launch all operations.
         """
-        hardware, numerics = self.device.hardware, self.numerics
+        hardware, low = self.device.hardware, self.device.is_low
         bandwidth = BANDWIDTH_UTILIZATION * hardware.bandwidth
         moved = ACTIVATION_PASSES * self._per_step(self._activation_bytes)
-        products = self._flops() / (UTILIZATION * hardware.flops(numerics.product_bytes))
+        products = self._flops() / (UTILIZATION * hardware.flops(self.device.product_bytes))
         update = OPTIMIZER_NUMBERS * FP32 * self.trained_parameters
         launch = 0.0 if hardware.on_cpu else LAUNCH_SECONDS
-        operations = self._per_step(lambda _: cost.count_operations(self.architecture, numerics.is_low))
+        operations = self._per_step(lambda _: cost.count_operations(self.architecture, low))
         return StepTime(
             max(products + moved / bandwidth, launch * operations),
             max(update / bandwidth, launch * cost.UPDATE_OPERATIONS),
