@@ -11,14 +11,18 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Generic, NamedTuple, TypeVar
 
+from mtrain.stop_signals import STOP_SIGNALS
 from mtrain.worker_messages import Message, receive, send, to_exception
 
 log = logging.getLogger(__name__)
@@ -26,14 +30,18 @@ log = logging.getLogger(__name__)
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# Run with -P, so that no file of the working directory is imported in place of a module.
+# Run with -P, so that no file of the working directory is imported in place of a module. Batch systems send
+# signals to all processes of a job, and the parent decides when its workers end.
 _MAIN = (
+    f"import signal; [signal.signal(n, signal.SIG_IGN) for n in {[*map(int, STOP_SIGNALS)]}]; "
     "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
     "from importlib import import_module; import_module(sys.argv[1]).serve()"
 )
 # Makes glibc reuse large blocks of memory, as `mtrain.device.keep_freed_memory` does, which imports PyTorch.
 _REUSE_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
+_POLL = 0.2  # seconds between calls of `check`
 _AHEAD = 2  # tasks for each process that are prepared in advance
+SILENCE = 30.0  # seconds after which a process that neither answers nor computes is reported
 _PATIENCE = 5.0  # seconds that a process whose pipe is closed may still take to end
 
 
@@ -54,6 +62,38 @@ def describe_end(code: int) -> str:
     return f"was killed by {name}" + ", perhaps because memory ran out" * (name == "SIGKILL")
 
 
+@contextmanager
+def reporting_silence(pid: int, name: str) -> Iterator[None]:
+    """Log a warning while the block waits for a process that has not answered for `SILENCE` seconds, and has
+    not computed either (where that is known, on Linux): it is stopped, or waits for something itself."""
+    answered = threading.Event()
+    threading.Thread(target=_report_silence, args=(answered, pid, name), daemon=True).start()
+    try:
+        yield
+    finally:
+        answered.set()
+
+
+def _report_silence(answered: threading.Event, pid: int, name: str) -> None:
+    used, active, patience = _computing_time(pid), time.monotonic(), SILENCE
+    while not answered.wait(SILENCE / 10):
+        before, used, now = used, _computing_time(pid), time.monotonic()
+        if used != before:
+            active = now
+        elif now - active >= patience:
+            message = "%s (process %d) has not answered or computed for %.0f s; still waiting for it"
+            log.warning(message, name, pid, now - active)
+            patience *= 10
+
+
+def _computing_time(pid: int) -> list[str]:
+    """The computing time of a process, in the units of the system; empty if it is not known."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    except OSError:  # not on Linux, or the process has ended
+        return []
+
+
 class WorkerProcess:
     """The parent's side of a worker process."""
 
@@ -63,6 +103,7 @@ class WorkerProcess:
         if not sys.executable or getattr(sys, "frozen", False):
             raise OSError("this program is not run by a Python interpreter")
         self.ready = False  # whether `prepare` is done
+        self.name = f"the worker process of {module.removeprefix('mtrain.')}"
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _MAIN, module],
             stdin=subprocess.PIPE,
@@ -121,7 +162,8 @@ class WorkerProcess:
     @contextmanager
     def _noticing_end(self) -> Iterator[None]:
         try:
-            yield
+            with reporting_silence(self.process.pid, self.name):
+                yield
         except (OSError, ValueError, EOFError) as error:
             raise WorkerEndedError(self.kill(_PATIENCE)) from error
 
@@ -169,10 +211,14 @@ class WorkerPool:
         tasks: Iterable[Task],
         remote: Callable[[WorkerProcess, Task], Result],
         local: Callable[[Task], Result],
+        check: Callable[[], object] = lambda: None,
     ) -> Iterator[tuple[Task, Result]]:
         """Yield each task and its result, in order. A task is given to `remote` with a free process. A
         process that ends is replaced once; after that, or if a process cannot be started, its tasks are given
-        to `local`. Raises what they raise."""
+        to `local`. Raises what they raise.
+
+        `check` is called while a result is waited for. After a KeyboardInterrupt or a CancelledError, which
+        it may raise, the pool is closed: a process that is stopped would never end its task."""
 
         def run(task: Task) -> Result:
             slot = self._free.get()
@@ -197,10 +243,13 @@ class WorkerPool:
                     pending.append((task, threads.submit(run, task)))
                     if len(pending) > _AHEAD * self.count:
                         done, future = pending.popleft()
-                        yield done, future.result()
+                        yield done, _result(future, check)
                 while pending:
                     done, future = pending.popleft()
-                    yield done, future.result()
+                    yield done, _result(future, check)
+            except (KeyboardInterrupt, CancelledError):
+                self.close()
+                raise
             finally:
                 for _, future in pending:
                     future.cancel()
@@ -215,6 +264,12 @@ class WorkerPool:
     def close(self) -> None:
         """End the processes."""
         self._end()
+
+
+def _result(future: Future[Result], check: Callable[[], object]) -> Result:
+    while not wait([future], _POLL).done:
+        check()
+    return future.result()
 
 
 def _kill_all(pid: int, processes: list[WorkerProcess]) -> None:

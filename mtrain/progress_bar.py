@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 from tqdm import tqdm
 
+from mtrain.control_characters import escape_control_characters
 from mtrain.duration import format_duration
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Bar(tqdm):  # type: ignore[type-arg]
     def __init__(self, done: str, unit: str, total: int | None, initial: int = 0, disable: bool = False):
         self.details: list[str] = []  # shown if they fit, the most important first
         super().__init__(
-            desc=done,
+            desc=escape_control_characters(done),
             unit=unit,
             total=total,
             initial=initial,

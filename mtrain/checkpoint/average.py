@@ -51,7 +51,7 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
         except SafetensorError as error:
             raise StorageError(f"cannot write a temporary file: {error}") from None
         info = new_info(name_of(out), Origin(kind="averaged", ancestors=ancestors))
-        save_model_folder(out, weights, to_yaml(config), first.tokenizer, info)
+        save_model_folder(out, weights, to_yaml(config), first.tokenizer, info, is_new=True)
     return config
 
 

@@ -143,42 +143,42 @@ def describe_origin(origin: Origin | None, code: bool = False) -> str:
 
 
 def model_usage(model: Description) -> str:
-    """How to use a model, in Markdown."""
-    folder = _identifier(model.name)
+    """How to use a model, in Markdown. The code runs in the folder of the model, whatever its name is."""
     export, config = model.info.export, model.config
     tag = Direction(config.source_lang, config.target_lang).tag(config.language_tags)
     example = f"{_code(tag)} Hello.".lstrip()  # other programs do not add the tag
+    installed = f"With [mtrain]({_HOME}) installed, run this in the folder of the model"
     if config.model.is_classifier:
         return (
-            f"With [mtrain]({_HOME}) installed and this folder in `{folder}`, add the probability as a "
-            "column to a file whose first two columns are source and target:\n\n"
-            f"```bash\nmtrain score {folder} --classifier --tsv pairs.tsv -o scored.tsv\n```"
+            f"{installed} to add the probability as a column to a file whose first two columns are source "
+            "and target:\n\n```bash\nmtrain score . --classifier --tsv pairs.tsv -o scored.tsv\n```"
         )
     if export is None:
         return (
-            f"With [mtrain]({_HOME}) installed and this folder in `{folder}`:\n\n"
-            f'```bash\nmtrain translate {folder} "Hello."\n```\n\n'
+            f'{installed}:\n\n```bash\nmtrain translate . "Hello."\n```\n\n'
             "```python\nfrom mtrain import Translator\n\n"
-            f'with Translator.load("{folder}") as translator:\n'
+            'with Translator.load(".") as translator:\n'
             '    print(translator.translate(["Hello."])[0].text)\n```'
         )
     if export.format == "marian":
         return (
             "```python\nfrom transformers import MarianMTModel, MarianTokenizer\n\n"
-            f'tokenizer = MarianTokenizer.from_pretrained("{folder}")\n'
-            f'model = MarianMTModel.from_pretrained("{folder}")\n'
+            'tokenizer = MarianTokenizer.from_pretrained(".")\n'
+            'model = MarianMTModel.from_pretrained(".")\n'
             f'output = model.generate(**tokenizer(["{example}"], return_tensors="pt"))\n'
-            "print(tokenizer.batch_decode(output, skip_special_tokens=True))\n```"
+            "print(tokenizer.batch_decode(output, skip_special_tokens=True))\n```\n\n"
+            "Run this in the folder of the model, after `pip install transformers torch sentencepiece`."
         )
     joint = (model.folder / "joint.model").exists()
     sides = ("joint", "joint") if joint else ("source", "target")
     return (
         "```python\nimport ctranslate2\nimport sentencepiece\n\n"
-        f'source = sentencepiece.SentencePieceProcessor("{folder}/{sides[0]}.model")\n'
-        f'target = sentencepiece.SentencePieceProcessor("{folder}/{sides[1]}.model")\n'
-        f'translator = ctranslate2.Translator("{folder}")\n'
+        f'source = sentencepiece.SentencePieceProcessor(model_file="{sides[0]}.model")\n'
+        f'target = sentencepiece.SentencePieceProcessor(model_file="{sides[1]}.model")\n'
+        'translator = ctranslate2.Translator(".")\n'
         f'[result] = translator.translate_batch([source.encode("{example}", out_type=str)])\n'
-        "print(target.decode(result.hypotheses[0]))\n```"
+        "print(target.decode(result.hypotheses[0]))\n```\n\n"
+        "Run this in the folder of the model, after `pip install ctranslate2 sentencepiece`."
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -44,8 +45,11 @@ class TrainState:
     target_tokens_seen: int = 0
     seconds: float = 0.0  # of training and validation
     best_step: int | None = None
-    best_score: float | None = None
+    best_score: float | None = None  # of training.best_metric
+    best_scores: dict[str, float] = field(default_factory=dict)  # of all metrics
+    lowest_nll: float | None = None  # of all validations, rounded
     initial_score: float | None = None  # that of training.init_from
+    initial_scores: dict[str, float] = field(default_factory=dict)
     validations_without_improvement: int = 0
     skipped_steps: int = 0  # because of NaN or infinity
     skipped_in_a_row: int = 0
@@ -84,14 +88,14 @@ def _state_adapter() -> TypeAdapter[TrainState]:
 
 # The fields that a validation changes.
 _VALIDATION_FIELDS = (
-    "step", "seconds", "best_step", "best_score", "best_alignment_layer", "validations_without_improvement",
-    "validation_due",
+    "step", "seconds", "best_step", "best_score", "best_scores", "lowest_nll", "best_alignment_layer",
+    "validations_without_improvement", "validation_due",
 )  # fmt: skip
 # Fields that checkpoints of earlier versions lack.
 _ADDED_FIELDS = {
     *("batch_order", "validation_due", "steps_in_first_epoch", "best_alignment_layer", "epoch_window"),
     *("window_layout", "micro_batch_tokens", "max_micro_batch_positions", "stage_starts", "stage_step"),
-    "initial_score",
+    *("initial_score", "initial_scores", "best_scores", "lowest_nll"),
 }
 
 
@@ -274,9 +278,17 @@ def rename_newer_checkpoints(checkpoint: Checkpoint) -> None:
 
     Otherwise, the next resume would start from one of them.
     """
-    for folder in checkpoint_folders(checkpoint.folder.parent.parent):
-        if folder.name > checkpoint.folder.name:
-            names = (f"superseded-{folder.name}{end}" for end in chain([""], map("-{}".format, count(2))))
-            free = next(path for path in map(folder.with_name, names) if not path.exists())
-            log.warning("%s: renamed to %s", folder, free.name)
-            folder.rename(free)
+    run_dir = checkpoint.folder.parent.parent
+    newer = [folder for folder in checkpoint_folders(run_dir) if folder.name > checkpoint.folder.name]
+    if newer:
+        _write_index(run_dir, checkpoint.state, last=checkpoint.folder.name)
+    for folder in newer:
+        set_aside(folder)
+
+
+def set_aside(path: Path) -> None:
+    """Rename a file or folder that training from an older checkpoint leaves behind to superseded-*."""
+    names = (f"superseded-{path.name}{end}" for end in chain([""], map("-{}".format, count(2))))
+    free = next(each for each in map(path.with_name, names) if not os.path.lexists(each))
+    log.warning("%s: renamed to %s", path, free.name)
+    path.rename(free)

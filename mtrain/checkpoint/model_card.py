@@ -22,9 +22,10 @@ from mtrain.checkpoint.model_info import (
 )
 from mtrain.config.yaml_io import YamlError, parse_yaml
 from mtrain.errors import ModelError
+from mtrain.regular_files import MAX_JSON_BYTES, read_file
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.generated import is_unedited, marked
-from mtrain.storage.manifest import CARD, MAX_JSON_BYTES
+from mtrain.storage.manifest import CARD
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +89,10 @@ def read_card(folder: Path) -> str | None:
     if not os.path.lexists(file):
         return None
     try:
-        # A pipe would block; a link could make `mtrain export` publish another file.
-        if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_JSON_BYTES:
-            raise ModelError(f"{file}: not a small regular file")
-        return file.read_bytes().decode("utf-8")
+        # A link could make `mtrain export` publish another file.
+        if file.is_symlink():
+            raise ModelError(f"{file}: not a regular file")
+        return read_file(file, MAX_JSON_BYTES).decode("utf-8")
     except OSError as error:
         raise ModelError(f"{file}: cannot read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -13,6 +13,7 @@ from mtrain.checkpoint.checkpoint import (
     TrainState,
     checkpoint_folders,
     evaluation_weights,
+    set_aside,
     verify_checkpoint,
 )
 from mtrain.checkpoint.model_card import write_card
@@ -23,6 +24,7 @@ from mtrain.checkpoint.model_info import (
     model_folder_of,
     name_of,
     new_info,
+    read_info,
     require_model,
     run_folder_of,
     write_info,
@@ -36,7 +38,8 @@ from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.model.classifier import PairClassifier
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.transformer import Transformer
-from mtrain.storage.atomic import copy_files, write_folder, write_text
+from mtrain.regular_files import read_file
+from mtrain.storage.atomic import copy_files, follow_link, write_folder, write_new_folder, write_text
 from mtrain.storage.generated import is_unedited
 from mtrain.storage.manifest import CARD, INFO, MANIFEST, read_json, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config, vocabulary_files
@@ -46,27 +49,34 @@ log = logging.getLogger(__name__)
 
 def publish_best(
     run_dir: Path, state: TrainState, config: Config, tokenizer: Tokenizer, verify: bool = False
-) -> None:
+) -> bool:
     """Write the weights of the best checkpoint to the model folder `RUN/model`, unless it is up to date.
 
-    Raises StorageError.
+    A model of later steps, which training from an older checkpoint leaves behind, is set aside with its
+    records. Returns False if the best weights are lost. Raises StorageError.
     """
+    step = None  # of the weights in `RUN/model`, if it is recorded
+    with suppress(ModelError):
+        step = getattr(read_info(run_dir / "model").training, "steps", None)
+    if step is not None and step > state.step:
+        found = (run_dir / name for name in ("model", "best_validation.json", "test_scores.json"))
+        for path in filter(Path.exists, found):
+            set_aside(path)
     if state.best_step is None:
-        return
+        return True
+    folder = follow_link(run_dir / "model")
     best = run_dir / "checkpoints" / f"step-{state.best_step:08d}"
-    if not best.exists():  # pruned before training was resumed from an older checkpoint
-        log.warning("%s: no longer exists; model/ is not updated", best)
-        return
-    folder = run_dir / "model"
     contents = to_yaml(_folder_config(config, tokenizer, state.best_alignment_layer))
     if _is_published(folder, best, contents, verify):
         _complete_published(folder, run_dir, config, state.best_step)
-        return
+        return True
     try:
+        if not best.exists():
+            raise ModelError(f"{best}: no longer exists")
         verify_checkpoint(best)
     except ModelError as error:
         log.warning("%s; model/ is not updated", error)
-        return
+        return folder.exists() and step in (state.best_step, None)
     try:
         info = describe_run(run_dir, config, state.best_step)
     except Exception as error:  # the model can be used without it, and training can continue
@@ -77,6 +87,7 @@ def publish_best(
         log.info(
             "%s was edited and is kept; `mtrain info %s --card` prints a new one", folder / CARD, run_dir
         )
+    return True
 
 
 def _is_published(folder: Path, best: Path, contents: str, verify: bool) -> bool:
@@ -85,7 +96,7 @@ def _is_published(folder: Path, best: Path, contents: str, verify: bool) -> bool
     with suppress(OSError, ValueError, LookupError, TypeError, ModelError):
         old, new = (read_json(path / MANIFEST) for path in (folder, best))
         same = old["model.safetensors"] == new[evaluation_weights(best).name]
-        if same and (folder / "config.yaml").read_text(encoding="utf-8") == contents:
+        if same and read_file(folder / "config.yaml") == contents.encode():
             if verify:
                 verify_folder(folder, ["config.yaml", "model.safetensors"])
             return True
@@ -105,10 +116,10 @@ def _complete_published(folder: Path, run_dir: Path, config: Config, step: int) 
 
 
 def save_model_folder(
-    folder: Path, weights: Path, contents: str, tokenizer: Tokenizer, info: ModelInfo
+    folder: Path, weights: Path, contents: str, tokenizer: Tokenizer, info: ModelInfo, is_new: bool = False
 ) -> None:
     """Write a model folder: config.yaml with `contents`, a copy of the file `weights`, tokenizer/, info.json
-    and README.md."""
+    and README.md. If it `is_new`, it must not exist yet."""
 
     def fill(temporary: Path) -> None:
         write_text(temporary / "config.yaml", contents)
@@ -117,7 +128,7 @@ def save_model_folder(
         write_info(temporary, info)
         write_card(temporary)
 
-    write_folder(folder, fill)
+    (write_new_folder if is_new else write_folder)(folder, fill)
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
@@ -187,7 +198,12 @@ def load_any_model(path: Path, overrides: Sequence[str] = ()) -> Loaded[Transfor
     with suppress(ModelError):
         return _load(folder, overrides)
     time.sleep(0.2)  # a running `fit` may just have replaced the folder
-    return _load(folder if folder.is_dir() else path, overrides)
+    try:
+        return _load(folder if folder.is_dir() else path, overrides)
+    except ModelError as error:
+        if folder == path or not folder.is_dir():
+            raise
+        raise ModelError(f"{error}; `mtrain fit` with the config of the run writes {folder} again") from None
 
 
 def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
@@ -205,8 +221,6 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
         names = ["config.yaml", "model.safetensors", *(f"tokenizer/{name}" for name in vocabularies)]
         verify_folder(folder, names)
     tokenizer, file = Tokenizer(path / "tokenizer"), path / "config.yaml"
-    if not file.is_file():  # reading from a pipe would block
-        raise ModelError(f"{file}: no such file")
     try:
         raw = read_yaml_file(file)
         if in_run:
@@ -245,8 +259,7 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
 def _fingerprint(folder: Path) -> str:
     """SHA-256 of the manifest of a folder; empty if it cannot be read."""
     with suppress(OSError):
-        if (folder / MANIFEST).is_file():  # reading from a pipe would block
-            return sha256(folder / MANIFEST)
+        return sha256(folder / MANIFEST)
     return ""
 
 

@@ -18,7 +18,8 @@ from mtrain import __version__
 from mtrain.config.load import validate
 from mtrain.config.schema import Format, ModelFolderConfig
 from mtrain.config.yaml_io import read_yaml_file
-from mtrain.errors import ModelError, UsageError
+from mtrain.errors import ModelError
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import INFO, MANIFEST, read_json
 
@@ -145,8 +146,9 @@ def is_run(path: Path) -> bool:
 
 def has_run_config(path: Path) -> bool:
     """Whether the config.yaml of a folder is that of a run."""
-    file = path / "config.yaml"
-    return file.is_file() and file.read_text(encoding="utf-8", errors="replace").startswith(RUN_HEADER)
+    with suppress(OSError):
+        return read_file(path / "config.yaml").startswith(RUN_HEADER.encode())
+    return False
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -253,12 +255,9 @@ def read_model_config(folder: Path) -> ModelFolderConfig:
     """The settings of a model folder. Raises ModelError if they cannot be read."""
     require_model(folder)
     file = folder / "config.yaml"
-    if not file.is_file():  # reading from a pipe would block
+    if not file.exists():
         raise ModelError(f"{folder}: not a run or model folder: config.yaml is missing")
-    try:
-        return validate(ModelFolderConfig, read_yaml_file(file), str(file))
-    except UsageError as error:  # an error of the folder, not of the command line
-        raise ModelError(str(error)) from None
+    return validate(ModelFolderConfig, read_yaml_file(file, ModelError), str(file), ModelError)
 
 
 def name_of(folder: Path) -> str:
@@ -279,5 +278,5 @@ def _weights(file: Path) -> tuple[int | None, str | None]:
             slices = [stored.get_slice(name) for name in stored.keys()]  # noqa: SIM118
             sizes = [math.prod(part.get_shape()) for part in slices]
             return sum(sizes), slices[0].get_dtype() if slices else None
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError, MemoryError):
         return None, None

@@ -25,6 +25,7 @@ from mtrain.config.schema import Config
 from mtrain.data.data_folder import VALIDATION
 from mtrain.data.summary import Summary, inputs_of, read_summary
 from mtrain.errors import ModelError
+from mtrain.regular_files import read_lines
 from mtrain.storage.json_records import read_record, read_steps
 
 # Of the metrics of a validation.
@@ -49,11 +50,10 @@ def describe_run(run_dir: Path, config: Config, step: int) -> ModelInfo:
 
 
 def _count_lines(file: Path) -> int | None:
-    """The number of lines of a file; None if it is missing."""
-    if not file.is_file():
-        return None
-    with file.open("rb") as stream:
-        return sum(1 for _ in stream)
+    """The number of lines of a file; None if it is missing or cannot be read."""
+    with suppress(OSError):
+        return sum(1 for _ in read_lines(file))
+    return None
 
 
 def _ancestors(run_dir: Path) -> list[Ancestor]:

@@ -11,26 +11,25 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-_STOPPED = "stopped by SIGINT\n"
-_EXIT_CODE = 128 + signal.SIGINT
+from mtrain.stop_signals import REPEATED, handle_stop_signals
+
+_received: list[int] = []  # stop signals
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command that `arguments` (by default, those of the process) ask for, and exit with its code."""
-    handled = False
+    _received.clear()
+    handle_stop_signals(_interrupt)
     try:
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is for `&` in shell scripts
-            signal.signal(signal.SIGINT, _interrupt)
-            handled = True
         from mtrain.cli.app import run
 
         code = run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
-        with suppress(OSError):
-            sys.stderr.write(clear_bars() + _STOPPED)
-        code = _EXIT_CODE
-    if handled:
-        signal.signal(signal.SIGINT, _exit_at_once)
+        if not _is_one_of_several():
+            with suppress(OSError):
+                sys.stderr.write(_message())
+        code = _exit_code()
+    handle_stop_signals(_exit_at_once)
     sys.exit(code)
 
 
@@ -44,15 +43,38 @@ def clear_bars() -> str:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, except during an import: there the exception can be lost or replaced by
     another one (in extension modules, in callbacks of the import system), so the process exits at once."""
+    if _received and number in REPEATED:
+        return
+    _received.append(number)
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             _exit_at_once(number, frame)
         frame = frame.f_back
-    raise KeyboardInterrupt
+    if _is_one_of_several():  # torchrun kills it if the clean-up takes long
+        with suppress(OSError):
+            os.write(2, _message().encode())
+    raise KeyboardInterrupt(_message().strip())
 
 
-def _exit_at_once(_: int, __: FrameType | None) -> NoReturn:
+def _exit_at_once(number: int, _: FrameType | None) -> NoReturn:
     """Exit without any clean-up."""
+    _received.append(number)
     with suppress(OSError):
-        os.write(2, (clear_bars() + _STOPPED).encode())
-    os._exit(_EXIT_CODE)
+        os.write(2, _message().encode())
+    os._exit(_exit_code())
+
+
+def _is_one_of_several() -> bool:
+    """Whether torchrun has started this process as one of several ranks."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def _message() -> str:
+    rank = os.environ.get("RANK", "0") if _is_one_of_several() else "0"
+    prefix = f"rank {rank}: " if rank != "0" else ""
+    return f"{clear_bars()}{prefix}stopped by {signal.Signals(_exit_code() - 128).name}\n"
+
+
+def _exit_code() -> int:
+    """128 + the last stop signal: that of Ctrl-C if a library raises KeyboardInterrupt by itself."""
+    return 128 + (_received[-1] if _received else signal.SIGINT)

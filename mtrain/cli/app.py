@@ -27,7 +27,9 @@ from mtrain.cli import (
     translation,
 )
 from mtrain.cli.help import Program, add_command
+from mtrain.cli.options import expand_home_in_paths
 from mtrain.cli.output import open_stdout
+from mtrain.control_characters import escape_control_characters
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import MtrainError, StorageError, UsageError, is_out_of_memory
 
@@ -47,6 +49,7 @@ COMMANDS = {
 FOR_RANKS = ("fit", "translate", "evaluate")  # the commands that torchrun can start
 for group, functions in COMMANDS.items():
     for function in functions:
+        expand_home_in_paths(function)
         add_command(app, group, function)
 
 # click.ClickException, from the click package or from the copy that newer versions of Typer contain.
@@ -80,7 +83,7 @@ def _root(context: typer.Context, version: _Version = False) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code. A failure is reported in one line on stderr.
 
-    Raises KeyboardInterrupt after SIGINT, unless the command handled it.
+    Raises KeyboardInterrupt after a stop signal, unless the command handled it.
     """
     terminal.make_streams_usable()
     try:
@@ -129,9 +132,9 @@ def _describe_usage(error: Any) -> str:
 
 def _report(message: str, code: int) -> int:
     if logging.getLogger("mtrain").isEnabledFor(logging.DEBUG):
-        traceback.print_exc()
+        print(escape_control_characters(traceback.format_exc()), end="", file=sys.stderr)
     with suppress(OSError):
-        line = terminal.escape_control_characters(" ".join(message.split()))
+        line = escape_control_characters(" ".join(message.split()))
         kind = "" if code > 128 else "error: "  # above 128: stopped by a signal
         text = terminal.wrap(f"{terminal.rank_prefix()}{kind}{line}", sys.stderr)
         print(f"{clear_bars()}{text}", file=sys.stderr)

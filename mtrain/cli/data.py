@@ -11,6 +11,7 @@ from typer import Option
 from mtrain.cli import terminal
 from mtrain.cli.options import ConfigFile, Debug, Json, NoCheck, OutputFile, Quiet, RunDir, Set, overrides
 from mtrain.cli.output import is_on_screen, open_output, open_stdout, require_writable
+from mtrain.control_characters import escape_control_characters
 from mtrain.errors import UsageError
 
 
@@ -53,7 +54,7 @@ def check(
                 file=out,
             )
         else:
-            text = terminal.escape_control_characters(format_report(findings, bad_lines))
+            text = escape_control_characters(format_report(findings, bad_lines))
             print(terminal.wrap(text, out), file=out)
     if bad_lines == "skip" or not any(counts.bad for counts in findings.sets.values()):
         terminal.suggest("next", fit_command(config, run_dir, set_))
@@ -95,6 +96,7 @@ def prepare(
         int | None,
         Option(
             min=1,
+            max=1024,
             metavar="N",
             help="Number of processes that check and encode, each on one core. By default one for each core, "
             "or, for small corpora (below 64 MiB to check, below 250,000 pairs to encode), a single one that "
@@ -142,6 +144,7 @@ def clean(
         int | None,
         Option(
             min=1,
+            max=1024,
             metavar="N",
             help="Number of processes that filter; by default one for each core, or one below 64 MiB.",
         ),

@@ -29,6 +29,7 @@ from mtrain.cli.options import (
 from mtrain.cli.output import open_stdout
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import UsageError
+from mtrain.paths import path_of
 
 if TYPE_CHECKING:
     from mtrain.evaluation.evaluate import TestSet
@@ -234,7 +235,7 @@ def _metric_functions(
     python = comet_python(folder) if "comet" in names and read_launch().rank == 0 else Path()
 
     def report(evaluated: Iterable[Evaluated], language: str | None) -> None:
-        with CometProcess(python, model or DEFAULT_MODEL, gpus) as process:
+        with CometProcess(python, str(path_of(model or DEFAULT_MODEL)), gpus) as process:
 
             def metrics_for(test: "TestSet") -> dict[str, Any]:
                 return metrics(test.target_lang(language), lambda: Comet(process, test.sources))

@@ -6,6 +6,7 @@ from pathlib import Path
 from mtrain.cli.evaluation_results import Outputs
 from mtrain.cli.evaluation_systems import Inputs
 from mtrain.cli.output import is_stream, require_writable
+from mtrain.distributed.launch import require_repeatable
 from mtrain.errors import DataError, UsageError
 
 
@@ -40,6 +41,8 @@ def check_inputs(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
     if hypotheses is not None:
         _check_sources(inputs, outputs, comet)
     files = [path for path in (source, *references, *inputs.systems) if path != model and path is not None]
+    if any(str(path) == "-" or path.is_fifo() for path in files):
+        require_repeatable(["input from a pipe"], "start it again with files")
     for output in (outputs.sentence_scores, outputs.html):
         require_writable(output, [file for file in files if file.exists()])
     table, page = (

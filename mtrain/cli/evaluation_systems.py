@@ -101,7 +101,7 @@ def evaluate_models(
         given = _given_test_sets(inputs, texts) if inputs.references else []
     done: dict[str, list[Output]] = {}  # the translations of each test set by the other models
     direction: Direction | None = None  # that of the first model
-    with joined_ranks(device) as ranks, terminal.cleaning_up_after_sigterm():
+    with joined_ranks(device) as ranks:
         for path in inputs.models:
             loaded = load_translator(path, str(ranks.device), decoding_settings)
             refuse_beam_size_of_sampling(loaded, beam_size)

@@ -11,6 +11,7 @@ from mtrain.cli import terminal
 from mtrain.cli.options import Debug, Json, Quiet
 from mtrain.cli.output import open_stdout
 from mtrain.cli.tables import format_table
+from mtrain.control_characters import escape_control_characters
 from mtrain.duration import format_duration
 from mtrain.errors import ModelError, UsageError
 
@@ -283,4 +284,4 @@ def _data(info: "ModelInfo") -> Rows:
 
 def _plain(text: str) -> str:
     """Text for one line of a terminal."""
-    return terminal.escape_control_characters(text).replace("\n", " ")
+    return escape_control_characters(text).replace("\n", " ")

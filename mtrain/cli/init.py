@@ -1,11 +1,10 @@
 """`mtrain init`."""
 
-import math
 import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from mtrain.cli import terminal
 from mtrain.cli.options import Debug, Quiet
 from mtrain.cli.output import open_output, open_stdout, require_writable
 from mtrain.errors import UsageError
+from mtrain.paths import path_of
 
 if TYPE_CHECKING:
     from mtrain.cli.init_answers import Given
@@ -106,15 +106,15 @@ def init(
         mtrain init 1.jsonl 2.jsonl --validation dev.jsonl --max-minutes 600 --yes
     """
     terminal.start_logging(quiet, debug)
-    if max_minutes is not None and not math.isfinite(max_minutes):
-        raise UsageError(f"--max-minutes {max_minutes}: must be a finite number; 0 means no limit")
+    if max_minutes is not None and not max_minutes <= 1e9:
+        raise UsageError(f"--max-minutes {max_minutes}: must be at most 1000000000; 0 means no limit")
     from mtrain.cli.init_answers import Given
     from mtrain.inspection.files import require_files
 
     codes = _code("--source-lang", source_lang), _code("--target-lang", target_lang)
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
     given = Given((source_column, target_column), codes, max_minutes, asks)
-    names = [[terminal.require_unicode(name) for name in group or []] for group in (files, validation, test)]
+    names = [[_file_name(name) for name in group or []] for group in (files, validation, test)]
     inputs = require_files(name for group in names for name in group)
     if output is not None:
         _require_new(output, force, inputs)
@@ -122,6 +122,11 @@ def init(
     file = output or Path(f"{starter.source_lang}-{starter.target_lang}.yaml")
     _require_new(file, force, [*inputs, *_files_of(starter)])
     _write(starter._replace(file=shlex.quote(str(file)), run_dir=_new_run_dir(file)), file)
+
+
+def _file_name(name: str) -> str:
+    """A typed file name, with `~` expanded. Other names keep their form, since the config will have them."""
+    return terminal.require_unicode(str(path_of(name)) if name.startswith("~") else name)
 
 
 def _code(option: str, language: str | None) -> str | None:
@@ -177,10 +182,10 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "Starter":
     from mtrain.inspection.file_groups import find_siblings, names_of_test_sets
     from mtrain.inspection.files import kind_of, sides_of
 
-    kind = kind_of(names[0], [*names[1], *names[2]])
+    kind = kind_of(names[0], [*names[1], *names[2]], given.languages)
     if kind == "text" and any(given.columns):
         raise UsageError("--source-column and --target-column are for TSV, JSONL and Parquet files")
-    roles = _roles(names, kind)
+    roles = _roles(names, kind, given.languages)
     sides = settle_sides(sides_of(roles.train[0], kind, given.columns), given)
     found = inspect_corpora(roles, find_siblings(roles.train[0]), kind, sides)
     show_corpora(found, sides)
@@ -198,13 +203,13 @@ def _inspect(names: Sequence[Sequence[str]], given: "Given") -> "Starter":
     return Starter("", "", source, target, train, validation, dict(tests), minutes, *problems[:1])
 
 
-def _roles(names: Sequence[Sequence[str]], kind: "Kind") -> "Roles":
+def _roles(names: Sequence[Sequence[str]], kind: "Kind", languages: Collection[str | None]) -> "Roles":
     """What the files are for: as the options say, or else as their names say. Raises UsageError if some would
     not be used."""
     from mtrain.inspection.file_groups import Roles, divide_by_role
     from mtrain.inspection.files import groups_of
 
-    files, validation, test = (groups_of(group, kind) if group else [] for group in names)
+    files, validation, test = (groups_of(group, kind, languages) if group else [] for group in names)
     own = divide_by_role(files)
     for role, given, found in (("validation", validation, own.validation), ("test", test, own.test)):
         if given and found:

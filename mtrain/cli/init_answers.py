@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from mtrain.cli.terminal import escape_control_characters, require_unicode
+from mtrain.cli.terminal import require_unicode
 from mtrain.config.language_names import find_language, language_name
 from mtrain.config.languages import is_same_language
 from mtrain.config.starter import holdout_size
+from mtrain.control_characters import escape_control_characters
 from mtrain.data.identify_language import EXTRA, can_identify
 from mtrain.errors import MtrainError, UsageError
 from mtrain.inspection.choose_sides import Side, Sides, choose_sides
@@ -27,8 +28,8 @@ _SHOWN = 60  # characters of a sentence
 
 
 def _show(text: str) -> str:
-    """The beginning of a sentence, for a terminal."""
-    return escape_control_characters(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+    """The beginning of a sentence."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 class Given(NamedTuple):
@@ -42,11 +43,11 @@ class Given(NamedTuple):
 
 def settle_sides(candidates: Sequence[Side], given: Given) -> Sides:
     """The source and the target among several texts. Raises UsageError if there is no good guess."""
-    chosen = choose_sides(candidates, given.columns, given.languages)
+    chosen = choose_sides(candidates, given.columns, given.languages).with_given(*given.languages)
     if chosen.certain:
         return chosen
     if given.asks:
-        return _ask_for_sides(candidates, chosen)
+        return _ask_for_sides(candidates, chosen).with_given(*given.languages)
     named = [side.named for side in candidates]
     if None not in named and len(set(named)) == len(named):
         found = ", ".join(map(str, named))
@@ -102,7 +103,7 @@ def show_corpora(found: Inspected, sides: Sides) -> None:
         log.info("%s: %s (%s): %s", name, place, language, _show(text))
     for side in sides[:2]:
         if side.is_misnamed:
-            names = side.named and language_name(side.named), side.seen and language_name(side.seen)
+            names = language_name(str(side.language)), language_name(str(side.seen))
             log.warning("%s: the text does not seem to be %s, but perhaps %s", side.name, *names)
     if pairs < _FEW:
         log.warning("only %s training pairs: a useful model needs many thousands", f"{pairs:,}")
@@ -128,7 +129,7 @@ def _ask_for_languages(suggested: Sequence[str | None]) -> Languages:
     """Ask for the languages of source and target."""
 
     def parse(answer: str) -> Languages:
-        words = answer.replace(",", " ").split()
+        words = [*map(str.strip, answer.split(","))] if "," in answer else answer.split()
         if len(words) == 1 and not find_language(words[0]):  # en-de, but not pt-BR
             words = words[0].split("-")
         codes = [find_language(word) or (word if _CODE.fullmatch(word) else None) for word in words]
@@ -185,7 +186,8 @@ def _require_different(source: str, target: str) -> Languages:
 def _ask(question: str, suggested: str, parse: Callable[[str], Answer]) -> Answer:
     """Ask until the answer is valid. Raises UsageError at the end of input."""
     while True:
-        sys.stderr.write(f"{question}{f' [{suggested}]' if suggested else ''}: ")
+        hint = f" [{suggested}]" if suggested else ""
+        sys.stderr.write(escape_control_characters(f"{question}{hint}: "))
         sys.stderr.flush()
         line = sys.stdin.readline()
         if not line:
@@ -194,8 +196,8 @@ def _ask(question: str, suggested: str, parse: Callable[[str], Answer]) -> Answe
         try:
             return parse(require_unicode(line).strip() or suggested)
         except MtrainError as error:
-            _print(escape_control_characters(f"{line.strip()}: {error}"))
+            _print(f"{line.strip()}: {error}")
 
 
 def _print(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(escape_control_characters(text), file=sys.stderr)

@@ -1,6 +1,5 @@
 """Commands that combine models: `mtrain average` and `mtrain rerank`."""
 
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -75,8 +74,8 @@ def rerank(
         mtrain rerank runs/de-en n-best.jsonl -i new.en -o new.de
     """
     terminal.start_logging(quiet, debug)
-    if not 0 <= weight < math.inf:
-        raise UsageError(f"--weight {weight}: must be a finite number of at least 0")
+    if not 0 <= weight <= 1e9:
+        raise UsageError(f"--weight {weight}: must be a number from 0 to 1000000000")
     for file in (source, n_best):
         if str(file) == "-":
             raise UsageError("rerank cannot read from stdin; give files")

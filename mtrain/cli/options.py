@@ -1,13 +1,15 @@
 """Arguments and options that several commands share."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_type_hints
 
 from typer import Argument, Option
 
 from mtrain.cli.help import GENERAL
 from mtrain.cli.terminal import restore_utf8
+from mtrain.paths import path_of
 
 # Groups of the options of long commands.
 FILES, SEARCH, SAMPLING, SPEED, RESULTS = "Files", "Search", "Sampling", "Speed", "Results"
@@ -106,6 +108,21 @@ Quiet = Annotated[bool, Option("--quiet", help="Print only warnings and errors."
 Debug = Annotated[
     bool, Option("--debug", help="Print debug messages and tracebacks.", rich_help_panel=GENERAL)
 ]
+
+
+def expand_home_in_paths(function: Callable[..., None]) -> None:
+    """Expand `~` in every argument and option of a command that is a path. A shell does so only at the
+    beginning of a word, so not in `--output=~/x`."""
+    for annotation in get_type_hints(function, include_extras=True).values():
+        type_, info, *_ = (*get_args(annotation), None, None)
+        item_types = [each for part in (type_, *get_args(type_)) for each in (part, *get_args(part))]
+        if info is not None and Path in item_types:
+            info.parser = _typed_path
+
+
+def _typed_path(value: Any) -> Path:
+    # Click takes what follows a short option for its value, so `=~/x` if `-o=~/x` was typed.
+    return path_of(value.removeprefix("=") if str(value).startswith("=~") else value)
 
 
 def overrides(set_: list[str] | None, section: str = "", **options: object) -> list[str]:

@@ -2,14 +2,17 @@
 
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from secrets import token_hex
+from typing import IO, Any, cast
 
 from mtrain.cli.terminal import discard_output
+from mtrain.control_characters import escape_control_characters
 from mtrain.data import COMPRESSION
 from mtrain.errors import StorageError, UsageError
 
@@ -54,9 +57,10 @@ def require_writable(path: Path | None, inputs: Sequence[Path | None]) -> None:
 
 @contextmanager
 def open_stdout() -> Iterator[IO[str]]:
-    """Open stdout. It is not an error if its reader exits early, as `head` does."""
+    """Open stdout. It is not an error if its reader exits early, as `head` does. Control characters that are
+    written to a terminal are escaped."""
     try:
-        yield sys.stdout
+        yield shown_on(sys.stdout)
         sys.stdout.flush()
     except BrokenPipeError:
         discard_output()
@@ -73,10 +77,10 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
             yield stream
         return
     place = path if is_stream(path) else path.resolve()
-    written = place if is_stream(path) else place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    written = place if is_stream(path) else place.with_name(f".{place.name}.{token_hex(4)}.tmp")
     try:
         with _opened(written, path) as stream:
-            yield stream
+            yield shown_on(stream)
         if written is not place:
             _put_in_place(written, place)
     except BrokenPipeError:  # of stdout, which the block may write to as well
@@ -86,6 +90,30 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
     finally:
         if written is not place:
             written.unlink(missing_ok=True)
+
+
+class _Terminal:
+    """Writes text to a terminal, with control characters escaped, except for the bold style of tables."""
+
+    def __init__(self, stream: IO[str]):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
+        parts = re.split(r"(\x1b\[[01]m)", text)  # every other part is a style
+        parts[::2] = [escape_control_characters(part, "\n\t") for part in parts[::2]]
+        self._stream.write("".join(parts))
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+
+def shown_on(stream: IO[str]) -> IO[str]:
+    """The stream itself or, if it is a terminal, one that escapes control characters."""
+    return cast(IO[str], _Terminal(stream)) if stream.isatty() else stream
 
 
 def write_lines(lines: Iterable[str], out: IO[str], flush_every: float = FLUSH_EVERY) -> None:

@@ -8,7 +8,9 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
-from mtrain.cli.terminal import escape_control_characters, require_unicode
+from mtrain.cli.output import shown_on
+from mtrain.cli.terminal import require_unicode
+from mtrain.control_characters import escape_control_characters
 from mtrain.decoding.score import attention
 from mtrain.decoding.translate import Translator
 from mtrain.errors import MtrainError, UsageError
@@ -45,7 +47,7 @@ class Prompt:
             try:
                 self._answer(line)
             except MtrainError as error:  # concerns this line only
-                _print_to_stderr(escape_control_characters(f"error: {error}"))
+                _print_to_stderr(f"error: {error}")
 
     def _answer(self, line: str) -> None:
         line = require_unicode(line)
@@ -61,10 +63,7 @@ class Prompt:
         [best] = self.translator.translate([line], n_best=self.n_best)
         milliseconds = 1000 * (time.perf_counter() - start)
         for translation in best.n_best or (best,):
-            print(
-                escape_control_characters(translation.text) if sys.stdout.isatty() else translation.text,
-                flush=True,
-            )
+            print(translation.text, file=shown_on(sys.stdout), flush=True)
             _print_to_stderr(
                 f"    score {translation.score:.3f}, log-probability {translation.log_prob:.2f} nats"
             )
@@ -111,7 +110,7 @@ def _number(command: str, argument: str) -> int:
 
 
 def _print_to_stderr(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(escape_control_characters(text), file=sys.stderr)
 
 
 def _typed_lines() -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mtrain.cli.help import uses_color
 from mtrain.cli.terminal import columns_of
+from mtrain.control_characters import escape_control_characters
 
 if TYPE_CHECKING:
     from mtrain.evaluation.metrics import Score
@@ -42,7 +43,7 @@ def format_table(
         justify: Literal["left", "right"] = "left" if index in left else "right"
         table.add_column(Text(title), justify=justify, overflow="fold", no_wrap=index not in left)
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(escape_control_characters(cell)) for cell in row))
     shown = io.StringIO()
     system: Literal["standard"] | None = "standard" if uses_color(sys.stdout) else None
     width = columns_of(sys.stdout)

@@ -6,23 +6,20 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import sys
 import textwrap
 import time
-import unicodedata
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 from mtrain.cli import clear_bars
+from mtrain.control_characters import escape_control_characters
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
 
 log = logging.getLogger(__name__)
-_DIRECTION = {*"\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"}  # change the direction of text
 STARTED = time.monotonic()  # this module is loaded when the process starts
 
 
@@ -76,35 +73,6 @@ def rank_prefix() -> str:
     return ""
 
 
-class _Terminated(SystemExit):
-    """Raised after SIGTERM."""
-
-    def __str__(self) -> str:
-        return "stopped by SIGTERM"
-
-
-@contextmanager
-def cleaning_up_after_sigterm() -> Iterator[None]:
-    """A context manager for one of several ranks. torchrun sends SIGTERM to all when one has failed; they
-    exit with code 143 after a message, and after clean-up such as saving the output. A process without
-    others ends at once, without either."""
-
-    def exit_(_: int, __: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        with suppress(OSError):
-            os.write(2, f"{rank_prefix()}stopped by SIGTERM\n".encode())
-        raise _Terminated(128 + signal.SIGTERM)
-
-    if read_launch().size == 1:
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, exit_)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
 def use_command(model: str, classifies: bool) -> str:
     """The command that uses a model."""
     folder = shlex.quote(model)
@@ -147,16 +115,6 @@ def _wrap_line(line: str, width: int) -> str:
     first, rest = (table[0], line[len(table[0]) :]) if table else ("", line)
     words.initial_indent, words.subsequent_indent = first, " " * indent
     return words.fill(rest) if table else "\n".join(words.wrap(rest))
-
-
-def escape_control_characters(text: str) -> str:
-    """Escape the characters of text from files that a terminal would interpret: control characters, line
-    separators, what changes the direction of text, and bytes that are not text. Joiners and spaces stay."""
-    return "".join(repr(c)[1:-1] if _is_control(c) else c for c in text)
-
-
-def _is_control(c: str) -> bool:
-    return c != "\n" and (unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _DIRECTION)
 
 
 def restore_utf8(text: str) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import shlex
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,6 +13,7 @@ from mtrain.cli.data import fit_command
 from mtrain.cli.options import ConfigFile, Debug, Device, Json, NoCheck, Quiet, RunDir, Set, overrides
 from mtrain.cli.output import open_stdout
 from mtrain.cli.tables import format_scores, format_table
+from mtrain.control_characters import escape_control_characters
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
 
@@ -87,7 +87,7 @@ def plan(
             "steps on this machine."
         ),
     ] = "measured",
-    devices: Annotated[int, Option(min=1, metavar="N", help="Number of devices.")] = 1,
+    devices: Annotated[int, Option(min=1, max=100_000, metavar="N", help="Number of devices.")] = 1,
     price: Annotated[
         float | None, Option(metavar="PER_HOUR", help="Price of one device per hour, to compute the cost.")
     ] = None,
@@ -108,8 +108,8 @@ def plan(
         mtrain plan mine.yaml --hardware h100 --devices 8 --price 2.50
     """
     terminal.start_logging(quiet, debug)
-    if price is not None and not 0 <= price < math.inf:
-        raise UsageError(f"--price {price}: must be a finite number of at least 0")
+    if price is not None and not 0 <= price <= 1e9:
+        raise UsageError(f"--price {price}: must be a number from 0 to 1000000000")
     from mtrain.config.load import load_config
 
     loaded = load_config(config, overrides(set_, run_dir=run_dir))
@@ -123,5 +123,5 @@ def plan(
         else:
             lines = [*format_table(list(plan_rows(found)), left=(0, 2), indent=0)]
             lines += (terminal.wrap(note, out) for note in plan_notes(found))
-            out.writelines(f"{terminal.escape_control_characters(line)}\n" for line in lines)
+            out.writelines(f"{escape_control_characters(line)}\n" for line in lines)
     terminal.suggest("next", fit_command(config, run_dir, set_))

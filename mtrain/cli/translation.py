@@ -31,7 +31,7 @@ from mtrain.cli.options import (
 )
 from mtrain.cli.output import is_stream, require_writable
 from mtrain.cli.translation_output import Format, write_translations
-from mtrain.distributed.launch import read_launch
+from mtrain.distributed.launch import read_launch, require_repeatable
 from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -164,6 +164,7 @@ def translate(
         _check_input(text, input_file, prefix)
         require_writable(output_file, (input_file, prefix))
         check_attention(attention, text, output_file, prefix)
+        _check_restart(text, input_file, output_file, prefix)
         if continue_:
             _check_continue(output_file, prefix)
     typed = [terminal.require_unicode(sentence) for sentence in text or []]
@@ -176,7 +177,7 @@ def translate(
     given = {name: value for name, value in sampling.items() if value is not None}
     from mtrain.distributed.many_ranks import joined_ranks
 
-    with joined_ranks(device) as ranks, terminal.cleaning_up_after_sigterm():
+    with joined_ranks(device) as ranks:
         translator = load_translator(model, str(ranks.device), settings, ensemble).between(from_, to)
         refuse_beam_size_of_sampling(translator, beam_size)
         if given and translator.decoding.samples is None:
@@ -206,6 +207,19 @@ def _check_input(text: Sequence[str] | None, input_file: Path | None, prefix: Pa
             terminal.require_file(file)
     if prefix == Path("-"):
         raise UsageError("--prefix -: reading prefixes from stdin is not supported; give a file")
+
+
+def _check_restart(
+    text: Sequence[str] | None, input_file: Path | None, output_file: Path | None, prefix: Path | None
+) -> None:
+    streams = []
+    if not text and (input_file is None or not input_file.is_file()):
+        streams.append("input from a pipe")
+    if prefix is not None and not prefix.is_file():
+        streams.append("--prefix from a pipe")
+    if is_stream(output_file):
+        streams.append("output to stdout or a pipe")
+    require_repeatable(streams, "start it again with files: -i FILE -o FILE")
 
 
 def _check_continue(output_file: Path | None, prefix: Path | None) -> None:

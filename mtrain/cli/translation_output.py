@@ -12,7 +12,7 @@ from mtrain.cli.output import is_on_screen, is_stream, open_output, write_lines
 from mtrain.data import COMPRESSION
 from mtrain.distributed.launch import read_launch
 from mtrain.duration import format_duration
-from mtrain.errors import UsageError
+from mtrain.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from mtrain.decoding.problems import ProblemCounter
@@ -65,6 +65,8 @@ class Job(NamedTuple):
             self.progress.add(lines, tokens)
             waiting()
 
+        from mtrain.decoding.split import SplitPrefixError
+
         prefixes = None if self.prefix is None else islice(terminal.read_lines(self.prefix), first, None)
         form, scored = self.form, self.form.scores or self.form.json
         sources, lines = tee(lines)
@@ -78,9 +80,12 @@ class Job(NamedTuple):
             progress=count,
             paused=self.paused,
         )
-        for number, (source, best) in enumerate(zip(sources, found, strict=True), start=first + 1):
-            self.problems.add(number, source, best.text, best.finished)
-            yield form.render(best)
+        try:
+            for number, (source, best) in enumerate(zip(sources, found, strict=True), start=first + 1):
+                self.problems.add(number, source, best.text, best.finished)
+                yield form.render(best)
+        except SplitPrefixError as error:
+            raise DataError(f"{self.prefix}:{error.index + 1}: {error.reason}") from None
 
     def description(self) -> dict[str, Any]:
         """Everything that determines the output, besides the lines."""

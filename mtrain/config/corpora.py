@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from mtrain.config.section import Section
+from mtrain.config.section import Count, FilePath, PositiveInt, Section
 
 
 class CorpusSpec(Section):
@@ -45,11 +45,11 @@ class CorpusSpec(Section):
 class TextCorpus(CorpusSpec):
     """Two parallel plain-text files with one sentence per line, or several pairs of files."""
 
-    source: str = Field(
+    source: FilePath = Field(
         description="file of source sentences, one per line, or a pattern such as `part-*.en`, which stands "
         "for all files that match it, in the order of their names; may be compressed (.gz, .zst)"
     )
-    target: str = Field(
+    target: FilePath = Field(
         description="file of target sentences, one per line, or a pattern such as `part-*.de`, one for each "
         "file of `source`; may be compressed (.gz, .zst)"
     )
@@ -58,17 +58,17 @@ class TextCorpus(CorpusSpec):
 class TextTestSet(TextCorpus):
     """Plain-text files of source sentences and of one or more reference translations."""
 
-    references: list[str] = Field([], description="files of further reference translations")
+    references: list[FilePath] = Field([], description="files of further reference translations")
 
 
 class TsvCorpus(CorpusSpec):
     """One or more tab-separated files with one pair per line."""
 
-    tsv: str = Field(
+    tsv: FilePath = Field(
         description="tab-separated file, or a pattern such as `part-*.tsv`; may be compressed (.gz, .zst)"
     )
-    source_column: int = Field(0, ge=0, description="column of the source sentence, starting at 0")
-    target_column: int = Field(1, ge=0, description="column of the target sentence, starting at 0")
+    source_column: Count = Field(0, description="column of the source sentence, starting at 0")
+    target_column: Count = Field(1, description="column of the target sentence, starting at 0")
     header: bool = Field(
         False, description="whether the first line of each file contains the names of the columns"
     )
@@ -94,7 +94,7 @@ class FieldsCorpus(CorpusSpec):
 class JsonlCorpus(FieldsCorpus):
     """One or more JSON Lines files with one object per line."""
 
-    jsonl: str = Field(
+    jsonl: FilePath = Field(
         description="file with one JSON object per line, or a pattern such as `part-*.jsonl`; may be "
         "compressed (.gz, .zst)"
     )
@@ -103,13 +103,15 @@ class JsonlCorpus(FieldsCorpus):
 class ParquetCorpus(FieldsCorpus):
     """One or more Parquet files."""
 
-    parquet: str = Field(description="Parquet file, or a pattern such as `data/part-*.parquet`")
+    parquet: FilePath = Field(description="Parquet file, or a pattern such as `data/part-*.parquet`")
 
 
 class HubCorpus(FieldsCorpus):
     """A dataset on the Hugging Face Hub, or a local folder with one; not a script-based dataset."""
 
-    hub: str = Field(description="dataset on the Hugging Face Hub, such as `wmt/wmt14`, or a local folder")
+    hub: FilePath = Field(
+        description="dataset on the Hugging Face Hub, such as `wmt/wmt14`, or a local folder"
+    )
     config: str | None = Field(None, description="configuration of the dataset, such as `de-en`")
     split: str = Field("train", description="split of the dataset")
     revision: str | None = Field(None, description="commit hash or tag that pins the version of the dataset")
@@ -149,10 +151,9 @@ class ToyCorpus(CorpusSpec):
 class Holdout(Section):
     """A validation set that is taken out of the training corpora."""
 
-    holdout: int = Field(
-        ge=1,
+    holdout: PositiveInt = Field(
         description="number of pairs to hold out, each with a different source, drawn at random with `seed` "
-        "from all corpora, whatever their weights; training leaves out every pair with one of these sources",
+        "from all corpora, whatever their weights; training leaves out every pair with one of these sources"
     )
 
 

@@ -20,7 +20,7 @@ from mtrain.config.corpora import (
 from mtrain.config.corruptions import Corruptions
 from mtrain.config.filters import Filters
 from mtrain.config.languages import Direction, LanguageTags, is_same_language, scripts_of_language
-from mtrain.config.section import Section
+from mtrain.config.section import FilePath, PositiveInt, Section
 from mtrain.config.stages import Stage, check_stages
 
 
@@ -51,7 +51,7 @@ class DataConfig(Section):
         description="the share of a corpus is proportional to its size to the power of 1 / `temperature`: 1 "
         "keeps the proportions, 5 favors small corpora; null: corpora are mixed by their `weight`",
     )
-    folder: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = Field(
+    folder: Annotated[FilePath, Field(pattern=r"^[^\x00]+$")] | None = Field(
         None,
         description="folder of encoded pairs, which several runs may share; null: `data/` in the run folder",
     )
@@ -83,9 +83,8 @@ class DataConfig(Section):
     corruptions: Corruptions | None = Field(
         None, description="the bad pairs that a pair classifier is trained on; null: all kinds equally often"
     )
-    window_pairs: int = Field(
+    window_pairs: PositiveInt = Field(
         4_000_000,
-        ge=1,
         description="approximate number of pairs that are shuffled together and held in memory, at 150 bytes "
         "each; no less than 250,000, or 1/1,024 of a larger corpus",
     )

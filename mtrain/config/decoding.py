@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mtrain.config.section import PositiveInt, Precision, Section
+from mtrain.config.section import Count, PositiveInt, Precision, Section
 
 Split = Literal["long", "sentences"]
 Stop = Literal["default", "first_k", "exact"]
@@ -50,9 +50,7 @@ class DecodingConfig(Section):
     no_repeat_ngram: int = Field(
         0, ge=0, le=100, description="n-grams of this length are never repeated; 0: off"
     )
-    forbidden_ids: list[Annotated[int, Field(ge=0)]] = Field(
-        [], description="token ids that are never generated"
-    )
+    forbidden_ids: list[Count] = Field([], description="token ids that are never generated")
     force_eos: bool = Field(
         False,
         description="end translations at the maximum length with EOS, which does not change their score",
@@ -68,9 +66,7 @@ class DecodingConfig(Section):
     temperature: float = Field(
         1.0, gt=0, le=100, description="sampling temperature; values below 1 sharpen the distribution"
     )
-    top_k: int = Field(
-        0, ge=0, description="sample only from the top_k most probable tokens; 0: from all tokens"
-    )
+    top_k: Count = Field(0, description="sample only from the top_k most probable tokens; 0: from all tokens")
     top_p: float = Field(
         1.0,
         gt=0,
@@ -82,7 +78,7 @@ class DecodingConfig(Section):
         None,
         description="metric of minimum Bayes risk decoding, which selects among the hypotheses; null: off",
     )
-    alignment_layer: Annotated[int, Field(ge=0)] | None = Field(
+    alignment_layer: Count | None = Field(
         None,
         description="decoder layer, starting at 0, whose attention gives word alignments; "
         "null: chosen by training",

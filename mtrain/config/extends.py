@@ -11,6 +11,7 @@ from mtrain.config.corpora import CORPUS_KINDS
 from mtrain.config.messages import Keys
 from mtrain.config.yaml_io import read_document
 from mtrain.errors import UsageError
+from mtrain.paths import expand_home
 
 
 class ConfigFile(NamedTuple):
@@ -44,7 +45,10 @@ def read_chain(path: Path) -> list[ConfigFile]:
         where = f"{find_origin(('extends',), files[-1:])}: extends: "
         if not isinstance(base, str) or not base:
             raise UsageError(f"{where}expected the path of another config, relative to this file")
-        path = Path(os.path.normpath(path.parent / base))
+        try:
+            path = Path(os.path.normpath(path.parent / expand_home(base)))
+        except ValueError as error:
+            raise UsageError(f"{where}{base}: {error}") from None
 
 
 def merge(base: Any, value: Any, key_path: tuple[Any, ...] = ()) -> Any:

@@ -4,13 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mtrain.config.section import PositiveInt, Section
+from mtrain.config.section import Count, PositiveInt, Section
 
 
 class MinScore(Section):
     """A lower bound for a number that the corpus gives for each pair, as `mtrain score --tsv` writes it."""
 
-    column: Annotated[int, Field(ge=0)] | Annotated[str, Field(min_length=1)] = Field(
+    column: Count | Annotated[str, Field(min_length=1)] = Field(
         description="column of the score in TSV files, starting at 0; in other corpora, its field"
     )
     value: float = Field(ge=-1e9, le=1e9, description="pairs with a lower score, or with NaN, are left out")
@@ -35,7 +35,7 @@ class Filters(Section):
         description="longest word of each side in characters, such as 40; not for languages written without "
         "spaces",
     )
-    max_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = Field(
+    max_ratio: Annotated[float, Field(ge=1, le=1e9)] | None = Field(
         None, description="maximum ratio of the lengths of the two sides, in characters, such as 3"
     )
     min_alphabetic: Annotated[float, Field(gt=0, le=1)] | None = Field(

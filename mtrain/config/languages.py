@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterable
 from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from mtrain.config.language_names import find_language
+from mtrain.config.language_names import common_language
 from mtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,53 +16,6 @@ LanguageTags = Literal["none", "target", "both"]
 
 # For languages written without spaces, 13a would count whole sentences as words. Others of these: `char`.
 _BLEU_TOKENIZERS = {**dict.fromkeys(("zh", "lzh", "wuu", "yue"), "zh"), "ja": "ja-mecab", "ko": "ko-mecab"}
-
-# The scripts of languages, as the first words of the Unicode names of their letters; those of Chinese and
-# Japanese count as one. A language is in several lists if it is written in several scripts. All other
-# languages with codes of two letters are written in Latin letters.
-_LANGUAGES = {
-    "ARABIC": "ar arz ary az ckb fa ha kk ks ku ky ms pa ps sd ug ur uz yi",
-    "ARMENIAN": "hy",
-    "BENGALI": "as bn",
-    "CANADIAN": "cr iu oj",
-    "CJK": "ja lzh wuu yue zh",
-    "CYRILLIC": "ab av az ba be bg bs ce cu cv kk kv ku ky mk mn mo os ro ru sah sh sr tg tk tt ug uk uz",
-    "DEVANAGARI": "bh bho gom hi ks mai mr ne pi sa sd",
-    "ETHIOPIC": "am ti",
-    "GEORGIAN": "ka",
-    "GREEK": "el grc",
-    "GUJARATI": "gu",
-    "GURMUKHI": "pa",
-    "HANGUL": "ko",
-    "HEBREW": "he hbo iw ji yi",
-    "KANNADA": "kn",
-    "KHMER": "km",
-    "LAO": "lo",
-    "LATIN": "az bs crh cr ckb fil iu ku kk mo oj pi ro sh sr tk ug uz",
-    "MALAYALAM": "ml",
-    "MONGOLIAN": "mn",
-    "MYANMAR": "my",
-    "OL": "sat",
-    "ORIYA": "or",
-    "SINHALA": "si",
-    "TAMIL": "ta",
-    "TELUGU": "te",
-    "THAANA": "dv",
-    "THAI": "th",
-    "TIBETAN": "bo dz",
-    "TIFINAGH": "ber tzm zgh",
-    "YI": "ii",
-}
-# By the codes of ISO 15924, which may follow that of the language.
-_SCRIPTS = {
-    **{"Arab": "ARABIC", "Armn": "ARMENIAN", "Beng": "BENGALI", "Cans": "CANADIAN", "Cyrl": "CYRILLIC"},
-    **{"Deva": "DEVANAGARI", "Ethi": "ETHIOPIC", "Geor": "GEORGIAN", "Grek": "GREEK", "Gujr": "GUJARATI"},
-    **{"Guru": "GURMUKHI", "Hang": "HANGUL", "Hans": "CJK", "Hant": "CJK", "Hebr": "HEBREW", "Jpan": "CJK"},
-    **{"Khmr": "KHMER", "Knda": "KANNADA", "Kore": "HANGUL", "Laoo": "LAO", "Latn": "LATIN"},
-    **{"Mlym": "MALAYALAM", "Mong": "MONGOLIAN", "Mymr": "MYANMAR", "Olck": "OL", "Orya": "ORIYA"},
-    **{"Sinh": "SINHALA", "Taml": "TAMIL", "Telu": "TELUGU", "Tfng": "TIFINAGH", "Thaa": "THAANA"},
-    **{"Thai": "THAI", "Tibt": "TIBETAN"},
-}
 _WITHOUT_SPACES = {"CJK", "KHMER", "LAO", "MYANMAR", "THAI", "TIBETAN"}
 _ALWAYS = ("zh", "ja", "ko")  # languages whose BLEU has always had a tokenizer of its own
 _TAG = re.compile(r"(?:<[^<>]+> )?<2([^<>]+)> ?")  # at the beginning of a source; see `Direction.tag`
@@ -100,7 +54,7 @@ def base_language(code: str) -> str:
     """The language of a code without its region or script, with two letters if ISO 639-1 has it: `zh` for
     `zh`, `zh-TW`, `zh_CN` and `zho_Hans`."""
     language = code.lower().replace("_", "-").partition("-")[0]
-    return find_language(language) or language
+    return common_language(language) or language
 
 
 def is_same_language(one: str | None, other: str | None) -> bool:
@@ -112,11 +66,23 @@ def scripts_of_language(code: str) -> tuple[str, ...]:
     """The scripts that a language is written in, as the first words of Unicode names; empty if they are not
     known. A code may name the script: `sr-Latn`, `zho_Hans`."""
     for part in code.replace("_", "-").split("-")[1:]:
-        if script := _SCRIPTS.get(part.capitalize()):
-            return (script,)
+        for script, names, _ in _scripts():
+            if part.capitalize() in names:
+                return (script,)
     language = base_language(code)
-    scripts = tuple(script for script, languages in _LANGUAGES.items() if language in languages.split())
+    scripts = tuple(script for script, _, languages in _scripts() if language in languages)
     return scripts or ("LATIN",) * (len(language) == 2)
+
+
+@cache
+def _scripts() -> list[tuple[str, list[str], list[str]]]:
+    """Each script as the first word of the Unicode names of its letters, its codes in ISO 15924, and the
+    languages that are written in it. Chinese and Japanese writing count as one script. A language is in
+    several lists if it is written in several scripts. All other languages with codes of two letters are
+    written in Latin letters."""
+    text = (files("mtrain.config") / "scripts.tsv").read_text(encoding="utf-8")
+    rows = (line.split("\t") for line in text.splitlines())
+    return [(script, codes.split(), languages.split()) for script, codes, languages in rows]
 
 
 def has_spaces(code: str) -> bool:

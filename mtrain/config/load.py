@@ -12,6 +12,7 @@ from mtrain.config.schema import Config
 from mtrain.config.section import Section
 from mtrain.config.yaml_io import YamlError, parse_yaml
 from mtrain.errors import MtrainError, UsageError
+from mtrain.paths import path_of
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -21,13 +22,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
     Raises UsageError that names the file, the line and the key of the problem.
     """
-    files = read_chain(Path(path))
-    try:
-        raw: Any = {}
-        for file in reversed(files):
-            raw = merge(raw, file.value)
-    except RecursionError:
-        raise UsageError(f"{path}: nested too deeply") from None
+    files = read_chain(path_of(path))
+    raw: Any = {}
+    for file in reversed(files):
+        raw = merge(raw, file.value)
     for assignment in overrides:
         raw = override(raw, assignment)
     return validate(Config, raw, lambda keys: find_origin(keys, files, overrides))

@@ -47,8 +47,6 @@ def _message(problem: ErrorDetails, field: dict[str, Any], schema: dict[str, Any
         message = str(problem["ctx"]["error"]) if "error" in problem["ctx"] else problem["msg"]
     else:
         message = f"expected {accepted_values(field, schema)}"
-        if kind == "finite_number":
-            message = message.replace("a number", "a finite number", 1)
         message += f" ({description})" if description else ""
     if isinstance(value, (dict, BaseModel)):
         return message

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from mtrain.config.presets import PRESETS
-from mtrain.config.section import Fraction, PositiveInt, Section
+from mtrain.config.section import Count, Fraction, PositiveInt, Section
 
 Preset = Literal[
     "auto", "micro", "tiny", "small", "base", "big", "tiny_deep", "small_deep", "base_deep", "big_deep"
@@ -103,7 +103,7 @@ class ModelConfig(Architecture):
     source_vocab_size: PositiveInt = Field(description="size of the source vocabulary")
     target_vocab_size: PositiveInt = Field(description="size of the target vocabulary")
     max_positions: PositiveInt = Field(description="number of learned positional embeddings")
-    pad_id: int = Field(0, ge=0, description="id of the padding token; may equal bos_id")
-    unk_id: int = Field(1, ge=0, description="id of the unknown token")
-    bos_id: int = Field(2, ge=0, description="id of the token that begins every target")
-    eos_id: int = Field(3, ge=0, description="id of the token that ends every sentence")
+    pad_id: Count = Field(0, description="id of the padding token; may equal bos_id")
+    unk_id: Count = Field(1, description="id of the unknown token")
+    bos_id: Count = Field(2, description="id of the token that begins every target")
+    eos_id: Count = Field(3, description="id of the token that ends every sentence")

@@ -11,7 +11,7 @@ from mtrain.config.decoding import DecodingConfig
 from mtrain.config.languages import LanguageTags
 from mtrain.config.model import Architecture, ModelConfig
 from mtrain.config.presets import SIZES
-from mtrain.config.section import Section
+from mtrain.config.section import FilePath, Section
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.config.training import TrainingConfig
 
@@ -30,7 +30,7 @@ class ExportConfig(Section):
 class Config(Section):
     """A complete experiment."""
 
-    run_dir: str = Field(
+    run_dir: FilePath = Field(
         pattern=r"^[^\x00]+$", description="run folder, with checkpoints, metrics and the trained model"
     )
     seed: int = Field(

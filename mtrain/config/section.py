@@ -3,13 +3,18 @@
 import difflib
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-PositiveInt = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+from mtrain.paths import expand_home
+
+MAX_INT = 10**12  # enough for "never"; computations with larger numbers could overflow
+Count = Annotated[int, Field(ge=0, le=MAX_INT)]
+PositiveInt = Annotated[int, Field(ge=1, le=MAX_INT)]
+PositiveFloat = Annotated[float, Field(gt=0, le=1e9)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+FilePath = Annotated[str, AfterValidator(expand_home)]  # of a file or folder, or a pattern of files
 
 
 class Section(BaseModel):

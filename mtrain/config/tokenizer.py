@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from mtrain.config.section import Section
+from mtrain.config.section import FilePath, Section
 
 Normalization = Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
 
@@ -28,7 +28,7 @@ class TokenizerConfig(Section):
         "nmt_nfkc", description="SentencePiece's Unicode normalization; `_cf` also lowercases"
     )
     symbols: list[str] = Field([], description="user-defined tokens that are never split, such as `<bt>`")
-    path: str | None = Field(
+    path: FilePath | None = Field(
         None, description="run or model folder whose tokenizer is reused; the other keys must agree with it"
     )
 

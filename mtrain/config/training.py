@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mtrain.config.section import Fraction, PositiveFloat, PositiveInt, Precision, Section
+from mtrain.config.section import Count, FilePath, Fraction, PositiveFloat, PositiveInt, Precision, Section
 
 MicroBatchTokens = PositiveInt | Literal["auto"]
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "constant"]
@@ -15,7 +15,7 @@ Part = Literal["encoder", "decoder", "embeddings"]
 class TrainingConfig(Section):
     """The training recipe."""
 
-    init_from: str | None = Field(
+    init_from: FilePath | None = Field(
         None,
         description="run folder, model folder or checkpoint to start from; its weights, tokenizer and sizes "
         "are used",
@@ -46,7 +46,7 @@ class TrainingConfig(Section):
     schedule: Schedule = Field(
         "inverse_sqrt", description="decay of the learning rate after warm-up; cosine and linear end at zero"
     )
-    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(
+    warmup_steps: Count | None = Field(
         None,
         description="steps over which the learning rate rises linearly from zero; null: 8% of the steps that "
         "max_steps and max_epochs allow, or 1,000",
@@ -67,7 +67,7 @@ class TrainingConfig(Section):
         le=1000,
         description="R-Drop's weight alpha, such as 5; each pair is processed twice; 0: off",
     )
-    r_drop_after: Annotated[int, Field(ge=0)] = Field(
+    r_drop_after: Count = Field(
         0, description="steps without R-Drop at the beginning, which are about twice as fast"
     )
     ema_decay: Fraction | None = Field(
@@ -103,7 +103,8 @@ class TrainingConfig(Section):
     log_every: PositiveInt = Field(50, description="steps between lines of metrics.jsonl")
     best_metric: Literal["bleu", "chrf", "nll", "auc"] = Field(
         "bleu",
-        description="validation metric that selects the best model; auc: of a pair classifier, its default",
+        description="validation metric that selects the best model, and, where it is equal, chrF, then nll; "
+        "auc: of a pair classifier, its default",
     )
     patience: PositiveInt | None = Field(
         10, description="validations without improvement after which training ends; null: never"

@@ -11,15 +11,18 @@ from typing import Any, NamedTuple
 import yaml
 
 from mtrain.config.section import Section
-from mtrain.errors import UsageError
+from mtrain.errors import MtrainError, UsageError
+from mtrain.regular_files import MAX_CONFIG_BYTES, require_plausible
 
-MAX_BYTES = 2**17  # of a config; parsing a larger file would be slow
+MAX_NODES = 20_000  # keys and values of a document, including those that aliases repeat
+MAX_DEPTH = 50
 _CORE_SCHEMA = {
     "null": r"~|null|Null|NULL|",
     "bool": r"true|True|TRUE|false|False|FALSE",
     "int": r"[-+]?[0-9]+",
     "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
 }
+_TAGS = {"sequence": ["!!seq"], "mapping": ["!!map"], "scalar": ["!!str", *map("!!{}".format, _CORE_SCHEMA)]}
 
 
 class YamlError(ValueError):
@@ -38,7 +41,8 @@ class Document(NamedTuple):
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """Resolves scalars by the core schema of YAML 1.2, and rejects duplicate keys.
+    """Resolves scalars by the core schema of YAML 1.2, and rejects duplicate keys, other types than those of
+    JSON, and documents that aliases make huge or endless.
 
     PyYAML itself follows YAML 1.1, where `no` (Norwegian) is false and `5e-4` is a string, and the last
     of two equal keys silently wins.
@@ -46,13 +50,34 @@ class _YamlLoader(yaml.SafeLoader):
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
+    def __init__(self, text: str):
+        super().__init__(text)
+        self._nodes = self._depth = 0  # so far, with repetitions; of the current node
+        self._sizes: dict[yaml.Node, int] = {}  # the number of nodes of each complete one
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        before, mark = self._nodes, self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        is_alias = self.check_event(yaml.AliasEvent)
+        self._depth += 1
+        _require(self._depth <= MAX_DEPTH, "nested too deeply", mark)
+        node: Any = super().compose_node(parent, index)
+        self._depth -= 1
+        _require(not is_alias or node in self._sizes, "a value contains itself", mark)
+        self._nodes += self._sizes[node] if is_alias else 1
+        problem = f"more than {MAX_NODES:,} values, with repetitions by aliases"
+        _require(self._nodes <= MAX_NODES, problem, mark)
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        _require(tag in _TAGS[node.id], f"the tag {tag[:40]} is not supported here", mark)
+        self._sizes.setdefault(node, self._nodes - before)
+        return node  # type: ignore[no-any-return]
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, TypeError):
             kind = node.tag.rpartition(":")[2]
             raise yaml.MarkedYAMLError(
-                problem=f"not a valid {kind}: {str(node.value)[:40]}", problem_mark=node.start_mark
+                problem=f"not a valid {kind}: {node.value[:40]}", problem_mark=node.start_mark
             ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -64,6 +89,11 @@ class _YamlLoader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
             keys.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _require(condition: bool, problem: str, mark: yaml.Mark) -> None:
+    if not condition:
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 class _YamlDumper(yaml.SafeDumper):
@@ -94,13 +124,16 @@ def parse_document(text: str) -> Document:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise YamlError(f"character U+{ord(text[error.position]):04X} is not allowed", line) from None
-    except RecursionError:
-        raise YamlError("nested too deeply", 1) from None
 
 
 @lru_cache(maxsize=16)  # a command may read a config several times; only values are constructed anew
 def _syntax_tree(text: str) -> yaml.Node | None:
-    return _YamlLoader(text).get_single_node()
+    loader = _YamlLoader(text)
+    try:
+        return loader.get_single_node()
+    except (ValueError, OverflowError):
+        problem = "an escape sequence is not a Unicode character"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=loader.get_mark()) from None
 
 
 def _quoted(text: str, number: int) -> str:
@@ -115,8 +148,9 @@ def parse_yaml(text: str) -> Any:
     return parse_document(text).value
 
 
-def read_document(path: Path, named_at: str = "") -> Document:
-    """Read a YAML file. Raises UsageError if it is missing, unreadable, too large or not YAML.
+def read_document(path: Path, named_at: str = "", is_regular: bool = False) -> Document:
+    """Read a YAML file. Raises UsageError if it is missing, unreadable, too large or not YAML; with
+    `is_regular`, also if it is a pipe or a device.
 
     `named_at` begins the message if the file cannot be read: the place that names it, such as
     `child.yaml:1: extends: `.
@@ -124,16 +158,18 @@ def read_document(path: Path, named_at: str = "") -> Document:
     if _is_named_pipe(path):
         raise UsageError(f"{named_at}{path}: a named pipe; give a regular file")
     try:
+        if is_regular:
+            require_plausible(path, MAX_CONFIG_BYTES)
         with path.open("rb") as stream:
-            contents = stream.read(MAX_BYTES + 1)
+            contents = stream.read(MAX_CONFIG_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{named_at}{path}: no such config file") from None
     except OSError as error:
         raise UsageError(f"{named_at}{path}: cannot read the config: {error.strerror}") from None
     except ValueError as error:  # the path has a NUL character or an unpaired surrogate
         raise UsageError(f"{named_at}{path}: not a valid path: {error}") from None
-    if len(contents) > MAX_BYTES:
-        raise UsageError(f"{named_at}{path}: too large for a config: more than {MAX_BYTES:,} bytes")
+    if len(contents) > MAX_CONFIG_BYTES:
+        raise UsageError(f"{named_at}{path}: too large for a config: more than {MAX_CONFIG_BYTES:,} bytes")
     try:
         return parse_document(contents.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -152,9 +188,13 @@ def _is_named_pipe(path: Path) -> bool:
         return False
 
 
-def read_yaml_file(path: Path) -> Any:
-    """The value of a YAML file. Raises UsageError if it is missing, unreadable, too large or not YAML."""
-    return read_document(path).value
+def read_yaml_file(path: Path, error: type[MtrainError] = UsageError) -> Any:
+    """The value of a YAML file of a run or model folder. Raises an `error` if it is missing, unreadable, too
+    large, not a regular file or not YAML."""
+    try:
+        return read_document(path, is_regular=True).value
+    except UsageError as problem:
+        raise error(str(problem)) from None
 
 
 def to_yaml(section: Section, exclude_unset: bool = False) -> str:

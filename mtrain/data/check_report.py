@@ -19,6 +19,7 @@ from mtrain.data.scan import CorpusScanner
 from mtrain.data.summary import read_summary
 from mtrain.duration import format_duration
 from mtrain.errors import ModelError, StorageError
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -99,7 +100,7 @@ def read_findings(folder: Path) -> RecordedFindings | None:
     file = folder / CHECK
     try:
         contents = read_summary(folder)["inputs"]["contents"]
-        text = file.read_bytes()
+        text = read_file(file)
     except (OSError, KeyError, TypeError, ModelError, StorageError):
         return None
     try:

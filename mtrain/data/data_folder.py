@@ -20,6 +20,7 @@ from mtrain.data import Pair
 from mtrain.data.shards import Shard, shard_file
 from mtrain.data.summary import Summary
 from mtrain.errors import ModelError, StorageError, UsageError
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import copy_files, write_atomically, write_folder
 from mtrain.storage.manifest import MANIFEST
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -58,7 +59,7 @@ def read_validation(folder: Path, summary: Summary) -> list[Pair]:
     be read."""
     file = folder / VALIDATION
     try:
-        content = file.read_bytes()
+        content = read_file(file)
     except FileNotFoundError:
         raise ModelError(f"{file}: missing") from None
     except OSError as error:

@@ -11,6 +11,7 @@ from mtrain.data.rejections import REJECTIONS
 from mtrain.data.sources import SOURCES
 from mtrain.data.summary import SUMMARY, read_summary
 from mtrain.errors import ModelError, StorageError, UsageError
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import recover
 from mtrain.storage.locks import owner_file, wait_for_lock
 
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 
 LOCK = ".lock"  # the file that is locked while the folder is written
 _FILES = (SUMMARY, VALIDATION, SOURCES, CHECK, REJECTIONS)  # and shards, and the folder of the tokenizer
-_LEFTOVERS = [f".{name}.tmp" for name in (*_FILES, "shard-*.safetensors")]
+_LEFTOVERS = [f".{name}.*tmp" for name in (*_FILES, "shard-*.safetensors")]
 
 
 @contextmanager
@@ -79,7 +80,7 @@ def _require_no_foreign_files(folder: Path, shared: bool) -> None:
     if not shared or not folder.exists() or owner_file(folder / LOCK).exists():
         return
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-        if json.loads((folder / SUMMARY).read_bytes())["fingerprint"]:
+        if json.loads(read_file(folder / SUMMARY))["fingerprint"]:
             return
     names = (file.name for file in folder.iterdir())
     if foreign := sorted(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from mtrain.config.language_names import find_language
 from mtrain.config.languages import base_language
 from mtrain.errors import UsageError
 
@@ -11,7 +12,13 @@ EXTRA = "pip install 'mtrain[languages]'"  # installs py3langid
 _TEXTS = 200  # which suffice
 _LETTERS = 20  # of less text, the language is not identified
 _PROBABILITY = 0.5  # above which a single text is taken to be in a language
-_LABELS = {"fil": "tl", "iw": "he", "nb": "no", "sh": "sr"}  # of languages that py3langid calls otherwise
+_LABELS = {
+    "fil": "tl",
+    "iw": "he",
+    "ki": "kik",
+    "nb": "no",
+    "sh": "sr",
+}  # of languages that py3langid calls otherwise
 _SIMILAR = 10  # languages that a text may be in: similar ones are hard to tell apart
 _CHINESE = dict.fromkeys(("yue", "wuu"), "zh")  # short sentences in Chinese may seem to be these
 
@@ -37,7 +44,8 @@ def identify_language(texts: Sequence[str]) -> Identified | None:
     import py3langid
 
     codes = [code for code, _ in py3langid.rank(text)]  # the most probable first
-    return Identified(_CHINESE.get(codes[0], codes[0]), frozenset(codes[_SIMILAR:]))
+    code = find_language(_CHINESE.get(codes[0], codes[0]))  # None if the text is in no language
+    return Identified(code, frozenset(codes[_SIMILAR:])) if code else None
 
 
 class LanguageFilter:

@@ -8,6 +8,7 @@ Many pairs are therefore segmented in worker processes.
 import os
 import random
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import closing
 from functools import cached_property
 from itertools import chain
@@ -83,8 +84,12 @@ class Resegmenter:
             yield from map(local, range(count))
         else:
             blocks = pace.spread(count, self._pool.count)
-            for _, new in self._pool.map(blocks, remote, local):
-                yield new
+            try:
+                for _, new in self._pool.map(blocks, remote, local, pace.require_needed):
+                    yield new
+            except CancelledError:
+                del self._pool  # it is closed
+                raise
 
     @cached_property
     def _pool(self) -> WorkerPool:

@@ -110,10 +110,7 @@ def write_shard(
     tensors["sha256"] = np.frombuffer(b"".join(digests), np.uint8).reshape(count, 32)
     metadata = {**asdict(info), "sha256": sha256_of_json(asdict(info))}
     with replacing(file) as temporary:
-        temporary.touch()
-        mode = temporary.stat().st_mode
         save_file(tensors, temporary, {_KEY: json.dumps(metadata)})
-        temporary.chmod(mode)  # otherwise only the owner could read it, but others may share the data
         if index_sha256 is not None and Shard(temporary).index_sha256 != index_sha256:
             raise DataError(
                 f"{file}: encoding this shard again gives other contents than it had; restore the shard, or "

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mtrain.data.lines import Digests
 from mtrain.errors import DataError, StorageError
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
 
 SOURCES = "sources.json"  # in the data folder
@@ -17,7 +18,7 @@ def read_digests(folder: Path) -> Digests:
     """The recorded SHA-256 of the files whose size and times have not changed since."""
     digests: Digests = {}
     with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        for name, entry in json.loads((folder / SOURCES).read_bytes()).items():
+        for name, entry in json.loads(read_file(folder / SOURCES)).items():
             with suppress(OSError):  # the file is missing
                 if _stamp(Path(name)) == entry["stamp"]:
                     digests[Path(name)] = bytes.fromhex(entry["sha256"])

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from mtrain.data.shards import LAYOUT
 from mtrain.errors import ModelError, StorageError, UsageError
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import sha256_of_json
 
@@ -42,7 +43,7 @@ def read_summary(folder: Path) -> Summary:
     if not file.exists():  # it is removed if no pair is left
         return {}
     try:
-        summary: Summary = json.loads(file.read_bytes())
+        summary: Summary = json.loads(read_file(file))
         content = {key: value for key, value in summary.items() if key != "sha256"}
         is_usable = is_current(summary)
         if (is_usable or "sha256" in summary) and summary["sha256"] != sha256_of_json(content):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mtrain.errors import StorageError
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
 
 _SUSPECTS = "suspect-shards.json"  # in the run folder
@@ -16,7 +17,7 @@ _SUSPECTS = "suspect-shards.json"  # in the run folder
 def read_suspects(run_dir: Path) -> frozenset[int]:
     """The indices of the recorded shards."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        return frozenset(map(int, json.loads((run_dir / _SUSPECTS).read_bytes())))
+        return frozenset(map(int, json.loads(read_file(run_dir / _SUSPECTS))))
     return frozenset()
 
 

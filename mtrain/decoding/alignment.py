@@ -1,5 +1,7 @@
-"""Word alignments from cross-attention."""
+"""Word alignments from cross-attention. Words are separated by whitespace, as `str.split` does."""
 
+import re
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,15 +11,25 @@ Alignment = tuple[tuple[int, int], ...]  # (source word, target word), counted f
 Floats = npt.NDArray[np.float64] | npt.NDArray[np.float32]
 
 
-def align(attention: Floats, source_starts: Sequence[bool], target_starts: Sequence[bool]) -> Alignment:
+def words_at(text: str, positions: Sequence[int]) -> list[int]:
+    """The number of the word of a text at or after each position, or else the last word; -1 without words."""
+    ends = [word.end() for word in re.finditer(r"\S+", text)]
+    return [min(bisect_right(ends, position), len(ends) - 1) for position in positions]
+
+
+def align(attention: Floats, source: Sequence[int], target: Sequence[int]) -> Alignment:
     """Align each target word to the source word that it attends to most, summed over tokens.
 
     `attention` (T, S) is from target to source tokens; tokens after the last word, such as EOS, are ignored.
-    `source_starts` and `target_starts` mark the tokens that begin a word; the first token always does.
+    `source` and `target` are the word of each token; -1 for none. Target words that attend most to source
+    tokens of no word are not aligned.
     """
-    if not source_starts or not target_starts:
+    columns, rows = np.array(source, dtype=np.int64), np.array(target, dtype=np.int64)
+    if not len(columns) or not len(rows):
         return ()
-    source, target = np.cumsum(source_starts) - 1, np.cumsum(target_starts) - 1  # the word of each token
-    words = np.zeros((target[-1] + 1, source[-1] + 1))
-    np.add.at(words, (target[:, None], source[None]), attention[: len(target), : len(source)])
-    return tuple((int(best), word) for word, best in enumerate(words.argmax(axis=1)))
+    words = np.zeros((rows.max() + 2, columns.max() + 2))  # the last row and column are of no word
+    np.add.at(words, (rows[:, None], columns[None]), attention[: len(rows), : len(columns)])
+    if columns.min() >= 0:
+        words[:, -1] = -1
+    best, none = words.argmax(axis=1), words.shape[1] - 1
+    return tuple((int(best[word]), int(word)) for word in np.unique(rows[rows >= 0]) if best[word] != none)

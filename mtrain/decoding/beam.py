@@ -17,8 +17,8 @@ class Hypothesis:
     """One translation as target ids, without BOS and EOS."""
 
     ids: list[int]
-    log_prob: float  # nats, summed over all tokens, EOS included
-    score: float  # log_prob / length ** length_penalty (EOS counted), plus the coverage penalty
+    log_prob: float  # nats, summed over all tokens but those of a required prefix, EOS included
+    score: float  # log_prob / length ** length_penalty (all tokens and EOS), plus the coverage penalty
     finished: bool  # ended with EOS, not cut at the maximum length
 
 
@@ -54,6 +54,7 @@ def beam_search(
             pool = _Pool(tokens, live)
         log_normalizers = constraints.apply_(logits, tokens[:, :, : length - 1], active)
         scores, parents, chosen = predictor.topk(logits, log_normalizers, live, 2 * beams)  # (B, 2K) each
+        constraints.make_prefix_certain_(scores, length, active)
         tokens = _pick(tokens, parents)
         tokens[:, :, length - 1] = chosen
         penalty = coverage.penalty(parents) if coverage is not None else torch.zeros_like(scores)

@@ -21,7 +21,8 @@ class Constraints:
 
     A forbidden token gets the logit -inf, and the others keep their probabilities, so the log-probability of
     a translation does not depend on the constraints. With `renormalize` and `force_eos`, it does, as in
-    Hugging Face's `generate`.
+    Hugging Face's `generate`. The tokens of a prefix count as certain, as in CTranslate2: otherwise, an
+    improbable prefix would cost less in a longer translation.
     """
 
     def __init__(
@@ -42,11 +43,11 @@ class Constraints:
         self.eos_at = max_lengths if config.force_eos else None
         minimum = lengths * config.min_length_ratio + config.min_length_offset
         self.min_lengths = minimum.long() if config.min_length_ratio or config.min_length_offset else None
-        self.prefixes = None
+        self.prefixes: Tensor | None = None  # (B, P)
         if prefixes is not None and any(prefixes):
             longest = max(map(len, prefixes))
             rows = [[*prefix, *[FREE] * (longest - len(prefix))] for prefix in prefixes]
-            self.prefixes = torch.tensor(rows, device=lengths.device)  # (B, P)
+            self.prefixes = torch.tensor(rows, device=lengths.device)
         tensors = (self.min_lengths, self.eos_at, self.prefixes)
         self.any = bool(self.ngram or config.forbidden_ids or any(x is not None for x in tensors))
 
@@ -87,6 +88,13 @@ class Constraints:
             first = torch.where(required == FREE, rows[:, :, :1], required_logits)
             rows.scatter_(2, required.clamp(min=0), first)
         return rows
+
+    def make_prefix_certain_(self, log_probs: Tensor, length: int, sentences: Tensor) -> None:
+        """Set the log-probabilities (B', K) of rows with `length` tokens to 0 in the `sentences` (B') whose
+        prefix is at least that long. Values that are not finite remain."""
+        if self.prefixes is not None and length <= self.prefixes.size(1):
+            required = self.prefixes[sentences, length - 1] != FREE
+            log_probs.masked_fill_(required[:, None] & log_probs.isfinite(), 0)
 
     def _mask_repeated_(self, rows: Tensor, tokens: Tensor) -> None:
         """Set the logits of tokens to -inf that would repeat an n-gram of `tokens`."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mtrain.config.decoding import DecodingConfig
-from mtrain.decoding.alignment import Alignment, align
+from mtrain.decoding.alignment import Alignment, align, words_at
 from mtrain.decoding.batches import padded, position_limit
 from mtrain.decoding.beam import Hypothesis
 from mtrain.decoding.forced import cross_attention
@@ -65,10 +65,11 @@ def decode_batch(ensemble: Ensemble, task: DecodingTask) -> list[list[Translatio
         for hypotheses, part in zip(found, parts, strict=True)
     ]
     found = [_ranked(hypotheses, ensemble.tokenizer, config, target_lang)[:n_best] for hypotheses in found]
+    decoded = ensemble.tokenizer.decode([h.ids for hypotheses in found for h in hypotheses])
     aligned = None
     if alignments:
-        aligned = _align(ensemble, config.alignment_layer, parts, source, keep, found)
-    texts = iter(ensemble.tokenizer.decode([h.ids for hypotheses in found for h in hypotheses]))
+        aligned = _align(ensemble, config.alignment_layer, parts, source, keep, found, decoded)
+    texts = iter(decoded)
     return [
         [
             Translation(
@@ -122,20 +123,23 @@ def _align(
     source: Tensor,
     keep: Tensor,
     found: list[list[Hypothesis]],
+    decoded: Sequence[str],
 ) -> list[list[Alignment]]:
-    """Word alignments of the hypotheses of each part, from the attention of forced decoding."""
+    """Word alignments of the hypotheses of each part, from the attention of forced decoding. `decoded` are
+    the texts of all hypotheses."""
     most, tokenizer = max(map(len, found)), ensemble.tokenizer
     filled = [[*hypotheses, *[hypotheses[0]] * (most - len(hypotheses))] for hypotheses in found]
     rows = [h.ids or [tokenizer.special.eos] for hypotheses in filled for h in hypotheses]
     targets = padded(rows, tokenizer.special.pad, ensemble.device)[0]
     weights = cross_attention(ensemble.models, source, keep, targets, layer)
     attention = weights.float().cpu().numpy()  # (B * most, T, S)
+    texts = iter(decoded)
     return [
         [
             align(
                 attention[part * most + k],
-                tokenizer.word_starts(parts[part].source[:-1]),
-                tokenizer.word_starts(h.ids, target=True),
+                parts[part].words,
+                words_at(next(texts), tokenizer.target.decoded_positions(h.ids)),
             )
             for k, h in enumerate(hypotheses)
         ]

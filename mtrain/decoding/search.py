@@ -56,7 +56,7 @@ def search(
         choose = _greedy(predictor, constraints)
     else:
         choose = _greedy_unscored(predictor, constraints)
-    tokens, log_probs = _generate(predictor, max_lengths, config.samples or 1, choose)
+    tokens, log_probs = _generate(predictor, constraints, max_lengths, config.samples or 1, choose)
     return _hypotheses(tokens, log_probs, max_lengths, config.length_penalty, predictor.model_config.eos_id)
 
 
@@ -112,9 +112,12 @@ def _greedy_unscored(predictor: Predictor, constraints: Constraints) -> Choice:
     return choose
 
 
-def _generate(predictor: Predictor, max_lengths: Tensor, rows: int, choose: Choice) -> tuple[Tensor, Tensor]:
+def _generate(
+    predictor: Predictor, constraints: Constraints, max_lengths: Tensor, rows: int, choose: Choice
+) -> tuple[Tensor, Tensor]:
     """Generate tokens by `choose` until every one of the `rows` (R) of each sentence has reached EOS or its
-    maximum length (B). Returns tokens (B, R, T) and the sums of their log-probabilities (B, R)."""
+    maximum length (B). Returns tokens (B, R, T) and the sums of their log-probabilities (B, R), in which the
+    tokens of a prefix count 0."""
     model_config, sentences, steps = predictor.model_config, len(max_lengths), int(max_lengths.max())
     all_tokens = max_lengths.new_full((sentences, rows, steps), model_config.pad_id)
     all_log_probs: Tensor | None = None
@@ -130,6 +133,7 @@ def _generate(predictor: Predictor, max_lengths: Tensor, rows: int, choose: Choi
         last, gained = choose(logits, tokens[:, :, :step], active)
         chosen = last.view(-1, rows).masked_fill(~unfinished, model_config.pad_id)
         log_probs += gained.view(-1, rows).masked_fill(~unfinished, 0)
+        constraints.make_prefix_certain_(log_probs, step + 1, active)
         tokens.select(2, step).copy_(chosen)
         unfinished &= (chosen != model_config.eos_id) & (step + 1 < limits)[:, None]
         remaining = remaining_sentences(unfinished.any(dim=1), rows)

@@ -3,12 +3,14 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from sentencex import segment
 
 from mtrain.config.decoding import Split
 from mtrain.config.languages import base_language
+from mtrain.decoding.alignment import words_at
 from mtrain.errors import DataError, UsageError
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -71,6 +73,19 @@ def windows(
         yield texts, beginnings
 
 
+class SplitPrefixError(DataError, exit_code=3):
+    """A translation was given a prefix, but its line is translated in several parts."""
+
+    def __init__(self, index: int, parts: int):
+        """`index` is the number of the line in the whole input, from 0."""
+        self.index = index
+        self.reason = (
+            f"has a prefix for a line that is translated in {parts} parts; give the parts as lines of their "
+            "own, or leave the prefix empty"
+        )
+        super().__init__(f"the text with index {index} {self.reason}")
+
+
 class Part(NamedTuple):
     """The unit of decoding: a line, or one of the parts of a line that is split."""
 
@@ -78,6 +93,8 @@ class Part(NamedTuple):
     source: list[int]  # ids, ending in EOS
     prefix: list[int]  # ids that its translation begins with
     key: tuple[int, int]  # seeds sampling: index of the line in the whole input, of the part in the line
+    # for alignments: the word of the line that each source id but EOS belongs to; -1: an added language tag
+    words: tuple[int, ...] = ()
 
 
 class Splitter(NamedTuple):
@@ -89,28 +106,49 @@ class Splitter(NamedTuple):
     language: str
     mode: Split = "long"  # `decoding.split`
     tag: Sequence[int] = ()
+    alignments: bool = False  # whether parts need `words`
 
     def parts_of(self, texts: Sequence[str], prefixes: Sequence[str], first: int) -> list[Part]:
         """The parts of a window of lines; none for an empty line.
 
-        The prefix of a line belongs to its first part. `first` is the index of the first line in the whole
-        input.
+        `first` is the index of the first line in the whole input. Raises SplitPrefixError if a line with a
+        prefix has several parts: which of them the prefix belongs to is not known.
         """
         tokenizer, tag = self.tokenizer, self.tag
         prefix_ids = tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
         parts = []
-        for line, of_line in enumerate(self._split_lines(texts)):
-            for number, part in enumerate(filter(None, of_line)):
-                prefix = prefix_ids[line] if number == 0 else []
-                parts.append(Part(line, [*tag, *part, tokenizer.special.eos], prefix, (first + line, number)))
+        for line, (is_whole, of_line) in enumerate(self._split_lines(texts)):
+            prefix, filled = prefix_ids[line], list(filter(None, of_line))
+            if prefix and len(filled) > 1:
+                raise SplitPrefixError(first + line, len(filled))
+            words: list[tuple[int, ...]] = [()] * len(filled)
+            if self.alignments and filled:
+                words = self._words(texts[line], is_whole, filled)
+            for number, (part, of_part) in enumerate(zip(filled, words, strict=True)):
+                ids, key = [*tag, *part, tokenizer.special.eos], (first + line, number)
+                parts.append(Part(line, ids, prefix, key, of_part))
         return parts
 
-    def _split_lines(self, texts: Sequence[str]) -> Iterator[list[list[int]]]:
-        """The source ids of the parts of each line."""
+    def _words(self, text: str, is_whole: bool, parts: list[list[int]]) -> list[tuple[int, ...]]:
+        """`Part.words` of the parts of a line."""
+        source, positions, end = self.tokenizer.source, [], 0
+        sentences = [text] if is_whole else self._sentences(text)
+        for sentence, begins in zip(sentences, source.positions(sentences), strict=True):
+            start = max(end, text.find(sentence, end))
+            positions += [start + begin for begin in begins]
+            end = start + len(sentence)
+        words = words_at(text, positions)
+        repeated = words[: len(source.tag(source.encode(sentences[:1])[0]))]  # see `split_line`
+        rest = iter(words[len(repeated) :])
+        added = [-1] * len(self.tag)
+        return [(*added, *repeated, *islice(rest, len(part) - len(repeated))) for part in parts]
+
+    def _split_lines(self, texts: Sequence[str]) -> Iterator[tuple[bool, list[list[int]]]]:
+        """The source ids of the parts of each line, and whether the line was encoded as a whole."""
         if self.mode == "sentences":
             sentences = [self._sentences(text) for text in texts]
             encoded = iter(self.tokenizer.encode_source([text for line in sentences for text in line]))
-            yield from (self._fit([next(encoded) for _ in line]) for line in sentences)
+            yield from ((False, self._fit([next(encoded) for _ in line])) for line in sentences)
             return
         split = 0
         whole = self.tokenizer.encode_source([text if len(text) <= _BLOCK else "" for text in texts])
@@ -118,7 +156,7 @@ class Splitter(NamedTuple):
             fits = len(ids) <= self._most_ids and len(text) <= _BLOCK
             parts = [ids] if fits else self.split_line(text)
             split += len(parts) > 1
-            yield parts
+            yield fits, parts
         if split:
             message = "%d line(s) exceed the model's %d tokens and were translated in parts"
             log.warning(message, split, self.longest)

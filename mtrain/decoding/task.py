@@ -24,5 +24,8 @@ class DecodingTask(NamedTuple):
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> "DecodingTask":
         """The task whose `to_fields` were decoded from JSON."""
-        parts = [Part(line, source, prefix, tuple(key)) for line, source, prefix, key in fields["parts"]]
+        parts = [
+            Part(line, source, prefix, tuple(key), tuple(words))
+            for line, source, prefix, key, words in fields["parts"]
+        ]
         return cls(**{**fields, "config": DecodingConfig(**fields["config"]), "parts": parts})

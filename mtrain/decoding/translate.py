@@ -21,12 +21,13 @@ from mtrain.decoding.mbr import sentence_metric
 from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import WINDOW, WINDOW_PER_WORKER, Part, Splitter, windows
 from mtrain.decoding.task import DecodingTask
-from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best, without_tag
+from mtrain.decoding.translation import EMPTY, Translation, join, with_n_best
 from mtrain.decoding.workers import Workers
 from mtrain.device import default_worker_count, resolve_device, resolve_precision
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import ModelError, UsageError
 from mtrain.model.transformer import Transformer
+from mtrain.paths import path_of
 from mtrain.tokenizer.tokenizer import Tokenizer
 
 
@@ -71,7 +72,8 @@ class Translator:
         ensemble: Sequence[str | Path] = (),
         workers: int | None = None,
     ) -> Self:
-        """Load a model folder or run folder, and those of an ensemble. `overrides` are `decoding.key=value`.
+        """Load a model folder or run folder, and those of an ensemble. `~` at the beginning of a string is
+        expanded. `overrides` are `decoding.key=value`.
 
         Loading changes no settings of the process: allocator, number of threads, environment, and current
         CUDA device stay the same.
@@ -87,7 +89,7 @@ class Translator:
         torch_device = resolve_device(device)
         if workers is not None:
             overrides = (*overrides, f"decoding.workers={workers}")
-        first, *others = [load_model(Path(folder), tuple(overrides)) for folder in (path, *ensemble)]
+        first, *others = [load_model(path_of(folder), tuple(overrides)) for folder in (path, *ensemble)]
         loaded = [first, *others]
         for one, other in combinations(zip((path, *ensemble), loaded, strict=True), 2):
             _check_ensemble(*one, *other)
@@ -204,8 +206,9 @@ class Translator:
 
         If `n_best` is greater than 1, `Translation.n_best` contains that many translations; it must not
         exceed the beam size or number of samples. With `alignments`, `Translation.alignment` is set.
-        `prefixes` are the texts that the translations begin with. Without `scored`, greedy search is faster,
-        and scores and log-probabilities are NaN.
+        `prefixes` are the texts that the translations begin with. Their tokens count as certain: scores and
+        log-probabilities are due to the tokens after them. Without `scored`, greedy search is faster, and
+        scores and log-probabilities are NaN.
 
         On a CPU, a translation depends neither on the other texts nor on `decoding.batch_tokens`, in fp32 and
         in bf16 (for parts of more than about 190 tokens, scores may differ in the last digits). It can depend
@@ -214,7 +217,8 @@ class Translator:
         decoded with all threads, and each of several batches with some of them. The random numbers of
         sampling depend only on `decoding.seed` and on the indices of the text and of the sample.
 
-        Raises UsageError if `n_best` is too large, or if there are more or fewer prefixes than texts.
+        Raises UsageError if `n_best` is too large, or if there are more or fewer prefixes than texts, and
+        DataError if a text with a prefix is translated in parts.
         """
         return list(self.stream(texts, n_best, alignments, prefixes, scored=scored))
 
@@ -254,7 +258,7 @@ class Translator:
             progress(int(part.key[1] == 0), found[0].tokens)  # a line is counted with its first part
 
         limits = self.max_length, self.direction.source
-        splitter = Splitter(self.tokenizer, *limits, self.decoding.split, self.tag)
+        splitter = Splitter(self.tokenizer, *limits, self.decoding.split, self.tag, alignments)
         for texts, beginnings in windows(lines, prefixes, window, paused):
             parts = splitter.parts_of(texts, beginnings, first)
             task = DecodingTask(self.decoding, parts, self.target_lang, n_best, alignments, scored)
@@ -271,20 +275,14 @@ class Translator:
 
     def _joined(self, parts: list[tuple[Part, list[Translation]]], n_best: int) -> Translation:
         """The translation of a line, joined from its parts; the k-th best consists of their k-th best."""
-        tokenizer = self.tokenizer
-        added = sum(tokenizer.word_starts(self.tag))  # words that are not in the line
         if len(parts) == 1:
-            return with_n_best([without_tag(found, added) for found in parts[0][1]], n_best)
-        words = [sum(tokenizer.word_starts(part.source[:-1])) for part, _ in parts]
-        tag = tokenizer.source.tag(parts[0][0].source)
-        tag_words = sum(tokenizer.word_starts(tag))  # words at the beginning of each part
-        space = sentence_separator(self.target_lang)
-        penalty, count = self.decoding.length_penalty, max(len(found) for _, found in parts)
+            return with_n_best(parts[0][1], n_best)
+        space, penalty = sentence_separator(self.target_lang), self.decoding.length_penalty
+        count = max(len(found) for _, found in parts)
         joined = [
-            join([found[min(k, len(found) - 1)] for _, found in parts], words, tag_words, space, penalty)
-            for k in range(count)
+            join([found[min(k, len(found) - 1)] for _, found in parts], space, penalty) for k in range(count)
         ]
-        return with_n_best([without_tag(one, added) for one in joined], n_best)
+        return with_n_best(joined, n_best)
 
 
 def _check_ensemble(path: str | Path, first: LoadedModel, folder: str | Path, other: LoadedModel) -> None:

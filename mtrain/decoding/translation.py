@@ -4,9 +4,10 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import accumulate
 from typing import Any
 
-from mtrain.decoding.alignment import Alignment
+from mtrain.decoding.alignment import Alignment, words_at
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,8 @@ class Translation:
     text: str
     # log_prob / tokens ** length_penalty, plus the coverage penalty; 0 for an empty line, NaN if not computed
     score: float
-    log_prob: float  # nats; NaN if it was not computed
-    tokens: int  # EOS counted
+    log_prob: float  # nats, of all tokens but those of a given prefix; NaN if it was not computed
+    tokens: int  # EOS counted, and the prefix
     finished: bool  # ended with EOS, not cut at the maximum length
     alignment: Alignment | None = None  # None if not requested
     n_best: tuple["Translation", ...] = ()  # the n best translations, this one first; empty if n is 1
@@ -84,41 +85,30 @@ def _translation(alignment: list[list[int]] | None, n_best: object, **others: An
     return Translation(alignment=links, **others)
 
 
-def join(
-    parts: Sequence[Translation], source_words: Sequence[int], tag: int, space: str, length_penalty: float
-) -> Translation:
-    """The translation of a line from the translations of its parts.
-
-    `source_words` are the numbers of words of the parts. The first `tag` words of each part are the
-    target-language tag, which the line contains only once.
-    """
-    alignment: list[tuple[int, int]] = []
-    source, target = tag, 0
-    for part, words in zip(parts, source_words, strict=True):
-        if target and part.text and not space:
-            target -= 1  # without a space, its first word is joined to the previous word
-        links = part.alignment or ()
-        alignment += [(i if i < tag else source + i - tag, target + j) for i, j in links]
-        source, target = source + words - tag, target + len(part.text.split())
+def join(parts: Sequence[Translation], space: str, length_penalty: float) -> Translation:
+    """The translation of a line from the translations of its parts, with `space` between them. The alignments
+    of the parts have the words of the line as sources."""
+    filled = [part for part in parts if part.text]
+    text = space.join(part.text for part in filled)
+    starts = accumulate((len(part.text) + len(space) for part in filled[:-1]), initial=0)
+    # Without a space, the first word of a part is joined to the previous word.
+    first_words = words_at(text, list(starts)) if filled else []
+    alignment = [
+        (source, first + target)
+        for part, first in zip(filled, first_words, strict=True)
+        for source, target in part.alignment or ()
+    ]
     tokens = sum(part.tokens for part in parts)
     log_prob = sum(part.log_prob for part in parts)
     coverage = sum(part.score - part.log_prob / part.tokens**length_penalty for part in parts)
     return Translation(
-        space.join(part.text for part in parts if part.text),
+        text,
         log_prob / tokens**length_penalty + coverage,
         log_prob,
         tokens,
         all(part.finished for part in parts),
         None if parts[0].alignment is None else tuple(dict.fromkeys(alignment)),
     )
-
-
-def without_tag(translation: Translation, words: int) -> Translation:
-    """A translation whose alignment does not count the words of a language tag that the line did not have."""
-    if not words or translation.alignment is None:
-        return translation
-    links = tuple((source - words, target) for source, target in translation.alignment if source >= words)
-    return replace(translation, alignment=links)
 
 
 def with_n_best(translations: Sequence[Translation], n_best: int) -> Translation:

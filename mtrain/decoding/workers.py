@@ -85,10 +85,14 @@ class Workers:
 
         alone = len(batches) == 1 and not self._forked  # then it uses all threads of this process
         mapped = map if self._pool is None or alone else self._pool.map
-        for rows, translations in zip(batches, mapped(decode_rows, batches), strict=True):
-            for row, found in zip(rows, translations, strict=True):
-                results[row] = found
-                decoded(parts[row], found)
+        try:
+            for rows, translations in zip(batches, mapped(decode_rows, batches), strict=True):
+                for row, found in zip(rows, translations, strict=True):
+                    results[row] = found
+                    decoded(parts[row], found)
+        except KeyboardInterrupt:
+            self._kill_processes()  # the threads would wait for processes that are stopped
+            raise
         return results
 
     def batches(self, config: DecodingConfig, lengths: Sequence[int]) -> list[list[int]]:
@@ -108,7 +112,8 @@ class Workers:
                 try:
                     return self._send(process, task)
                 except WorkerEndedError as error:
-                    self._remove(process, error)
+                    if not self._remove(process, error):
+                        raise
             return decode_batch(self.ensemble, task)
         start = time.perf_counter()
         try:
@@ -168,12 +173,24 @@ class Workers:
             self._preparing[:] = [thread for thread in self._preparing if thread.is_alive()] + starting
         return starting
 
-    def _remove(self, process: WorkerProcess, error: WorkerEndedError) -> None:
-        """Remove a worker process that has ended. Another is started in its place unless one has failed."""
+    def _remove(self, process: WorkerProcess, error: WorkerEndedError) -> bool:
+        """Remove a worker process that has ended. Another is started in its place unless one has failed.
+        Returns False if `_kill_processes` has ended it."""
         with self._lock:
+            if process not in self._processes:
+                return False
             self._processes.remove(process)
             if error.code != 0:
                 self._give_up(f"a worker process {error}")
+        return True
+
+    def _kill_processes(self) -> None:
+        """End all worker processes. Others are started when they are needed."""
+        with self._lock:
+            killed, self._free = self._processes.copy(), queue.SimpleQueue()
+            self._processes.clear()
+        for process in killed:
+            process.kill()
 
     def _give_up(self, reason: str) -> None:
         """Start no more worker processes. Those that are running continue."""

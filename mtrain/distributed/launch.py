@@ -1,6 +1,7 @@
 """How this process was started: alone, or by torchrun as one of several processes of a command ("ranks")."""
 
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mtrain.errors import DistributedError, UsageError
@@ -33,6 +34,14 @@ def read_launch() -> Launch:
             raise UsageError(f"{name}: {values[name]!r} in the environment is not a number; use torchrun")
         numbers.append(int(values[name]))
     return Launch(*numbers)
+
+
+def require_repeatable(streams: Sequence[str], cure: str) -> None:
+    """Raise UsageError if torchrun has started this command again after the loss of a rank and there are
+    `streams`: what was read from a pipe, or written to it, is gone."""
+    if streams and read_launch().restarts:
+        found = f"cannot be resumed with {' and '.join(streams)}"
+        raise UsageError(f"torchrun has restarted this command, which {found}; {cure}")
 
 
 def require_complete_launch() -> None:

@@ -54,7 +54,7 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
             yield ManyRanks(resolve_device(_name_device(device, launch)), launch, store)
         except BaseException as error:
             store.report_end(error)
-            _abort_gpu_communication()
+            abort_gpu_communication()
             raise
     dist.destroy_process_group()
 
@@ -218,7 +218,7 @@ def _set_default_timeout(timeout: timedelta) -> None:
         set_timeout(timeout)
 
 
-def _abort_gpu_communication() -> None:
+def abort_gpu_communication() -> None:
     """End what GPUs still wait for, so that this process can end."""
     if dist.group.WORLD is not None and dist.get_backend() == "nccl":
         with suppress(RuntimeError):

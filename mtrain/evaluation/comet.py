@@ -15,7 +15,8 @@ from sacrebleu.metrics.base import Score, Signature
 from mtrain.errors import StorageError, UsageError
 from mtrain.evaluation import comet_process
 from mtrain.evaluation.metrics import require_equal_counts
-from mtrain.processes import describe_end
+from mtrain.paths import path_of
+from mtrain.processes import describe_end, reporting_silence
 from mtrain.progress_bar import ProgressBar
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def comet_python(folder: Path | None) -> Path:
 
     Raises UsageError if there is none, or if it does not have COMET.
     """
-    named = folder or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
+    named = folder or (path_of(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     cure = "`mtrain evaluate --setup-comet FOLDER` makes one"
     if named is None:
         raise UsageError(
@@ -88,8 +89,9 @@ class CometProcess:
         with ProgressBar("comet: scored", "sentences", len(rows)) as bar:
             for start in range(0, len(rows), GROUP):
                 group = rows[start : start + GROUP]
-                self._send(process, group)
-                scores += [float(self._answer(process, "score", (int, float))) for _ in group]
+                with reporting_silence(process.pid, "the process of COMET"):
+                    self._send(process, group)
+                    scores += [float(self._answer(process, "score", (int, float))) for _ in group]
                 bar.add(len(group))
         return scores
 
@@ -122,7 +124,8 @@ class CometProcess:
             start_new_session=True,  # only this process handles Ctrl-C
         )
         self._process = process
-        self.version = str(self._answer(process, "version", str))
+        with reporting_silence(process.pid, "the process of COMET"):
+            self.version = str(self._answer(process, "version", str))
         return process
 
     def _send(self, process: "subprocess.Popen[str]", rows: Sequence[tuple[str, str, str]]) -> None:
@@ -154,23 +157,28 @@ class CometProcess:
 
 class Comet:
     """COMET as one of sacreBLEU's metrics for one list of sources, so that sacreBLEU's significance tests
-    apply to it: the score of a corpus is the mean of the scores of its sentences. Of several references,
-    COMET uses the first."""
+    apply to it: the score of a corpus is the mean of the scores of its sentences. Of several references
+    of a sentence, COMET uses the first."""
 
     def __init__(self, process: CometProcess, sources: Sequence[str]):
         self._process, self._sources = process, sources
         self._known: dict[tuple[str, ...], list[float]] = {}
 
-    def sentence_scores(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+    def sentence_scores(
+        self, hypotheses: Sequence[str], references: Sequence[Sequence[str | None]]
+    ) -> list[float]:
         """The score of each sentence, computed once. Raises what `CometProcess.score` raises, and DataError
         if numbers of lines differ."""
         require_equal_counts(hypotheses, [self._sources, *references])
         key = tuple(hypotheses)
         if key not in self._known:
-            self._known[key] = self._process.score(self._sources, hypotheses, references[0])
+            first = [next(filter(None, row), "") for row in zip(*references, strict=True)]
+            self._known[key] = self._process.score(self._sources, hypotheses, first)
         return self._known[key]
 
-    def corpus_score(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> "CometScore":
+    def corpus_score(
+        self, hypotheses: Sequence[str], references: Sequence[Sequence[str | None]]
+    ) -> "CometScore":
         """The mean of the scores of the sentences."""
         return self._aggregate_and_compute(self._extract_corpus_statistics(hypotheses, references))
 
@@ -184,7 +192,7 @@ class Comet:
     # The methods that sacreBLEU's `PairedTest` calls: statistics of each sentence, their sum, and a score.
 
     def _extract_corpus_statistics(
-        self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]
+        self, hypotheses: Sequence[str], references: Sequence[Sequence[str | None]]
     ) -> list[list[float]]:
         return [[score, 1.0] for score in self.sentence_scores(hypotheses, references)]
 

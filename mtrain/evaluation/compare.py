@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from sacrebleu.significance import PairedTest, Result
 
 from mtrain.errors import UsageError
-from mtrain.evaluation.metrics import require_equal_counts
+from mtrain.evaluation.metrics import require_equal_counts, without_blank
 
 SIGNIFICANT = 0.05  # differences with smaller p-values are significant
 
@@ -52,8 +52,9 @@ def compare_systems(
     named: list[tuple[str, Sequence[str]]] = [
         (name, list(hypotheses)) for name, hypotheses in systems.items()
     ]
-    signatures, bootstrap = PairedTest(named, metrics, references, "bs")()
-    randomization_test = PairedTest(named, metrics, references, "ar")
+    present: Any = without_blank(references)  # sacreBLEU declares strings only
+    signatures, bootstrap = PairedTest(named, metrics, present, "bs")()
+    randomization_test = PairedTest(named, metrics, present, "ar")
     _, randomization = randomization_test()
     comparisons = []
     names = [name for name in bootstrap if name != "System"]  # sacreBLEU's, such as chrF2++

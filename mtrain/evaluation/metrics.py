@@ -59,17 +59,28 @@ def make_metrics(
     return {name: makers[name]() for name in names}
 
 
+def without_blank(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
+    """Lists of references, with None for each blank line that has a reference in another list: the line then
+    has fewer references, as in sacreBLEU. If all are blank, the first remains: an empty translation is right.
+    """
+    rows = []
+    for row in zip(*references, strict=True):
+        present = [text if text.strip() else None for text in row]
+        rows.append(present if any(present) else [row[0], *present[1:]])
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
 def score(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]], metrics: dict[str, Any]
 ) -> list[Score]:
-    """Score detokenized hypotheses against one or more lists of references.
+    """Score detokenized hypotheses against one or more lists of references; see `without_blank`.
 
     Raises DataError if there are no hypotheses or the numbers of lines differ.
     """
     require_equal_counts(hypotheses, references)
-    scores = []
+    present, scores = without_blank(references), []
     for name, metric in metrics.items():
-        result = metric.corpus_score(hypotheses, references)
+        result = metric.corpus_score(hypotheses, present)
         signature = str(metric.get_signature())
         scores.append(Score(name, result.score, signature, result.format(signature=signature)))
     return scores
@@ -80,22 +91,25 @@ def score_sentences(
 ) -> dict[str, list[float]]:
     """The scores of single sentences by metric, as those of `sacrebleu --sentence-level`: BLEU uses the
     effective n-gram order, because most sentences share no 4-gram with their reference."""
+    present = without_blank(references)
     scores = {}
     for name, metric in metrics.items():
         if hasattr(metric, "sentence_scores"):  # COMET, which scores many sentences at a time
-            scores[name] = metric.sentence_scores(hypotheses, references)
+            scores[name] = metric.sentence_scores(hypotheses, present)
             continue
         sentence_metric = copy.copy(metric)
         if isinstance(metric, BLEU):
             sentence_metric.effective_order = True
         scores[name] = [
-            sentence_metric.sentence_score(hypothesis, list(others)).score
-            for hypothesis, *others in zip(hypotheses, *references, strict=True)
+            sentence_metric.sentence_score(hypothesis, [text for text in others if text is not None]).score
+            for hypothesis, *others in zip(hypotheses, *present, strict=True)
         ]
     return scores
 
 
-def require_equal_counts(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+def require_equal_counts(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str] | Sequence[str | None]]
+) -> None:
     """Raise DataError if there are no hypotheses or a list of references has another length."""
     if not hypotheses:
         raise DataError("nothing to score: there are no translations")

@@ -14,7 +14,8 @@ from mtrain.checkpoint.model_card import record_test_scores
 from mtrain.config.languages import changed_bleu_tokenizers
 from mtrain.errors import MtrainError
 from mtrain.evaluation.evaluate import TestSet, configured_test_sets, evaluate_set
-from mtrain.evaluation.metrics import Score, make_metrics
+from mtrain.evaluation.metrics import Score, make_metrics, without_blank
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
 from mtrain.storage.manifest import MANIFEST, sha256, sha256_of_json
 
@@ -47,6 +48,8 @@ def score_test_sets(run_dir: Path, translator: "Translator") -> Iterator[TestSco
     settings = translator.decoding.model_dump(mode="json", exclude={"batch_tokens", "workers"})
     languages = [test.target_lang(translator.target_lang) or "" for test in tests]
     determined_by = [translator.fingerprint, settings, [*map(_described, tests)]]
+    if any(without_blank(test.references) != test.references for test in tests):
+        determined_by.append("blank references are missing")  # they were empty translations before
     if changed := changed_bleu_tokenizers(languages):
         determined_by.append(changed)
     key = sha256_of_json(determined_by)
@@ -107,6 +110,6 @@ def read_test_scores(run_dir: Path) -> list[TestScores]:
 
 def _read(run_dir: Path) -> _Record | None:
     try:
-        return _Record.model_validate_json((run_dir / FILE).read_bytes())
+        return _Record.model_validate_json(read_file(run_dir / FILE))
     except (OSError, ValueError):
         return None

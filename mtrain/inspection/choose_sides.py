@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mtrain.config.language_names import find_language, languages_in, words_of
+from mtrain.config.language_names import find_language, languages_of_pair, words_of
 from mtrain.config.languages import base_language, is_same_language
 from mtrain.data.identify_language import Identified, identify_language
 from mtrain.errors import UsageError
@@ -19,11 +19,13 @@ class Side(NamedTuple):
     named: str | None = None  # the language that a name gives
     identified: Identified | None = None  # the language that the text seems to be in
     is_file: bool = False  # not a column: the user chose its place among the others
+    is_marked: bool = False  # its name says whether it is the source or the target, and no language
+    given: str | None = None  # the language that the user gives
 
     @property
     def language(self) -> str | None:
-        """The language, if the name or the text tells it."""
-        return self.named or self.seen
+        """The language that the user, the name or else the text tells; None if nothing does."""
+        return self.given or self.named or self.seen
 
     @property
     def seen(self) -> str | None:
@@ -32,10 +34,11 @@ class Side(NamedTuple):
 
     @property
     def is_misnamed(self) -> bool:
-        """Whether the text is not in the language that the name says."""
-        if self.named is None or self.identified is None:
+        """Whether the text is not in the language that the user or the name says."""
+        language = self.given or self.named
+        if language is None or self.identified is None:
             return False
-        return base_language(self.named) in self.identified.others
+        return base_language(language) in self.identified.others
 
 
 class Sides(NamedTuple):
@@ -51,12 +54,16 @@ class Sides(NamedTuple):
         languages = self.source.language, self.target.language
         return (None, None) if is_same_language(*languages) else languages
 
+    def with_given(self, source: str | None, target: str | None) -> "Sides":
+        """These sides in the languages that the user gives."""
+        return Sides(self.source._replace(given=source), self.target._replace(given=target), self.certain)
+
 
 def with_languages(sides: Sequence[Side], file: str) -> list[Side]:
     """Add the languages of the texts, as far as their contents tell. If there are two texts in a file whose
     name has two languages, such as `en-de.tsv`, these are used; the contents tell which is which."""
     found = [side._replace(identified=identify_language(side.texts)) for side in sides]
-    codes = [*dict.fromkeys(language.code for language in languages_in(words_of(file)))]
+    codes = languages_of_pair(file)
     if len(found) != 2 or len(codes) != 2 or any(side.named for side in found):
         return found
     if found[0].seen == codes[1] or found[1].seen == codes[0]:
@@ -68,9 +75,11 @@ def choose_sides(
     sides: Sequence[Side], keys: tuple[str | None, str | None], languages: tuple[str | None, str | None]
 ) -> Sides:
     """Choose the source and the target among at least two texts: by the given keys or names, by the given
-    languages, by what their names say, or else the first two. Two files are in the order given. Raises
-    UsageError if a given one is not there.
+    languages, by what their names say, or else the first two. Two files are in the order given, or in the
+    order of what their names say. Raises UsageError if a given one is not there.
     """
+    if len(sides) == 2 and all(side.is_marked for side in sides):
+        return Sides(sides[0], sides[1])
     source, target = (
         _by_key(sides, key) or _by_language(sides, language)
         for key, language in zip(keys, languages, strict=True)

@@ -1,16 +1,18 @@
 """Which files belong together and what they are for, by their names alone.
 
-Parallel text files differ in a language: `train.en` and `train.de`, `en/train.txt` and `de/train.txt`.
-Validation and test files have words such as `dev` and `test` in their names.
+Parallel text files differ in a language: `train.en` and `train.de`, `en/train.txt` and `de/train.txt`; or in
+a word for the side: `train.src` and `train.trg`, `src-train.txt` and `tgt-train.txt`. Validation and test
+files have words such as `dev` and `test` in their names.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from mtrain.config.language_names import languages_in, words_of
+from mtrain.config.language_names import certainty, find_language, languages_in, words_of
+from mtrain.data import COMPRESSION
 from mtrain.errors import DataError, UsageError
 
 Role = Literal["train", "validation", "test"]
@@ -19,6 +21,10 @@ _ROLES: dict[str, Role] = {
     **dict.fromkeys(("val", "valid", "validation", "dev", "devel"), "validation"),
     **dict.fromkeys(("test", "tst", "newstest", "devtest"), "test"),
 }
+_SIDE = re.compile(
+    r"(?<![A-Za-z\d])(?:(src|source|s1)|trg|tgt|target|ref|reference|s2|t1)(?![A-Za-z\d])", re.IGNORECASE
+)
+_NEVER = frozenset({"log", "lst", "old", "txt"})  # codes, but suffixes of text in any language
 _TRAIN = re.compile(r"(?<![A-Za-z])train(?:ing)?(?![A-Za-z])", re.IGNORECASE)
 
 
@@ -37,35 +43,93 @@ class Roles(NamedTuple):
     test: list[Group]
 
 
-def group_text_files(files: Sequence[str]) -> list[Group]:
-    """Group text files that differ in a language. Two files are always a group.
+class _Mark(NamedTuple):
+    """A word by which the name of a file may differ from the names of its partners."""
+
+    file: str
+    rest: tuple[str, ...]  # the other words, which are the same in all of these names
+    language: str | None  # its code; None if the word is for a side
+    side: str | None  # or "source" or "target"
+    weight: int  # how surely it means that: from 0, only beside a surer one, to 3
+    place: int  # of the word
+
+
+def group_text_files(files: Sequence[str], given: Collection[str | None] = ()) -> list[Group]:
+    """Group text files that differ in a language, or in a word for the side. Two files are always a group.
+    The files of a group are in the order given, or the source first if the names say which it is. `given`
+    are codes of languages that the files are in.
 
     Raises DataError if a file belongs to no other one.
     """
-    by_other_words: dict[tuple[str, ...], dict[str, str]] = {}  # file by language
+    by_rest: dict[tuple[str, ...], dict[str | None, _Mark]] = {}  # mark by language or side
     for file in files:
-        words = words_of(file)
-        for place, code in languages_in(words):
-            key = (*words[:place], "", *words[place + 1 :])
-            by_other_words.setdefault(key, {}).setdefault(code, file)
-    groups = [Group((*found.values(),), (*found,)) for found in by_other_words.values() if len(found) > 1]
+        for mark in _marks_of(file, given):
+            by_rest.setdefault(mark.rest, {}).setdefault(mark.language or mark.side, mark)
+    groups, free = list[Group](), {*files}
+    for marks in sorted((found.values() for found in by_rest.values()), key=_certainty, reverse=True):
+        group = Group(tuple(mark.file for mark in marks), tuple(mark.language for mark in marks))
+        if _certainty(marks)[0] and free.issuperset(group.files):
+            groups.append(_in_order(group))
+            free -= {*group.files}
     if len(files) == 2 and not groups:
-        return [Group((*files,), _own_languages(files))]
-    grouped = [file for group in groups for file in group.files]
+        return [_in_order(Group((*files,), _own_languages(files)))]
     for file in files:
-        if grouped.count(file) != 1:
+        if file in free:
             raise DataError(
                 f"{file}: no file of the same name in another language is given; leave it out, or give a "
                 "source and a target file, and others with --validation and --test"
             )
-    return groups
+    return sorted(groups, key=lambda group: min(map(files.index, group.files)))
+
+
+def _marks_of(file: str, given: Collection[str | None]) -> Iterator[_Mark]:
+    """All words of a name that may be its mark. Languages that are `given` are the surest."""
+    name, side = split_side(file, given)
+    words = words_of(name)
+    if side is not None:
+        yield _Mark(file, ("source or target", *words), None, side, 2, len(words))
+    codes = [find_language(word) or word.lower() for word in words]
+    roles = [word for word in words if word.lower() in _ROLES]
+    for place, (word, code) in enumerate(zip(words, codes, strict=True)):
+        if code not in given and (word.lower() in _NEVER or [word] == roles or find_language(word) is None):
+            continue
+        weight = 3 if code in given else certainty(word)
+        everywhere = tuple("" if other == code else words[i] for i, other in enumerate(codes))
+        for rest in ((*words[:place], "", *words[place + 1 :]), everywhere):  # en/train.en and de/train.de
+            yield _Mark(file, rest, code, None, weight, place)
+
+
+def split_side(name: str, given: Collection[str | None] = ()) -> tuple[str, str | None]:
+    """A name without the last word for a side, and the side. `given` words are codes of languages."""
+    found = [match for match in _SIDE.finditer(name) if match[0].lower() not in given]
+    if not found:
+        return name, None
+    return f"{name[: found[-1].start()]} {name[found[-1].end() :]}", "source" if found[-1][1] else "target"
+
+
+def _certainty(marks: Collection[_Mark]) -> tuple[int, int]:
+    """How surely files differ in these marks: 0 if they do not. Of equally sure ones, the last is better."""
+    weights = sorted(mark.weight for mark in marks)
+    return sum(weights[-2:]) if len(weights) > 1 else 0, max(mark.place for mark in marks)
+
+
+def _in_order(group: Group) -> Group:
+    """The group with the source first, if the names of two files say which is the source."""
+    if [split_side(file)[1] for file in group.files] != ["target", "source"]:
+        return group
+    return Group(group.files[::-1], group.languages[::-1])
 
 
 def _own_languages(files: Sequence[str]) -> tuple[str | None, ...]:
-    """The language that the name of each of two files contains more often than that of the other."""
-    found = [Counter(language.code for language in languages_in(words_of(file))) for file in files]
-    own = [found[0] - found[1], found[1] - found[0]]
-    return tuple(next(iter(codes)) if len(codes) == 1 else None for codes in own)
+    """The language that the name of each of two files contains more often than that of the other, or else a
+    rare one that its suffix stands for."""
+    words = [[word for word in words_of(file) if f".{word}" not in COMPRESSION] for file in files]
+    first, second = (Counter(language.code for language in languages_in(own)) for own in words)
+    languages = []
+    for certain, own in zip((first - second, second - first), words, strict=True):
+        rare = [find_language(word) for word in own[-1:] if certainty(word) == 1]
+        languages.append(next(iter(certain if len(certain) == 1 else rare), None))
+    return tuple(languages)
 
 
 def divide_by_role(groups: Sequence[Group]) -> Roles:
@@ -127,9 +191,10 @@ def names_of_test_sets(groups: Iterable[Group]) -> list[str]:
     """A distinct name for each test set: the first part of its file name, without languages."""
     names: list[str] = []
     for group in groups:
-        stem = Path(group.files[0]).name.partition(".")[0]
-        for _, code in languages_in(words_of(stem)):
-            stem = re.sub(rf"(?<![A-Za-z]){code}(?![A-Za-z])", "", stem, flags=re.IGNORECASE)
+        stem = split_side(Path(group.files[0]).name)[0].partition(".")[0]
+        for word in words_of(stem):
+            if certainty(word) == 2 or find_language(word) in {*group.languages} - {None}:
+                stem = re.sub(rf"(?<![A-Za-z]){word}(?![A-Za-z])", "", stem)
         stem = re.sub(r"[^\w-]+", "", stem).strip("_-") or "test"
         stem = re.sub(r"([_-])[_-]+", r"\1", stem)
         name, number = stem, 2

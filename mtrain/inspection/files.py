@@ -1,17 +1,19 @@
 """The kind of files, and the texts in them that may be source and target."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from mtrain.config.language_names import languages_in, words_of
+from mtrain.config.language_names import find_language, languages_in, words_of
 from mtrain.data import COMPRESSION
 from mtrain.data.corpus_files import expand
 from mtrain.data.lines import open_blocks, read_lines
 from mtrain.errors import DataError, UsageError
 from mtrain.inspection.choose_sides import Side, with_languages
-from mtrain.inspection.file_groups import Group, group_text_files
+from mtrain.inspection.file_groups import Group, group_text_files, split_side
 from mtrain.inspection.table_columns import SAMPLE, read_table, text_columns
 
 Kind = Literal["text", "tsv", "jsonl", "parquet"]
@@ -31,19 +33,20 @@ _UNSUPPORTED = {
     **dict.fromkeys((".bz2", ".xz", ".lzma"), "decompress it, or compress it with gzip or zstd"),
     **dict.fromkeys((".pdf", ".doc", ".docx"), "save it as plain text, with one sentence per line"),
 }
+_TABLES = frozenset({".csv", ".tab", ".tsv", ".xls"})  # suffixes of tables that are codes of languages, too
+_QUOTED = re.compile('"[^"]*"')
+_HEAD = 100  # lines, which tell what a file contains
 
 
 def require_files(names: Iterable[str]) -> list[Path]:
-    """The files, and those that patterns stand for. Raises DataError if one is missing or unsupported, and
-    UsageError if one is given twice."""
+    """The files, and those that patterns stand for. Raises DataError if one is missing, and UsageError if one
+    is given twice."""
     seen: dict[tuple[int, int], Path] = {}
     for name in names:
         for file in expand(name):
             if not file.is_file():
                 kind = "a folder; give the files in it" if file.is_dir() else "not a regular file"
                 raise DataError(f"{file}: {kind if file.exists() else 'no such file'}")
-            if reason := _UNSUPPORTED.get(_suffix(file)):
-                raise DataError(f"{file}: {_suffix(file)} files are not supported; {reason}")
             identity = file.stat().st_dev, file.stat().st_ino
             if identity in seen:
                 raise UsageError(f"{file}: given twice; give different files")
@@ -51,30 +54,31 @@ def require_files(names: Iterable[str]) -> list[Path]:
     return [*seen.values()]
 
 
-def kind_of(train: Sequence[str], others: Sequence[str] = ()) -> Kind:
-    """The kind of training files and of others, by their suffixes. If there is one training file with another
-    suffix, its contents tell.
+def kind_of(train: Sequence[str], others: Sequence[str] = (), given: Collection[str | None] = ()) -> Kind:
+    """The kind of training files and of others, by their suffixes, unless a suffix is the code of a language
+    (of a known one, or among the `given` ones). If there is one training file with another suffix, its
+    contents tell.
 
-    Raises DataError if the kinds differ, or if the only training file is text without columns.
+    Raises DataError if a kind is unsupported, if the kinds differ, or if the only training file is text
+    without columns.
     """
-    names = [*train, *others]
-    files = [expand(name)[0] for name in names]
-    kinds = [_KINDS.get(_suffix(file), "text") for file in files]
+    files = [file for name in (*train, *others) for file in expand(name)]
+    kinds = [_kind_by_suffix(file, files, given) for file in files]
     if len(set(kinds)) > 1:
-        other = next(name for name, kind in zip(names, kinds, strict=True) if kind != kinds[0])
-        raise DataError(f"{names[0]} and {other} are of different kinds; give files of one kind")
+        other = next(file for file, kind in zip(files, kinds, strict=True) if kind != kinds[0])
+        raise DataError(f"{files[0]} and {other} are of different kinds; give files of one kind")
     [kind] = set(kinds)
     for file in files if kind != "parquet" else ():
         _require_text(file)
     if kind != "text" or len(train) > 1:
         return kind
-    head = [line for line in islice(read_lines(files[0]), 100) if isinstance(line, str)]
+    head = [line for line in islice(read_lines(files[0]), _HEAD) if isinstance(line, str)]
     if head and head[0].startswith("{"):
         return "jsonl"
     if not head or sum("\t" in line for line in head) > len(head) / 2:
         return "tsv"
     raise DataError(
-        f"{names[0]}: one column only; give two files, the source and the target, or a TSV, JSONL or Parquet "
+        f"{train[0]}: one column only; give two files, the source and the target, or a TSV, JSONL or Parquet "
         "file with both"
     )
 
@@ -84,6 +88,46 @@ def _suffix(file: Path) -> str:
     return (file.with_suffix("") if file.suffix in COMPRESSION else file).suffix.lower()
 
 
+def _kind_by_suffix(file: Path, files: Collection[Path], given: Collection[str | None]) -> Kind:
+    suffix = _suffix(file)
+    kind = _KINDS.get(suffix, "text")
+    if (kind != "text" or suffix in _UNSUPPORTED) and _is_text_in_language(file, files, given):
+        return "text"
+    if reason := _UNSUPPORTED.get(suffix):
+        raise DataError(f"{file}: {suffix} files are not supported; {reason}")
+    return kind
+
+
+def _is_text_in_language(file: Path, files: Collection[Path], given: Collection[str | None]) -> bool:
+    """Whether the suffix of a file is the code of a language, not its format: `train.tar` beside `train.en`
+    if it is plain text, and `train.csv` if it also is no table."""
+    suffix, code = _suffix(file), _suffix(file)[1:]
+    if len(files) < 2 or not (code in given or find_language(code)) or not _is_plain_text(file):
+        return False
+    if suffix not in _TABLES:
+        return True
+    stem = "" if code in given else f"{str(file).lower().rpartition(suffix)[0]}."
+    others = [other for other in files if _suffix(other) not in _TABLES]
+    return any(str(other).lower().startswith(stem) for other in others) and not _is_table(file)
+
+
+def _is_plain_text(file: Path) -> bool:
+    """Whether a file does not begin like an archive, a document or markup."""
+    with suppress(DataError), open_blocks(file) as lines:
+        head = lines.peek()[:4096].lstrip(b"\xef\xbb\xbf \r\n")
+        return b"\0" not in head and not head.startswith((b"<", b"{\\rtf", b"%PDF"))
+    return False
+
+
+def _is_table(file: Path) -> bool:
+    """Whether most lines of a file have a tab, or all have the same number of other separators, which are
+    not followed by a space as in sentences."""
+    head = [line for line in islice(read_lines(file), _HEAD) if isinstance(line, str)]
+    cells = ({len(re.findall(rf"{mark}(?! |$)", _QUOTED.sub("", line))) for line in head} for mark in ",;")
+    is_regular = any(len(found) == 1 and found != {0} for found in cells)
+    return is_regular or sum("\t" in line for line in head) > len(head) / 2
+
+
 def _require_text(file: Path) -> None:
     """Raise DataError if a file does not begin with text."""
     with open_blocks(file) as lines:
@@ -91,20 +135,22 @@ def _require_text(file: Path) -> None:
             raise DataError(f"{file}: not a text file")
 
 
-def groups_of(names: Sequence[str], kind: Kind) -> list[Group]:
+def groups_of(names: Sequence[str], kind: Kind, given: Collection[str | None] = ()) -> list[Group]:
     """The files grouped so that each group is a corpus. Raises the errors of `group_text_files`."""
-    return group_text_files(names) if kind == "text" else [Group((name,), ()) for name in names]
+    return group_text_files(names, given) if kind == "text" else [Group((name,), ()) for name in names]
 
 
 def sides_of(group: Group, kind: Kind, keys: Iterable[str | None]) -> list[Side]:
     """The texts of a corpus among which the source and the target are: its files, or the columns of its table
     that contain sentences or are among the given `keys`. Raises DataError if there are fewer than two."""
     if kind == "text":
+        marks = [split_side(file)[1] for file in group.files]
+        is_marked = marks == ["source", "target"] and not any(group.languages)
         sides = [
-            Side(file, index, _sample_of(file), language, is_file=True)
+            Side(file, index, _sample_of(file), language, is_file=True, is_marked=is_marked)
             for index, (file, language) in enumerate(zip(group.files, group.languages, strict=True))
         ]
-        return with_languages(sides, "")
+        return with_languages(sides, Path(group.files[0]).name if is_marked else "")
     [file] = group.files
     table = read_table(expand(file)[0], kind)
     columns = text_columns(table)
@@ -127,5 +173,5 @@ def _sample_of(file: str) -> list[str]:
 
 
 def _language_of(name: str) -> str | None:
-    found = languages_in(words_of(name))
+    found = languages_in(words_of(name)) or languages_in(words_of(name)[-1:], 1)
     return found[-1].code if found else None

@@ -1,6 +1,7 @@
 """The columns of TSV, JSONL and Parquet files: their names, a sample, and which contain sentences."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -8,7 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from mtrain.config.language_names import find_language, languages_in, words_of
+from mtrain.config.language_names import languages_in, words_of
 from mtrain.data.lines import read_lines
 from mtrain.data.parquet import read_parquet
 from mtrain.errors import DataError
@@ -19,6 +20,8 @@ SOURCE_WORDS = frozenset({"source", "src", "input", "original"})
 TARGET_WORDS = frozenset({"target", "tgt", "trg", "translation", "output", "reference", "ref"})
 _OTHER_WORDS = frozenset({"id", "index", "sentence", "sentence1", "sentence2", "text", "score", "url"})
 _CODE = 3  # letters of the code of a language, at most
+_ENDS = (".", "!", "?", "。")  # of sentences
+_MISSING = frozenset({"", "-", "n/a", "na", "nan", "none", "null"})  # values of a first row without a number
 _PREFIX = 6  # characters
 _MANY = 20  # values, of which one tells whether they repeat
 
@@ -58,24 +61,31 @@ def _tsv_columns(file: Path) -> Table:
     rows = [line.split("\t") for line in lines]
     if not rows:
         raise DataError(f"{file}: is empty, or its lines are not valid UTF-8")
-    width = Counter(map(len, rows)).most_common(1)[0][0]
+    width = Counter(map(len, rows[1:] or rows)).most_common(1)[0][0]
+    if len(rows[0]) == width - 1 and _is_over_numbers("", [row[0] for row in rows[1:]]):
+        rows[0] = ["", *rows[0]]  # a header of R, which has no name for the numbers of rows
     header = _is_header(rows[0], rows[1:])
     usable = [row for row in rows[header:] if len(row) >= width]
     names = rows[0] if header else [str(number) for number in range(width)]
     columns = [
-        Column(name.strip(), number, [row[number] for row in usable])
+        Column(_unquoted(name), number, [row[number] for row in usable])
         for number, name in enumerate(names[:width])
     ]
     return Table(columns, header)
 
 
 def _is_header(row: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
-    """Whether the cells of a first row are names of columns: at least two say what a column contains, or all
-    but an empty one are the numbers that pandas writes.
+    """Whether the cells of a first row are names of columns: at least two say what a column contains, one is
+    over a column of numbers, or all but an empty one are the numbers that pandas writes.
 
     Two codes of languages may also be two short words, so a header of codes is shorter than most pairs.
     """
-    cells = [cell.strip().lower() for cell in row]
+    cells = [_unquoted(cell).lower() for cell in row]
+    places = [place for place, cell in enumerate(cells) if place == 0 or cell not in _MISSING]
+    columns = ([other[place] for other in others if place < len(other)] for place in places)
+    is_over_numbers = any(map(_is_over_numbers, [cells[place] for place in places], columns))
+    if is_over_numbers and not any(cell.endswith(_ENDS) for cell in cells):
+        return True
     numbers = cells[1:] if not cells[0] else cells
     if len(numbers) > 1 and numbers == [str(number) for number in range(len(numbers))]:
         return True
@@ -86,13 +96,26 @@ def _is_header(row: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
     return len(names) > 1 and (is_short or max(map(len, names)) > _CODE)
 
 
+def _unquoted(cell: str) -> str:
+    return cell.strip().strip('"')
+
+
+def _is_over_numbers(cell: str, others: Sequence[str]) -> bool:
+    """Whether a cell is no number, but the others of its column are, such as the index that pandas writes."""
+    return len(others) > 1 and not _is_number(cell) and all(map(_is_number, others))
+
+
+def _is_number(cell: str) -> bool:
+    return re.fullmatch(r"-?\d+([.,]\d+)?(e-?\d+)?", _unquoted(cell)) is not None
+
+
 def _is_name(cell: str) -> bool:
     """Whether a cell is a name of a column, such as `en`, `source` or `source text`."""
     known = SOURCE_WORDS | TARGET_WORDS | _OTHER_WORDS
-    if cell in known or find_language(cell) is not None:
+    if cell in known or languages_in([cell], 1):
         return True
     words = words_of(cell) if not set(cell) & set(".,!?") else []
-    has_meaning = [word in known or bool(languages_in([word])) for word in words]
+    has_meaning = [word in known or bool(languages_in([word], 1)) for word in words]
     return 1 < len(words) < 4 and all(has_meaning) and not known.isdisjoint(words)
 
 

@@ -14,7 +14,7 @@ from mtrain.interop.ctranslate2 import write_ctranslate2
 from mtrain.interop.formats import unsupported_reason
 from mtrain.interop.marian import write_marian
 from mtrain.interop.verify import open_ctranslate2, open_marian, verify
-from mtrain.storage.atomic import require_new_folder, write_folder
+from mtrain.storage.atomic import require_new_folder, write_new_folder
 
 
 def export_model(
@@ -56,7 +56,7 @@ def export_model(
         )
         write_exported_card(model_folder_of(model), temporary, described)
 
-    write_folder(out, fill)
+    write_new_folder(out, fill)
     return lines
 
 

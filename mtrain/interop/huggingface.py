@@ -9,25 +9,30 @@ from torch import Tensor
 
 from mtrain.checkpoint.tensors import load_tensors
 from mtrain.errors import ModelError
+from mtrain.paths import path_of
 from mtrain.storage.manifest import read_json
 
 _FILES = ["config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "target_vocab.json"]
 _FILES += ["source.spm", "target.spm"]
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in order of preference
+_INDEX = ".index.json"  # in place of the weights: names the file of each tensor, if there are several
 
 
 def source_folder(source: str) -> Path:
     """A local folder, or a downloaded copy of a model on the Hugging Face Hub. Raises ModelError."""
-    if source and Path(source).exists():
-        if not Path(source).is_dir():
+    if source and (local := path_of(source)).exists():
+        if not local.is_dir():
             raise ModelError(f"{source}: not a folder")
-        return Path(source)
+        return local
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(source, allow_patterns=[*_FILES, WEIGHTS[0]]))
-        if not (folder / WEIGHTS[0]).exists():
-            folder = Path(snapshot_download(source, allow_patterns=[*_FILES, WEIGHTS[1]]))
+        for name in WEIGHTS:
+            shards = f"{Path(name).stem}-*{Path(name).suffix}"
+            wanted = [*_FILES, name, name + _INDEX, shards]
+            folder = Path(snapshot_download(source, allow_patterns=wanted))
+            if (folder / name).exists() or (folder / (name + _INDEX)).exists():
+                break
     except Exception as error:  # huggingface_hub and its network library raise many types
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelError(
@@ -52,15 +57,18 @@ def read_object(file: Path, optional: bool = False) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
-    """The weights file of a folder, and its tensors. No code in the file is executed.
+    """The weights file of a folder, or the index of several, and the tensors. No code in it is executed.
 
-    Raises ModelError if there is no such file, if it is damaged, or if a value is not a dense tensor of
-    floating-point numbers that are all stored in the file.
+    Raises ModelError if there is no such file, if one is missing or damaged, or if a value is not a dense
+    tensor of floating-point numbers that are all stored in the file.
     """
-    file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    names = [name + end for name in WEIGHTS for end in ("", _INDEX)]
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
-        raise ModelError(f"{folder}: contains neither {' nor '.join(WEIGHTS)}")
-    tensors = load_tensors(file) if file.suffix == ".safetensors" else _unpickled(file)
+        raise ModelError(
+            f"{folder}: contains neither {' nor '.join(WEIGHTS)}, nor the index of several such files"
+        )
+    tensors = _read_shards(file) if file.name.endswith(_INDEX) else _read_file(file)
     for name, tensor in tensors.items():
         plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
         if not plain or not tensor.is_floating_point():
@@ -68,6 +76,30 @@ def read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
         if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
             raise ModelError(f"{file}: {name} has fewer numbers than its shape requires")
     return file, tensors
+
+
+def _read_file(file: Path) -> dict[str, Tensor]:
+    return load_tensors(file) if file.suffix == ".safetensors" else _unpickled(file)
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    """The tensors that an index lists, each from the file that it names."""
+    listed = read_object(index).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise ModelError(f"{index}: weight_map does not map the names of tensors to files")
+    kind = Path(index.name.removesuffix(_INDEX)).suffix
+    tensors: dict[str, Tensor] = {}
+    for name in dict.fromkeys(map(str, listed.values())):
+        if Path(name).name != name or Path(name).suffix != kind:
+            raise ModelError(f"{index}: {name}: not the name of a {kind} file in the same folder")
+        if not (file := index.with_name(name)).is_file():
+            raise ModelError(f"{file}: missing, but {index.name} lists it; copy or download all shards")
+        stored = _read_file(file)
+        wanted = [tensor for tensor, place in listed.items() if place == name]
+        if absent := sorted(set(wanted) - stored.keys()):
+            raise ModelError(f"{file}: has no tensor {absent[0]}, which {index.name} lists")
+        tensors |= {tensor: stored[tensor] for tensor in wanted}
+    return tensors
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from mtrain.checkpoint.model_card import write_card
 from mtrain.checkpoint.model_folder import LoadedModel
@@ -26,8 +27,10 @@ from mtrain.interop.generation_config import (
     not_exportable,
 )
 from mtrain.interop.huggingface import read_object, read_weights, source_folder
-from mtrain.interop.marian_tensors import from_marian, to_marian
-from mtrain.storage.atomic import require_new_folder, write_folder, write_text
+from mtrain.interop.marian_tensors import from_marian, starts_like, to_marian, without_last_token
+from mtrain.paths import path_of
+from mtrain.regular_files import read_file
+from mtrain.storage.atomic import require_new_folder, write_new_folder, write_text
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.tokenizer.vocabulary import Vocabulary
 
@@ -76,9 +79,14 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
     def fill(temporary: Path) -> None:
         names = read_object(folder / "tokenizer_config.json", optional=True)
         separate = bool(names.get("separate_vocabs"))
-        tokenizer = _take_tokenizer(folder, temporary / "tokenizer", config, separate)
-        model = _model_config(config, tokenizer)
         file, theirs = read_weights(folder)
+        tokenizer = _take_tokenizer(folder, temporary / "tokenizer", config, separate, theirs)
+        sizes = config
+        if tokenizer.source.ids is None and config.get("vocab_size") == len(tokenizer.source) + 1:
+            theirs = without_last_token(theirs)
+            sizes = config | dict.fromkeys(("vocab_size", "decoder_vocab_size"), len(tokenizer.source))
+            sizes["decoder_start_token_id"] = tokenizer.special.bos
+        model = _model_config(sizes, tokenizer)
         tensors, model = from_marian(theirs, config, model, file)
         raw = {
             "source_lang": names.get("source_lang") or "und",
@@ -107,12 +115,12 @@ def import_marian(source: str, out: Path, overrides: Sequence[str] = ()) -> None
         check_forbidden_ids(changed.decoding, model.target_vocab_size)
         write_text(temporary / "config.yaml", to_yaml(changed))
         save_file(tensors, temporary / "model.safetensors")
-        on_hub = not Path(source).exists()
+        on_hub = not path_of(source).exists()
         original = Ancestor(name=source, hub=True) if on_hub else describe_ancestor(folder)
         write_info(temporary, new_info(name_of(out), Origin(kind="imported", ancestors=[original])))
         write_card(temporary)
 
-    write_folder(out, fill)
+    write_new_folder(out, fill)
 
 
 def _mappings(separate: bool) -> dict[str, str]:
@@ -120,18 +128,20 @@ def _mappings(separate: bool) -> dict[str, str]:
     return {"source": "vocab.json", "target": "target_vocab.json" if separate else "vocab.json"}
 
 
-def _take_tokenizer(folder: Path, into: Path, config: dict[str, Any], separate: bool) -> Tokenizer:
-    """Copy the SentencePiece models, and the mapping of tokens to ids if it differs from theirs."""
+def _take_tokenizer(
+    folder: Path, into: Path, config: dict[str, Any], separate: bool, theirs: dict[str, Tensor]
+) -> Tokenizer:
+    """Copy the SentencePiece models, and the mapping of tokens to ids unless mtrain has exported theirs."""
     into.mkdir()
     mappings = _mappings(separate)
     for name in ("source.spm", "target.spm", *mappings.values()):
         if not (folder / name).is_file():
             raise ModelError(f"{folder}: missing file {name}")
-    own = separate or (folder / "source.spm").read_bytes() == (folder / "target.spm").read_bytes()
+    own = separate or read_file(folder / "source.spm") == read_file(folder / "target.spm")
     for side, mapping in mappings.items():
         shutil.copyfile(folder / f"{side}.spm", into / f"{side}.model")
         ids = Vocabulary(into / f"{side}.model", folder / mapping).ids
-        own = own and _is_own(into / f"{side}.model", ids, config)
+        own = own and _is_own(into / f"{side}.model", ids, config, theirs)
     if own and not separate:
         (into / "source.model").rename(into / "joint.model")
         (into / "target.model").unlink()
@@ -143,14 +153,26 @@ def _take_tokenizer(folder: Path, into: Path, config: dict[str, Any], separate: 
     return Tokenizer(into)
 
 
-def _is_own(model: Path, ids: dict[str, int] | None, config: dict[str, Any]) -> bool:
-    """Whether a mapping of tokens to ids equals the one in the SentencePiece model."""
+def _is_own(
+    model: Path, ids: dict[str, int] | None, config: dict[str, Any], theirs: dict[str, Tensor]
+) -> bool:
+    """Whether a mapping of tokens to ids equals the one in the SentencePiece model, also with a start token
+    that an export has added, as long as BOS can take its place."""
     try:
         vocabulary = Vocabulary(model)
     except ModelError:  # a special token is missing
         return False
-    starts = config.get("decoder_start_token_id") == vocabulary.special.bos
-    return starts and ids == {piece: i for i, piece in enumerate(vocabulary.pieces)}
+    start, bos = config.get("decoder_start_token_id"), vocabulary.special.bos
+    if start == len(vocabulary) and ids == _with_pad_last(vocabulary):
+        return starts_like(theirs, start, bos)
+    return start == bos and ids == {piece: i for i, piece in enumerate(vocabulary.pieces)}
+
+
+def _with_pad_last(vocabulary: Vocabulary) -> dict[str, int]:
+    """The ids of the pieces of a vocabulary, and of one more <pad> at its end. Its own gets another name."""
+    pieces = [*vocabulary.pieces, "<pad>"]
+    pieces[vocabulary.special.pad] = f"<no piece {vocabulary.special.pad}>"
+    return {piece: i for i, piece in enumerate(pieces)}
 
 
 def _model_config(config: dict[str, Any], tokenizer: Tokenizer) -> ModelConfig:
@@ -205,7 +227,7 @@ def _decoding(folder: Path, config: dict[str, Any], model: ModelConfig) -> dict[
     if not generation:
         generation = {"forced_eos_token_id": model.eos_id, **config}
     starts = generation.get("decoder_start_token_id")
-    if starts not in (None, model.bos_id):
+    if starts not in (None, config["decoder_start_token_id"]):
         raise ModelError(f"generation settings: decoder_start_token_id is {starts!r}; config.json differs")
     return decoding_from_generation(generation, model.eos_id, model.max_positions)
 
@@ -219,7 +241,14 @@ def _max_length(names: dict[str, Any], model: ModelConfig) -> int:
 def write_marian(loaded: LoadedModel, folder: Path) -> None:
     """Write a post-norm model with sinusoidal positions to an empty folder, for transformers to load."""
     model, tokenizer, config = loaded.model.config, loaded.tokenizer, loaded.config
-    tie, separate = model.tie_embeddings, not tokenizer.joint
+    tie, separate, size = model.tie_embeddings, not tokenizer.joint, model.target_vocab_size
+    # Other programs expect what all published Marian models have: <pad> is the last token, and starts the
+    # decoder. With two vocabularies, it cannot be the last of both.
+    add_pad = tokenizer.joint and not model.bos_id == model.pad_id == size - 1
+    tensors = to_marian(model, loaded.model.state_dict(), add_pad)
+    if add_pad:
+        added = {"pad_id": size, "bos_id": size, "source_vocab_size": size + 1, "target_vocab_size": size + 1}
+        model = model.model_copy(update=added)
     limit = max_output_length(config.decoding, config.max_length)
     if changed := not_exportable(config.decoding):
         log.warning(
@@ -252,7 +281,6 @@ def write_marian(loaded: LoadedModel, folder: Path) -> None:
         "separate_vocabs": separate,
         "model_max_length": config.max_length,
     }
-    tensors = to_marian(model, loaded.model.state_dict())
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", described)
     _write_json(folder / "generation_config.json", generation_from_decoding(config.decoding, model, limit))
@@ -260,8 +288,8 @@ def write_marian(loaded: LoadedModel, folder: Path) -> None:
     for side, mapping in _mappings(separate).items():
         vocabulary: Vocabulary = getattr(tokenizer, side)
         (folder / f"{side}.spm").write_bytes(vocabulary.processor.serialized_model_proto())
-        own = {piece: i for i, piece in enumerate(vocabulary.pieces)}
-        _write_json(folder / mapping, vocabulary.ids or own)
+        own = vocabulary.ids or {piece: i for i, piece in enumerate(vocabulary.pieces)}
+        _write_json(folder / mapping, _with_pad_last(vocabulary) if add_pad else own)
 
 
 def _write_json(file: Path, value: dict[str, Any]) -> None:

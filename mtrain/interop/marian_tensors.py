@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mtrain.checkpoint.tensors import model_without_weights
@@ -19,6 +20,7 @@ SHARED, ENCODER, DECODER = (
     f"model.{name}.weight" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
 )
 OUTPUT = "lm_head.weight"
+_NEVER = -1e4  # the logit of a token that is never generated; fp16 can represent it
 EMBEDDINGS = (SHARED, ENCODER, DECODER, OUTPUT)  # a file has all of them, or only those that are not tied
 
 
@@ -58,13 +60,59 @@ def marian_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     return names
 
 
-def to_marian(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a MarianMTModel, from those of a Transformer."""
+def to_marian(config: ModelConfig, tensors: dict[str, Tensor], add_pad: bool) -> dict[str, Tensor]:
+    """The tensors of a MarianMTModel, from those of a Transformer.
+
+    With `add_pad`, the vocabulary gets one more token at its end, which starts translations and is never
+    generated. Programs that take Marian models start the decoder with an embedding of zeros.
+    """
     theirs = {}
+    tensors = _with_zero_start(config, tensors) if add_pad or config.bos_id == config.pad_id else tensors
     for ours, names in marian_names(config).items():
         for name, part in zip(names, tensors[ours].chunk(len(names)), strict=True):
             theirs[name] = part[None] if name == BIAS else part.contiguous()
+    if add_pad:
+        bias = theirs.get(BIAS, torch.zeros(1, config.target_vocab_size))
+        theirs |= {name: F.pad(theirs[name], (0, 0, 0, 1)) for name in EMBEDDINGS if name in theirs}
+        theirs[BIAS] = F.pad(bias, (0, 1), value=_NEVER)
     return theirs
+
+
+def _with_zero_start(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of an equivalent Transformer in which the embedding of the start token is zero.
+
+    The embedding of the start token is subtracted from all of its table, and the first layer adds it again:
+    to the input of self-attention by the biases of queries, keys and values, and to the residual connection
+    by the bias of the output. Tied output weights shift all logits of a position by the same number.
+    """
+    shared = config.tie_embeddings == "all"
+    table = f"{'source' if shared else 'target'}_embedding.weight"
+    start = tensors[table][config.bos_id].double()  # (E)
+    shifted = {table: tensors[table] - start}
+    added = start * config.d_model**0.5  # the scale of embeddings
+    for side in ("encoder", "decoder") if shared else ("decoder",):
+        attention = f"{side}.0.self_attention"
+        inner = tensors[f"{attention}.query_key_value.weight"].double() @ added  # (3E)
+        for name, change in (
+            (f"{attention}.query_key_value.bias", inner),
+            (f"{attention}.output.bias", added),
+        ):
+            shifted[name] = tensors[name] + change
+    return tensors | {name: tensor.to(tensors[name].dtype) for name, tensor in shifted.items()}
+
+
+def starts_like(theirs: dict[str, Tensor], start: int, token: int) -> bool:
+    """Whether two tokens have the same embedding in the decoder of a MarianMTModel."""
+    table = next((theirs[name] for name in (DECODER, SHARED, ENCODER, OUTPUT) if name in theirs), None)
+    rows = 0 if table is None or table.dim() != 2 else len(table)
+    return start < rows and token < rows and table is not None and torch.equal(table[start], table[token])
+
+
+def without_last_token(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a MarianMTModel without the token that `to_marian` has added."""
+    parts = {name: tensor[:-1] for name, tensor in theirs.items() if name in EMBEDDINGS and tensor.dim()}
+    biases = {name: tensor[..., :-1] for name, tensor in theirs.items() if name == BIAS and tensor.dim()}
+    return theirs | parts | biases
 
 
 def from_marian(

@@ -79,7 +79,7 @@ def open_marian(folder: Path, loaded: LoadedModel) -> Exported:
 
     @torch.inference_mode()
     def log_probs(row: list[int], output: list[int]) -> list[float]:
-        target = torch.tensor([[ids.bos_id, *output]])
+        target = torch.tensor([[model.config.decoder_start_token_id, *output]])
         logits = model(torch.tensor([[*row, ids.eos_id]]), decoder_input_ids=target).logits[0]
         logits[:, forbidden] = -torch.inf
         return _of_tokens(logits, [*output, ids.eos_id])

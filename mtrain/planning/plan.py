@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
-from torch import Tensor
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.presets import SIZES
 from mtrain.config.recipe import Choice, assumed_speed
 from mtrain.config.schema import Config
 from mtrain.config.training import TrainingConfig
-from mtrain.data.batch import Batch
+from mtrain.data.batch import Batch, collate
 from mtrain.data.batching import BatchPlan
 from mtrain.data.data_folder import find_data_folder
 from mtrain.data.loader import Step
@@ -47,7 +47,7 @@ from mtrain.training.complete_config import (
     make_workload,
     smallest_sizes,
 )
-from mtrain.training.lengths import TrainingLengths
+from mtrain.training.lengths import Lengths, TrainingLengths
 from mtrain.training.prepare_tokenizer import existing_tokenizer, vocab_size_choice, vocab_size_is_automatic
 from mtrain.training.resolve_config import resolve_config
 from mtrain.training.step import Learner, worker_count
@@ -222,7 +222,7 @@ class _Planner:
         avoid_cudnn_attention()
 
         def steps(_: Learner) -> Iterator[Step]:
-            return _random_steps(architecture, self.lengths, alone.plan)
+            return random_steps(architecture, (self.lengths.source, self.lengths.target), alone.plan)
 
         speed = measure_speed(architecture, config.training, device, steps)
         seconds = alone.step().target_tokens / speed
@@ -260,19 +260,21 @@ def _advise_speed(runs: Sequence[Run]) -> Iterator[str]:
         yield f"use fewer devices or raise training.batch_tokens: with {names}, each computes too little"
 
 
-def _random_steps(architecture: ModelConfig, lengths: TrainingLengths, plan: BatchPlan) -> Iterator[Step]:
-    """Yield the steps of a plan without end, with random tokens instead of padding: the corpus may not be
-    encoded yet."""
-    target_size = 2 if architecture.is_classifier else architecture.target_vocab_size
+def random_steps(
+    architecture: ModelConfig, lengths: tuple[Lengths, Lengths], plan: BatchPlan
+) -> Iterator[Step]:
+    """Yield the steps of a plan without end, with random tokens in pairs of these lengths of source and
+    target: the corpus may not be encoded yet."""
+    generator = np.random.default_rng(0)
 
-    def ids(size: int, counts: npt.NDArray[np.integer]) -> Tensor:
-        return torch.randint(size, (len(counts), int(counts.max())))
+    def ids(counts: npt.NDArray[np.integer], vocabulary: int) -> pa.ListArray:
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        return pa.ListArray.from_arrays(starts, generator.integers(vocabulary, size=starts[-1]))
 
     def batch(rows: npt.NDArray[np.int64]) -> Batch:
-        source = ids(architecture.source_vocab_size, lengths.source[rows])
-        target = ids(target_size, lengths.target[rows])
-        keep = torch.ones_like(source, dtype=torch.bool)
-        return Batch(source, keep, target, target, target.numel(), rows.tolist())
+        source = ids(lengths[0][rows], architecture.source_vocab_size)
+        target = ids(lengths[1][rows], 2 if architecture.is_classifier else architecture.target_vocab_size)
+        return collate(source, target, architecture.pad_id, architecture.bos_id, rows.tolist())
 
     for step, tokens in cycle(zip(plan.steps, plan.step_tokens, strict=True)):
         yield Step(1, tokens, [batch(rows) for rows in step if len(rows)], list, START)

@@ -165,6 +165,7 @@ def _sentence(test: ComparedSet, systems: tuple[str, str], row: int, metric: str
     context += [
         (f"Reference {n}" if several else "Reference", lines[row])
         for n, lines in enumerate(test.references, 1)
+        if n == 1 or lines[row].strip()
     ]
     texts = [test.systems[name][row] for name in systems]
     marked = [

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
+from mtrain.config.language_names import find_language
 from mtrain.evaluation.differences import Span
 
 STYLE = """
@@ -92,8 +93,9 @@ def html_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str
 def text_attributes(language: object) -> str:
     """The attributes of an element with a sentence in a language, whose code may be unknown: fonts and screen
     readers depend on it."""
-    known = isinstance(language, str) and language
-    return 'dir="auto"' + (f' lang="{escape(str(language).replace("_", "-"))}"' if known else "")
+    if not isinstance(language, str) or not language:
+        return 'dir="auto"'
+    return f'dir="auto" lang="{escape(find_language(language) or language.replace("_", "-"))}"'
 
 
 def html_differences(spans: Iterable[Span], element: str) -> str:

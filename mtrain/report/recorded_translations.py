@@ -6,6 +6,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from mtrain.regular_files import read_file, read_lines
+from mtrain.storage.json_records import reading
+
 log = logging.getLogger(__name__)
 
 
@@ -33,12 +36,13 @@ def read_samples(file: Path) -> list[Translations]:
     """The translations of each validation, in the order of training. Damaged lines are left out, with a
     warning."""
     found, damaged = [], 0
-    for line in file.read_bytes().split(b"\n") if file.is_file() else []:
-        record = _parsed(line)
-        if record is not None:
-            found.append(record)
-        elif line.strip():
-            damaged += 1
+    with reading(file):
+        for line in read_lines(file):
+            record = _parsed(line)
+            if record is not None:
+                found.append(record)
+            elif line.strip():
+                damaged += 1
     if damaged:
         log.warning("%s: %d damaged line(s) are left out of the report", file, damaged)
     return sorted(found, key=lambda record: record.step)
@@ -47,12 +51,12 @@ def read_samples(file: Path) -> list[Translations]:
 def read_best(file: Path) -> Translations | None:
     """The translations of the validation set by the best model; None if they are missing or, with a warning,
     if they are damaged."""
-    if not file.is_file():
-        return None
-    record = _parsed(file.read_bytes())
-    if record is None:
-        log.warning("%s: damaged; it is left out of the report", file)
-    return record
+    with reading(file):
+        record = _parsed(read_file(file))
+        if record is None:
+            log.warning("%s: damaged; it is left out of the report", file)
+        return record
+    return None
 
 
 def _parsed(text: bytes) -> Translations | None:

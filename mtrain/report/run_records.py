@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mtrain.checkpoint.model_info import is_run
 from mtrain.config.yaml_io import read_yaml_file
 from mtrain.data.check_report import RecordedFindings, read_findings
 from mtrain.data.data_folder import VALIDATION
 from mtrain.data.summary import read_summary
 from mtrain.errors import ModelError, MtrainError, UsageError
 from mtrain.evaluation.test_scores import TestScores, read_test_scores
+from mtrain.regular_files import read_lines
 from mtrain.report.recorded_translations import Translations, read_best, read_samples
-from mtrain.storage.json_records import Record, parse_json, read_steps, to_number
+from mtrain.storage.json_records import Record, parse_json, read_steps, reading, to_number
 
 Floats = npt.NDArray[np.float64]
 POINTS = 1000  # of a curve, at most
@@ -58,12 +60,15 @@ def read_run(folder: Path, name: str) -> RunRecords:
     """Read the records of a run folder. Raises ModelError if it is not one, UsageError if it has no steps."""
     if not folder.is_dir():
         raise ModelError(f"{folder}: {'not a folder' if folder.exists() else 'no such run folder'}")
-    if not (folder / "config.yaml").exists() or not (folder / "metrics.jsonl").exists():
+    lost = [name for name in ("config.yaml", "metrics.jsonl") if not (folder / name).exists()]
+    if lost and is_run(folder):
+        raise ModelError(f"{folder / lost[0]}: missing; restore it to make a report")
+    if lost:
         raise ModelError(
             f"{folder}: not a run folder: it has no config.yaml or no metrics.jsonl; give the run_dir of a "
             "training"
         )
-    config = read_yaml_file(folder / "config.yaml")
+    config = read_yaml_file(folder / "config.yaml", ModelError)
     if not isinstance(config, dict):
         raise ModelError(f"{folder}/config.yaml: damaged: it has no keys; restore it")
     lines = list(read_steps(folder / "metrics.jsonl"))
@@ -154,11 +159,10 @@ def _downsampled(curve: Curve, reduce: Callable[[Floats], np.float64]) -> Curve:
 
 def _first_sources(data: Path) -> list[str]:
     """The sources of the first validation pairs of a data folder."""
-    file = data / VALIDATION
-    if not file.is_file():
-        return []
-    with file.open(encoding="utf-8", errors="replace") as stream:
-        pairs = [parse_json(line) for line in islice(stream, 8)]
+    pairs: list[Any] = []
+    with reading(data / VALIDATION):
+        lines = islice(read_lines(data / VALIDATION), 8)
+        pairs = [parse_json(line.decode("utf-8", "replace")) for line in lines]
     return [pair[0] for pair in pairs if isinstance(pair, list) and pair and isinstance(pair[0], str)]
 
 

@@ -12,12 +12,14 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from safetensors import SafetensorError
 
 from mtrain.errors import StorageError, UsageError
 from mtrain.storage.generated import is_unedited
+from mtrain.storage.locks import try_lock
 from mtrain.storage.manifest import CARD, MANIFEST, UNLISTED, read_json, write_manifest
 
 log = logging.getLogger(__name__)
@@ -41,17 +43,37 @@ def replacing(file: Path) -> Iterator[Path]:
     """Yield the name of a temporary file. What the block writes to it replaces `file` atomically; if the
     block fails, `file` is kept. Raises StorageError if writing fails, and propagates the other errors of the
     block."""
-    temporary = file.with_name(f".{file.name}.tmp")
+    temporary = None
     try:
+        temporary = _new_temporary(file)
+        mode = temporary.stat().st_mode
         yield temporary
+        _set_mode(temporary, mode)
         replace_durably(temporary, file)
     except BaseException as error:
-        with suppress(OSError):  # it would occupy a disk that may be full
-            temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            with suppress(OSError):  # it would occupy a disk that may be full
+                temporary.unlink()
         if not isinstance(error, OSError | SafetensorError):
             raise
         reason = getattr(error, "strerror", None) or error
         raise StorageError(f"{file}: cannot write: {reason}") from error
+
+
+def _new_temporary(file: Path) -> Path:
+    """An empty temporary file beside `file`, under a name that no other process uses."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    try:
+        temporary.touch(exist_ok=False)
+    except FileExistsError:  # another process is writing `file`, or was killed while it did
+        temporary = file.with_name(f".{file.name}.{token_hex(4)}.tmp")
+        temporary.touch(exist_ok=False)
+    return temporary
+
+
+def follow_link(path: Path) -> Path:
+    """The place that a link leads to; a path that is no link is returned unchanged."""
+    return path.resolve() if path.is_symlink() else path
 
 
 def replace_durably(temporary: Path, file: Path) -> None:
@@ -70,7 +92,8 @@ def require_new_folder(folder: Path) -> None:
 
 
 def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
-    """Call `fill` to write files into a temporary folder, then move that folder to `folder`.
+    """Call `fill` to write files into a temporary folder, then move that folder to `folder`. No other process
+    must write it.
 
     Files and folders at the top of `folder` that its manifest does not list are moved to the new contents;
     a README.md only if somebody has edited it. If anything fails, the previous contents of `folder` are kept.
@@ -82,7 +105,10 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
         temporary.mkdir(parents=True)
         fill(temporary)
         write_manifest(temporary)
+        mode = temporary.stat().st_mode & 0o666  # what the umask gives to new files
         for path in [*temporary.rglob("*"), temporary]:
+            if path.is_file():
+                _set_mode(path, mode)
             _sync(path)
         if os.path.lexists(old):  # something in it cannot be moved or removed
             left = old.rename(_free_name(old))
@@ -99,6 +125,26 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
     finally:
         with suppress(OSError):  # of a file system that is not available; the next start cleans up
             recover(folder)
+
+
+def write_new_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
+    """As `write_folder`, for an output folder that does not exist or is empty. If two processes write it, one
+    of them fails. Raises UsageError as `require_new_folder` does, and if another process is writing it."""
+    lock_file = folder.with_name(f".{folder.name}.lock")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = try_lock(lock_file)
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot write: {error.strerror}") from error
+    if lock is None:
+        raise UsageError(f"{folder}: another process is writing this folder; wait, or give another folder")
+    try:
+        require_new_folder(folder)  # another process may have written it since the first check
+        write_folder(folder, fill)
+    finally:
+        with suppress(OSError):
+            lock_file.unlink()
+        lock.release()
 
 
 def copy_files(source: Path, folder: Path, ignored: Container[str] = ()) -> None:
@@ -159,6 +205,12 @@ def _free_name(path: Path) -> Path:
 def _siblings(folder: Path) -> tuple[Path, Path]:
     """The temporary names of the new contents of a folder and, during the swap, of the old contents."""
     return folder.with_name(f".{folder.name}.tmp"), folder.with_name(f".{folder.name}.old")
+
+
+def _set_mode(file: Path, mode: int) -> None:
+    """Give a file the permissions `mode`, as safetensors makes files that only their owner can read."""
+    if file.stat().st_mode & 0o777 != mode & 0o777:  # not all file systems can change them
+        file.chmod(mode)
 
 
 def _sync(path: Path) -> None:

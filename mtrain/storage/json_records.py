@@ -1,33 +1,47 @@
 """Reading JSON that runs have recorded. What is missing or damaged is left out; nothing depends on it."""
 
 import json
+import logging
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from mtrain.regular_files import read_file, read_lines
+
+log = logging.getLogger(__name__)
 Record = dict[str, Any]
 
 
 def read_record(file: Path) -> Record | None:
     """The JSON object in a file; None if it is missing or damaged."""
     try:
-        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        record = parse_json(read_file(file).decode("utf-8", "replace"))
     except OSError:
         return None
-    record = parse_json(text)
     return record if isinstance(record, dict) else None
 
 
 def read_steps(file: Path) -> Iterator[Record]:
-    """The records of a file of JSON lines that have a step, without damaged ones; none if it is missing."""
-    if not file.is_file():  # reading from a pipe would block
-        return
-    with file.open(encoding="utf-8", errors="replace") as stream:
-        for line in stream:
-            record = parse_json(line)
+    """The records of a file of JSON lines that have a step, without damaged ones; none if it is missing. They
+    end, with a warning, where the file cannot be read."""
+    with reading(file):
+        for line in read_lines(file):
+            record = parse_json(line.decode("utf-8", "replace"))
             if isinstance(record, dict) and math.isfinite(to_number(record.get("step"))):
                 yield record
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """A context manager that logs a warning, instead of raising OSError, if a record cannot be read; nothing
+    if it is missing."""
+    try:
+        with suppress(FileNotFoundError):
+            yield
+    except OSError as error:
+        log.warning("%s: cannot be read: %s; it is left out", file, error.strerror)
 
 
 def parse_json(text: str) -> Any:

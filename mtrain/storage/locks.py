@@ -9,6 +9,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from mtrain.regular_files import read_file, require_plausible
+
 log = logging.getLogger(__name__)
 
 
@@ -18,7 +20,7 @@ def try_lock(file: Path) -> FileLock | None:
     The operating system releases the lock when the process ends, however it ends. File systems that do not
     support locks cause a warning. Raises OSError if the file cannot be created.
     """
-    file.open("ab").close()  # creates it without changing its modification time
+    _create(file)
     lock = FileLock(file, fallback_to_soft=False)  # a soft lock would remain when a process is killed
     return lock if _acquire(lock, file, wait=False) else None
 
@@ -27,7 +29,7 @@ def try_lock(file: Path) -> FileLock | None:
 def wait_for_lock(file: Path) -> Iterator[None]:
     """Lock `file` as `try_lock` does, but wait while another process holds the lock, which is logged. The
     thread that holds the lock may take it again."""
-    file.open("ab").close()
+    _create(file)
     lock = FileLock(file, is_singleton=True, fallback_to_soft=False)
     if not _acquire(lock, file, wait=False):
         log.info("%s: in use by %s; waiting", file.parent, owner_of(file))
@@ -37,6 +39,14 @@ def wait_for_lock(file: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _create(file: Path) -> None:
+    """Create a file without changing its modification time. Raises OSError if that fails, or if something
+    else is there, such as a pipe, which would block."""
+    with suppress(FileNotFoundError):
+        require_plausible(file)
+    file.open("ab").close()
 
 
 def _acquire(lock: FileLock, file: Path, wait: bool) -> bool:
@@ -54,13 +64,14 @@ def record_owner(file: Path) -> None:
     """Write the name of this process beside a file that it has locked."""
     with suppress(OSError):  # the lock holds even if the disk is full
         text = f"process {os.getpid()} on {socket.gethostname()}\n"
+        owner_file(file).unlink(missing_ok=True)  # it might be a link to another file, or a pipe
         owner_file(file).write_text(text, encoding="utf-8")
 
 
 def owner_of(file: Path) -> str:
     """The process that holds a lock, or `another process` if it is not known."""
     with suppress(OSError):
-        name = owner_file(file).read_text(encoding="utf-8", errors="replace").strip()
+        name = read_file(owner_file(file), 1000).decode("utf-8", "replace").strip()
         return name or "another process"
     return "another process"
 

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.errors import ModelError
+from mtrain.regular_files import MAX_JSON_BYTES, UNLIMITED, open_file, read_file, require_plausible
 
 MANIFEST = "manifest.json"
 CARD, INFO = "README.md", "info.json"  # what a model folder says about the model
 UNLISTED = {MANIFEST, CARD, INFO}  # at the top of a folder: these may change without making it invalid
-MAX_JSON_BYTES = 4 * 2**20  # the JSON files that describe a folder are far smaller
 
 
-def sha256(file: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with file.open("rb") as stream:
+def sha256(file: Path, most: int | None = None) -> str:
+    """The SHA-256 of a file, in hexadecimal. Raises OSError, also if it is not a regular file of at most
+    `most` bytes, by default the maximum for its suffix."""
+    with open_file(file, most) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -26,13 +27,13 @@ def sha256_of_json(value: object) -> str:
 
 
 def read_json(file: Path) -> Any:
-    """Parse a JSON file of at most MAX_JSON_BYTES. Raises OSError or ValueError if that fails."""
-    if not file.is_file() or file.stat().st_size > MAX_JSON_BYTES:  # reading from a pipe would block
-        raise ValueError("not a small regular file")
+    """Parse a JSON file of at most MAX_JSON_BYTES. Raises ValueError if that fails."""
     try:
-        return json.loads(file.read_bytes())
+        return json.loads(read_file(file, MAX_JSON_BYTES))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None
 
 
 def write_manifest(folder: Path) -> None:
@@ -60,10 +61,12 @@ def verify_folder(folder: Path, required: Sequence[str]) -> None:
             is_file_of_folder = False
         if not is_file_of_folder:
             raise ModelError(f"{folder / MANIFEST}: {name} is a link or is outside the folder")
-        if not file.is_file():
+        if not file.exists():
             raise ModelError(f"{file}: missing")
         try:
-            is_same = _entry(file) == entry
+            size = require_plausible(file).st_size
+            is_same = isinstance(entry, dict) and entry.get("size") == size  # before all of it is read
+            is_same = is_same and entry == {"size": size, "sha256": sha256(file)}
         except OSError as error:
             raise ModelError(f"{file}: cannot be read: {error.strerror}") from None
         if not is_same:
@@ -75,7 +78,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise ModelError(f"{folder}: no {MANIFEST}; not a complete checkpoint or model folder")
     try:
         entries = dict(read_json(folder / MANIFEST))
-        if _serialize(entries) != (folder / MANIFEST).read_bytes():
+        if _serialize(entries) != read_file(folder / MANIFEST):
             raise ValueError("damaged, although it still parses to the same entries")
     except (OSError, ValueError, TypeError):
         raise ModelError(f"{folder / MANIFEST}: damaged") from None
@@ -87,4 +90,4 @@ def _serialize(entries: dict[str, Any]) -> bytes:
 
 
 def _entry(file: Path) -> dict[str, int | str]:
-    return {"size": file.stat().st_size, "sha256": sha256(file)}
+    return {"size": file.stat().st_size, "sha256": sha256(file, UNLIMITED)}

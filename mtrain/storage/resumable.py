@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 
 from mtrain.errors import StorageError, UsageError
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import replace_durably, write_atomically
 from mtrain.storage.locks import try_lock
 
@@ -125,7 +126,7 @@ class ResumableOutput:
         if not self.state_file.exists() and not self.part.exists():
             return None
         try:
-            saved: dict[str, Any] = json.loads(self.state_file.read_text(encoding="utf-8"))
+            saved: dict[str, Any] = json.loads(read_file(self.state_file))
             if {"job", "lines", "sha256", "bytes"} <= saved.keys():
                 if not self.part.exists():
                     return None  # from a finished job

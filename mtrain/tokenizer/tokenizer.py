@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mtrain.config.model import Architecture, ModelConfig
 from mtrain.errors import ModelError, UsageError
+from mtrain.regular_files import read_file
 from mtrain.tokenizer.vocabulary import SPACE, SpecialIds, Vocabulary
 
 # Byte pieces can decode to line breaks, which would split a line of output.
@@ -85,7 +86,7 @@ class Tokenizer:
 
 def fingerprint_of(files: Sequence[Path]) -> str:
     """SHA-256 of vocabulary files."""
-    digests = [hashlib.sha256(file.read_bytes()).digest() for file in files]
+    digests = [hashlib.sha256(read_file(file)).digest() for file in files]
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 from sentencepiece import SentencePieceProcessor
 
 from mtrain.errors import ModelError
+from mtrain.regular_files import read_file
 
 SPACE = "\u2581"  # how SentencePiece represents a space
 _NORMAL, _USER_DEFINED = 1, 4  # types of pieces in a SentencePiece model
@@ -77,6 +78,16 @@ class Vocabulary:
         rows = self.processor.encode(rest, out_type=str, num_threads=self.threads)
         return [[tag, *row] if tag else row for tag, row in zip(tags, rows, strict=True)]
 
+    def positions(self, texts: list[str]) -> list[list[int]]:
+        """Where in its text, in characters, each id of `encode` begins."""
+        tags = [self._tag_of(text) for text in texts]
+        rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
+        found = self.processor.encode(rest, return_type="offset_mapping", num_threads=self.threads)
+        return [
+            [*[0] * bool(tag), *(len(tag) + begin for begin, _ in row["offsets"])]
+            for tag, row in zip(tags, found, strict=True)
+        ]
+
     def _tag_of(self, text: str) -> str:
         """The tag of a Marian model that a text begins with, or nothing."""
         match = None if self.ids is None else _TAG.match(text)
@@ -97,6 +108,20 @@ class Vocabulary:
             return cast(list[str], self.processor.decode(rows))
         special = {self.special.pad, self.special.eos}
         return self.join([[self.pieces[i] for i in row if i not in special] for row in rows])
+
+    def decoded_positions(self, ids: list[int]) -> list[int]:
+        """Where in the text that `decode` returns, in characters, each id begins."""
+        if self.ids is None:
+            offsets = self.processor.decode(ids, return_type="offset_mapping")["offsets"]
+            return [begin for begin, _ in offsets]
+        special = {self.special.pad, self.special.eos}
+        pieces = [self.pieces[i] for i in ids if i not in special]
+        found = self.processor.decode(pieces, return_type="offset_mapping")
+        text = found["text"].replace(SPACE, " ")
+        removed = len(text) - len(text.lstrip(" "))  # as in `join`
+        begins = iter([max(0, begin - removed) for begin, _ in found["offsets"]])
+        end = len(text.strip(" "))
+        return [end if i in special else next(begins) for i in ids]
 
     def tag(self, ids: list[int]) -> list[int]:
         """The tag that a row of ids begins with, or []: a piece like `>>de<<` of a Marian model, otherwise
@@ -193,9 +218,7 @@ def _load(file: Path) -> SentencePieceProcessor:
 
 def _read(file: Path, kind: str) -> bytes:
     try:
-        if file.exists() and not file.is_file():
-            raise ModelError(f"{file}: the {kind} is not a file")  # reading a pipe might never end
-        return file.read_bytes()
+        return read_file(file)
     except OSError as error:
         raise ModelError(f"{file}: cannot read the {kind}: {error.strerror}") from None
 

@@ -29,7 +29,7 @@ def fit(config: Config, resume: str = "auto", device: str = "auto", allow_data_c
     `resume`: `auto` resumes from the newest valid checkpoint, if there is one; `never` requires a new run
     folder; a path resumes from that checkpoint. When torchrun restarts the processes, it is always `auto`.
     With `allow_data_change`, a run may resume with a changed corpus, from the start of an epoch. Raises the
-    errors of `mtrain.errors`; Interrupted after SIGINT or SIGTERM, once the state is saved.
+    errors of `mtrain.errors`; Interrupted after a stop signal, once the state is saved.
     """
     require_torchrun_in_slurm()
     with joined_ranks(device) as ranks:

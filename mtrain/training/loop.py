@@ -156,6 +156,7 @@ class Trainer:
         self.selection.check_fingerprint()
         if self.checkpoint is not None:
             rename_newer_checkpoints(self.checkpoint)
+        self.progress.remove_later_records()
 
     def _train(self, stop: StopSignal) -> None:
         state, recipe = self.state, self.recipe
@@ -191,7 +192,7 @@ class Trainer:
                     duration = format_duration(state.seconds)
                     log.info("finished after %d steps, %s: %s", state.step, duration, reason)
                     if self.ranks.is_first:
-                        self.selection.compare_with_initial_model()
+                        self.selection.review()
                     break
                 if stopped:
                     raise self._interrupted(stopped)
@@ -324,10 +325,11 @@ class Trainer:
             self._validate_checkpoint(last=True)
         self.average.discard()
         if due and self._limit_reached() and self.ranks.is_first:
-            self.selection.compare_with_initial_model()
+            self.selection.review()
 
     def _validate_checkpoint(self, last: bool) -> None:
-        """Validate the weights that training resumes from, if that is due, and publish the best ones."""
+        """Publish the best weights, and validate those that training resumes from, if that is due or if the
+        best ones are lost."""
 
         def validate(model: TransformerEncoder) -> None:
             self._begin()
@@ -335,10 +337,14 @@ class Trainer:
             with closing(self.progress):
                 self.selection.validate(model, saved=True, last=last)
 
+        def publish() -> None:
+            best = self.state.best_step
+            self.selection.publish(last)
+            self.state.validation_due |= self.state.best_step != best
+
+        self.leader.lead(publish)
         if self.state.validation_due:
             self.leader.lead_validation(validate, last)
-        else:
-            self.leader.lead(lambda: self.selection.publish(last))
 
     def _arithmetic(self) -> str:
         return describe_arithmetic(self.learner, self.ranks, self.loader.micro_batch_tokens)

@@ -14,6 +14,7 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainError, is_out_of_memory
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.tokenizer.tokenizer import Tokenizer
+from mtrain.training.comparison import DECIMALS, is_better
 from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress
 from mtrain.training.record_translations import record_translations
@@ -23,6 +24,8 @@ from mtrain.training.validate_classifier import ClassifierScores, ClassifierVali
 log = logging.getLogger(__name__)
 
 MAX_FAILED_VALIDATIONS = 3  # in a row
+# Below this BLEU, the translations of a model that learns may be worse than those of an untrained one.
+LOW_BLEU = 1.0
 
 
 class ModelSelection:
@@ -39,6 +42,13 @@ class ModelSelection:
         self.config, self.tokenizer, self.run_dir = config, tokenizer, Path(config.run_dir)
         self.validator, self.state, self.progress = validator, state, progress
         self.failures = 0  # in a row
+        if config.training.best_metric != validator.leading_metric:
+            log.info("chrF selects the best model: BLEU is 0 if no validation reference has four tokens")
+        # Earlier versions have recorded one score, with the sign of `_value_of`.
+        if state.best_score is not None:
+            state.best_scores.setdefault(config.training.best_metric, abs(state.best_score))
+        if state.initial_score is not None:
+            state.initial_scores.setdefault(config.training.best_metric, abs(state.initial_score))
 
     def validate(self, model: TransformerEncoder, saved: bool, last: bool = False) -> None:
         """Validate a model, and publish the best weights so far.
@@ -63,17 +73,26 @@ class ModelSelection:
             value = self._value_of(scores)
             self.progress.update_time()
             self.state.initial_score = value if math.isfinite(value) else None
+            self.state.initial_scores = _comparable(scores)
             log.info("initial model: %s", scores.describe()[0])
 
         self._attempt({"validation": score}, last=False)
 
-    def compare_with_initial_model(self) -> None:
-        """Warn if no validation has been better than that of the initial model."""
-        initial, best = self.state.initial_score, self.state.best_score
-        if initial is not None and best is not None and best <= initial:
+    def review(self) -> None:
+        """Warn, at the end of training, if no validation has been better than that of the initial model, or
+        if the BLEU of the best model is 0."""
+        initial, best = self.state.initial_scores, self.state.best_scores
+        if initial and best and not is_better(best, initial, self.validator.leading_metric):
             log.warning(
                 "no validation was better than that of the initial model, training.init_from; try a lower "
                 "training.learning_rate or a smaller training.validate_every"
+            )
+        if round(best.get("bleu", LOW_BLEU), DECIMALS["bleu"]) == 0:
+            log.warning(
+                "the validation BLEU of the best model is 0.00 (chrF %.2f); if the references have fewer "
+                "than four tokens, judge it by chrF; otherwise, train longer, or look for errors in the "
+                "corpus with `mtrain check`",
+                best.get("chrf", 0.0),
             )
 
     def publish(self, last: bool) -> None:
@@ -82,7 +101,11 @@ class ModelSelection:
         self._attempt({"publishing": lambda: self._publish(verify=True)}, last)
 
     def _publish(self, verify: bool = False) -> None:
-        publish_best(self.run_dir, self.state, self.config, self.tokenizer, verify)
+        if not publish_best(self.run_dir, self.state, self.config, self.tokenizer, verify):
+            log.warning(
+                "the best weights, of step %d, are lost; their score is discarded", self.state.best_step
+            )
+            self._discard_best()
 
     def _attempt(self, activities: Mapping[str, Callable[[], None]], last: bool) -> None:
         """Do some activities, given by name, and count their failures; see `validate`."""
@@ -118,20 +141,24 @@ class ModelSelection:
     def _score(self, model: TransformerEncoder, saved: bool) -> None:
         """Score a model, and record the outcome on disk and in the state."""
         state, scores = self.state, self.validator(model)
-        score = self._value_of(scores)
-        improved = math.isfinite(score) and (state.best_score is None or score > state.best_score)
+        compared = _comparable(scores)
+        improved = is_better(compared, state.best_scores, self.validator.leading_metric)
         layer = self.validator.alignment_layer(model) if improved and saved else None
         self.progress.update_time()
-        without_improvement = state.validations_without_improvement + 1
+        nll = round(compared.get("nll", math.inf), DECIMALS["nll"])
+        is_lowest = math.isfinite(nll) and (state.lowest_nll is None or nll < state.lowest_nll)
+        best = state.best_scores
+        still_learns = is_lowest and "nll" in best and best.get("bleu", LOW_BLEU) < LOW_BLEU
+        is_patient = improved or still_learns or self._another_stage_follows
         outcome = replace(
             state,
             validation_due=False,
-            validations_without_improvement=0
-            if improved or self._another_stage_follows
-            else without_improvement,
+            validations_without_improvement=0 if is_patient else state.validations_without_improvement + 1,
+            lowest_nll=nll if is_lowest else state.lowest_nll,
         )
         if improved and saved:
-            outcome = replace(outcome, best_step=state.step, best_score=score, best_alignment_layer=layer)
+            outcome = replace(outcome, best_step=state.step, best_alignment_layer=layer)
+            outcome = replace(outcome, best_score=self._value_of(scores), best_scores=compared)
         if saved:
             record_validation(self.run_dir, outcome)  # if this fails, the state does not change
         vars(state).update(vars(outcome))
@@ -142,7 +169,7 @@ class ModelSelection:
             record_translations(self.run_dir, state.step, *texts, best=improved and saved)
 
     def _value_of(self, scores: Scores | ClassifierScores) -> float:
-        """The score that model selection maximizes."""
+        """The score of `training.best_metric`; higher is better."""
         metric = self.config.training.best_metric
         value: float = -scores.nll if metric == "nll" else getattr(scores, metric)
         return value
@@ -159,12 +186,23 @@ class ModelSelection:
         """Discard the best score if the validation pairs or the search settings have changed."""
         state, fingerprint = self.state, self.validator.fingerprint()
         if state.validation_fingerprint not in ("", fingerprint):
-            state.initial_score = None
+            state.initial_score, state.initial_scores = None, {}
         if state.best_score is not None and state.validation_fingerprint != fingerprint:
             log.warning("the validation pairs or the search have changed; the best score is discarded")
-            state.best_step = state.best_score = state.best_alignment_layer = None
-            state.validations_without_improvement = 0
+            self._discard_best()
         state.validation_fingerprint = fingerprint
+
+    def _discard_best(self) -> None:
+        state = self.state
+        state.best_step = state.best_score = state.best_alignment_layer = state.lowest_nll = None
+        state.best_scores, state.validations_without_improvement = {}, 0
+
+
+def _comparable(scores: Scores | ClassifierScores) -> dict[str, float]:
+    """The scores by which validations are compared, by name, without those that are not finite."""
+    return {
+        name: value for name, value in scores.record().items() if name in DECIMALS and math.isfinite(value)
+    }
 
 
 def make_validator(

@@ -107,10 +107,11 @@ def _info_of_run(run_dir: Path, config: Config) -> ModelInfo:
 
 def _files(folder: Path) -> Files:
     files = [file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
-    fingerprint = sha256(folder / MANIFEST) if (folder / MANIFEST).is_file() else None
     vocabularies = [file for part in vocabulary_files(folder / "tokenizer") for file in part]
-    is_complete = all(file.is_file() for file in vocabularies)  # reading from a pipe would block
-    tokenizer = fingerprint_of(vocabularies) if is_complete else None
+    fingerprint = tokenizer = None
+    with suppress(OSError):  # `damage` says what is wrong
+        fingerprint = sha256(folder / MANIFEST)
+        tokenizer = fingerprint_of(vocabularies)
     damage, is_exported = None, not (folder / "config.yaml").exists()
     names = [file.relative_to(folder).as_posix() for file in vocabularies]
     try:

@@ -19,6 +19,7 @@ from mtrain.data.same_inputs import describe_data
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.summary import CURE
 from mtrain.errors import ModelError, UsageError
+from mtrain.regular_files import read_file
 from mtrain.storage.atomic import copy_files, write_folder, write_text
 from mtrain.storage.manifest import MANIFEST
 from mtrain.tokenizer.learn import Sentences, train_tokenizer
@@ -85,7 +86,8 @@ def prepare_tokenizer(
     run_dir, settings = Path(config.run_dir), config.tokenizer
     folder, shared = run_dir / "tokenizer", shared_tokenizer(config.data)
     learned_from = folder / "learnt-from.json"
-    trained = bool(checkpoint_folders(run_dir))
+    trained, copies = bool(checkpoint_folders(run_dir)), run_dir / "model" / "tokenizer"
+    cure = f"; {copies} has copies of the vocabularies" if trained and copies.is_dir() else ""
 
     def hashes() -> str:
         filters = describe_data(config.data).get("filters")
@@ -105,15 +107,20 @@ def prepare_tokenizer(
             cure = "give another --run-dir" if trained else "replace it with `mtrain tokenize CONFIG --force`"
             raise UsageError(f"{folder}: was learned with other tokenizer settings; restore them, or {cure}")
         of_run = not trained and not shared and learned_from.exists()
-        if of_run and learned_from.read_text(encoding="utf-8") != hashes():
+        if of_run and read_file(learned_from) != hashes().encode():
             log.warning(
                 "data.train, filters, augment or temperature has changed since the tokenizer was learned; "
                 "to learn it again, run `mtrain tokenize CONFIG --force`"
             )
-        return Tokenizer(folder)
+        try:
+            return Tokenizer(folder)
+        except ModelError as error:
+            raise ModelError(f"{error}{cure}") from None
     if trained:
+        lost = folder / _SETTINGS if folder.exists() else folder
         raise ModelError(
-            f"{folder}: missing, but the checkpoints need it; restore it, or start another run with --run-dir"
+            f"{lost}: missing, but the checkpoints need it; restore it, or start another run with "
+            f"--run-dir{cure}"
         )
 
     def fill(temporary: Path) -> None:

@@ -19,7 +19,9 @@ from mtrain.errors import DivergedError
 from mtrain.interop.formats import describe_exports
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.progress_bar import Bar
-from mtrain.storage.atomic import write_atomically
+from mtrain.regular_files import read_lines
+from mtrain.storage.atomic import follow_link, write_atomically
+from mtrain.training.record_translations import remove_later_samples
 from mtrain.training.step import StepMetrics
 from mtrain.training.tensorboard import TensorBoard
 from mtrain.training.validate import Scores
@@ -58,7 +60,7 @@ class Progress:
         )
         self.is_first = is_first
         self.max_nonfinite_steps = MAX_NONFINITE_STEPS[precision]
-        self.file, self.state = run_dir / "metrics.jsonl", state
+        self.run_dir, self.file, self.state = run_dir, follow_link(run_dir / "metrics.jsonl"), state
         self.bar = Bar("", "steps", total_steps, state.step, disable=not is_first)
         self._score: list[str] = []  # of the last validation
         self.pending: deque[tuple[Callable[[], list[float]], int, Callable[[], list[str]]]] = deque()
@@ -67,12 +69,17 @@ class Progress:
         self.unwritten: list[str] = []  # lines of metrics.jsonl that could not be written yet
         self.clock = time.perf_counter()
 
-    def start(self) -> None:
-        """Start the clock, and remove lines from metrics.jsonl that a resumed run will write again."""
-        if self.is_first and self.file.exists():
-            lines = self.file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    def remove_later_records(self) -> None:
+        """Remove lines from metrics.jsonl and samples.jsonl that a resumed run will write again."""
+        if self.file.exists():
+            lines = (line.decode("utf-8", "replace") for line in read_lines(self.file))
             write_atomically(self.file, "".join(filter(self._is_current, lines)))
+        remove_later_samples(self.run_dir, self.state.step)
+
+    def start(self) -> None:
+        """Start the clock, and remove what a resumed run will write again."""
         if self.is_first:
+            self.remove_later_records()
             self.tensorboard.start(self.state.step)
         self.clock = time.perf_counter()
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtrain.errors import StorageError
+from mtrain.regular_files import read_lines
 from mtrain.storage.atomic import write_atomically
 
 log = logging.getLogger(__name__)
@@ -48,10 +49,17 @@ def record_translations(
         log.warning("%s; the report will lack the translations of step %d", error, step)
 
 
+def remove_later_samples(run_dir: Path, step: int) -> None:
+    """Remove the lines of samples.jsonl after `step`, from which a run is resumed."""
+    file = run_dir / "samples.jsonl"
+    if any(_step(line) > step for line in _lines(file)):
+        write_atomically(file, "".join(line for line in _lines(file) if _step(line) <= step))
+
+
 def _lines(file: Path) -> list[str]:
     """The complete lines of a file."""
-    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
-    return [f"{line}\n" for line in text.split("\n")[:-1]]
+    lines = read_lines(file) if file.exists() else ()
+    return [line.decode("utf-8", "replace") for line in lines if line.endswith(b"\n")]
 
 
 def _step(line: str) -> float:

@@ -20,7 +20,8 @@ from mtrain.config.yaml_io import read_yaml_file, to_yaml, to_yaml_line
 from mtrain.data.folder_lock import LOCK
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.model.encoder import TransformerEncoder
-from mtrain.storage.atomic import recover, write_atomically
+from mtrain.paths import path_of
+from mtrain.storage.atomic import follow_link, recover, write_atomically
 from mtrain.storage.locks import owner_of, record_owner, try_lock
 from mtrain.storage.manifest import MANIFEST
 
@@ -41,7 +42,7 @@ _CONTENTS = [
     *("origin.json", "memory-limit.json", "samples.jsonl", "best_validation.json", "test_scores.json"),
     "tensorboard",
 ]
-_LEFTOVERS = ["checkpoints/.index.json.tmp", "data/.epoch-*", *(f".{name}.tmp" for name in _CONTENTS)]
+_LEFTOVERS = ["checkpoints/.index.json.*tmp", "data/.epoch-*", *(f".{name}.*tmp" for name in _CONTENTS)]
 
 
 def open_run(config: Config, resume: str, allow_data_change: bool = False) -> Checkpoint | None:
@@ -59,7 +60,7 @@ def open_run(config: Config, resume: str, allow_data_change: bool = False) -> Ch
         raise UsageError(f"{run_dir}: already has checkpoints; with --resume never, give another --run-dir")
     chosen = None
     if resume not in ("auto", "never"):
-        wanted = [folder for folder in checkpoints if folder.resolve() == Path(resume).resolve()]
+        wanted = [folder for folder in checkpoints if folder.resolve() == path_of(resume).resolve()]
         if not wanted:
             raise ModelError(f"--resume {resume}: no such checkpoint in {run_dir}")
         chosen = open_checkpoint(wanted[0])
@@ -83,6 +84,7 @@ def locked_run_folder(run_dir: Path) -> Iterator[None]:
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
+        _require_parts(run_dir)
         is_run = has_run_config(run_dir)
         if not is_run and (foreign := [name for name in _CONTENTS if _is_foreign(run_dir / name)]):
             raise UsageError(
@@ -109,6 +111,20 @@ def locked_run_folder(run_dir: Path) -> Iterator[None]:
         lock.release()
 
 
+def _require_parts(run_dir: Path) -> None:
+    """Raise ModelError if the config of a run is lost, or if a part of it is a link that leads nowhere."""
+    for path in (run_dir / name for name in _CONTENTS):
+        if path.is_symlink() and not path.exists():
+            target = path.readlink()
+            raise ModelError(
+                f"{path}: a link to {target}, which does not exist; restore it, or remove the link"
+            )
+    file = run_dir / "config.yaml"
+    if checkpoint_folders(run_dir) and not file.exists():
+        cure = "restore it, or start another run with --run-dir"
+        raise ModelError(f"{file}: missing, but the checkpoints need it; {cure}")
+
+
 def _is_foreign(path: Path) -> bool:
     """Whether an entry of a folder without a config was not made by mtrain. A data folder is not foreign: it
     may have been made before the config was written, or by another run. A crash can leave it empty."""
@@ -119,7 +135,7 @@ def _is_foreign(path: Path) -> bool:
 def _clean_up(run_dir: Path) -> None:
     """Remove the temporary files that a crash left in a run folder, and restore replaced folders."""
     try:
-        recover(run_dir / "model")
+        recover(follow_link(run_dir / "model"))
         for leftover in list(run_dir.glob("checkpoints/.step-*.*")):
             recover(leftover.with_name(leftover.stem.removeprefix(".")))
         for leftover in [found for pattern in _LEFTOVERS for found in run_dir.glob(pattern)]:
@@ -134,7 +150,7 @@ def write_config(config: Config) -> None:
     Until the recipe is chosen, only the given keys are written, since defaults would count as given.
     """
     text = to_yaml(config, exclude_unset=config.model.preset == "auto")
-    write_atomically(Path(config.run_dir) / "config.yaml", RUN_HEADER + text)
+    write_atomically(follow_link(Path(config.run_dir) / "config.yaml"), RUN_HEADER + text)
 
 
 def record_initial_model(

@@ -1,29 +1,32 @@
-"""Handling of SIGINT and SIGTERM during training."""
+"""Handling of the signals that stop a command during training."""
 
 import signal
 from types import FrameType
 from typing import Self
 
+from mtrain.stop_signals import REPEATED, handle_stop_signals
+
 
 class StopSignal:
-    """Records SIGINT or SIGTERM, so that the loop stops after the current step. A second signal has its usual
-    effect."""
+    """Records a signal that stops the command, so that the loop stops after the current step. A second signal
+    has its usual effect, except for those that are sent repeatedly."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
 
     def __enter__(self) -> Self:
-        self.previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number in self.previous:
-            signal.signal(number, self._record)
+        # Shells let processes in the background ignore SIGINT.
+        self.previous = handle_stop_signals(self._record, even_ignored=(signal.SIGINT, signal.SIGTERM))
         return self
 
     def _record(self, number: int, _: FrameType | None) -> None:
-        self.received = signal.Signals(number)
-        self._restore()
+        if self.received is None:
+            self.received = signal.Signals(number)
+            self._restore(*REPEATED)
 
-    def _restore(self, *_: object) -> None:
+    def _restore(self, *kept: object) -> None:
         for number, handler in self.previous.items():
-            signal.signal(number, handler)
+            if number not in kept:
+                signal.signal(number, handler)
 
     __exit__ = _restore

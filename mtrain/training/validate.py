@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import compress
 from statistics import fmean
 from typing import NamedTuple
@@ -91,6 +92,16 @@ class Validator:
         self.decoding = config.decoding.model_copy(update=search)
         self.batches = self._encode(micro_batch_tokens)
 
+    @cached_property
+    def leading_metric(self) -> str:
+        """The metric that selects the best model: `training.best_metric`, but chrF instead of BLEU if no
+        reference has four tokens. Then even the BLEU of perfect translations is 0."""
+        metric = self.config.training.best_metric
+        if metric != "bleu" or any(len(text.split()) >= 4 for text in self.references):
+            return metric
+        perfect = (self._score(each, self.references) for each in dict.fromkeys(self.directions))
+        return metric if any(bleu for bleu, _ in perfect) else "chrf"
+
     def fingerprint(self) -> str:
         """SHA-256 of the pairs, the vocabulary and the search settings.
 
@@ -129,16 +140,18 @@ class Validator:
         for rank, share in enumerate(shares):
             hypotheses[rank :: len(shares)] = share["hypotheses"]
         self.translations = hypotheses
-        found = {direction: self._score(direction) for direction in dict.fromkeys(self.directions)}
+        found = {
+            direction: self._score(direction, hypotheses) for direction in dict.fromkeys(self.directions)
+        }
         bleu, chrf = (fmean(scores) for scores in zip(*found.values(), strict=True))
         by_direction = {str(direction): scores for direction, scores in found.items()}
         perplexity = math.exp(min(nll, 700.0))
         return Scores(nll, perplexity, bleu, chrf, by_direction if len(found) > 1 else {})
 
-    def _score(self, direction: Direction) -> tuple[float, float]:
-        """BLEU and chrF of the translations of one direction."""
+    def _score(self, direction: Direction, translations: list[str]) -> tuple[float, float]:
+        """BLEU and chrF of the translations of one direction, given all."""
         chosen = [each == direction for each in self.directions]
-        sides = self.translations, self.references
+        sides = translations, self.references
         hypotheses, references = (list(compress(texts, chosen)) for texts in sides)
         bleu, chrf = score(hypotheses, [references], self.metrics[direction.target])
         return bleu.score, chrf.score

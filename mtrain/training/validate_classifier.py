@@ -54,6 +54,7 @@ class ClassifierValidator:
     manner. If there are several ranks, each has a share of the pairs."""
 
     translations: Sequence[str] = ()  # of the validation set: a classifier has none
+    leading_metric: str  # that selects the best model
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class ClassifierValidator:
         assert config.data.corruptions is not None
         self.sources, self.references = [pair.source for pair in pairs], [pair.target for pair in pairs]
         self.device, self.ranks, self.precision = device, ranks, config.training.precision
+        self.leading_metric = config.training.best_metric
         self.trained = {kind for kind, share in config.data.corruptions if share}
         self._tokenizer = tokenizer
         self._examples: dict[str, list[tuple[int, int]]] = {}  # by kind: the good and the bad sequence

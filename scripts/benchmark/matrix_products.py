@@ -82,10 +82,11 @@ def bound(job: TrainingJob) -> dict[str, float]:
     """Seconds of all matrix products of a step with the mean micro-batch, in the precision of the job."""
     counts = products_of(ModelConfig(**job.model), shape_of_job(job))
     dtype, device = DTYPES[job.precision], torch.device(job.device)
-    return {"seconds": sum(times * _seconds(product, dtype, device) for product, times in counts.items())}
+    return {"seconds": sum(times * seconds_of(product, dtype, device) for product, times in counts.items())}
 
 
-def _seconds(product: Product, dtype: torch.dtype, device: torch.device) -> float:
+def seconds_of(product: Product, dtype: torch.dtype, device: torch.device) -> float:
+    """Seconds of a product and of the two products that give the gradients of its factors."""
     batch, rows, inner, columns = product
 
     def matrices(*sizes: int) -> Tensor:
@@ -95,13 +96,13 @@ def _seconds(product: Product, dtype: torch.dtype, device: torch.device) -> floa
     x, weight, gradient = matrices(rows, inner), matrices(columns, inner), matrices(rows, columns)
     out, grad_x, grad_weight = map(torch.empty_like, (gradient, x, weight))
     return (
-        _time(lambda: torch.matmul(x, weight.mT, out=out), device)
-        + _time(lambda: torch.matmul(gradient, weight, out=grad_x), device)
-        + _time(lambda: torch.matmul(gradient.mT, x, out=grad_weight), device)
+        seconds_per_call(lambda: torch.matmul(x, weight.mT, out=out), device)
+        + seconds_per_call(lambda: torch.matmul(gradient, weight, out=grad_x), device)
+        + seconds_per_call(lambda: torch.matmul(gradient.mT, x, out=grad_weight), device)
     )
 
 
-def _time(call: Callable[[], object], device: torch.device, span: float = 0.1) -> float:
+def seconds_per_call(call: Callable[[], object], device: torch.device, span: float = 0.1) -> float:
     """The shortest time of a call in seconds, among the calls that fit into `span` seconds, at least three.
 
     The minimum excludes the interruptions by other programs.

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from benchmark.job import DecodingJob, TrainingJob
+from benchmark.job import DecodingJob
 
 
 class Meter:
     """Measures a span of whole steps, which begins when the first step ends after the warm-up."""
 
-    def __init__(self, job: TrainingJob):
-        self.device, self.warmup, self.seconds = torch.device(job.device), job.warmup, job.seconds
+    def __init__(self, device: str, warmup: float, seconds: float):
+        """`warmup` and `seconds`, the least length of the span, are those of a TrainingJob."""
+        self.device, self.warmup, self.seconds = torch.device(device), warmup, seconds
         self.created = time.perf_counter()
         self.started: float | None = None
         self.elapsed = 0.0  # seconds

@@ -22,7 +22,7 @@ def open_trainer(job: TrainingJob) -> Trainer:
 def measure(job: TrainingJob) -> dict[str, Any]:
     """Train for the time span of the job."""
     trainer = open_trainer(job)
-    meter = Meter(job)
+    meter = Meter(job.device, job.warmup, job.seconds)
     for step in trainer.steps():
         trainer.train_step(step)
         if meter.step(step.tokens, sum(batch.labels.numel() for batch in step.batches)):

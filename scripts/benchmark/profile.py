@@ -3,8 +3,10 @@
 import re
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch._C._autograd import DeviceType
 from torch._C._profiler import _ExperimentalConfig
 from torch.autograd.profiler_util import FunctionEvent
@@ -39,40 +41,54 @@ def kind_of(event: FunctionEvent) -> str:
 
 
 def run(job: TrainingJob) -> dict[str, Any]:
-    """Profile a few steps: milliseconds per step of each operation and of each kind of operation.
-
-    Times exclude called operations and are summed over threads; on a GPU they are those of the kernels.
-    """
+    """Profile a few steps of a prepared run; see `summarize`."""
     trainer = open_trainer(job)
-    on_gpu = trainer.device.type == "cuda"
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
-    everywhere = _ExperimentalConfig(profile_all_threads=True)  # mtrain's workers are threads
     steps = trainer.steps()
     for _ in range(WARM_STEPS):
         trainer.train_step(next(steps))
-    synchronize(trainer.device)
-    start = time.perf_counter()
-    with profile(activities=activities, experimental_config=everywhere) as profiler:
+
+    def train() -> None:
         for _ in range(STEPS):
             trainer.train_step(next(steps))
-        synchronize(trainer.device)
+
+    return summarize(*record(train, trainer.device), trainer.device, STEPS)
+
+
+def record(work: Callable[[], object], device: torch.device) -> tuple[profile, float]:
+    """Run `work` under the profiler. Returns the profiler, and the seconds that it took."""
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+    everywhere = _ExperimentalConfig(profile_all_threads=True)  # mtrain's workers are threads
+    synchronize(device)
+    start = time.perf_counter()
+    with profile(activities=activities, experimental_config=everywhere) as profiler:
+        work()
+        synchronize(device)
         wall = time.perf_counter() - start
+    return profiler, wall
+
+
+def summarize(profiler: profile, wall: float, device: torch.device, steps: int) -> dict[str, Any]:
+    """Milliseconds per step of each operation and of each kind of operation.
+
+    Times exclude called operations and are summed over threads; on a GPU they are those of the kernels.
+    """
+    on_gpu = device.type == "cuda"
     operations: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     for event in profiler.events():
         if event.device_type != DeviceType.CPU:
             continue  # the time of a kernel is also that of the operation that launched it
-        own = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1000 / STEPS
+        own = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1000 / steps
         operations[event.name] += own
         calls[event.name] += 1
         kinds[kind_of(event)] += own
     return {
-        "steps": STEPS,
-        "wall_ms_per_step": 1000 * wall / STEPS,
+        "steps": steps,
+        "wall_ms_per_step": 1000 * wall / steps,
         "kinds": [{"kind": kind, "ms_per_step": own} for kind, own in kinds.most_common()],
         "operations": [
-            {"operation": name, "ms_per_step": own, "calls_per_step": calls[name] / STEPS}
+            {"operation": name, "ms_per_step": own, "calls_per_step": calls[name] / steps}
             for name, own in operations.most_common(20)
         ],
     }

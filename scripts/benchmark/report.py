@@ -57,7 +57,7 @@ def training_table(result: dict[str, Any]) -> str:
         *(f"malloc {name}: {meaning}" for name, meaning in result["malloc"].items()),
     ]
     if "profile" in result:
-        parts += ["", _profile_text(result["profile"])]
+        parts += ["", profile_text(result["profile"])]
     return "\n".join(parts)
 
 
@@ -93,7 +93,8 @@ def _bound_cells(bound: dict[str, Any]) -> tuple[str, ...]:
     return "matrix products alone", bound["precision"], "", speed, "", "", "", gflops, "100 %", ""
 
 
-def _profile_text(profile: dict[str, Any]) -> str:
+def profile_text(profile: dict[str, Any]) -> str:
+    """The result of `benchmark.profile` as text."""
     total = sum(kind["ms_per_step"] for kind in profile["kinds"])
 
     def share(part: dict[str, Any]) -> tuple[str, str]:

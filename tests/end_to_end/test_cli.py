@@ -3,6 +3,7 @@
 import errno
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 import yaml
 
 from mtrain import __version__
-from mtrain.cli.terminal import escape_control_characters
-from tests.support.cli import CLOSED, one_line, run_forked
+from mtrain.control_characters import escape_control_characters
+from tests.support.cli import CLOSED, handling, one_line, run_forked
 
 COMPUTE = ("demo", "fit", "translate", "score", "evaluate", "rerank", "report")
 COMMANDS = (*COMPUTE, "plan", "check", "tokenize", "average", "import", "export")
@@ -235,6 +236,20 @@ def test_an_interrupt_while_data_is_prepared_is_one_line(mtrain, config_file, mo
 
     monkeypatch.setattr("mtrain.data.scan.read_blocks", interrupted)
     assert mtrain("fit", config_file, "--quiet") == (130, "", "stopped by SIGINT\n")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"])
+def test_a_signal_while_data_is_prepared_is_one_line(mtrain, config_file, monkeypatch, name):
+    number = signal.Signals[name]
+
+    def stopped(*_, **__):
+        for _ in range(2 if name in ("SIGHUP", "SIGXCPU") else 1):  # which are sent more than once
+            os.kill(os.getpid(), number)
+        yield
+
+    monkeypatch.setattr("mtrain.data.scan.read_blocks", stopped)
+    with handling({number: signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL}):
+        assert mtrain("fit", config_file, "--quiet") == (128 + number, "", f"stopped by {name}\n")
 
 
 def test_no_color_is_honored(run_dir, monkeypatch):

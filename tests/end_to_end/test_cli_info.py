@@ -211,7 +211,7 @@ def test_a_damaged_info_file_or_card_is_noted(mtrain, model_copy, change):
             lambda folder: [(folder / "config.yaml").unlink(), (folder / "info.json").write_text("[")],
             "info.json: damaged",
         ),
-        (lambda folder: pipe(folder / "config.yaml"), "not a run or model folder"),
+        (lambda folder: pipe(folder / "config.yaml"), "config.yaml: a named pipe"),
         (lambda folder: pipe(folder / "model.safetensors"), "model.safetensors"),
         (lambda folder: pipe(folder / "manifest.json"), "manifest.json"),
         (lambda folder: pipe(folder / "tokenizer/joint.model"), "joint.model"),

@@ -1,10 +1,12 @@
 """`mtrain init`: from the files of a user to a config that `check` and `fit` accept."""
 
 import gzip
+import io
 import json
 import os
 import select
 import sys
+import tarfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -79,9 +81,16 @@ def test_from_two_text_files_to_a_translation(mtrain):
         lambda: [tsv_file("a.txt", list(map(str, range(300))), SOURCES, TARGETS, ["0.5"] * 300)],
         lambda: [tsv_file("a.tsv", ["en", *SOURCES], ["fr", *TARGETS])],
         lambda: [tsv_file("a.tsv", ["target", *TARGETS], ["source", *SOURCES])],
+        lambda: [tsv_file("a.tsv", ["", *map(str, range(300))], ["one", *SOURCES], ["two", *TARGETS])],
         lambda: [jsonl_file()],
+        lambda: text_files("train.src", "train.trg"),
+        lambda: text_files("src/x.txt", "tgt/x.txt"),
+        lambda: reversed(text_files("source.txt", "reference.txt")),
     ],
-    ids=["names", "words", "folders", "tsv", "columns", "header", "reversed", "jsonl"],
+    ids=[
+        *("names", "words", "folders", "tsv", "columns", "header", "reversed", "index", "jsonl"),
+        *("sides", "side folders", "reversed sides"),
+    ],
 )
 def test_all_pairs_are_found(mtrain, make):
     code, _, err = mtrain("init", *make(), "--yes")
@@ -148,6 +157,91 @@ def test_validation_and_test_files(mtrain):
     assert "holdout" in Path("a.yaml").read_text()  # not the test files
     assert mtrain("init", *train, "val.fr", "val.en", "--source-lang", "fr")[0] == 0
     assert load_config("fr-en.yaml").data.validation[0].source == "val.fr"
+
+
+def test_validation_and_test_files_of_the_sides(mtrain):
+    for role in ("train", "dev", "test"):
+        text_files(f"src-{role}.txt", f"tgt-{role}.txt", 20)
+    assert mtrain("init", "tgt-train.txt", "src-train.txt", "--yes", "-o", "a.yaml")[0] == 0
+    given = ("src-train.txt", "src-dev.txt", "tgt-test.txt", "tgt-train.txt", "tgt-dev.txt", "src-test.txt")
+    assert mtrain("init", *given, "--yes", "-o", "b.yaml")[0] == 0
+    for name in ("a.yaml", "b.yaml"):
+        data = load_config(name).data
+        assert (data.validation[0].source, data.validation[0].target) == ("src-dev.txt", "tgt-dev.txt")
+        assert (data.test["test"].source, data.test["test"].target) == ("src-test.txt", "tgt-test.txt")
+
+
+@pytest.mark.parametrize("suffix", ["cni", "tar", "doc", "csv", "tsv", "sgm", "xls", "tar.gz", "CNI"])
+def test_a_language_of_three_letters_in_the_suffix(mtrain, suffix):
+    """The suffixes of several formats are codes of languages, too."""
+    for role in ("train", "dev"):
+        names = text_files(f"{role}.en", f"{role}.fr")
+        if suffix.endswith(".gz"):
+            Path(names[1]).write_bytes(gzip.compress(Path(names[1]).read_bytes()))
+        Path(names[1]).rename(f"{role}.{suffix}")
+    assert mtrain("init", "train.en", f"train.{suffix}", "--yes", "-o", "c.yaml")[0] == 0
+    data = load_config("c.yaml").data
+    assert (data.source_lang, data.target_lang) == ("en", suffix.removesuffix(".gz").lower())
+    assert data.validation[0].target == f"dev.{suffix}"
+    assert train_pairs(Path("c.yaml")) == PAIRS
+
+
+def archive():
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("train.en"))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "message"),
+    [
+        ("train.tar", archive(), ".tar files are not supported; unpack it"),
+        ("train.tar.gz", gzip.compress(archive()), ".tar files are not supported; unpack it"),
+        ("train.tgz", gzip.compress(archive()), ".tgz files are not supported; unpack it"),
+        ("train.doc", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1\0", ".doc files are not supported; save it as"),
+        ("train.doc", rb"{\rtf1 Hello.}", ".doc files are not supported; save it as plain text"),
+        ("train.sgm", b"\xef\xbb\xbf\n<doc>\n", ".sgm files are not supported; convert it"),
+        ("train.csv", b"en,fr\nYes,Oui\n", ".csv files are not supported; save the table"),
+        ("train.csv", b'"Yes, I am.";Oui\n', ".csv files are not supported; save the table"),
+        ("other.csv", b"Yes.\n", ".csv files are not supported; save the table"),
+        ("train.xls", b"Yes\tOui\n", ".xls files are not supported; save the table"),
+        ("train.docx", b"Yes.\n", ".docx files are not supported; save it as plain text"),
+        ("train.tsv", b"Yes.\tOui.\nNo.\tNon.\n", "train.en and train.tsv are of different kinds"),
+    ],
+)
+def test_archives_documents_and_tables_beside_text(mtrain, name, contents, message):
+    write(Path("train.en"), ["Yes."])
+    Path(name).write_bytes(contents)
+    code, _, err = mtrain("init", "train.en", name, "--yes")
+    assert code == 3 and message in one_line(err)
+
+
+def test_sentences_with_as_many_commas_are_no_table(mtrain):
+    write(Path("train.en"), [f"Well, dog {number} sleeps." for number in range(300)])
+    write(Path("train.csv"), [f"Mapu, re {number} sleeps." for number in range(300)])
+    write(Path("other.csv"), [f"Mapu, re {number} sleeps." for number in range(300)])
+    assert mtrain("init", "train.en", "train.csv", "--yes")[0] == 0
+    assert load_config("en-csv.yaml").data.target_lang == "csv"
+    assert mtrain("init", "train.en", "other.csv", "--target-lang", "csv", "--force", "--yes")[0] == 0
+
+
+def test_given_languages_are_shown_and_written(mtrain):
+    code, _, err = mtrain("init", *text_files("a.en", "a.csb"), "--target-lang", "Arpitan", "--yes")
+    assert code == 0
+    assert f"target: a.csb (Arpitan): {TARGETS[0]}" in err
+    assert "warning: a.csb: its name says csb, not frp" in err
+    assert load_config("en-frp.yaml").data.target_lang == "frp"
+    assert Path("en-frp.yaml").read_text().startswith("# English to Arpitan.")
+    code, _, err = mtrain("init", *text_files("a.txt", "b.txt"), "--target-lang", "it", "--yes")
+    assert code == 0 and "warning: b.txt: the text does not seem to be Italian, but perhaps French" in err
+
+
+def test_a_language_that_cannot_be_identified_is_not_doubted(mtrain):
+    code, _, err = mtrain("init", *text_files("a.en", "a.csb"), "--yes")
+    assert code == 0
+    assert f"target: a.csb (Kashubian): {TARGETS[0]}" in err and "does not seem" not in err
+    assert load_config("en-csb.yaml").data.target_lang == "csb"
 
 
 @pytest.mark.parametrize("role", ["validation", "test"])
@@ -269,7 +363,7 @@ def test_unreadable_lines_are_skipped_by_the_config(mtrain):
             2,
             "a and b: the languages are not known; give --source-lang and --target-lang",
         ),
-        ({"a": b"x", "b": b"y"}, "a b --max-minutes inf", 2, "--max-minutes inf: must be a finite number"),
+        ({"a": b"x", "b": b"y"}, "a b --max-minutes inf", 2, "--max-minutes inf: must be at most 1000000000"),
         ({"a": b"x", "b": b"y"}, "a b --target-lang d.e", 2, "--target-lang d.e: give a code such as en"),
         (
             {"a": b"x\n", "b": b"x\n"},
@@ -315,9 +409,11 @@ def test_mistakes_end_in_one_line(mtrain, files, arguments, code, message):
 
 def test_without_identification_the_languages_must_be_given(mtrain, monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid", None)
+    sides = text_files("train.src", "train.trg")
     names = text_files("mine.txt", "deren.txt")
-    code, _, err = mtrain("init", *names)
-    assert code == 2 and "give --source-lang and --target-lang; or install language identification" in err
+    for given in (sides, names):
+        code, _, err = mtrain("init", *given)
+        assert code == 2 and "give --source-lang and --target-lang; or install language identification" in err
     assert mtrain("init", *names, "--source-lang", "English", "--target-lang", "fra")[0] == 0
     assert train_pairs() == PAIRS
 
@@ -367,6 +463,7 @@ def answer(arguments, answers):
         (("", ""), ("en", "fr"), 60, False),
         (("en fr", "2.5"), ("en", "fr"), 2.5, False),
         (("fr en", "0"), ("fr", "en"), None, True),
+        (("Low German, quy", ""), ("nds", "quy"), 60, False),
         (("French, English", "soon", "-1", "9"), ("fr", "en"), 9, True),
         (("nds-x", "Anglais French", "it de", ""), ("it", "de"), 60, False),
         (("fr-CA en", ""), ("fr-CA", "en"), 60, True),

@@ -269,7 +269,7 @@ def test_steps_that_do_not_fit_in_memory_are_not_timed(mtrain, config_file, set_
     [
         (["--hardware", "tpu"], 2, "--hardware"),
         (["--devices", "0"], 2, "--devices"),
-        (["--price", "-1"], 2, "--price -1.0: must be a finite number of at least 0"),
+        (["--price", "-1"], 2, "--price -1.0: must be a number from 0 to 1000000000"),
         (["--price", "nan"], 2, "--price nan"),
         (["--set", "data.train.target=nowhere.de"], 3, "nowhere.de: no such file"),
         (["--set", "data.max_length=2"], 3, "no training pair is left"),

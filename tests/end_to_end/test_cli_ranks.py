@@ -59,6 +59,35 @@ def test_commands_that_do_not_share_their_work_refuse_torchrun(mtrain, run_dir, 
     assert code == 2 and "mtrain score does not share its work among processes" in one_line(err)
 
 
+def test_a_restarted_command_refuses_streams(mtrain, run_dir, text, tmp_path, monkeypatch, stdin):
+    """A part of the input is read, or a part of the output is written already."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    pipe, out = tmp_path / "pipe", tmp_path / "out"
+    os.mkfifo(pipe)
+    job = ["translate", run_dir, "--device", "cpu"]
+    for options, streams in {
+        (): "input from a pipe and output to stdout or a pipe",
+        ("-i", text): "output to stdout or a pipe",
+        ("A dog.",): "output to stdout or a pipe",
+        ("-o", out): "input from a pipe",
+        ("-i", pipe, "-o", out): "input from a pipe",
+        ("-i", text, "-o", out, "--prefix", pipe): "--prefix from a pipe",
+    }.items():
+        stdin(b"A dog.\n")
+        code, printed, err = mtrain(*job, *options)
+        assert (code, printed) == (2, "") and not out.exists()
+        assert f"cannot be resumed with {streams}; start it again with files: -i FILE -o FILE" in one_line(
+            err
+        )
+    assert mtrain(*job, "-i", text, "-o", out, "--quiet")[0] == 0 and out.exists()
+    given = ["evaluate", "--reference", text, "--hypotheses"]
+    code, _, err = mtrain(*given, "-")
+    assert code == 2 and "with input from a pipe; start it again with files" in one_line(err)
+    assert mtrain(*given, text)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -334,7 +334,8 @@ def test_training_continues_without_a_layer_for_word_alignments(make_config, mon
     assert losses(run) == losses(whole) and same_weights(run, whole)
 
 
-def test_the_best_checkpoint_may_be_missing(make_config, caplog):
+def test_the_best_checkpoint_may_be_missing(make_config, scripted_scores, caplog):
+    scripted_scores(with_bleu(20), with_bleu(10))
     run = fit_on_cpu(make_config(training={"max_steps": 8, "keep_checkpoints": 3}))
     best = f"step-{json.loads((run / 'checkpoints/step-00000008/state.json').read_text())['best_step']:08d}"
     assert best != "step-00000008"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -22,7 +23,7 @@ from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.training import loop
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.step import Learner
-from tests.support.cli import start_forked
+from tests.support.cli import handling, start_forked
 from tests.support.faults.damage import damaged_copies
 from tests.support.faults.file_operations import Operation, on_file_operation
 from tests.support.faults.processes import wait, wait_until
@@ -360,6 +361,59 @@ def test_12_a_signal_at_any_time_saves_at_the_end_of_the_step(make_config, monke
         assert stopped.value.exit_code == code and len(done) == at
         run = Path(make_config(f"run{at}").run_dir)
         assert last_checkpoint(run).name == f"step-{at:08d}"
+
+
+def send_in_step(monkeypatch: pytest.MonkeyPatch, at: int, *numbers: signal.Signals) -> None:
+    """Let this process receive signals in step `at` of each run."""
+    real, done = Learner.step, []
+
+    def step(self, *arguments):
+        done.append(1)
+        for number in numbers if len(done) == at else ():
+            os.kill(os.getpid(), number)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Learner, "step", step)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [signal.SIGHUP, signal.SIGHUP],  # by a shell that ends, and by the kernel
+        [signal.SIGUSR1],
+        [signal.SIGUSR2],
+        [signal.SIGXCPU, signal.SIGXCPU],  # each second
+        [signal.SIGTERM, signal.SIGHUP],  # when a machine is shut down
+    ],
+)
+def test_47_signals_of_closed_terminals_and_batch_systems_save(make_config, monkeypatch, numbers):
+    send_in_step(monkeypatch, 2, *numbers)
+    with pytest.raises(Interrupted, match=f"stopped by {numbers[0].name}; saved at step 2") as stopped:
+        fit_on_cpu(make_config(training={"max_steps": 50}))
+    assert stopped.value.exit_code == 128 + numbers[0]
+    assert last_checkpoint(Path(make_config().run_dir)).name == "step-00000002"
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_47_an_ignored_signal_stays_ignored(make_config, monkeypatch, number):
+    """As SIGHUP under nohup."""
+    send_in_step(monkeypatch, 1, number)
+    with handling({number: signal.SIG_IGN}):
+        run = fit_on_cpu(make_config(training={"max_steps": 4}))
+        assert signal.getsignal(number) is signal.SIG_IGN
+    assert last_checkpoint(run).name == "step-00000004"
+
+
+def test_47_a_closed_terminal_saves_although_nothing_can_be_shown(config_file, tmp_path):
+    """The kernel sends SIGHUP, and writing to the terminal fails."""
+    reader, terminal = pty.openpty()
+    job = ["fit", config_file, "--device", "cpu", "--set", "training.max_steps=100000"]
+    child = start_forked(*job, "--set", "training.patience=null", streams=[terminal] * 3)
+    os.close(terminal)
+    assert wait_until(child, (tmp_path / "run/metrics.jsonl").exists) is None
+    os.close(reader)
+    os.kill(child, signal.SIGHUP)  # this terminal is not the controlling one
+    assert wait(child).exit_code == 129 and checkpoint_folders(tmp_path / "run")
 
 
 def test_12_a_signal_during_a_save_that_fails_saves_at_the_next_step(make_config):

@@ -4,6 +4,7 @@ import io
 import random
 import sys
 from contextlib import redirect_stdout
+from copy import copy
 from unittest.mock import patch
 
 import pytest
@@ -66,3 +67,27 @@ def test_any_bytes_give_one_line_per_line_or_a_data_error(tried, run_dir):
             clean = False
         assert stop.value.code == (0 if clean else 3)
         assert not clean or out.buffer.getvalue().count(b"\n") == lines
+
+
+@pytest.mark.parametrize("mode", ["sentences", "long"])
+def test_alignments_are_word_numbers_of_the_line_as_given(tried, translator: Translator, mode: str) -> None:
+    """Wherever it is split, and whatever the tokenizer makes of its characters."""
+    pieces = [
+        *"\t  \u3000\u00a0\u200b\u0085\x1c.!。aXß我½´\ufdfa\u0301\x01",
+        "It rains.",
+        "sun " * 9,
+        "x" * 40,
+        "我。" * 9,
+    ]
+    short = copy(translator)
+    short.max_length = 12
+    short = short.with_settings(split=mode, beam_size=1)
+
+    @tried(
+        25, lines=st.lists(st.lists(st.sampled_from(pieces), max_size=9).map("".join), min_size=1, max_size=3)
+    )
+    def check(lines: list[str]) -> None:
+        for line, found in zip(lines, short.translate(lines, alignments=True), strict=True):
+            assert found.alignment is not None
+            assert {source for source, _ in found.alignment} <= set(range(len(line.split())))
+            assert {target for _, target in found.alignment} <= set(range(len(found.text.split())))

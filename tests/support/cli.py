@@ -3,16 +3,20 @@
 import io
 import math
 import os
+import pty
 import signal
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import yaml
 
 from mtrain.cli import main, terminal
+from mtrain.stop_signals import STOP_SIGNALS
 
 CLOSED = -1  # in place of a file descriptor
 
@@ -24,16 +28,26 @@ def mtrain(capsys, monkeypatch):
     monkeypatch.setattr(terminal, "STARTED", -math.inf)  # commands of over a second suggest the next one
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        handler = signal.getsignal(signal.SIGINT)  # `main` replaces it until the process ends
-        with pytest.raises(SystemExit) as stop:
+        handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        with handling(handlers), pytest.raises(SystemExit) as stop:  # `main` replaces them until the end
             main([str(argument) for argument in arguments])
-        signal.signal(signal.SIGINT, handler)
         out, err = capsys.readouterr()
         code = stop.value.code
         assert isinstance(code, int)
         return code, out, err
 
     return run
+
+
+@contextmanager
+def handling(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """A context manager that handles signals, by number, and restores the handlers at the exit."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -63,6 +77,20 @@ def run_forked(
         out.seek(0)
         err.seek(0)
         return code, out.read().decode(), err.read().decode()
+
+
+def run_at_terminal(*arguments: object) -> tuple[int, str]:
+    """Run a command in a forked process whose standard streams are a terminal; returns its exit code and what
+    the terminal receives."""
+    screen, terminal = pty.openpty()
+    child = start_forked(*arguments, streams=[terminal] * 3)
+    os.close(terminal)
+    shown = b""
+    with suppress(OSError):  # at the end
+        while received := os.read(screen, 4096):
+            shown += received
+    os.close(screen)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), shown.decode()
 
 
 def start_forked(*arguments: object, streams: list[int]) -> int:

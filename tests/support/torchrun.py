@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from mtrain.config.yaml_io import to_yaml
 from tests.support.faults.runs import make_run_config
@@ -14,19 +15,17 @@ from tests.support.faults.runs import make_run_config
 MARK = "MTRAIN_TEST"  # variable in the environment of all processes of a command
 
 
-class Command:
-    """A running `torchrun -m mtrain fit` with two ranks on the CPU."""
+class Torchrun:
+    """A running `torchrun -m mtrain` with two ranks on the CPU."""
 
-    def __init__(self, run: Path, steps: int, *options: str, fit: Sequence[str] = ()):
-        """Train in a run folder until `steps`. The options are those of torchrun, and those of `fit`."""
-        config = run.with_suffix(".yaml")
-        config.write_text(to_yaml(make_run_config(run, steps), exclude_unset=True))
-        self.mark, self.log = f"{MARK}={uuid.uuid4()}", run.with_suffix(".log")
+    def __init__(self, log: Path, options: Sequence[str], arguments: Sequence[str | Path], **streams: Any):
+        """Run mtrain with the arguments. `options` are those of torchrun, `streams` those of `Popen`."""
+        self.mark, self.log = f"{MARK}={uuid.uuid4()}", log
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
-        command = [*torchrun, "-m", "mtrain", "fit", str(config), "--device", "cpu", "--quiet", *fit]
+        command = [*torchrun, "-m", "mtrain", *map(str, arguments), "--device", "cpu", "--quiet"]
         environment = {**os.environ, **dict([self.mark.split("=")]), "OMP_NUM_THREADS": "1"}
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stderr=log, env=environment)
+        with self.log.open("w") as stderr:
+            self.process = subprocess.Popen(command, stderr=stderr, env=environment, **streams)
 
     def ranks(self) -> dict[int, int]:
         """The process of each rank."""
@@ -51,3 +50,13 @@ class Command:
                 continue
             if self.mark in lines and is_alive:
                 yield int(folder.name), dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+class Command(Torchrun):
+    """A running `torchrun -m mtrain fit`."""
+
+    def __init__(self, run: Path, steps: int, *options: str, fit: Sequence[str] = ()):
+        """Train in a run folder until `steps`. The options are those of torchrun, and those of `fit`."""
+        config = run.with_suffix(".yaml")
+        config.write_text(to_yaml(make_run_config(run, steps), exclude_unset=True))
+        super().__init__(run.with_suffix(".log"), options, ["fit", config, *fit])

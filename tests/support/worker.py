@@ -36,6 +36,10 @@ def _prepare(receive: Receive) -> Answer:
             kill_unless_exists(Path(value))
         if action == "be killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if action == "compute":  # for some seconds
+            end = time.process_time() + value
+            while time.process_time() < end:
+                pass
         return Message({"result": value, "pid": os.getpid()}, (b"".join(settings.contents),))
 
     return answer

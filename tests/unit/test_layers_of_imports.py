@@ -13,8 +13,8 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "mtrain"
 # Each module may import from the rows above its own and, in a package, from its own package.
 ORDER = [
-    ["duration", "errors", "kernels"],
-    ["progress_bar"],
+    ["control_characters", "duration", "errors", "kernels", "regular_files", "stop_signals"],
+    ["paths", "progress_bar"],
     ["device", "worker_messages"],
     ["processes"],
     ["distributed"],

@@ -1,15 +1,22 @@
 """Worker processes: results in order, errors that are not hidden, and processes that end."""
 
 import os
-from collections.abc import Iterable
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mtrain import processes
 from mtrain.errors import DataError
-from mtrain.processes import Job, WorkerEndedError, WorkerPool, map_tasks
+from mtrain.processes import Job, WorkerEndedError, WorkerPool, WorkerProcess, map_tasks
+from mtrain.stop_signals import STOP_SIGNALS
 from mtrain.worker_messages import Message
 
 WORKER = "tests.support.worker"  # its processes do what their tasks say
@@ -73,6 +80,66 @@ def test_processes_that_are_closed_during_their_work_are_not_replaced(caplog):
     assert not caplog.text
 
 
+@pytest.fixture
+def stopped() -> Iterator[tuple[WorkerPool, int]]:
+    """A pool of one process, which is stopped, and the process."""
+    with closing(WorkerPool(WORKER, Message({}), 1)) as pool:
+        [pid] = [answer.header["pid"] for answer in calls(pool, ("echo", 1))]
+        os.kill(pid, signal.SIGSTOP)
+        yield pool, pid
+
+
+def calls(pool: WorkerPool, *tasks: Action) -> Iterator[Message]:
+    messages = [Message({"action": action, "value": value}) for action, value in tasks]
+    return (
+        answer for _, answer in pool.map(messages, lambda process, task: process.call(task), lambda _: None)
+    )
+
+
+def test_45_a_stopped_process_is_reported_and_its_work_continues(stopped, monkeypatch, caplog):
+    pool, pid = stopped
+    monkeypatch.setattr(processes, "SILENCE", 0.5)
+
+    def resume() -> None:
+        while not caplog.messages:
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGCONT)
+
+    with ThreadPoolExecutor(1) as other:
+        resumed = other.submit(resume)
+        # One that computes for longer than this is not reported.
+        assert [answer.header["result"] for answer in calls(pool, ("echo", 1), ("compute", 0.6))] == [1, 0.6]
+        resumed.result()
+    [message] = caplog.messages
+    found = rf"the worker process of {WORKER} \(process {pid}\) has not answered or computed for [01] s"
+    assert re.match(found, message)
+
+
+def test_45_ctrl_c_ends_the_wait_for_a_stopped_process(stopped, monkeypatch):
+    pool, pid = stopped
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(calls(pool, ("echo", 1)))
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_45_work_that_is_cancelled_does_not_wait_for_a_stopped_process(stopped):
+    pool, pid = stopped
+
+    def check() -> None:
+        raise CancelledError
+
+    task = Message({"action": "echo", "value": 1})
+    with pytest.raises(CancelledError):
+        list(pool.map([task], lambda process, task: process.call(task), lambda _: None, check))
+    assert not Path(f"/proc/{pid}").exists()
+
+
 def test_an_error_of_the_user_is_raised_here():
     with pytest.raises(DataError, match="refused: line 3"):
         results([("refuse", "line 3")])
@@ -98,6 +165,18 @@ def test_a_process_that_is_killed_is_replaced(tmp_path: Path, caplog):
 def test_the_main_process_does_the_work_of_a_process_that_is_killed_again(caplog):
     assert results([("be killed", "task"), ("echo", 1)]) == ["local task", 1]
     assert caplog.messages == [KILLED + REPLACED, KILLED + ABANDONED]
+
+
+def test_a_signal_that_a_batch_system_sends_to_all_processes_does_not_end_the_workers():
+    def send(process: WorkerProcess, task: Message) -> Message:
+        for number in STOP_SIGNALS:
+            process.process.send_signal(number)
+        return process.call(task)
+
+    with closing(WorkerPool(WORKER, Message({}), 1)) as pool:
+        task = Message({"action": "echo", "value": 1})
+        [(_, answer)] = pool.map([task], send, lambda task: task)
+    assert answer.header["result"] == 1
 
 
 def test_the_exit_code_of_a_process_is_reported(caplog):

@@ -68,7 +68,7 @@ def measure(job: TrainingJob) -> dict[str, Any]:
             train_args=arguments.train,
             dev_args=set_validation_args(arguments.test),
         )
-        manager.meter = Meter(job)
+        manager.meter = Meter(job.device, job.warmup, job.seconds)
         manager.train_and_validate(training, validation)
     return manager.meter.result()
 

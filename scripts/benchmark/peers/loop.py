@@ -22,21 +22,27 @@ def train(job: TrainingJob, model: nn.Module, logits_of: Callable[[PeerBatch], T
     recipe, device = job.training, torch.device(job.device)
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, recipe["betas"], weight_decay=0.0)
-    meter = Meter(job)
+    meter = Meter(job.device, job.warmup, job.seconds)
     for batches in Streams(job.streams, job.model).steps():
         tokens = sum(int(batch.target_keep.sum()) for batch in batches)
         for batch in (each.to(device) for each in batches):
             with torch.autocast(device.type, torch.bfloat16, enabled=job.precision == "bf16"):
                 logits = logits_of(batch)
-            arguments = (logits.float().flatten(0, 1), batch.labels.flatten())
-            smoothing = recipe["label_smoothing"]
-            loss = F.cross_entropy(
-                *arguments, ignore_index=IGNORE, label_smoothing=smoothing, reduction="sum"
-            )
-            (loss / tokens).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+            (summed_loss(logits, batch, recipe["label_smoothing"]) / tokens).backward()
+        update(model, optimizer)
         if meter.step(tokens, sum(batch.labels.numel() for batch in batches)):
             break
     return meter.result()
+
+
+def summed_loss(logits: Tensor, batch: PeerBatch, smoothing: float) -> Tensor:
+    """Cross-entropy of logits (B, T, V), summed over the tokens of a batch."""
+    arguments = (logits.float().flatten(0, 1), batch.labels.flatten())
+    return F.cross_entropy(*arguments, ignore_index=IGNORE, label_smoothing=smoothing, reduction="sum")
+
+
+def update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Clip the gradients and take an optimizer step."""
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()

@@ -1,5 +1,6 @@
 """Hugging Face's MarianMTModel in a plain loop. As in mtrain, attention weights have no dropout."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,17 +16,19 @@ def measure(job: TrainingJob) -> dict[str, Any]:
     """Train for the time span of the job."""
     torch.manual_seed(job.seed)
     model = MarianMTModel(marian_config(job.model))
+    return train(job, model, partial(marian_logits, model))
 
-    def logits_of(batch: PeerBatch) -> Tensor:
-        output = model(
-            input_ids=batch.source,
-            attention_mask=batch.source_keep.long(),
-            decoder_input_ids=batch.target_in,
-            use_cache=False,
-        )
-        return output.logits
 
-    return train(job, model, logits_of)
+def marian_logits(model: MarianMTModel, batch: PeerBatch) -> Tensor:
+    """Logits (B, T, V)."""
+    output = model(
+        input_ids=batch.source,
+        attention_mask=batch.source_keep.long(),
+        decoder_input_ids=batch.target_in,
+        use_cache=False,
+    )
+    logits: Tensor = output.logits
+    return logits
 
 
 def marian_config(model: dict[str, Any]) -> MarianConfig:

@@ -44,7 +44,7 @@ def test_fit_writes_a_card_whose_metadata_the_hub_can_read(run_dir):
     assert {"translation", "mtrain"} <= set(data["tags"])
     assert not {"license", "datasets", "base_model"} & data.keys()
     assert "# by-heart\n" in card.text and "Not stated. mtrain does not know the license" in card.text
-    assert 'mtrain translate by-heart "Hello."' in card.text
+    assert 'mtrain translate . "Hello."' in card.text
 
 
 def test_the_card_has_the_scores_of_the_validation_and_of_the_test_sets(scored_run):

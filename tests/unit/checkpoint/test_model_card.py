@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -128,17 +129,42 @@ def code_in(card: Path) -> str:
 
 @pytest.mark.parametrize("format", ["marian", "ctranslate2", None])
 def test_the_code_in_the_card_translates(mtrain, format, run_dir, imported, tmp_path, monkeypatch, capsys):
-    model, place = imported if format == "marian" else run_dir, tmp_path / "place"
-    place.mkdir()
+    """In the folder of the model, whatever its name is."""
+    model, place = imported if format == "marian" else run_dir, tmp_path / 'it\'s "mine"'
     wanted = mtrain("translate", model, "It rains.", "--device", "cpu")[1].strip()
-    name = "imported" if format == "marian" else "by-heart"
     if format is None:
-        shutil.copytree(run_dir / "model", place / name)
+        shutil.copytree(run_dir / "model", place)
     else:
-        assert mtrain("export", model, place / name, "--format", format)[0] == 0
+        assert mtrain("export", model, tmp_path / "written", "--format", format)[0] == 0
+        (tmp_path / "written").rename(place)
     monkeypatch.chdir(place)
-    exec(code_in(place / name / "README.md"), {})
+    exec(code_in(place / "README.md"), {})
     assert wanted in capsys.readouterr().out
+    card = (place / "README.md").read_text()
+    assert ("pip install" in card) == (format is not None) and "in the folder of the model" in card
+
+
+def test_the_command_in_the_card_translates(mtrain, model_copy, monkeypatch):
+    write_card(model_copy)
+    [command] = re.findall(r"```bash\n(.*?)\n```", (model_copy / "README.md").read_text())
+    monkeypatch.chdir(model_copy)
+    arguments = shlex.split(command.replace("Hello.", "It rains."))
+    assert arguments[0] == "mtrain" and mtrain(*arguments[1:])[:2] == (0, "Es regnet.\n")
+
+
+def test_the_code_names_both_vocabularies_and_a_tag(mtrain, run_dir, tmp_path):
+    """Of an exported model without a joint vocabulary, or with language tags."""
+    assert mtrain("export", run_dir, tmp_path / "out", "--format", "ctranslate2")[0] == 0
+    joint, info = (tmp_path / "out/joint.model").rename(tmp_path / "joint"), read_info(tmp_path / "out")
+    for name in ("source.model", "target.model"):
+        shutil.copyfile(joint, tmp_path / "out" / name)
+    config = info.export.config.model_copy(update={"language_tags": "target"})
+    export = info.export.model_copy(update={"config": config})
+    write_info(tmp_path / "out", info.model_copy(update={"export": export}))
+    write_card(tmp_path / "out")
+    code = code_in(tmp_path / "out/README.md")
+    assert '(model_file="source.model")' in code and '(model_file="target.model")' in code
+    assert 'source.encode("<2de> It rains.", out_type=str)' in code
 
 
 def test_an_exported_model_has_a_card_of_its_own(mtrain, scored_run, tmp_path):

@@ -2,7 +2,13 @@
 
 import pytest
 
-from mtrain.config.language_names import find_language, language_name, languages_in, words_of
+from mtrain.config.language_names import (
+    find_language,
+    language_name,
+    languages_in,
+    languages_of_pair,
+    words_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -10,6 +16,22 @@ from mtrain.config.language_names import find_language, language_name, languages
     [
         *(("de", "de"), ("DE", "de"), ("deu", "de"), ("ger", "de"), ("German", "de"), ("cmn", "zh")),
         *(("pt_BR", "pt-BR"), ("zh-Hans", "zh-Hans"), ("zho_Hans", "zh-Hans"), ("es-419", "es-419")),
+        *(("zh_Hant_TW", "zh-Hant-TW"), ("sr-Latn-RS", "sr-Latn-RS"), ("ace_Latn", "ace-Latn")),
+        *(
+            ("cni", "cni"),
+            ("CSB", "csb"),
+            ("Kashubian", "csb"),
+            ("arq", "arq"),
+            ("ber", "ber"),
+            ("tib", "bo"),
+        ),
+        *(
+            ("und", None),
+            ("mul", None),
+            ("xyz", None),
+            ("Central Tarahumara", "tar"),
+            ("ary_Arab", "ary-Arab"),
+        ),
         *(("scottish gaelic", "gd"), ("xx", None), ("corpus", None), ("", None), ("de-at-home", None)),
     ],
 )
@@ -30,6 +52,9 @@ def test_languages_are_found_by_code_and_name(word, code):
         ("raw_DE.txt", ["de"]),
         ("DE-EN.tsv", ["de", "en"]),
         ("corpus.txt", []),
+        ("eng_Latn-ace_Latn.tsv", ["en-Latn", "ace-Latn"]),
+        ("sr_Latn_RS.txt", ["sr-Latn-RS"]),
+        ("train.new.txt", []),
     ],
 )
 def test_languages_in_names(name, codes):
@@ -39,4 +64,24 @@ def test_languages_in_names(name, codes):
 def test_names_of_languages():
     assert language_name("de") == "German"
     assert language_name("pt-BR") == "Portuguese (BR)"
-    assert language_name("nds") == "nds"
+    assert language_name("zho_Hans") == "Chinese (Hans)"
+    assert language_name("nds") == "Low German"
+    assert language_name("tar") == "Central Tarahumara"
+    assert language_name("xyz") == "xyz"
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        ("news.en-fr.tsv", ["en", "fr"]),
+        ("pl-csb.tsv.gz", ["pl", "csb"]),
+        ("AmericasNLP.quy_cni.tsv", ["quy", "cni"]),
+        ("train.tsv", []),
+        ("dev-val.tsv", []),
+        ("all-en.tsv", []),
+        ("en-en.tsv", []),
+        ("old-cni-new.tsv", []),
+    ],
+)
+def test_the_languages_of_a_table_in_its_name(name, codes):
+    assert languages_of_pair(name) == codes

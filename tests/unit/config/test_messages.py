@@ -10,7 +10,7 @@ from mtrain.config.corpora import HubCorpus, JsonlCorpus, ParquetCorpus, TextCor
 from mtrain.config.decoding import DecodingConfig
 from mtrain.config.load import override, validate
 from mtrain.config.messages import accepted_values
-from mtrain.config.schema import Config
+from mtrain.config.schema import Config, ModelFolderConfig
 from mtrain.config.yaml_io import parse_yaml
 from mtrain.errors import UsageError
 from tests.support.configs import MINIMAL
@@ -40,7 +40,7 @@ def rejected_values(field: dict[str, Any]) -> Iterator[Any]:
         yield None
     for part in parts:
         if part.get("type") in ("integer", "number"):
-            yield from (float("nan"), float("-inf"))
+            yield from (float("nan"), float("-inf"), float("inf"), 1e308, 10**400, -(10**400))
             yield part["minimum"] - 1 if "minimum" in part else part["exclusiveMinimum"]
             yield from [part["maximum"] + 1] if "maximum" in part else []
             yield from [part["exclusiveMaximum"]] if "exclusiveMaximum" in part else []
@@ -90,6 +90,23 @@ def test_a_rejected_value_names_its_key(key: str, field: dict[str, Any]):
         assert field["description"].partition(";")[0] in message or "such as {" in message
 
 
+def numbers_of(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schemas of all numbers in a JSON schema."""
+    for part in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(part, dict | list):
+            yield from numbers_of(part)
+    if isinstance(schema, dict) and schema.get("type") in ("integer", "number"):
+        yield schema
+
+
+@pytest.mark.parametrize("section", [Config, ModelFolderConfig])
+def test_every_number_has_a_range(section):
+    """Numbers of hundreds of digits would end in an OverflowError, perhaps hours later."""
+    for number in numbers_of(section.model_json_schema()):
+        limits = {"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}
+        assert all(names & number.keys() for names in limits), number
+
+
 @pytest.mark.parametrize("kind", CORPORA, ids=lambda kind: kind.__name__)
 def test_a_rejected_value_of_a_corpus_names_its_key(kind: type):
     schema = kind.model_json_schema()
@@ -106,12 +123,15 @@ def test_a_rejected_value_of_a_corpus_names_its_key(kind: type):
             "decoding.beam_size=129",
             "beam_size: expected an integer from 1 to 128 (number of hypotheses per sentence); got 129",
         ),
-        ("training.max_steps=0", "expected an integer of at least 1, or null (optimizer steps); got 0"),
+        (
+            "training.max_steps=0",
+            "expected an integer from 1 to 1000000000000, or null (optimizer steps); got 0",
+        ),
         ("model.dropout=1", "expected a number of at least 0 and below 1 (dropout rate of "),
         ("training.learning_rate=0", "expected a number above 0 and at most 10, or null ("),
-        ("training.max_minutes=.inf", "expected a finite number above 0, or null ("),
+        ("training.max_minutes=.inf", "expected a number above 0 and at most 1000000000.0, or null ("),
         ("training.compile=yes", 'expected one of auto, on, off (use torch.compile); got "yes"'),
-        ("training.micro_batch_tokens=some", "expected an integer of at least 1, or auto ("),
+        ("training.micro_batch_tokens=some", "expected an integer from 1 to 1000000000000, or auto ("),
         ("training.betas=[0.9]", "training.betas.1: this key is required"),
         ("training.betas=5", "expected a list of 2, each a number of at least 0 and below 1 ("),
         ("training.freeze=encoder", "expected a list, each item one of encoder, decoder, embeddings ("),

@@ -1,6 +1,7 @@
 """Word alignments from attention, and the choice of the layer that they are taken from."""
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import torch
 
 from mtrain import Translator
 from mtrain.config.model import ModelConfig
-from mtrain.decoding.alignment import align
+from mtrain.decoding.alignment import align, words_at
 from mtrain.decoding.alignment_layer import best_layer, choose_alignment_layer
+from mtrain.decoding.split import Splitter
 from mtrain.decoding.translation import Translation, join
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -24,9 +26,12 @@ def test_each_target_word_is_aligned_to_the_word_that_it_attends_to_most() -> No
         [[0.3, 0.3, 0.4, 0.0], [0.1, 0.1, 0.8, 0.0], [0.5, 0.1, 0.3, 0.1], [0.0, 0.0, 0.0, 1.0]]
     ).numpy()
     # Source words: tokens 0 and 1, token 2; the fourth is EOS. Target words: token 0, tokens 1 and 2; EOS.
-    assert align(attention, [True, False, True], [True, True, False]) == ((0, 0), (1, 1))
-    assert align(attention[:, [2, 0, 1, 3]], [True, True, False], [True, False, True]) == ((0, 0), (1, 1))
-    assert align(attention, [], [True]) == align(attention, [True], []) == ()
+    assert align(attention, [0, 0, 1], [0, 1, 1]) == ((0, 0), (1, 1))
+    assert align(attention[:, [2, 0, 1, 3]], [0, 1, 1], [0, 0, 1]) == ((0, 0), (1, 1))
+    assert align(attention, [], [0]) == align(attention, [0], []) == ()
+    # A target word that attends most to a token of no word, and words without tokens, are not aligned.
+    assert align(attention, [0, 0, -1], [0, 1, 3]) == ((0, 0), (0, 3))
+    assert align(attention, [-1, -1, -1], [0, 1, -1]) == ()
 
 
 def test_alignments_are_word_numbers_of_both_sides(translator: Translator) -> None:
@@ -37,6 +42,22 @@ def test_alignments_are_word_numbers_of_both_sides(translator: Translator) -> No
     assert translator.translate(["It rains."])[0].alignment is None
     found = translator.translate(["It rains."], n_best=3, alignments=True)[0]
     assert all(len(t.alignment or ()) == len(t.text.split()) for t in found.n_best)
+
+
+def test_each_token_belongs_to_the_word_that_it_is_in(translator: Translator) -> None:
+    """The tokenizer makes two words of an acute accent and one of a zero-width space."""
+    line = "It \u00b4rains\u200b. The\u3000sun\u00a0 shines."
+    source = translator.tokenizer.source
+    [part] = Splitter(translator.tokenizer, 300, "en", alignments=True).parts_of([line], [], 0)
+    texts = [""] * len(line.split())
+    for i, word in zip(part.source[:-1], part.words, strict=True):
+        texts[word] += source.pieces[i]
+    assert [text.replace("▁", "")[-5:] for text in texts] == ["It", "ains.", "The", "sun", "ines."]
+    ids = translator.tokenizer.encode_target(["Es", "\u00b4"])
+    row = [*ids[0], translator.tokenizer.special.unk, *ids[0]]  # decodes to a word of its own
+    [text] = translator.tokenizer.decode([row])
+    words = words_at(text, translator.tokenizer.target.decoded_positions(row))
+    assert words[len(ids[0])] == 1 and sorted(set(words)) == list(range(len(text.split()))) == [0, 1, 2]
 
 
 def test_words_are_separated_by_spaces(translator: Translator) -> None:
@@ -59,11 +80,14 @@ def test_words_are_separated_by_spaces(translator: Translator) -> None:
 def test_parts_joined_without_a_space_share_a_word() -> None:
     parts = [
         Translation("一二 三", -1, -1, 4, True, ((0, 0), (1, 1))),
-        Translation("四", -1, -1, 2, True, ((0, 0),)),
+        Translation("四", -1, -1, 2, True, ((2, 0),)),
     ]
-    joined = join(parts, [2, 1], tag=0, space="", length_penalty=1.0)
+    joined = join(parts, space="", length_penalty=1.0)
     assert joined.text.split() == ["一二", "三四"] and joined.alignment == ((0, 0), (1, 1), (2, 1))
-    assert join(parts, [2, 1], tag=0, space=" ", length_penalty=1.0).alignment == ((0, 0), (1, 1), (2, 2))
+    assert join(parts, space=" ", length_penalty=1.0).alignment == ((0, 0), (1, 1), (2, 2))
+    # Not if there is a space at the end, or nothing before.
+    spaced = [Translation("", -1, -1, 1, True, ()), replace(parts[0], text="一二 三 "), parts[1]]
+    assert join(spaced, space="", length_penalty=1.0).alignment == ((0, 0), (1, 1), (2, 2))
 
 
 # ------------------------------------------------------------------------------------ the choice of the layer

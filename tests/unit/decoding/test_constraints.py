@@ -84,7 +84,7 @@ def brute_force(
         for target, steps, received in zip(
             targets, *probabilities(models, source, keep, targets), strict=True
         ):
-            total, finished = float(steps.sum()), target[-1] == EOS
+            total, finished = float(steps[len(prefix) :].sum()), target[-1] == EOS
             penalty = config.coverage_penalty * float(received.clamp(max=1).log().sum())
             score = total / length**config.length_penalty + penalty
             found.append(Hypothesis(list(target[: length - finished]), total, score, finished))
@@ -156,8 +156,8 @@ def test_forbidden_tokens_are_never_generated(beam_size: int, samples: int | Non
             assert length // 2 + 3 <= len(target) <= length + 6
             bigrams = list(itertools.pairwise(target[max(0, len(prefix) - 1) :]))
             assert len(set(bigrams)) == len(bigrams)
-            steps, _ = probabilities([model], source[row], keep[row], [target])
-            assert hypothesis.log_prob == pytest.approx(float(steps.sum()), abs=1e-9)
+            [steps], _ = probabilities([model], source[row], keep[row], [target])
+            assert hypothesis.log_prob == pytest.approx(float(steps[len(prefix) :].sum()), abs=1e-9)
 
 
 @torch.no_grad()

@@ -10,7 +10,6 @@ import pytest
 from mtrain import Translator
 from mtrain.config.tokenizer import TokenizerConfig
 from mtrain.decoding.split import Splitter, windows
-from mtrain.decoding.translation import Translation, join
 from mtrain.errors import DataError
 from mtrain.tokenizer.learn import train_tokenizer
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -107,20 +106,20 @@ def test_a_symbol_elsewhere_is_not_a_tag(tagging: Tokenizer, line: str) -> None:
     assert tagging.source.decode([second]) == ["The sun shines."]
 
 
-def test_alignments_of_parts_count_the_words_of_a_tag_once(tagging: Tokenizer) -> None:
-    line = "<2fr> <polite> It rains. The sun shines."
+def test_parts_know_the_words_of_the_line_and_of_a_tag_in_it(tagging: Tokenizer) -> None:
+    line = "<2fr> <polite> It rains.The sun  shines."
     [ids] = tagging.encode_source([line])
-    [first, second] = Splitter(tagging, len(ids), "en").parts_of([line], [], 0)
+    first, second = Splitter(tagging, len(ids), "en", "sentences", alignments=True).parts_of([line], [], 0)
     assert (first.key, second.key) == ((0, 0), (0, 1))
-    words = [sum(tagging.word_starts(part.source[:-1])) for part in (first, second)]
-    assert words == [4, 5]
-    tag = sum(tagging.word_starts(tagging.source.tag(first.source)))
-    parts = [
-        Translation("Il pleut.", -1, -1, 3, True, ((2, 0), (3, 1))),
-        Translation("Le soleil brille.", -1, -1, 4, True, ((2, 0), (3, 1), (0, 2))),
-    ]
-    joined = join(parts, words, tag, " ", length_penalty=1.0)
-    assert joined.alignment == ((2, 0), (3, 1), (4, 2), (5, 3), (0, 4))
+    words = line.split()
+    assert [sorted(set(part.words)) for part in (first, second)] == [[0, 1, 2, 3], [0, 1, 3, 4, 5]]
+    for part in (first, second):
+        assert len(part.words) == len(part.source) - 1
+        for i, word in zip(part.source, part.words, strict=False):
+            assert tagging.source.pieces[i].strip("▁") in words[word]
+    tag = tagging.tag_ids("<2de>")
+    [added] = Splitter(tagging, 300, "en", "long", tag, alignments=True).parts_of(["It rains."], [], 0)
+    assert list(added.words[: len(tag)]) == [-1] * len(tag) and set(added.words[len(tag) :]) == {0, 1}
 
 
 def test_a_line_that_fits_is_split_only_in_sentences_mode(tagging: Tokenizer) -> None:
@@ -144,14 +143,17 @@ def test_a_line_that_fits_is_split_only_in_sentences_mode(tagging: Tokenizer) ->
     assert [part.key for part in parts] == [(7, 0), (7, 1), (10, 0), *((11, n) for n in range(4))]
 
 
-def test_a_prefix_belongs_to_the_first_sentence(tagging: Tokenizer) -> None:
-    splitter = Splitter(tagging, 300, "en", "sentences")
-    parts = splitter.parts_of(["It rains. The sun shines.", "A cat sleeps."], ["Es", "Eine"], 0)
-    assert [part.prefix for part in parts] == [
-        *tagging.encode_target(["Es"]),
-        [],
-        *tagging.encode_target(["Eine"]),
-    ]
+@pytest.mark.parametrize(("mode", "longest"), [("sentences", 300), ("long", 12)])
+def test_a_prefix_of_a_line_with_several_parts_is_an_error(tagging: Tokenizer, mode, longest: int) -> None:
+    """It may be longer than the translation of the first part."""
+    splitter = Splitter(tagging, longest, "en", mode)
+    lines = ["A cat.", " ", "It rains. The sun shines."]
+    parts = splitter.parts_of(lines, ["Eine", "Es", ""], 0)
+    assert [part.prefix for part in parts][:2] == [*tagging.encode_target(["Eine"]), []]
+    with pytest.raises(
+        DataError, match=r"text with index 9 has a prefix for a line that is translated in 2 parts"
+    ):
+        splitter.parts_of(lines, ["", "", "Es"], 7)
 
 
 @pytest.mark.parametrize(

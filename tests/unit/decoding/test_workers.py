@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from mtrain import Translator
+from mtrain import Translator, processes
 from mtrain.decoding import workers
 from mtrain.decoding.split import Part
 from mtrain.decoding.task import DecodingTask
@@ -106,6 +106,36 @@ def test_translations_are_the_same_with_a_worker_process_and_after_it_is_killed(
         "are started"
     ) in caplog.text
     assert two.translate(LINES, n_best=2) == expected and helped.workers.start() == 0
+
+
+@pytest.mark.slow
+def test_45_a_stopped_process_is_reported_and_waited_for_until_ctrl_c(
+    helped: Translator, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(processes, "SILENCE", 0.5)
+    expected = helped.translate(LINES)
+    [pid] = helped.workers.pids()
+
+    def after_warning(target: int, number: signal.Signals) -> None:
+        while f"(process {pid}) has not answered or computed for" not in caplog.text:
+            time.sleep(0.01)
+        os.kill(target, number)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with ThreadPoolExecutor(1) as other:
+            os.kill(pid, signal.SIGSTOP)
+            other.submit(after_warning, pid, signal.SIGCONT)
+            assert helped.translate(LINES) == expected
+            caplog.clear()
+            os.kill(pid, signal.SIGSTOP)
+            other.submit(after_warning, os.getpid(), signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                helped.translate(LINES)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert helped.workers.pids() == [] and helped.translate(LINES) == expected
+    assert helped.workers.start() == 1 and "no more worker processes" not in caplog.text
 
 
 def test_decoding_continues_without_worker_processes_that_cannot_start(

@@ -40,6 +40,9 @@ def test_comet_is_a_metric_like_those_of_sacrebleu(process):
     assert comet.signature == "nrefs:1|model:Unbabel/wmt22-comet-da|version:0.0"
     assert comet.detail == f"COMET|{comet.signature} = 0.2500"
     assert score_sentences(HYPOTHESES, [REFERENCES], metrics)["comet"] == [0.5, 0.25, 0]
+    blank, others = ["", *REFERENCES[1:]], [REFERENCES[0], "", " "]
+    fresh = Comet(process, SOURCES)
+    assert score(HYPOTHESES, [blank, others], {"comet": fresh})[0].score == comet.score  # the first of each
     systems = {"a": HYPOTHESES, "b": [f"{s} {r}" for s, r in zip(SOURCES, REFERENCES, strict=True)]}
     comparison = compare_systems(systems, [REFERENCES], metrics)[1]
     assert comparison.scores[1].score == 1 and 0 < comparison.scores[1].bootstrap_p < 1

@@ -1,6 +1,7 @@
 """Paired significance tests. `test_cli_evaluate.py` compares them with the command line of sacreBLEU."""
 
 import pytest
+import sacrebleu
 
 from mtrain.errors import DataError, UsageError
 from mtrain.evaluation.compare import compare_systems
@@ -32,6 +33,14 @@ def test_only_real_differences_are_significant():
         ]
         assert significant == ["better"]
     assert abs(scores["similar"].mean - scores["similar"].score) < scores["similar"].confidence
+
+
+def test_blank_lines_of_a_further_reference_are_not_references():
+    others = ["" if n % 2 else line for n, line in enumerate(REFERENCES)]
+    systems = {name: SYSTEMS[name] for name in ("baseline", "similar")}
+    [comparison] = compare_systems(systems, [REFERENCES, others], make_metrics(["bleu"]))
+    expected = [sacrebleu.corpus_bleu(texts, [REFERENCES]).score for texts in systems.values()]
+    assert [score.score for score in comparison.scores] == expected and "nrefs:var" in comparison.signature
 
 
 def test_the_seed_is_that_of_sacrebleu(monkeypatch):

@@ -107,6 +107,37 @@ def test_sentence_scores_are_those_of_sacrebleu():
         assert scores[name] == [sentence_score(text, list(others)).score for text, others in rows]
 
 
+BLANK = ["", *OTHERS[1:2], " \u3000"]
+MISSING = [None, *OTHERS[1:2], None]
+
+
+@pytest.mark.parametrize(
+    ("references", "present"),
+    [
+        ([REFERENCES, BLANK], [REFERENCES, MISSING]),
+        ([BLANK, REFERENCES, OTHERS], [MISSING, REFERENCES, OTHERS]),  # the order does not matter
+        ([REFERENCES, ["", "\t", ""]], [REFERENCES]),
+        ([[*OTHERS[:2], ""], [*REFERENCES[:2], " "]], [[*OTHERS[:2], ""], [*REFERENCES[:2], None]]),
+        ([[*OTHERS[:2], ""]], [[*OTHERS[:2], ""]]),
+    ],
+)
+def test_a_blank_line_of_several_references_is_not_a_reference(references, present):
+    """Unless all are blank: an empty source has an empty translation."""
+    for hypotheses in (HYPOTHESES, [*HYPOTHESES[:2], ""]):
+        metrics = make_metrics(["bleu", "chrf", "chrf++", "ter"])
+        theirs = [sacrebleu.BLEU(), sacrebleu.CHRF(), sacrebleu.CHRF(word_order=2), sacrebleu.TER()]
+        for ours, metric in zip(score(hypotheses, references, metrics), theirs, strict=True):
+            assert ours.score == metric.corpus_score(hypotheses, present).score
+            assert ours.signature == str(metric.get_signature())
+        sentences = score_sentences(hypotheses, references, metrics)
+        theirs[0].effective_order = True
+        rows = [[text for text in row if text is not None] for row in zip(*present, strict=True)]
+        for name, metric in zip(metrics, theirs, strict=True):
+            expected = [metric.sentence_score(*row).score for row in zip(hypotheses, rows, strict=True)]
+            assert sentences[name] == expected
+    assert ("nrefs:var" in ours.signature) == any(None in lines for lines in present[:2] if len(present) > 1)
+
+
 def test_a_tokenizer_that_cannot_be_downloaded_is_named(tmp_path):
     """sacreBLEU reads the name of its folder when it is imported, so this is another process."""
     code = "from mtrain.evaluation.metrics import make_metrics; make_metrics(['bleu'], tokenize='flores200')"

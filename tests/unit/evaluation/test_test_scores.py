@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import yaml
 
 from mtrain.decoding.translate import Translator
 from mtrain.evaluation.evaluate import configured_test_sets, evaluate_set
@@ -24,6 +25,17 @@ def test_scores_are_those_of_evaluate_and_are_recorded(run):
     assert found == ("seen", 8, expected) and read_test_scores(run) == [found]
     [record] = json.loads((run / "test_scores.json").read_text())["sets"]
     assert record == {"name": "seen", "sentences": 8, "scores": [score._asdict() for score in expected]}
+
+
+def test_blank_lines_of_a_further_reference_do_not_count(run):
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["data"]["test"]["seen"]["references"] = [str(run / "others")]
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    (run / "others").write_text("\n" * 7 + "x\n")
+    with Translator.load(run, "cpu") as translator:
+        [found] = score_test_sets(run, translator)
+    assert [score.signature.split("|")[0] for score in found.scores] == ["nrefs:var"] * 2
+    assert found.scores[0].score == pytest.approx(100)
 
 
 def test_recorded_scores_are_used_again_for_the_same_model_and_settings_only(run):

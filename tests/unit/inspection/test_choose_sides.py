@@ -63,6 +63,7 @@ def test_columns_that_contain_sentences(tmp_path, columns, expected):
         *(
             ("src_text\ttgt_text", True),
             ("sentence_en\tsentence_fr", True),
+            ("sentence_pl\tsentence_csb", True),
             ("Source text\tTarget text", True),
         ),
         *(("No, it is\tNo", False), ("It is\tNo", False)),
@@ -74,8 +75,21 @@ def test_headers_are_recognized(tmp_path, header, found):
 
 
 def test_the_header_of_short_texts_and_of_pandas_with_an_index(tmp_path):
-    for header in ("English\tFrench", "\t0\t1"):
+    for header in (
+        *("English\tFrench", "\t0\t1", "\ten\tcsb", "Unnamed: 0\ten\tfr", "\tQuestion\tAnswer"),
+        *("row\tdas\tquestes", '""\t"en"\t"fr"', "en\tfr", "Question\tAnswer"),
+    ):
         assert read_table(write(tmp_path / "x.tsv", [header, "0\tGo.\tVa !", "1\tNo.\tNon."]), "tsv").header
+
+
+def test_an_index_or_a_score_is_no_side(tmp_path):
+    numbers, scores = [f'"{number}"' for number in IDS], [f"{number}.5" for number in IDS]
+    table = read_table(tsv(tmp_path, numbers, SOURCES, TARGETS, scores, header='""\t"a"\t"b"\t"c"'), "tsv")
+    assert table.header
+    assert [(column.key, column.name) for column in text_columns(table)] == [(1, "a"), (2, "b")]
+    rest = (numbers[1:], SOURCES[1:], TARGETS[1:], scores[1:])
+    for first in ("0\tGo.\tVa !\t", "0\tGo\tVa\tnan", "\tGo.\tVa !\t1.5", "0\tGo\tVa\t1e-05"):
+        assert not read_table(tsv(tmp_path, *rest, header=first), "tsv").header
 
 
 def test_a_first_pair_of_short_words_is_no_header(tmp_path):
@@ -172,10 +186,28 @@ def test_languages_of_texts():
     assert [side.language for side in with_languages(texts, "news.fr-de.tsv")] == ["de", "fr"]
     assert choose_sides(with_languages([texts[0]] * 2, ""), NONE, NONE).languages == NONE
     assert identify_language(["我喜欢橙子。"] * 9).code == "zh"
+    kikuyu = "Mũndũ o wothe aciaragwo arĩ na wĩyathi, na mwiganania na andũ arĩa angĩ harĩ ũtĩĩku."
+    assert identify_language([kikuyu]).code == "ki"
+    assert identify_language(["QWERTZ UIOPA SDFGH JKLYX CVBNM"]) is None
     assert identify_language(["Yes", ""]) is None
     assert identify_language([]) is None
 
 
 def test_names_that_contradict_the_text():
     texts = [Side("a.fr", 0, SOURCES, "fr"), Side("a.en", 1, SOURCES, "en"), Side("a.sco", 2, SOURCES, "sco")]
-    assert [side.is_misnamed for side in with_languages(texts, "")] == [True, False, False]
+    texts.append(Side("a.en", 3, SOURCES, "en", given="it"))
+    assert [side.is_misnamed for side in with_languages(texts, "")] == [True, False, False, True]
+
+
+def test_what_is_given_is_the_language_before_names_and_contents():
+    texts = with_languages([Side("a.de", 0, SOURCES, "de"), Side("b", 1, TARGETS)], "")
+    found = choose_sides(texts, NONE, NONE)
+    assert found.languages == ("de", "fr")
+    assert found.with_given("csb", None).languages == ("csb", "fr")
+    assert found.with_given(None, "pt-BR").languages == ("de", "pt-BR")
+
+
+def test_sides_in_names_are_not_exchanged_by_what_the_texts_seem_to_be():
+    texts = [Side("a.src", 0, TARGETS, is_file=True, is_marked=True)]
+    texts += [Side("a.trg", 1, SOURCES, is_file=True, is_marked=True)]
+    assert choose_sides(with_languages(texts, ""), NONE, ("en", "fr")).source.name == "a.src"

@@ -25,6 +25,29 @@ from mtrain.inspection.file_groups import (
         (("news.de-en.de.gz", "wmt.de-en.en"), ("de", "en")),
         (("source.txt", "target.txt"), (None, None)),
         (("pt_BR.txt", "en.txt"), ("pt-BR", "en")),
+        (("train.es", "train.cni"), ("es", "cni")),
+        (("TRAIN.CNI", "TRAIN.ES"), ("cni", "es")),
+        (("tatoeba.awa-eng.awa", "tatoeba.awa-eng.eng"), ("awa", "en")),
+        (("Tatoeba.en-kab.en", "Tatoeba.en-kab.kab"), ("en", "kab")),
+        (("dev/ace_Latn.dev", "dev/eng_Latn.dev"), ("ace-Latn", "en-Latn")),
+        (("train.tags.de-en.de", "train.tags.de-en.en"), ("de", "en")),
+        (("train.zh-Hant", "train.sr_Latn_RS"), ("zh-Hant", "sr-Latn-RS")),
+        (("corpus.csb.gz", "other.pl"), ("csb", "pl")),
+        (("kashubian.txt", "polish.txt"), ("csb", "pl")),
+        (("newstest2014-deen-src.de", "newstest2014-deen-ref.en"), ("de", "en")),
+        (("train.tar", "train.doc"), ("tar", "doc")),
+        (("train.en", "train.tok"), ("en", "tok")),  # Toki Pona
+        (("train.en.tok", "train.de.tok"), ("en", "de")),
+        (("train.en", "train.dev"), ("en", "dev")),  # Domung
+        (("corpus.en", "corpus.dev"), ("en", None)),
+        (("train.raw", "train.bpe"), (None, None)),
+        (("corpus.pt-br", "corpus.en"), (None, "en")),
+        (("OpenSubtitles.en-zh_cn.en", "OpenSubtitles.en-zh_cn.zh_cn"), ("en", "zh")),
+        (("a.de-en.txt", "b.de-en"), (None, None)),
+        (("train.en", "train.txt"), ("en", None)),
+        (("train.src", "train.trg"), (None, None)),
+        (("translation.en", "original.de"), ("en", "de")),
+        (("/home/src/train.en", "/home/src/train.de"), ("en", "de")),
     ],
 )
 def test_two_files_are_a_group_and_their_names_tell_the_languages(files, languages):
@@ -42,6 +65,46 @@ def test_more_files_are_grouped_by_what_their_names_have_in_common():
     roles = divide_by_role(groups)
     assert (roles.train, roles.validation, roles.test) == (groups[:1], groups[1:2], groups[2:])
     assert names_of_test_sets(roles.test) == ["test_2016"]
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("{}.src", "{}.trg"),
+        ("{}.source", "{}.target"),
+        ("{}.s1", "{}.s2"),
+        ("{}.SRC", "{}.REF"),
+        ("src-{}.txt", "tgt-{}.txt"),
+        ("{}.src.txt", "{}.ref.txt"),
+        ("{}_src.txt", "{}_tgt.txt"),
+        ("src/{}.txt.gz", "tgt/{}.txt.gz"),
+        ("/src/data/{}.bpe.src", "/src/data/{}.bpe.trg"),
+        ("{}.src.en", "{}.trg.de"),
+        ("en/{}.en", "de/{}.de"),
+        ("cni/{}.txt", "quy/{}.txt"),
+        ("{}.cni", "{}.es"),
+        ("{}.en.gz", "{}.tok.gz"),
+    ],
+)
+@pytest.mark.parametrize("names", [("train", "dev", "test"), ("ted", "med", "val")])
+def test_files_of_several_sets_are_grouped(source, target, names):
+    files = [pattern.format(name) for pattern in (source, target) for name in names]
+    expected = [(source.format(name), target.format(name)) for name in names]
+    assert [group.files for group in group_text_files(files)] == expected
+
+
+def test_the_source_is_first_if_the_names_say_so():
+    [group] = group_text_files(["train.trg.de", "train.src.en"])
+    assert group == (("train.src.en", "train.trg.de"), ("en", "de"))
+    assert group_text_files(["tgt.txt", "src.txt"]) == [(("src.txt", "tgt.txt"), (None, None))]
+
+
+@pytest.mark.parametrize("code", ["qxx", "src", "dev"])
+def test_given_languages_are_recognized_in_names(code):
+    files = [f"train.{code}", f"val.{code}", "train.en", "val.en"]
+    groups = group_text_files(files, {code, "en"})
+    assert [group.files for group in groups] == [(files[0], files[2]), (files[1], files[3])]
+    assert {group.languages for group in groups} == {(code, "en")}
 
 
 def test_a_file_without_a_partner_is_an_error():
@@ -80,6 +143,19 @@ def test_validation_and_test_files_are_found_beside_training_files(tmp_path: Pat
     assert find_siblings(Group((str(tmp_path / "val.en"),), ())) == ([], [], [])
 
 
+def test_validation_and_test_files_beside_training_files_with_sides_in_their_names(tmp_path: Path):
+    for role in ("train", "dev", "test"):
+        for side in ("src", "tgt"):
+            (tmp_path / f"{side}-{role}.txt").touch()
+    found = find_siblings(
+        Group(tuple(f"{tmp_path}/{side}-train.txt" for side in ("src", "tgt")), (None, None))
+    )
+    files = [Path(file).name for roles in found for group in roles for file in group.files]
+    assert files == ["src-dev.txt", "tgt-dev.txt", "src-test.txt", "tgt-test.txt"]
+    assert names_of_test_sets(found.test) == ["test"]
+
+
 def test_test_sets_have_distinct_names_without_languages():
     groups = [Group((name,), ()) for name in ("a/test.en", "b/test.en", "en-de.tsv", "test_de_en.jsonl")]
-    assert names_of_test_sets(groups) == ["test", "test-2", "test-3", "test-4"]
+    groups.append(Group(("test_cni.txt", "test_es.txt"), ("cni", "es")))
+    assert names_of_test_sets(groups) == ["test", "test-2", "test-3", "test-4", "test-5"]

@@ -1,5 +1,6 @@
 """`mtrain export`: exported models translate as in mtrain; unsupported ones are errors."""
 
+import filecmp
 import json
 import math
 import shutil
@@ -11,6 +12,7 @@ import pytest
 import sentencepiece
 import torch
 import yaml
+from ctranslate2.converters import TransformersConverter
 from safetensors.torch import load_file, save_file
 
 from mtrain.checkpoint.model_folder import load_model
@@ -140,10 +142,59 @@ def test_a_vocabulary_learned_by_mtrain_survives_export_to_marian_and_import(tok
     assert back.tokenizer.fingerprint() == ours.tokenizer.fingerprint()
     changed = {"activation_dropout": 0.1, "max_positions": 1024}
     assert back.config.model == ours.config.model.model_copy(update=changed)
+    assert translated(tmp_path / "back") == translated(model)
+    export_model(tmp_path / "back", tmp_path / "again", "marian", texts=SOURCES[:1])
+    files = ["model.safetensors", "vocab.json", "config.json", "generation_config.json"]
+    assert filecmp.cmpfiles(tmp_path / "out", tmp_path / "again", files, shallow=False)[0] == files
     assert back.config.max_length == ours.config.max_length
     assert back.config.decoding == ours.config.decoding.model_copy(update={"precision": "auto"})
-    for name, tensor in ours.model.state_dict().items():
-        assert torch.equal(tensor, back.model.state_dict()[name])
+
+
+SMALL_LIMIT = DecodingConfig(precision="fp32", beam_size=2, max_length_ratio=0, max_length_offset=20)
+
+
+def translated(model: Path, **decoding: Any) -> list[tuple[str, float]]:
+    with Translator.load(model, "cpu", ["decoding.precision=fp32"], workers=1) as translator:
+        found = translator.with_settings(**decoding).translate(SOURCES + AWKWARD)
+    return [(best.text, pytest.approx(best.score, abs=1e-4)) for best in found]
+
+
+@pytest.mark.parametrize("tie", ["all", "decoder", "none"])
+def test_the_converter_of_ctranslate2_accepts_an_export_to_marian(tokenizers, tmp_path, tie):
+    """It takes <pad> for the last token, and starts the decoder with an embedding of zeros."""
+    model = random_model(
+        tmp_path / "model", tokenizers[True], SMALL_LIMIT, norm="post", tie_embeddings=tie, output_bias=True
+    )
+    export_model(model, tmp_path / "out", "marian", texts=SOURCES[:1])
+    for _ in range(2):  # also after Transformers has saved it
+        tokenizer = transformers().MarianTokenizer.from_pretrained(tmp_path / "out")
+        TransformersConverter(str(tmp_path / "out")).convert(str(tmp_path / "ct2"), force=True)
+        converted = ctranslate2.Translator(str(tmp_path / "ct2"), device="cpu", compute_type="float32")
+        rows = [tokenizer.convert_ids_to_tokens(tokenizer(text).input_ids) for text in SOURCES + AWKWARD]
+        options = {"beam_size": 1, "max_decoding_length": 20, "min_decoding_length": 0}
+        found = converted.translate_batch(rows, **options, return_scores=True)
+        ids = [tokenizer.convert_tokens_to_ids(each.hypotheses[0]) for each in found]
+        texts = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+        ours = translated(model, beam_size=1)
+        assert [text.strip() for text in texts] == [text.strip() for text, _ in ours] and len({*texts}) > 5
+        scores = [each.scores[0] for each in found]
+        assert scores == [score for _, score in ours]
+        loaded = transformers().MarianMTModel.from_pretrained(tmp_path / "out")
+        loaded.save_pretrained(tmp_path / "out")
+
+
+def test_an_export_that_transformers_has_trained_is_imported_as_it_is(tokenizers, tmp_path):
+    """BOS has been trained, so it cannot take the place of the start token again."""
+    model = random_model(tmp_path / "model", tokenizers[True], SMALL_LIMIT, norm="post", tie_embeddings="all")
+    export_model(model, tmp_path / "out", "marian", texts=SOURCES[:1])
+    trained = transformers().MarianMTModel.from_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        trained.model.shared.weight[2] += 0.1
+    trained.save_pretrained(tmp_path / "out")
+    import_marian(str(tmp_path / "out"), tmp_path / "back")
+    back = load_model(tmp_path / "back")
+    assert back.model.config.bos_id == back.model.config.pad_id == 360
+    assert [text for text, _ in translated(tmp_path / "back")] == [text for text, _ in translated(model)]
 
 
 def test_a_trained_model_translates_the_same(run_dir, tmp_path):
@@ -162,6 +213,36 @@ def test_a_trained_model_translates_the_same(run_dir, tmp_path):
         assert (
             [processor.decode(found.hypotheses[0]) for found in theirs] == ours == [pair[1] for pair in PAIRS]
         )
+
+
+@pytest.mark.parametrize(("beam_size", "length_penalty"), [(1, 1.0), (5, 0.0), (5, 0.6), (5, 1.0), (5, 1.2)])
+def test_prefixed_translations_and_scores_equal_those_of_ctranslate2(
+    run_dir, tmp_path, beam_size, length_penalty
+):
+    """Improbable prefixes, the beginnings of other translations, must not make the rest longer."""
+    export_model(run_dir, tmp_path / "out", "ctranslate2", None, SOURCES[:1])
+    texts, others = SOURCES[:6], [target for _, target in PAIRS[1:6]]
+    prefixes = ["", *(" ".join(target.split()[:2]) for target in others)]
+    overrides = [f"decoding.beam_size={beam_size}", f"decoding.length_penalty={length_penalty}"]
+    overrides += ["decoding.precision=fp32", "decoding.max_length_offset=50"]
+    translator = Translator.load(run_dir, "cpu", overrides)
+    sides = [(translator.tokenizer.source, texts), (translator.tokenizer.target, prefixes)]
+    source, prefix = ([[side.pieces[i] for i in ids] for ids in side.encode(lines)] for side, lines in sides)
+    exported = ctranslate2.Translator(str(tmp_path / "out"), device="cpu", compute_type="float32")
+    found = exported.translate_batch(
+        source,
+        target_prefix=prefix,
+        beam_size=beam_size,
+        patience=2,
+        length_penalty=length_penalty,
+        min_decoding_length=0,
+        return_scores=True,
+    )
+    ours = translator.translate(texts, prefixes=prefixes)
+    assert [one.text for one in ours] == [
+        translator.tokenizer.target.join(one.hypotheses)[0] for one in found
+    ]
+    assert [one.score for one in ours] == pytest.approx([one.scores[0] for one in found], abs=1e-4)
 
 
 @pytest.mark.parametrize("format", get_args(Format))

@@ -449,3 +449,75 @@ def test_an_empty_row_before_others_is_decoded(source, tmp_path, monkeypatch):
     monkeypatch.setattr(vocabulary, "processor", SimpleNamespace(decode=decode))
     empty, text = vocabulary.decode([[vocabulary.special.eos], [5, 6, 7]])
     assert empty == "" and text
+
+
+def in_shards(source: Path, kind: str = ".safetensors") -> dict[str, str]:
+    """Divide the weights among three files and an index, as `save_pretrained` does; returns their place."""
+    tensors = load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    stem = "model" if kind == ".safetensors" else "pytorch_model"
+    places = {name: f"{stem}-{1 + i % 3:05}-of-00003{kind}" for i, name in enumerate(sorted(tensors))}
+    for place in {*places.values()}:
+        part = {name: tensors[name].clone() for name in places if places[name] == place}
+        save_file(part, source / place) if kind == ".safetensors" else torch.save(part, source / place)
+    (source / f"{stem}{kind}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return places
+
+
+@pytest.mark.parametrize("kind", [".safetensors", ".bin"])
+def test_weights_in_shards_equal_those_in_one_file(original, source, kind):
+    in_shards(source, kind)
+    import_marian(str(original), source.with_name("whole"))
+    whole = load_file(source.with_name("whole") / "model.safetensors")
+    found = imported(source)
+    assert found.keys() == whole.keys() and all(torch.equal(found[name], whole[name]) for name in whole)
+
+
+def elsewhere(path: str) -> Callable[[Path, dict[str, str]], Any]:
+    """Let the index name another file for one tensor."""
+    return lambda source, places: edited(
+        source / "model.safetensors.index.json", weight_map={**places, "final_logits_bias": path}
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda source, _: (source / "model-00002-of-00003.safetensors").unlink(),
+            "00002-of-00003.* missing, b",
+        ),
+        (
+            lambda source, _: os.truncate(source / "model-00003-of-00003.safetensors", 99),
+            "00003.*cannot read",
+        ),
+        (elsewhere("../secret.safetensors"), "not the name of a .safetensors file in the same folder"),
+        (elsewhere("/etc/secret.safetensors"), "not the name of a .safetensors file in the same folder"),
+        (elsewhere("model-00001-of-00003.bin"), "not the name of a .safetensors file in the same folder"),
+        (
+            lambda source, places: edited(
+                source / "model.safetensors.index.json",
+                weight_map={**places, "extra": "model-00001-of-00003.safetensors"},
+            ),
+            "00001-of-00003.safetensors: has no tensor extra, which model.safetensors.index.json lists",
+        ),
+        (
+            lambda source, _: edited(source / "model.safetensors.index.json", weight_map=["a"]),
+            "weight_map does",
+        ),
+        (
+            lambda source, _: edited(source / "model.safetensors.index.json", weight_map={"a": 1}),
+            "1: not the n",
+        ),
+        (
+            lambda source, _: os.truncate(source / "model.safetensors.index.json", 2**33),
+            "not a small regular",
+        ),
+        (lambda source, _: (source / "model.safetensors.index.json").unlink(), "nor the index of several"),
+    ],
+)
+def test_a_mistake_in_the_index_of_shards_is_named(source, change, message):
+    change(source, in_shards(source))
+    with pytest.raises(ModelError, match=message):
+        imported(source)
+    assert not source.with_name("out").exists()

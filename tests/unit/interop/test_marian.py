@@ -96,6 +96,8 @@ def test_texts_are_encoded_and_decoded_as_by_transformers(pair) -> None:
 def test_logits_and_loss_equal_those_of_transformers(pair, dtype, tolerance) -> None:
     model, folder, loaded = pair
     theirs, ours = model.to(dtype), loaded.model.to(dtype)
+    if folder.name == "exported":  # its embeddings have been shifted and rounded
+        tolerance = max(tolerance, 1e-4)
     given = batch(folder, texts_for(folder))
     said = [[loaded.model.config.bos_id, *row] for row in translations(model.float(), folder, num_beams=1)]
     model.to(dtype)
@@ -103,13 +105,16 @@ def test_logits_and_loss_equal_those_of_transformers(pair, dtype, tolerance) -> 
     with torch.inference_mode():
         expected = theirs(**given, decoder_input_ids=target).logits
         keep = given["attention_mask"].bool()
-        logits = ours.project(ours(given["input_ids"], keep, target))
+        sources = given["input_ids"].masked_fill(~keep, ours.config.pad_id)
+        logits = ours.project(ours(sources, keep, target))
         assert expected.std() > 2
+        if folder.name == "exported":  # logits are shifted, and there may be an additional start token
+            logits, expected = logits.log_softmax(-1), expected.log_softmax(-1)[..., : logits.size(-1)]
         assert (model.final_logits_bias != 0).all() and (model.model.encoder.layers[0].fc1.bias != 0).all()
         assert len({len(row) for row in said}) > 5 and (~keep).any()
         assert (logits - expected).abs().max() < tolerance
         loss = theirs(**given, labels=target[:, 1:].contiguous()).loss
-        steps = forced_log_probs([ours], given["input_ids"], keep, target[:, 1:])
+        steps = forced_log_probs([ours], sources, keep, target[:, 1:])
         assert -steps.mean() == pytest.approx(float(loss), abs=tolerance)
     theirs.float(), ours.float()
 
@@ -125,7 +130,7 @@ def test_translations_equal_those_of_generate(pair, beams) -> None:
     assert config.beam_size == 4 and config.max_length_offset == MAX_LENGTH - 1
     found = search(
         [loaded.model],
-        given["input_ids"],
+        given["input_ids"].masked_fill(given["attention_mask"] == 0, loaded.model.config.pad_id),
         given["attention_mask"].bool(),
         config.model_copy(update={"beam_size": beams}),
     )

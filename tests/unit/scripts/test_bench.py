@@ -133,7 +133,7 @@ def test_the_products_of_the_bound_are_those_of_the_model(head):
 
 
 def test_the_first_step_is_not_measured(job):
-    meter = Meter(job)
+    meter = Meter(job.device, job.warmup, job.seconds)
     assert not meter.step(1000, 1000)
     assert meter.step(30, 40)
     result = meter.result()

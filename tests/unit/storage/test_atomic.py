@@ -5,10 +5,12 @@ import os
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from mtrain.errors import StorageError, UsageError
-from mtrain.storage.atomic import recover, require_new_folder, write_atomically, write_folder
+from mtrain.storage.atomic import recover, replacing, require_new_folder, write_atomically, write_folder
 from mtrain.storage.generated import marked
 from mtrain.storage.manifest import verify_folder
 
@@ -31,6 +33,23 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     assert (folder / "a").read_text() == "old" and [path.name for path in tmp_path.iterdir()] == ["folder"]
     write_folder(folder, fill("new"))
     assert (folder / "a").read_text() == "new"
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_the_umask_decides_who_can_read_what_is_written(tmp_path, umask):
+    """Not safetensors, which makes files that only their owner can read."""
+    tensors = {"a": np.zeros(3)}
+    before = os.umask(umask)
+    try:
+        write_folder(tmp_path / "folder", lambda folder: save_file(tensors, folder / "model.safetensors"))
+        with replacing(tmp_path / "file") as temporary:
+            save_file(tensors, temporary)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    file = 0o666 & ~umask
+    files = {"file": file, "model.safetensors": file, "manifest.json": file}
+    assert modes == {"folder": 0o777 & ~umask, **files}
 
 
 def test_a_crash_between_the_two_renames_loses_nothing(tmp_path):

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from mtrain.regular_files import MAX_JSON_BYTES
 from mtrain.storage.generated import is_unedited, marked
-from mtrain.storage.manifest import MAX_JSON_BYTES
 
 TEXT = "# Größe\n\n- one\n- two\n"
 

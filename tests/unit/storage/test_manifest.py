@@ -6,7 +6,8 @@ import hashlib
 import pytest
 
 from mtrain.errors import ModelError
-from mtrain.storage.manifest import MAX_JSON_BYTES, read_json, verify_folder, write_manifest
+from mtrain.regular_files import MAX_JSON_BYTES
+from mtrain.storage.manifest import read_json, verify_folder, write_manifest
 
 
 @pytest.fixture

@@ -1,0 +1,126 @@
+"""The speed of decoding with random weights: the search of mtrain, and `generate` of Transformers.
+
+All translations have the same length, so that all tools take the same steps. There is no text: neither
+tokenization nor the overlap of batches is measured.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmark.job import DecodingJob
+from benchmark.meter import time_decoding
+
+from gpu.scale import EOS, Scale
+from mtrain.config.decoding import DecodingConfig
+from mtrain.config.model import ModelConfig
+from mtrain.decoding.batches import padded
+from mtrain.decoding.search import search
+from mtrain.model.transformer import Transformer
+
+REPEATS = 10  # batches that are timed
+# Sentences in a batch, beam size, and whether scores are computed. `mtrain translate` needs none by default.
+SETTINGS = [(64, 1, False), (64, 1, True), (64, 5, True), (512, 1, False), (512, 5, True)]
+SETTINGS += [(2048, 1, False), (1, 1, False), (1, 5, True)]
+
+
+def make_model(scale: Scale, config: ModelConfig) -> Transformer:
+    """A model that decodes in bf16."""
+    return scale.model(config).eval().for_decoding(torch.bfloat16, low_projection=True)
+
+
+def translate(
+    model: Transformer, length: int, scored: bool, sentences: Sequence[Sequence[int]], batch: int, beams: int
+) -> list[int]:
+    """Translate sentences into `length` tokens each, `batch` at a time. Returns the lengths of the best
+    hypotheses."""
+    exactly = {"max_length_ratio": 0.0, "max_length_offset": length, "min_length_offset": length}
+    config, device = DecodingConfig(beam_size=beams, **exactly), next(model.parameters()).device
+    lengths = []
+    for start in range(0, len(sentences), batch):
+        rows = [[*ids, EOS] for ids in sentences[start : start + batch]]
+        source, keep = padded(rows, model.config.pad_id, device, 4)  # (B, S)
+        found = search([model], source, keep, config, scored=scored)
+        lengths += [len(best.ids) + best.finished for best, *_ in found]
+    return lengths
+
+
+def _job(scale: Scale, config: ModelConfig, batch: int, beams: int) -> DecodingJob:
+    batch = min(batch, 20) if scale.tiny else batch
+    batches = 1 if scale.tiny else REPEATS
+    if batch == 1:  # `time_decoding` takes every tenth sentence
+        sentences = scale.sentences(config, 10 * 2 * batches)
+    else:
+        sentences = scale.sentences(config, batch) * batches
+    return DecodingJob(
+        model_dir="",
+        sentences=sentences,
+        settings=[(batch, beams)],
+        length=scale.length,
+        device=str(scale.device),
+        precision="bf16",
+        workers=1,
+        model=config.model_dump(mode="json"),
+    )
+
+
+def _print(name: str, job: DecodingJob, result: dict[str, Any]) -> None:
+    for setting in result["settings"]:
+        batch, beams, speed = setting["batch"], setting["beams"], setting["sentences_per_second"]
+        print(
+            f"{name}, {batch} sentence{'s' * (batch > 1)}, beam {beams}: {speed * job.length:,.0f} tokens/s, "
+            f"{1000 * batch / speed / job.length:.2f} ms/step",
+            flush=True,
+        )
+
+
+def measure(scale: Scale, preset: str) -> None:
+    """Print the speed of mtrain's search, and on a GPU where the host waits for it."""
+    config = scale.model_config(preset)
+    model = make_model(scale, config)
+    for batch, beams, scored in SETTINGS:
+        job = _job(scale, config, batch, beams)
+        name = f"mtrain {preset} decoding bf16{'' if scored else ' without scores'}"
+        _print(name, job, time_decoding(job, partial(translate, model, job.length, scored)))
+    if scale.on_gpu:
+        for beams in (1, 5):
+            _print_waits(scale, model, beams)
+
+
+def _print_waits(scale: Scale, model: Transformer, beams: int) -> None:
+    """Print the lines at which the host waits for the GPU while a batch is decoded."""
+    rows = scale.sentences(model.config, 64)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            translate(model, scale.length, True, rows, len(rows), beams)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    places = Counter(
+        f"{Path(each.filename).name}:{each.lineno}" for each in caught if "synchroniz" in str(each.message)
+    )
+    waits = ", ".join(f"{place} {count}" for place, count in places.most_common())
+    print(f"waits in {scale.length} steps, beam {beams}: {places.total()} ({waits})", flush=True)
+
+
+def measure_transformers(scale: Scale, preset: str) -> None:
+    """Print the speed of Transformers' `generate` with its cache."""
+    from benchmark.peers.decode_marian_hf import (
+        MarianMTModel,
+        marian_config,
+        time_generation,
+    )  # takes seconds
+
+    config = scale.model_config(preset)
+    torch.manual_seed(1)
+    model = MarianMTModel(marian_config(config.model_dump(mode="json")))
+    model = model.eval().to(scale.device, torch.bfloat16)
+    for beams in (1, 5):
+        job = _job(scale, config, 64, beams)
+        with torch.inference_mode():
+            _print(f"Transformers' Marian {preset} decoding bf16", job, time_generation(job, model))

@@ -1,0 +1,119 @@
+"""Whether a run that was killed resumes to the same losses.
+
+Three runs train on the toy corpus at the same time: one without interruption, the same again, and one that is
+killed between two checkpoints.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import mkdtemp
+
+from gpu.scale import CheckFailed, Scale
+
+CONFIG = "configs/toy-en-fr.yaml"
+TOLERANCE = 0.05  # nats per token; on one H200 the losses were equal
+SETTINGS = {
+    "model.preset": "tiny",
+    "model.dropout": 0.1,
+    "tokenizer.vocab_size": 480,
+    "training.max_epochs": "null",
+    "training.batch_tokens": 1024,
+    "training.learning_rate": 0.002,
+    "training.warmup_steps": 50,
+    "training.validate_every": 200,
+    "training.compile": "off",
+    "decoding.max_length_ratio": 0.3,
+    "decoding.max_length_offset": 2,
+}
+
+
+def check(scale: Scale, work: Path) -> None:
+    """Train in a new folder in `work` and compare. Raises CheckFailed if a run fails or losses differ."""
+    work.mkdir(parents=True, exist_ok=True)
+    folder = Path(mkdtemp(prefix="runs-", dir=work))
+    every = 10 if scale.tiny else 100  # steps between checkpoints
+    once, again, killed = folders = [folder / name for name in ("once", "again", "killed")]
+    runs = {folder: _start(scale, folder, every) for folder in folders}
+    try:
+        _kill_after(every + every // 2, runs[killed], killed)
+        runs[killed] = _start(scale, killed, every)
+        for folder, run in runs.items():
+            _require_success(folder, run)
+    finally:
+        for run in runs.values():
+            run.kill()
+            run.wait()
+    for line in _lines(killed):
+        if "resum" in line or "bit-identical" in line:
+            print(line)
+    worst = max(_compare(once, again), _compare(once, killed))
+    if not worst <= TOLERANCE:
+        raise CheckFailed(f"losses of the same run differ by up to {worst:.5f} nats per token")
+
+
+def _start(scale: Scale, folder: Path, every: int) -> "subprocess.Popen[bytes]":
+    """Start or resume a run; what it says is appended to a file beside its folder."""
+    settings = {**SETTINGS, "training.max_steps": (3 if scale.tiny else 6) * every}
+    settings |= {"training.checkpoint_every": every, "training.log_every": every // 10}
+    if scale.tiny:
+        settings |= {"model.preset": "micro", "training.batch_tokens": 256}
+    command = [sys.executable, "-m", "mtrain", "fit", CONFIG, "--run-dir", str(folder)]
+    command += ["--device", str(scale.device)]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    with _log(folder).open("ab") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def _log(folder: Path) -> Path:
+    return folder.with_suffix(".log")
+
+
+def _lines(folder: Path) -> list[str]:
+    """What a run has said."""
+    return _log(folder).read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _require_success(folder: Path, run: "subprocess.Popen[bytes]") -> None:
+    if code := run.wait():
+        raise CheckFailed(f"{folder.name}: exit {code}: {' '.join(_lines(folder)[-1:])}")
+
+
+def _kill_after(step: int, run: "subprocess.Popen[bytes]", folder: Path) -> None:
+    """Kill a run once it has logged a step. Raises CheckFailed if it ends before."""
+    while max(_losses(folder), default=0) < step:
+        if run.poll() is not None:
+            last = " ".join(_lines(folder)[-1:])
+            raise CheckFailed(f"{folder.name}: exit {run.returncode} before it could be killed: {last}")
+        time.sleep(0.05)
+    run.kill()
+    run.wait()
+    print(f"killed after step {max(_losses(folder))}")
+
+
+def _losses(folder: Path) -> dict[int, float]:
+    """The losses in a run's metrics.jsonl by step, without a last line that is incomplete."""
+    file, found = folder / "metrics.jsonl", {}
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    for line in lines:
+        if line.endswith("\n") and "loss" in (record := json.loads(line)):
+            found[record["step"]] = record["loss"]
+    return found
+
+
+def _compare(folder: Path, other: Path) -> float:
+    """The largest difference of the losses of two runs, infinite if they logged other steps."""
+    ours, theirs = _losses(folder), _losses(other)
+    if not ours or ours.keys() != theirs.keys():
+        print(f"{folder.name} and {other.name} logged other steps")
+        return float("inf")
+    worst = max(abs(ours[step] - theirs[step]) for step in ours)
+    last = max(ours)
+    print(
+        f"{folder.name} and {other.name}: losses differ by {worst:.5f} at most in {len(ours)} lines; "
+        f"in step {last} {ours[last]:.4f} and {theirs[last]:.4f}"
+    )
+    return worst

@@ -1,0 +1,165 @@
+"""The speed and the memory of training: mtrain, and other tools in a plain loop on the same batches."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import torch
+from benchmark.meter import Meter
+from benchmark.peers.batches import IGNORE, PeerBatch
+from benchmark.peers.loop import summed_loss, update
+from torch import Tensor, nn
+
+from gpu.scale import Scale
+from mtrain.config.model import ModelConfig
+from mtrain.config.training import TrainingConfig
+from mtrain.data.batch import Batch
+from mtrain.data.loader import Step
+from mtrain.device import avoid_cudnn_attention
+from mtrain.planning.cost import Shape, flops_of
+from mtrain.training.step import Learner
+
+RATE = 1e-5  # small, so that random data does no harm; speed does not depend on it
+SLOW = 1.5  # seconds of a step that does more than to train, such as to compile
+SMOOTHING = 0.1
+
+
+def make_learner(scale: Scale, config: ModelConfig, compiled: str) -> Learner:
+    """A learner with random weights. `compiled` is a value of `training.compile`."""
+    recipe = TrainingConfig(max_steps=1, compile=compiled, label_smoothing=SMOOTHING)
+    return Learner(scale.model(config).train(), recipe)
+
+
+def take(learner: Learner, step: Step) -> None:
+    """Take a training step."""
+    learner.step(step.batches, step.tokens, RATE)
+
+
+def measure(scale: Scale, preset: str, batch_tokens: list[int], compiled: str, attention: str) -> None:
+    """Print mtrain's speed for each number of tokens of a batch.
+
+    `attention` is "default", or "cudnn" for what PyTorch chooses by itself on recent GPUs.
+    """
+    if attention == "cudnn":
+        torch.backends.cuda.enable_cudnn_sdp(True)
+    else:
+        avoid_cudnn_attention()  # as `mtrain fit` does
+    config = scale.model_config(preset)
+    learner = make_learner(scale, config, compiled)
+    for tokens in batch_tokens:
+        name = (
+            f"mtrain {preset} {learner.precision}, compile {compiled}, {attention} attention, batch {tokens}"
+        )
+        time_steps(name, scale, config, scale.steps(config, tokens), partial(take, learner))
+        if compiled == "on":
+            from torch._dynamo.utils import counters  # takes seconds
+
+            graphs, breaks = counters["frames"]["ok"], sum(counters["graph_break"].values())
+            print(f"   compilations {graphs}, graph breaks {breaks}", flush=True)
+
+
+def measure_peers(scale: Scale, preset: str, batch_tokens: list[int]) -> None:
+    """Print the speed of Transformers' Marian and of torch.nn.Transformer with bf16 autocast."""
+    from benchmark.peers.marian_hf import MarianMTModel, marian_config, marian_logits  # takes seconds
+    from benchmark.peers.nn_transformer import TutorialTransformer
+
+    config = scale.model_config(preset)
+    fields = config.model_dump(mode="json")
+
+    def marian() -> tuple[nn.Module, Callable[[PeerBatch], Tensor]]:
+        model = MarianMTModel(marian_config(fields))
+        return model, partial(marian_logits, model)
+
+    def tutorial() -> tuple[nn.Module, Callable[[PeerBatch], Tensor]]:
+        model = TutorialTransformer(fields)
+        return model, model
+
+    for tool, make in (("Transformers' Marian", marian), ("torch.nn.Transformer", tutorial)):
+        torch.manual_seed(1)
+        model, logits_of = make()
+        model.to(scale.device).train()
+        for tokens in batch_tokens:
+            name, steps = f"{tool} {preset} bf16, batch {tokens}", scale.steps(config, tokens)
+            try:
+                time_steps(name, scale, config, steps, _peer_step(model, logits_of, scale))
+            except torch.OutOfMemoryError as error:
+                print(f"{name}: {str(error).splitlines()[0]}", flush=True)
+        del model, logits_of
+        if scale.on_gpu:
+            torch.cuda.empty_cache()
+
+
+def _peer_step(
+    model: nn.Module, logits_of: Callable[[PeerBatch], Tensor], scale: Scale
+) -> Callable[[Step], None]:
+    """A function that takes a step of a peer with fused AdamW, which is faster than the default one."""
+    optimizer = torch.optim.AdamW(model.parameters(), RATE, (0.9, 0.98), fused=True)
+
+    def step(step: Step) -> None:
+        for each in step.batches:
+            batch = peer_batch(each.to(scale.device))
+            with torch.autocast(scale.device.type, torch.bfloat16):
+                logits = logits_of(batch)
+            (summed_loss(logits, batch, SMOOTHING) / step.tokens).backward()
+        update(model, optimizer)
+
+    return step
+
+
+def peer_batch(batch: Batch) -> PeerBatch:
+    """A batch as the other tools get it."""
+    return PeerBatch(batch.source, batch.source_keep, batch.target_in, batch.labels != IGNORE, batch.labels)
+
+
+def time_steps(
+    name: str, scale: Scale, config: ModelConfig, steps: list[Step], take_step: Callable[[Step], object]
+) -> None:
+    """Take every step once, then again for `scale.seconds`, and print the speed."""
+    slow = [round(seconds, 1) for seconds in map(_timed(take_step), steps) if seconds > SLOW]
+    if scale.on_gpu:
+        torch.cuda.reset_peak_memory_stats(scale.device)
+    meter = Meter(str(scale.device), 0.0, scale.seconds)
+    meter.step(0, 0)  # waits for the device and starts the clock
+    of_host, timed = 0.0, _timed(take_step)
+    for step in cycle(steps):
+        of_host += timed(step)
+        if meter.step(step.tokens, sum(batch.labels.numel() for batch in step.batches)):
+            break
+    _print(name, meter.result(), of_host, _flops_per_token(config, steps))
+    if slow:
+        print(f"   seconds of the slow steps before it: {slow}", flush=True)
+
+
+def _timed(work: Callable[[Step], object]) -> Callable[[Step], float]:
+    """`work`, but it returns its seconds."""
+
+    def timed(step: Step) -> float:
+        start = time.perf_counter()
+        work(step)
+        return time.perf_counter() - start
+
+    return timed
+
+
+def _print(name: str, result: dict[str, Any], of_host: float, flops_per_token: float) -> None:
+    speed = result["target_tokens_per_second"]
+    print(
+        f"{name}: {speed:,.0f} target tokens/s, {result['ms_per_step']:.2f} ms/step (host "
+        f"{1000 * of_host / result['steps']:.2f}), {speed * flops_per_token / 1e12:.3g} TFLOP/s, "
+        f"{result['target_tokens_per_step']:,.0f} tokens/step, {result['padding']:.1%} padding, "
+        f"peak {result['peak_mib'] / 1024:.2f} GiB",
+        flush=True,
+    )
+
+
+def _flops_per_token(config: ModelConfig, steps: list[Step]) -> float:
+    """Operations of the matrix products for a target token, without padding."""
+    shapes = [
+        Shape(len(batch.rows), int(batch.source_keep.sum()), batch.target_tokens)
+        for step in steps
+        for batch in step.batches
+    ]
+    flops = sum(flops_of(config, shape) for shape in shapes)
+    return flops / sum(shape.target for shape in shapes)

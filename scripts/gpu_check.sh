@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# Check and measure mtrain on one GPU, to run once on a new kind of GPU or after a change of kernels:
+#   OUT=FOLDER bash scripts/gpu_check.sh
+# or the same in two calls, first what has to be right, then what has to be fast:
+#   OUT=FOLDER WORK=FOLDER PARTS=right bash scripts/gpu_check.sh
+#   OUT=FOLDER WORK=FOLDER PARTS=fast bash scripts/gpu_check.sh
+# Both together take about nine minutes on an H200. They need PyTorch with CUDA, the dependencies of mtrain, pytest
+# with pytest-xdist, and Transformers. The interpreter is .venv/bin/python if it has PyTorch, otherwise python3. On a
+# machine without internet, wheels in .whl/ are installed first, into a folder in $WORK.
+#
+# $OUT/summary.txt says how each part ended and repeats the most important lines of the other files, which are
+# tests, demo, resume, train, decode, profile, bench and multi30k, all .txt. The exit status is 1 if a part has failed or
+# was stopped. A part that fails does not stop the others. First run the parts without exact times, all at once; then
+# the timed parts, one by one, the most valuable first.
+#
+# Variables, all but OUT optional:
+#   OUT         folder for the results
+#   WORK        folder for runs and compiled kernels, which is kept (a temporary one, which is removed)
+#   PARTS       names of parts, or right, fast, all (all). `translate` and `bench.py` need the run of `demo`
+#   DEVICE      cuda, cuda:N or cpu (cuda)
+#   BUDGET      seconds after which no part begins and running ones are stopped (545)
+#   PYTHON      the interpreter
+#   MULTI30K    folder with train, val and test_2016_flickr in .en and .de; adds the part multi30k (90 s on an H200)
+#   TINY        1: small sizes, to test this script: TINY=1 DEVICE=cpu takes some minutes. Parts are not limited then,
+#               and compiled runs are left out on a CPU, which takes minutes for each
+set -u
+cd "$(dirname "$0")/.."
+: "${OUT:?set OUT to a folder for the results}" "${DEVICE:=cuda}" "${TINY:=}" "${BUDGET:=545}" "${PARTS:=all}"
+started=$SECONDS
+mkdir -p "$OUT"
+summary=$OUT/summary.txt
+: >>"$summary"
+case $PARTS in
+    right) PARTS="environment ceiling tests demo demo-compiled resume numbers ranks multi30k" ;;
+    fast) PARTS="train-base decode train-base-compiled peers-base train-big peers-big decode-transformers profile-training
+        profile-decoding profile-training-compiled translate" ;;
+esac
+PARTS=" $(echo $PARTS) "
+
+if [ -z "${WORK:-}" ]; then
+    WORK=$(mktemp -d)
+    trap 'rm -rf "$WORK"' EXIT
+fi
+mkdir -p "$WORK"
+ended=$(mktemp -p "$WORK" ended.XXXXXX) # a line for each part that has failed
+
+if [ -z "${PYTHON:-}" ]; then
+    PYTHON=python3
+    if .venv/bin/python -c 'import torch' 2>/dev/null; then PYTHON=.venv/bin/python; fi
+fi
+if [ -d .whl ] && ! "$PYTHON" -m pip install --quiet --no-index --no-deps --no-cache-dir --upgrade \
+    --target "$WORK/site" .whl/*.whl 2>>"$summary"; then
+    echo "the wheels in .whl could not be installed" >>"$summary"
+fi
+export PYTHONPATH="$PWD:$PWD/scripts:$WORK/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
+export TORCHINDUCTOR_CACHE_DIR="$WORK/inductor" TRITON_CACHE_DIR="$WORK/triton"
+export OUT WORK DEVICE TINY PYTHON
+if [ -n "$TINY" ]; then export OMP_NUM_THREADS=1; fi
+
+say() { echo "[$((SECONDS - started)) s] $*" | tee -a "$summary"; }
+
+# Whether a part is to run
+wanted() {
+    if [ "$DEVICE" = cpu ] && [[ $1 == *-compiled ]]; then return 1; fi
+    [ "$PARTS" = " all " ] || [[ $PARTS == *" $1 "* ]]
+}
+
+# part NAME LIMIT FILE COMMAND...: run a command for up to LIMIT seconds; its output is appended to $OUT/FILE
+part() {
+    local name=$1 limit=$2 file=$OUT/$3 rest=$((BUDGET - SECONDS + started)) began=$SECONDS code
+    shift 3
+    wanted "$name" || return 0
+    if [ "$rest" -lt 12 ]; then
+        say "$name: no time left"
+        echo "$name" >>"$ended"
+        return
+    fi
+    if [ "$limit" -gt "$rest" ] || [ -n "$TINY" ]; then limit=$rest; fi
+    printf '\n===== %s (limit %s s): %s\n' "$name" "$limit" "$*" >>"$file"
+    timeout -k 5 "$limit" "$@" >>"$file" 2>&1 </dev/null
+    code=$?
+    if [ "$code" != 0 ]; then echo "$name" >>"$ended"; fi
+    if [ "$code" = 124 ]; then code="124 (stopped after $limit s)"; fi
+    say "$name: exit $code, $((SECONDS - began)) s"
+}
+
+# measure NAME LIMIT FILE ARGUMENT...: a part of the package scripts/gpu
+measure() {
+    part "${@:1:3}" "$PYTHON" -m gpu --device "$DEVICE" ${TINY:+--tiny} "${@:4}"
+}
+
+# demo NAME FOLDER VALUE: the demo with a value of training.compile
+demo() {
+    part "$1" "$limit" demo.txt "$PYTHON" -m mtrain demo --device "$DEVICE" --run-dir "$WORK/$2" \
+        --set training.compile="$3" ${TINY:+--set training.max_steps=6}
+}
+
+# Train on the English and German captions of Multi30k, and score the test set
+multi30k() {
+    local data=() side lang set
+    for side in source target; do
+        lang=en && [ "$side" = source ] || lang=de
+        for set in train val:validation test_2016_flickr:test.test_2016_flickr; do
+            data+=(--set "data.${set#*:}.$side=$MULTI30K/${set%:*}.$lang")
+        done
+    done
+    "$PYTHON" -m mtrain fit configs/multi30k/en-de-plain.yaml --run-dir "$WORK/multi30k" --device "$DEVICE" "${data[@]}" \
+        --set training.validate_every=1900 --set training.checkpoint_every=1900 ${TINY:+--set training.max_steps=4} &&
+        "$PYTHON" -m mtrain evaluate "$WORK/multi30k" --device "$DEVICE"
+}
+
+# Translate 21,000 lines of the toy corpus on the command line, with the default size of batches and a larger one
+translate() {
+    local copies=70 tokens
+    if [ -n "$TINY" ]; then copies=1; fi
+    for _ in $(seq $copies); do cut -f 1 mtrain/data/toy/test.tsv; done >"$WORK/toy.en"
+    for tokens in 8192 65536; do
+        rm -f "$WORK/toy.fr"
+        TIMEFORMAT="decoding.batch_tokens $tokens: $(wc -l <"$WORK/toy.en") lines in %R s, start included"
+        time "$PYTHON" -m mtrain translate "$WORK/toy" -i "$WORK/toy.en" -o "$WORK/toy.fr" --device "$DEVICE" \
+            --set decoding.batch_tokens=$tokens || return
+    done
+}
+
+# scripts/bench.py on the toy corpus; the other tools run in this environment, too
+bench() {
+    local peers=$WORK/peers
+    mkdir -p "$peers/bin"
+    printf '#!/bin/sh\nexec "%s" "$@"\n' "$(command -v "$PYTHON")" >"$peers/bin/python"
+    chmod +x "$peers/bin/python"
+    cut -f 1 mtrain/data/toy/test.tsv >"$WORK/test.en"
+    "$PYTHON" scripts/bench.py translate "$WORK/toy" "$WORK/test.en" --device "$DEVICE" --repeats 1 --length 12 \
+        --against marian-hf --peer-precision bf16 --peer-env "$peers" &&
+        "$PYTHON" scripts/bench.py train configs/toy-en-fr.yaml --device "$DEVICE" --repeats 1 --seconds "${TINY:-4}" \
+            --warmup "${TINY:-2}" --set model.preset=tiny --set tokenizer.vocab_size=480 --set training.batch_tokens=4096 \
+            --against torch --against marian-hf --peer-precision bf16 --peer-env "$peers" --profile
+}
+export -f multi30k translate bench
+
+# ------------------------------------------------------------------------------------------------- the machine
+if wanted environment && command -v nvidia-smi >/dev/null; then nvidia-smi >>"$summary" 2>&1; fi
+measure environment 60 summary.txt environment
+measure ceiling 40 summary.txt ceiling
+
+# ------------------------------------------------------------------------------------------ not timed, all at once
+limit=190
+tests=(-m gpu -n 3 tests/end_to_end/test_gpu.py tests/unit/test_device.py)
+if [ "$DEVICE" = cpu ]; then tests=(tests/unit/kernels/test_precision.py); fi
+part tests "$limit" tests.txt "$PYTHON" -m pytest -p no:cacheprovider --durations=12 --show-capture=no "${tests[@]}" &
+demo demo toy off &
+demo demo-compiled toy-compiled on &
+measure resume "$limit" resume.txt resume "$WORK" &
+measure numbers "$limit" resume.txt numbers &
+part ranks 100 resume.txt "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node 1 -m gpu --device "$DEVICE" \
+    ${TINY:+--tiny} ranks &
+if [ -n "${MULTI30K:-}" ]; then part multi30k 230 multi30k.txt bash -c multi30k & fi
+wait
+
+# ------------------------------------------------------------------------------------------- timed, one by one
+measure train-base 50 train.txt train base 4096 25000 100000
+measure decode 50 decode.txt decode base
+measure profile-training 40 profile.txt profile-training base 25000
+measure profile-decoding 30 profile.txt profile-decoding base
+measure peers-base 45 train.txt peers base 25000
+measure train-big 40 train.txt train big 25000 50000
+measure peers-big 40 train.txt peers big 25000
+measure decode-transformers 30 decode.txt decode-transformers base
+part translate 60 decode.txt bash -c translate
+measure train-base-compiled 100 train.txt train base 25000 4096 100000 --compile on
+measure profile-training-compiled 60 profile.txt profile-training base 25000 --compile on
+measure train-big-compiled 100 train.txt train big 25000 50000 --compile on
+measure train-base-cudnn 30 train.txt train base 25000 --attention cudnn
+part bench.py 120 bench.txt bash -c bench
+
+say "done"
+for file in train decode profile resume tests demo multi30k; do
+    if [ -e "$OUT/$file.txt" ]; then
+        grep -h 'tokens/s\|lines in\|compilations\|waits in\|GPU busy\|calls per\|losses\|^numbers\|^failed\|passed\|BLEU on' "$OUT/$file.txt"
+    fi
+done | cut -c 1-260 | tee -a "$summary"
+[ ! -s "$ended" ]
