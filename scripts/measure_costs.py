@@ -31,7 +31,8 @@ from mtrain.config.schema import Config
 from mtrain.data.batch import Batch
 from mtrain.device import keep_freed_memory, limit_onednn_cache
 from mtrain.model.transformer import Transformer
-from mtrain.planning.estimate import Device, Estimator
+from mtrain.planning.cost import Device
+from mtrain.planning.estimate import Estimator
 from mtrain.planning.hardware import find_hardware
 from mtrain.training.average import WeightAverage
 from mtrain.training.lengths import TrainingLengths

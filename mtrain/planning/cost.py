@@ -8,13 +8,13 @@ Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Mode
 Symbols: see `mtrain.model`; F is the width of the feed-forward network.
 """
 
-from collections import Counter
 from typing import NamedTuple
 
 from mtrain.config.model import ModelConfig
 from mtrain.kernels.attention import padded_keys
 from mtrain.kernels.cross_entropy import chunk_rows
 from mtrain.model.attention import suits_eager_kernel
+from mtrain.planning.hardware import Hardware
 
 FP32 = 4  # bytes
 _ID = 8  # bytes of a token id
@@ -61,92 +61,46 @@ class Parameters(NamedTuple):
 
 def count_parameters(config: ModelConfig) -> Parameters:
     """The parameters of a model."""
-    width, vocabulary = config.d_model, config.target_vocab_size
-    final_norm = 2 * width if config.norm == "pre" else 0
-    encoder = config.encoder_layers * (_linear_parameters(config, 1) + 2 * 2 * width) + final_norm
+    width, vocabulary, tie = config.d_model, config.target_vocab_size, config.tie_embeddings
+    norm, final_norm = 2 * width, 2 * width if config.norm == "pre" else 0
+    encoder = config.encoder_layers * (_linear_parameters(config, 1) + 2 * norm) + final_norm
+    positions = config.max_positions if config.positions == "learned" else 0
     if config.is_classifier:
-        positions = config.max_positions if config.positions == "learned" else 0
         segments = 2
         return Parameters(width * (config.source_vocab_size + segments + positions), encoder, 0, width + 1)
-    embeddings = config.source_vocab_size + (0 if config.tie_embeddings == "all" else vocabulary)
-    if config.positions == "learned":
-        embeddings += 2 * config.max_positions
-    projection = width * vocabulary if config.tie_embeddings == "none" else 0
-    if config.output_bias:
-        projection += vocabulary
-    decoder = config.decoder_layers * (_linear_parameters(config, 2) + 3 * 2 * width) + final_norm
+    embeddings = config.source_vocab_size + 2 * positions + (0 if tie == "all" else vocabulary)
+    decoder = config.decoder_layers * (_linear_parameters(config, 2) + 3 * norm) + final_norm
+    projection = vocabulary * ((width if tie == "none" else 0) + config.output_bias)
     return Parameters(width * embeddings, encoder, decoder, projection)
 
 
 def _linear_parameters(config: ModelConfig, attentions: int) -> int:
     """Parameters of the linear maps of a layer that has some attentions, and a feed-forward network."""
-    attention, feed_forward = _linear_maps(config)
-    maps = attentions * attention + feed_forward
-    return sum((inner + 1) * columns for inner, columns in maps)
+    width, inner = config.d_model, config.ffn_dim * (_products_of_feed_forward(config) - 1)
+    return attentions * 4 * width * (width + 1) + inner * (width + 1) + (config.ffn_dim + 1) * width
 
 
-def _linear_maps(config: ModelConfig) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Inputs and outputs of the linear maps of an attention and of a feed-forward network."""
-    width, inner = config.d_model, config.ffn_dim
-    gates = 2 if config.activation == "swiglu" else 1
-    return [(width, 3 * width), (width, width)], [(width, gates * inner), (inner, width)]
+def _products_of_feed_forward(config: ModelConfig) -> int:
+    """The number of matrices (E, F) in a feed-forward network."""
+    return 3 if config.activation == "swiglu" else 2
 
 
 # ------------------------------------------------------------------------------------------------------ FLOPs
 
 
-class Product(NamedTuple):
-    """`batch` products of (rows, inner) with (inner, columns) matrices in the forward pass."""
-
-    batch: int
-    rows: int
-    inner: int
-    columns: int
-
-    @property
-    def flops(self) -> int:
-        """Operations forward and backward."""
-        return 3 * 2 * self.batch * self.rows * self.inner * self.columns
-
-
-def products_of(config: ModelConfig, shape: Shape) -> Counter[Product]:
-    """The number of times that each matrix product occurs in a step on one micro-batch.
+def flops_of(config: ModelConfig, shape: Shape) -> int:
+    """Floating-point operations of the matrix products of a micro-batch, forward and backward.
 
     Causal attention is counted in full, and what fused attention computes again in the backward pass is not
     counted.
     """
-    sentences, source, target = shape
-    lengths, heads = shape.lengths, config.heads
-
-    def attention(queries: int, keys: int) -> list[Product]:
-        head = config.d_model // heads
-        scores = Product(sentences * heads, queries, head, keys)
-        return [scores, Product(sentences * heads, queries, keys, head)]
-
-    def linear(tokens: int, maps: list[tuple[int, int]]) -> list[Product]:
-        return [Product(1, tokens, *sizes) for sizes in maps]
-
-    attention_maps, feed_forward = _linear_maps(config)
-    square, keys_values = (config.d_model, config.d_model), (config.d_model, 2 * config.d_model)
-    encoder = linear(source, attention_maps + feed_forward) + attention(lengths[0], lengths[0])
-    decoder = linear(target, [*attention_maps, square, square, *feed_forward])
-    decoder += linear(source, [keys_values]) + attention(lengths[1], lengths[1])
-    decoder += attention(lengths[1], lengths[0])
+    width, (_, source, target), lengths = config.d_model, shape, shape.lengths
+    square, feed_forward = width**2, _products_of_feed_forward(config) * width * config.ffn_dim
+    encoder = source * (4 * square + feed_forward + 2 * width * lengths[0])
+    decoder = target * (6 * square + feed_forward + 2 * width * sum(lengths)) + source * 2 * square
     classes = 1 if config.is_classifier else config.target_vocab_size
-    counts: Counter[Product] = Counter()
-    for products, times in (
-        (encoder, config.encoder_layers),
-        (decoder, config.decoder_layers),
-        (linear(target, [(config.d_model, classes)]), 1),
-    ):
-        for product in products:
-            counts[product] += times
-    return counts
-
-
-def flops_of(counts: Counter[Product]) -> int:
-    """Floating-point operations of matrix products, forward and backward."""
-    return sum(product.flops * times for product, times in counts.items())
+    layers = config.encoder_layers * encoder + config.decoder_layers * decoder
+    return 3 * 2 * (layers + target * width * classes)
 
 
 # Operations that PyTorch dispatches on a GPU for a micro-batch, views not counted: for each encoder layer,
@@ -165,94 +119,87 @@ def count_operations(config: ModelConfig, low_precision: bool) -> int:
 # ----------------------------------------------------------------------------------------------------- memory
 
 
-class Numerics(NamedTuple):
-    """What memory depends on besides the sizes: the device, and the precision of matrix products."""
+class Device(NamedTuple):
+    """How a device trains."""
 
-    on_cpu: bool
-    product_bytes: int  # of a number: 4 in fp32, 2 in bf16 and fp16
+    hardware: Hardware
+    precision: str  # fp32, bf16 or fp16
+    workers: int = 1  # threads, each with gradients and activations of its own
 
     @property
     def is_low(self) -> bool:
         """Whether products are in lower precision than weights."""
-        return self.product_bytes < FP32
+        return self.precision != "fp32"
+
+    @property
+    def product_bytes(self) -> int:
+        """Bytes of a number in matrix products."""
+        return FP32 // 2 if self.is_low else FP32
 
     def mask_bytes(self, rate: float, number: int) -> int:
         """Bytes of an element of a dropout mask for numbers of `number` bytes. On a CPU it has their type,
         elsewhere it is boolean."""
         if not rate:
             return 0
-        return number if self.on_cpu else 1
+        return number if self.hardware.on_cpu else 1
 
 
-def activation_bytes(config: ModelConfig, shape: Shape, numerics: Numerics) -> int:
+def activation_bytes(config: ModelConfig, shape: Shape, device: Device) -> int:
     """Bytes that the forward pass of a micro-batch saves for the backward pass, without compilation.
 
     They include copies of the weights in low precision, and the gradients that the loss computes early.
     """
     _, source, target = shape
-    longest_source, longest_target = shape.lengths
+    (longest_source, longest_target), number, width = shape.lengths, device.product_bytes, config.d_model
+    mask = device.mask_bytes(config.dropout, FP32) * width
+    norm = FP32 * (width + 2)  # its input, a mean and a standard deviation
+    # Of each token: a norm, the input of the first product, and dropout.
+    residual = norm + number * width + mask
+    embedding = _ID + mask + (norm if config.norm == "pre" else 0)  # with the norm after the last layer
 
     def layer(tokens: int, attentions: int) -> int:
         """All but the attentions themselves."""
-        sublayers = (attentions + 1) * tokens * _sublayer_bytes(config, numerics)
-        weights = numerics.product_bytes * _linear_parameters(config, attentions) if numerics.is_low else 0
-        return sublayers + tokens * _feed_forward_bytes(config, numerics) + weights
+        weights = number * _linear_parameters(config, attentions) if device.is_low else 0
+        return tokens * ((attentions + 1) * residual + _feed_forward_bytes(config, device)) + weights
 
-    encoder = layer(source, 1) + _attention_bytes(config, numerics, source, source, longest_source)
-    decoder = layer(target, 2) + _attention_bytes(config, numerics, target, target, longest_target)
-    decoder += _attention_bytes(config, numerics, target, source, longest_source)
-    memory = numerics.product_bytes * source * config.d_model  # the input of its projections
-    total = config.encoder_layers * encoder + config.decoder_layers * decoder
-    total += memory * (config.decoder_layers if numerics.is_low else 1)
-    per_token = _ID + numerics.mask_bytes(config.dropout, FP32) * config.d_model  # embeddings
-    if config.norm == "pre":
-        per_token += _norm_bytes(config)
-    return total + (source + target) * per_token + loss_gradient_bytes(config, shape)
+    encoder = layer(source, 1) + _attention_bytes(config, device, source, source, longest_source)
+    decoder = layer(target, 2) + _attention_bytes(config, device, target, target, longest_target)
+    decoder += _attention_bytes(config, device, target, source, longest_source)
+    memories = config.decoder_layers if device.is_low else 1  # inputs of the projections of the memory
+    layers = config.encoder_layers * encoder + config.decoder_layers * decoder
+    embeddings = (source + target) * embedding + memories * number * source * width
+    return layers + embeddings + loss_gradient_bytes(config, shape)
 
 
-def _norm_bytes(config: ModelConfig) -> int:
-    """Bytes per token that layer normalization saves: its input, a mean and a standard deviation."""
-    return FP32 * (config.d_model + 2)
-
-
-def _sublayer_bytes(config: ModelConfig, numerics: Numerics) -> int:
-    """Bytes per token that a residual connection saves: its norm, the input of its first product, and its
-    dropout."""
-    inputs = numerics.product_bytes + numerics.mask_bytes(config.dropout, FP32)
-    return _norm_bytes(config) + inputs * config.d_model
-
-
-def _feed_forward_bytes(config: ModelConfig, numerics: Numerics) -> int:
+def _feed_forward_bytes(config: ModelConfig, device: Device) -> int:
     """Bytes per token that a feed-forward network saves: what its activation function saves, its dropout, and
     the input of its second product."""
     rate = config.dropout if config.activation_dropout is None else config.activation_dropout
     activation = {"relu": 1, "gelu": 1, "silu": 1, "swiglu": 3}[config.activation]
-    number = numerics.product_bytes
-    if config.activation == "relu" and (numerics.on_cpu or not rate):
+    number = device.product_bytes
+    if config.activation == "relu" and (device.hardware.on_cpu or not rate):
         # Saves only its result, after dropout, which is the input of the product.
         return config.ffn_dim * number
-    return config.ffn_dim * ((activation + 1) * number + numerics.mask_bytes(rate, number))
+    return config.ffn_dim * ((activation + 1) * number + device.mask_bytes(rate, number))
 
 
-def _attention_bytes(config: ModelConfig, numerics: Numerics, queries: int, keys: int, length: int) -> int:
+def _attention_bytes(config: ModelConfig, device: Device, queries: int, keys: int, length: int) -> int:
     """Bytes that attention of `queries` tokens over `keys` tokens, `length` in each sentence, saves: queries,
     keys, values, and the input of the output projection; weights or their normalizers, according to the
     kernel that `mtrain.model.attention` chooses."""
-    number, width = numerics.product_bytes, config.d_model
-    few = suits_eager_kernel(length, width // config.heads)
-    eager = numerics.on_cpu and few and not config.attention_dropout
+    number, width = device.product_bytes, config.d_model
+    normalizers, output = FP32 * config.heads * queries, number * queries * width
+    if not device.hardware.on_cpu:
+        return number * (queries + 2 * keys) * width + output + normalizers
+    eager = suits_eager_kernel(length, width // config.heads) and not config.attention_dropout
     if eager:
         keys, length = keys * padded_keys(length) // length, padded_keys(length)
-    inputs, output = (queries + 2 * keys) * width, number * queries * width
-    weights, normalizers = FP32 * config.heads * queries * length, FP32 * config.heads * queries
-    if not numerics.on_cpu:
-        return number * inputs + output + normalizers
-    total = FP32 * inputs + output  # on a CPU, attention is computed in fp32
-    if config.attention_dropout:
-        return total + 3 * weights  # before and after dropout, and its mask
+    total = FP32 * (queries + 2 * keys) * width + output  # on a CPU, attention is computed in fp32
     if eager:
-        return total + weights
-    return total + normalizers + (FP32 * queries * width if numerics.is_low else 0)
+        return total + normalizers * length
+    if config.attention_dropout:
+        return total + 3 * normalizers * length  # weights before and after dropout, and its mask
+    return total + normalizers + (FP32 * queries * width if device.is_low else 0)
 
 
 def loss_gradient_bytes(config: ModelConfig, shape: Shape) -> int:
@@ -264,24 +211,23 @@ def loss_gradient_bytes(config: ModelConfig, shape: Shape) -> int:
     return FP32 * (numbers + (config.target_vocab_size if config.output_bias else 0))
 
 
-def loss_workspace_bytes(config: ModelConfig, shape: Shape, numerics: Numerics) -> int:
+def loss_workspace_bytes(config: ModelConfig, shape: Shape, device: Device) -> int:
     """Bytes that the loss needs for a moment, besides the gradients that it saves: logits and their
     gradients, of a chunk of tokens at a time; or copies of the gradients at the start of the backward
     pass."""
     if config.is_classifier:  # a few numbers for each pair
         return 0
-    number, vocabulary = numerics.product_bytes, config.target_vocab_size
-    rows = min(shape.target, chunk_rows("cpu" if numerics.on_cpu else "cuda", vocabulary))
-    if numerics.on_cpu:
+    number, vocabulary = device.product_bytes, config.target_vocab_size
+    rows = min(shape.target, chunk_rows("cpu" if device.hardware.on_cpu else "cuda", vocabulary))
+    if device.hardware.on_cpu:
         # The gradient replaces the logits. That of the bias needs a copy. R-Drop needs little more.
-        logits, extra = (FP32, FP32) if config.output_bias else (number, 0)
+        logit = 2 * FP32 if config.output_bias else number
     else:
-        logits = number + FP32  # and their softmax, which becomes the gradient
-        if config.output_bias and numerics.is_low:
-            logits += FP32
-        extra = FP32 if numerics.is_low else 0  # a copy: of logits, or R-Drop's gradient
+        # Logits and their softmax, which becomes the gradient. In low precision also a copy, of the logits or
+        # R-Drop's gradient, and one with the bias.
+        logit = number + FP32 * (1 + device.is_low * (1 + config.output_bias))
     weight = vocabulary * config.d_model
     # A copy of the weight in low precision, and the chunk's share of the gradient of the weight.
-    products = number * weight * (2 if numerics.is_low else 1)
+    products = number * weight * (2 if device.is_low else 1)
     hidden = FP32 * shape.target * config.d_model
-    return max(rows * vocabulary * (logits + extra) + products + hidden, loss_gradient_bytes(config, shape))
+    return max(rows * vocabulary * logit + products + hidden, loss_gradient_bytes(config, shape))

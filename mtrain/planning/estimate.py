@@ -5,25 +5,15 @@ a micro-batch are those of `mtrain.planning.cost`; `mtrain.planning.scaling` pre
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.schema import Config
-from mtrain.planning.cost import (
-    FP32,
-    UPDATE_OPERATIONS,
-    Numerics,
-    Shape,
-    activation_bytes,
-    count_operations,
-    count_parameters,
-    flops_of,
-    loss_gradient_bytes,
-    loss_workspace_bytes,
-    products_of,
-)
-from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, LAUNCH_SECONDS, UTILIZATION, Hardware
+from mtrain.planning import cost
+from mtrain.planning.cost import FP32, Device, Shape
+from mtrain.planning.hardware import BANDWIDTH_UTILIZATION, LAUNCH_SECONDS, UTILIZATION
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.micro_batch import fit_micro_batch_tokens
 
@@ -79,20 +69,6 @@ class StepTime(NamedTuple):
     update: float  # of the weights
 
 
-@dataclass(frozen=True)
-class Device:
-    """How a device trains."""
-
-    hardware: Hardware
-    precision: str
-    workers: int = 1  # threads, each with gradients and activations of its own
-
-    @property
-    def numerics(self) -> Numerics:
-        """What the memory of activations depends on."""
-        return Numerics(self.hardware.on_cpu, FP32 if self.precision == "fp32" else FP32 // 2)
-
-
 class Estimator:
     """Predicts the costs of one of `devices` devices that train a model with a complete config."""
 
@@ -105,7 +81,7 @@ class Estimator:
         devices: int = 1,
     ):
         self.recipe, self.architecture, self.lengths = config.training, architecture, lengths
-        self.device, self.devices, self.numerics = device, devices, device.numerics
+        self.device, self.devices = device, devices
         self.copies = 2 if self.recipe.r_drop else 1  # of each micro-batch
         self.longest = self.max_length = config.longest_sequence  # in tokens
         if lengths.is_complete and not (config.data.changes_pairs or config.model.is_classifier):
@@ -122,7 +98,7 @@ class Estimator:
             return limit
 
         def size(pairs: int) -> int:
-            return activation_bytes(self.architecture, self._longest_shape(pairs), self.numerics)
+            return self._activation_bytes(self._longest_shape(pairs))
 
         sizes = self.longest, limit, hardware.memory, self.device.workers, hardware.on_cpu
         return fit_micro_batch_tokens(size, *sizes)
@@ -142,10 +118,13 @@ class Estimator:
     def _longest_shape(self, pairs: int) -> Shape:
         return Shape.of_lengths(pairs, self.longest, self.longest).repeated(self.copies)
 
+    def _activation_bytes(self, shape: Shape) -> int:
+        return cost.activation_bytes(self.architecture, shape, self.device)
+
     @property
     def trained_parameters(self) -> int:
         """The number of parameters that `training.freeze` leaves."""
-        counts = count_parameters(self.architecture)._asdict()
+        counts = cost.count_parameters(self.architecture)._asdict()
         return sum(count for part, count in counts.items() if part not in self.recipe.freeze)
 
     # ------------------------------------------------------------------------------------------------- memory
@@ -159,15 +138,15 @@ class Estimator:
 
     def memory_of(self, shape: Shape) -> Memory:
         """Peak memory, with a micro-batch of a shape."""
-        workers, weights = self.device.workers, FP32 * count_parameters(self.architecture).total
-        trained, loss = FP32 * self.trained_parameters, loss_gradient_bytes(self.architecture, shape)
-        workspace = loss_workspace_bytes(self.architecture, shape, self.numerics)
+        workers, weights = self.device.workers, FP32 * cost.count_parameters(self.architecture).total
+        trained, loss = FP32 * self.trained_parameters, cost.loss_gradient_bytes(self.architecture, shape)
+        workspace = cost.loss_workspace_bytes(self.architecture, shape, self.device)
         return Memory(
             weights=weights,
             gradients=trained * workers,
             optimizer=2 * trained,
             average=0 if self.recipe.ema_decay is None else weights,
-            activations=workers * (activation_bytes(self.architecture, shape, self.numerics) - loss),
+            activations=workers * (self._activation_bytes(shape) - loss),
             logits=workers * (loss + workspace),
         )
 
@@ -197,28 +176,28 @@ class Estimator:
 
     def step(self) -> StepCost:
         """What an optimizer step consists of."""
-        steps, tokens = len(self.plan.steps), self.plan.tokens[1]
-        micro_batches = self.shapes.total() / steps
-        return StepCost(tokens / steps, self._flops() * self.devices, micro_batches, self.micro_batch_tokens)
+        tokens, micro_batches = self.plan.tokens[1] / len(self.plan.steps), self._per_step(lambda _: 1)
+        return StepCost(tokens, self._flops() * self.devices, micro_batches, self.micro_batch_tokens)
+
+    def _per_step(self, cost_of: Callable[[Shape], float]) -> float:
+        """The mean cost of the micro-batches of a step of one device, by their shapes."""
+        return sum(cost_of(shape) * times for shape, times in self.shapes.items()) / len(self.plan.steps)
 
     def _flops(self) -> float:
-        """FLOPs of one device in a step."""
-        flops = (flops_of(products_of(self.architecture, shape)) * n for shape, n in self.shapes.items())
-        return sum(flops) / len(self.plan.steps)
+        return self._per_step(lambda shape: cost.flops_of(self.architecture, shape))
 
     def time(self) -> StepTime:
         """The time of a step, by the rates of the hardware: matrix products at a part of its peak, everything
         else at a part of the bandwidth of its memory. On a GPU, at least the time to launch all operations.
         """
-        hardware, numerics = self.device.hardware, self.numerics
+        hardware, low = self.device.hardware, self.device.is_low
         bandwidth = BANDWIDTH_UTILIZATION * hardware.bandwidth
-        sizes = (activation_bytes(self.architecture, shape, numerics) * n for shape, n in self.shapes.items())
-        moved = ACTIVATION_PASSES * sum(sizes) / len(self.plan.steps)
-        products = self._flops() / (UTILIZATION * hardware.flops(numerics.product_bytes))
+        moved = ACTIVATION_PASSES * self._per_step(self._activation_bytes)
+        products = self._flops() / (UTILIZATION * hardware.flops(self.device.product_bytes))
         update = OPTIMIZER_NUMBERS * FP32 * self.trained_parameters
         launch = 0.0 if hardware.on_cpu else LAUNCH_SECONDS
-        operations = count_operations(self.architecture, numerics.is_low)
-        launches = launch * operations * self.shapes.total() / len(self.plan.steps)
+        operations = self._per_step(lambda _: cost.count_operations(self.architecture, low))
         return StepTime(
-            max(products + moved / bandwidth, launches), max(update / bandwidth, launch * UPDATE_OPERATIONS)
+            max(products + moved / bandwidth, launch * operations),
+            max(update / bandwidth, launch * cost.UPDATE_OPERATIONS),
         )

@@ -35,8 +35,8 @@ from mtrain.device import (
     resolve_precision,
 )
 from mtrain.errors import UsageError
-from mtrain.planning.cost import FP32, count_parameters
-from mtrain.planning.estimate import Device, Epoch, Estimator, Memory, StepCost, StepTime
+from mtrain.planning.cost import FP32, Device, count_parameters
+from mtrain.planning.estimate import Epoch, Estimator, Memory, StepCost, StepTime
 from mtrain.planning.hardware import GPUS, HEAP, LIBRARIES, Hardware, find_hardware
 from mtrain.planning.scaling import Run, predict_run
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config
@@ -245,7 +245,7 @@ def _advise_memory(estimator: Estimator, fits: bool) -> Iterator[str]:
     if tokens is not None:
         yield f"set training.micro_batch_tokens to {tokens * (2 if recipe.r_drop else 1)}"
         return
-    if estimator.devices > 1 and not estimator.numerics.on_cpu:
+    if estimator.devices > 1 and not estimator.device.hardware.on_cpu:
         yield "training.parallel: fsdp may fit, as it divides the model among the devices (not predicted)"
     yield "choose a smaller model.preset: a single sentence of data.max_length does not fit"
     if recipe.ema_decay is not None:

@@ -6,27 +6,81 @@ the mean micro-batch without padding.
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmark.job import TrainingJob, answer_with
 from mtrain.config.model import ModelConfig
-from mtrain.planning.cost import Product, Shape, products_of
+from mtrain.model.build import build_model
+from mtrain.model.transformer import Transformer
+from mtrain.planning.cost import Shape
 
+PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.baddbmm.default,
+}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def products_of_job(job: TrainingJob) -> Counter[Product]:
-    """The products of a step with the mean micro-batch of a job; R-Drop runs it through the model twice."""
-    copies = 2 if job.training["r_drop"] else 1
-    return products_of(ModelConfig(**job.model), Shape(*job.shape).repeated(copies))
+class Product(NamedTuple):
+    """`batch` products of (rows, inner) with (inner, columns) matrices in the forward pass."""
+
+    batch: int
+    rows: int
+    inner: int
+    columns: int
+
+    @property
+    def flops(self) -> int:
+        """Operations forward and backward."""
+        return 3 * 2 * self.batch * self.rows * self.inner * self.columns
+
+
+class _Products(TorchDispatchMode):
+    """Counts the matrix products that are computed until the end of the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[Product] = Counter()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function in PRODUCTS:
+            *batch, rows, columns = result.shape
+            self.counts[Product(*(batch or [1]), rows, args[-1].size(-2), columns)] += 1
+        return result
+
+
+def products_of(config: ModelConfig, shape: Shape) -> Counter[Product]:
+    """The number of times that each matrix product occurs in a step on one micro-batch: those of the model's
+    forward pass on the meta device, where attention consists of two products. All logits are one product.
+    """
+    with torch.device("meta"), torch.no_grad():
+        model = build_model(config)
+        source, target = (torch.zeros(shape.sentences, length, dtype=torch.int64) for length in shape.lengths)
+        with _Products() as products:
+            outputs = model(source, torch.ones_like(source, dtype=torch.bool), target)
+            if isinstance(model, Transformer):
+                model.project(outputs)
+    return products.counts
+
+
+def shape_of_job(job: TrainingJob) -> Shape:
+    """The mean micro-batch of a job; R-Drop runs it through the model twice."""
+    return Shape(*job.shape).repeated(2 if job.training["r_drop"] else 1)
 
 
 def bound(job: TrainingJob) -> dict[str, float]:
     """Seconds of all matrix products of a step with the mean micro-batch, in the precision of the job."""
-    counts = products_of_job(job)
+    counts = products_of(ModelConfig(**job.model), shape_of_job(job))
     dtype, device = DTYPES[job.precision], torch.device(job.device)
     return {"seconds": sum(times * seconds_of(product, dtype, device) for product, times in counts.items())}
 

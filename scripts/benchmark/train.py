@@ -129,7 +129,7 @@ def _contestants(options: argparse.Namespace, precision: str, python: str) -> li
 
 def _evaluate(results: dict[Contestant, list[dict[str, Any]]], job: TrainingJob) -> dict[str, Any]:
     """The rows of the table, and the bounds."""
-    flops = flops_of(matrix_products.products_of_job(job))
+    flops = flops_of(ModelConfig(**job.model), matrix_products.shape_of_job(job))
     target_tokens = job.shape[2]
     bounds = {
         each.precision: [target_tokens / run["seconds"] for run in runs]

@@ -5,13 +5,12 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
-from benchmark.matrix_products import seconds_of, seconds_per_call
+from benchmark.matrix_products import Product, seconds_of, seconds_per_call
 from benchmark.meter import synchronize
 from benchmark.rounds import describe_run
 
 from gpu.scale import Scale
 from mtrain.device import resolve_precision
-from mtrain.planning.cost import Product
 
 PACKAGES = ("transformers", "sentencepiece", "numpy", "pyarrow", "pydantic", "typer", "triton", "sacrebleu")
 # Large products, and those of the models `base` and `big` with 25,000 tokens: rows, inner size, columns.

@@ -18,7 +18,7 @@ from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch
 from mtrain.data.loader import Step
 from mtrain.device import avoid_cudnn_attention
-from mtrain.planning.cost import Shape, flops_of, products_of
+from mtrain.planning.cost import Shape, flops_of
 from mtrain.training.step import Learner
 
 RATE = 1e-5  # small, so that random data does no harm; speed does not depend on it
@@ -161,5 +161,5 @@ def _flops_per_token(config: ModelConfig, steps: list[Step]) -> float:
         for step in steps
         for batch in step.batches
     ]
-    flops = sum(flops_of(products_of(config, shape)) for shape in shapes)
+    flops = sum(flops_of(config, shape) for shape in shapes)
     return flops / sum(shape.target for shape in shapes)

@@ -12,7 +12,7 @@ from mtrain.config.model import ModelConfig
 from mtrain.config.presets import PRESETS
 from mtrain.model.loss import translation_loss
 from mtrain.model.transformer import Transformer
-from mtrain.planning.cost import Shape, count_operations, count_parameters, flops_of, products_of
+from mtrain.planning.cost import Shape, count_operations, count_parameters, flops_of
 from tests.support.transformer import ids
 
 WORDS = {"source_vocab_size": 90, "target_vocab_size": 110, "max_positions": 40}
@@ -51,8 +51,7 @@ def test_flops_of_a_step_are_those_that_pytorch_counts(activation):
     with FlopCounterMode(display=False) as counter:
         hidden = model(sides[0], torch.ones_like(sides[0], dtype=torch.bool), sides[1])
         translation_loss(hidden, *model.projection(), sides[1], 0.1).loss.backward()
-    counts = products_of(config, Shape.of_lengths(sentences, source, target))
-    assert flops_of(counts) == counter.get_total_flops()
+    assert flops_of(config, Shape.of_lengths(sentences, source, target)) == counter.get_total_flops()
 
 
 class Operations(TorchDispatchMode):
@@ -91,5 +90,5 @@ def test_operations_are_about_as_many_as_pytorch_dispatches():
 def test_r_drop_doubles_the_flops():
     config = ModelConfig(**SMALL, **WORDS, tie_embeddings="decoder")
     shape = Shape.of_lengths(5, 9, 10)
-    once, twice = (flops_of(products_of(config, shape.repeated(times))) for times in (1, 2))
+    once, twice = (flops_of(config, shape.repeated(times)) for times in (1, 2))
     assert twice == 2 * once

@@ -12,8 +12,8 @@ from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch
 from mtrain.model.transformer import Transformer
-from mtrain.planning.cost import Numerics, Shape, activation_bytes, count_operations, count_parameters
-from mtrain.planning.estimate import Device, Estimator
+from mtrain.planning.cost import Device, Shape, activation_bytes, count_operations, count_parameters
+from mtrain.planning.estimate import Estimator
 from mtrain.planning.hardware import find_hardware
 from mtrain.training.lengths import TrainingLengths
 from mtrain.training.micro_batch import activation_bytes as measured_activation_bytes
@@ -54,8 +54,8 @@ def test_activations_take_as_much_memory_as_predicted(choice, precision, lengths
     batch = random_batch(16, source, target)
     learner = Learner(Transformer(config).train(), TrainingConfig(max_steps=1, precision=precision))
     measured = measured_activation_bytes(learner, batch)
-    numerics = Numerics(on_cpu=True, product_bytes=4 if precision == "fp32" else 2)
-    predicted = activation_bytes(config, Shape.of_lengths(16, source, target), numerics)
+    device = Device(find_hardware("cpu"), precision)
+    predicted = activation_bytes(config, Shape.of_lengths(16, source, target), device)
     assert predicted == pytest.approx(measured, rel=0.1)
 
 

@@ -10,14 +10,17 @@ import pytest
 import torch
 from benchmark import peer_environment, profile, report, train, translate
 from benchmark.job import JobFailed, TrainingJob, start
+from benchmark.matrix_products import Product, products_of
 from benchmark.meter import Meter
 from benchmark.mtrain_training import open_trainer
 from benchmark.peers.batches import Streams
 from benchmark.rounds import Contestant
 
 from mtrain.config.load import load_config
+from mtrain.config.model import ModelConfig
 from mtrain.data.batch import collate
 from mtrain.data.prepare_data import prepare_data
+from mtrain.planning.cost import Shape, flops_of
 from mtrain.tokenizer.tokenizer import Tokenizer
 from tests.support.paths import ROOT
 
@@ -116,6 +119,17 @@ def test_the_mean_micro_batch_has_no_padding(job):
     micro_batches = len(streams.micro_batches)
     means = (len(streams.rows), streams.source.lengths.sum(), streams.target.lengths.sum())
     assert job.shape == tuple(round(total / micro_batches) for total in means)
+
+
+@pytest.mark.parametrize("head", [{}, {"head": "pair_classifier"}, {"activation": "swiglu", "norm": "post"}])
+def test_the_products_of_the_bound_are_those_of_the_model(head):
+    sizes = {"d_model": 32, "heads": 4, "encoder_layers": 2, "ffn_dim": 80, **head}
+    words = {"source_vocab_size": 90, "target_vocab_size": 90, "max_positions": 40}
+    config, shape = ModelConfig(**sizes, **words), Shape.of_lengths(5, 9, 1 if "head" in head else 10)
+    counts = products_of(config, shape)
+    assert counts[Product(1, 45, 32, 96)] == 2  # queries, keys and values of each encoder layer
+    assert counts[Product(20, 9, 8, 9)] == 2  # scores of 5 sentences in 4 heads
+    assert sum(product.flops * times for product, times in counts.items()) == flops_of(config, shape)
 
 
 def test_the_first_step_is_not_measured(job):
