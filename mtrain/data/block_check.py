@@ -1,7 +1,7 @@
 """The check of a block of training pairs, which needs no other block."""
 
 from collections.abc import Sequence
-from itertools import compress, repeat
+from itertools import compress, islice, repeat
 from operator import eq
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from mtrain.data.text_hashes import Hashes, common, hash_normalized, hash_pairs,
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
 LENGTH_BINS = (1, 6, 11, 21, 31, 51, 101)  # words; each bin ends where the next begins
 RATIO_BINS = (0.0, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # target characters / source characters
-PLACES = 5  # locations listed for each kind of suspicious pair
+PLACES = 5  # locations listed for each kind of suspicious pair, and of unreadable ones
 EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
 _LONG = 20
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
@@ -35,6 +35,7 @@ class BlockFindings(NamedTuple):
     usable: int
     empty: int
     bad: int
+    unreadable: list[str]  # the first of these pairs, as `file:line: reason`
     lengths: tuple[list[int], list[int]]  # pairs by words of source and target, in LENGTH_BINS
     ratios: list[int]  # in RATIO_BINS
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
@@ -59,7 +60,7 @@ class BlockCheck:
 
     def check(self, block: Block, corpus: int) -> BlockFindings:
         """Check a block of corpus number `corpus` (from 0)."""
-        bad, total = len(block.errors), len(block.sources)
+        bad, unreadable, total = len(block.errors), first_errors(block), len(block.sources)
         block = usable_pairs(block)
         sources, targets = block.sources, block.targets
         hashes, overlap = self._hash(sources, targets)
@@ -71,6 +72,7 @@ class BlockCheck:
             len(sources),
             total - len(sources),
             bad,
+            unreadable,
             lengths,
             _histogram(ratios, RATIO_BINS),
             self._suspicious(block, corpus, np.flatnonzero(extreme).tolist()),
@@ -107,6 +109,11 @@ def usable_pairs(block: Block) -> Block:
         return block._replace(errors={})
     stripped = zip(map(str.strip, block.sources), map(str.strip, block.targets), strict=True)
     return block.select([bool(source and target) for source, target in stripped])._replace(errors={})
+
+
+def first_errors(block: Block) -> list[str]:
+    """The errors of the first unreadable pairs of a block."""
+    return [*map(str, islice(block.errors.values(), PLACES))]
 
 
 def hash_all(sources: Sequence[str], targets: Sequence[str], normalized: bool = True) -> PairHashes:

@@ -23,6 +23,7 @@ from mtrain.data.block_check import (
     BlockCheck,
     BlockFindings,
     PairHashes,
+    first_errors,
     hash_all,
     usable_pairs,
 )
@@ -46,7 +47,7 @@ class Counts:
 
     usable: int = 0
     empty: int = 0  # the source or the target is blank
-    bad: int = 0  # unreadable
+    bad: int = 0  # unreadable; see `Findings.unreadable`
 
 
 @dataclass
@@ -93,6 +94,9 @@ class Findings:
     corpora: dict[str, int] = field(
         default_factory=dict
     )  # usable pairs by training corpus, if there are several
+    unreadable: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # the first pairs of each set, with reasons
 
 
 class DataCheck:
@@ -109,8 +113,10 @@ class DataCheck:
         tests = {f"test.{name}" if name in taken else name: [corpus] for name, corpus in data.test.items()}
         others = {**validation, **tests}
         self._sets = {name: Counts() for name in ("train", "validation", *others)}
+        self._unreadable: dict[str, list[str]] = {name: [] for name in self._sets}
         self._others = {
-            name: _hash_set(_usable(corpora, self._sets[name], digests)) for name, corpora in others.items()
+            name: _hash_set(_usable(corpora, self._sets[name], self._unreadable[name], digests))
+            for name, corpora in others.items()
         }
         self._corpora = dict.fromkeys(data.names, 0)
         self._leaked = [set[int](), set[int](), set[int]()]
@@ -144,12 +150,13 @@ class DataCheck:
         self._corpora[[*self._corpora][corpus]] += found.usable
         train.empty += found.empty
         train.bad += found.bad
+        _add_first(self._unreadable["train"], found.unreadable)
         for counts, new in zip((*self._lengths, self._ratios), (*found.lengths, found.ratios), strict=True):
             counts += new
         for kind, (count, places) in found.suspicious.items():
             suspicious = self._suspicious[kind]
             suspicious.count += count
-            suspicious.places += places[: PLACES - len(suspicious.places)]
+            _add_first(suspicious.places, places)
         self._duplicates.add(found.hashes.pairs)
         for leaked, hashes in zip(self._leaked, found.overlap, strict=True):
             leaked.update(hashes.tolist())
@@ -181,6 +188,7 @@ class DataCheck:
             suspicious=self._suspicious,
             rejected=rejected,
             corpora=self._corpora if len(self._corpora) > 1 and not repeated else {},
+            unreadable={name: places for name, places in self._unreadable.items() if places},
         )
 
     def _leak_of(self, held_out: Sequence[Pair]) -> Leak:
@@ -195,13 +203,21 @@ class DataCheck:
         return _count_leaked(columns, [set(), set(), found])
 
 
-def _usable(corpora: Iterable[Corpus], counts: Counts, digests: Digests | None) -> Iterator[Pair]:
-    """The usable pairs of a validation or test set, which are counted."""
+def _add_first(places: list[str], new: Sequence[str]) -> None:
+    places += new[: PLACES - len(places)]
+
+
+def _usable(
+    corpora: Iterable[Corpus], counts: Counts, unreadable: list[str], digests: Digests | None
+) -> Iterator[Pair]:
+    """The usable pairs of a validation or test set. They are counted, and the first errors added to
+    `unreadable`."""
     for corpus in corpora:
         for raw in read_blocks(corpus, digests):
             block = parse_block(raw, corpus)
             usable = usable_pairs(block)
             counts.bad += len(block.errors)
+            _add_first(unreadable, first_errors(block))
             counts.usable += len(usable.sources)
             counts.empty += len(block.sources) - len(usable.sources)
             yield from map(Pair, usable.sources, usable.targets)

@@ -41,10 +41,13 @@ def _pair_of(item: Any, corpus: TsvCorpus | FieldsCorpus, score: Column | None) 
         column = score if isinstance(score, int) else 0
         needed = max(corpus.source_column, corpus.target_column, column) + 1
         if len(columns) < needed:
-            raise DataError(f"{len(columns)} column(s); at least {needed} expected")
+            hint = "; separate them by tabs" if len(columns) == 1 and ("," in item or ";" in item) else ""
+            raise DataError(f"{len(columns)} column(s); at least {needed} expected{hint}")
         pair = Pair(columns[corpus.source_column], columns[corpus.target_column])
         return pair if score is None else ScoredPair(*pair, _to_score(columns[column], f"column {column}"))
     if isinstance(item, str):
+        if not item.strip():
+            raise DataError("a blank line, not JSON")
         try:
             item = json.loads(item)
         except (ValueError, RecursionError) as error:
