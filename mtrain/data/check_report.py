@@ -120,7 +120,7 @@ def read_findings(folder: Path) -> RecordedFindings | None:
 
 def list_warnings(findings: Findings, bad_lines: str = "error") -> list[str]:
     """The problems to look at before training, the most serious first. `bad_lines` is the config key."""
-    return [*_leaks(findings), *_shares(findings, bad_lines)]
+    return [*_leaks(findings), *_misreadings(findings), *_shares(findings, bad_lines)]
 
 
 def _leaks(findings: Findings) -> Iterator[str]:
@@ -133,6 +133,19 @@ def _leaks(findings: Findings) -> Iterator[str]:
                 f"LEAK: {similar:,} of the {total:,} sources of {name} are in the training corpus "
                 f"({leak.sources:,} exactly, {leak.pairs:,} with the same target){effect}"
             )
+
+
+def _misreadings(findings: Findings) -> Iterator[str]:
+    for shift in findings.shifts:
+        by = (
+            f"{abs(shift.lines)} line{'s' * (abs(shift.lines) > 1)} {'below' if shift.lines > 0 else 'above'}"
+        )
+        cause = f"look for a missing or additional line near {shift.first}"
+        yield f"{shift.first} to {shift.last}: the targets seem to be {by} their sources; {cause}"
+    for name, wrong in findings.languages.items():
+        yield f"{name}: {wrong}"
+    for file in findings.quoted:
+        yield f"{file}: the fields seem to be in quotes, as csv writers write them; set quotes: true for it"
 
 
 def _shares(findings: Findings, bad_lines: str) -> Iterator[str]:

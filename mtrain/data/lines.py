@@ -282,7 +282,7 @@ def decode_lines(lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[
             line = line.removeprefix(_BOM)
         line = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
         if len(line) > MAX_LINE:
-            yield DataError(f"{name}:{number}: longer than {MAX_LINE:,} bytes; divide it")
+            yield DataError(f"{name}:{number}: longer than {MAX_LINE:,} bytes")
             continue
         try:
             text = line.decode("utf-8")

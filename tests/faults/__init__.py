@@ -32,4 +32,5 @@
 33  a rank with another config: an error before the first step that names the rank and the key
 34  torchrun restarts ranks that were killed: the run finishes as if nothing had happened (test_torchrun.py)
 35  out of memory on one of several ranks: all try again, or end and resume, with smaller micro-batches
+44  a line of gigabytes, also compressed: bounded memory, and the rule for lines that are not valid text
 """

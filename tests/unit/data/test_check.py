@@ -83,6 +83,66 @@ def test_unusable_validation_and_test_sets_are_warned_of(corpora):
     ]
 
 
+def test_the_first_unreadable_pairs_are_listed_with_reasons(corpora, tmp_path):
+    bad = [("caf\udce9", "x")] * 7
+    found = check_data(corpora([*GOOD, *bad], [("A", "B"), *bad[:1]]).data)
+    reason = "not valid UTF-8 (byte 4 of the line)"
+    assert found.unreadable == {
+        "train": [f"{tmp_path}/train.source:{201 + n}: {reason}" for n in range(5)],
+        "validation": [f"{tmp_path}/val.source:2: {reason}"],
+    }
+    report = format_report(found).split("\n")
+    assert report[1:3] == [f"  unreadable: {tmp_path}/train.source:{201 + n}: {reason}" for n in range(2)]
+    assert report[6] == "  unreadable: 2 more" and report[8].startswith("  unreadable: ")
+
+
+def test_fit_logs_the_places_of_the_pairs_that_it_skips(corpora, caplog, tmp_path):
+    config = corpora([*GOOD, ("caf\udce9", "x")])
+    data = config.data.model_copy(update={"bad_lines": "skip"})
+    make_trainer(config.model_copy(update={"data": data}), device="cpu")
+    assert f"data: unreadable: {tmp_path}/train.source:201: not valid UTF-8" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        (
+            "train",
+            {"jsonl": "f.jsonl", "source_field": "en", "target_field": "de"},
+            "no pair of train can be",
+        ),
+        (
+            "train",
+            {"tsv": "empty.tsv"},
+            "no training pair can be used; 1 are empty, and data.filters rejects 0",
+        ),
+        (
+            "validation",
+            {"tsv": "f.jsonl"},
+            "no pair of validation can be used; the first that cannot be read: ",
+        ),
+        (
+            "test",
+            {"news": {"tsv": "f.jsonl"}},
+            "no pair of news can be used; the first that cannot be read: ",
+        ),
+    ],
+)
+@pytest.mark.parametrize("json_", [(), ("--json",)])
+def test_a_set_without_usable_pairs_is_a_data_error(
+    mtrain, raw_config, tmp_path, monkeypatch, key, value, error, json_
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f.jsonl").write_text('{"src": "a", "tgt": "b"}\n')
+    (tmp_path / "empty.tsv").write_text("a\t \n")
+    raw = {**raw_config, "run_dir": "run", "data": {**raw_config["data"], key: value}}
+    (tmp_path / "c.yaml").write_text(yaml.dump(raw))
+    code, out, err = mtrain("check", "c.yaml", *json_)
+    assert code == 3 and out and err.startswith(f"error: {error}") and err.count("\n") == 1
+    if "jsonl" in value:
+        assert err.endswith("f.jsonl:1: no field 'en'; available fields: src, tgt\n")
+
+
 def test_shares_are_those_of_the_pairs_before_duplicates_are_left_out(corpora):
     data = corpora([*GOOD, *[("Tom", "Tom")] * 300]).data
     filtered = data.model_copy(update={"filters": Filters(duplicates="pairs")})
