@@ -188,7 +188,8 @@ def require_file(path: Path) -> None:
 
 def read_lines(path: Path) -> Iterator[str]:
     """Read the lines of a file, or of stdin for `-`. Raises DataError at the first that is not valid text."""
-    from mtrain.data.lines import lines_of, raise_errors
+    from mtrain.data.line_bounds import lines_of
+    from mtrain.data.lines import raise_errors
     from mtrain.data.lines import read_lines as lines_of_file
 
     yield from (

@@ -137,9 +137,8 @@ def _leaks(findings: Findings) -> Iterator[str]:
 
 def _misreadings(findings: Findings) -> Iterator[str]:
     for shift in findings.shifts:
-        by = (
-            f"{abs(shift.lines)} line{'s' * (abs(shift.lines) > 1)} {'below' if shift.lines > 0 else 'above'}"
-        )
+        lines = f"{abs(shift.lines)} line{'s' * (abs(shift.lines) > 1)}"
+        by = f"{lines} {'below' if shift.lines > 0 else 'above'}"
         cause = f"look for a missing or additional line near {shift.first}"
         yield f"{shift.first} to {shift.last}: the targets seem to be {by} their sources; {cause}"
     for name, wrong in findings.languages.items():

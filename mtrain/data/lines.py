@@ -12,18 +12,17 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 
-from mtrain.data import COMPRESSION, Pair
+from mtrain.data import COMPRESSION, Pair, line_bounds
+from mtrain.data.line_bounds import BLANK, blank_end, is_too_long, lines_of, shortened
 from mtrain.errors import DataError
 
-MAX_LINE = 2**24  # bytes of a line without its end; of a longer one, no more are kept in memory
 Digests = dict[Path, bytes]  # SHA-256 of files
 _BUFFER = 2**18  # bytes
-_BLANK = b" \r\n"  # what blank lines consist of
 _BOM = b"\xef\xbb\xbf"
 _HEAD = 16  # bytes that tell the kind of a file
 _NOT_TEXT = {  # by the pattern that the first bytes match
@@ -116,7 +115,7 @@ class LineBlocks:
         """The next `count` lines with their ends, or as many as there are; of lines that are longer than
         MAX_LINE, only so much that this can be noticed. Raises DataError if the file cannot be read, as the
         other methods do."""
-        content = b"".join(_shortened(self._advance(count)))
+        content = b"".join(shortened(self._advance(count)))
         return content[: len(content) - self._drop_blank_end(content)]
 
     def skip(self, count: int) -> int:
@@ -124,19 +123,19 @@ class LineBlocks:
         size, end = 0, b""  # the last part that is not blank, and the blank ones after it
         for part in self._advance(count):
             size += len(part)
-            end = end + part if self._records and not part.strip(_BLANK) else part
+            end = end + part if self._records and not part.strip(BLANK) else part
         return size - self._drop_blank_end(end)
 
     def _drop_blank_end(self, content: bytes) -> int:
         """The size of the blank lines at the end of `content`, which are not counted any more, if only such
         lines follow in the file, and few enough to be looked at."""
-        if not self._records or self.peek().strip(_BLANK):
+        if not self._records or self.peek().strip(BLANK):
             return 0
         while part := self._read():
             self._rest += part
-            if part.strip(_BLANK) or len(self._rest) > _BUFFER:
+            if part.strip(BLANK) or len(self._rest) > _BUFFER:
                 return 0
-        blank = _blank_end(content)
+        blank = blank_end(content)
         self.lines -= blank.count(b"\n") + (bool(blank) and not blank.endswith(b"\n"))
         self.offset -= len(blank)
         return len(blank)
@@ -200,7 +199,7 @@ def read_range(path: Path, start: int, size: int) -> bytes:
     """Some bytes of a plain file, without the rest of lines that are too long. Raises DataError if the file
     cannot be read, or has become shorter."""
     with _open(path, offset=start) as stream:
-        return b"".join(_shortened(_parts_of(path, stream, size)))
+        return b"".join(shortened(_parts_of(path, stream, size)))
 
 
 def _parts_of(path: Path, stream: io.BufferedReader, size: int) -> Iterator[bytes]:
@@ -211,31 +210,13 @@ def _parts_of(path: Path, stream: io.BufferedReader, size: int) -> Iterator[byte
         raise DataError(f"{path}: changed while it was read; run again")
 
 
-def _shortened(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Consecutive parts of lines, without what exceeds MAX_LINE + 1 bytes of a line. A part is shorter."""
-    begun = 0  # bytes of the line that has begun
-    for part in parts:
-        end = part.find(b"\n")
-        size = len(part) if end < 0 else end
-        kept = min(size, max(0, MAX_LINE + 1 - begun))
-        yield part if kept == size else part[:kept] + part[size:]
-        begun = begun + size if end < 0 else len(part) - part.rfind(b"\n") - 1
-
-
-def _blank_end(lines: bytes) -> bytes:
-    """The blank lines at the end of some lines."""
-    filled = len(lines.rstrip(_BLANK))
-    end = lines.find(b"\n", filled) + 1 if filled else 0
-    return lines[end:] if end or not filled else b""
-
-
 def decode_block(block: bytes, name: str, first: int) -> list[str | DataError]:
     """The lines of a block, of which the first has number `first` (from 1) in the file `name`."""
     if not block:
         return []
     block = block.removeprefix(_BOM) if first == 1 else block  # a line even if nothing is left of it
     try:
-        if b"\0" in block or len(block) > MAX_LINE:
+        if b"\0" in block or is_too_long(block):
             raise ValueError
         text = (block.replace(b"\r\n", b"\n") if b"\r" in block else block).decode()
     except ValueError:  # a line may not be valid
@@ -256,24 +237,6 @@ def read_lines(path: Path, digests: Digests | None = None) -> Iterator[str | Dat
         yield from decode_lines(lines_of(stream), str(path))
 
 
-def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
-    """The lines of an open file with their ends, without the rest of lines that are longer than MAX_LINE."""
-    while line := stream.readline(MAX_LINE + 2):  # CR LF, if it has the maximum length
-        yield line
-        while len(line) == MAX_LINE + 2 and not line.endswith(b"\n"):
-            line = stream.readline(MAX_LINE + 2)
-
-
-def without_blank_end(lines: Iterable[str]) -> Iterator[str]:
-    """The lines of a TSV file without blank ones at its end, which are no records."""
-    blank: list[str] = []
-    for line in lines:
-        blank.append(line)
-        if line.strip(" \r"):
-            yield from blank
-            blank = []
-
-
 def decode_lines(lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str | DataError]:
     """Like `read_lines`, for an iterable of lines that include their ends. The first one has number `first`.
     `name` identifies the lines in error messages."""
@@ -281,8 +244,8 @@ def decode_lines(lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[
         if number == 1:
             line = line.removeprefix(_BOM)
         line = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
-        if len(line) > MAX_LINE:
-            yield DataError(f"{name}:{number}: longer than {MAX_LINE:,} bytes")
+        if is_too_long(line):
+            yield DataError(f"{name}:{number}: longer than {line_bounds.MAX_LINE:,} bytes")
             continue
         try:
             text = line.decode("utf-8")

@@ -17,9 +17,10 @@ _SMALLEST = 50  # pairs of the window of a small corpus
 _FEWEST = 20  # pairs
 _SIGNIFICANT = 5.0  # standard deviations of the agreement of lengths of unrelated sides
 _DISTINCT = 2.0  # of these by which another shift agrees less: it does not, if sentences are sorted by length
-_TOKENS = 4  # that agree with a shift, and three times as many as with none
+_TOKENS = 4  # that agree with a shift; also a fourth of all, and three times as many as without a shift
 _TOKEN_WINDOWS = 8  # of a block, at most, of which tokens are compared, which takes long
 _TOKEN = re.compile(r"\d+|[^\W\d_]+")
+Values = npt.NDArray[np.float64]
 
 
 class Shift(NamedTuple):
@@ -41,36 +42,38 @@ def find_shifts(sources: Sequence[str], targets: Sequence[str]) -> list[Shift]:
         total = _shift_of_lengths(agreement.sum(axis=0) / len(agreement) ** 0.5)
         shifts = [total or None] * len(agreement)
     undecided = [window for window, lines in enumerate(shifts) if lines is None]
-    for window in undecided[:: -(-len(undecided) // _TOKEN_WINDOWS) or 1]:
+    step = -(-len(undecided) // _TOKEN_WINDOWS) or 1
+    for window in {*undecided[::step], *undecided[-1:]}:
         rows = slice(window * size, (window + 1) * size)
         shifts[window] = _shift_of_tokens(sources[rows], targets[rows])
     return [*_join(shifts, size)]
 
 
-def _lengths(texts: Sequence[str], size: int) -> npt.NDArray[np.float64]:
+def _lengths(texts: Sequence[str], size: int) -> Values:
     """The logarithms of the lengths, standardized in each window: (windows, size)."""
     lengths = np.log1p(np.fromiter(map(len, texts), np.float64, len(texts) - len(texts) % size))
     lengths = lengths.reshape(-1, size)
     lengths -= lengths.mean(axis=1, keepdims=True)
-    return np.clip(lengths / np.maximum(lengths.std(axis=1, keepdims=True), 0.01), -3, 3)
+    standardized: Values = np.clip(lengths / np.maximum(lengths.std(axis=1, keepdims=True), 0.01), -3, 3)
+    return standardized
 
 
-def _agreement(source: npt.NDArray[np.float64], target: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _agreement(source: Values, target: Values) -> Values:
     """The correlation of lengths with each shift, times the square root of the window's size, so that its
     deviation is about 1 for unrelated sides: (windows, 2 * size). Negative shifts are at the end."""
     size = source.shape[1]
     spectrum = np.fft.rfft(source, 2 * size).conj() * np.fft.rfft(target, 2 * size)
-    agreement: npt.NDArray[np.float64] = np.fft.irfft(spectrum, 2 * size) / size**0.5
+    agreement: Values = np.fft.irfft(spectrum, 2 * size) / size**0.5
     return agreement
 
 
-def _shift_of_lengths(agreement: npt.NDArray[np.float64]) -> int | None:
+def _shift_of_lengths(agreement: Values) -> int | None:
     """The shift with which the lengths agree; None if they agree with none."""
     second, best = agreement.argsort()[-2:].tolist()
     margin = agreement[best] - max(0.0, agreement[0] if best else 0.0)
     if margin < _SIGNIFICANT or agreement[best] - agreement[second] < _DISTINCT:
         return None
-    return best if best < len(agreement) // 2 else best - len(agreement)
+    return int(best) if best < len(agreement) // 2 else int(best) - len(agreement)
 
 
 def _shift_of_tokens(sources: Sequence[str], targets: Sequence[str]) -> int | None:
@@ -79,7 +82,7 @@ def _shift_of_tokens(sources: Sequence[str], targets: Sequence[str]) -> int | No
     common = source_places.keys() & target_places.keys()
     shifts = Counter(target_places[token] - source_places[token] for token in common)
     for lines, count in shifts.most_common(1):
-        if count >= _TOKENS and (not lines or count > 3 * shifts[0]):
+        if count >= max(_TOKENS, len(common) / 4) and (not lines or count > 3 * shifts[0]):
             return lines
     return None
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from mtrain.data.lines import without_blank_end
+from mtrain.data.line_bounds import without_blank_end
 from mtrain.decoding.batches import in_batches, padded
 from mtrain.decoding.decode import NOT_FINITE
 from mtrain.decoding.forced import cross_attention, forced_log_probs
