@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.config.corpora import Holdout
+from mtrain.config.corpora import Holdout, ToyCorpus, TsvCorpus
 from mtrain.config.filters import Filters
 from mtrain.config.load import Config
 from mtrain.data import check
@@ -19,6 +19,7 @@ from mtrain.data.check_report import check_data, format_report, list_warnings
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.scripts import ScriptFilter, script_of
+from mtrain.data.toy import toy_pairs
 from mtrain.training.fit import make_trainer
 from mtrain.training.prepare_tokenizer import prepare_tokenizer
 
@@ -94,6 +95,50 @@ def test_the_first_unreadable_pairs_are_listed_with_reasons(corpora, tmp_path):
     report = format_report(found).split("\n")
     assert report[1:3] == [f"  unreadable: {tmp_path}/train.source:{201 + n}: {reason}" for n in range(2)]
     assert report[6] == "  unreadable: 2 more" and report[8].startswith("  unreadable: ")
+
+
+def test_shifted_lines_are_warned_of(corpora, tmp_path):
+    sources, targets = (list(side) for side in zip(*toy_pairs("train")[:2000], strict=True))
+    pairs = [*zip(sources, [*targets[:1000], "Une ligne de trop.", *targets[1000:-1]], strict=True)]
+    data = corpora(pairs).data.model_copy(update={"target_lang": "fr"})
+    place = f"{tmp_path}/train.source"
+    warning = (
+        f"{place}:1001 to {place}:2000: the targets seem to be 1 line below their sources; look for a missing "
+        f"or additional line near {place}:1001"
+    )
+    assert list_warnings(check_data(data)) == [warning]
+    filtered = data.model_copy(update={"filters": Filters(max_ratio=1.5)})
+    assert warning in list_warnings(check_data(filtered))
+    corpora([*zip(sources[3:], targets, strict=False)])
+    assert "the targets seem to be 3 lines below their sources" in list_warnings(check_data(data))[0]
+
+
+@pytest.mark.parametrize("name", ["train", "toy"])
+def test_exchanged_sides_are_warned_of(corpora, name):
+    """Each corpus is looked at by itself."""
+    exchanged = [(target, source) for source, target in toy_pairs("train")[:200]]
+    data = corpora(exchanged).data.model_copy(update={"target_lang": "fr"})
+    others = {"train": [], "toy": [ToyCorpus(toy="train")]}[name]
+    data = data.model_copy(update={"train": [*others, *data.train]})
+    found = check_data(data)
+    wrong = "the sources seem to be in fr and the targets in en; exchange the two sides"
+    assert f"{data.names[-1]}: {wrong}" in list_warnings(found) and len(found.languages) == 1
+
+
+def test_quoted_fields_are_warned_of(corpora, tmp_path):
+    lines = [
+        f'"The ""{n}"" cats sleep on mats."\t"Die ""{n}"" Katzen schlafen auf Matten."\n' for n in range(20)
+    ]
+    (tmp_path / "q.tsv").write_text("".join(lines))
+    quoted = TsvCorpus(tsv=str(tmp_path / "q.tsv"))
+    data = corpora(GOOD).data.model_copy(update={"validation": [quoted]})
+    assert list_warnings(check_data(data)) == [
+        f"{tmp_path}/q.tsv: the fields seem to be in quotes, as csv writers write them; set quotes: true for it"
+    ]
+    data = data.model_copy(update={"train": [*data.train, quoted]})
+    assert check_data(data).quoted == [f"{tmp_path}/q.tsv"]
+    read = quoted.model_copy(update={"quotes": True})
+    assert check_data(data.model_copy(update={"train": [read], "validation": [read]})).quoted == []
 
 
 def test_fit_logs_the_places_of_the_pairs_that_it_skips(corpora, caplog, tmp_path):
