@@ -218,7 +218,7 @@ def test_quoted_fields_are_read_without_quotes(mtrain):
         writer.writerows((f'Tom said "{pair.source}"', f"Tom : {pair.target}") for pair in PAIRS)
         writer.writerow(('"\t"', "\t"))
     code, _, err = mtrain("init", "corpus.tsv")
-    assert code == 0 and f'source: column 0 "en" (English): Tom said "{PAIRS[0].source}"' in err
+    assert code == 0 and f'source: en (English): Tom said "{PAIRS[0].source}"' in err
     [train] = load_config(CONFIG).data.train
     assert train.quotes and train.header
 

@@ -103,8 +103,8 @@ def test_shifted_lines_are_warned_of(corpora, tmp_path):
     data = corpora(pairs).data.model_copy(update={"target_lang": "fr"})
     place = f"{tmp_path}/train.source"
     warning = (
-        f"{place}:1001 to {place}:2000: the targets seem to be 1 line below their sources; look for a missing "
-        f"or additional line near {place}:1001"
+        f"{place}:1001 to {place}:2000: the targets seem to be 1 line below their sources; "
+        f"look for a missing or additional line near {place}:1001"
     )
     assert list_warnings(check_data(data)) == [warning]
     filtered = data.model_copy(update={"filters": Filters(max_ratio=1.5)})
@@ -126,15 +126,12 @@ def test_exchanged_sides_are_warned_of(corpora, name):
 
 
 def test_quoted_fields_are_warned_of(corpora, tmp_path):
-    lines = [
-        f'"The ""{n}"" cats sleep on mats."\t"Die ""{n}"" Katzen schlafen auf Matten."\n' for n in range(20)
-    ]
+    lines = [f'"Two ""{n}"" dogs sleep."\t"Zwei ""{n}"" Hunde schlafen."\n' for n in range(20)]
     (tmp_path / "q.tsv").write_text("".join(lines))
     quoted = TsvCorpus(tsv=str(tmp_path / "q.tsv"))
     data = corpora(GOOD).data.model_copy(update={"validation": [quoted]})
-    assert list_warnings(check_data(data)) == [
-        f"{tmp_path}/q.tsv: the fields seem to be in quotes, as csv writers write them; set quotes: true for it"
-    ]
+    warning = "the fields seem to be in quotes, as csv writers write them; set quotes: true for it"
+    assert list_warnings(check_data(data)) == [f"{tmp_path}/q.tsv: {warning}"]
     data = data.model_copy(update={"train": [*data.train, quoted]})
     assert check_data(data).quoted == [f"{tmp_path}/q.tsv"]
     read = quoted.model_copy(update={"quotes": True})
