@@ -1,7 +1,7 @@
 """The check of a block of training pairs, which needs no other block."""
 
 from collections.abc import Sequence
-from itertools import chain, compress, islice, repeat
+from itertools import compress, islice, repeat
 from operator import eq
 from typing import NamedTuple
 
@@ -85,7 +85,7 @@ class BlockCheck:
             self._suspicious(block, corpus, np.flatnonzero(extreme).tolist()),
             _find_shifts(unfiltered),
             (sources[:: len(sources) // _TEXTS + 1], targets[:: len(sources) // _TEXTS + 1]),
-            [*count_signs(chain(sources, targets))],
+            [*count_signs(sources + targets)],
             hashes,
             overlap,
         )

@@ -235,7 +235,7 @@ class DataCheck:
                 usable = usable_pairs(block)
                 counts.bad += len(block.errors)
                 _add_first(self._unreadable[name], first_errors(block))
-                self._add_signs(corpus, count_signs(chain(usable.sources, usable.targets)))
+                self._add_signs(corpus, count_signs(usable.sources + usable.targets))
                 counts.usable += len(usable.sources)
                 counts.empty += len(block.sources) - len(usable.sources)
                 yield from map(Pair, usable.sources, usable.targets)

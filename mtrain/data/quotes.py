@@ -1,7 +1,7 @@
 """Fields of TSV in double quotes, as spreadsheets and the csv modules of programming languages write them."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mtrain.errors import DataError
@@ -18,7 +18,7 @@ class QuoteSigns(NamedTuple):
     doubled: int = 0  # in quotes, with doubled quotes inside
     quoted: int = 0  # in quotes, without quotes inside; or a quotation
     literal: int = 0  # with quotes that a csv writer would have doubled
-    bare: int = 0  # text without quotes
+    bare: int = 0  # text without quotes; one is counted
 
     def plus(self, other: Iterable[int]) -> "QuoteSigns":
         """The sums of two counts."""
@@ -30,19 +30,18 @@ class QuoteSigns(NamedTuple):
         return (self.doubled > 0 or are_all_quoted) and 4 * self.literal <= self.doubled
 
 
-def count_signs(fields: Iterable[str]) -> QuoteSigns:
+def count_signs(fields: Sequence[str]) -> QuoteSigns:
     """Count the ways in which the fields of a table are written that was read literally."""
-    doubled = quoted = literal = bare = 0
-    for field in fields:
-        if '"' not in field:
-            bare += not bare and any(map(str.isalpha, field))  # one suffices
-        elif (match := _IS_QUOTED.fullmatch(field)) is None:
+    doubled = quoted = literal = 0
+    for field in (field for field in fields if '"' in field):
+        if (match := _IS_QUOTED.fullmatch(field)) is None:
             literal += 1
         elif '"' in match[1]:
             doubled += 1
         else:
             quoted += 1
-    return QuoteSigns(doubled, quoted, literal, bare)
+    bare = any('"' not in field and any(map(str.isalpha, field)) for field in fields)
+    return QuoteSigns(doubled, quoted, literal, int(bare))
 
 
 def split_quoted(line: str) -> list[str]:

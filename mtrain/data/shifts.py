@@ -18,7 +18,7 @@ _FEWEST = 20  # pairs
 _SIGNIFICANT = 5.0  # standard deviations of the agreement of lengths of unrelated sides
 _DISTINCT = 2.0  # of these by which another shift agrees less: it does not, if sentences are sorted by length
 _TOKENS = 4  # that agree with a shift; also a fourth of all, and three times as many as without a shift
-_TOKEN_WINDOWS = 8  # of a block, at most, of which tokens are compared, which takes long
+_LARGE = 10_000  # pairs, of which only the last quarter of each group of four windows is compared
 _TOKEN = re.compile(r"\d+|[^\W\d_]+")
 Values = npt.NDArray[np.float64]
 
@@ -36,23 +36,23 @@ def find_shifts(sources: Sequence[str], targets: Sequence[str]) -> list[Shift]:
     size = min(WINDOW, max(_SMALLEST, len(sources) // 8), len(sources))
     if size < _FEWEST:
         return []
-    agreement = _agreement(*(_lengths(side, size) for side in (sources, targets)))
+    group = size * (4 if len(sources) >= _LARGE else 1)  # pairs that a window at their end represents
+    agreement = _agreement(*(_lengths(side, size, group) for side in (sources, targets)))
     shifts = [_shift_of_lengths(row) for row in agreement]
     if not any(lines is not None for lines in shifts):  # the lengths of all windows together may tell
         total = _shift_of_lengths(agreement.sum(axis=0) / len(agreement) ** 0.5)
         shifts = [total or None] * len(agreement)
     undecided = [window for window, lines in enumerate(shifts) if lines is None]
-    step = -(-len(undecided) // _TOKEN_WINDOWS) or 1
-    for window in {*undecided[::step], *undecided[-1:]}:
-        rows = slice(window * size, (window + 1) * size)
+    for window in undecided if group == size else undecided[-1:]:  # tokens take long
+        rows = slice((window + 1) * group - size, (window + 1) * group)
         shifts[window] = _shift_of_tokens(sources[rows], targets[rows])
-    return [*_join(shifts, size)]
+    return [*_join(shifts, group)]
 
 
-def _lengths(texts: Sequence[str], size: int) -> Values:
-    """The logarithms of the lengths, standardized in each window: (windows, size)."""
-    lengths = np.log1p(np.fromiter(map(len, texts), np.float64, len(texts) - len(texts) % size))
-    lengths = lengths.reshape(-1, size)
+def _lengths(texts: Sequence[str], size: int, group: int) -> Values:
+    """The logarithms of the lengths of the last texts of each group, standardized: (groups, size)."""
+    lengths = np.fromiter(map(len, texts), np.float64, len(texts) - len(texts) % group)
+    lengths = np.log1p(lengths.reshape(-1, group)[:, -size:])
     lengths -= lengths.mean(axis=1, keepdims=True)
     standardized: Values = np.clip(lengths / np.maximum(lengths.std(axis=1, keepdims=True), 0.01), -3, 3)
     return standardized

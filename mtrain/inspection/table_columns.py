@@ -58,7 +58,7 @@ def read_table(file: Path, kind: TableKind) -> Table:
 def _tsv_columns(file: Path) -> Table:
     lines = islice((line for line in read_lines(file) if isinstance(line, str)), SAMPLE)
     rows = [line.split("\t") for line in lines if line.strip()]
-    if quotes := count_signs(chain.from_iterable(rows)).show_csv():
+    if quotes := count_signs([*chain.from_iterable(rows)]).show_csv():
         rows = [*_without_quotes(map("\t".join, rows))]
     if not rows:
         raise DataError(f"{file}: is empty, or its lines are not valid UTF-8")
