@@ -38,7 +38,7 @@ def try_pair(
 
 def _pair_of(item: Any, corpus: TsvCorpus | FieldsCorpus, score: Column | None) -> Pair | ScoredPair:
     if isinstance(corpus, TsvCorpus):
-        columns = columns_of(item, corpus)
+        columns = split_quoted(item) if corpus.quotes else item.split("\t")
         column = score if isinstance(score, int) else 0
         needed = max(corpus.source_column, corpus.target_column, column) + 1
         if len(columns) < needed:
@@ -57,11 +57,6 @@ def _pair_of(item: Any, corpus: TsvCorpus | FieldsCorpus, score: Column | None) 
     if not isinstance(score, str):
         return pair
     return ScoredPair(*pair, _to_score(_value_of(item, score), f"field '{score}'"))
-
-
-def columns_of(line: str, corpus: TsvCorpus) -> list[str]:
-    """The columns of a line of TSV. Raises DataError if they may be in quotes, and these do not match."""
-    return split_quoted(line) if corpus.quotes else line.split("\t")
 
 
 def _to_score(value: Any, place: str) -> float:
