@@ -25,7 +25,8 @@ def check(
 ) -> None:
     """Check the corpora of CONFIG.
 
-    Prints counts, lengths, duplicates, test sentences that are in the training data, and suspicious pairs.
+    Prints counts, lengths, duplicates, test sentences that are in the training data, and pairs that are
+    suspicious or unreadable. If no pair of a set can be used, the exit code is 3.
 
     Examples:
         mtrain check mine.yaml
@@ -34,7 +35,7 @@ def check(
     from dataclasses import asdict
 
     from mtrain.config.load import load_config
-    from mtrain.data.check_report import check_data, format_report, list_warnings
+    from mtrain.data.check_report import check_data, format_report, list_warnings, require_usable
     from mtrain.data.raw_files import RawFiles
     from mtrain.data.same_inputs import check_corpora
     from mtrain.data.scan import CorpusScanner
@@ -56,6 +57,7 @@ def check(
         else:
             text = escape_control_characters(format_report(findings, bad_lines))
             print(terminal.wrap(text, out), file=out)
+    require_usable(findings)
     if bad_lines == "skip" or not any(counts.bad for counts in findings.sets.values()):
         terminal.suggest("next", fit_command(config, run_dir, set_))
 

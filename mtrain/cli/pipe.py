@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from mtrain.cli.terminal import decode_stdin
+from mtrain.data.line_bounds import MAX_LINE
 
 # Seconds without a new line after which the lines that were read are translated. Lines that arrive in quicker
 # succession are translated together, for up to LONGEST_WAIT.
@@ -25,7 +26,8 @@ class PipedLines:
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
         self._complete: deque[bytes] = deque()  # lines that have arrived
-        self._begun: list[bytes] = []  # parts of the next line
+        self._begun: list[bytes] = []  # parts of the next line, up to a little more than MAX_LINE
+        self._size = 0  # of these parts
         self._ended = False
 
     def __iter__(self) -> Iterator[str]:
@@ -58,9 +60,10 @@ class PipedLines:
         *ends, begun = block.split(b"\n")
         for end in ends:
             self._complete.append(b"".join([*self._begun, end, b"\n"]))
-            self._begun = []
-        if begun:
+            self._begun, self._size = [], 0
+        if begun and self._size <= MAX_LINE:
             self._begun.append(begun)
+            self._size += len(begun)
         if not block:
             self._ended = True
             if self._begun:

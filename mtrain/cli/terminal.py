@@ -157,10 +157,13 @@ def require_file(path: Path) -> None:
 
 def read_lines(path: Path) -> Iterator[str]:
     """Read the lines of a file, or of stdin for `-`. Raises DataError at the first that is not valid text."""
+    from mtrain.data.line_bounds import lines_of
     from mtrain.data.lines import raise_errors
-    from mtrain.data.lines import read_lines as lines_of
+    from mtrain.data.lines import read_lines as lines_of_file
 
-    yield from decode_stdin(sys.stdin.buffer) if str(path) == "-" else raise_errors(lines_of(path))
+    yield from (
+        decode_stdin(lines_of(sys.stdin.buffer)) if str(path) == "-" else raise_errors(lines_of_file(path))
+    )
 
 
 def decode_stdin(lines: Iterable[bytes]) -> Iterator[str]:

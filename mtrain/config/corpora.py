@@ -72,12 +72,17 @@ class TsvCorpus(CorpusSpec):
     header: bool = Field(
         False, description="whether the first line of each file contains the names of the columns"
     )
+    quotes: bool = Field(
+        False,
+        description="whether fields may be in double quotes, with doubled quotes inside, as spreadsheets "
+        "write them; a field that continues on the next line is an error",
+    )
 
     @model_serializer(mode="wrap")
-    def _without_default_header(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Data folders that were prepared before `header` existed record the corpus without it."""
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Data folders that were prepared before these keys existed record the corpus without them."""
         values: dict[str, Any] = serialize(self)
-        return values if self.header else {key: value for key, value in values.items() if key != "header"}
+        return {key: value for key, value in values.items() if value or key not in ("header", "quotes")}
 
 
 class FieldsCorpus(CorpusSpec):

@@ -40,7 +40,8 @@ class Filters(Section):
     )
     min_alphabetic: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
-        description="lowest share of letters among the characters of each side, without spaces, such as 0.5",
+        description="lowest share of letters, with their combining marks, among the characters of each side, "
+        "without spaces, such as 0.5",
     )
     script: bool = Field(
         False,
@@ -54,7 +55,11 @@ class Filters(Section):
         description="leave out pairs whose sides do not contain the same numbers in digits, ignoring "
         "separators of thousands",
     )
-    same_urls: bool = Field(False, description="leave out pairs whose sides do not contain the same URLs")
+    same_urls: bool = Field(
+        False,
+        description="leave out pairs whose sides do not contain the same URLs, which begin with http://, "
+        "https://, ftp:// or www.",
+    )
     min_score: MinScore | None = Field(None, description="lowest score of a pair; null: any")
     language: Literal["py3langid", "off"] = Field(
         "off",

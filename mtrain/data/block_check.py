@@ -1,7 +1,7 @@
 """The check of a block of training pairs, which needs no other block."""
 
 from collections.abc import Sequence
-from itertools import compress, repeat
+from itertools import compress, islice, repeat
 from operator import eq
 from typing import NamedTuple
 
@@ -9,15 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrain.data.corpus import Block
+from mtrain.data.quotes import count_signs
 from mtrain.data.scripts import ScriptFilter, script_of
+from mtrain.data.shifts import find_shifts
 from mtrain.data.text_hashes import Hashes, common, hash_normalized, hash_pairs, hash_texts
 
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
 LENGTH_BINS = (1, 6, 11, 21, 31, 51, 101)  # words; each bin ends where the next begins
 RATIO_BINS = (0.0, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # target characters / source characters
-PLACES = 5  # locations listed for each kind of suspicious pair
+PLACES = 5  # locations listed for each kind of suspicious pair, and of unreadable ones
 EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
 _LONG = 20
+_TEXTS = 20  # of each block that tell the languages
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
 
 
@@ -35,9 +38,13 @@ class BlockFindings(NamedTuple):
     usable: int
     empty: int
     bad: int
+    unreadable: list[str]  # the first of these pairs, as `file:line: reason`
     lengths: tuple[list[int], list[int]]  # pairs by words of source and target, in LENGTH_BINS
     ratios: list[int]  # in RATIO_BINS
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
+    shifts: list[tuple[str, str, int, int]]  # first and last place, pairs, lines; see `Shift`
+    texts: tuple[list[str], list[str]]  # some sources and targets
+    quotes: list[int]  # signs of quoted fields, see `QuoteSigns`
     hashes: PairHashes  # of the usable pairs; only the hashes that are needed
     overlap: PairHashes  # hashes that are among those of the validation and test sets
 
@@ -57,9 +64,10 @@ class BlockCheck:
         distinct = {tuple(expected) for sides in scripts for expected in sides if expected}
         self._filters = {expected: ScriptFilter(*expected) for expected in distinct}
 
-    def check(self, block: Block, corpus: int) -> BlockFindings:
-        """Check a block of corpus number `corpus` (from 0)."""
-        bad, total = len(block.errors), len(block.sources)
+    def check(self, block: Block, corpus: int, unfiltered: Block) -> BlockFindings:
+        """Check a block of corpus number `corpus` (from 0). `unfiltered` also has the pairs that filters
+        leave out, without which the others are not consecutive."""
+        bad, unreadable, total = len(block.errors), first_errors(block), len(block.sources)
         block = usable_pairs(block)
         sources, targets = block.sources, block.targets
         hashes, overlap = self._hash(sources, targets)
@@ -71,9 +79,13 @@ class BlockCheck:
             len(sources),
             total - len(sources),
             bad,
+            unreadable,
             lengths,
             _histogram(ratios, RATIO_BINS),
             self._suspicious(block, corpus, np.flatnonzero(extreme).tolist()),
+            _find_shifts(unfiltered),
+            (sources[:: len(sources) // _TEXTS + 1], targets[:: len(sources) // _TEXTS + 1]),
+            [*count_signs(sources + targets)],
             hashes,
             overlap,
         )
@@ -107,6 +119,19 @@ def usable_pairs(block: Block) -> Block:
         return block._replace(errors={})
     stripped = zip(map(str.strip, block.sources), map(str.strip, block.targets), strict=True)
     return block.select([bool(source and target) for source, target in stripped])._replace(errors={})
+
+
+def _find_shifts(block: Block) -> list[tuple[str, str, int, int]]:
+    found = []
+    for first, end, lines in find_shifts(block.sources, block.targets):
+        first_place, last_place = (block.place_of(block.numbers[i]) for i in (first, end - 1))
+        found.append((first_place, last_place, end - first, lines))
+    return found
+
+
+def first_errors(block: Block) -> list[str]:
+    """The errors of the first unreadable pairs of a block."""
+    return [*map(str, islice(block.errors.values(), PLACES))]
 
 
 def hash_all(sources: Sequence[str], targets: Sequence[str], normalized: bool = True) -> PairHashes:

@@ -65,16 +65,16 @@ class BlockScanner:
         if self._strict:
             for error in block.errors.values():
                 refuse_unless_skipped(error, self.data.bad_lines)
-        pairs, filtered = len(block.sources), None
+        unfiltered, filtered = block, None
         if self._filter:
             filtered = self._filter.apply(block, corpus)
             codes = filtered.codes[rows_of(block)]
             block = block.select((codes == 0) | (codes == EMPTY))
         return ScannedBlock(
-            pairs,
+            len(unfiltered.sources),
             sample_block(block, corpus, self._seed, threshold),
             draw_candidates(block, corpus, self._holdout_keys[corpus], self._held_out, max_digest),
-            self._check.check(block, corpus) if self._check else None,
+            self._check.check(block, corpus, unfiltered) if self._check else None,
             filtered,
         )
 

@@ -6,11 +6,12 @@ tokenizer. If there is one, `segment` measures how it segments a sample of the t
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from mtrain.config.corpora import Corpus, Holdout
+from mtrain.config.corpora import Corpus, Holdout, TsvCorpus
 from mtrain.config.data import DataConfig
 from mtrain.config.filters import RULES
 from mtrain.config.languages import scripts_of_language
@@ -23,14 +24,17 @@ from mtrain.data.block_check import (
     BlockCheck,
     BlockFindings,
     PairHashes,
+    first_errors,
     hash_all,
     usable_pairs,
 )
 from mtrain.data.corpus import Block, parse_block
 from mtrain.data.duplicates import DuplicateCounter
 from mtrain.data.lines import Digests
+from mtrain.data.quotes import QuoteSigns, count_signs
 from mtrain.data.raw_blocks import read_blocks
 from mtrain.data.scripts import main_script
+from mtrain.data.side_languages import TEXTS, find_wrong_languages
 from mtrain.data.text_hashes import contains, unique
 from mtrain.storage.temporary import TemporaryStream
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -46,7 +50,7 @@ class Counts:
 
     usable: int = 0
     empty: int = 0  # the source or the target is blank
-    bad: int = 0  # unreadable
+    bad: int = 0  # unreadable; see `Findings.unreadable`
 
 
 @dataclass
@@ -64,6 +68,16 @@ class Suspicious:
 
     count: int = 0
     places: list[str] = field(default_factory=list)  # file:line of the first ones
+
+
+@dataclass
+class Shifted:
+    """Consecutive training pairs whose targets are not beside their sources."""
+
+    first: str  # the place of the first pair, approximately
+    last: str
+    pairs: int  # that were looked at
+    lines: int  # by which the targets are too late, or too early if negative
 
 
 @dataclass
@@ -93,6 +107,12 @@ class Findings:
     corpora: dict[str, int] = field(
         default_factory=dict
     )  # usable pairs by training corpus, if there are several
+    shifts: list[Shifted] = field(default_factory=list)
+    languages: dict[str, str] = field(default_factory=dict)  # corpora in other languages: what is wrong
+    quoted: list[str] = field(default_factory=list)  # TSV files whose fields seem to be in quotes
+    unreadable: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # the first pairs of each set, with reasons
 
 
 class DataCheck:
@@ -109,8 +129,13 @@ class DataCheck:
         tests = {f"test.{name}" if name in taken else name: [corpus] for name, corpus in data.test.items()}
         others = {**validation, **tests}
         self._sets = {name: Counts() for name in ("train", "validation", *others)}
+        self._train = data.train
+        self._shifts: list[list[Shifted]] = [[] for _ in data.train]  # also aligned pairs between them
+        self._texts: list[tuple[list[str], list[str]]] = [([], []) for _ in data.train]
+        self._quotes = dict[str, QuoteSigns]()  # in the files of TSV that are read literally
+        self._unreadable: dict[str, list[str]] = {name: [] for name in self._sets}
         self._others = {
-            name: _hash_set(_usable(corpora, self._sets[name], digests)) for name, corpora in others.items()
+            name: _hash_set(self._usable(corpora, name, digests)) for name, corpora in others.items()
         }
         self._corpora = dict.fromkeys(data.names, 0)
         self._leaked = [set[int](), set[int](), set[int]()]
@@ -144,12 +169,18 @@ class DataCheck:
         self._corpora[[*self._corpora][corpus]] += found.usable
         train.empty += found.empty
         train.bad += found.bad
+        _add_first(self._unreadable["train"], found.unreadable)
+        self._add_signs(self._train[corpus], found.quotes)
+        for shift in found.shifts:
+            _add_shift(self._shifts[corpus], Shifted(*shift))
+        for side, texts in zip(self._texts[corpus], found.texts, strict=True):
+            side += texts[: TEXTS - len(side)]
         for counts, new in zip((*self._lengths, self._ratios), (*found.lengths, found.ratios), strict=True):
             counts += new
         for kind, (count, places) in found.suspicious.items():
             suspicious = self._suspicious[kind]
             suspicious.count += count
-            suspicious.places += places[: PLACES - len(suspicious.places)]
+            _add_first(suspicious.places, places)
         self._duplicates.add(found.hashes.pairs)
         for leaked, hashes in zip(self._leaked, found.overlap, strict=True):
             leaked.update(hashes.tolist())
@@ -181,7 +212,33 @@ class DataCheck:
             suspicious=self._suspicious,
             rejected=rejected,
             corpora=self._corpora if len(self._corpora) > 1 and not repeated else {},
+            shifts=[shift for shift in chain.from_iterable(self._shifts) if shift.lines],
+            languages={name: wrong for name, wrong in self._wrong_languages() if wrong},
+            quoted=[file for file, signs in self._quotes.items() if signs.show_csv()],
+            unreadable={name: places for name, places in self._unreadable.items() if places},
         )
+
+    def _wrong_languages(self) -> Iterator[tuple[str, str]]:
+        for name, texts, direction in zip(self._corpora, self._texts, self._directions, strict=True):
+            yield name, find_wrong_languages(*texts, direction)
+
+    def _add_signs(self, corpus: Corpus, signs: Iterable[int]) -> None:
+        if isinstance(corpus, TsvCorpus) and not corpus.quotes:
+            self._quotes[corpus.tsv] = self._quotes.get(corpus.tsv, QuoteSigns()).plus(signs)
+
+    def _usable(self, corpora: Iterable[Corpus], name: str, digests: Digests | None) -> Iterator[Pair]:
+        """The usable pairs of a validation or test set, which are counted."""
+        counts = self._sets[name]
+        for corpus in corpora:
+            for raw in read_blocks(corpus, digests):
+                block = parse_block(raw, corpus)
+                usable = usable_pairs(block)
+                counts.bad += len(block.errors)
+                _add_first(self._unreadable[name], first_errors(block))
+                self._add_signs(corpus, count_signs(usable.sources + usable.targets))
+                counts.usable += len(usable.sources)
+                counts.empty += len(block.sources) - len(usable.sources)
+                yield from map(Pair, usable.sources, usable.targets)
 
     def _leak_of(self, held_out: Sequence[Pair]) -> Leak:
         """The leak of held-out pairs into the pairs that remain for training, which have other sources."""
@@ -195,16 +252,16 @@ class DataCheck:
         return _count_leaked(columns, [set(), set(), found])
 
 
-def _usable(corpora: Iterable[Corpus], counts: Counts, digests: Digests | None) -> Iterator[Pair]:
-    """The usable pairs of a validation or test set, which are counted."""
-    for corpus in corpora:
-        for raw in read_blocks(corpus, digests):
-            block = parse_block(raw, corpus)
-            usable = usable_pairs(block)
-            counts.bad += len(block.errors)
-            counts.usable += len(usable.sources)
-            counts.empty += len(block.sources) - len(usable.sources)
-            yield from map(Pair, usable.sources, usable.targets)
+def _add_shift(shifts: list[Shifted], new: Shifted) -> None:
+    """Add the next pairs, which may continue the last ones."""
+    if shifts and shifts[-1].lines == new.lines:
+        shifts[-1].last, shifts[-1].pairs = new.last, shifts[-1].pairs + new.pairs
+    elif len(shifts) < 2 * PLACES:
+        shifts.append(new)
+
+
+def _add_first(places: list[str], new: Sequence[str]) -> None:
+    places += new[: PLACES - len(places)]
 
 
 def _hash_set(pairs: Iterable[Pair]) -> PairHashes:

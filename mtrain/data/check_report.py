@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.summary import read_summary
 from mtrain.duration import format_duration
-from mtrain.errors import ModelError, StorageError
+from mtrain.errors import DataError, ModelError, StorageError
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import write_atomically
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -69,6 +69,8 @@ def log_warnings(data: DataConfig, tokenizer: Tokenizer, scanner: CorpusScanner)
     warnings = list_warnings(findings, data.bad_lines)
     for warning in warnings:
         log.warning("data: %s", warning)
+    for place in chain.from_iterable(findings.unreadable.values()):
+        log.warning("data: unreadable: %s", place)
     pairs, seconds = scanner.result.pairs, scanner.result.seconds
     cost = f"{pairs:,} pairs in {format_duration(seconds)} ({pairs / max(seconds, 1e-9):,.0f} pairs/s)"
     log.info("data: read and checked %s, %s", cost, _count(warnings))
@@ -119,7 +121,7 @@ def read_findings(folder: Path) -> RecordedFindings | None:
 
 def list_warnings(findings: Findings, bad_lines: str = "error") -> list[str]:
     """The problems to look at before training, the most serious first. `bad_lines` is the config key."""
-    return [*_leaks(findings), *_shares(findings, bad_lines)]
+    return [*_leaks(findings), *_misreadings(findings), *_shares(findings, bad_lines)]
 
 
 def _leaks(findings: Findings) -> Iterator[str]:
@@ -132,6 +134,18 @@ def _leaks(findings: Findings) -> Iterator[str]:
                 f"LEAK: {similar:,} of the {total:,} sources of {name} are in the training corpus "
                 f"({leak.sources:,} exactly, {leak.pairs:,} with the same target){effect}"
             )
+
+
+def _misreadings(findings: Findings) -> Iterator[str]:
+    for shift in findings.shifts:
+        lines = f"{abs(shift.lines)} line{'s' * (abs(shift.lines) > 1)}"
+        by = f"{lines} {'below' if shift.lines > 0 else 'above'}"
+        cause = f"look for a missing or additional line near {shift.first}"
+        yield f"{shift.first} to {shift.last}: the targets seem to be {by} their sources; {cause}"
+    for name, wrong in findings.languages.items():
+        yield f"{name}: {wrong}"
+    for file in findings.quoted:
+        yield f"{file}: the fields seem to be in quotes, as csv writers write them; set quotes: true for it"
 
 
 def _shares(findings: Findings, bad_lines: str) -> Iterator[str]:
@@ -164,12 +178,7 @@ def _shares(findings: Findings, bad_lines: str) -> Iterator[str]:
 
 def format_report(findings: Findings, bad_lines: str = "error") -> str:
     """The full report, with histograms; the warnings come last."""
-    lines = [
-        f"{name}: {counts.usable:,} pairs (empty: {counts.empty:,}, unreadable: {counts.bad:,})"
-        for name, counts in findings.sets.items()
-    ]
-    of_train = [f"  {name}: {count:,} pairs" for name, count in findings.corpora.items()]
-    lines[1:1] = of_train  # below the line of train, which is the first set
+    lines = [*chain.from_iterable(_lines_of_set(findings, name) for name in findings.sets)]
     if findings.rejected:
         reasons = ", ".join(f"{reason}: {count:,}" for reason, count in findings.rejected.items())
         lines.append(f"rejected by data.filters: {sum(findings.rejected.values()):,} ({reasons})")
@@ -200,6 +209,28 @@ def format_report(findings: Findings, bad_lines: str = "error") -> str:
     lines += ["", *(f"warning: {warning}" for warning in warnings)]
     lines.append(f"result: {_count(warnings)}")
     return "\n".join(lines)
+
+
+def _lines_of_set(findings: Findings, name: str) -> Iterator[str]:
+    counts, places = findings.sets[name], findings.unreadable.get(name, [])
+    yield f"{name}: {counts.usable:,} pairs (empty: {counts.empty:,}, unreadable: {counts.bad:,})"
+    if name == "train":
+        yield from (f"  {corpus}: {count:,} pairs" for corpus, count in findings.corpora.items())
+    yield from (f"  unreadable: {place}" for place in places)
+    if places and counts.bad > len(places):
+        yield f"  unreadable: {counts.bad - len(places):,} more"
+
+
+def require_usable(findings: Findings) -> None:
+    """Raise DataError if no pair of a set can be read, or no training pair can be used."""
+    for name, counts in findings.sets.items():
+        places = findings.unreadable.get(name)
+        if places and not counts.usable:
+            raise DataError(f"no pair of {name} can be used; the first that cannot be read: {places[0]}")
+    if not findings.sets["train"].usable:
+        counts, rejected = findings.sets["train"], sum(findings.rejected.values())
+        reasons = f"{counts.empty:,} are empty, and data.filters rejects {rejected:,}"
+        raise DataError(f"no training pair can be used; {reasons}")
 
 
 def _count(warnings: Sequence[str]) -> str:

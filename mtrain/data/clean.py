@@ -12,6 +12,7 @@ from mtrain.data.corpus import parse_block
 from mtrain.data.filters import REASONS, Codes
 from mtrain.data.folder_encoder import format_counts
 from mtrain.data.lines import decode_block
+from mtrain.data.quotes import split_quoted
 from mtrain.data.raw_blocks import RawBlock, read_blocks
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
@@ -111,11 +112,16 @@ def _lines_of(raw: RawBlock, corpus: Corpus) -> tuple[list[str], list[int]]:
     """The pairs of a block as lines of TSV, with the error in place of an unreadable one; and in how many
     sentences of each pair a tab or a line end was replaced by a space."""
     if isinstance(corpus, TsvCorpus):
-        decoded = decode_block(raw.lines[0], raw.names[0], raw.first - raw.skipped)
+        first = raw.first - raw.skipped
+        decoded = decode_block(raw.lines[0], raw.names[0], first)
         lines = [str(line) if isinstance(line, DataError) else line for line in decoded]
+        replaced = [0] * len(lines)
+        if corpus.quotes:
+            lines, replaced = _without_quotes(lines, raw.names[0], first)
         if (columns := (corpus.source_column, corpus.target_column)) != (0, 1):
             lines = [_reorder(line, *columns) for line in lines]
-        return _make_readable(lines, "")
+        lines, others = _make_readable(lines, "")
+        return lines, [*map(max, replaced, others)]
     block = parse_block(raw, corpus)
     (sources, in_sources), (targets, in_targets) = (_make_readable(side, "\t\n") for side in block[:2])
     rows = zip(map("{}\t{}".format, sources, targets), map(add, in_sources, in_targets), strict=True)
@@ -123,6 +129,20 @@ def _lines_of(raw: RawBlock, corpus: Corpus) -> tuple[list[str], list[int]]:
     pairs |= {number: (str(error), 0) for number, error in block.errors.items()}
     in_order = [pairs[number] for number in sorted(pairs)]
     return [line for line, _ in in_order], [count for _, count in in_order]
+
+
+def _without_quotes(lines: list[str], name: str, first: int) -> tuple[list[str], list[int]]:
+    """Lines of TSV without the quotes of their fields, with a space in place of each tab in a field; and for
+    each line 1 if a tab was replaced, otherwise 0. A line whose quotes do not match becomes the error."""
+    plain, replaced = list[str](), list[int]()
+    for number, line in enumerate(lines, first):
+        try:
+            columns, has_tabs = _make_readable(split_quoted(line), "\t")
+        except DataError as error:
+            columns, has_tabs = [f"{name}:{number}: {error}"], [0]
+        plain.append("\t".join(columns))
+        replaced.append(max(has_tabs))
+    return plain, replaced
 
 
 def _make_readable(texts: list[str], replaced: str) -> tuple[list[str], list[int]]:

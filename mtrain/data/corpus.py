@@ -18,6 +18,7 @@ from mtrain.config.corpora import Corpus, HubCorpus, SacrebleuCorpus, TextCorpus
 from mtrain.data import Pair
 from mtrain.data.corpus_files import files_of
 from mtrain.data.lines import Digests, decode_block, read_range
+from mtrain.data.quotes import split_quoted
 from mtrain.data.raw_blocks import RawBlock, load_dataset, read_blocks
 from mtrain.data.records import Column, ScoredPair, try_pair
 from mtrain.data.toy import toy_pairs
@@ -104,12 +105,13 @@ def _readable_columns(
     lines = cast(list[list[str]], sides)
     if not isinstance(corpus, TsvCorpus):
         return lines[0], lines[1], []
-    rows, columns = [line.split("\t") for line in lines[0]], (corpus.source_column, corpus.target_column)
-    if min(map(len, rows), default=0) <= max(*columns, score if isinstance(score, int) else 0):
-        return None
+    columns = corpus.source_column, corpus.target_column
     try:
+        rows = [*map(split_quoted, lines[0])] if corpus.quotes else [line.split("\t") for line in lines[0]]
+        if min(map(len, rows), default=0) <= max(*columns, score if isinstance(score, int) else 0):
+            return None
         scores = [float(row[score]) for row in rows] if isinstance(score, int) else []
-    except ValueError:
+    except (ValueError, DataError):
         return None
     return [row[columns[0]] for row in rows], [row[columns[1]] for row in rows], scores
 

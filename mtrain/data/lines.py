@@ -1,8 +1,8 @@
 """Files of lines, plain or compressed: as bytes in blocks of lines, and as text.
 
 Lines end at LF only (a CR before it is stripped); other Unicode line separators are part of the text. Text
-is strict UTF-8 without NUL. A line that is not valid text becomes a DataError with `file:line` and the
-reason.
+is strict UTF-8 without NUL, in lines of at most `MAX_LINE` bytes. A line that is not valid text becomes a
+DataError with `file:line` and the reason.
 """
 
 import hashlib
@@ -17,7 +17,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pyarrow as pa
 
-from mtrain.data import COMPRESSION, Pair
+from mtrain.data import COMPRESSION, Pair, line_bounds
+from mtrain.data.line_bounds import BLANK, blank_end, is_too_long, lines_of, shortened
 from mtrain.errors import DataError
 
 Digests = dict[Path, bytes]  # SHA-256 of files
@@ -103,19 +104,42 @@ def _cannot_read(path: Path, error: OSError | ValueError) -> DataError:
 class LineBlocks:
     """Cuts a file into blocks of lines, without decoding them."""
 
-    def __init__(self, path: Path, stream: io.BufferedReader, lines: int = 0, offset: int = 0):
-        """`stream` has the contents of the file after the given number of lines and bytes."""
-        self._path, self._stream, self._rest = path, stream, b""
+    def __init__(
+        self, path: Path, stream: io.BufferedReader, lines: int = 0, offset: int = 0, records: bool = False
+    ):
+        """`stream` has the contents of the file after the given number of lines and bytes. With `records`,
+        blank lines at the end of the file do not count, as in TSV and JSONL."""
+        self._path, self._stream, self._rest, self._records = path, stream, b"", records
         self.lines, self.offset = lines, offset  # read so far, in lines and bytes
 
     def take(self, count: int) -> bytes:
-        """The next `count` lines with their ends, or as many as there are. Raises DataError if the file
-        cannot be read, as the other methods do."""
-        return b"".join(self._advance(count))
+        """The next `count` lines with their ends, or as many as there are; of lines that are longer than
+        MAX_LINE, only so much that this can be noticed. Raises DataError if the file cannot be read, as the
+        other methods do."""
+        content = b"".join(shortened(self._advance(count)))
+        return content[: len(content) - self._drop_blank_end(content)]
 
     def skip(self, count: int) -> int:
-        """Skip what `take` returns, and return its size in bytes."""
-        return sum(map(len, self._advance(count)))
+        """Skip what `take` returns, and return its size in bytes in the file."""
+        size, end = 0, b""  # the last part that is not blank, and the blank ones after it
+        for part in self._advance(count):
+            size += len(part)
+            end = end + part if self._records and not part.strip(BLANK) else part
+        return size - self._drop_blank_end(end)
+
+    def _drop_blank_end(self, content: bytes) -> int:
+        """The size of the blank lines at the end of `content`, which are not counted any more, if only such
+        lines follow in the file, and few enough to be looked at."""
+        if not self._records or self.peek().strip(BLANK):
+            return 0
+        while part := self._read():
+            self._rest += part
+            if part.strip(BLANK) or len(self._rest) > _BUFFER:
+                return 0
+        blank = blank_end(content)
+        self.lines -= blank.count(b"\n") + (bool(blank) and not blank.endswith(b"\n"))
+        self.offset -= len(blank)
+        return len(blank)
 
     def _advance(self, count: int) -> Iterator[bytes]:
         """The next `count` lines, in parts of any size."""
@@ -155,15 +179,16 @@ class LineBlocks:
 
 @contextmanager
 def open_blocks(
-    path: Path, digests: Digests | None = None, lines: int = 0, offset: int = 0
+    path: Path, digests: Digests | None = None, lines: int = 0, offset: int = 0, records: bool = False
 ) -> Iterator[LineBlocks]:
     """The lines of a plain, `.gz` or `.zst` file after the first `lines`, which have `offset` decompressed
-    bytes, in blocks. `digests` receives the SHA-256 of the file when all of it has been read.
+    bytes, in blocks. `digests` receives the SHA-256 of the file when all of it has been read. `records` is as
+    in `LineBlocks`.
 
     Raises DataError if the file cannot be read.
     """
     with _open(path, None if offset else digests, offset) as stream:
-        yield LineBlocks(path, stream, lines, offset)
+        yield LineBlocks(path, stream, lines, offset, records)
 
 
 def is_seekable(path: Path) -> bool:
@@ -172,12 +197,18 @@ def is_seekable(path: Path) -> bool:
 
 
 def read_range(path: Path, start: int, size: int) -> bytes:
-    """Some bytes of a plain file. Raises DataError if the file cannot be read, or has become shorter."""
+    """Some bytes of a plain file, without the rest of lines that are too long. Raises DataError if the file
+    cannot be read, or has become shorter."""
     with _open(path, offset=start) as stream:
-        content = stream.read(size)
-    if len(content) < size:
+        return b"".join(shortened(_parts_of(path, stream, size)))
+
+
+def _parts_of(path: Path, stream: io.BufferedReader, size: int) -> Iterator[bytes]:
+    while size and (part := stream.read1(min(size, _BUFFER))):
+        size -= len(part)
+        yield part
+    if size:
         raise DataError(f"{path}: changed while it was read; run again")
-    return content
 
 
 def decode_block(block: bytes, name: str, first: int) -> list[str | DataError]:
@@ -186,10 +217,10 @@ def decode_block(block: bytes, name: str, first: int) -> list[str | DataError]:
         return []
     block = block.removeprefix(_BOM) if first == 1 else block  # a line even if nothing is left of it
     try:
-        if b"\0" in block:
+        if b"\0" in block or is_too_long(block):
             raise ValueError
         text = (block.replace(b"\r\n", b"\n") if b"\r" in block else block).decode()
-    except ValueError:  # with a UnicodeDecodeError for each line that is not valid
+    except ValueError:  # a line may not be valid
         return list(decode_lines(io.BytesIO(block), name, first))
     lines = cast(list[str | DataError], text.split("\n"))
     if text.endswith("\n"):
@@ -204,16 +235,19 @@ def read_lines(path: Path, digests: Digests | None = None) -> Iterator[str | Dat
     Raises DataError if the file cannot be read.
     """
     with _open(path, digests) as stream:
-        yield from decode_lines(stream, str(path))
+        yield from decode_lines(lines_of(stream), str(path))
 
 
 def decode_lines(lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str | DataError]:
-    """Like `read_lines`, for an iterable of lines that include their ends, such as an open file. The first
-    one has number `first`. `name` identifies the lines in error messages."""
+    """Like `read_lines`, for an iterable of lines that include their ends. The first one has number `first`.
+    `name` identifies the lines in error messages."""
     for number, line in enumerate(lines, first):
         if number == 1:
             line = line.removeprefix(_BOM)
         line = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
+        if is_too_long(line):
+            yield DataError(f"{name}:{number}: longer than {line_bounds.MAX_LINE:,} bytes")
+            continue
         try:
             text = line.decode("utf-8")
             yield DataError(f"{name}:{number}: contains a NUL character") if "\0" in text else text

@@ -13,14 +13,16 @@ from mtrain.config.languages import has_spaces, scripts_of_language
 from mtrain.data.identify_language import LanguageFilter
 from mtrain.data.scripts import ScriptFilter, script_of
 from mtrain.data.text_sizes import TextSizes, measure
+from mtrain.data.urls import urls_of
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]  # indices of pairs
 
 _NUMBER = re.compile(r"\d+")
-_THOUSANDS = re.compile(r"(?<!\d)\d{1,3}(?:[.,'’ \u00a0\u2009\u202f]\d{3})+(?!\d)")
-_URL = re.compile(r"(?:https?://|www\.)[^\s<>\"“”„«»]+")
-_AFTER_URL = ".,;:!?)]}'’"  # punctuation that follows a URL
+_SEPARATOR = r"[.,'’\u066b\u066c\uff0c\uff0e \u00a0\u2009\u202f]"  # of thousands
+_THOUSANDS = re.compile(
+    rf"(?<!\d)(?:\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+|\d\d?(?:,\d\d)+,\d{{3}})(?!\d)"  # 1,234,567 or 12,34,567
+)
 
 
 class Pairs:
@@ -47,7 +49,7 @@ def make_rules(filters: Filters, languages: tuple[str, str]) -> dict[str, Rule]:
         "max_words": lambda bound: _any_side(spaced, lambda sizes: sizes.words > bound),
         "max_word_length": lambda bound: _any_side(spaced, lambda sizes: sizes.longest_word > bound),
         "max_ratio": _has_larger_ratio,
-        "min_alphabetic": lambda share: _any_side((0, 1), lambda side: side.letters < share * side.visible),
+        "min_alphabetic": lambda share: _any_side((0, 1), lambda side: _share_of_letters(side) < share),
         "script": lambda _: _has_other_script(languages),
         "copied": lambda _: _of_texts(is_copied),
         "same_numbers": lambda _: _has_other_numbers,
@@ -69,6 +71,11 @@ def _any_side(sides: Sequence[int], is_wrong: Callable[[TextSizes], Mask]) -> Ru
         return found
 
     return rule
+
+
+def _share_of_letters(sizes: TextSizes) -> npt.NDArray[np.float64]:
+    shares: npt.NDArray[np.float64] = sizes.letters / np.maximum(sizes.visible, 1)
+    return shares
 
 
 def _of_texts(is_wrong: Callable[[str, str], bool]) -> Rule:
@@ -141,10 +148,3 @@ def _numbers_of(text: str) -> frozenset[str]:
 
 def _to_ascii(number: str) -> str:
     return number if number.isascii() else "".join(str(unicodedata.decimal(digit)) for digit in number)
-
-
-def urls_of(text: str) -> frozenset[str]:
-    """The URLs in a text, without the punctuation that follows them."""
-    if "://" not in text and "www." not in text:  # fast path
-        return frozenset()
-    return frozenset(url.rstrip(_AFTER_URL) for url in _URL.findall(text))

@@ -100,7 +100,7 @@ def _read_lines(
         with ExitStack() as stack:
             lines_before = 0 if offsets[0] == 0 else first - 1 - skipped
             streams = [
-                stack.enter_context(open_blocks(path, digests, lines_before, offset))
+                stack.enter_context(open_blocks(path, digests, lines_before, offset, records=sides == 1))
                 for path, offset in zip(paths, offsets, strict=False)
             ]
             if has_header and lines_before == 0:

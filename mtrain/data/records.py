@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from mtrain.config.corpora import FieldsCorpus, TsvCorpus
 from mtrain.data import Pair
+from mtrain.data.quotes import split_quoted
 from mtrain.errors import DataError
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -37,14 +38,17 @@ def try_pair(
 
 def _pair_of(item: Any, corpus: TsvCorpus | FieldsCorpus, score: Column | None) -> Pair | ScoredPair:
     if isinstance(corpus, TsvCorpus):
-        columns = item.split("\t")
+        columns = split_quoted(item) if corpus.quotes else item.split("\t")
         column = score if isinstance(score, int) else 0
         needed = max(corpus.source_column, corpus.target_column, column) + 1
         if len(columns) < needed:
-            raise DataError(f"{len(columns)} column(s); at least {needed} expected")
+            hint = "; separate them by tabs" if len(columns) == 1 and ("," in item or ";" in item) else ""
+            raise DataError(f"{len(columns)} column(s); at least {needed} expected{hint}")
         pair = Pair(columns[corpus.source_column], columns[corpus.target_column])
         return pair if score is None else ScoredPair(*pair, _to_score(columns[column], f"column {column}"))
     if isinstance(item, str):
+        if not item.strip():
+            raise DataError("a blank line, not JSON")
         try:
             item = json.loads(item)
         except (ValueError, RecursionError) as error:

@@ -1,17 +1,22 @@
 """Counts characters, words and letters of many texts at once."""
 
-import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import regex  # which knows newer versions of Unicode than `unicodedata`
 
 from mtrain.data.text_hashes import LETTERS, code_points
 
 _TEXTS = 1000  # that are counted at a time; more would not fit into the processor's cache
-_OTHER, _LETTER, _DIGIT, _SPACE = range(4)
+_OTHER, _LETTER, _DIGIT, _FORMAT, _SPACE = range(5)
+_CATEGORIES = {  # of characters, by kind
+    _LETTER: r"[\p{L}\p{M}\p{Nl}--\p{Me}]",  # Nl: numbers that are letters, such as the Chinese 0
+    _DIGIT: r"\p{Nd}",
+    _FORMAT: r"[\p{Cf}\p{Variation_Selector}]",  # without a glyph, such as the joiners of Persian and Sinhala
+}
 Counts = npt.NDArray[np.int64]
 
 
@@ -19,7 +24,7 @@ class TextSizes(NamedTuple):
     """Sizes of some texts, none of which is blank."""
 
     characters: Counts  # without the spaces around the text
-    visible: Counts  # characters that are not spaces
+    visible: Counts  # characters that have a glyph
     words: Counts  # separated by spaces
     longest_word: Counts  # in characters
     letters: Counts  # with combining marks, such as the vowel signs of Hindi
@@ -46,7 +51,8 @@ def _measure(texts: Sequence[str]) -> TextSizes:
     last_words = np.append(first_words[1:], len(word_starts))[: len(texts)] - 1
     return TextSizes(
         word_ends[last_words] - word_starts[first_words],
-        np.add.reduceat(lengths, first_words),
+        np.add.reduceat(lengths, first_words)
+        - np.add.reduceat(kinds == _FORMAT, text_starts, dtype=np.int64),
         last_words - first_words + 1,
         np.maximum.reduceat(lengths, first_words),
         np.add.reduceat(kinds == _LETTER, text_starts, dtype=np.int64),
@@ -59,12 +65,9 @@ def _kinds() -> npt.NDArray[np.uint8]:
     """The kind of each code point. The last one stands for all others, which are neither letters nor
     spaces."""
     kinds = np.full(LETTERS + 1, _OTHER, np.uint8)
-    for code, character in enumerate(map(chr, range(LETTERS))):
-        category = unicodedata.category(character)
-        if character.isspace() or not code:
-            kinds[code] = _SPACE
-        elif category[0] in "LM":
-            kinds[code] = _LETTER
-        elif category == "Nd":
-            kinds[code] = _DIGIT
+    characters = "".join(map(chr, range(LETTERS)))
+    for kind, category in _CATEGORIES.items():
+        for run in regex.finditer(f"(?V1){category}+", characters):
+            kinds[run.start() : run.end()] = kind
+    kinds[[code for code, character in enumerate(characters) if character.isspace() or not code]] = _SPACE
     return kinds

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from mtrain.data.line_bounds import without_blank_end
 from mtrain.decoding.batches import in_batches, padded
 from mtrain.decoding.decode import NOT_FINITE
 from mtrain.decoding.forced import cross_attention, forced_log_probs
@@ -92,7 +93,7 @@ def with_column(
 ) -> Iterator[str]:
     """Yield each line of a TSV file with one more column and a line end: what `values` returns for its first
     two columns. Raises DataError, which gives the `name` of the file, if a line has less than two columns."""
-    texts, pairs = tee(lines)
+    texts, pairs = tee(without_blank_end(lines))
     for text, value in zip(texts, values(_first_columns(pairs, name)), strict=True):
         yield f"{text}\t{value:.6f}\n"
 

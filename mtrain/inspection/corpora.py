@@ -102,8 +102,9 @@ def spec_of(group: Group, kind: Kind, sides: Sides) -> dict[str, Any]:
     if kind != "tsv":
         return {kind: file, "source_field": source, "target_field": target}
     columns = {"source_column": source, "target_column": target} if (source, target) != (0, 1) else {}
-    header = {"header": True} if read_table(expand(file)[0], kind).header else {}
-    return {kind: file, **columns, **header}
+    table = read_table(expand(file)[0], kind)
+    flags = {"header": table.header, "quotes": table.quotes}
+    return {kind: file, **columns, **{key: True for key, value in flags.items() if value}}
 
 
 def _file_of(group: Group, side: Side) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from mtrain.config.language_names import languages_in, words_of
 from mtrain.data.lines import read_lines
 from mtrain.data.parquet import read_parquet
+from mtrain.data.quotes import count_signs, split_quoted
 from mtrain.errors import DataError
 
 TableKind = Literal["tsv", "jsonl", "parquet"]
@@ -39,6 +40,7 @@ class Table(NamedTuple):
 
     columns: list[Column]
     header: bool = False
+    quotes: bool = False  # whether fields are in quotes
 
 
 def read_table(file: Path, kind: TableKind) -> Table:
@@ -58,7 +60,9 @@ def read_table(file: Path, kind: TableKind) -> Table:
 
 def _tsv_columns(file: Path) -> Table:
     lines = islice((line for line in read_lines(file) if isinstance(line, str)), SAMPLE)
-    rows = [line.split("\t") for line in lines]
+    rows = [line.split("\t") for line in lines if line.strip()]
+    if quotes := count_signs([*chain.from_iterable(rows)]).show_csv():
+        rows = [*_without_quotes(map("\t".join, rows))]
     if not rows:
         raise DataError(f"{file}: is empty, or its lines are not valid UTF-8")
     width = Counter(map(len, rows[1:] or rows)).most_common(1)[0][0]
@@ -71,7 +75,13 @@ def _tsv_columns(file: Path) -> Table:
         Column(_unquoted(name), number, [row[number] for row in usable])
         for number, name in enumerate(names[:width])
     ]
-    return Table(columns, header)
+    return Table(columns, header, quotes)
+
+
+def _without_quotes(lines: Iterable[str]) -> Iterable[list[str]]:
+    for line in lines:
+        with suppress(DataError):
+            yield split_quoted(line)
 
 
 def _is_header(row: Sequence[str], others: Sequence[Sequence[str]]) -> bool:

@@ -1,5 +1,6 @@
 """`mtrain init`: from the files of a user to a config that `check` and `fit` accept."""
 
+import csv
 import gzip
 import io
 import json
@@ -301,6 +302,19 @@ def test_files_that_init_finds_and_links_are_not_replaced(mtrain):
 def test_names_that_a_config_cannot_have(mtrain, name):
     code, _, err = mtrain("init", *text_files(), "-o", name)
     assert code == 2 and "the name of a config must be printable Unicode text" in one_line(err)
+
+
+def test_quoted_fields_are_read_without_quotes(mtrain):
+    """Tabs in them do not count as ends of columns."""
+    with Path("corpus.tsv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter="\t")
+        writer.writerow(("en", "fr"))
+        writer.writerows((f'Tom said "{pair.source}"', f"Tom : {pair.target}") for pair in PAIRS)
+        writer.writerow(('"\t"', "\t"))
+    code, _, err = mtrain("init", "corpus.tsv")
+    assert code == 0 and f'source: en (English): Tom said "{PAIRS[0].source}"' in err
+    [train] = load_config(CONFIG).data.train
+    assert train.quotes and train.header
 
 
 def test_unreadable_lines_are_skipped_by_the_config(mtrain):

@@ -38,6 +38,7 @@
 41  pipes, devices and folders in place of the files of a run: never waited for, never read to the end
 42  a file that is far larger than its kind can be, or than its manifest says: refused before it is read
 43  control characters of files, names and models: escaped in everything that a terminal shows
+44  a line of gigabytes, also compressed: bounded memory, and the rule for lines that are not valid text
 45  a worker process that is stopped: reported, waited for until Ctrl-C (test_processes.py, test_workers.py)
 46  files of a run folder lost or linked: what is missing is named, links are followed or refused
 47  signals of closed terminals and batch systems: as SIGTERM, 128 + number

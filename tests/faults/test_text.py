@@ -1,6 +1,7 @@
 """Faults of text: unequal line counts, invalid bytes, huge lines, unusual line ends."""
 
 import fcntl
+import gzip
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from mtrain import Translator
+from mtrain.data import line_bounds
 from mtrain.data.corpus import read_corpus, read_pairs
 from mtrain.data.lines import read_text
 from mtrain.data.prepare_data import prepare_data
@@ -137,6 +139,35 @@ def test_20_a_line_of_megabytes_is_translated_into_one_line(
     for text in ("It rains. " * (size // 10), "x" * size):
         [found] = fast.translate([text])
         assert found.text.startswith("Es regnet. Es regnet.") and max(sizes) <= 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bad_lines", ["error", "skip"])
+def test_44_a_compressed_line_of_gigabytes_does_not_fill_the_memory(config_file, tmp_path, bad_lines: str):
+    """The second line has 2 GiB, or 2 MB compressed. The whole process with PyTorch has less."""
+    bomb = tmp_path / "bomb.tsv.gz"
+    with bomb.open("wb") as raw, gzip.open(raw, "wb", compresslevel=1) as file:
+        file.write(b"It rains.\tEs regnet.\n")
+        for _ in range(2**11):
+            file.write(b"a" * 2**20)
+    program = (
+        "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:], capture_output=True);"
+        "print(done.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, done.stderr.decode())"
+    )
+    data = {"train": {"tsv": str(bomb)}, "bad_lines": bad_lines}
+    command = [sys.executable, "-c", program, sys.executable, "-m", "mtrain"]
+    command += ["tokenize", changed(config_file, "data", **data), "--set", f"run_dir={tmp_path / 'run'}"]
+    found = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
+    code, memory, error = found.split(maxsplit=2)
+    assert int(memory) < 2**20  # KiB
+    assert (code == "3" and "bomb.tsv.gz:2: longer than 16,777,216 bytes" in error) == (bad_lines == "error")
+
+
+def test_44_a_line_that_is_too_long_is_an_error_in_a_pipe(run_dir, monkeypatch, mtrain, stdin):
+    monkeypatch.setattr(line_bounds, "MAX_LINE", 100)
+    stdin(b"It rains.\n" + b"x" * 1000 + b"\nIt rains.\n")
+    code, _, err = mtrain("translate", run_dir, "--device", "cpu")
+    assert code == 3 and "<stdin>:2: longer than 100 bytes" in one_line(err)
 
 
 def test_22_a_closed_pipe_is_not_an_error_and_a_full_device_is(run_dir, tmp_path):

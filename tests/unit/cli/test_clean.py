@@ -77,6 +77,24 @@ def test_tabs_and_line_ends_in_sentences_become_spaces(clean, tmp_path):
     assert warning.format(5) in clean(train, "--rejected", tmp_path / "no")[2]
 
 
+def test_quoted_fields_are_written_without_quotes(clean, tmp_path):
+    lines = ['1\t"b ""x"" y"\t"a\tz"', 'id\t"g"\t"f"', '2\t"c\td', '"3"\te\tE']
+    file = write(tmp_path / "q.tsv", "\n".join(lines))
+    train = {"tsv": file, "source_column": 2, "target_column": 1, "quotes": True}
+    code, _, err, kept = clean(train, "--rejected", tmp_path / "no", bad_lines="skip")
+    assert (code, kept) == (0, 'a z\tb "x" y\t1\nf\tg\tid\n')
+    assert "warning: clean: a tab or a line end inside of 1 sentence(s) was replaced" in err
+    bad, copied = (tmp_path / "no").read_text().splitlines()
+    assert bad.startswith(f"bad\t{file}:3: the quotes of column 1 do not end with it; ")
+    assert copied == "copied\tE\te\t3"
+    assert "q.tsv:3: the quotes of column 1" in one_line(clean(train)[2])
+
+
+def test_blank_lines_at_the_end_are_not_written(clean, tmp_path):
+    code, _, err, kept = clean({"tsv": write(tmp_path / "t.tsv", "a\tb\n\n\n")})
+    assert (code, kept) == (0, "a\tb\n") and "clean: kept 1 of 1 pairs" in err
+
+
 def test_unreadable_pairs(clean, tmp_path):
     (tmp_path / "bad.tsv").write_bytes(b"a\tb\nc\nd\xff\te\nf\tg\n")
     train = {"tsv": str(tmp_path / "bad.tsv")}

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.config.corpora import Holdout
+from mtrain.config.corpora import Holdout, ToyCorpus, TsvCorpus
 from mtrain.config.filters import Filters
 from mtrain.config.load import Config
 from mtrain.data import check
@@ -19,6 +19,7 @@ from mtrain.data.check_report import check_data, format_report, list_warnings
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
 from mtrain.data.scripts import ScriptFilter, script_of
+from mtrain.data.toy import toy_pairs
 from mtrain.training.fit import make_trainer
 from mtrain.training.prepare_tokenizer import prepare_tokenizer
 
@@ -81,6 +82,107 @@ def test_unusable_validation_and_test_sets_are_warned_of(corpora):
         "1 pair(s) of news cannot be read; it cannot be scored until they are corrected",
         "news has no usable pair",
     ]
+
+
+def test_the_first_unreadable_pairs_are_listed_with_reasons(corpora, tmp_path):
+    bad = [("caf\udce9", "x")] * 7
+    found = check_data(corpora([*GOOD, *bad], [("A", "B"), *bad[:1]]).data)
+    reason = "not valid UTF-8 (byte 4 of the line)"
+    assert found.unreadable == {
+        "train": [f"{tmp_path}/train.source:{201 + n}: {reason}" for n in range(5)],
+        "validation": [f"{tmp_path}/val.source:2: {reason}"],
+    }
+    report = format_report(found).split("\n")
+    assert report[1:3] == [f"  unreadable: {tmp_path}/train.source:{201 + n}: {reason}" for n in range(2)]
+    assert report[6] == "  unreadable: 2 more" and report[8].startswith("  unreadable: ")
+
+
+def test_shifted_lines_are_warned_of(corpora, tmp_path):
+    sources, targets = (list(side) for side in zip(*toy_pairs("train")[:2000], strict=True))
+    pairs = [*zip(sources, [*targets[:1000], "Une ligne de trop.", *targets[1000:-1]], strict=True)]
+    data = corpora(pairs).data.model_copy(update={"target_lang": "fr"})
+    place = f"{tmp_path}/train.source"
+    warning = (
+        f"{place}:1001 to {place}:2000: the targets seem to be 1 line below their sources; "
+        f"look for a missing or additional line near {place}:1001"
+    )
+    assert list_warnings(check_data(data)) == [warning]
+    filtered = data.model_copy(update={"filters": Filters(max_ratio=1.5)})
+    assert warning in list_warnings(check_data(filtered))
+    corpora([*zip(sources[3:], targets, strict=False)])
+    assert "the targets seem to be 3 lines below their sources" in list_warnings(check_data(data))[0]
+
+
+@pytest.mark.parametrize("name", ["train", "toy"])
+def test_exchanged_sides_are_warned_of(corpora, name):
+    """Each corpus is looked at by itself."""
+    exchanged = [(target, source) for source, target in toy_pairs("train")[:200]]
+    data = corpora(exchanged).data.model_copy(update={"target_lang": "fr"})
+    others = {"train": [], "toy": [ToyCorpus(toy="train")]}[name]
+    data = data.model_copy(update={"train": [*others, *data.train]})
+    found = check_data(data)
+    wrong = "the sources seem to be in fr and the targets in en; exchange the two sides"
+    assert f"{data.names[-1]}: {wrong}" in list_warnings(found) and len(found.languages) == 1
+
+
+def test_quoted_fields_are_warned_of(corpora, tmp_path):
+    lines = [f'"Two ""{n}"" dogs sleep."\t"Zwei ""{n}"" Hunde schlafen."\n' for n in range(20)]
+    (tmp_path / "q.tsv").write_text("".join(lines))
+    quoted = TsvCorpus(tsv=str(tmp_path / "q.tsv"))
+    data = corpora(GOOD).data.model_copy(update={"validation": [quoted]})
+    warning = "the fields seem to be in quotes, as csv writers write them; set quotes: true for it"
+    assert list_warnings(check_data(data)) == [f"{tmp_path}/q.tsv: {warning}"]
+    data = data.model_copy(update={"train": [*data.train, quoted]})
+    assert check_data(data).quoted == [f"{tmp_path}/q.tsv"]
+    read = quoted.model_copy(update={"quotes": True})
+    assert check_data(data.model_copy(update={"train": [read], "validation": [read]})).quoted == []
+
+
+def test_fit_logs_the_places_of_the_pairs_that_it_skips(corpora, caplog, tmp_path):
+    config = corpora([*GOOD, ("caf\udce9", "x")])
+    data = config.data.model_copy(update={"bad_lines": "skip"})
+    make_trainer(config.model_copy(update={"data": data}), device="cpu")
+    assert f"data: unreadable: {tmp_path}/train.source:201: not valid UTF-8" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        (
+            "train",
+            {"jsonl": "f.jsonl", "source_field": "en", "target_field": "de"},
+            "no pair of train can be",
+        ),
+        (
+            "train",
+            {"tsv": "empty.tsv"},
+            "no training pair can be used; 1 are empty, and data.filters rejects 0",
+        ),
+        (
+            "validation",
+            {"tsv": "f.jsonl"},
+            "no pair of validation can be used; the first that cannot be read: ",
+        ),
+        (
+            "test",
+            {"news": {"tsv": "f.jsonl"}},
+            "no pair of news can be used; the first that cannot be read: ",
+        ),
+    ],
+)
+@pytest.mark.parametrize("json_", [(), ("--json",)])
+def test_a_set_without_usable_pairs_is_a_data_error(
+    mtrain, raw_config, tmp_path, monkeypatch, key, value, error, json_
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f.jsonl").write_text('{"src": "a", "tgt": "b"}\n')
+    (tmp_path / "empty.tsv").write_text("a\t \n")
+    raw = {**raw_config, "run_dir": "run", "data": {**raw_config["data"], key: value}}
+    (tmp_path / "c.yaml").write_text(yaml.dump(raw))
+    code, out, err = mtrain("check", "c.yaml", *json_)
+    assert code == 3 and out and err.startswith(f"error: {error}") and err.count("\n") == 1
+    if "jsonl" in value:
+        assert err.endswith("f.jsonl:1: no field 'en'; available fields: src, tgt\n")
 
 
 def test_shares_are_those_of_the_pairs_before_duplicates_are_left_out(corpora):

@@ -1,8 +1,10 @@
 """Corpus readers: every kind of corpus is read line by line, without misaligned pairs."""
 
 import bz2
+import csv
 import gzip
 import hashlib
+import io
 import json
 import lzma
 from io import BytesIO
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from mtrain.config.corpora import TextTestSet
 from mtrain.config.data import DataConfig
-from mtrain.data import Pair
+from mtrain.data import Pair, line_bounds
 from mtrain.data.corpus import content_hash, good_pairs, parse_block, read_corpus, read_pairs
 from mtrain.data.corpus_files import files_of, further_references, place_of
 from mtrain.data.lines import count_valid_lines, decode_block, open_blocks, read_lines, read_text
@@ -88,6 +90,47 @@ def test_tsv(tmp_path: Path, columns: tuple[int, int], end: str):
 
 def test_tsv_quotes_are_data(tmp_path: Path):
     assert read(tsv=write(tmp_path / "a.tsv", ['"a\t"b""'])) == [Pair('"a', '"b""')]
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+@pytest.mark.parametrize("end", PACKERS)
+def test_tsv_that_a_csv_writer_has_written(tmp_path: Path, quoting: int, end: str):
+    pairs = [*PAIRS, Pair('He said "no", then "yes".', '"'), Pair('"', 'a\tb "" c'), Pair("\t", "d\re")]
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter="\t", lineterminator="\r\n", quoting=quoting)
+    writer.writerow(("target", "n", "source"))
+    writer.writerows((pair.target, number, pair.source) for number, pair in enumerate(pairs))
+    file = tmp_path / f"a.tsv{end}"
+    file.write_bytes(PACKERS[end](text.getvalue().encode()))
+    keys = {"tsv": file, "source_column": 2, "target_column": 0, "header": True}
+    assert read(**keys, quotes=True) == pairs
+    spec = corpus(**keys, quotes=True)
+    blocks = [parse_block(raw, spec, score=1) for raw in read_blocks(spec, size=3, by_range=True)]
+    assert [score for block in blocks for score in block.scores] == [*range(len(pairs))]
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ('"it continues\tx', "the quotes of column 0 do not end with it"),
+        ('x\ty"', "the quotes of column 1 do not end with it"),
+        ('"a"b\tx', "the quotes of column 0 do not end with it"),
+        ('"a\tb"', "1 column(s); at least 2 expected"),
+    ],
+)
+def test_quotes_that_do_not_match_are_bad_lines(tmp_path: Path, line: str, error: str):
+    """Lines are never merged."""
+    spec = corpus(tsv=write(tmp_path / "a.tsv", ["a\tb", line, "c\td"]), quotes=True)
+    assert list(read_pairs(spec, "skip")) == [("a", "b"), None, ("c", "d")]
+    with pytest.raises(DataError) as caught:
+        list(read_pairs(spec, "error"))
+    assert str(caught.value).startswith(f"{tmp_path / 'a.tsv'}:2: {error}")
+
+
+def test_the_quotes_key_changes_no_fingerprint_of_corpora_without_it():
+    assert corpus(tsv="a.tsv").model_dump() == corpus(tsv="a.tsv", quotes=False).model_dump()
+    assert "quotes" not in corpus(tsv="a.tsv").model_dump()
+    assert corpus(tsv="a.tsv", quotes=True).model_dump()["quotes"] is True
 
 
 @pytest.mark.parametrize("end", PACKERS)
@@ -224,9 +267,11 @@ def test_a_byte_order_mark_alone_is_an_empty_line(tmp_path: Path):
     ("kind", "line", "named"),
     [
         ("tsv", b"only one column", "1 column"),
+        ("tsv", b"a,b", "1 column(s); at least 2 expected; separate them by tabs"),
+        ("tsv", b"", "1 column"),
         ("tsv", b"a\t\xff", "UTF-8"),
         ("jsonl", b"{not json", "JSON"),
-        ("jsonl", b"", "JSON"),
+        ("jsonl", b"", "a blank line, not JSON"),
         ("jsonl", b"[1, 2]", "'en'"),
         ("jsonl", b'{"en": "a", "french": "b"}', "no field 'fr'; available fields: en, french"),
         ("jsonl", b'{"en": "a", "fr": null}', "'fr' is not a string"),
@@ -247,6 +292,61 @@ def test_bad_records_name_file_and_line_or_are_skipped(tmp_path: Path, kind: str
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(read_pairs(spec, "skip")) == [("a", "b"), None, ("a", "b")]
+
+
+@pytest.mark.parametrize("end", PACKERS)
+@pytest.mark.parametrize("blank", ["", "\n", "\n\n\n", "\r\n", " \n\r\n  ", "\n" * 5])
+@pytest.mark.parametrize("size", [2, 3, 100])
+def test_blank_lines_at_the_end_of_records_are_no_pairs(tmp_path: Path, end: str, blank: str, size: int):
+    """However the blocks are cut, and whether other processes read them by range."""
+    records = {
+        "tsv": [f"a{i}\tb{i}" for i in range(4)],
+        "jsonl": [json.dumps({"en": f"a{i}", "fr": f"b{i}"}) for i in range(4)],
+    }
+    for kind, lines in records.items():
+        for part in (1, 2):
+            (tmp_path / f"{part}.{kind}{end}").write_bytes(PACKERS[end]("\n".join([*lines, blank]).encode()))
+        spec = corpus(**{kind: tmp_path / f"*.{kind}{end}"}, **(FIELDS if kind == "jsonl" else {}))
+        for by_range in (False, True):
+            raws = list(read_blocks(spec, size=size, by_range=by_range))
+            blocks = [parse_block(raw, spec) for raw in raws]
+            assert [text for block in blocks for text in block.sources] == [f"a{i}" for i in range(4)] * 2
+            assert [number for block in blocks for number in block.numbers] == [*range(1, 9)]
+            assert not any(block.errors for block in blocks) and raws[-1].end.first == 9
+            again = [raw for block in raws for raw in [*read_blocks(spec, size=size, start=block.end)][:1]]
+            assert [raw.first for raw in again] == [raw.first for raw in raws[1:]]
+
+
+def test_a_header_without_pairs_has_none(tmp_path: Path):
+    assert read(tsv=write(tmp_path / "a.tsv", ["en\tfr", "", " "]), header=True) == []
+
+
+def test_many_blank_lines_that_are_not_at_the_end_are_bad_pairs(tmp_path: Path):
+    file = write(tmp_path / "a.tsv", ["a\tb", *[" " * 2000] * 300, "c\td", ""])
+    spec = corpus(tsv=file)
+    blocks = [parse_block(raw, spec) for raw in read_blocks(spec)]
+    assert sum(len(block.errors) for block in blocks) == 300
+    assert [pair for block in blocks for pair in zip(*block[:2], strict=True)] == [("a", "b"), ("c", "d")]
+
+
+@pytest.mark.parametrize("end", PACKERS)
+@pytest.mark.parametrize("by_range", [False, True])
+def test_lines_that_are_too_long_are_bad_lines(tmp_path: Path, monkeypatch, end: str, by_range: bool):
+    monkeypatch.setattr(line_bounds, "MAX_LINE", 400_000)
+    longest, longer = "x" * 399_998 + "\ty", "x" * 399_999 + "\ty"
+    texts = ["a\tb", longest, longer, "é" * 700_000 + "\t", longest + "\r", "c\td", longer * 4]
+    file = tmp_path / f"a.tsv{end}"
+    file.write_bytes(PACKERS[end]("\n".join(texts).encode()))
+    spec = corpus(tsv=file)
+    for size in (1, 3, 100):
+        blocks = [parse_block(raw, spec) for raw in read_blocks(spec, size=size, by_range=by_range)]
+        errors = [str(error) for block in blocks for error in block.errors.values()]
+        assert errors == [f"{file}:{number}: longer than 400,000 bytes" for number in (3, 4, 7)]
+        found = [len(text) for block in blocks for text in block.sources]
+        assert found == [1, 399_998, 399_998, 1]
+    assert [str(line) for line in read_lines(file) if isinstance(line, DataError)] == errors
+    with pytest.raises(DataError, match=f"a.tsv{end}:3: longer than 400,000 bytes"):
+        count_valid_lines(file)
 
 
 def test_a_missing_dotted_field_lists_the_fields_of_its_parent(tmp_path: Path):

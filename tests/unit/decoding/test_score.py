@@ -10,7 +10,7 @@ import torch
 from mtrain import Translator
 from mtrain.decoding.forced import forced_log_probs
 from mtrain.decoding.score import attention, score_lines, score_pairs
-from mtrain.errors import ModelError
+from mtrain.errors import DataError, ModelError
 from tests.support.search import EOS, build, forced, sentences
 from tests.support.training import PAIRS
 
@@ -45,6 +45,14 @@ def test_progress_counts_each_pair_once_for_each_model(translator: Translator) -
         counts.clear()
         assert len(list(score_lines(translator, reverse, lines, "in.tsv", counts.append))) == len(lines)
         assert sum(counts) == models * len(lines)
+
+
+def test_blank_lines_at_the_end_of_a_table_have_no_score(translator: Translator) -> None:
+    lines = ["It rains.\tEs regnet.", "It rains.\tEs regnet."]
+    scored = list(score_lines(translator, None, [*lines, "", " "], "t.tsv"))
+    assert scored == list(score_lines(translator, None, lines, "t.tsv")) and len(scored) == 2
+    with pytest.raises(DataError, match=r"t\.tsv:2: 1 column; at least 2 expected"):
+        list(score_lines(translator, None, [lines[0], "", lines[1]], "t.tsv"))
 
 
 def test_scores_equal_those_of_the_search(translator: Translator) -> None:

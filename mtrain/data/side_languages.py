@@ -1,0 +1,55 @@
+"""Whether the sides of a corpus are in their languages, or exchanged."""
+
+from collections.abc import Sequence
+
+from mtrain.config.languages import Direction, is_same_language, scripts_of_language
+from mtrain.data.identify_language import identify_language
+from mtrain.data.scripts import main_script
+
+TEXTS = 200  # of a side, which suffice
+_CHARACTERS = 50  # in fewer, the script may not be typical,
+_MANY_CHARACTERS = 500  # and in fewer, the language is not identified
+
+
+class _Side:
+    """The language of some texts, as far as the script and, if it is installed, py3langid tell."""
+
+    def __init__(self, texts: Sequence[str]):
+        size = sum(map(len, texts))
+        self.script = main_script(texts) if size >= _CHARACTERS else ""
+        self.identified = identify_language(texts) if size >= _MANY_CHARACTERS else None
+
+    def is_in(self, language: str, other: str) -> bool:
+        """Whether the texts are in a language and not in the other one."""
+        fits, fits_other = (self._has_script_of(each) for each in (language, other))
+        seen = self.identified and self.identified.code
+        return fits and (not fits_other or is_same_language(seen, language))
+
+    def is_not_in(self, language: str) -> bool:
+        """Whether the texts are certainly not in a language."""
+        others = self.identified.others if self.identified else ()
+        return not self._has_script_of(language) or any(is_same_language(language, other) for other in others)
+
+    def _has_script_of(self, language: str) -> bool:
+        scripts = scripts_of_language(language)
+        return not scripts or not self.script or self.script in scripts
+
+    def __str__(self) -> str:
+        return f"{self.script} script" if self.identified is None else f"language {self.identified.code}"
+
+
+def find_wrong_languages(sources: Sequence[str], targets: Sequence[str], direction: Direction) -> str:
+    """What is wrong with the languages of some texts, to follow the name of their corpus; empty if nothing
+    seems to be."""
+    if is_same_language(*direction):
+        return ""
+    sides = _Side(sources), _Side(targets)
+    source, target = direction
+    if sides[0].is_in(target, source) and sides[1].is_in(source, target):
+        return f"the sources seem to be in {target} and the targets in {source}; exchange the two sides"
+    wrong = [
+        f"the {name} seem to be in {side}, not in {language}"
+        for name, side, language in zip(("sources", "targets"), sides, direction, strict=True)
+        if side.is_not_in(language)
+    ]
+    return f"{' and '.join(wrong)}; check the files, columns and languages" if wrong else ""

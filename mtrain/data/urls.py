@@ -1,0 +1,53 @@
+"""The URLs in texts of every script."""
+
+import re
+from unicodedata import normalize
+from urllib.parse import unquote
+
+import regex  # whose properties include the scripts
+
+# A URL has the ASCII characters of RFC 3986 and, as browsers show it, letters. A letter of a script that is
+# written without spaces, or of another script directly after a Latin letter, belongs to the text around it.
+_WITHOUT_SPACES = (
+    r"\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
+    r"\u3000-\u30ff\uff00-\uffef"
+)
+_START = r"(?:https?|ftp)://|(?<![a-z0-9])www\."
+_URL = regex.compile(
+    rf"""(?V1ix) (?:{_START}) (?=[\p{{L}}\p{{N}}\[])
+    (?: (?! [,;]+ (?:{_START}))  # another one may follow directly
+        [a-z0-9\-._~:/?\#\[\]@!$&'()*+,;=%]
+      | [[\p{{Latin}}\p{{M}}]--[\uff00-\uffef]]
+      | (?<![a-z0-9]) [[\p{{L}}\p{{N}}]--[{_WITHOUT_SPACES}]]
+    )+"""
+)
+_ENCODED = re.compile("(?:%[89a-f][0-9a-f])+", re.IGNORECASE)  # characters outside ASCII
+_CASE_ENDING = re.compile(r"'\w{1,5}$")  # or that of a possessive
+_AFTER_URL = ".,;:!?'*_~([/"  # punctuation that follows a URL, and the slash that a URL may or may not end in
+_HOST = re.compile(r"\w+://[^/?#]*|[^/?#]*")
+
+
+def urls_of(text: str) -> frozenset[str]:
+    """The URLs in a text, without what follows them directly: punctuation, a bracket that the URL does not
+    open, text without spaces. Host names are in lower case, and letters are not percent-encoded."""
+    if "://" not in text and "www." not in text.lower():  # fast path
+        return frozenset()
+    if not text.isascii() or "%" in text:
+        text = normalize("NFC", _ENCODED.sub(lambda match: unquote(match[0]), text)).replace("’", "'")
+    return frozenset(_trim(match[0]) for match in _URL.finditer(text))
+
+
+def _trim(url: str) -> str:
+    """A URL without the punctuation and the ending of a word that follow it."""
+    depth = {")": 0, "]": 0}
+    for place, character in enumerate(url):
+        if character in "([":
+            depth[")" if character == "(" else "]"] += 1
+        elif character in depth:
+            depth[character] -= 1
+            if depth[character] < 0:
+                url = url[:place]
+                break
+    url = _CASE_ENDING.sub("", url.rstrip(_AFTER_URL)).rstrip(_AFTER_URL)
+    host = _HOST.match(url)
+    return url[: host.end()].lower() + url[host.end() :] if host else url

@@ -1,0 +1,49 @@
+"""Tables that a csv writer has written are told from tables whose text has quotation marks."""
+
+import csv
+import io
+
+import pytest
+
+from mtrain.data.quotes import QuoteSigns, count_signs
+
+TEXTS = ['He said "no", then left.', "It rains.", '"Hello!"', "12", '"Yes," he said.', 'A 5" pipe']
+
+
+def as_written(rows, quoting):
+    text = io.StringIO()
+    csv.writer(text, delimiter="\t", lineterminator="\n", quoting=quoting).writerows(rows)
+    return [field for line in text.getvalue().splitlines() for field in line.split("\t")]
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])
+def test_fields_with_doubled_quotes_are_quoted(quoting):
+    assert count_signs(as_written(zip(TEXTS, TEXTS[::-1], strict=True), quoting)).show_csv()
+
+
+def test_a_table_of_only_quoted_fields_is_quoted():
+    rows = [(f"It is {n}.", n, f"Es ist {n}.") for n in range(10)]
+    assert count_signs(as_written(rows, csv.QUOTE_NONNUMERIC)).show_csv()
+    assert not count_signs(as_written(rows, csv.QUOTE_MINIMAL)).show_csv()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        TEXTS * 10,
+        ['"Hello."', "„Hallo.“"] * 30,
+        ['"Hello."', '"Hallo."'] * 5,  # a few quotations
+        ['"Hello," he said.', '"Hallo", sagte er.'] * 30,
+        ['He said ""no"".', "x"] * 30,
+        ['"a ""b"""', *['"Yes," he said.'] * 5],
+        ["It rains."],
+        [],
+    ],
+)
+def test_text_with_quotation_marks_is_not_quoted(fields):
+    assert not count_signs(fields).show_csv()
+
+
+def test_signs_of_several_blocks_are_added():
+    both = count_signs(TEXTS[:3]).plus(count_signs(TEXTS[3:]))
+    assert both == QuoteSigns(doubled=0, quoted=1, literal=3, bare=1)

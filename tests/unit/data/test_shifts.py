@@ -1,0 +1,78 @@
+"""Lines of one side that are shifted against the other side are found; aligned corpora raise no alarm."""
+
+import random
+
+import pytest
+
+from mtrain.data.shifts import find_shifts
+from mtrain.data.toy import toy_pairs
+
+SOURCES, TARGETS = (list(side) for side in zip(*toy_pairs("train"), strict=True))
+
+
+def numbered(count):
+    """Sentences of equal length that can only be told apart by their numbers."""
+    numbers = random.Random(1).sample(range(1000, 9999), count)
+    return [f"He has {n} dogs." for n in numbers], [f"Er hat {n} Hunde." for n in numbers]
+
+
+def in_chinese(texts):
+    """Text in another script, about a third as long."""
+    return ["".join(map(chr, range(0x4E00, 0x4E00 + max(1, len(text) // 3)))) for text in texts]
+
+
+CORPORA = {
+    "sentences": (SOURCES, TARGETS),
+    "other script": (SOURCES, in_chinese(TARGETS)),
+    "equal lengths": numbered(3000),
+    "sorted": tuple(zip(*sorted(zip(*numbered(3000), strict=True), key=str), strict=True)),
+}
+
+
+def insert(texts, place, count):
+    """Lines too much at a place, and as many too few at the end."""
+    return [*texts[:place], *texts[:count], *texts[place:]][: len(texts)]
+
+
+@pytest.mark.parametrize("name", CORPORA)
+@pytest.mark.parametrize("size", [20, 50, 100, 200, 1000, None])
+def test_aligned_pairs_are_not_shifted(name, size):
+    sources, targets = (side[:size] for side in CORPORA[name])
+    assert not any(shift.lines for shift in find_shifts(sources, targets))
+    shuffled = random.Random(2).sample(targets, len(targets))
+    assert not any(shift.lines for shift in find_shifts(sources, shuffled))
+
+
+@pytest.mark.parametrize("name", CORPORA)
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("lines", [1, -1, 2, -10, 10])
+def test_a_shift_is_found_where_it_begins(name, share, lines):
+    sources, targets = CORPORA[name]
+    place = int(share * len(sources))
+    if lines > 0:
+        targets = insert(targets, place, lines)
+    else:
+        sources = insert(sources, place, -lines)
+    found = [shift for shift in find_shifts(sources, targets) if shift.lines]
+    assert {shift.lines for shift in found} == {lines}
+    assert abs(found[0].first - place) <= 400 and found[-1].end >= 0.9 * len(sources)
+
+
+def test_a_part_of_a_corpus_is_shifted():
+    targets = [*TARGETS[:1000], *TARGETS[1001:3000], "Trop.", *TARGETS[3000:]]
+    [before, shifted, after] = find_shifts(SOURCES, targets)
+    assert (before.lines, shifted.lines, after.lines) == (0, -1, 0)
+    assert abs(shifted.first - 1000) <= 250 and abs(shifted.end - 3000) <= 250
+
+
+@pytest.mark.parametrize("size", [50, 100, 200])
+def test_a_small_corpus_that_is_shifted(size):
+    assert [shift.lines for shift in find_shifts(SOURCES[: size - 1], TARGETS[1:size])] == [-1]
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets"),
+    [([], []), (["a"], ["b"]), ([""] * 300, [""] * 300), (["It rains."] * 3000, ["Es regnet."] * 3000)],
+)
+def test_texts_that_tell_nothing(sources, targets):
+    assert not any(shift.lines for shift in find_shifts(sources, targets))

@@ -1,0 +1,71 @@
+"""The URLs in texts: where they end in every script, and how they are compared."""
+
+import pytest
+
+from mtrain.data.urls import urls_of
+
+A = "https://example.org/a"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"See {A}. It is free.",
+        f"请看{A}。它是免费的。",
+        f"打开{A}，然后登录。",
+        f"请阅读（{A}）。",
+        f"「{A}」をご覧ください",
+        f"{A}を見る",
+        f"{A}을 방문하세요",
+        f"ไปที่{A}นะ",
+        f"ចូលទៅ{A}។",
+        f"देखें {A}।",
+        f"هل رأيت {A}؟",
+        f"راجع {A}، ثم",
+        f"„{A}“",
+        f"«{A}»",
+        f"“{A}”",
+        f"<{A}>",
+        f"(see {A}).",
+        f"[text]({A})",
+        f"**{A}**",
+        f"{A}'yı ziyaret edin",
+        f"{A}’s first page",
+        f"{A}—it is free",
+        f"{A}…",
+        f"HTTPS://Example.ORG/a/ and {A}, {A}",
+    ],
+)
+def test_a_url_ends_before_the_text_around_it(text):
+    assert urls_of(text) == {A}
+
+
+@pytest.mark.parametrize(
+    ("text", "urls"),
+    [
+        ("今天就访问www.example.org吧。", ["www.example.org"]),
+        ("WWW.Example.org!", ["www.example.org"]),
+        ("ftp://example.org/x;", ["ftp://example.org/x"]),
+        ("https://example.org/wiki/a_(b)", ["https://example.org/wiki/a_(b)"]),
+        ("(https://example.org/wiki/a_(b)).", ["https://example.org/wiki/a_(b)"]),
+        ("https://example.org/a,b;c?d=1&e=2#f, and", ["https://example.org/a,b;c?d=1&e=2#f"]),
+        ("http://[::1]:80/a)", ["http://[::1]:80/a"]),
+        ("https://a.org/x,https://b.org/y；www.c.org", ["https://a.org/x", "https://b.org/y", "www.c.org"]),
+        ("https://de.wikipedia.org/wiki/Köln", ["https://de.wikipedia.org/wiki/Köln"]),
+        ("https://de.wikipedia.org/wiki/Ko\u0308ln", ["https://de.wikipedia.org/wiki/Köln"]),
+        ("https://de.wikipedia.org/wiki/K%C3%B6ln.", ["https://de.wikipedia.org/wiki/Köln"]),
+        ("https://пример.рф/страница, да", ["https://пример.рф/страница"]),
+        ("https://hi.wikipedia.org/wiki/भारत।", ["https://hi.wikipedia.org/wiki/भारत"]),
+        ("www. and www... and https:// and none", []),
+    ],
+)
+def test_urls_that_browsers_show(text, urls):
+    assert urls_of(text) == {*urls}
+
+
+def test_a_chinese_path_is_the_same_encoded_or_not():
+    shown, encoded = (
+        "https://zh.wikipedia.org/wiki/中文。",
+        "https://zh.wikipedia.org/wiki/%E4%B8%AD%E6%96%87 is",
+    )
+    assert urls_of(shown) == urls_of(encoded)
