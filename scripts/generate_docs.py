@@ -86,7 +86,7 @@ def configuration() -> str:
         "merged key by key; everything else, lists too, is replaced. A corpus of another kind, such as "
         "`train: {tsv: file.tsv}` over `source` and `target`, replaces the inherited one entirely. An "
         "inherited size, such as `encoder_layers`, takes precedence over a `preset` in the extending file.",
-        "In paths, `~` or `~user` at the beginning is a home folder; a file of such a name is `./~name`.",
+        "A leading `~` or `~user` in a path is a home folder; write `./~name` for a file of that name.",
         "`--set section.key=value` overrides a key on the command line; the value is YAML. A key that gives "
         "another kind of corpus, such as `data.validation.holdout=500`, also replaces the inherited corpus.",
     ]

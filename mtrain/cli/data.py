@@ -25,8 +25,8 @@ def check(
 ) -> None:
     """Check the corpora of CONFIG.
 
-    Prints counts, lengths, duplicates, test sentences that are in the training data, and pairs that are
-    suspicious or unreadable. If no pair of a set can be used, the exit code is 3.
+    Prints counts, lengths, duplicates, test sentences that occur in the training data, and suspicious or
+    unreadable pairs. The exit code is 3 if a set has no usable pair.
 
     Examples:
         mtrain check mine.yaml

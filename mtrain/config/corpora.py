@@ -74,8 +74,8 @@ class TsvCorpus(CorpusSpec):
     )
     quotes: bool = Field(
         False,
-        description="whether fields may be in double quotes, with doubled quotes inside, as spreadsheets "
-        "write them; a field that continues on the next line is an error",
+        description="whether fields may be enclosed in double quotes, with quotes inside doubled, as in "
+        "spreadsheet exports; a field that continues on the next line is an error",
     )
 
     @model_serializer(mode="wrap")

@@ -22,8 +22,8 @@ class Filters(Section):
 
     min_words: PositiveInt | None = Field(
         None,
-        description="minimum number of words of each side, which are separated by spaces; not for languages "
-        "written without spaces",
+        description="minimum number of words of each side, separated by spaces; not for languages written "
+        "without spaces",
     )
     max_words: PositiveInt | None = Field(
         None,
@@ -40,8 +40,8 @@ class Filters(Section):
     )
     min_alphabetic: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
-        description="lowest share of letters, with their combining marks, among the characters of each side, "
-        "without spaces, such as 0.5",
+        description="minimum share of letters and combining marks among the characters of each side except "
+        "spaces, such as 0.5",
     )
     script: bool = Field(
         False,
@@ -57,8 +57,8 @@ class Filters(Section):
     )
     same_urls: bool = Field(
         False,
-        description="leave out pairs whose sides do not contain the same URLs, which begin with http://, "
-        "https://, ftp:// or www.",
+        description="leave out pairs whose sides do not contain the same URLs (beginning with http://, "
+        "https://, ftp:// or www.)",
     )
     min_score: MinScore | None = Field(None, description="lowest score of a pair; null: any")
     language: Literal["py3langid", "off"] = Field(

@@ -103,8 +103,8 @@ class TrainingConfig(Section):
     log_every: PositiveInt = Field(50, description="steps between lines of metrics.jsonl")
     best_metric: Literal["bleu", "chrf", "nll", "auc"] = Field(
         "bleu",
-        description="validation metric that selects the best model, and, where it is equal, chrF, then nll; "
-        "auc: of a pair classifier, its default",
+        description="validation metric that selects the best model; chrF, then nll, break ties; auc: for "
+        "pair classifiers, and their default",
     )
     patience: PositiveInt | None = Field(
         10, description="validations without improvement after which training ends; null: never"

@@ -30,7 +30,7 @@ def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     ):
         parts.add_parser(name, help=text).set_defaults(run=function)
     part = parts.add_parser("resume", help="kill and resume a run")
-    part.add_argument("work", type=Path, metavar="FOLDER", help="where the runs are made")
+    part.add_argument("work", type=Path, metavar="FOLDER", help="folder for the runs")
     part.set_defaults(run=resume.check)
     for name, function, text in (
         ("train", training.measure, "the speed of training"),
@@ -44,7 +44,7 @@ def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         part.add_argument("preset", choices=PRESETS, metavar="PRESET", help=f"one of {', '.join(PRESETS)}")
         part.set_defaults(run=function)
         if "decod" not in name:
-            part.add_argument("batch_tokens", type=int, nargs="+", metavar="TOKENS", help="of a batch")
+            part.add_argument("batch_tokens", type=int, nargs="+", metavar="TOKENS", help="tokens per batch")
         if function in (training.measure, profiling.profile_training):
             part.add_argument("--compile", dest="compiled", default="off", choices=["on", "off"])
         if function is training.measure:
@@ -53,8 +53,8 @@ def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a part. Returns 1 if its check failed, after a line that says why."""
-    warnings.filterwarnings("ignore")  # of other libraries; they would bury the figures
+    """Run a part. If its check fails, prints the reason and returns 1."""
+    warnings.filterwarnings("ignore")  # of other libraries, which would hide the results
     options = parse(arguments)
     run, name, tiny = options.pop("run"), options.pop("device"), options.pop("tiny")
     try:
