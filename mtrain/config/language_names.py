@@ -11,8 +11,8 @@ _SUBTAGS = r"[A-Z][a-z]{3}(?:[-_](?:[A-Z]{2}|419))?|[A-Z]{2}|419"
 _WITH_SUBTAGS = rf"(?<![A-Za-z])[a-z]{{2,3}}[-_](?:{_SUBTAGS})(?![A-Za-z])"
 _PAIR = re.compile(r"(?<![A-Za-z])([A-Za-z]{2,3})[-_]([A-Za-z]{2,3})(?=\.|$)")
 _WORD = re.compile(r"[A-Za-z]+|\d+")
-# Codes of rare languages that are something else in most names of files and columns. In the place of a
-# language, beside a file in another language, they are codes all the same: `train.tok` beside `train.en`.
+# Codes of rare languages that usually have another meaning in the names of files and columns. They count as
+# codes only if the name of another file has a language in the same place: `train.tok` beside `train.en`.
 _ABBREVIATIONS = """
     all aln bad bib big bin bio bpe col com con dev dic doc dup end gov hub key lab law len log low lst map
     max med mid min mix neg new nmt not num old one org par pos pre pro raw rel res row run sci seg seq set
@@ -92,15 +92,15 @@ def words_of(name: str) -> list[str]:
 
 
 def certainty(word: str) -> int:
-    """How surely a word in a name stands for the language that `find_language` finds: 2 for the languages of
-    ISO 639-1 and codes with a script or region, 1 for other codes, 0 if it rather has another meaning."""
+    """How certainly a word in a name stands for the language that `find_language` finds: 2 for ISO 639-1 and
+    codes with a script or region, 1 for other codes, 0 for other names and for codes with other meanings."""
     if common_language(word) or _split(word)[1]:
         return 2
     return int(len(word) < 4 and word.lower() not in _OTHER_MEANINGS)
 
 
 def languages_in(words: Sequence[str], least: int = 2) -> list[Named]:
-    """The words that stand for a language, at least as surely as given, in order."""
+    """The words that stand for a language with a certainty of at least `least`, in order."""
     found = ((index, find_language(word)) for index, word in enumerate(words) if certainty(word) >= least)
     return [Named(index, code) for index, code in found if code is not None]
 

@@ -41,8 +41,8 @@ class Document(NamedTuple):
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """Resolves scalars by the core schema of YAML 1.2, and rejects duplicate keys, other types than those of
-    JSON, and documents that aliases make huge or endless.
+    """Resolves scalars by the core schema of YAML 1.2, and rejects duplicate keys, types that JSON does not
+    have, and documents whose aliases make them huge or infinite.
 
     PyYAML itself follows YAML 1.1, where `no` (Norwegian) is false and `5e-4` is a string, and the last
     of two equal keys silently wins.

@@ -17,10 +17,10 @@ from mtrain.data.text_hashes import Hashes, common, hash_normalized, hash_pairs,
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
 LENGTH_BINS = (1, 6, 11, 21, 31, 51, 101)  # words; each bin ends where the next begins
 RATIO_BINS = (0.0, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # target characters / source characters
-PLACES = 5  # locations listed for each kind of suspicious pair, and of unreadable ones
+PLACES = 5  # locations listed for each kind of suspicious pair, and for unreadable pairs
 EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
 _LONG = 20
-_TEXTS = 20  # of each block that tell the languages
+_TEXTS = 20  # of each block, to identify the languages
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
 
 
@@ -38,7 +38,7 @@ class BlockFindings(NamedTuple):
     usable: int
     empty: int
     bad: int
-    unreadable: list[str]  # the first of these pairs, as `file:line: reason`
+    unreadable: list[str]  # the first bad pairs, as `file:line: reason`
     lengths: tuple[list[int], list[int]]  # pairs by words of source and target, in LENGTH_BINS
     ratios: list[int]  # in RATIO_BINS
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
@@ -66,7 +66,7 @@ class BlockCheck:
 
     def check(self, block: Block, corpus: int, unfiltered: Block) -> BlockFindings:
         """Check a block of corpus number `corpus` (from 0). `unfiltered` also has the pairs that filters
-        leave out, without which the others are not consecutive."""
+        leave out: shifts can only be found in consecutive pairs."""
         bad, unreadable, total = len(block.errors), first_errors(block), len(block.sources)
         block = usable_pairs(block)
         sources, targets = block.sources, block.targets

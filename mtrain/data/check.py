@@ -72,12 +72,12 @@ class Suspicious:
 
 @dataclass
 class Shifted:
-    """Consecutive training pairs whose targets are not beside their sources."""
+    """Consecutive training pairs whose targets are shifted against their sources."""
 
-    first: str  # the place of the first pair, approximately
+    first: str  # the approximate location of the first pair
     last: str
-    pairs: int  # that were looked at
-    lines: int  # by which the targets are too late, or too early if negative
+    pairs: int  # that were checked
+    lines: int  # by which the targets come too late; negative: too early
 
 
 @dataclass
@@ -132,7 +132,7 @@ class DataCheck:
         self._train = data.train
         self._shifts: list[list[Shifted]] = [[] for _ in data.train]  # also aligned pairs between them
         self._texts: list[tuple[list[str], list[str]]] = [([], []) for _ in data.train]
-        self._quotes = dict[str, QuoteSigns]()  # in the files of TSV that are read literally
+        self._quotes = dict[str, QuoteSigns]()  # by TSV file that is read without `quotes`
         self._unreadable: dict[str, list[str]] = {name: [] for name in self._sets}
         self._others = {
             name: _hash_set(self._usable(corpora, name, digests)) for name, corpora in others.items()

@@ -1,19 +1,19 @@
-"""Lines of bounded size, and lines that do not count."""
+"""Limits the size of lines, and drops blank lines at the end of a file."""
 
 from collections.abc import Iterable, Iterator
 from typing import IO
 
-MAX_LINE = 2**24  # bytes of a line without its end; of a longer one, no more are kept in memory
-BLANK = b" \r\n"  # what blank lines consist of
+MAX_LINE = 2**24  # bytes of a line without its end; the rest of a longer line is not kept in memory
+BLANK = b" \r\n"  # the characters of blank lines
 
 
 def is_too_long(line: bytes) -> bool:
-    """Whether a line without its end, or each line of a block of this size, may be longer than MAX_LINE."""
+    """Whether a line without its end is longer than MAX_LINE, or any line of a block may be."""
     return len(line) > MAX_LINE
 
 
 def shortened(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Consecutive parts of lines, without what exceeds MAX_LINE + 1 bytes of a line. A part is shorter."""
+    """Cut each line in consecutive parts of a file, each shorter than MAX_LINE, to MAX_LINE + 1 bytes."""
     begun = 0  # bytes of the line that has begun
     for part in parts:
         end = part.find(b"\n")
@@ -24,8 +24,8 @@ def shortened(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
-    """The lines of an open file with their ends, without the rest of lines that are longer than MAX_LINE."""
-    while line := stream.readline(MAX_LINE + 2):  # CR LF, if it has the maximum length
+    """The lines of an open file with their ends; longer lines are cut after MAX_LINE + 2 bytes."""
+    while line := stream.readline(MAX_LINE + 2):  # + 2 for CR LF
         yield line
         while len(line) == MAX_LINE + 2 and not line.endswith(b"\n"):
             line = stream.readline(MAX_LINE + 2)
@@ -39,7 +39,7 @@ def blank_end(lines: bytes) -> bytes:
 
 
 def without_blank_end(lines: Iterable[str]) -> Iterator[str]:
-    """The lines of a TSV file without blank ones at its end, which are no records."""
+    """The lines of a TSV file without the blank lines at its end, which are not records."""
     blank: list[str] = []
     for line in lines:
         blank.append(line)

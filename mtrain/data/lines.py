@@ -113,9 +113,8 @@ class LineBlocks:
         self.lines, self.offset = lines, offset  # read so far, in lines and bytes
 
     def take(self, count: int) -> bytes:
-        """The next `count` lines with their ends, or as many as there are; of lines that are longer than
-        MAX_LINE, only so much that this can be noticed. Raises DataError if the file cannot be read, as the
-        other methods do."""
+        """The next `count` lines with their ends, or all that are left. Lines longer than MAX_LINE are cut to
+        MAX_LINE + 1 bytes. Raises DataError if the file cannot be read, as the other methods do."""
         content = b"".join(shortened(self._advance(count)))
         return content[: len(content) - self._drop_blank_end(content)]
 
@@ -128,8 +127,8 @@ class LineBlocks:
         return size - self._drop_blank_end(end)
 
     def _drop_blank_end(self, content: bytes) -> int:
-        """The size of the blank lines at the end of `content`, which are not counted any more, if only such
-        lines follow in the file, and few enough to be looked at."""
+        """Stop counting the blank lines at the end of `content` if only blank lines follow in the file, in at
+        most `_BUFFER` bytes. Returns their size."""
         if not self._records or self.peek().strip(BLANK):
             return 0
         while part := self._read():
@@ -197,8 +196,8 @@ def is_seekable(path: Path) -> bool:
 
 
 def read_range(path: Path, start: int, size: int) -> bytes:
-    """Some bytes of a plain file, without the rest of lines that are too long. Raises DataError if the file
-    cannot be read, or has become shorter."""
+    """Some bytes of a plain file; lines that are too long are cut. Raises DataError if the file cannot be
+    read, or has become shorter."""
     with _open(path, offset=start) as stream:
         return b"".join(shortened(_parts_of(path, stream, size)))
 

@@ -1,4 +1,4 @@
-"""Fields of TSV in double quotes, as spreadsheets and the csv modules of programming languages write them."""
+"""TSV fields in double quotes, as written by spreadsheets and the csv modules of programming languages."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,16 +9,16 @@ from mtrain.errors import DataError
 _QUOTED = r'"([^"]*+(?:""[^"]*+)*+)"'  # quotes in it are doubled
 _FIELD = re.compile(rf'(?:{_QUOTED}|([^"\t]*+))(?:\t|\Z)')
 _IS_QUOTED = re.compile(_QUOTED)
-_FIELDS = 20  # of which all are in quotes, so that they are not quotations
+_FIELDS = 20  # minimum number of quoted fields, with no unquoted text, that indicates a csv writer
 
 
 class QuoteSigns(NamedTuple):
-    """How many of some fields are written in which way."""
+    """The number of fields that are written in each way."""
 
     doubled: int = 0  # in quotes, with doubled quotes inside
     quoted: int = 0  # in quotes, without quotes inside; or a quotation
     literal: int = 0  # with quotes that a csv writer would have doubled
-    bare: int = 0  # text without quotes; one is counted
+    bare: int = 0  # text without quotes, counted at most once by `count_signs`
 
     def plus(self, other: Iterable[int]) -> "QuoteSigns":
         """The sums of two counts."""
@@ -31,7 +31,7 @@ class QuoteSigns(NamedTuple):
 
 
 def count_signs(fields: Sequence[str]) -> QuoteSigns:
-    """Count the ways in which the fields of a table are written that was read literally."""
+    """Count the ways in which fields are written. Their quotes were read literally."""
     doubled = quoted = literal = 0
     for field in (field for field in fields if '"' in field):
         if (match := _IS_QUOTED.fullmatch(field)) is None:
@@ -45,8 +45,8 @@ def count_signs(fields: Sequence[str]) -> QuoteSigns:
 
 
 def split_quoted(line: str) -> list[str]:
-    """The fields of a line of TSV that may be in quotes. Raises DataError if a quote is not closed on the
-    line, or is inside of a field without quotes."""
+    """The fields of a TSV line, which may be in quotes. Raises DataError if a quote is not closed on the
+    line, or is inside a field without quotes."""
     if '"' not in line:
         return line.split("\t")
     fields, start = list[str](), 0

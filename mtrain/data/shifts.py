@@ -1,7 +1,7 @@
-"""Finds pairs whose target is some lines away from its source: a line is missing on one side, or too much.
+"""Finds pairs whose targets are shifted against their sources by a missing or additional line on one side.
 
-In windows of consecutive pairs, the lengths of source i and target i + k are compared for all shifts k. Where
-they agree with none, the tokens are compared that occur once on each side, such as numbers and names.
+In windows of consecutive pairs, the lengths of source i and target i + k are compared for all shifts k. If no
+shift fits, tokens that occur in a single text on each side are compared, such as numbers and names.
 """
 
 import re
@@ -15,10 +15,10 @@ import numpy.typing as npt
 WINDOW = 250  # pairs, or fewer in a small corpus
 _SMALLEST = 50  # pairs of the window of a small corpus
 _FEWEST = 20  # pairs
-_SIGNIFICANT = 5.0  # standard deviations of the agreement of lengths of unrelated sides
-_DISTINCT = 2.0  # of these by which another shift agrees less: it does not, if sentences are sorted by length
-_TOKENS = 4  # that agree with a shift; also a fourth of all, and three times as many as without a shift
-_LARGE = 10_000  # pairs, of which only the last quarter of each group of four windows is compared
+_SIGNIFICANT = 5.0  # minimum agreement of lengths beyond shift 0, in standard deviations for unrelated sides
+_DISTINCT = 2.0  # minimum lead over the second-best shift, which sorted sentences do not reach
+_TOKENS = 4  # minimum that agree with a shift; also a quarter of all, and three times those of shift 0
+_LARGE = 10_000  # pairs; in larger corpora, only the last of every four windows is compared
 _TOKEN = re.compile(r"\d+|[^\W\d_]+")
 Values = npt.NDArray[np.float64]
 
@@ -32,18 +32,18 @@ class Shift(NamedTuple):
 
 
 def find_shifts(sources: Sequence[str], targets: Sequence[str]) -> list[Shift]:
-    """The consecutive pairs that are shifted, or certainly not."""
+    """The consecutive pairs that are shifted, or certainly aligned."""
     size = min(WINDOW, max(_SMALLEST, len(sources) // 8), len(sources))
     if size < _FEWEST:
         return []
     group = size * (4 if len(sources) >= _LARGE else 1)  # pairs that a window at their end represents
     agreement = _agreement(*(_lengths(side, size, group) for side in (sources, targets)))
     shifts = [_shift_of_lengths(row) for row in agreement]
-    if not any(lines is not None for lines in shifts):  # the lengths of all windows together may tell
+    if not any(lines is not None for lines in shifts):  # the lengths of all windows together may agree
         total = _shift_of_lengths(agreement.sum(axis=0) / len(agreement) ** 0.5)
         shifts = [total or None] * len(agreement)
     undecided = [window for window, lines in enumerate(shifts) if lines is None]
-    for window in undecided if group == size else undecided[-1:]:  # tokens take long
+    for window in undecided if group == size else undecided[-1:]:  # comparing tokens is slow
         rows = slice((window + 1) * group - size, (window + 1) * group)
         shifts[window] = _shift_of_tokens(sources[rows], targets[rows])
     return [*_join(shifts, group)]
@@ -77,7 +77,7 @@ def _shift_of_lengths(agreement: Values) -> int | None:
 
 
 def _shift_of_tokens(sources: Sequence[str], targets: Sequence[str]) -> int | None:
-    """The shift with which most tokens agree that occur in one text on each side; None if few do."""
+    """The shift with which most tokens that occur in one text on each side agree; None if too few do."""
     source_places, target_places = _places_of_unique(sources), _places_of_unique(targets)
     common = source_places.keys() & target_places.keys()
     shifts = Counter(target_places[token] - source_places[token] for token in common)
@@ -88,7 +88,7 @@ def _shift_of_tokens(sources: Sequence[str], targets: Sequence[str]) -> int | No
 
 
 def _places_of_unique(texts: Sequence[str]) -> dict[str, int]:
-    """The tokens that occur in a single text, and which one that is."""
+    """The tokens that occur in a single text, each with the index of the text."""
     places: dict[str, int] = {}
     for place, text in enumerate(texts):
         for token in _TOKEN.findall(text):

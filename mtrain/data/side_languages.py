@@ -1,4 +1,4 @@
-"""Whether the sides of a corpus are in their languages, or exchanged."""
+"""Finds corpora whose sides are in unexpected languages, or exchanged."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ from mtrain.config.languages import Direction, is_same_language, scripts_of_lang
 from mtrain.data.identify_language import identify_language
 from mtrain.data.scripts import main_script
 
-TEXTS = 200  # of a side, which suffice
-_CHARACTERS = 50  # in fewer, the script may not be typical,
-_MANY_CHARACTERS = 500  # and in fewer, the language is not identified
+TEXTS = 200  # of a side that are examined
+_CHARACTERS = 50  # minimum to determine the script
+_MANY_CHARACTERS = 500  # minimum to identify the language
 
 
 class _Side:
-    """The language of some texts, as far as the script and, if it is installed, py3langid tell."""
+    """The language of some texts, by their script and, if it is installed, by py3langid."""
 
     def __init__(self, texts: Sequence[str]):
         size = sum(map(len, texts))
@@ -39,8 +39,8 @@ class _Side:
 
 
 def find_wrong_languages(sources: Sequence[str], targets: Sequence[str], direction: Direction) -> str:
-    """What is wrong with the languages of some texts, to follow the name of their corpus; empty if nothing
-    seems to be."""
+    """What is wrong with the languages of a corpus, as text to follow its name; empty if nothing seems to
+    be wrong."""
     if is_same_language(*direction):
         return ""
     sides = _Side(sources), _Side(targets)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import regex  # which knows newer versions of Unicode than `unicodedata`
+import regex  # supports newer versions of Unicode than `unicodedata`
 
 from mtrain.data.text_hashes import LETTERS, code_points
 

@@ -1,13 +1,13 @@
-"""The URLs in texts of every script."""
+"""Finds URLs in texts of any script."""
 
 import re
 from unicodedata import normalize
 from urllib.parse import unquote
 
-import regex  # whose properties include the scripts
+import regex  # supports Unicode scripts
 
-# A URL has the ASCII characters of RFC 3986 and, as browsers show it, letters. A letter of a script that is
-# written without spaces, or of another script directly after a Latin letter, belongs to the text around it.
+# A URL has the ASCII characters of RFC 3986 and, as shown by browsers, letters. Letters of scripts without
+# spaces around URLs, and non-Latin letters after an ASCII letter or digit, belong to the text around the URL.
 _WITHOUT_SPACES = (
     r"\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
     r"\u3000-\u30ff\uff00-\uffef"
@@ -23,13 +23,13 @@ _URL = regex.compile(
 )
 _ENCODED = re.compile("(?:%[89a-f][0-9a-f])+", re.IGNORECASE)  # characters outside ASCII
 _CASE_ENDING = re.compile(r"'\w{1,5}$")  # or that of a possessive
-_AFTER_URL = ".,;:!?'*_~([/"  # punctuation that follows a URL, and the slash that a URL may or may not end in
+_AFTER_URL = ".,;:!?'*_~([/"  # punctuation that follows a URL, and its optional final slash
 _HOST = re.compile(r"\w+://[^/?#]*|[^/?#]*")
 
 
 def urls_of(text: str) -> frozenset[str]:
-    """The URLs in a text, without what follows them directly: punctuation, a bracket that the URL does not
-    open, text without spaces. Host names are in lower case, and letters are not percent-encoded."""
+    """The URLs in a text, without punctuation, unmatched closing brackets or text that follows them without
+    a space. Host names are in lower case, and letters are not percent-encoded."""
     if "://" not in text and "www." not in text.lower():  # fast path
         return frozenset()
     if not text.isascii() or "%" in text:
@@ -38,7 +38,7 @@ def urls_of(text: str) -> frozenset[str]:
 
 
 def _trim(url: str) -> str:
-    """A URL without the punctuation and the ending of a word that follow it."""
+    """A URL without the punctuation and the case ending that follow it."""
     depth = {")": 0, "]": 0}
     for place, character in enumerate(url):
         if character in "([":

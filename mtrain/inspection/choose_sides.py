@@ -19,12 +19,12 @@ class Side(NamedTuple):
     named: str | None = None  # the language that a name gives
     identified: Identified | None = None  # the language that the text seems to be in
     is_file: bool = False  # not a column: the user chose its place among the others
-    is_marked: bool = False  # its name says whether it is the source or the target, and no language
+    is_marked: bool = False  # its name contains no language, but a word such as `src` or `tgt`
     given: str | None = None  # the language that the user gives
 
     @property
     def language(self) -> str | None:
-        """The language that the user, the name or else the text tells; None if nothing does."""
+        """The language given by the user, the name or else the text; None if it is unknown."""
         return self.given or self.named or self.seen
 
     @property
@@ -34,7 +34,7 @@ class Side(NamedTuple):
 
     @property
     def is_misnamed(self) -> bool:
-        """Whether the text is not in the language that the user or the name says."""
+        """Whether the text is not in the language given by the user or the name."""
         language = self.given or self.named
         if language is None or self.identified is None:
             return False
@@ -75,8 +75,8 @@ def choose_sides(
     sides: Sequence[Side], keys: tuple[str | None, str | None], languages: tuple[str | None, str | None]
 ) -> Sides:
     """Choose the source and the target among at least two texts: by the given keys or names, by the given
-    languages, by what their names say, or else the first two. Two files are in the order given, or in the
-    order of what their names say. Raises UsageError if a given one is not there.
+    languages, by their own names, or else the first two. Two files keep their order, unless their names say
+    which one is the source. Raises UsageError if a given key or name is missing.
     """
     if len(sides) == 2 and all(side.is_marked for side in sides):
         return Sides(sides[0], sides[1])

@@ -1,4 +1,4 @@
-"""Which files belong together and what they are for, by their names alone.
+"""Finds out which files belong together and what they are for, by their names alone.
 
 Parallel text files differ in a language: `train.en` and `train.de`, `en/train.txt` and `de/train.txt`; or in
 a word for the side: `train.src` and `train.trg`, `src-train.txt` and `tgt-train.txt`. Validation and test
@@ -24,7 +24,7 @@ _ROLES: dict[str, Role] = {
 _SIDE = re.compile(
     r"(?<![A-Za-z\d])(?:(src|source|s1)|trg|tgt|target|ref|reference|s2|t1)(?![A-Za-z\d])", re.IGNORECASE
 )
-_NEVER = frozenset({"log", "lst", "old", "txt"})  # codes, but suffixes of text in any language
+_NEVER = frozenset({"log", "lst", "old", "txt"})  # language codes, but common suffixes of text files
 _TRAIN = re.compile(r"(?<![A-Za-z])train(?:ing)?(?![A-Za-z])", re.IGNORECASE)
 
 
@@ -49,8 +49,8 @@ class _Mark(NamedTuple):
     file: str
     rest: tuple[str, ...]  # the other words, which are the same in all of these names
     language: str | None  # its code; None if the word is for a side
-    side: str | None  # or "source" or "target"
-    weight: int  # how surely it means that: from 0, only beside a surer one, to 3
+    side: str | None  # "source", "target" or None
+    weight: int  # certainty of this meaning, from 0 (only beside a more certain mark) to 3
     place: int  # of the word
 
 
@@ -59,7 +59,7 @@ def group_text_files(files: Sequence[str], given: Collection[str | None] = ()) -
     The files of a group are in the order given, or the source first if the names say which it is. `given`
     are codes of languages that the files are in.
 
-    Raises DataError if a file belongs to no other one.
+    Raises DataError if a file has no partner.
     """
     by_rest: dict[tuple[str, ...], dict[str | None, _Mark]] = {}  # mark by language or side
     for file in files:
@@ -83,7 +83,7 @@ def group_text_files(files: Sequence[str], given: Collection[str | None] = ()) -
 
 
 def _marks_of(file: str, given: Collection[str | None]) -> Iterator[_Mark]:
-    """All words of a name that may be its mark. Languages that are `given` are the surest."""
+    """All words of a name that may be its mark. Languages that are `given` are the most certain."""
     name, side = split_side(file, given)
     words = words_of(name)
     if side is not None:
@@ -108,7 +108,7 @@ def split_side(name: str, given: Collection[str | None] = ()) -> tuple[str, str 
 
 
 def _certainty(marks: Collection[_Mark]) -> tuple[int, int]:
-    """How surely files differ in these marks: 0 if they do not. Of equally sure ones, the last is better."""
+    """How certainly files differ in these marks (0 if they do not), and their last place, to break ties."""
     weights = sorted(mark.weight for mark in marks)
     return sum(weights[-2:]) if len(weights) > 1 else 0, max(mark.place for mark in marks)
 
@@ -121,8 +121,8 @@ def _in_order(group: Group) -> Group:
 
 
 def _own_languages(files: Sequence[str]) -> tuple[str | None, ...]:
-    """The language that the name of each of two files contains more often than that of the other, or else a
-    rare one that its suffix stands for."""
+    """For each of two files, the language that its name contains more often than the other name, or else
+    the rare language of its suffix."""
     words = [[word for word in words_of(file) if f".{word}" not in COMPRESSION] for file in files]
     first, second = (Counter(language.code for language in languages_in(own)) for own in words)
     languages = []

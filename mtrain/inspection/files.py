@@ -33,14 +33,14 @@ _UNSUPPORTED = {
     **dict.fromkeys((".bz2", ".xz", ".lzma"), "decompress it, or compress it with gzip or zstd"),
     **dict.fromkeys((".pdf", ".doc", ".docx"), "save it as plain text, with one sentence per line"),
 }
-_TABLES = frozenset({".csv", ".tab", ".tsv", ".xls"})  # suffixes of tables that are codes of languages, too
+_TABLES = frozenset({".csv", ".tab", ".tsv", ".xls"})  # suffixes of tables that are also language codes
 _QUOTED = re.compile('"[^"]*"')
-_HEAD = 100  # lines, which tell what a file contains
+_HEAD = 100  # lines that are read to find out what a file contains
 
 
 def require_files(names: Iterable[str]) -> list[Path]:
-    """The files, and those that patterns stand for. Raises DataError if one is missing, and UsageError if one
-    is given twice."""
+    """The files, with patterns expanded. Raises DataError if one is missing, and UsageError if one is given
+    twice."""
     seen: dict[tuple[int, int], Path] = {}
     for name in names:
         for file in expand(name):
@@ -55,9 +55,9 @@ def require_files(names: Iterable[str]) -> list[Path]:
 
 
 def kind_of(train: Sequence[str], others: Sequence[str] = (), given: Collection[str | None] = ()) -> Kind:
-    """The kind of training files and of others, by their suffixes, unless a suffix is the code of a language
-    (of a known one, or among the `given` ones). If there is one training file with another suffix, its
-    contents tell.
+    """The kind of the training files and the others, by their suffixes, unless a suffix is the code of a
+    known or `given` language. If there is a single training file with an unknown suffix, its contents
+    decide.
 
     Raises DataError if a kind is unsupported, if the kinds differ, or if the only training file is text
     without columns.
@@ -84,7 +84,7 @@ def kind_of(train: Sequence[str], others: Sequence[str] = (), given: Collection[
 
 
 def _suffix(file: Path) -> str:
-    """The last suffix in lower case, but for that of a supported compression."""
+    """The last suffix in lower case, ignoring the suffix of a supported compression."""
     return (file.with_suffix("") if file.suffix in COMPRESSION else file).suffix.lower()
 
 
@@ -100,7 +100,7 @@ def _kind_by_suffix(file: Path, files: Collection[Path], given: Collection[str |
 
 def _is_text_in_language(file: Path, files: Collection[Path], given: Collection[str | None]) -> bool:
     """Whether the suffix of a file is the code of a language, not its format: `train.tar` beside `train.en`
-    if it is plain text, and `train.csv` if it also is no table."""
+    if it is plain text, and `train.csv` if it is plain text but not a table."""
     suffix, code = _suffix(file), _suffix(file)[1:]
     if len(files) < 2 or not (code in given or find_language(code)) or not _is_plain_text(file):
         return False

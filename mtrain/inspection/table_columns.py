@@ -22,7 +22,7 @@ TARGET_WORDS = frozenset({"target", "tgt", "trg", "translation", "output", "refe
 _OTHER_WORDS = frozenset({"id", "index", "sentence", "sentence1", "sentence2", "text", "score", "url"})
 _CODE = 3  # letters of the code of a language, at most
 _ENDS = (".", "!", "?", "。")  # of sentences
-_MISSING = frozenset({"", "-", "n/a", "na", "nan", "none", "null"})  # values of a first row without a number
+_MISSING = frozenset({"", "-", "n/a", "na", "nan", "none", "null"})  # placeholders for missing values
 _PREFIX = 6  # characters
 _MANY = 20  # values, of which one tells whether they repeat
 
@@ -67,7 +67,7 @@ def _tsv_columns(file: Path) -> Table:
         raise DataError(f"{file}: is empty, or its lines are not valid UTF-8")
     width = Counter(map(len, rows[1:] or rows)).most_common(1)[0][0]
     if len(rows[0]) == width - 1 and _is_over_numbers("", [row[0] for row in rows[1:]]):
-        rows[0] = ["", *rows[0]]  # a header of R, which has no name for the numbers of rows
+        rows[0] = ["", *rows[0]]  # R does not name the column of row numbers
     header = _is_header(rows[0], rows[1:])
     usable = [row for row in rows[header:] if len(row) >= width]
     names = rows[0] if header else [str(number) for number in range(width)]
@@ -86,9 +86,9 @@ def _without_quotes(lines: Iterable[str]) -> Iterable[list[str]]:
 
 def _is_header(row: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
     """Whether the cells of a first row are names of columns: at least two say what a column contains, one is
-    over a column of numbers, or all but an empty one are the numbers that pandas writes.
+    above a column of numbers, or all but an empty first one count up from 0, as in pandas.
 
-    Two codes of languages may also be two short words, so a header of codes is shorter than most pairs.
+    Two codes of languages may also be two short words, so a header of codes must be shorter than most pairs.
     """
     cells = [_unquoted(cell).lower() for cell in row]
     places = [place for place, cell in enumerate(cells) if place == 0 or cell not in _MISSING]
@@ -111,7 +111,7 @@ def _unquoted(cell: str) -> str:
 
 
 def _is_over_numbers(cell: str, others: Sequence[str]) -> bool:
-    """Whether a cell is no number, but the others of its column are, such as the index that pandas writes."""
+    """Whether a cell is not a number, but all others of its column are, as in the index column of pandas."""
     return len(others) > 1 and not _is_number(cell) and all(map(_is_number, others))
 
 
