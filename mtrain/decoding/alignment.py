@@ -12,7 +12,7 @@ Floats = npt.NDArray[np.float64] | npt.NDArray[np.float32]
 
 
 def words_at(text: str, positions: Sequence[int]) -> list[int]:
-    """The number of the word of a text at or after each position, or else the last word; -1 without words."""
+    """The index of the word at or after each position of a text, or of the last word; -1 without words."""
     ends = [word.end() for word in re.finditer(r"\S+", text)]
     return [min(bisect_right(ends, position), len(ends) - 1) for position in positions]
 
@@ -21,13 +21,13 @@ def align(attention: Floats, source: Sequence[int], target: Sequence[int]) -> Al
     """Align each target word to the source word that it attends to most, summed over tokens.
 
     `attention` (T, S) is from target to source tokens; tokens after the last word, such as EOS, are ignored.
-    `source` and `target` are the word of each token; -1 for none. Target words that attend most to source
-    tokens of no word are not aligned.
+    `source` and `target` are the index of each token's word; -1 for none. Target words that attend most to
+    source tokens outside of words are not aligned.
     """
     columns, rows = np.array(source, dtype=np.int64), np.array(target, dtype=np.int64)
     if not len(columns) or not len(rows):
         return ()
-    words = np.zeros((rows.max() + 2, columns.max() + 2))  # the last row and column are of no word
+    words = np.zeros((rows.max() + 2, columns.max() + 2))  # last row and column: tokens outside of words
     np.add.at(words, (rows[:, None], columns[None]), attention[: len(rows), : len(columns)])
     if columns.min() >= 0:
         words[:, -1] = -1

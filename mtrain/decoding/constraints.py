@@ -21,7 +21,7 @@ class Constraints:
 
     A forbidden token gets the logit -inf, and the others keep their probabilities, so the log-probability of
     a translation does not depend on the constraints. With `renormalize` and `force_eos`, it does, as in
-    Hugging Face's `generate`. The tokens of a prefix count as certain, as in CTranslate2: otherwise, an
+    Hugging Face's `generate`. The tokens of a prefix have log-probability 0, as in CTranslate2: otherwise, an
     improbable prefix would cost less in a longer translation.
     """
 

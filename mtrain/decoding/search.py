@@ -116,8 +116,8 @@ def _generate(
     predictor: Predictor, constraints: Constraints, max_lengths: Tensor, rows: int, choose: Choice
 ) -> tuple[Tensor, Tensor]:
     """Generate tokens by `choose` until every one of the `rows` (R) of each sentence has reached EOS or its
-    maximum length (B). Returns tokens (B, R, T) and the sums of their log-probabilities (B, R), in which the
-    tokens of a prefix count 0."""
+    maximum length (B). Returns tokens (B, R, T) and the sums of their log-probabilities (B, R), where the
+    tokens of a prefix contribute 0."""
     model_config, sentences, steps = predictor.model_config, len(max_lengths), int(max_lengths.max())
     all_tokens = max_lengths.new_full((sentences, rows, steps), model_config.pad_id)
     all_log_probs: Tensor | None = None

@@ -128,7 +128,7 @@ class Splitter(NamedTuple):
         set.
 
         `first` is the index of the first line in the whole input. Raises SplitPrefixError if a text with a
-        prefix has several parts: which of them the prefix belongs to is not known. Raises UsageError if a
+        prefix has several parts: it is unclear which part the prefix belongs to. Raises UsageError if a
         language tag contradicts the chosen one.
         """
         lines = [line for owner, text in enumerate(texts) for line in self._lines_of(owner, text, first)]
@@ -150,7 +150,7 @@ class Splitter(NamedTuple):
         return parts
 
     def encode(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
-        """The source ids of texts that are not to be split, with language tags and without EOS. `first` is
+        """The source ids of texts without splitting them, with language tags and without EOS. `first` is
         the index of the first text in the whole input."""
         tagged = [self._tag_of(text, number) for number, text in enumerate(texts, first + 1)]
         rows = self.tokenizer.encode_source([text for _, text in tagged])

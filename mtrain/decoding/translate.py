@@ -74,8 +74,8 @@ class Translator:
         ensemble: Sequence[str | Path] = (),
         workers: int | None = None,
     ) -> Self:
-        """Load a model folder or run folder, and those of an ensemble. `~` at the beginning of a string is
-        expanded. `overrides` are `decoding.key=value`.
+        """Load a model folder or run folder, and the other folders of an ensemble. A leading `~` in a string
+        is expanded. `overrides` are `decoding.key=value`.
 
         Loading changes no settings of the process: allocator, number of threads, environment, and current
         CUDA device stay the same.
@@ -115,8 +115,8 @@ class Translator:
         return translator.between(*languages)
 
     def __reduce__(self) -> tuple[Callable[..., Self], tuple[Any, ...]]:
-        """Pickled or deeply copied, it is the names of its folders and its settings, from which the models
-        are loaded again. Raises TypeError if it was not made by `load`, ValueError if it is closed."""
+        """Pickles and deep copies contain the folders and the settings, and load the models again. Raises
+        TypeError if the translator was not made by `load`, ValueError if it is closed."""
         self.workers  # noqa: B018  # an error if it is closed
         if self._loaded is None:
             raise TypeError("only a Translator that was made by Translator.load can be pickled")
@@ -154,11 +154,11 @@ class Translator:
         return other
 
     def between(self, source_lang: str | None = None, target_lang: str | None = None) -> Self:
-        """A translator with the same models for other languages. None and `und` stand for the present one. If
-        one is given, it is an error if a line begins with the tag of another.
+        """A translator with the same models for other languages. None and `und` keep the current language.
+        Once a language is chosen, a line that begins with the tag of another language is an error.
 
         It shares what `with_settings` shares. Raises UsageError if the models have no tags for these
-        languages. Models without language tags translate from any language, but into one.
+        languages. Models without language tags translate from any language, but only into one.
         """
         given = [None if code == "und" else code for code in (source_lang, target_lang)]
         direction = Direction(given[0] or self.direction.source, given[1] or self.direction.target)
@@ -231,16 +231,16 @@ class Translator:
     ) -> list[Translation]:
         """Return the best translation of each text, in order; the translation of an empty text is empty.
 
-        The lines of a text, which end at LF or CRLF, are translated as if each was a text of its own, and
-        joined by the same line breaks. Scores, tokens and alignments then refer to all lines, and the k-th
+        The lines of a text, which end at LF or CRLF, are translated like separate texts, and joined by the
+        same line breaks. Scores, tokens and alignments then refer to the whole text, and the k-th
         best translation consists of the k-th best of each line. Unpaired surrogates are replaced by U+FFFD.
         If the model has language tags, a line may begin with one; otherwise it is added.
 
         If `n_best` is greater than 1, `Translation.n_best` contains that many translations; it must not
         exceed the beam size or number of samples. With `alignments`, `Translation.alignment` is set.
-        `prefixes` are the texts that the translations begin with. Their tokens count as certain: scores and
-        log-probabilities are due to the tokens after them. Without `scored`, greedy search is faster, and
-        scores and log-probabilities are NaN.
+        `prefixes` are the texts that the translations begin with. Their tokens have probability 1: scores
+        and log-probabilities count only the tokens after them. Without `scored`, greedy search is faster,
+        and scores and log-probabilities are NaN.
 
         On a CPU, a translation depends neither on the other texts nor on `decoding.batch_tokens`, in fp32 and
         in bf16 (for parts of more than about 190 tokens, scores may differ in the last digits). It can depend

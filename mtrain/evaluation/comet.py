@@ -157,8 +157,8 @@ class CometProcess:
 
 class Comet:
     """COMET as one of sacreBLEU's metrics for one list of sources, so that sacreBLEU's significance tests
-    apply to it: the score of a corpus is the mean of the scores of its sentences. Of several references
-    of a sentence, COMET uses the first."""
+    apply to it: the score of a corpus is the mean of the scores of its sentences. COMET uses only the first
+    non-blank reference of a sentence."""
 
     def __init__(self, process: CometProcess, sources: Sequence[str]):
         self._process, self._sources = process, sources

@@ -52,7 +52,7 @@ def compare_systems(
     named: list[tuple[str, Sequence[str]]] = [
         (name, list(hypotheses)) for name, hypotheses in systems.items()
     ]
-    present: Any = without_blank(references)  # sacreBLEU declares strings only
+    present: Any = without_blank(references)  # the type hints of sacreBLEU lack None
     signatures, bootstrap = PairedTest(named, metrics, present, "bs")()
     randomization_test = PairedTest(named, metrics, present, "ar")
     _, randomization = randomization_test()

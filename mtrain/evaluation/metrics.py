@@ -60,8 +60,8 @@ def make_metrics(
 
 
 def without_blank(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
-    """Lists of references, with None for each blank line that has a reference in another list: the line then
-    has fewer references, as in sacreBLEU. If all are blank, the first remains: an empty translation is right.
+    """Replace blank references by None, which sacreBLEU ignores, if another list has a reference for the same
+    line. If all references of a line are blank, the first one remains: the translation should be empty.
     """
     rows = []
     for row in zip(*references, strict=True):

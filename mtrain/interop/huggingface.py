@@ -57,7 +57,7 @@ def read_object(file: Path, optional: bool = False) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
-    """The weights file of a folder, or the index of several, and the tensors. No code in it is executed.
+    """The weights file of a folder, or the index of several, and the tensors. No pickled code is executed.
 
     Raises ModelError if there is no such file, if one is missing or damaged, or if a value is not a dense
     tensor of floating-point numbers that are all stored in the file.

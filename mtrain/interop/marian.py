@@ -131,7 +131,7 @@ def _mappings(separate: bool) -> dict[str, str]:
 def _take_tokenizer(
     folder: Path, into: Path, config: dict[str, Any], separate: bool, theirs: dict[str, Tensor]
 ) -> Tokenizer:
-    """Copy the SentencePiece models, and the mapping of tokens to ids unless mtrain has exported theirs."""
+    """Copy the SentencePiece models, and the mapping of tokens to ids unless mtrain exported the folder."""
     into.mkdir()
     mappings = _mappings(separate)
     for name in ("source.spm", "target.spm", *mappings.values()):
@@ -156,8 +156,8 @@ def _take_tokenizer(
 def _is_own(
     model: Path, ids: dict[str, int] | None, config: dict[str, Any], theirs: dict[str, Tensor]
 ) -> bool:
-    """Whether a mapping of tokens to ids equals the one in the SentencePiece model, also with a start token
-    that an export has added, as long as BOS can take its place."""
+    """Whether a mapping of tokens to ids equals the one in the SentencePiece model, apart from a start token
+    that an export has added and that BOS can replace."""
     try:
         vocabulary = Vocabulary(model)
     except ModelError:  # a special token is missing
@@ -169,7 +169,7 @@ def _is_own(
 
 
 def _with_pad_last(vocabulary: Vocabulary) -> dict[str, int]:
-    """The ids of the pieces of a vocabulary, and of one more <pad> at its end. Its own gets another name."""
+    """The ids of the pieces of a vocabulary with <pad> added at its end. The original <pad> is renamed."""
     pieces = [*vocabulary.pieces, "<pad>"]
     pieces[vocabulary.special.pad] = f"<no piece {vocabulary.special.pad}>"
     return {piece: i for i, piece in enumerate(pieces)}
@@ -242,8 +242,8 @@ def write_marian(loaded: LoadedModel, folder: Path) -> None:
     """Write a post-norm model with sinusoidal positions to an empty folder, for transformers to load."""
     model, tokenizer, config = loaded.model.config, loaded.tokenizer, loaded.config
     tie, separate, size = model.tie_embeddings, not tokenizer.joint, model.target_vocab_size
-    # Other programs expect what all published Marian models have: <pad> is the last token, and starts the
-    # decoder. With two vocabularies, it cannot be the last of both.
+    # Other programs require a property of all published Marian models: <pad> is the last token, and starts
+    # the decoder. With two vocabularies, it cannot be the last of both.
     add_pad = tokenizer.joint and not model.bos_id == model.pad_id == size - 1
     tensors = to_marian(model, loaded.model.state_dict(), add_pad)
     if add_pad:

@@ -64,7 +64,7 @@ def to_marian(config: ModelConfig, tensors: dict[str, Tensor], add_pad: bool) ->
     """The tensors of a MarianMTModel, from those of a Transformer.
 
     With `add_pad`, the vocabulary gets one more token at its end, which starts translations and is never
-    generated. Programs that take Marian models start the decoder with an embedding of zeros.
+    generated. Programs that load Marian models start the decoder with an embedding of zeros.
     """
     theirs = {}
     tensors = _with_zero_start(config, tensors) if add_pad or config.bos_id == config.pad_id else tensors
@@ -81,9 +81,9 @@ def to_marian(config: ModelConfig, tensors: dict[str, Tensor], add_pad: bool) ->
 def _with_zero_start(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights of an equivalent Transformer in which the embedding of the start token is zero.
 
-    The embedding of the start token is subtracted from all of its table, and the first layer adds it again:
+    The embedding of the start token is subtracted from its whole table, and the first layer adds it back:
     to the input of self-attention by the biases of queries, keys and values, and to the residual connection
-    by the bias of the output. Tied output weights shift all logits of a position by the same number.
+    by the bias of the output. If output weights are tied, all logits of a position shift by the same number.
     """
     shared = config.tie_embeddings == "all"
     table = f"{'source' if shared else 'target'}_embedding.weight"

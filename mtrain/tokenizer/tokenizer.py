@@ -85,8 +85,8 @@ class Tokenizer:
 
 
 def valid_text(text: str) -> str:
-    """A text in which each unpaired surrogate, as broken JSON has it, is replaced by U+FFFD, and each pair of
-    surrogates by the character that it stands for."""
+    """Replace each unpaired surrogate, as it occurs in broken JSON, by U+FFFD, and each pair of surrogates
+    by the character that it encodes."""
     if not _SURROGATE.search(text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -79,7 +79,7 @@ class Vocabulary:
         return [[tag, *row] if tag else row for tag, row in zip(tags, rows, strict=True)]
 
     def positions(self, texts: list[str]) -> list[list[int]]:
-        """Where in its text, in characters, each id of `encode` begins."""
+        """The character offset in its text at which each id of `encode` begins."""
         tags = [self._tag_of(text) for text in texts]
         rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
         found = self.processor.encode(rest, return_type="offset_mapping", num_threads=self.threads)
@@ -110,7 +110,7 @@ class Vocabulary:
         return self.join([[self.pieces[i] for i in row if i not in special] for row in rows])
 
     def decoded_positions(self, ids: list[int]) -> list[int]:
-        """Where in the text that `decode` returns, in characters, each id begins."""
+        """The character offset at which each id begins in the text that `decode` returns."""
         if self.ids is None:
             offsets = self.processor.decode(ids, return_type="offset_mapping")["offsets"]
             return [begin for begin, _ in offsets]
