@@ -1,4 +1,4 @@
-"""Paths as users give them: `~` at the beginning is a home folder, also where no shell has expanded it."""
+"""Expands a leading `~` in the paths that users give, even if no shell has expanded it."""
 
 import os
 from pathlib import Path
@@ -7,8 +7,8 @@ from mtrain.errors import UsageError
 
 
 def expand_home(path: str) -> str:
-    """Replace `~` or `~user` at the beginning of a path with the home folder. Other paths are returned
-    unchanged; `./~name` is a file of that name.
+    """Replace a leading `~` or `~user` in a path with the home folder. Other paths are returned unchanged,
+    such as `./~name` for a file of that name.
 
     Raises ValueError if the home folder is not known, unless a file of that name exists, such as `~$a.docx`.
     """

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# Run with -P, so that no file of the working directory is imported in place of a module. Batch systems send
-# signals to all processes of a job, and the parent decides when its workers end.
+# Run with -P, so that no file of the working directory is imported in place of a module. Stop signals are
+# ignored: batch systems send them to all processes of a job, but the parent decides when its workers end.
 _MAIN = (
     f"import signal; [signal.signal(n, signal.SIG_IGN) for n in {[*map(int, STOP_SIGNALS)]}]; "
     "import json, sys; sys.path[:] = json.loads(sys.stdin.buffer.readline()); "
@@ -64,8 +64,8 @@ def describe_end(code: int) -> str:
 
 @contextmanager
 def reporting_silence(pid: int, name: str) -> Iterator[None]:
-    """Log a warning while the block waits for a process that has not answered for `SILENCE` seconds, and has
-    not computed either (where that is known, on Linux): it is stopped, or waits for something itself."""
+    """Log a warning while the block waits for a process that has neither answered nor (where this is known,
+    on Linux) computed for `SILENCE` seconds: it was stopped, or waits for something itself."""
     answered = threading.Event()
     threading.Thread(target=_report_silence, args=(answered, pid, name), daemon=True).start()
     try:
@@ -215,9 +215,9 @@ class WorkerPool:
     ) -> Iterator[tuple[Task, Result]]:
         """Yield each task and its result, in order. A task is given to `remote` with a free process. A
         process that ends is replaced once; after that, or if a process cannot be started, its tasks are given
-        to `local`. Raises what they raise.
+        to `local`. Exceptions of both are propagated.
 
-        `check` is called while a result is waited for. After a KeyboardInterrupt or a CancelledError, which
+        `check` is called while waiting for a result. After a KeyboardInterrupt or a CancelledError, which
         it may raise, the pool is closed: a process that is stopped would never end its task."""
 
         def run(task: Task) -> Result:

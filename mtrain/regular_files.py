@@ -1,4 +1,4 @@
-"""Reading the files of run, data and model folders, which may be damaged or made to harm.
+"""Reading the files of run, data and model folders, which may be damaged or malicious.
 
 Only regular files are read, and only if their size is plausible: reading a pipe or a device might never end,
 and a huge file would fill memory.
@@ -35,20 +35,20 @@ def require_plausible(file: Path, most: int | None = None) -> os.stat_result:
 
 
 def open_file(file: Path, most: int | None = None) -> BufferedReader:
-    """Open a file for reading bytes. Raises OSError, also if `require_plausible` does."""
+    """Open a file for reading bytes. Raises OSError if it is not plausible or cannot be opened."""
     require_plausible(file, most)
     return file.open("rb")
 
 
 def read_file(file: Path, most: int | None = None) -> bytes:
-    """The contents of a file. Raises OSError, also if `require_plausible` does."""
+    """The contents of a file. Raises OSError if it is not plausible or cannot be read."""
     with open_file(file, most) as stream:
         return stream.read()
 
 
 def read_lines(file: Path) -> Iterator[bytes]:
-    """The lines of a regular file of any size, with their ends. Raises OSError, also at a line of more than
-    MAX_LINE_BYTES."""
+    """The lines of a regular file of any size, with their ends. Raises OSError if the file cannot be read,
+    or if a line has more than MAX_LINE_BYTES."""
     with open_file(file, UNLIMITED) as stream:
         while line := stream.readline(MAX_LINE_BYTES + 1):
             if len(line) > MAX_LINE_BYTES:

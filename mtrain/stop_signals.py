@@ -1,4 +1,4 @@
-"""The signals that stop a command: of a user, of a terminal that is closed, and of batch systems."""
+"""The signals that stop a command, sent by users, closing terminals and batch systems."""
 
 import signal
 from collections.abc import Callable, Container
@@ -7,10 +7,10 @@ from typing import Any
 
 Handler = Callable[[int, FrameType | None], Any]
 
-# SIGHUP: the terminal or the connection is closed. SIGUSR1, SIGUSR2, SIGXCPU: the time of a batch job ends.
+# SIGHUP: the terminal or connection was closed. SIGUSR1, SIGUSR2, SIGXCPU: a batch job runs out of time.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 STOP_SIGNALS = tuple(each for each in signal.Signals if each.name in _NAMES)  # Windows lacks most of them
-# That arrive more than once: shells and the kernel both send SIGHUP, and SIGXCPU is sent each second.
+# Signals that arrive repeatedly: shells and the kernel both send SIGHUP, and SIGXCPU is sent every second.
 REPEATED = tuple(each for each in STOP_SIGNALS if each.name in ("SIGHUP", "SIGXCPU"))
 
 

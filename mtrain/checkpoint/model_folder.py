@@ -52,8 +52,8 @@ def publish_best(
 ) -> bool:
     """Write the weights of the best checkpoint to the model folder `RUN/model`, unless it is up to date.
 
-    A model of later steps, which training from an older checkpoint leaves behind, is set aside with its
-    records. Returns False if the best weights are lost. Raises StorageError.
+    If training has returned to an older checkpoint, a model from a later step is renamed to superseded-*,
+    with its records. Returns False if the best weights are lost. Raises StorageError.
     """
     step = None  # of the weights in `RUN/model`, if it is recorded
     with suppress(ModelError):

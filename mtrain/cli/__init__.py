@@ -76,5 +76,5 @@ def _message() -> str:
 
 
 def _exit_code() -> int:
-    """128 + the last stop signal: that of Ctrl-C if a library raises KeyboardInterrupt by itself."""
+    """128 + the last stop signal, or + SIGINT if a library raises KeyboardInterrupt by itself."""
     return 128 + (_received[-1] if _received else signal.SIGINT)

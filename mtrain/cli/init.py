@@ -125,7 +125,7 @@ def init(
 
 
 def _file_name(name: str) -> str:
-    """A typed file name, with `~` expanded. Other names keep their form, since the config will have them."""
+    """A typed file name, with `~` expanded. Other names stay as typed, because the config contains them."""
     return terminal.require_unicode(str(path_of(name)) if name.startswith("~") else name)
 
 

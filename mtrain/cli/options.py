@@ -111,8 +111,8 @@ Debug = Annotated[
 
 
 def expand_home_in_paths(function: Callable[..., None]) -> None:
-    """Expand `~` in every argument and option of a command that is a path. A shell does so only at the
-    beginning of a word, so not in `--output=~/x`."""
+    """Expand `~` in all path arguments and options of a command. A shell expands it only at the beginning
+    of a word, not in `--output=~/x`."""
     for annotation in get_type_hints(function, include_extras=True).values():
         type_, info, *_ = (*get_args(annotation), None, None)
         item_types = [each for part in (type_, *get_args(type_)) for each in (part, *get_args(part))]
@@ -121,7 +121,7 @@ def expand_home_in_paths(function: Callable[..., None]) -> None:
 
 
 def _typed_path(value: Any) -> Path:
-    # Click takes what follows a short option for its value, so `=~/x` if `-o=~/x` was typed.
+    # Click takes everything after a short option as its value: `=~/x` for `-o=~/x`.
     return path_of(value.removeprefix("=") if str(value).startswith("=~") else value)
 
 

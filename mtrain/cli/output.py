@@ -16,7 +16,7 @@ from mtrain.control_characters import escape_control_characters
 from mtrain.data import COMPRESSION
 from mtrain.errors import StorageError, UsageError
 
-# Suffixes of compressed files that cannot be written. Some others, such as .tar, are also language codes.
+# Suffixes of compressed files that cannot be written, except for those that are language codes, such as .tar.
 _UNSUPPORTED = {".7z", ".bz2", ".gzip", ".lz", ".lz4", ".lzma", ".tgz", ".xz", ".z", ".zip", ".zstd"}
 FLUSH_EVERY = 0.2  # seconds: the reader of a pipe sees results soon
 
@@ -41,7 +41,7 @@ def is_on_screen(path: Path | None) -> bool:
 
 def require_writable(path: Path | None, inputs: Sequence[Path | None]) -> None:
     """Check an output file before any work. Raises StorageError if its folder is missing or it is a folder,
-    UsageError if it is also one of the `inputs` or stdin, or if its suffix asks for another compression."""
+    UsageError if it is also one of the `inputs` or stdin, or if its compression is not supported."""
     if path is None:
         return
     if path.suffix not in COMPRESSION and path.suffix.lower() in {*_UNSUPPORTED, *COMPRESSION}:

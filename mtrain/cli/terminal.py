@@ -139,7 +139,7 @@ def require_unicode(text: str) -> str:
 
 
 def typed_input(text: Sequence[str] | None, input_file: Path | None) -> tuple[list[str], Path | None]:
-    """The lines of TEXT and, if there is none, the file to read: for a single `-`, it is stdin. Raises
+    """The lines of TEXT and, if there is none, the file to read; a TEXT of `-` stands for stdin. Raises
     UsageError if both are given, DataError for text that is not UTF-8."""
     if text and input_file:
         raise UsageError("TEXT and --input were both given; give one of them")

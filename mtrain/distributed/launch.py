@@ -37,8 +37,8 @@ def read_launch() -> Launch:
 
 
 def require_repeatable(streams: Sequence[str], cure: str) -> None:
-    """Raise UsageError if torchrun has started this command again after the loss of a rank and there are
-    `streams`: what was read from a pipe, or written to it, is gone."""
+    """Raise UsageError if torchrun has restarted this command after the loss of a rank and it uses
+    `streams`: what was read from a pipe, or written to it, cannot be repeated."""
     if streams and read_launch().restarts:
         found = f"cannot be resumed with {' and '.join(streams)}"
         raise UsageError(f"torchrun has restarted this command, which {found}; {cure}")

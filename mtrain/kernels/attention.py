@@ -44,7 +44,7 @@ def fused_attention(
     register, a CPU adds the numbers in a different order.
     """
     masked = causal or keep is not None  # otherwise there is no mask that hides the padding
-    # The device comes first. While `torch.compile` traces, a branch on the number of keys would limit the
+    # The device is checked first: under `torch.compile`, a branch on the number of keys would limit the
     # compiled code to the numbers that take the same branch, and other batches would be compiled again.
     if queries.device.type == "cpu" and masked:
         partial = keys.size(2) % REGISTER

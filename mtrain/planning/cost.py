@@ -91,7 +91,7 @@ def _products_of_feed_forward(config: ModelConfig) -> int:
 def flops_of(config: ModelConfig, shape: Shape) -> int:
     """Floating-point operations of the matrix products of a micro-batch, forward and backward.
 
-    Causal attention is counted in full, and what fused attention computes again in the backward pass is not
+    Causal attention is counted in full. The recomputation in the backward pass of fused attention is not
     counted.
     """
     width, (_, source, target), lengths = config.d_model, shape, shape.lengths
@@ -153,7 +153,7 @@ def activation_bytes(config: ModelConfig, shape: Shape, device: Device) -> int:
     (longest_source, longest_target), number, width = shape.lengths, device.product_bytes, config.d_model
     mask = device.mask_bytes(config.dropout, FP32) * width
     norm = FP32 * (width + 2)  # its input, a mean and a standard deviation
-    # Of each token: a norm, the input of the first product, and dropout.
+    # Per token: a norm, the input of the first product, and dropout.
     residual = norm + number * width + mask
     embedding = _ID + mask + (norm if config.norm == "pre" else 0)  # with the norm after the last layer
 
@@ -223,8 +223,8 @@ def loss_workspace_bytes(config: ModelConfig, shape: Shape, device: Device) -> i
         # The gradient replaces the logits. That of the bias needs a copy. R-Drop needs little more.
         logit = 2 * FP32 if config.output_bias else number
     else:
-        # Logits and their softmax, which becomes the gradient. In low precision also a copy, of the logits or
-        # R-Drop's gradient, and one with the bias.
+        # Logits and their softmax, which becomes the gradient. In low precision, also a copy of the logits or
+        # of R-Drop's gradient, and another copy if there is a bias.
         logit = number + FP32 * (1 + device.is_low * (1 + config.output_bias))
     weight = vocabulary * config.d_model
     # A copy of the weight in low precision, and the chunk's share of the gradient of the weight.

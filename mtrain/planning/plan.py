@@ -263,8 +263,8 @@ def _advise_speed(runs: Sequence[Run]) -> Iterator[str]:
 def random_steps(
     architecture: ModelConfig, lengths: tuple[Lengths, Lengths], plan: BatchPlan
 ) -> Iterator[Step]:
-    """Yield the steps of a plan without end, with random tokens in pairs of these lengths of source and
-    target: the corpus may not be encoded yet."""
+    """Yield the steps of a plan endlessly, with random tokens in pairs of these source and target lengths,
+    because the corpus may not be encoded yet."""
     generator = np.random.default_rng(0)
 
     def ids(counts: npt.NDArray[np.integer], vocabulary: int) -> pa.ListArray:

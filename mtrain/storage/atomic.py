@@ -72,7 +72,7 @@ def _new_temporary(file: Path) -> Path:
 
 
 def follow_link(path: Path) -> Path:
-    """The place that a link leads to; a path that is no link is returned unchanged."""
+    """The target of a symbolic link. Other paths are returned unchanged."""
     return path.resolve() if path.is_symlink() else path
 
 
@@ -92,8 +92,8 @@ def require_new_folder(folder: Path) -> None:
 
 
 def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
-    """Call `fill` to write files into a temporary folder, then move that folder to `folder`. No other process
-    must write it.
+    """Call `fill` to write files into a temporary folder, then move it to `folder`. No other process may
+    write `folder` at the same time.
 
     Files and folders at the top of `folder` that its manifest does not list are moved to the new contents;
     a README.md only if somebody has edited it. If anything fails, the previous contents of `folder` are kept.
@@ -128,8 +128,8 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def write_new_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
-    """As `write_folder`, for an output folder that does not exist or is empty. If two processes write it, one
-    of them fails. Raises UsageError as `require_new_folder` does, and if another process is writing it."""
+    """Like `write_folder`, for an output folder that does not exist or is empty. Raises UsageError if the
+    folder exists and is not empty, is the working directory, or is being written by another process."""
     lock_file = folder.with_name(f".{folder.name}.lock")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -208,7 +208,7 @@ def _siblings(folder: Path) -> tuple[Path, Path]:
 
 
 def _set_mode(file: Path, mode: int) -> None:
-    """Give a file the permissions `mode`, as safetensors makes files that only their owner can read."""
+    """Give a file the permissions `mode`, because safetensors makes files that only their owner can read."""
     if file.stat().st_mode & 0o777 != mode & 0o777:  # not all file systems can change them
         file.chmod(mode)
 

@@ -24,8 +24,8 @@ def read_record(file: Path) -> Record | None:
 
 
 def read_steps(file: Path) -> Iterator[Record]:
-    """The records of a file of JSON lines that have a step, without damaged ones; none if it is missing. They
-    end, with a warning, where the file cannot be read."""
+    """The records that have a step in a JSONL file, without damaged ones; none if the file is missing. Stops
+    with a warning where the file cannot be read."""
     with reading(file):
         for line in read_lines(file):
             record = parse_json(line.decode("utf-8", "replace"))
@@ -35,8 +35,8 @@ def read_steps(file: Path) -> Iterator[Record]:
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """A context manager that logs a warning, instead of raising OSError, if a record cannot be read; nothing
-    if it is missing."""
+    """A context manager that logs a warning instead of raising OSError if a file cannot be read, and ignores
+    a missing file."""
     try:
         with suppress(FileNotFoundError):
             yield

@@ -1,17 +1,17 @@
-"""Which of two validations is the better one."""
+"""Decides which of two validations is better."""
 
 import math
 from collections.abc import Mapping
 
-DECIMALS = {"bleu": 2, "chrf": 2, "nll": 3, "auc": 4}  # as they are shown
+DECIMALS = {"bleu": 2, "chrf": 2, "nll": 3, "auc": 4}  # of the scores that are shown
 
 
 def is_better(scores: Mapping[str, float], best: Mapping[str, float], leading: str) -> bool:
     """Whether a validation is better than the `best` one so far, given the finite scores of both by name.
     `best` is empty if there is none.
 
-    The `leading` metric decides. If it is equal as it is shown, chrF decides, then the nll: the BLEU of weak
-    models is 0. A missing score is the worst; without the leading one, a validation is never better.
+    The `leading` metric decides, rounded unless it is the nll. Ties are broken by chrF, then the nll: weak
+    models have a BLEU of 0. A missing score is the worst; without the leading one, a validation never wins.
     """
     if leading not in scores:
         return False

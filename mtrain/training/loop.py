@@ -328,8 +328,8 @@ class Trainer:
             self.selection.review()
 
     def _validate_checkpoint(self, last: bool) -> None:
-        """Publish the best weights, and validate those that training resumes from, if that is due or if the
-        best ones are lost."""
+        """Publish the best weights. Validate the weights that training resumes from if a validation is due,
+        or if the best weights are lost."""
 
         def validate(model: TransformerEncoder) -> None:
             self._begin()

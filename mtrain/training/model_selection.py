@@ -24,7 +24,7 @@ from mtrain.training.validate_classifier import ClassifierScores, ClassifierVali
 log = logging.getLogger(__name__)
 
 MAX_FAILED_VALIDATIONS = 3  # in a row
-# Below this BLEU, the translations of a model that learns may be worse than those of an untrained one.
+# Below this BLEU, a model that is learning may translate worse than an untrained model.
 LOW_BLEU = 1.0
 
 
@@ -44,7 +44,7 @@ class ModelSelection:
         self.failures = 0  # in a row
         if config.training.best_metric != validator.leading_metric:
             log.info("chrF selects the best model: BLEU is 0 if no validation reference has four tokens")
-        # Earlier versions have recorded one score, with the sign of `_value_of`.
+        # Earlier versions recorded one score, with the sign of `_value_of`.
         if state.best_score is not None:
             state.best_scores.setdefault(config.training.best_metric, abs(state.best_score))
         if state.initial_score is not None:
@@ -79,8 +79,8 @@ class ModelSelection:
         self._attempt({"validation": score}, last=False)
 
     def review(self) -> None:
-        """Warn, at the end of training, if no validation has been better than that of the initial model, or
-        if the BLEU of the best model is 0."""
+        """Warn, at the end of training, if no validation was better than that of the initial model, or if
+        the BLEU of the best model is 0."""
         initial, best = self.state.initial_scores, self.state.best_scores
         if initial and best and not is_better(best, initial, self.validator.leading_metric):
             log.warning(
@@ -199,7 +199,7 @@ class ModelSelection:
 
 
 def _comparable(scores: Scores | ClassifierScores) -> dict[str, float]:
-    """The scores by which validations are compared, by name, without those that are not finite."""
+    """The finite scores that are used to compare validations, by name."""
     return {
         name: value for name, value in scores.record().items() if name in DECIMALS and math.isfinite(value)
     }

@@ -9,13 +9,13 @@ from mtrain.stop_signals import REPEATED, handle_stop_signals
 
 class StopSignal:
     """Records a signal that stops the command, so that the loop stops after the current step. A second signal
-    has its usual effect, except for those that are sent repeatedly."""
+    has its usual effect, except for signals that are sent repeatedly."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
 
     def __enter__(self) -> Self:
-        # Shells let processes in the background ignore SIGINT.
+        # Shells start background processes with SIGINT ignored.
         self.previous = handle_stop_signals(self._record, even_ignored=(signal.SIGINT, signal.SIGTERM))
         return self
 

@@ -149,7 +149,7 @@ class Validator:
         return Scores(nll, perplexity, bleu, chrf, by_direction if len(found) > 1 else {})
 
     def _score(self, direction: Direction, translations: list[str]) -> tuple[float, float]:
-        """BLEU and chrF of the translations of one direction, given all."""
+        """BLEU and chrF of the translations of one direction, given the translations of all."""
         chosen = [each == direction for each in self.directions]
         sides = translations, self.references
         hypotheses, references = (list(compress(texts, chosen)) for texts in sides)

@@ -54,7 +54,7 @@ class ClassifierValidator:
     manner. If there are several ranks, each has a share of the pairs."""
 
     translations: Sequence[str] = ()  # of the validation set: a classifier has none
-    leading_metric: str  # that selects the best model
+    leading_metric: str  # selects the best model
 
     def __init__(
         self,
