@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Check and measure mtrain on one GPU, to run once on a new kind of GPU or after a change of kernels:
+# Check and measure mtrain on one GPU. Run it once on a new kind of GPU, or after changing kernels:
 #   OUT=FOLDER bash scripts/gpu_check.sh
-# or the same in two calls, first what has to be right, then what has to be fast:
+# or in two calls, without the parts train-base-cudnn and bench.py: first the checks, then the measurements:
 #   OUT=FOLDER WORK=FOLDER PARTS=right bash scripts/gpu_check.sh
 #   OUT=FOLDER WORK=FOLDER PARTS=fast bash scripts/gpu_check.sh
 # Both together take about nine minutes on an H200. They need PyTorch with CUDA, the dependencies of mtrain, pytest
 # with pytest-xdist, and Transformers. The interpreter is .venv/bin/python if it has PyTorch, otherwise python3. On a
 # machine without internet, wheels in .whl/ are installed first, into a folder in $WORK.
 #
-# $OUT/summary.txt says how each part ended and repeats the most important lines of the other files, which are
-# tests, demo, resume, train, decode, profile, bench and multi30k, all .txt. The exit status is 1 if a part has failed or
-# was stopped. A part that fails does not stop the others. First run the parts without exact times, all at once; then
-# the timed parts, one by one, the most valuable first.
+# $OUT/summary.txt lists the exit status of each part and the most important lines of the other files, which are
+# tests, demo, resume, train, decode, profile, bench and multi30k, all .txt. The exit status is 1 if a part has failed
+# or was stopped. A part that fails does not stop the others. The parts that are not timed run first, all at once;
+# then the timed parts, one by one, the most valuable first.
 #
-# Variables, all but OUT optional:
+# Variables, all but OUT optional, with defaults in parentheses:
 #   OUT         folder for the results
 #   WORK        folder for runs and compiled kernels, which is kept (a temporary one, which is removed)
 #   PARTS       names of parts, or right, fast, all (all). `translate` and `bench.py` need the run of `demo`
 #   DEVICE      cuda, cuda:N or cpu (cuda)
-#   BUDGET      seconds after which no part begins and running ones are stopped (545)
+#   BUDGET      seconds after which no part starts, and running parts are stopped (545)
 #   PYTHON      the interpreter
 #   MULTI30K    folder with train, val and test_2016_flickr in .en and .de; adds the part multi30k (90 s on an H200)
 #   TINY        1: small sizes, to test this script: TINY=1 DEVICE=cpu takes some minutes. Parts are not limited then,

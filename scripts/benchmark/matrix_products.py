@@ -60,8 +60,8 @@ class _Products(TorchDispatchMode):
 
 
 def products_of(config: ModelConfig, shape: Shape) -> Counter[Product]:
-    """The number of times that each matrix product occurs in a step on one micro-batch: those of the model's
-    forward pass on the meta device, where attention consists of two products. All logits are one product.
+    """The number of times that each matrix product occurs in a step on one micro-batch, from a forward pass
+    on the meta device, where attention consists of two products. All logits are one product.
     """
     with torch.device("meta"), torch.no_grad():
         model = build_model(config)

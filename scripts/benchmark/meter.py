@@ -16,7 +16,7 @@ class Meter:
     """Measures a span of whole steps, which begins when the first step ends after the warm-up."""
 
     def __init__(self, device: str, warmup: float, seconds: float):
-        """`warmup` and `seconds`, the least length of the span, are those of a TrainingJob."""
+        """`warmup` and `seconds`, the minimum length of the span, are described in TrainingJob."""
         self.device, self.warmup, self.seconds = torch.device(device), warmup, seconds
         self.created = time.perf_counter()
         self.started: float | None = None

@@ -70,7 +70,7 @@ def record(work: Callable[[], object], device: torch.device) -> tuple[profile, f
 def summarize(profiler: profile, wall: float, device: torch.device, steps: int) -> dict[str, Any]:
     """Milliseconds per step of each operation and of each kind of operation.
 
-    Times exclude called operations and are summed over threads; on a GPU they are those of the kernels.
+    Times exclude called operations and are summed over threads; on a GPU, they are kernel times.
     """
     on_gpu = device.type == "cuda"
     operations: Counter[str] = Counter()

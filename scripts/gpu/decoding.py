@@ -1,7 +1,7 @@
 """The speed of decoding with random weights: the search of mtrain, and `generate` of Transformers.
 
-All translations have the same length, so that all tools take the same steps. There is no text: neither
-tokenization nor the overlap of batches is measured.
+All translations have the same length, so that all tools take the same number of steps. There is no text:
+neither tokenization nor the overlap of batches is measured.
 """
 
 import warnings

@@ -1,4 +1,4 @@
-"""What the machine is and does at best."""
+"""Describes the machine and measures its peak speeds."""
 
 import json
 import time
@@ -13,14 +13,14 @@ from gpu.scale import Scale
 from mtrain.device import resolve_precision
 
 PACKAGES = ("transformers", "sentencepiece", "numpy", "pyarrow", "pydantic", "typer", "triton", "sacrebleu")
-# Large products, and those of the models `base` and `big` with 25,000 tokens: rows, inner size, columns.
+# Large products, and products of the models `base` and `big` with 25,000 tokens: rows, inner size, columns.
 PRODUCTS = [(8192, 8192, 8192), (4096, 4096, 4096), (25000, 512, 2048), (25000, 2048, 512)]
 PRODUCTS += [(25000, 512, 1536), (2097, 512, 32000), (25000, 1024, 4096)]
 LAUNCHES = 5000
 
 
 def environment(scale: Scale) -> None:
-    """Print versions, the device, and what `auto` means on it."""
+    """Print versions, the device, and the precision that `auto` selects."""
     print(json.dumps(describe_run(scale.device), indent=1))
     print("precision:", resolve_precision(scale.device, "auto"))
     print("packages:", ", ".join(f"{name} {_version(name)}" for name in PACKAGES))
@@ -52,7 +52,7 @@ def ceiling(scale: Scale) -> None:
 
 
 def _seconds_of_launch(scale: Scale) -> tuple[float, float]:
-    """Seconds until the host has started an operation on a single number, and until it is done."""
+    """Seconds until the host has launched an operation on a single number, and until it is done."""
     number = torch.ones(1, device=scale.device)
     synchronize(scale.device)
     start = time.perf_counter()

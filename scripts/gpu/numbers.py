@@ -13,8 +13,8 @@ from mtrain.device import avoid_cudnn_attention
 from mtrain.model.transformer import Transformer
 from mtrain.training.step import Learner
 
-# Precision, compilation, attention, and the largest error of the gradients that is ordinary: the relative
-# error of a parameter's gradient in the Euclidean norm, in the median over parameters.
+# Precision, compilation, attention, and the largest acceptable error of the gradients: the median over
+# parameters of the relative error of a gradient in the Euclidean norm.
 CASES = [("fp32", "off", "default", 2e-3), ("bf16", "off", "default", 5e-2), ("fp16", "off", "default", 2e-2)]
 ON_GPU = [("bf16", "off", "cudnn", 5e-2), ("bf16", "on", "default", 5e-2)]
 

@@ -25,7 +25,7 @@ RATE = 1e-3
 
 
 def check(scale: Scale) -> None:
-    """Compare the losses of a few steps with those of a process alone. Ends the process.
+    """Compare the losses of a few steps with the losses of a single process. Ends the process.
 
     Raises CheckFailed if they differ.
     """
@@ -45,11 +45,11 @@ def check(scale: Scale) -> None:
             f"losses of ranks differ by up to {worst:.5f} nats per token from those of one process"
         )
     sys.stdout.flush()
-    os._exit(0)  # as after an error, when nothing may wait for the aborted GPU any more
+    os._exit(0)  # as after an error: nothing may wait for the aborted GPU
 
 
 def _differences(scale: Scale, group: ManyRanks) -> list[float]:
-    """Train each kind of learner, and return how far the losses are from those of a process alone."""
+    """Train each kind of learner, and return how much its losses differ from those of a single process."""
 
     def alone(model: Transformer, recipe: TrainingConfig) -> Learner:
         return Learner(model, recipe)

@@ -55,7 +55,7 @@ def check(scale: Scale, work: Path) -> None:
 
 
 def _start(scale: Scale, folder: Path, every: int) -> "subprocess.Popen[bytes]":
-    """Start or resume a run; what it says is appended to a file beside its folder."""
+    """Start or resume a run; its output is appended to a log file beside its folder."""
     settings = {**SETTINGS, "training.max_steps": (3 if scale.tiny else 6) * every}
     settings |= {"training.checkpoint_every": every, "training.log_every": every // 10}
     if scale.tiny:
@@ -73,7 +73,7 @@ def _log(folder: Path) -> Path:
 
 
 def _lines(folder: Path) -> list[str]:
-    """What a run has said."""
+    """The lines of a run's log."""
     return _log(folder).read_text(encoding="utf-8", errors="replace").splitlines()
 
 
@@ -83,7 +83,7 @@ def _require_success(folder: Path, run: "subprocess.Popen[bytes]") -> None:
 
 
 def _kill_after(step: int, run: "subprocess.Popen[bytes]", folder: Path) -> None:
-    """Kill a run once it has logged a step. Raises CheckFailed if it ends before."""
+    """Kill a run once it has logged a step. Raises CheckFailed if it ends earlier."""
     while max(_losses(folder), default=0) < step:
         if run.poll() is not None:
             last = " ".join(_lines(folder)[-1:])
@@ -95,7 +95,7 @@ def _kill_after(step: int, run: "subprocess.Popen[bytes]", folder: Path) -> None
 
 
 def _losses(folder: Path) -> dict[int, float]:
-    """The losses in a run's metrics.jsonl by step, without a last line that is incomplete."""
+    """The losses in a run's metrics.jsonl by step, without an incomplete last line."""
     file, found = folder / "metrics.jsonl", {}
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     for line in lines:
@@ -105,7 +105,7 @@ def _losses(folder: Path) -> dict[int, float]:
 
 
 def _compare(folder: Path, other: Path) -> float:
-    """The largest difference of the losses of two runs, infinite if they logged other steps."""
+    """The largest difference between the losses of two runs; infinite if they logged different steps."""
     ours, theirs = _losses(folder), _losses(other)
     if not ours or ours.keys() != theirs.keys():
         print(f"{folder.name} and {other.name} logged other steps")

@@ -22,12 +22,12 @@ Lengths = npt.NDArray[np.int64]
 
 
 class CheckFailed(Exception):
-    """A check did not hold."""
+    """A check has failed."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A device, and whether all sizes are so small that a CPU takes seconds, to test the parts themselves."""
+    """A device, and whether all sizes are tiny, to test the parts themselves in seconds on a CPU."""
 
     device: torch.device
     tiny: bool = False
@@ -39,7 +39,7 @@ class Scale:
 
     @property
     def seconds(self) -> float:
-        """The least length of a measured span."""
+        """The minimum length of a measured span."""
         return 0.2 if self.tiny else 4.0
 
     @property
@@ -83,7 +83,7 @@ class Scale:
 
 
 def _lengths(generator: np.random.Generator, count: int) -> Lengths:
-    """Random lengths with EOS. The logarithms of the lengths of real sentences are about normal."""
+    """Random lengths including EOS, log-normally distributed like the lengths of real sentences."""
     sigma = 0.6
     return _limited(generator.lognormal(np.log(MEAN_TOKENS) - sigma**2 / 2, sigma, count))
 

@@ -21,8 +21,8 @@ from mtrain.device import avoid_cudnn_attention
 from mtrain.planning.cost import Shape, flops_of
 from mtrain.training.step import Learner
 
-RATE = 1e-5  # small, so that random data does no harm; speed does not depend on it
-SLOW = 1.5  # seconds of a step that does more than to train, such as to compile
+RATE = 1e-5  # small, so that training on random data stays stable; speed does not depend on it
+SLOW = 1.5  # seconds; a slower step does more than training, such as compiling
 SMOOTHING = 0.1
 
 
@@ -109,7 +109,7 @@ def _peer_step(
 
 
 def peer_batch(batch: Batch) -> PeerBatch:
-    """A batch as the other tools get it."""
+    """A batch in the form that the other tools take."""
     return PeerBatch(batch.source, batch.source_keep, batch.target_in, batch.labels != IGNORE, batch.labels)
 
 
@@ -133,7 +133,7 @@ def time_steps(
 
 
 def _timed(work: Callable[[Step], object]) -> Callable[[Step], float]:
-    """`work`, but it returns its seconds."""
+    """A function that calls `work` and returns its duration in seconds."""
 
     def timed(step: Step) -> float:
         start = time.perf_counter()
