@@ -60,7 +60,7 @@ def test_commands_that_do_not_share_their_work_refuse_torchrun(mtrain, run_dir, 
 
 
 def test_a_restarted_command_refuses_streams(mtrain, run_dir, text, tmp_path, monkeypatch, stdin):
-    """A part of the input is read, or a part of the output is written already."""
+    """A part of the input has already been read, or a part of the output written."""
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)

@@ -67,7 +67,7 @@ def test_a_tag_chooses_the_language(mtrain, both):
 
 
 def test_a_line_may_begin_with_a_language_tag(mtrain, both, corpus, tmp_path):
-    """As those for other programs do."""
+    """Input for other programs does."""
     tagged = tmp_path / "tagged"
     tagged.write_text(f"<2de> {ENGLISH[0]}\n{ENGLISH[1]}\n<2en> {GERMAN[2]}\n")
     job = ["translate", both, "-i", tagged, *ON_CPU]

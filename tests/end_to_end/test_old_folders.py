@@ -1,4 +1,4 @@
-"""Folders that commit c4ca9ac made still resume, translate and score as they did there.
+"""Folders made by commit c4ca9ac still resume, translate and score as they did at that commit.
 
 The archive has three runs that were killed after their checkpoint of step 200 of 300, an encoded corpus
 without its raw text, and `make.sh`, which made them. `expected.json` has what c4ca9ac printed for them, and

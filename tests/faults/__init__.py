@@ -34,13 +34,13 @@
 35  out of memory on one of several ranks: all try again, or end and resume, with smaller micro-batches
 38  torchrun restarts a translation: resumed with files, an error with pipes (test_torchrun.py)
 39  two commands write one output: one complete result, the other fails (test_outputs.py)
-40  YAML that aliases make huge or endless, and types that no key has: one line, at once
+40  YAML whose aliases make it huge or infinite, and types that no key has: a one-line error, at once
 41  pipes, devices and folders in place of the files of a run: never waited for, never read to the end
 42  a file that is far larger than its kind can be, or than its manifest says: refused before it is read
 43  control characters of files, names and models: escaped in everything that a terminal shows
-44  a line of gigabytes, also compressed: bounded memory, and the rule for lines that are not valid text
+44  a line of gigabytes, even if compressed: bounded memory, and handled like a line that is not valid text
 45  a worker process that is stopped: reported, waited for until Ctrl-C (test_processes.py, test_workers.py)
 46  files of a run folder lost or linked: what is missing is named, links are followed or refused
-47  signals of closed terminals and batch systems: as SIGTERM, 128 + number
+47  signals of closed terminals and batch systems: handled like SIGTERM, exit code 128 + number
 49  the umask decides who can read what commands write (test_outputs.py)
 """

@@ -1,4 +1,4 @@
-"""Faults of files that somebody may have made to harm: YAML bombs, pipes, devices, huge files, escapes."""
+"""Faults of malicious files: YAML bombs, pipes, devices, huge files, escape sequences."""
 
 import hashlib
 import json

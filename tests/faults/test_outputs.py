@@ -1,4 +1,4 @@
-"""Faults of what commands write: two of them write one output, and other users read it."""
+"""Faults of output files: two commands write the same one, or other users read it."""
 
 import multiprocessing
 import os

@@ -396,7 +396,7 @@ def test_47_signals_of_closed_terminals_and_batch_systems_save(make_config, monk
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
 def test_47_an_ignored_signal_stays_ignored(make_config, monkeypatch, number):
-    """As SIGHUP under nohup."""
+    """For example, SIGHUP under nohup."""
     send_in_step(monkeypatch, 1, number)
     with handling({number: signal.SIG_IGN}):
         run = fit_on_cpu(make_config(training={"max_steps": 4}))

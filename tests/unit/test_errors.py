@@ -47,7 +47,7 @@ def test_other_errors_are_not(error):
 
 @pytest.mark.parametrize("error", [DataError("a.tsv:1: bad"), Interrupted("stopped", 15)], ids=repr)
 def test_errors_reach_other_processes(error):
-    """As those of `concurrent.futures` pickle them."""
+    """Other processes pickle them, as in `concurrent.futures`."""
     received = pickle.loads(pickle.dumps(error))
     assert (type(received), str(received)) == (type(error), str(error))
     assert received.exit_code == error.exit_code

@@ -107,7 +107,7 @@ def test_45_a_stopped_process_is_reported_and_its_work_continues(stopped, monkey
 
     with ThreadPoolExecutor(1) as other:
         resumed = other.submit(resume)
-        # One that computes for longer than this is not reported.
+        # A process that computes for longer than SILENCE is not reported.
         assert [answer.header["result"] for answer in calls(pool, ("echo", 1), ("compute", 0.6))] == [1, 0.6]
         resumed.result()
     [message] = caplog.messages

@@ -1,4 +1,4 @@
-"""Tables that a csv writer has written are told from tables whose text has quotation marks."""
+"""Tables written by a csv writer are distinguished from tables whose text has quotation marks."""
 
 import csv
 import io

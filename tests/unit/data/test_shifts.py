@@ -1,4 +1,4 @@
-"""Lines of one side that are shifted against the other side are found; aligned corpora raise no alarm."""
+"""Shifts of one side against the other are found; aligned corpora cause no false alarms."""
 
 import random
 
@@ -30,7 +30,7 @@ CORPORA = {
 
 
 def insert(texts, place, count):
-    """Lines too much at a place, and as many too few at the end."""
+    """Insert additional lines, and remove as many at the end."""
     return [*texts[:place], *texts[:count], *texts[place:]][: len(texts)]
 
 

@@ -1,4 +1,4 @@
-"""The sides of a corpus that are exchanged, or in other languages than the config says."""
+"""Sides of a corpus that are exchanged, or not in the languages of the config."""
 
 import sys
 

@@ -270,7 +270,7 @@ def test_json_has_null_for_what_was_not_computed(translator: Translator) -> None
 
 @pytest.mark.parametrize("settings", [{"samples": 20, "temperature": 20.0}, {"beam_size": 20}], ids=str)
 def test_generated_bytes_are_no_control_characters(translator: Translator, settings: dict) -> None:
-    """Only bytes are allowed, so that most translations would have some."""
+    """Only byte pieces are allowed, so most translations would contain control characters."""
     target = translator.tokenizer.target
     allowed = target.unlearned() - {target.special.unk} | {target.special.eos}
     forbidden = [i for i in range(len(target)) if i not in allowed]
@@ -324,7 +324,7 @@ def test_the_prefix_of_a_text_of_several_lines_is_an_error(translator: Translato
 
 
 def test_unpaired_surrogates_are_replaced(translator: Translator) -> None:
-    """As `json.loads` returns them for broken JSON. A pair of them is a character."""
+    """`json.loads` returns unpaired surrogates for broken JSON. A pair of surrogates is a character."""
     broken, right = ["It \ud83d rains.", "\udcff", "\ud83d\ude00 It"], ["It \ufffd rains.", "\ufffd", "😀 It"]
     for settings in ({}, {"split": "sentences"}):
         chosen = translator.with_settings(beam_size=1, **settings)

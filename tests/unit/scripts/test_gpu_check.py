@@ -26,7 +26,7 @@ TIMED += ["decode-transformers", "translate", "train-base-cudnn", "bench.py"]
 ON_CPU = ["environment", "ceiling", "tests", "demo", "resume", "numbers", "ranks", *TIMED]
 COMPILED = ["demo-compiled", "train-base-compiled", "profile-training-compiled", "train-big-compiled"]
 
-# Stands for the interpreter: writes its arguments to a line of $CALLS, and is wrong about numbers.
+# Replaces the interpreter: appends its arguments to $CALLS as a line, and fails the part `numbers`.
 STAND_IN = """#!/bin/sh
 echo "$*" >>"$CALLS"
 case "$*" in *numbers*) exit 1 ;; *gpu*train*) echo "mtrain: 1,234 target tokens/s" ;; esac

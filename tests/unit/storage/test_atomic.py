@@ -37,7 +37,7 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
 def test_the_umask_decides_who_can_read_what_is_written(tmp_path, umask):
-    """Not safetensors, which makes files that only their owner can read."""
+    """Files made by safetensors would be readable only by their owner."""
     tensors = {"a": np.zeros(3)}
     before = os.umask(umask)
     try:

@@ -1,4 +1,4 @@
-"""Which of two validations is the better one."""
+"""Which of two validations is better."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which model a run publishes, when its patience ends, and what it keeps when training goes back."""
+"""Which model a run publishes, when its patience ends, and what it keeps when it returns to an old step."""
 
 import json
 import shutil
@@ -65,7 +65,7 @@ def test_a_lower_nll_does_not_extend_the_patience_once_there_is_a_bleu(make_conf
 def test_chrf_leads_if_no_reference_has_four_tokens(
     make_config, corpus, tmp_path, scripted_scores, caplog, references, best
 ):
-    """The BLEU of perfect translations is then 0, that of longer ones is not."""
+    """Perfect translations then have a BLEU of 0, but longer translations do not."""
     (tmp_path / "v.de").write_text("".join(f"{line.rstrip('.')}\n" for line in references))
     validation = {"source": str(corpus / "train.en"), "target": str(tmp_path / "v.de")}
     scripted_scores(scored(1, 41, 88), scored(2, 0, 100))
