@@ -76,9 +76,9 @@ def scripts_of_language(code: str) -> tuple[str, ...]:
 
 @cache
 def _scripts() -> list[tuple[str, list[str], list[str]]]:
-    """Each script as the first word of the Unicode names of its letters, its codes in ISO 15924, and the
+    """Each script by the first word of the Unicode names of its letters, with its codes in ISO 15924 and the
     languages that are written in it. Chinese and Japanese writing count as one script. A language is in
-    several lists if it is written in several scripts. All other languages with codes of two letters are
+    several lists if it is written in several scripts. All other languages with two-letter codes are
     written in Latin letters."""
     text = (files("mtrain.config") / "scripts.tsv").read_text(encoding="utf-8")
     rows = (line.split("\t") for line in text.splitlines())

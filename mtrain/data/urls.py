@@ -22,7 +22,7 @@ _URL = regex.compile(
     )+"""
 )
 _ENCODED = re.compile("(?:%[89a-f][0-9a-f])+", re.IGNORECASE)  # characters outside ASCII
-_CASE_ENDING = re.compile(r"'\w{1,5}$")  # or that of a possessive
+_CASE_ENDING = re.compile(r"'\w{1,5}$")  # or a possessive ending
 _AFTER_URL = ".,;:!?'*_~([/"  # punctuation that follows a URL, and its optional final slash
 _HOST = re.compile(r"\w+://[^/?#]*|[^/?#]*")
 

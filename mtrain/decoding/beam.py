@@ -17,7 +17,7 @@ class Hypothesis:
     """One translation as target ids, without BOS and EOS."""
 
     ids: list[int]
-    log_prob: float  # nats, summed over all tokens but those of a required prefix, EOS included
+    log_prob: float  # nats, summed over all tokens including EOS, except for a required prefix
     score: float  # log_prob / length ** length_penalty (all tokens and EOS), plus the coverage penalty
     finished: bool  # ended with EOS, not cut at the maximum length
 

@@ -77,7 +77,7 @@ def windows(
 
 
 class SplitPrefixError(DataError, exit_code=3):
-    """A translation was given a prefix, but its line is translated in several parts."""
+    """A prefix was given for a line that is translated in several parts."""
 
     def __init__(self, index: int, parts: int):
         """`index` is the number of the line in the whole input, from 0."""

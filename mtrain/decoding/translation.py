@@ -18,8 +18,8 @@ class Translation:
     text: str
     # log_prob / tokens ** length_penalty, plus the coverage penalty; 0 for an empty line, NaN if not computed
     score: float
-    log_prob: float  # nats, of all tokens but those of a given prefix; NaN if it was not computed
-    tokens: int  # EOS counted, and the prefix
+    log_prob: float  # nats, of all tokens except for a given prefix; NaN if it was not computed
+    tokens: int  # including EOS and the prefix
     finished: bool  # ended with EOS, not cut at the maximum length
     alignment: Alignment | None = None  # None if not requested
     n_best: tuple["Translation", ...] = ()  # the n best translations, this one first; empty if n is 1

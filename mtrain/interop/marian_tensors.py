@@ -61,7 +61,7 @@ def marian_names(config: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 
 def to_marian(config: ModelConfig, tensors: dict[str, Tensor], add_pad: bool) -> dict[str, Tensor]:
-    """The tensors of a MarianMTModel, from those of a Transformer.
+    """Convert the tensors of a Transformer to tensors of a MarianMTModel.
 
     With `add_pad`, the vocabulary gets one more token at its end, which starts translations and is never
     generated. Programs that load Marian models start the decoder with an embedding of zeros.

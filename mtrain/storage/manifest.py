@@ -15,8 +15,8 @@ UNLISTED = {MANIFEST, CARD, INFO}  # at the top of a folder: these may change wi
 
 
 def sha256(file: Path, most: int | None = None) -> str:
-    """The SHA-256 of a file, in hexadecimal. Raises OSError, also if it is not a regular file of at most
-    `most` bytes, by default the maximum for its suffix."""
+    """The SHA-256 of a file, in hexadecimal. Raises OSError if it cannot be read, or is not a regular file of
+    at most `most` bytes, by default the maximum for its suffix."""
     with open_file(file, most) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

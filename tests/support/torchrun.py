@@ -19,7 +19,7 @@ class Torchrun:
     """A running `torchrun -m mtrain` with two ranks on the CPU."""
 
     def __init__(self, log: Path, options: Sequence[str], arguments: Sequence[str | Path], **streams: Any):
-        """Run mtrain with the arguments. `options` are those of torchrun, `streams` those of `Popen`."""
+        """Run mtrain with the arguments. `options` are passed to torchrun, `streams` to `Popen`."""
         self.mark, self.log = f"{MARK}={uuid.uuid4()}", log
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
         command = [*torchrun, "-m", "mtrain", *map(str, arguments), "--device", "cpu", "--quiet"]
@@ -56,7 +56,7 @@ class Command(Torchrun):
     """A running `torchrun -m mtrain fit`."""
 
     def __init__(self, run: Path, steps: int, *options: str, fit: Sequence[str] = ()):
-        """Train in a run folder until `steps`. The options are those of torchrun, and those of `fit`."""
+        """Train in a run folder until `steps`. The options are passed to torchrun and to `fit`."""
         config = run.with_suffix(".yaml")
         config.write_text(to_yaml(make_run_config(run, steps), exclude_unset=True))
         super().__init__(run.with_suffix(".log"), options, ["fit", config, *fit])

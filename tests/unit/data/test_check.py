@@ -115,7 +115,7 @@ def test_shifted_lines_are_warned_of(corpora, tmp_path):
 
 @pytest.mark.parametrize("name", ["train", "toy"])
 def test_exchanged_sides_are_warned_of(corpora, name):
-    """Each corpus is looked at by itself."""
+    """Each corpus is checked separately."""
     exchanged = [(target, source) for source, target in toy_pairs("train")[:200]]
     data = corpora(exchanged).data.model_copy(update={"target_lang": "fr"})
     others = {"train": [], "toy": [ToyCorpus(toy="train")]}[name]

@@ -16,12 +16,12 @@ def scores(**given: float) -> dict[str, float]:
         ("bleu", scores(bleu=21, chrf=1, nll=9), scores()),
         ("chrf", scores(bleu=0, chrf=41, nll=9), scores()),
         ("nll", scores(bleu=0, chrf=0, nll=1.9999), scores()),
-        # While BLEU is 0, or equal as it is shown, chrF decides.
+        # While BLEU is 0, or equal after rounding, chrF decides.
         ("bleu", scores(bleu=0, chrf=7, nll=9), scores(bleu=0, chrf=6)),
         ("bleu", scores(bleu=1e-9, chrf=7), scores(bleu=4e-3, chrf=6)),  # a smoothed BLEU of 0.00
         ("bleu", scores(chrf=40.01), scores(bleu=20.004)),
         ("bleu", scores(bleu=0, chrf=0.02), scores(bleu=0, chrf=0, nll=1)),  # which has written empty lines
-        # Then the nll, as it is shown.
+        # Then the rounded nll decides.
         ("bleu", scores(nll=1.99), scores()),
         ("chrf", scores(chrf=0, bleu=0, nll=1.99), scores(chrf=0.001, bleu=0)),
         ("bleu", scores(bleu=0, chrf=0, nll=1), scores(bleu=0, chrf=0, nll=3)),
