@@ -287,7 +287,7 @@ def rename_newer_checkpoints(checkpoint: Checkpoint) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a file or folder to superseded-*, because training returns to an older checkpoint."""
+    """Rename a file or folder that training from an older checkpoint leaves behind to superseded-*."""
     names = (f"superseded-{path.name}{end}" for end in chain([""], map("-{}".format, count(2))))
     free = next(each for each in map(path.with_name, names) if not os.path.lexists(each))
     log.warning("%s: renamed to %s", path, free.name)

@@ -17,8 +17,8 @@ _SMALLEST = 50  # pairs of the window of a small corpus
 _FEWEST = 20  # pairs
 _SIGNIFICANT = 5.0  # minimum agreement of lengths beyond shift 0, in standard deviations for unrelated sides
 _DISTINCT = 2.0  # minimum lead over the second-best shift, which sorted sentences do not reach
-_TOKENS = 4  # minimum that agree with a shift; also a quarter of all, and three times as many as with shift 0
-_LARGE = 10_000  # pairs; in larger corpora, only the last of every four windows is compared
+_TOKENS = 4  # that agree with a shift; also a fourth of all, and three times as many as without a shift
+_LARGE = 10_000  # pairs, of which only the last quarter of each group of four windows is compared
 _TOKEN = re.compile(r"\d+|[^\W\d_]+")
 Values = npt.NDArray[np.float64]
 
@@ -39,11 +39,11 @@ def find_shifts(sources: Sequence[str], targets: Sequence[str]) -> list[Shift]:
     group = size * (4 if len(sources) >= _LARGE else 1)  # pairs that a window at their end represents
     agreement = _agreement(*(_lengths(side, size, group) for side in (sources, targets)))
     shifts = [_shift_of_lengths(row) for row in agreement]
-    if not any(lines is not None for lines in shifts):  # the lengths of all windows together may agree
+    if not any(lines is not None for lines in shifts):  # the lengths of all windows together may tell
         total = _shift_of_lengths(agreement.sum(axis=0) / len(agreement) ** 0.5)
         shifts = [total or None] * len(agreement)
     undecided = [window for window, lines in enumerate(shifts) if lines is None]
-    for window in undecided if group == size else undecided[-1:]:  # comparing tokens is slow
+    for window in undecided if group == size else undecided[-1:]:  # tokens take long
         rows = slice((window + 1) * group - size, (window + 1) * group)
         shifts[window] = _shift_of_tokens(sources[rows], targets[rows])
     return [*_join(shifts, group)]

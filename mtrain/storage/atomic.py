@@ -128,8 +128,8 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def write_new_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
-    """Like `write_folder`, for an output folder that does not exist or is empty. Raises UsageError if the
-    folder exists and is not empty, is the working directory, or is being written by another process."""
+    """As `write_folder`, for an output folder that does not exist or is empty. If two processes write it, one
+    of them fails. Raises UsageError as `require_new_folder` does, and if another process is writing it."""
     lock_file = folder.with_name(f".{folder.name}.lock")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
