@@ -12,18 +12,6 @@ from mtrain.evaluation.metrics import TITLES, named_signature
 from mtrain.report.page import html_differences, html_page, html_table
 
 SHOWN = 1000  # sentences of a comparison at most, so that a browser shows the page at once
-_STYLE = """
-article { border: 1px solid var(--line); border-radius: 8px; padding: .8rem 1rem; margin: 1rem 0; }
-article h4 { margin: 0 0 .5rem; font-size: 1rem; }
-article p { margin: 0 0 .6rem; white-space: pre-wrap; }
-article .label { margin: 0; color: var(--muted); font-size: .85rem; white-space: normal; }
-.pair { display: grid; grid-template-columns: 1fr 1fr; gap: .8rem; }
-.pair > div { background: var(--panel); border-radius: 6px; padding: .6rem .8rem; }
-.pair p:last-child { margin: 0; }
-@media (max-width: 44rem) { .pair { grid-template-columns: 1fr; } }
-section:has(input[value=better]:checked) article:not(.better),
-section:has(input[value=worse]:checked) article:not(.worse) { display: none; }
-"""
 Scores = dict[str, list[float]]  # of each sentence, by metric
 
 
@@ -48,9 +36,8 @@ def comparison_page(sets: Sequence[ComparedSet]) -> str:
     links = "".join(f'<li><a href="#set-{n}">{escape(each.name)}</a></li>' for n, each in enumerate(sets))
     contents = f'<nav aria-label="Test sets"><ul>{links}</ul></nav>' if len(sets) > 1 else ""
     parts = "\n".join("\n".join(_parts_of_set(each, n)) for n, each in enumerate(sets))
-    return html_page(
-        title, f'<header><h1>{escape(title)}</h1>{contents}</header>\n<main id="main">{parts}</main>', _STYLE
-    )
+    head = f"<header><h1>{escape(title)}</h1>{contents}</header>"
+    return html_page(title, f'{head}\n<main id="main">{parts}</main>', ["comparison.css"])
 
 
 def _without_common_folder(names: Sequence[str]) -> dict[str, str]:

@@ -7,25 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mtrain.report.page import asset, html_table, json_script
+from mtrain.report.page import html_table, json_script
 from mtrain.report.run_records import Curve, Floats, RunRecords
 
 _ROWS = 10  # of the table of a chart
-STYLE = """
-:root { --series-0: #0550ae; --series-1: #bc4c00; --series-2: #116329; --series-3: #8250df;
-  --series-4: #a40e26; --series-5: #57606a; }
-@media (prefers-color-scheme: dark) { :root { --series-0: #79b8ff; --series-1: #ffa657; --series-2: #56d364;
-  --series-3: #d2a8ff; --series-4: #ff9492; --series-5: #b1bac4; } }
-.charts { display: grid; gap: 1.5rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
-.charts > section { min-width: 0; } .charts h3 { margin: .5rem 0; }
-.charts [data-chart] { min-height: 300px; }
-.charts [role=status] { position: absolute; left: -999rem; }
-.uplot { font-family: inherit; } .u-legend { font-size: .8rem; text-align: start; }
-.u-legend th, .u-legend td { border: 0; padding: .1rem .3rem; white-space: normal; font-size: .8rem; }
-.u-legend .u-series > * { padding: .15rem .3rem; display: inline; }
-.u-legend .u-label { display: inline; } .u-legend .u-marker { width: 1.2rem; height: .8rem; }
-"""
 
 
 class Chart(NamedTuple):
@@ -54,8 +39,8 @@ CHARTS = (
 
 
 def html_curves(runs: Sequence[RunRecords], similarity: Sequence[tuple[int, str, Any]] = ()) -> str:
-    """The charts with the choice of their axis, their tables, and the scripts that draw them. `similarity`
-    has the number, the label and the points of the chart of positions, whose place is elsewhere."""
+    """The charts with the choice of their axis, their tables, and the data of charts.js. `similarity` has the
+    number, the label and the points of the chart of positions, whose place is elsewhere."""
     used = [chart for chart in CHARTS if any(_known(run, chart) for run in runs)]
     radios = "".join(
         f'<label><input type="radio" name="axis" value="{key}"{" checked" * (key == "steps")}> {text}</label>'
@@ -79,11 +64,6 @@ def html_curves(runs: Sequence[RunRecords], similarity: Sequence[tuple[int, str,
         "to zoom; double-click to zoom out. Where a chart has curves of training and of validation, those "
         f'of training are dotted.</p><div class="charts">{sections}</div>{data}'
     )
-
-
-def scripts() -> str:
-    """The scripts that draw the curves, for the end of the page."""
-    return f"<script>{asset('uPlot.iife.min.js')}</script><script>{asset('charts.js')}</script>"
 
 
 def _known(run: RunRecords, chart: Chart) -> list[tuple[str, Curve]]:

@@ -17,18 +17,6 @@ from mtrain.report.run_records import RunRecords, config_section
 
 STEPS_SHOWN = 10  # validations whose translations of a sample are shown, at most
 EXTREMES = 5  # best and worst sentences that are shown
-STYLE = """
-.bars td { text-align: start; } .bars td:nth-child(2) { text-align: end; }
-.bar { display: inline-block; background: var(--heat); height: .8rem; width: calc(var(--w) * .1rem);
-  min-width: 1px; }
-.through-time td { text-align: start; white-space: normal; min-width: 12rem; }
-.warnings li { margin: .3rem 0; }
-article { border: 1px solid var(--line); border-radius: 8px; padding: .6rem 1rem; margin: .8rem 0; }
-article h4, article p { margin: 0 0 .3rem; } article h4 { font-size: 1rem; }
-.label { color: var(--muted); font-size: .85rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; } dd { margin: 0; }
-@media (max-width: 44rem) { dl { grid-template-columns: 1fr; } dt { font-weight: 600; } }
-"""
 
 
 def html_data(run: RunRecords) -> str:

@@ -12,20 +12,18 @@ import yaml
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError
 from mtrain.evaluation.metrics import TITLES, named_signature
-from mtrain.report import attention, curves, data_sections
 from mtrain.report.attention import HINT, html_attention, html_positions, position_similarity
 from mtrain.report.curves import chart_place, html_curves
 from mtrain.report.data_sections import html_data, html_extremes, html_lengths, html_samples
-from mtrain.report.page import asset, html_page, html_table
+from mtrain.report.page import html_page, html_table
 from mtrain.report.run_records import RunRecords, differing_settings, names_of, read_run
 
 log = logging.getLogger(__name__)
 
 SENTENCES = 3  # whose attention is drawn, unless they are given
 _WORDS = 12  # of a sentence that is easy to read in an attention map
-_STYLE = (
-    "details > summary { font-weight: 600; padding: .3rem 0; } pre { overflow-x: auto; font-size: .8rem; }"
-)
+_STYLES = ("uPlot.min.css", "report.css", "attention.css")
+_SCRIPTS = ("uPlot.iife.min.js", "charts.js", "attention.js")
 
 
 def report_page(
@@ -69,9 +67,7 @@ def report_page(
     )
     head = f"<header><h1>{escape(title)}</h1>"
     head += f'<nav aria-label="Contents"><ul>{links}</ul></nav></header>'
-    scripts = curves.scripts() + f"<script>{asset('attention.js')}</script>"
-    styles = (asset("uPlot.min.css"), curves.STYLE, attention.STYLE, data_sections.STYLE, _STYLE)
-    return html_page(title, f'{head}\n<main id="main">{body}</main>\n{scripts}', "".join(styles))
+    return html_page(title, f'{head}\n<main id="main">{body}</main>', _STYLES, _SCRIPTS)
 
 
 def _id(name: str) -> str:
