@@ -11,7 +11,7 @@ from mtrain.decoding.translate import Translator
 from mtrain.model.encoder import sinusoidal_positions
 from mtrain.model.transformer import Transformer
 from mtrain.report.attention_maps import KINDS, AttentionMap, attention_maps
-from mtrain.report.page import html_page, json_script, text_attributes
+from mtrain.report.page import html_page, html_radios, json_script, text_attributes
 
 POSITIONS = 64  # that are drawn
 _DIMENSIONS = 256  # that are drawn, at most
@@ -66,14 +66,9 @@ def _map(each: AttentionMap, key: str) -> str:
     shown = each.best_layer
     mean = each.layers["cross"][shown].float().mean(dim=0).round().int()
     caption = f"{KINDS['cross']}, layer {shown + 1}, mean of the heads"
-    radios = "".join(
-        f'<label><input type="radio" name="kind-{key}" value="{kind}"{" checked" * (kind == "cross")}> '
-        f"{title}</label>"
-        for kind, title in KINDS.items()
-    )
     cut = f"<p>Only the first {len(each.source)} and {len(each.target)} tokens are shown.</p>" * each.cut
     return (
-        f"{cut}<fieldset><legend>Attention</legend>{radios}</fieldset>"
+        f"{cut}{html_radios('Attention', f'kind-{key}', KINDS, 'cross')}"
         f'<div class="scroll" tabindex="0" role="group" aria-label="Attention weights in percent">'
         f"{_table(caption, each.target, each.source, mean)}</div>"
         f'<div class="heads"></div>{json_script({"kinds": kinds, "packed": each.packed()})}'

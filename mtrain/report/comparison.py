@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mtrain.evaluation.compare import MetricComparison, PairedScore
 from mtrain.evaluation.differences import mark_differences
 from mtrain.evaluation.metrics import TITLES, named_signature
-from mtrain.report.page import html_differences, html_page, html_table
+from mtrain.report.page import html_differences, html_page, html_radios, html_table
 
 SHOWN = 1000  # sentences of a comparison at most, so that a browser shows the page at once
 Scores = dict[str, list[float]]  # of each sentence, by metric
@@ -125,21 +125,12 @@ def _sentences_of(test: ComparedSet, baseline: str, system: str, key: str) -> It
         f"<p>{escape(text)} Words that only one of the two has are marked: <del>those of the baseline</del> "
         "and <ins>those of the other system</ins>.</p>"
     )
-    yield _filter(key)
+    # The style sheet evaluates the choice.
+    choices = {"all": "all", "better": "better than the baseline", "worse": "worse"}
+    yield html_radios("Show", f"show-{key}", choices, "all")
     for row in shown:
         yield _sentence(test, (baseline, system), row, metric, gains[row])
     yield "</section>"
-
-
-def _filter(key: str) -> str:
-    """Radio buttons that the style sheet evaluates."""
-    choices = {"all": "all", "better": "better than the baseline", "worse": "worse"}
-    buttons = "".join(
-        f'<label><input type="radio" name="show-{key}" value="{value}"'
-        f"{' checked' if value == 'all' else ''}> {text}</label>"
-        for value, text in choices.items()
-    )
-    return f"<fieldset><legend>Show</legend>{buttons}</fieldset>"
 
 
 def _sentence(test: ComparedSet, systems: tuple[str, str], row: int, metric: str, gain: float) -> str:

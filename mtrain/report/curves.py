@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mtrain.report.page import html_table, json_script
+from mtrain.report.page import html_radios, html_table, json_script
 from mtrain.report.run_records import Curve, Floats, RunRecords
 
 _ROWS = 10  # of the table of a chart
@@ -42,10 +42,7 @@ def html_curves(runs: Sequence[RunRecords], similarity: Sequence[tuple[int, str,
     """The charts with the choice of their axis, their tables, and the data of charts.js. `similarity` has the
     number, the label and the points of the chart of positions, whose place is elsewhere."""
     used = [chart for chart in CHARTS if any(_known(run, chart) for run in runs)]
-    radios = "".join(
-        f'<label><input type="radio" name="axis" value="{key}"{" checked" * (key == "steps")}> {text}</label>'
-        for key, text in {"steps": "steps", "tokens": "target tokens", "hours": "hours"}.items()
-    )
+    axis_choices = {"steps": "steps", "tokens": "target tokens", "hours": "hours"}
     axes: list[dict[str, Any]] = []
     charts: dict[str, Any] = {
         chart.key: {"log": chart.log, "series": _series(runs, chart, axes)} for chart in used
@@ -59,7 +56,7 @@ def html_curves(runs: Sequence[RunRecords], similarity: Sequence[tuple[int, str,
     sections = "".join(_section(runs, chart) for chart in used)
     data = json_script({"axes": axes, "charts": charts}, "curve-data")
     return (
-        f"<fieldset><legend>Horizontal axis</legend>{radios}</fieldset>"
+        f"{html_radios('Horizontal axis', 'axis', axis_choices, 'steps')}"
         '<p class="muted">Point at a chart to read its values, or focus it and use the arrow keys. Drag '
         "to zoom; double-click to zoom out. Where a chart has curves of training and of validation, those "
         f'of training are dotted.</p><div class="charts">{sections}</div>{data}'

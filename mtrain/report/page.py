@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -55,6 +55,16 @@ def html_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str
         f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
+
+
+def html_radios(legend: str, name: str, choices: Mapping[str, str], checked: str) -> str:
+    """Radio buttons, of which one is `checked`. `choices` has the text of each value."""
+    buttons = "".join(
+        f'<label><input type="radio" name="{name}" value="{value}"{" checked" * (value == checked)}> '
+        f"{text}</label>"
+        for value, text in choices.items()
+    )
+    return f"<fieldset><legend>{legend}</legend>{buttons}</fieldset>"
 
 
 def text_attributes(language: object) -> str:
