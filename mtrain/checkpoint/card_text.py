@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mtrain.checkpoint.model_info import Ancestor, Description, Origin, Score
 from mtrain.config.languages import Direction, base_language
 from mtrain.duration import format_duration
+from mtrain.templates import load_templates
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -137,18 +138,14 @@ def _render(template: str, model: Description, **facts: object) -> str:
 def _templates() -> "Environment":
     """The templates, which are compiled only once. Text from outside is escaped by the filters `inline` and
     `code`."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    templates = Environment(
-        loader=PackageLoader("mtrain.checkpoint"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=StrictUndefined,
+    return load_templates(
+        "mtrain.checkpoint",
+        inline=_inline,
+        code=_code,
+        one_line=_one_line,
+        number=_number,
+        duration=format_duration,
     )
-    filters = {"inline": _inline, "code": _code, "one_line": _one_line}
-    templates.filters |= filters | {"number": _number, "duration": format_duration}
-    return templates
 
 
 def _originals(origin: Origin | None) -> list[str]:

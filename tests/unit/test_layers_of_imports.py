@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "mtrain"
 # Each module may import from the rows above its own and, in a package, from its own package.
 ORDER = [
-    ["control_characters", "duration", "errors", "kernels", "regular_files", "stop_signals"],
+    ["control_characters", "duration", "errors", "kernels", "regular_files", "stop_signals", "templates"],
     ["paths", "progress_bar"],
     ["device", "worker_messages"],
     ["processes"],
