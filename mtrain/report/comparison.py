@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mtrain.evaluation.compare import MetricComparison, PairedScore
 from mtrain.evaluation.differences import mark_differences
 from mtrain.evaluation.metrics import TITLES, named_signature
-from mtrain.report.page import html_differences, html_page, html_radios, html_table
+from mtrain.report.page import html_differences, html_labeled, html_page, html_radios, html_table
 
 SHOWN = 1000  # sentences of a comparison at most, so that a browser shows the page at once
 Scores = dict[str, list[float]]  # of each sentence, by metric
@@ -76,8 +76,8 @@ def _parts_of_set(test: ComparedSet, number: int) -> Iterator[str]:
 
 
 def _score_table(comparison: MetricComparison) -> str:
+    title, baseline = TITLES[comparison.metric], comparison.scores[0]
     digits = 4 if comparison.metric == "comet" else 2
-    baseline = comparison.scores[0]
 
     def p(score: PairedScore, value: float | None) -> str:
         return "" if value is None else f"{value:.4f}{'*' * score.is_significant(value, baseline)}"
@@ -92,15 +92,9 @@ def _score_table(comparison: MetricComparison) -> str:
         )
         for score in comparison.scores
     ]
-    columns = (
-        "system",
-        TITLES[comparison.metric],
-        "mean, 95% interval",
-        "p (boot\u00adstrap)",
-        "p (random\u00adization)",
-    )
+    columns = ("system", title, "mean, 95% interval", "p (boot\u00adstrap)", "p (random\u00adization)")
     signature = escape(named_signature(comparison.metric, comparison.signature))
-    return html_table(TITLES[comparison.metric], columns, rows) + f'<p class="muted">{signature}</p>'
+    return html_table(title, columns, rows) + f'<p class="muted">{signature}</p>'
 
 
 def _sentences_of(test: ComparedSet, baseline: str, system: str, key: str) -> Iterator[str]:
@@ -151,13 +145,10 @@ def _sentence(test: ComparedSet, systems: tuple[str, str], row: int, metric: str
         html_differences(mark_differences(texts[1], texts[0]), "ins"),
     ]
     pair = "".join(
-        f'<div><p class="label">{escape(name)}: {escape(_scores(test.sentences[name], row))}</p>'
-        f'<p dir="auto">{text or "(empty)"}</p></div>'
+        f"<div>{html_labeled(f'{name}: {_scores(test.sentences[name], row)}', text or '(empty)')}</div>"
         for name, text in zip(systems, marked, strict=True)
     )
-    above = "".join(
-        f'<p class="label">{label}</p><p dir="auto">{escape(text)}</p>' for label, text in context
-    )
+    above = "".join(html_labeled(label, escape(text)) for label, text in context)
     heading = f"<h4>Line {row + 1}: {escape(difference)}</h4>"
     return f'<article class="{kind}">{heading}{above}<div class="pair">{pair}</div></article>'
 

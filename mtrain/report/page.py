@@ -75,6 +75,11 @@ def text_attributes(language: object) -> str:
     return f'dir="auto" lang="{escape(find_language(language) or language.replace("_", "-"))}"'
 
 
+def html_labeled(label: str, html: str, attributes: str = 'dir="auto"') -> str:
+    """A paragraph under a label, which is plain text."""
+    return f'<p class="label">{escape(label)}</p><p {attributes}>{html}</p>'
+
+
 def html_differences(spans: Iterable[Span], element: str) -> str:
     """A sentence whose changed words are in `del` or `ins` elements."""
     return "".join(
