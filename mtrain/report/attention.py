@@ -11,32 +11,11 @@ from mtrain.decoding.translate import Translator
 from mtrain.model.encoder import sinusoidal_positions
 from mtrain.model.transformer import Transformer
 from mtrain.report.attention_maps import KINDS, AttentionMap, attention_maps
-from mtrain.report.page import asset, html_page, json_script, text_attributes
+from mtrain.report.page import html_page, html_radios, json_script, text_attributes
 
 POSITIONS = 64  # that are drawn
 _DIMENSIONS = 256  # that are drawn, at most
 SHOWN = 5  # percent; smaller weights are drawn without a number
-STYLE = """
-.attention table { border-collapse: separate; border-spacing: 1px; font-size: .8rem; margin: .5rem 0; }
-.attention th, .attention td { border: 0; padding: 0 .2rem; height: 1.6rem; white-space: nowrap;
-  min-width: 0; }
-.attention th[scope=row] { text-align: end; padding-right: .5rem; white-space: nowrap; min-width: 0; }
-.attention thead th { height: auto; vertical-align: bottom; text-align: center; }
-.attention thead span { writing-mode: vertical-rl; transform: rotate(180deg); padding: .2rem 0; }
-.attention tbody td { min-width: 1.8rem; text-align: center; border: 1px solid var(--line);
-  background: color-mix(in srgb, var(--heat) calc(var(--w) * 1%), transparent); }
-.heads > div { display: flex; flex-wrap: wrap; align-items: center; gap: .4rem; margin: .4rem 0; }
-.heads > div > span { flex: 0 0 4rem; font-size: .85rem; color: var(--muted); }
-.heads button { background: var(--panel); color: inherit; border: 2px solid var(--line); border-radius: 6px;
-  padding: .25rem; display: grid; justify-items: center; font: inherit; font-size: .75rem; cursor: pointer; }
-.heads button[aria-pressed=true] { border-color: var(--link); background: var(--page); font-weight: 700; }
-.heads canvas { width: 64px; height: 64px; image-rendering: pixelated; }
-@media (max-width: 44rem) { .heads > div > span { flex-basis: 100%; } }
-.positions { margin: 0; }
-.positions canvas { width: 100%; height: 256px; image-rendering: pixelated; border: 1px solid var(--line);
-  display: block; cursor: crosshair; }
-.positions output { display: block; min-height: 1.5rem; }
-"""
 HINT = (
     '<p class="muted">Each row shows, in percent, how much the token on its left attends to each token at '
     "the top. In the decoder, it is the position that predicts this token that attends. Numbers below "
@@ -52,7 +31,7 @@ def attention_page(
     title = f"Attention of {name}"
     parts = html_attention(translator, sources, translations, "s", "h2")
     body = f'<header><h1>{escape(title)}</h1></header>\n<main id="main">{HINT}{parts}</main>'
-    return html_page(title, body + f"<script>{asset('attention.js')}</script>", STYLE)
+    return html_page(title, body, ["attention.css"], ["attention.js"])
 
 
 def html_attention(
@@ -87,14 +66,9 @@ def _map(each: AttentionMap, key: str) -> str:
     shown = each.best_layer
     mean = each.layers["cross"][shown].float().mean(dim=0).round().int()
     caption = f"{KINDS['cross']}, layer {shown + 1}, mean of the heads"
-    radios = "".join(
-        f'<label><input type="radio" name="kind-{key}" value="{kind}"{" checked" * (kind == "cross")}> '
-        f"{title}</label>"
-        for kind, title in KINDS.items()
-    )
     cut = f"<p>Only the first {len(each.source)} and {len(each.target)} tokens are shown.</p>" * each.cut
     return (
-        f"{cut}<fieldset><legend>Attention</legend>{radios}</fieldset>"
+        f"{cut}{html_radios('Attention', f'kind-{key}', KINDS, 'cross')}"
         f'<div class="scroll" tabindex="0" role="group" aria-label="Attention weights in percent">'
         f"{_table(caption, each.target, each.source, mean)}</div>"
         f'<div class="heads"></div>{json_script({"kinds": kinds, "packed": each.packed()})}'

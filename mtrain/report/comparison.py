@@ -9,21 +9,9 @@ from typing import NamedTuple
 from mtrain.evaluation.compare import MetricComparison, PairedScore
 from mtrain.evaluation.differences import mark_differences
 from mtrain.evaluation.metrics import TITLES, named_signature
-from mtrain.report.page import html_differences, html_page, html_table
+from mtrain.report.page import html_differences, html_labeled, html_page, html_radios, html_table
 
 SHOWN = 1000  # sentences of a comparison at most, so that a browser shows the page at once
-_STYLE = """
-article { border: 1px solid var(--line); border-radius: 8px; padding: .8rem 1rem; margin: 1rem 0; }
-article h4 { margin: 0 0 .5rem; font-size: 1rem; }
-article p { margin: 0 0 .6rem; white-space: pre-wrap; }
-article .label { margin: 0; color: var(--muted); font-size: .85rem; white-space: normal; }
-.pair { display: grid; grid-template-columns: 1fr 1fr; gap: .8rem; }
-.pair > div { background: var(--panel); border-radius: 6px; padding: .6rem .8rem; }
-.pair p:last-child { margin: 0; }
-@media (max-width: 44rem) { .pair { grid-template-columns: 1fr; } }
-section:has(input[value=better]:checked) article:not(.better),
-section:has(input[value=worse]:checked) article:not(.worse) { display: none; }
-"""
 Scores = dict[str, list[float]]  # of each sentence, by metric
 
 
@@ -48,9 +36,8 @@ def comparison_page(sets: Sequence[ComparedSet]) -> str:
     links = "".join(f'<li><a href="#set-{n}">{escape(each.name)}</a></li>' for n, each in enumerate(sets))
     contents = f'<nav aria-label="Test sets"><ul>{links}</ul></nav>' if len(sets) > 1 else ""
     parts = "\n".join("\n".join(_parts_of_set(each, n)) for n, each in enumerate(sets))
-    return html_page(
-        title, f'<header><h1>{escape(title)}</h1>{contents}</header>\n<main id="main">{parts}</main>', _STYLE
-    )
+    head = f"<header><h1>{escape(title)}</h1>{contents}</header>"
+    return html_page(title, f'{head}\n<main id="main">{parts}</main>', ["comparison.css"])
 
 
 def _without_common_folder(names: Sequence[str]) -> dict[str, str]:
@@ -89,8 +76,8 @@ def _parts_of_set(test: ComparedSet, number: int) -> Iterator[str]:
 
 
 def _score_table(comparison: MetricComparison) -> str:
+    title, baseline = TITLES[comparison.metric], comparison.scores[0]
     digits = 4 if comparison.metric == "comet" else 2
-    baseline = comparison.scores[0]
 
     def p(score: PairedScore, value: float | None) -> str:
         return "" if value is None else f"{value:.4f}{'*' * score.is_significant(value, baseline)}"
@@ -105,15 +92,9 @@ def _score_table(comparison: MetricComparison) -> str:
         )
         for score in comparison.scores
     ]
-    columns = (
-        "system",
-        TITLES[comparison.metric],
-        "mean, 95% interval",
-        "p (boot\u00adstrap)",
-        "p (random\u00adization)",
-    )
+    columns = ("system", title, "mean, 95% interval", "p (boot\u00adstrap)", "p (random\u00adization)")
     signature = escape(named_signature(comparison.metric, comparison.signature))
-    return html_table(TITLES[comparison.metric], columns, rows) + f'<p class="muted">{signature}</p>'
+    return html_table(title, columns, rows) + f'<p class="muted">{signature}</p>'
 
 
 def _sentences_of(test: ComparedSet, baseline: str, system: str, key: str) -> Iterator[str]:
@@ -138,21 +119,12 @@ def _sentences_of(test: ComparedSet, baseline: str, system: str, key: str) -> It
         f"<p>{escape(text)} Words that only one of the two has are marked: <del>those of the baseline</del> "
         "and <ins>those of the other system</ins>.</p>"
     )
-    yield _filter(key)
+    # The style sheet evaluates the choice.
+    choices = {"all": "all", "better": "better than the baseline", "worse": "worse"}
+    yield html_radios("Show", f"show-{key}", choices, "all")
     for row in shown:
         yield _sentence(test, (baseline, system), row, metric, gains[row])
     yield "</section>"
-
-
-def _filter(key: str) -> str:
-    """Radio buttons that the style sheet evaluates."""
-    choices = {"all": "all", "better": "better than the baseline", "worse": "worse"}
-    buttons = "".join(
-        f'<label><input type="radio" name="show-{key}" value="{value}"'
-        f"{' checked' if value == 'all' else ''}> {text}</label>"
-        for value, text in choices.items()
-    )
-    return f"<fieldset><legend>Show</legend>{buttons}</fieldset>"
 
 
 def _sentence(test: ComparedSet, systems: tuple[str, str], row: int, metric: str, gain: float) -> str:
@@ -173,13 +145,10 @@ def _sentence(test: ComparedSet, systems: tuple[str, str], row: int, metric: str
         html_differences(mark_differences(texts[1], texts[0]), "ins"),
     ]
     pair = "".join(
-        f'<div><p class="label">{escape(name)}: {escape(_scores(test.sentences[name], row))}</p>'
-        f'<p dir="auto">{text or "(empty)"}</p></div>'
+        f"<div>{html_labeled(f'{name}: {_scores(test.sentences[name], row)}', text or '(empty)')}</div>"
         for name, text in zip(systems, marked, strict=True)
     )
-    above = "".join(
-        f'<p class="label">{label}</p><p dir="auto">{escape(text)}</p>' for label, text in context
-    )
+    above = "".join(html_labeled(label, escape(text)) for label, text in context)
     heading = f"<h4>Line {row + 1}: {escape(difference)}</h4>"
     return f'<article class="{kind}">{heading}{above}<div class="pair">{pair}</div></article>'
 

@@ -7,25 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mtrain.report.page import asset, html_table, json_script
+from mtrain.report.page import html_radios, html_table, json_script
 from mtrain.report.run_records import Curve, Floats, RunRecords
 
 _ROWS = 10  # of the table of a chart
-STYLE = """
-:root { --series-0: #0550ae; --series-1: #bc4c00; --series-2: #116329; --series-3: #8250df;
-  --series-4: #a40e26; --series-5: #57606a; }
-@media (prefers-color-scheme: dark) { :root { --series-0: #79b8ff; --series-1: #ffa657; --series-2: #56d364;
-  --series-3: #d2a8ff; --series-4: #ff9492; --series-5: #b1bac4; } }
-.charts { display: grid; gap: 1.5rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
-.charts > section { min-width: 0; } .charts h3 { margin: .5rem 0; }
-.charts [data-chart] { min-height: 300px; }
-.charts [role=status] { position: absolute; left: -999rem; }
-.uplot { font-family: inherit; } .u-legend { font-size: .8rem; text-align: start; }
-.u-legend th, .u-legend td { border: 0; padding: .1rem .3rem; white-space: normal; font-size: .8rem; }
-.u-legend .u-series > * { padding: .15rem .3rem; display: inline; }
-.u-legend .u-label { display: inline; } .u-legend .u-marker { width: 1.2rem; height: .8rem; }
-"""
 
 
 class Chart(NamedTuple):
@@ -54,13 +39,10 @@ CHARTS = (
 
 
 def html_curves(runs: Sequence[RunRecords], similarity: Sequence[tuple[int, str, Any]] = ()) -> str:
-    """The charts with the choice of their axis, their tables, and the scripts that draw them. `similarity`
-    has the number, the label and the points of the chart of positions, whose place is elsewhere."""
+    """The charts with the choice of their axis, their tables, and the data of charts.js. `similarity` has the
+    number, the label and the points of the chart of positions, whose place is elsewhere."""
     used = [chart for chart in CHARTS if any(_known(run, chart) for run in runs)]
-    radios = "".join(
-        f'<label><input type="radio" name="axis" value="{key}"{" checked" * (key == "steps")}> {text}</label>'
-        for key, text in {"steps": "steps", "tokens": "target tokens", "hours": "hours"}.items()
-    )
+    axis_choices = {"steps": "steps", "tokens": "target tokens", "hours": "hours"}
     axes: list[dict[str, Any]] = []
     charts: dict[str, Any] = {
         chart.key: {"log": chart.log, "series": _series(runs, chart, axes)} for chart in used
@@ -74,16 +56,11 @@ def html_curves(runs: Sequence[RunRecords], similarity: Sequence[tuple[int, str,
     sections = "".join(_section(runs, chart) for chart in used)
     data = json_script({"axes": axes, "charts": charts}, "curve-data")
     return (
-        f"<fieldset><legend>Horizontal axis</legend>{radios}</fieldset>"
+        f"{html_radios('Horizontal axis', 'axis', axis_choices, 'steps')}"
         '<p class="muted">Point at a chart to read its values, or focus it and use the arrow keys. Drag '
         "to zoom; double-click to zoom out. Where a chart has curves of training and of validation, those "
         f'of training are dotted.</p><div class="charts">{sections}</div>{data}'
     )
-
-
-def scripts() -> str:
-    """The scripts that draw the curves, for the end of the page."""
-    return f"<script>{asset('uPlot.iife.min.js')}</script><script>{asset('charts.js')}</script>"
 
 
 def _known(run: RunRecords, chart: Chart) -> list[tuple[str, Curve]]:

@@ -11,24 +11,12 @@ from mtrain.data.check import Findings
 from mtrain.evaluation.differences import mark_differences
 from mtrain.evaluation.lengths import score_by_length
 from mtrain.evaluation.metrics import make_metrics, score_sentences
-from mtrain.report.page import html_differences, html_table, text_attributes
+from mtrain.report.page import html_differences, html_labeled, html_table, text_attributes
 from mtrain.report.recorded_translations import Sentence, Translations
 from mtrain.report.run_records import RunRecords, config_section
 
 STEPS_SHOWN = 10  # validations whose translations of a sample are shown, at most
 EXTREMES = 5  # best and worst sentences that are shown
-STYLE = """
-.bars td { text-align: start; } .bars td:nth-child(2) { text-align: end; }
-.bar { display: inline-block; background: var(--heat); height: .8rem; width: calc(var(--w) * .1rem);
-  min-width: 1px; }
-.through-time td { text-align: start; white-space: normal; min-width: 12rem; }
-.warnings li { margin: .3rem 0; }
-article { border: 1px solid var(--line); border-radius: 8px; padding: .6rem 1rem; margin: .8rem 0; }
-article h4, article p { margin: 0 0 .3rem; } article h4 { font-size: 1rem; }
-.label { color: var(--muted); font-size: .85rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; } dd { margin: 0; }
-@media (max-width: 44rem) { dl { grid-template-columns: 1fr; } dt { font-weight: 600; } }
-"""
 
 
 def html_data(run: RunRecords) -> str:
@@ -128,8 +116,8 @@ def _sample(records: Sequence[Translations], row: int, of_source: str, of_target
             text = _marked(sentences[row].translation, latest.reference)
             rows.append(f'<tr><th scope="row">{record.step:,}</th><td {of_target}>{text}</td></tr>')
     return (
-        f'<article><p class="label">Source</p><p {of_source}>{escape(latest.source)}</p>'
-        f'<p class="label">Reference</p><p {of_target}>{escape(latest.reference)}</p>'
+        f"<article>{html_labeled('Source', escape(latest.source), of_source)}"
+        f"{html_labeled('Reference', escape(latest.reference), of_target)}"
         '<table class="through-time"><caption class="label">Translations</caption><thead><tr>'
         '<th scope="col">step</th><th scope="col" style="text-align:start">translation</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></article>"
@@ -144,8 +132,7 @@ def _marked(translation: str, reference: str) -> str:
 def html_lengths(runs: Sequence[RunRecords]) -> str:
     """BLEU of the validation sentences of each range of source lengths, by run and, if there are several, by
     target language."""
-    buckets: dict[str, dict[str, str]] = {}
-    starts: dict[str, int] = {}
+    cells: dict[tuple[int, str], dict[str, str]] = {}  # of each range, from the shortest, by column
     columns = []
     for run in runs:
         by_language = _by_target_language(run)
@@ -154,13 +141,9 @@ def html_lengths(runs: Sequence[RunRecords]) -> str:
             columns.append(column)
             metrics = make_metrics(("bleu",), language)
             for bucket in score_by_length(*_columns(sentences), metrics):
-                starts[bucket.name] = bucket.shortest
                 cell = f"{bucket.scores[0].score:.1f} ({bucket.sentences:,})"
-                buckets.setdefault(bucket.name, {})[column] = cell
-    rows = [
-        [name, *(buckets[name].get(column, "") for column in columns)]
-        for name in sorted(buckets, key=lambda name: starts[name])
-    ]
+                cells.setdefault((bucket.shortest, bucket.name), {})[column] = cell
+    rows = [[name, *(cells[at, name].get(column, "") for column in columns)] for at, name in sorted(cells)]
     return html_table("BLEU (number of sentences)", ["words of the source", *columns], rows)
 
 
@@ -178,16 +161,11 @@ def html_extremes(run: RunRecords) -> str:
 
     def articles(rows: Sequence[int]) -> Iterator[str]:
         for row in rows:
-            texts = {
-                "Source": escape(sources[row]),
-                "Reference": escape(references[row]),
-                "Translation": _marked(translations[row], references[row]),
-            }
-            listed = "".join(
-                f'<p class="label">{name}</p><p {of_source if name == "Source" else of_target}>{text}</p>'
-                for name, text in texts.items()
-            )
-            yield f"<article><h4>chrF {scores[row]:.1f}</h4>{listed}</article>"
+            yield f"<article><h4>chrF {scores[row]:.1f}</h4>"
+            yield html_labeled("Source", escape(sources[row]), of_source)
+            yield html_labeled("Reference", escape(references[row]), of_target)
+            yield html_labeled("Translation", _marked(translations[row], references[row]), of_target)
+            yield "</article>"
 
     return f"<h3>Worst</h3>{''.join(articles(worst))}<h3>Best</h3>{''.join(articles(best))}"
 

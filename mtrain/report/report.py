@@ -1,7 +1,7 @@
 """The page of `mtrain report`: what runs have recorded, side by side."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -12,20 +12,22 @@ import yaml
 from mtrain.decoding.translate import Translator
 from mtrain.errors import ModelError
 from mtrain.evaluation.metrics import TITLES, named_signature
-from mtrain.report import attention, curves, data_sections
 from mtrain.report.attention import HINT, html_attention, html_positions, position_similarity
 from mtrain.report.curves import chart_place, html_curves
 from mtrain.report.data_sections import html_data, html_extremes, html_lengths, html_samples
-from mtrain.report.page import asset, html_page, html_table
+from mtrain.report.page import html_page, html_table
 from mtrain.report.run_records import RunRecords, differing_settings, names_of, read_run
 
 log = logging.getLogger(__name__)
 
 SENTENCES = 3  # whose attention is drawn, unless they are given
 _WORDS = 12  # of a sentence that is easy to read in an attention map
-_STYLE = (
-    "details > summary { font-weight: 600; padding: .3rem 0; } pre { overflow-x: auto; font-size: .8rem; }"
+_MARKS = (
+    '<p class="muted">Words that the reference does not have, or has in another place, are '
+    "<mark>marked</mark>.</p>"
 )
+_STYLES = ("uPlot.min.css", "report.css", "attention.css")
+_SCRIPTS = ("uPlot.iife.min.js", "charts.js", "attention.js")
 
 
 def report_page(
@@ -44,34 +46,31 @@ def report_page(
         title += f" and {len(runs) - 2} more run{'s' * (len(runs) > 3)}"
     drawn = list(_draw_models(runs, sentences, device, overrides))
     similarity = [(each.number, each.name, each.similarity) for each in drawn]
+    sampled, scored = [run for run in runs if run.samples], [run for run in runs if run.best]
     sections = {
         "Summary": _summary(runs),
         "Curves": html_curves(runs, similarity),
         "Settings": _settings(runs),
-        "Data and tokenizer": _each(runs, html_data),
-        "Validation samples": _marks() + _each([run for run in runs if run.samples], html_samples),
-        "BLEU by length": html_lengths([run for run in runs if run.best]),
-        "Best and worst sentences": _marks() + _each([run for run in runs if run.best], html_extremes),
-        "Attention": HINT + "".join(_details(each.name, each.attention, each is drawn[0]) for each in drawn),
-        "Positional encoding": _positions(drawn),
+        "Data and tokenizer": _folded({run.name: html_data(run) for run in runs}),
     }
-    needs = {"Validation samples": "samples", "BLEU by length": "best", "Best and worst sentences": "best"}
-    kept = {
-        name: html
-        for name, html in sections.items()
-        if (name not in needs or any(getattr(run, needs[name]) for run in runs))
-        and (drawn or name not in ("Attention", "Positional encoding"))
-    }
-    links = "".join(f'<li><a href="#{_id(name)}">{name}</a></li>' for name in kept)
+    if sampled:
+        sections["Validation samples"] = _MARKS + _folded({run.name: html_samples(run) for run in sampled})
+    if scored:
+        sections["BLEU by length"] = html_lengths(scored)
+        sections["Best and worst sentences"] = _MARKS + _folded(
+            {run.name: html_extremes(run) for run in scored}
+        )
+    if drawn:
+        sections["Attention"] = HINT + _folded({each.name: each.attention for each in drawn})
+        sections["Positional encoding"] = _positions(drawn)
+    links = "".join(f'<li><a href="#{_id(name)}">{name}</a></li>' for name in sections)
     body = "\n".join(
         f'<section aria-labelledby="{_id(name)}"><h2 id="{_id(name)}">{name}</h2>{html}</section>'
-        for name, html in kept.items()
+        for name, html in sections.items()
     )
     head = f"<header><h1>{escape(title)}</h1>"
     head += f'<nav aria-label="Contents"><ul>{links}</ul></nav></header>'
-    scripts = curves.scripts() + f"<script>{asset('attention.js')}</script>"
-    styles = (asset("uPlot.min.css"), curves.STYLE, attention.STYLE, data_sections.STYLE, _STYLE)
-    return html_page(title, f'{head}\n<main id="main">{body}</main>\n{scripts}', "".join(styles))
+    return html_page(title, f'{head}\n<main id="main">{body}</main>', _STYLES, _SCRIPTS)
 
 
 def _id(name: str) -> str:
@@ -145,20 +144,13 @@ def _settings(runs: Sequence[RunRecords]) -> str:
     return "".join(parts)
 
 
-def _each(runs: Sequence[RunRecords], part: Callable[[RunRecords], str]) -> str:
-    """A part of each run, which can be folded; that of the first run is open."""
-    return "".join(_details(run.name, part(run), run is runs[0]) for run in runs)
+def _folded(parts: Mapping[str, str]) -> str:
+    """Parts by title, which can be folded; the first one is open."""
+    return "".join(_details(title, html, number == 0) for number, (title, html) in enumerate(parts.items()))
 
 
 def _details(title: str, html: str, is_open: bool) -> str:
     return f"<details{' open' * is_open}><summary>{escape(title)}</summary>{html}</details>"
-
-
-def _marks() -> str:
-    return (
-        '<p class="muted">Words that the reference does not have, or has in another place, are '
-        "<mark>marked</mark>.</p>"
-    )
 
 
 class _Drawn(NamedTuple):
@@ -200,11 +192,9 @@ def _short(run: RunRecords) -> list[str]:
 
 
 def _positions(drawn: Sequence[_Drawn]) -> str:
-    if not drawn:
-        return ""
     middle = len(drawn[0].similarity[0]) // 2
     lengths = {len(each.similarity[0]) for each in drawn}
     place = f"position {middle}" if len(lengths) == 1 else "the middle position"
     what = f"Cosine similarity of the encoding of {place} with those of other positions"
     chart = f'<div class="charts"><section><h3>{what}</h3>{chart_place("similarity", what)}</section></div>'
-    return "".join(_details(each.name, each.positions, each is drawn[0]) for each in drawn) + chart
+    return _folded({each.name: each.positions for each in drawn}) + chart

@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 PACKAGE = ROOT / "mtrain"
 # Each module may import from the rows above its own and, in a package, from its own package.
 ORDER = [
-    ["control_characters", "duration", "errors", "kernels", "regular_files", "stop_signals"],
+    ["control_characters", "duration", "errors", "kernels", "regular_files", "stop_signals", "templates"],
     ["paths", "progress_bar"],
     ["device", "worker_messages"],
     ["processes"],
@@ -116,7 +116,7 @@ def test_nothing_is_pickled_or_evaluated():
 
 
 def test_help_imports_nothing_heavy():
-    heavy = {"torch", "datasets", "pydantic", "sacrebleu", "numpy", "rich", "tqdm"}
+    heavy = {"torch", "datasets", "pydantic", "sacrebleu", "numpy", "rich", "tqdm", "jinja2"}
     code = "import sys; from mtrain.cli.app import run; run(['--help']); "
     code += f"print(sorted({heavy} & sys.modules.keys()))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
