@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import IO, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from mtrain.stop_signals import STOP_SIGNALS
 from mtrain.worker_messages import Message, receive, send, to_exception
@@ -113,6 +114,8 @@ class WorkerProcess:
             # among sessions, whatever the priorities (`nice`) of their processes.
             process_group=0,
         )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
 
     def prepare(self, settings: Iterable[Message]) -> None:
         """Send the messages that the process needs before its first task, and wait until it is ready. Raises
@@ -142,16 +145,6 @@ class WorkerProcess:
             with suppress(OSError):  # unread data cannot be flushed
                 pipe.close()
         return code
-
-    @property
-    def _stdin(self) -> IO[bytes]:
-        assert self.process.stdin is not None
-        return self.process.stdin
-
-    @property
-    def _stdout(self) -> IO[bytes]:
-        assert self.process.stdout is not None
-        return self.process.stdout
 
     def _receive(self) -> Message:
         answer = receive(self._stdout)
@@ -239,14 +232,12 @@ class WorkerPool:
         pending: deque[tuple[Task, Future[Result]]] = deque()
         with ThreadPoolExecutor(self.count) as threads:
             try:
-                for task in tasks:
-                    pending.append((task, threads.submit(run, task)))
-                    if len(pending) > _AHEAD * self.count:
-                        done, future = pending.popleft()
-                        yield done, _result(future, check)
+                upcoming = ((task, threads.submit(run, task)) for task in tasks)
+                pending.extend(islice(upcoming, _AHEAD * self.count))
                 while pending:
-                    done, future = pending.popleft()
-                    yield done, _result(future, check)
+                    pending.extend(islice(upcoming, 1))
+                    task, future = pending.popleft()
+                    yield task, _result(future, check)
             except (KeyboardInterrupt, CancelledError):
                 self.close()
                 raise

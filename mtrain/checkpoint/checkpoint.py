@@ -2,12 +2,10 @@
 
 import json
 import logging
-import os
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
-from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +19,7 @@ from mtrain.data.position import Position
 from mtrain.device import random_states, restore_random_states
 from mtrain.distributed.shards import divided_like, whole
 from mtrain.errors import ModelError, StorageError
-from mtrain.storage.atomic import write_atomically, write_folder, write_text
+from mtrain.storage.atomic import free_name, write_atomically, write_folder, write_text
 from mtrain.storage.manifest import read_json, verify_folder
 
 log = logging.getLogger(__name__)
@@ -288,7 +286,6 @@ def rename_newer_checkpoints(checkpoint: Checkpoint) -> None:
 
 def set_aside(path: Path) -> None:
     """Rename a file or folder that training from an older checkpoint leaves behind to superseded-*."""
-    names = (f"superseded-{path.name}{end}" for end in chain([""], map("-{}".format, count(2))))
-    free = next(each for each in map(path.with_name, names) if not os.path.lexists(each))
+    free = free_name(path.with_name(f"superseded-{path.name}"))
     log.warning("%s: renamed to %s", path, free.name)
     path.rename(free)

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +13,6 @@ from mtrain.cli.evaluation_checks import check_inputs, check_metrics, refuse_unu
 from mtrain.cli.evaluation_results import Outputs, report_results
 from mtrain.cli.evaluation_systems import Evaluated, Inputs, Report, Require, evaluate_files, evaluate_models
 from mtrain.cli.options import (
-    FILES,
-    RESULTS,
     BatchTokens,
     BeamSize,
     Debug,
@@ -24,7 +23,9 @@ from mtrain.cli.options import (
     Quiet,
     Set,
     To,
+    file_option,
     overrides,
+    result_option,
 )
 from mtrain.cli.output import open_stdout
 from mtrain.distributed.launch import read_launch
@@ -34,7 +35,8 @@ from mtrain.paths import path_of
 if TYPE_CHECKING:
     from mtrain.evaluation.evaluate import TestSet
 
-METRICS, COMET = "Metrics", "COMET"  # groups of options
+metric_option = partial(Option, rich_help_panel="Metrics")
+comet_option = partial(Option, rich_help_panel="COMET")
 
 
 def evaluate(
@@ -43,114 +45,81 @@ def evaluate(
         Argument(metavar="MODEL", help="Run folder, model folder or checkpoint; optional with --hypotheses."),
     ] = None,
     source: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Sentences to translate and score; - is stdin.", rich_help_panel=FILES),
+        Path | None, file_option(metavar="FILE", help="Sentences to translate and score; - is stdin.")
     ] = None,
     reference: Annotated[
-        list[Path] | None,
-        Option(metavar="FILE", help="Reference translations; repeatable.", rich_help_panel=FILES),
+        list[Path] | None, file_option(metavar="FILE", help="Reference translations; repeatable.")
     ] = None,
     hypotheses: Annotated[
-        Path | None, Option(metavar="FILE", help="Translations to score; - is stdin.", rich_help_panel=FILES)
+        Path | None, file_option(metavar="FILE", help="Translations to score; - is stdin.")
     ] = None,
     compare: Annotated[
         list[Path] | None,
-        Option(
+        file_option(
             metavar="MODEL|FILE",
             help="Model or file of translations to compare with MODEL or --hypotheses; repeatable.",
-            rich_help_panel=FILES,
         ),
     ] = None,
     validation: Annotated[
         bool,
-        Option(
+        file_option(
             "--validation",
             help="Score the validation set of MODEL's run instead of its test sets, to choose settings.",
-            rich_help_panel=FILES,
         ),
     ] = False,
     metrics: Annotated[
-        str,
-        Option(
-            metavar="NAMES",
-            help="Comma-separated list of bleu, chrf, chrf++, ter and comet.",
-            rich_help_panel=METRICS,
-        ),
+        str, metric_option(metavar="NAMES", help="Comma-separated list of bleu, chrf, chrf++, ter and comet.")
     ] = "bleu,chrf,ter",
     lowercase: Annotated[
-        bool,
-        Option(
-            "--lowercase",
-            help="Ignore case in BLEU and chrF; TER always ignores it.",
-            rich_help_panel=METRICS,
-        ),
+        bool, metric_option("--lowercase", help="Ignore case in BLEU and chrF; TER always ignores it.")
     ] = False,
     bleu_tokenize: Annotated[
         str | None,
-        Option(
+        metric_option(
             metavar="NAME",
             help="sacreBLEU tokenizer; by default the one for the target language, or 13a if it is unknown.",
-            rich_help_panel=METRICS,
         ),
     ] = None,
     augment: Annotated[
         str | None,
-        Option(
+        result_option(
             metavar="NAMES",
             help="Also score changed copies of the test sets: comma-separated list of uppercase, titlecase, "
             "drop_final_punctuation and typos.",
-            rich_help_panel=RESULTS,
         ),
     ] = None,
     by_length: Annotated[
-        bool,
-        Option(
-            "--by-length",
-            help="Also score the sentences of each range of source lengths.",
-            rich_help_panel=RESULTS,
-        ),
+        bool, result_option("--by-length", help="Also score the sentences of each range of source lengths.")
     ] = False,
     sentence_scores: Annotated[
         Path | None,
-        Option(
-            metavar="FILE",
-            help="Write the scores of each sentence to a tab-separated file.",
-            rich_help_panel=RESULTS,
-        ),
+        result_option(metavar="FILE", help="Write the scores of each sentence to a tab-separated file."),
     ] = None,
     html: Annotated[
         Path | None,
-        Option(
-            metavar="FILE",
-            help="Write a page with the compared sentences side by side.",
-            rich_help_panel=RESULTS,
-        ),
+        result_option(metavar="FILE", help="Write a page with the compared sentences side by side."),
     ] = None,
     json_: Json = False,
     from_: From = None,
     to: To = None,
     comet: Annotated[
         Path | None,
-        Option(
+        comet_option(
             metavar="FOLDER",
             help="Virtual environment with unbabel-comet. Default: the one that MTRAIN_COMET names.",
-            rich_help_panel=COMET,
         ),
     ] = None,
     comet_model: Annotated[
         str | None,
-        Option(
-            metavar="NAME",
-            help="COMET model, by name or checkpoint file. Default: Unbabel/wmt22-comet-da.",
-            rich_help_panel=COMET,
+        comet_option(
+            metavar="NAME", help="COMET model, by name or checkpoint file. Default: Unbabel/wmt22-comet-da."
         ),
     ] = None,
     setup_comet: Annotated[
         Path | None,
-        Option(
+        comet_option(
             metavar="FOLDER",
             help="Create a virtual environment with unbabel-comet in FOLDER, and do nothing else.",
-            rich_help_panel=COMET,
         ),
     ] = None,
     beam_size: BeamSize = None,

@@ -172,16 +172,14 @@ def _given_test_sets(inputs: Inputs, texts: dict[str, list[str]]) -> list["TestS
     from mtrain.evaluation.evaluate import TestSet, read_references
 
     sources = [] if inputs.source is None else list(terminal.read_lines(inputs.source))
+    given = {} if inputs.source is None else {_name_of(inputs.source): sources}
     first = inputs.source if inputs.hypotheses is None else inputs.hypotheses
     assert first is not None
-    count = len(sources) if inputs.hypotheses is None else len(texts[_name_of(first)])
-    references = read_references(inputs.references, _name_of(first), count)
-    if inputs.source is not None and len(sources) != count:
-        raise DataError(
-            f"{_name_of(first)} has {count} lines but {_name_of(inputs.source)} has {len(sources)}"
-        )
-    _require_counts(texts, count, _name_of(first))
-    return [TestSet(Path(_name_of(first)).name, sources, references)]
+    name = _name_of(first)
+    count = len((texts | given)[name])
+    references = read_references(inputs.references, name, count)
+    _require_counts(given | texts, count, name)
+    return [TestSet(Path(name).name, sources, references)]
 
 
 def _configured_test_sets(

@@ -5,6 +5,7 @@ import re
 import shlex
 import sys
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from mtrain.inspection.file_groups import Roles
     from mtrain.inspection.files import Kind
 
-CONTENTS, CONFIG = "Contents of the files", "Config"  # groups of options
+contents_option = partial(Option, rich_help_panel="Contents of the files")
+config_option = partial(Option, rich_help_panel="Config")
 
 
 def init(
@@ -37,60 +39,42 @@ def init(
         ),
     ],
     source_lang: Annotated[
-        str | None,
-        Option(metavar="LANG", help="Source language, such as en or English.", rich_help_panel=CONTENTS),
+        str | None, contents_option(metavar="LANG", help="Source language, such as en or English.")
     ] = None,
     target_lang: Annotated[
-        str | None,
-        Option(metavar="LANG", help="Target language, such as de or German.", rich_help_panel=CONTENTS),
+        str | None, contents_option(metavar="LANG", help="Target language, such as de or German.")
     ] = None,
     source_column: Annotated[
         str | None,
-        Option(
-            metavar="COLUMN",
-            help="Source column: its number from 0, its name in the header, or a field.",
-            rich_help_panel=CONTENTS,
+        contents_option(
+            metavar="COLUMN", help="Source column: its number from 0, its name in the header, or a field."
         ),
     ] = None,
     target_column: Annotated[
-        str | None,
-        Option(metavar="COLUMN", help="Target column: its number, name or field.", rich_help_panel=CONTENTS),
+        str | None, contents_option(metavar="COLUMN", help="Target column: its number, name or field.")
     ] = None,
     validation: Annotated[
         list[str] | None,
-        Option(
-            metavar="FILE", help="Validation file; repeat it for source and target.", rich_help_panel=CONTENTS
-        ),
+        contents_option(metavar="FILE", help="Validation file; repeat it for source and target."),
     ] = None,
     test: Annotated[
-        list[str] | None,
-        Option(metavar="FILE", help="Test file; repeat it for source and target.", rich_help_panel=CONTENTS),
+        list[str] | None, contents_option(metavar="FILE", help="Test file; repeat it for source and target.")
     ] = None,
     max_minutes: Annotated[
         float | None,
-        Option(
-            min=0,
-            metavar="N",
-            help="Minutes that training may take, 60 by default; 0: no limit.",
-            rich_help_panel=CONFIG,
-        ),
+        config_option(min=0, metavar="N", help="Minutes that training may take, 60 by default; 0: no limit."),
     ] = None,
     output: Annotated[
         Path | None,
-        Option(
+        config_option(
             "-o",
             "--output",
             metavar="CONFIG",
             help="Config to write; by default named after the languages, such as en-de.yaml.",
-            rich_help_panel=CONFIG,
         ),
     ] = None,
-    force: Annotated[
-        bool, Option("--force", help="Replace an existing config.", rich_help_panel=CONFIG)
-    ] = False,
-    yes: Annotated[
-        bool, Option("--yes", help="Ask nothing, and accept what is suggested.", rich_help_panel=CONFIG)
-    ] = False,
+    force: Annotated[bool, config_option("--force", help="Replace an existing config.")] = False,
+    yes: Annotated[bool, config_option("--yes", help="Ask nothing, and accept what is suggested.")] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:

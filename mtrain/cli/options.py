@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -11,9 +12,14 @@ from mtrain.cli.help import GENERAL
 from mtrain.cli.terminal import restore_utf8
 from mtrain.paths import path_of
 
-# Groups of the options of long commands.
-FILES, SEARCH, SAMPLING, SPEED, RESULTS = "Files", "Search", "Sampling", "Speed", "Results"
-LANGUAGES = "Languages"
+# Options of long commands, by group.
+file_option = partial(Option, rich_help_panel="Files")
+search_option = partial(Option, rich_help_panel="Search")
+sampling_option = partial(Option, rich_help_panel="Sampling")
+speed_option = partial(Option, rich_help_panel="Speed")
+result_option = partial(Option, rich_help_panel="Results")
+language_option = partial(Option, rich_help_panel="Languages")
+general_option = partial(Option, rich_help_panel=GENERAL)
 
 ConfigFile = Annotated[Path, Argument(metavar="CONFIG", help="Configuration file (YAML).")]
 ModelFolder = Annotated[Path, Argument(metavar="MODEL", help="Run folder, model folder or checkpoint.")]
@@ -22,92 +28,60 @@ RunDir = Annotated[
 ]
 InputFile = Annotated[
     Path | None,
-    Option(
-        "-i",
-        "--input",
-        metavar="FILE",
-        help="Input file, one sentence per line; - is stdin.",
-        rich_help_panel=FILES,
-    ),
+    file_option("-i", "--input", metavar="FILE", help="Input file, one sentence per line; - is stdin."),
 ]
 OutputFile = Annotated[
     Path | None,
-    Option(
+    file_option(
         "-o",
         "--output",
         metavar="FILE",
         help="Output file, replaced once it is complete; compressed if it ends in .gz or .zst.",
-        rich_help_panel=FILES,
     ),
 ]
 Ensemble = Annotated[
-    list[str] | None,
-    Option(metavar="MODEL", help="Further model of an ensemble; repeatable.", rich_help_panel=SEARCH),
+    list[str] | None, search_option(metavar="MODEL", help="Further model of an ensemble; repeatable.")
 ]
 BeamSize = Annotated[
-    int | None,
-    Option(min=1, max=128, metavar="N", help="Number of beams; 1 is greedy search.", rich_help_panel=SEARCH),
+    int | None, search_option(min=1, max=128, metavar="N", help="Number of beams; 1 is greedy search.")
 ]
 LengthPenalty = Annotated[
     float | None,
-    Option(
-        metavar="ALPHA",
-        help="Scores are log-probabilities divided by length ** ALPHA.",
-        rich_help_panel=SEARCH,
-    ),
+    search_option(metavar="ALPHA", help="Scores are log-probabilities divided by length ** ALPHA."),
 ]
 BatchTokens = Annotated[
     int | None,
-    Option(
-        min=1,
-        metavar="N",
-        help="Maximum batch size in padded source tokens times beams or samples.",
-        rich_help_panel=SPEED,
+    speed_option(
+        min=1, metavar="N", help="Maximum batch size in padded source tokens times beams or samples."
     ),
 ]
 From = Annotated[
     str | None,
-    Option(
-        "--from",
-        metavar="LANG",
-        help="Language of the source, for models with language tags.",
-        rich_help_panel=LANGUAGES,
-    ),
+    language_option("--from", metavar="LANG", help="Language of the source, for models with language tags."),
 ]
 To = Annotated[
     str | None,
-    Option(
-        "--to",
-        metavar="LANG",
-        help="Language to translate into, for models with language tags.",
-        rich_help_panel=LANGUAGES,
+    language_option(
+        "--to", metavar="LANG", help="Language to translate into, for models with language tags."
     ),
 ]
-Json = Annotated[bool, Option("--json", help="Print JSON.", rich_help_panel=RESULTS)]
+Json = Annotated[bool, result_option("--json", help="Print JSON.")]
 Set = Annotated[
     list[str] | None,
-    Option(
+    general_option(
         "--set",
         metavar="SECTION.KEY=VALUE",
         help="Override a config key or, for a trained MODEL, a decoding key; repeatable.",
-        rich_help_panel=GENERAL,
     ),
 ]
 Device = Annotated[
-    str,
-    Option(
-        metavar="DEVICE",
-        help="Device to compute on: auto, cpu, cuda, cuda:N, mps or xpu.",
-        rich_help_panel=GENERAL,
-    ),
+    str, general_option(metavar="DEVICE", help="Device to compute on: auto, cpu, cuda, cuda:N, mps or xpu.")
 ]
 NoCheck = Annotated[
     bool, Option("--no-check", help="Do not check the corpora before encoding them (data.check).")
 ]
-Quiet = Annotated[bool, Option("--quiet", help="Print only warnings and errors.", rich_help_panel=GENERAL)]
-Debug = Annotated[
-    bool, Option("--debug", help="Print debug messages and tracebacks.", rich_help_panel=GENERAL)
-]
+Quiet = Annotated[bool, general_option("--quiet", help="Print only warnings and errors.")]
+Debug = Annotated[bool, general_option("--debug", help="Print debug messages and tracebacks.")]
 
 
 def expand_home_in_paths(function: Callable[..., None]) -> None:

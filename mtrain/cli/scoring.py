@@ -8,7 +8,6 @@ from typer import Option
 
 from mtrain.cli import terminal
 from mtrain.cli.options import (
-    FILES,
     BatchTokens,
     Debug,
     Device,
@@ -19,6 +18,7 @@ from mtrain.cli.options import (
     Quiet,
     Set,
     To,
+    file_option,
     overrides,
 )
 from mtrain.cli.output import is_on_screen, open_output, require_writable
@@ -30,22 +30,17 @@ from mtrain.errors import UsageError
 def score(
     model: ModelFolder,
     source: Annotated[
-        Path | None,
-        Option(
-            "-i", "--input", metavar="FILE", help="Source sentences, one per line.", rich_help_panel=FILES
-        ),
+        Path | None, file_option("-i", "--input", metavar="FILE", help="Source sentences, one per line.")
     ] = None,
     target: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Translations of the lines of -i, one per line.", rich_help_panel=FILES),
+        Path | None, file_option(metavar="FILE", help="Translations of the lines of -i, one per line.")
     ] = None,
     tsv: Annotated[
         Path | None,
-        Option(
+        file_option(
             metavar="FILE",
             help="Tab-separated file with source and target in its first two columns, in place of -i and "
             "--target. It is printed with the score as a further column.",
-            rich_help_panel=FILES,
         ),
     ] = None,
     reverse: Annotated[

@@ -5,15 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from mtrain.cli import terminal
 from mtrain.cli.attention import check_attention, write_attention
 from mtrain.cli.options import (
-    FILES,
-    RESULTS,
-    SAMPLING,
-    SPEED,
     BatchTokens,
     BeamSize,
     Debug,
@@ -27,7 +23,11 @@ from mtrain.cli.options import (
     Quiet,
     Set,
     To,
+    file_option,
     overrides,
+    result_option,
+    sampling_option,
+    speed_option,
 )
 from mtrain.cli.output import is_stream, require_writable
 from mtrain.cli.translation_output import Format, write_translations
@@ -46,95 +46,57 @@ def translate(
     input_file: InputFile = None,
     output_file: OutputFile = None,
     continue_: Annotated[
-        bool,
-        Option("--continue", help="Resume the output file of an interrupted command.", rich_help_panel=FILES),
+        bool, file_option("--continue", help="Resume the output file of an interrupted command.")
     ] = False,
     from_: From = None,
     to: To = None,
     beam_size: BeamSize = None,
     n_best: Annotated[
-        int,
-        Option(
-            min=1,
-            max=1024,
-            metavar="N",
-            help="Number of translations for each sentence.",
-            rich_help_panel=RESULTS,
-        ),
+        int, result_option(min=1, max=1024, metavar="N", help="Number of translations for each sentence.")
     ] = 1,
     length_penalty: LengthPenalty = None,
     batch_tokens: BatchTokens = None,
     workers: Annotated[
         int | None,
-        Option(
+        speed_option(
             min=1,
             max=64,
             metavar="N",
             help="Number of processes that translate on a CPU; each holds a copy of the model.",
-            rich_help_panel=SPEED,
         ),
     ] = None,
     ensemble: Ensemble = None,
     prefix: Annotated[
         Path | None,
-        Option(
-            metavar="FILE",
-            help="File with a prefix for each translation, one per line.",
-            rich_help_panel=FILES,
-        ),
+        file_option(metavar="FILE", help="File with a prefix for each translation, one per line."),
     ] = None,
     sample: Annotated[
-        bool,
-        Option(
-            "--sample", help="Sample translations instead of using beam search.", rich_help_panel=SAMPLING
-        ),
+        bool, sampling_option("--sample", help="Sample translations instead of using beam search.")
     ] = False,
     temperature: Annotated[
         float | None,
-        Option(
-            metavar="T",
-            help="Sampling temperature; values below 1 sharpen the distribution.",
-            rich_help_panel=SAMPLING,
-        ),
+        sampling_option(metavar="T", help="Sampling temperature; values below 1 sharpen the distribution."),
     ] = None,
     top_k: Annotated[
         int | None,
-        Option(
-            min=0,
-            metavar="K",
-            help="Sample from the K most probable tokens; 0: from all.",
-            rich_help_panel=SAMPLING,
-        ),
+        sampling_option(min=0, metavar="K", help="Sample from the K most probable tokens; 0: from all."),
     ] = None,
     top_p: Annotated[
         float | None,
-        Option(
-            metavar="P",
-            help="Sample from the smallest set of tokens with at least this probability.",
-            rich_help_panel=SAMPLING,
+        sampling_option(
+            metavar="P", help="Sample from the smallest set of tokens with at least this probability."
         ),
     ] = None,
-    seed: Annotated[
-        int | None, Option(min=0, metavar="N", help="Random seed of sampling.", rich_help_panel=SAMPLING)
-    ] = None,
-    scores: Annotated[
-        bool, Option("--scores", help="Append a tab and the score.", rich_help_panel=RESULTS)
-    ] = False,
+    seed: Annotated[int | None, sampling_option(min=0, metavar="N", help="Random seed of sampling.")] = None,
+    scores: Annotated[bool, result_option("--scores", help="Append a tab and the score.")] = False,
     alignments: Annotated[
-        bool,
-        Option(
-            "--alignments", help="Append a tab and word alignments such as 0-0 1-2.", rich_help_panel=RESULTS
-        ),
+        bool, result_option("--alignments", help="Append a tab and word alignments such as 0-0 1-2.")
     ] = False,
     json_: Annotated[
-        bool,
-        Option("--json", help="Print one JSON object per line, with all details.", rich_help_panel=RESULTS),
+        bool, result_option("--json", help="Print one JSON object per line, with all details.")
     ] = False,
     attention: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE", help="Also write a page with the attention maps of TEXT.", rich_help_panel=RESULTS
-        ),
+        Path | None, result_option(metavar="FILE", help="Also write a page with the attention maps of TEXT.")
     ] = None,
     set_: Set = None,
     device: Device = "auto",

@@ -164,9 +164,8 @@ class Holdout(Section):
 
 AnyCorpus = TextCorpus | TsvCorpus | JsonlCorpus | ParquetCorpus | HubCorpus | SacrebleuCorpus | ToyCorpus
 _KINDS = {next(iter(kind.__annotations__)): kind for kind in get_args(AnyCorpus)}  # by the first key of each
-CORPUS_KINDS = frozenset(
-    {*_KINDS, "holdout"}
-)  # keys that tell the kinds of corpora and validation sets apart
+# Keys that tell the kinds of corpora and validation sets apart.
+CORPUS_KINDS = frozenset({*_KINDS, "holdout"})
 
 
 def name_of(corpus: AnyCorpus) -> str:

@@ -192,12 +192,14 @@ class DataConfig(Section):
         return names_of(self.train)
 
     @model_validator(mode="after")
-    def _weights_and_names_are_for_training(self) -> Self:
+    def _some_keys_are_for_training(self) -> Self:
         others = self._other_corpora.values()
         if any(corpus.weight != 1 for corpus in others):
             raise ValueError("weight is allowed in data.train only; other corpora use each pair once")
         if any(corpus.name is not None for corpus in others):
             raise ValueError("name is allowed in data.train only; the key of a test set is its name")
+        if any(corpus.filters for corpus in others):
+            raise ValueError("filters is allowed in data.train only; other corpora are never filtered")
         return self
 
     @model_validator(mode="after")
@@ -211,21 +213,10 @@ class DataConfig(Section):
             raise ValueError(f"{' and '.join(several)} are mutually exclusive; give one of them")
         return self
 
-    @field_validator("filters", mode="after")
+    @field_validator("filters", "augment", mode="after")
     @classmethod
-    def _none_without_rules(cls, filters: Filters | None) -> Filters | None:
-        return None if filters == Filters() else filters
-
-    @field_validator("augment", mode="after")
-    @classmethod
-    def _none_without_changes(cls, augment: Augment | None) -> Augment | None:
-        return None if augment == Augment() else augment
-
-    @model_validator(mode="after")
-    def _filters_are_for_training(self) -> Self:
-        if any(corpus.filters for corpus in self._other_corpora.values()):
-            raise ValueError("filters is allowed in data.train only; other corpora are never filtered")
-        return self
+    def _none_without_effect(cls, section: Section | None) -> Section | None:
+        return None if section in (Filters(), Augment()) else section
 
     @model_validator(mode="after")
     def _filters_can_be_applied(self) -> Self:

@@ -45,29 +45,19 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_a_pair_classifier(cls, values: Any) -> Any:
-        names = ("model", "training", "data")
-        model, training, data = (values.get(name, {}) if isinstance(values, dict) else None for name in names)
-        if not isinstance(model, dict) or model.get("head") != "pair_classifier":
-            return values
-        if not isinstance(training, dict) or not isinstance(data, dict):
-            return values
-        if data.get("corruptions") is None:
-            data = {**data, "corruptions": {}}
-        training = {"best_metric": "auc", "label_smoothing": 0.0, **training}
-        return {**values, "training": training, "data": data}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _choose_the_recipe_if_no_sizes_are_given(cls, values: Any) -> Any:
-        model = values.get("model", {}) if isinstance(values, dict) else None
-        training = values.get("training", {}) if isinstance(values, dict) else None
-        if not isinstance(model, dict) or not isinstance(training, dict):
-            return values
+    def _defaults_that_depend_on_the_model(cls, values: Any) -> Any:
+        """The defaults of a pair classifier, and the automatic recipe if no sizes are given."""
+        found = values if isinstance(values, dict) else {}
+        model, training, data = (found.get(name, {}) for name in ("model", "training", "data"))
+        if not all(isinstance(section, dict) for section in (values, model, training, data)):
+            return values  # which is an error
+        if model.get("head") == "pair_classifier":
+            training = {"best_metric": "auc", "label_smoothing": 0.0, **training}
+            if data.get("corruptions") is None:
+                data = {**data, "corruptions": {}}
+            return {**values, "training": training, "data": data}
         has_sizes = training.get("init_from") or {"preset", *SIZES} & model.keys()
-        if has_sizes or model.get("head") == "pair_classifier":
-            return values
-        return {**values, "model": {**model, "preset": "auto"}}
+        return values if has_sizes else {**values, "model": {**model, "preset": "auto"}}
 
     @model_validator(mode="wrap")
     @classmethod

@@ -41,11 +41,10 @@ def choose_alignment_layer(
         return None
     links = np.cumsum([(len(source) + 1) * len(target) for source, target in kept])
     kept = kept[: np.searchsorted(links, _LINKS)]
-    special, training = tokenizer.special, model.training
+    special = tokenizer.special
     attention: list[list[Any]] = [[] for _ in model.decoder]
     order: list[int] = []
-    model.eval()
-    try:
+    with model.evaluating():
         for rows in in_batches([max(map(len, pair)) for pair in kept], _BATCH_TOKENS):
             source, keep = padded([[*kept[row][0], special.eos] for row in rows], special.pad, device)
             targets, _ = padded([[*kept[row][1], special.eos] for row in rows], special.pad, device)
@@ -53,8 +52,6 @@ def choose_alignment_layer(
             for of_layer, weights in zip(attention, of_batch, strict=True):
                 of_layer.extend(weights.float().cpu().numpy())
             order += rows
-    finally:
-        model.train(training)
     return best_layer([kept[row][0] for row in order], [kept[row][1] for row in order], attention)
 
 

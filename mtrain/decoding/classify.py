@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import tee
 
 import torch
 
@@ -10,7 +9,7 @@ from mtrain.checkpoint.model_folder import Loaded
 from mtrain.data.classifier_pairs import pair_sequence
 from mtrain.decoding.batches import in_batches, padded
 from mtrain.decoding.decode import NOT_FINITE
-from mtrain.decoding.split import WINDOW, windows
+from mtrain.decoding.split import windows_of_pairs
 from mtrain.device import autocast, resolve_precision
 from mtrain.errors import ModelError
 from mtrain.model.classifier import PairClassifier
@@ -28,8 +27,7 @@ def classify_pairs(
     """
     tokenizer, eos, longest = loaded.tokenizer, loaded.tokenizer.special.eos, loaded.config.max_length
     model, decoding = loaded.model.to(device), loaded.config.decoding
-    ours, theirs = tee(pairs)
-    for sources, targets in windows((s for s, _ in ours), (t for _, t in theirs), WINDOW):
+    for sources, targets in windows_of_pairs(pairs):
         encoded = zip(tokenizer.encode_source(sources), tokenizer.encode_target(targets), strict=True)
         found = dict(enumerate(encoded))
         fitting = [i for i, pair in found.items() if max(map(len, pair)) < longest]

@@ -13,7 +13,7 @@ from mtrain.data.line_bounds import without_blank_end
 from mtrain.decoding.batches import in_batches, padded
 from mtrain.decoding.decode import NOT_FINITE
 from mtrain.decoding.forced import cross_attention, forced_log_probs
-from mtrain.decoding.split import WINDOW, windows
+from mtrain.decoding.split import windows_of_pairs
 from mtrain.decoding.translate import Translator
 from mtrain.decoding.translation import json_line
 from mtrain.errors import DataError, ModelError
@@ -55,9 +55,8 @@ def score_pairs(
 
     Raises ModelError if the model's outputs are not finite.
     """
-    ours, theirs = tee(pairs)
     first = 0
-    for sources, targets in windows((s for s, _ in ours), (t for _, t in theirs), WINDOW):
+    for sources, targets in windows_of_pairs(pairs):
         yield from _score(translator, translator.splitter.encode(sources, first), targets, progress)
         first += len(sources)
 

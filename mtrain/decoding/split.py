@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, tee
 from typing import NamedTuple
 
 from sentencex import segment
@@ -74,6 +74,12 @@ def windows(
         raise
     if texts:
         yield texts, beginnings
+
+
+def windows_of_pairs(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield windows of sources and of their targets, as `windows` does."""
+    ours, theirs = tee(pairs)
+    return windows((source for source, _ in ours), (target for _, target in theirs), WINDOW)
 
 
 class SplitPrefixError(DataError, exit_code=3):

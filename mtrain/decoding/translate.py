@@ -21,7 +21,7 @@ from mtrain.decoding.mbr import sentence_metric
 from mtrain.decoding.shared_workers import SharedWorkers
 from mtrain.decoding.split import WINDOW, WINDOW_PER_WORKER, Part, Splitter, windows
 from mtrain.decoding.task import DecodingTask
-from mtrain.decoding.translation import EMPTY, Translation, join, join_lines, with_n_best
+from mtrain.decoding.translation import EMPTY, Translation, join, join_lines, kth_best, with_n_best
 from mtrain.decoding.workers import Workers
 from mtrain.device import default_worker_count, resolve_device, resolve_precision
 from mtrain.distributed.ranks import Ranks
@@ -318,8 +318,5 @@ class Translator:
         if len(parts) == 1:
             return with_n_best(parts[0][1], n_best)
         space, penalty = sentence_separator(self.target_lang), self.decoding.length_penalty
-        count = max(len(found) for _, found in parts)
-        joined = [
-            join([found[min(k, len(found) - 1)] for _, found in parts], space, penalty) for k in range(count)
-        ]
-        return with_n_best(joined, n_best)
+        columns = kth_best([found for _, found in parts])
+        return with_n_best([join(column, space, penalty) for column in columns], n_best)

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate, chain, zip_longest
 from typing import Any
@@ -118,9 +118,15 @@ def join_lines(lines: Sequence[Translation], text: str, n_best: int, length_pena
     consists of the k-th best of each line."""
     if len(lines) == 1:
         return lines[0]
-    ranked = [line.n_best or (line,) for line in lines]
-    columns = ([line[min(k, len(line) - 1)] for line in ranked] for k in range(max(map(len, ranked))))
+    columns = kth_best([line.n_best or (line,) for line in lines])
     return with_n_best([_with_breaks(column, text, length_penalty) for column in columns], n_best)
+
+
+def kth_best(ranked: Sequence[Sequence[Translation]]) -> Iterator[list[Translation]]:
+    """Yield the best translations of several texts, then the second best ones, and so on. Where a text has
+    fewer than others, its last one is repeated."""
+    for k in range(max(map(len, ranked))):
+        yield [found[min(k, len(found) - 1)] for found in ranked]
 
 
 def _with_breaks(lines: Sequence[Translation], text: str, length_penalty: float) -> Translation:

@@ -93,10 +93,8 @@ def _with_zero_start(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[st
     for side in ("encoder", "decoder") if shared else ("decoder",):
         attention = f"{side}.0.self_attention"
         inner = tensors[f"{attention}.query_key_value.weight"].double() @ added  # (3E)
-        for name, change in (
-            (f"{attention}.query_key_value.bias", inner),
-            (f"{attention}.output.bias", added),
-        ):
+        for part, change in {"query_key_value": inner, "output": added}.items():
+            name = f"{attention}.{part}.bias"
             shifted[name] = tensors[name] + change
     return tensors | {name: tensor.to(tensors[name].dtype) for name, tensor in shifted.items()}
 

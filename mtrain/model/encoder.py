@@ -2,6 +2,8 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +90,16 @@ class TransformerEncoder(nn.Module):
     @abstractmethod
     def loss(self, outputs: Tensor, labels: Tensor, smoothing: float, r_drop: float = 0.0) -> LossSums:
         """The loss of the outputs of `forward`, given the labels of the batch."""
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """A context manager for evaluation mode. At the end, the model has its previous mode again."""
+        training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(training)
 
     def start_from(self, other: "TransformerEncoder") -> None:
         """Take the weights of another model."""

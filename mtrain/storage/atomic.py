@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from mtrain.errors import StorageError, UsageError
 from mtrain.storage.generated import is_unedited
-from mtrain.storage.locks import try_lock
+from mtrain.storage.locks import only_writer
 from mtrain.storage.manifest import CARD, MANIFEST, UNLISTED, read_json, write_manifest
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
                 _set_mode(path, mode)
             _sync(path)
         if os.path.lexists(old):  # something in it cannot be moved or removed
-            left = old.rename(_free_name(old))
+            left = old.rename(free_name(old))
             log.warning(
                 "%s: some files of an earlier version could not be moved; they are in %s", folder, left
             )
@@ -130,21 +130,11 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
 def write_new_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
     """As `write_folder`, for an output folder that does not exist or is empty. If two processes write it, one
     of them fails. Raises UsageError as `require_new_folder` does, and if another process is writing it."""
-    lock_file = folder.with_name(f".{folder.name}.lock")
-    try:
+    with suppress(OSError):  # taking the lock fails, too
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = try_lock(lock_file)
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot write: {error.strerror}") from error
-    if lock is None:
-        raise UsageError(f"{folder}: another process is writing this folder; wait, or give another folder")
-    try:
+    with only_writer(folder, "folder", "another folder"):
         require_new_folder(folder)  # another process may have written it since the first check
         write_folder(folder, fill)
-    finally:
-        with suppress(OSError):
-            lock_file.unlink()
-        lock.release()
 
 
 def copy_files(source: Path, folder: Path, ignored: Container[str] = ()) -> None:
@@ -180,7 +170,7 @@ def _keep_card(old: Path, new: Path) -> None:
     if is_unedited(new):
         new.unlink()
     elif os.path.lexists(new):  # edited before an interrupted `write_folder` resumed
-        new = _free_name(new.with_name(f"{new.name}.old"))
+        new = free_name(new.with_name(f"{new.name}.old"))
     old.rename(new)
 
 
@@ -196,7 +186,7 @@ def _keep_others(old: Path, new: Path) -> None:
         path.rename(new / path.name)
 
 
-def _free_name(path: Path) -> Path:
+def free_name(path: Path) -> Path:
     """The path itself if nothing is there, otherwise with a number."""
     names = (path.with_name(f"{path.name}-{number}") for number in count(2))
     return path if not os.path.lexists(path) else next(name for name in names if not os.path.lexists(name))

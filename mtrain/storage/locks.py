@@ -9,6 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from mtrain.errors import StorageError, UsageError
 from mtrain.regular_files import read_file, require_plausible
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,26 @@ def try_lock(file: Path) -> FileLock | None:
     _create(file)
     lock = FileLock(file, fallback_to_soft=False)  # a soft lock would remain when a process is killed
     return lock if _acquire(lock, file, wait=False) else None
+
+
+@contextmanager
+def only_writer(path: Path, what: str, alternative: str) -> Iterator[None]:
+    """Let only one process at a time write an output: a file or folder, as `what` says. The lock file beside
+    it is removed at the end. Raises UsageError if another process is writing it; the message names the
+    `alternative`. Raises StorageError if the lock file cannot be created."""
+    file = path.with_name(f".{path.name}.lock")
+    try:
+        lock = try_lock(file)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot write: {error.strerror}") from error
+    if lock is None:
+        raise UsageError(f"{path}: another process is writing this {what}; wait, or give {alternative}")
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            file.unlink()
+        lock.release()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 from mtrain.errors import StorageError, UsageError
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import replace_durably, write_atomically
-from mtrain.storage.locks import try_lock
+from mtrain.storage.locks import only_writer
 
 log = logging.getLogger(__name__)
 
@@ -78,21 +78,10 @@ class ResumableOutput:
     def __enter__(self) -> Self:
         """Raises UsageError if another process is writing the file, or if there is a FILE.part that cannot
         be, or is not to be, resumed."""
-        lock_file = self.part.with_name(f".{self.part.name}.lock")
-        try:
-            lock = try_lock(lock_file)
-        except OSError as error:
-            raise self._cannot_write(error) from None
-        if lock is None:
-            raise UsageError(
-                f"{self.path}: another process is writing this file; wait, or give another output"
-            )
-        self._lock, self._lock_file = lock, lock_file
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(only_writer(self.path, "file", "another output"))
             self._open()
-        except BaseException:
-            self._unlock()
-            raise
+            self._lock = stack.pop_all()
         return self
 
     def _open(self) -> None:
@@ -185,7 +174,7 @@ class ResumableOutput:
         finally:
             with suppress(OSError):
                 self._stream.close()
-            self._unlock()
+            self._lock.close()
         if isinstance(error, OSError):
             raise self._cannot_write(error) from None
 
@@ -225,11 +214,6 @@ class ResumableOutput:
         for file in (self.part, self.state_file):
             with suppress(OSError):
                 file.unlink()
-
-    def _unlock(self) -> None:
-        with suppress(OSError):
-            self._lock_file.unlink()
-        self._lock.release()
 
     def _cannot_write(self, error: OSError) -> StorageError:
         return StorageError(f"{self.path}: cannot write: {error.strerror}")

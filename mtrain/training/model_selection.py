@@ -143,30 +143,30 @@ class ModelSelection:
         state, scores = self.state, self.validator(model)
         compared = _comparable(scores)
         improved = is_better(compared, state.best_scores, self.validator.leading_metric)
-        layer = self.validator.alignment_layer(model) if improved and saved else None
+        is_best = improved and saved
+        layer = self.validator.alignment_layer(model) if is_best else None
         self.progress.update_time()
+        outcome, best = replace(state, validation_due=False), state.best_scores
         nll = round(compared.get("nll", math.inf), DECIMALS["nll"])
-        is_lowest = math.isfinite(nll) and (state.lowest_nll is None or nll < state.lowest_nll)
-        best = state.best_scores
+        is_lowest = nll < (math.inf if state.lowest_nll is None else state.lowest_nll)
+        if is_lowest:
+            outcome.lowest_nll = nll
         still_learns = is_lowest and "nll" in best and best.get("bleu", LOW_BLEU) < LOW_BLEU
-        is_patient = improved or still_learns or self._another_stage_follows
-        outcome = replace(
-            state,
-            validation_due=False,
-            validations_without_improvement=0 if is_patient else state.validations_without_improvement + 1,
-            lowest_nll=nll if is_lowest else state.lowest_nll,
-        )
-        if improved and saved:
-            outcome = replace(outcome, best_step=state.step, best_alignment_layer=layer)
-            outcome = replace(outcome, best_score=self._value_of(scores), best_scores=compared)
+        if improved or still_learns or self._another_stage_follows:
+            outcome.validations_without_improvement = 0
+        else:
+            outcome.validations_without_improvement += 1
+        if is_best:
+            outcome.best_step, outcome.best_alignment_layer = state.step, layer
+            outcome.best_score, outcome.best_scores = self._value_of(scores), compared
         if saved:
             record_validation(self.run_dir, outcome)  # if this fails, the state does not change
         vars(state).update(vars(outcome))
-        self.progress.log_validation(scores, improved and saved)
+        self.progress.log_validation(scores, is_best)
         validator = self.validator
         if validator.translations:
             texts = validator.sources, validator.references, validator.translations
-            record_translations(self.run_dir, state.step, *texts, best=improved and saved)
+            record_translations(self.run_dir, state.step, *texts, best=is_best)
 
     def _value_of(self, scores: Scores | ClassifierScores) -> float:
         """The score of `training.best_metric`; higher is better."""

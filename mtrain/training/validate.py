@@ -160,16 +160,11 @@ class Validator:
         """The summed negative log-likelihood and the translations of the pairs of one rank of `size`. The
         model is in evaluation mode meanwhile."""
         assert isinstance(model, Transformer)
-        training = model.training
-        model.eval()
-        try:
-            rows = range(rank, len(self.sources), size)
-            with ProgressBar("validated", "sentences", len(rows)) as progress:
-                nll = self._nll(model, self.batches[rank::size])
-                hypotheses = self._translate(model, rows, progress.add)
-            return {"nll": nll, "hypotheses": hypotheses}
-        finally:
-            model.train(training)
+        rows = range(rank, len(self.sources), size)
+        with model.evaluating(), ProgressBar("validated", "sentences", len(rows)) as progress:
+            nll = self._nll(model, self.batches[rank::size])
+            hypotheses = self._translate(model, rows, progress.add)
+        return {"nll": nll, "hypotheses": hypotheses}
 
     def _translate(
         self, model: Transformer, rows: Sequence[int], progress: Callable[[int, int], object]

@@ -125,20 +125,16 @@ class ClassifierValidator:
         """The log-odds of the sequences of one rank of `size`. The model is in evaluation mode meanwhile.
         Raises ModelError if they are not finite."""
         assert isinstance(model, PairClassifier)
-        batches, training = self._batches[rank::size], model.training
-        model.eval()
-        try:
-            found: list[float] = []
-            with ProgressBar("validated", "pairs", sum(map(len, batches))) as progress:
-                for rows in batches:
-                    sequences = [self._sequences[row] for row in rows]
-                    found += log_odds(model, sequences, self.device, self.precision)
-                    progress.add(len(rows))
-            if not all(map(math.isfinite, found)):
-                raise ModelError(NOT_FINITE)
-            return {"log_odds": found}
-        finally:
-            model.train(training)
+        batches = self._batches[rank::size]
+        found: list[float] = []
+        with model.evaluating(), ProgressBar("validated", "pairs", sum(map(len, batches))) as progress:
+            for rows in batches:
+                sequences = [self._sequences[row] for row in rows]
+                found += log_odds(model, sequences, self.device, self.precision)
+                progress.add(len(rows))
+        if not all(map(math.isfinite, found)):
+            raise ModelError(NOT_FINITE)
+        return {"log_odds": found}
 
     def alignment_layer(self, _: TransformerEncoder) -> None:
         """The decoder layer to take word alignments from: there is none."""
