@@ -106,8 +106,10 @@ def vocabulary_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _one_or_two(folder: Path, both: str, source: str, target: str) -> list[Path]:
-    """The joint file if it exists, else the files of the two sides."""
-    return [folder / both] if (folder / both).exists() else [folder / source, folder / target]
+    """The files of the two sides if one of them exists and no joint file, otherwise the joint file."""
+    sides = [folder / source, folder / target]
+    are_separate = not (folder / both).exists() and any(file.exists() for file in sides)
+    return sides if are_separate else [folder / both]
 
 
 def _merge_special_ids(source: SpecialIds, target: SpecialIds, folder: Path) -> SpecialIds:
