@@ -77,10 +77,13 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if not (folder / MANIFEST).exists():
         raise ModelError(f"{folder}: no {MANIFEST}; not a complete checkpoint or model folder")
     try:
-        entries = dict(read_json(folder / MANIFEST))
-        if _serialize(entries) != read_file(folder / MANIFEST):
+        contents = read_file(folder / MANIFEST, MAX_JSON_BYTES)
+        entries = dict(json.loads(contents))
+        if _serialize(entries) != contents:
             raise ValueError("damaged, although it still parses to the same entries")
-    except (OSError, ValueError, TypeError):
+    except OSError as error:
+        raise ModelError(f"{folder / MANIFEST}: cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, RecursionError):
         raise ModelError(f"{folder / MANIFEST}: damaged") from None
     return entries
 

@@ -32,7 +32,7 @@ def limit_reached(recipe: TrainingConfig, state: Counts) -> str | None:
     if recipe.max_minutes is not None and state.seconds >= recipe.max_minutes * 60:
         return f"max_minutes ({recipe.max_minutes:g})"
     if recipe.patience is not None and state.validations_without_improvement >= recipe.patience:
-        return f"patience (no better {recipe.best_metric} in {recipe.patience} validations)"
+        return f"patience (no improvement in {recipe.patience} validations)"
     return None
 
 

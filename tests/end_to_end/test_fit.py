@@ -157,7 +157,7 @@ def test_each_limit_ends_training(make_config, caplog):
     assert last_checkpoint(minutes).name == "step-00000001" and "max_minutes (1e-09)" in caplog.text
     patience = {"patience": 1, "validate_every": 1, "learning_rate": 1e-9, "max_steps": 20}
     assert last_checkpoint(fit_on_cpu(make_config("c", training=patience))).name == "step-00000002"
-    assert "no better bleu in 1 validations" in caplog.text
+    assert "no improvement in 1 validations" in caplog.text
 
 
 @pytest.mark.parametrize(("metric", "best"), [("bleu", 6), ("chrf", 4), ("nll", 2)])

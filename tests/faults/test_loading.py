@@ -166,7 +166,7 @@ def test_25_a_link_or_a_pipe_that_the_manifest_does_not_list_is_refused(folder, 
         del entries[name]
         (folder / "manifest.json").write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
     if (name, target) != ("manifest.json", "../stray"):  # a link to a valid manifest is harmless
-        with pytest.raises(ModelError, match=r"does not list|damaged"):
+        with pytest.raises(ModelError, match=r"does not list|not a regular file"):
             load_model(folder)
 
 
@@ -179,7 +179,7 @@ def test_25_a_huge_json_file_is_refused_without_reading_it(run_dir, tmp_path):
     with pytest.raises(ModelError, match=r"state\.json: .*too large: .* bytes, at most 4,194,304 expected"):
         open_checkpoint(folder)
     (folder / "manifest.json").write_text("{}" + " " * MAX_JSON_BYTES)
-    with pytest.raises(ModelError, match=r"manifest\.json: damaged"):
+    with pytest.raises(ModelError, match=r"manifest\.json: .*too large: .* bytes"):
         open_checkpoint(folder)
 
 
