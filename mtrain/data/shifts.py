@@ -7,6 +7,8 @@ they agree with none, the tokens are compared that occur once on each side, such
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +20,8 @@ _FEWEST = 20  # pairs
 _SIGNIFICANT = 5.0  # standard deviations of the agreement of lengths of unrelated sides
 _DISTINCT = 2.0  # of these by which another shift agrees less: it does not, if sentences are sorted by length
 _TOKENS = 4  # that agree with a shift; also a fourth of all, and three times as many as without a shift
+_MANY = 8  # windows; in more, tokens are compared from the last one on, until one is not shifted
+_NEAR = 100  # last pairs of each of many windows whose tokens are compared
 _LARGE = 10_000  # pairs, of which only the last quarter of each group of four windows is compared
 _TOKEN = re.compile(r"\d+|[^\W\d_]+")
 Values = npt.NDArray[np.float64]
@@ -37,22 +41,24 @@ def find_shifts(sources: Sequence[str], targets: Sequence[str]) -> list[Shift]:
     if size < _FEWEST:
         return []
     group = size * (4 if len(sources) >= _LARGE else 1)  # pairs that a window at their end represents
-    agreement = _agreement(*(_lengths(side, size, group) for side in (sources, targets)))
+    windows = [slice(end - size, end) for end in range(group, len(sources) + 1, group)]
+    agreement = _agreement(*(_lengths(side, windows) for side in (sources, targets)))
     shifts = [_shift_of_lengths(row) for row in agreement]
     if not any(lines is not None for lines in shifts):  # the lengths of all windows together may tell
         total = _shift_of_lengths(agreement.sum(axis=0) / len(agreement) ** 0.5)
         shifts = [total or None] * len(agreement)
-    undecided = [window for window, lines in enumerate(shifts) if lines is None]
-    for window in undecided if group == size else undecided[-1:]:  # tokens take long
-        rows = slice((window + 1) * group - size, (window + 1) * group)
-        shifts[window] = _shift_of_tokens(sources[rows], targets[rows])
+    has_many = len(windows) > _MANY
+    for i in reversed([i for i, lines in enumerate(shifts) if lines is None]):
+        window = slice(windows[i].stop - _NEAR, windows[i].stop) if has_many else windows[i]
+        shifts[i] = _shift_of_tokens(sources[window], targets[window])
+        if has_many and not shifts[i]:  # tokens take long, and most shifts last until the end
+            break
     return [*_join(shifts, group)]
 
 
-def _lengths(texts: Sequence[str], size: int, group: int) -> Values:
-    """The logarithms of the lengths of the last texts of each group, standardized: (groups, size)."""
-    lengths = np.fromiter(map(len, texts), np.float64, len(texts) - len(texts) % group)
-    lengths = np.log1p(lengths.reshape(-1, group)[:, -size:])
+def _lengths(texts: Sequence[str], windows: Sequence[slice]) -> Values:
+    """The logarithms of the lengths of the texts in each window, standardized: (windows, size)."""
+    lengths = np.log1p(np.array([[*map(len, texts[window])] for window in windows], np.float64))
     lengths -= lengths.mean(axis=1, keepdims=True)
     standardized: Values = np.clip(lengths / np.maximum(lengths.std(axis=1, keepdims=True), 0.01), -3, 3)
     return standardized
@@ -99,15 +105,7 @@ def _places_of_unique(texts: Sequence[str]) -> dict[str, int]:
 
 def _join(shifts: Sequence[int | None], size: int) -> Iterator[Shift]:
     """Join windows that are shifted by the same number of lines, and undecided ones between them."""
-    current: Shift | None = None
-    for window, lines in enumerate(shifts):
-        if lines is None:
-            continue
-        if current and current.lines == lines:
-            current = current._replace(end=(window + 1) * size)
-            continue
-        if current:
-            yield current
-        current = Shift(window * size, (window + 1) * size, lines)
-    if current:
-        yield current
+    decided = [(window, lines) for window, lines in enumerate(shifts) if lines is not None]
+    for lines, run in groupby(decided, key=itemgetter(1)):
+        windows = [window for window, _ in run]
+        yield Shift(windows[0] * size, (windows[-1] + 1) * size, lines)
