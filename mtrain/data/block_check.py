@@ -21,6 +21,7 @@ PLACES = 5  # locations listed for each kind of suspicious pair, and of unreadab
 EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
 _LONG = 20
 _TEXTS = 20  # of each block that tell the languages
+_FIELDS = 1000  # of each side of a block that tell whether fields are in quotes
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
 
 
@@ -84,8 +85,8 @@ class BlockCheck:
             _histogram(ratios, RATIO_BINS),
             self._suspicious(block, corpus, np.flatnonzero(extreme).tolist()),
             _find_shifts(unfiltered),
-            (sources[:: len(sources) // _TEXTS + 1], targets[:: len(sources) // _TEXTS + 1]),
-            [*count_signs(sources + targets)],
+            (_sample(sources, _TEXTS), _sample(targets, _TEXTS)),
+            [*count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS))],
             hashes,
             overlap,
         )
@@ -119,6 +120,11 @@ def usable_pairs(block: Block) -> Block:
         return block._replace(errors={})
     stripped = zip(map(str.strip, block.sources), map(str.strip, block.targets), strict=True)
     return block.select([bool(source and target) for source, target in stripped])._replace(errors={})
+
+
+def _sample(texts: list[str], most: int) -> list[str]:
+    """At most so many texts, at equal distances."""
+    return texts[:: len(texts) // most + 1]
 
 
 def _find_shifts(block: Block) -> list[tuple[str, str, int, int]]:

@@ -20,9 +20,8 @@ _FEWEST = 20  # pairs
 _SIGNIFICANT = 5.0  # standard deviations of the agreement of lengths of unrelated sides
 _DISTINCT = 2.0  # of these by which another shift agrees less: it does not, if sentences are sorted by length
 _TOKENS = 4  # that agree with a shift; also a fourth of all, and three times as many as without a shift
-_MANY = 8  # windows; in more, tokens are compared from the last one on, until one is not shifted
-_NEAR = 100  # last pairs of each of many windows whose tokens are compared
-_LARGE = 10_000  # pairs, of which only the last quarter of each group of four windows is compared
+_MOST = 10  # windows
+_NEAR = 60  # last pairs of each of so many windows whose tokens are compared
 _TOKEN = re.compile(r"\d+|[^\W\d_]+")
 Values = npt.NDArray[np.float64]
 
@@ -40,18 +39,18 @@ def find_shifts(sources: Sequence[str], targets: Sequence[str]) -> list[Shift]:
     size = min(WINDOW, max(_SMALLEST, len(sources) // 8), len(sources))
     if size < _FEWEST:
         return []
-    group = size * (4 if len(sources) >= _LARGE else 1)  # pairs that a window at their end represents
+    group = max(size, len(sources) // _MOST)  # pairs that a window at their end represents
     windows = [slice(end - size, end) for end in range(group, len(sources) + 1, group)]
     agreement = _agreement(*(_lengths(side, windows) for side in (sources, targets)))
     shifts = [_shift_of_lengths(row) for row in agreement]
     if not any(lines is not None for lines in shifts):  # the lengths of all windows together may tell
         total = _shift_of_lengths(agreement.sum(axis=0) / len(agreement) ** 0.5)
         shifts = [total or None] * len(agreement)
-    has_many = len(windows) > _MANY
+    is_large = len(windows) == _MOST
     for i in reversed([i for i, lines in enumerate(shifts) if lines is None]):
-        window = slice(windows[i].stop - _NEAR, windows[i].stop) if has_many else windows[i]
+        window = slice(windows[i].stop - _NEAR, windows[i].stop) if is_large else windows[i]
         shifts[i] = _shift_of_tokens(sources[window], targets[window])
-        if has_many and not shifts[i]:  # tokens take long, and most shifts last until the end
+        if is_large and not shifts[i]:  # tokens take long, and most shifts last until the end
             break
     return [*_join(shifts, group)]
 

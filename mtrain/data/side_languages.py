@@ -6,7 +6,7 @@ from mtrain.config.languages import Direction, is_same_language, scripts_of_lang
 from mtrain.data.identify_language import identify_language
 from mtrain.data.scripts import main_script
 
-TEXTS = 200  # of a side, which suffice
+TEXTS = 40  # of a side, which suffice
 _CHARACTERS = 50  # in fewer, the script may not be typical,
 _MANY_CHARACTERS = 500  # and in fewer, the language is not identified
 
