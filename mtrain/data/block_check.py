@@ -45,7 +45,7 @@ class BlockFindings(NamedTuple):
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
     shifts: list[tuple[str, str, int, int]]  # first and last place, pairs, lines; see `Shift`
     texts: tuple[list[str], list[str]]  # some sources and targets
-    quotes: list[int]  # signs of quoted fields, see `QuoteSigns`
+    quotes: dict[str, int]  # signs of quoted fields, see `count_signs`
     hashes: PairHashes  # of the usable pairs; only the hashes that are needed
     overlap: PairHashes  # hashes that are among those of the validation and test sets
 
@@ -86,7 +86,7 @@ class BlockCheck:
             self._suspicious(block, corpus, np.flatnonzero(extreme).tolist()),
             _find_shifts(unfiltered),
             (_sample(sources, _TEXTS), _sample(targets, _TEXTS)),
-            [*count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS))],
+            count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS)),
             hashes,
             overlap,
         )

@@ -4,6 +4,7 @@ A `DataCheck` collects what is found in each block of training pairs. Its memory
 tokenizer. If there is one, `segment` measures how it segments a sample of the training pairs.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -31,7 +32,7 @@ from mtrain.data.block_check import (
 from mtrain.data.corpus import Block, parse_block
 from mtrain.data.duplicates import DuplicateCounter
 from mtrain.data.lines import Digests
-from mtrain.data.quotes import QuoteSigns, count_signs
+from mtrain.data.quotes import count_signs, show_csv
 from mtrain.data.raw_blocks import read_blocks
 from mtrain.data.scripts import main_script
 from mtrain.data.side_languages import TEXTS, find_wrong_languages
@@ -104,15 +105,13 @@ class Findings:
     suspicious: dict[str, Suspicious]
     segmentation: Segmentation | None = None
     rejected: dict[str, int] = field(default_factory=dict)  # training pairs by rule of `data.filters`
-    corpora: dict[str, int] = field(
-        default_factory=dict
-    )  # usable pairs by training corpus, if there are several
+    # Usable pairs by training corpus, if there are several.
+    corpora: dict[str, int] = field(default_factory=dict)
     shifts: list[Shifted] = field(default_factory=list)
     languages: dict[str, str] = field(default_factory=dict)  # corpora in other languages: what is wrong
     quoted: list[str] = field(default_factory=list)  # TSV files whose fields seem to be in quotes
-    unreadable: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # the first pairs of each set, with reasons
+    # The first unreadable pairs of each set, with reasons.
+    unreadable: dict[str, list[str]] = field(default_factory=dict)
 
 
 class DataCheck:
@@ -132,7 +131,7 @@ class DataCheck:
         self._train = data.train
         self._shifts: list[list[Shifted]] = [[] for _ in data.train]  # also aligned pairs between them
         self._texts: list[tuple[list[str], list[str]]] = [([], []) for _ in data.train]
-        self._quotes = dict[str, QuoteSigns]()  # in the files of TSV that are read literally
+        self._quotes = defaultdict[str, Counter[str]](Counter)  # in the files of TSV that are read literally
         self._unreadable: dict[str, list[str]] = {name: [] for name in self._sets}
         self._others = {
             name: _hash_set(self._usable(corpora, name, digests)) for name, corpora in others.items()
@@ -201,6 +200,8 @@ class DataCheck:
         repeated = rejected.get("duplicates", 0)
         self._sets["train"].usable -= repeated
         duplicates = max(0, duplicates - repeated)
+        corpora = zip(self._corpora, self._texts, self._directions, strict=True)
+        languages = {name: find_wrong_languages(*texts, direction) for name, texts, direction in corpora}
         return Findings(
             sets=self._sets,
             duplicates=duplicates,
@@ -213,18 +214,14 @@ class DataCheck:
             rejected=rejected,
             corpora=self._corpora if len(self._corpora) > 1 and not repeated else {},
             shifts=[shift for shift in chain.from_iterable(self._shifts) if shift.lines],
-            languages={name: wrong for name, wrong in self._wrong_languages() if wrong},
-            quoted=[file for file, signs in self._quotes.items() if signs.show_csv()],
+            languages={name: wrong for name, wrong in languages.items() if wrong},
+            quoted=[file for file, signs in self._quotes.items() if show_csv(signs)],
             unreadable={name: places for name, places in self._unreadable.items() if places},
         )
 
-    def _wrong_languages(self) -> Iterator[tuple[str, str]]:
-        for name, texts, direction in zip(self._corpora, self._texts, self._directions, strict=True):
-            yield name, find_wrong_languages(*texts, direction)
-
-    def _add_signs(self, corpus: Corpus, signs: Iterable[int]) -> None:
+    def _add_signs(self, corpus: Corpus, signs: dict[str, int]) -> None:
         if isinstance(corpus, TsvCorpus) and not corpus.quotes:
-            self._quotes[corpus.tsv] = self._quotes.get(corpus.tsv, QuoteSigns()).plus(signs)
+            self._quotes[corpus.tsv].update(signs)
 
     def _usable(self, corpora: Iterable[Corpus], name: str, digests: Digests | None) -> Iterator[Pair]:
         """The usable pairs of a validation or test set, which are counted."""

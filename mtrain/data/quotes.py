@@ -1,8 +1,8 @@
 """Fields of TSV in double quotes, as spreadsheets and the csv modules of programming languages write them."""
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable
 
 from mtrain.errors import DataError
 
@@ -12,36 +12,25 @@ _IS_QUOTED = re.compile(_QUOTED)
 _FIELDS = 20  # of which all are in quotes, so that they are not quotations
 
 
-class QuoteSigns(NamedTuple):
-    """How many of some fields are written in which way."""
-
-    doubled: int = 0  # in quotes, with doubled quotes inside
-    quoted: int = 0  # in quotes, without quotes inside; or a quotation
-    literal: int = 0  # with quotes that a csv writer would have doubled
-    bare: int = 0  # text without quotes; one is counted
-
-    def plus(self, other: Iterable[int]) -> "QuoteSigns":
-        """The sums of two counts."""
-        return QuoteSigns(*map(sum, zip(self, other, strict=True)))
-
-    def show_csv(self) -> bool:
-        """Whether a csv writer has probably written the fields."""
-        are_all_quoted = self.quoted >= _FIELDS and not self.bare
-        return (self.doubled > 0 or are_all_quoted) and 4 * self.literal <= self.doubled
+def count_signs(fields: Iterable[str]) -> Counter[str]:
+    """How many fields of a table that was read literally are written in which way: `doubled` ones are in
+    quotes, with doubled quotes inside; `quoted` ones, which may be quotations, are so without quotes inside;
+    `literal` ones have quotes that a csv writer would have doubled; `bare` ones are text without quotes."""
+    return Counter(map(_sign_of, fields))
 
 
-def count_signs(fields: Sequence[str]) -> QuoteSigns:
-    """Count the ways in which the fields of a table are written that was read literally."""
-    doubled = quoted = literal = 0
-    for field in (field for field in fields if '"' in field):
-        if (match := _IS_QUOTED.fullmatch(field)) is None:
-            literal += 1
-        elif '"' in match[1]:
-            doubled += 1
-        else:
-            quoted += 1
-    bare = any('"' not in field and any(map(str.isalpha, field)) for field in fields)
-    return QuoteSigns(doubled, quoted, literal, int(bare))
+def _sign_of(field: str) -> str:
+    if '"' not in field:
+        return "bare" if any(map(str.isalpha, field)) else "none"
+    if (match := _IS_QUOTED.fullmatch(field)) is None:
+        return "literal"
+    return "doubled" if '"' in match[1] else "quoted"
+
+
+def show_csv(signs: Counter[str]) -> bool:
+    """Whether a csv writer has probably written the fields that were counted."""
+    are_all_quoted = signs["quoted"] >= _FIELDS and not signs["bare"]
+    return (signs["doubled"] > 0 or are_all_quoted) and 4 * signs["literal"] <= signs["doubled"]
 
 
 def split_quoted(line: str) -> list[str]:
