@@ -128,11 +128,10 @@ def _sample(texts: list[str], most: int) -> list[str]:
 
 
 def _find_shifts(block: Block) -> list[tuple[str, str, int, int]]:
-    found = []
-    for first, end, lines in find_shifts(block.sources, block.targets):
-        first_place, last_place = (block.place_of(block.numbers[i]) for i in (first, end - 1))
-        found.append((first_place, last_place, end - first, lines))
-    return found
+    return [
+        (block.place_of(block.numbers[first]), block.place_of(block.numbers[end - 1]), end - first, lines)
+        for first, end, lines in find_shifts(block.sources, block.targets)
+    ]
 
 
 def first_errors(block: Block) -> list[str]:

@@ -260,13 +260,7 @@ def read_text(path: Path) -> list[str]:
 def count_valid_lines(path: Path) -> int:
     """The number of lines of a file. Raises DataError if it cannot be read, or for the first line that is
     not valid text."""
-    with open_blocks(path) as blocks:
-        first = 1
-        while block := blocks.take(2**14):
-            for _ in raise_errors(decode_block(block, str(path), first)):
-                pass
-            first = blocks.lines + 1
-        return blocks.lines
+    return sum(1 for _ in raise_errors(read_lines(path)))
 
 
 T = TypeVar("T", str, Pair)
