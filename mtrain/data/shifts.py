@@ -20,8 +20,7 @@ _FEWEST = 20  # pairs
 _SIGNIFICANT = 5.0  # standard deviations of the agreement of lengths of unrelated sides
 _DISTINCT = 2.0  # of these by which another shift agrees less: it does not, if sentences are sorted by length
 _TOKENS = 4  # that agree with a shift; also a fourth of all, and three times as many as without a shift
-_MOST = 10  # windows
-_NEAR = 60  # last pairs of each of so many windows whose tokens are compared
+_MOST = 10  # windows; of so many, not all are compared by tokens
 _TOKEN = re.compile(r"\d+|[^\W\d_]+")
 Values = npt.NDArray[np.float64]
 
@@ -48,8 +47,7 @@ def find_shifts(sources: Sequence[str], targets: Sequence[str]) -> list[Shift]:
         shifts = [total or None] * len(agreement)
     is_large = len(windows) == _MOST
     for i in reversed([i for i, lines in enumerate(shifts) if lines is None]):
-        window = slice(windows[i].stop - _NEAR, windows[i].stop) if is_large else windows[i]
-        shifts[i] = _shift_of_tokens(sources[window], targets[window])
+        shifts[i] = _shift_of_tokens(sources[windows[i]], targets[windows[i]])
         if is_large and not shifts[i]:  # tokens take long, and most shifts last until the end
             break
     return [*_join(shifts, group)]
