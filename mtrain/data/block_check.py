@@ -21,7 +21,7 @@ PLACES = 5  # locations listed for each kind of suspicious pair, and of unreadab
 EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
 _LONG = 20
 _TEXTS = 20  # of each block that tell the languages
-_FIELDS = 1000  # of each side of a block that tell whether fields are in quotes
+_FIELDS = 400  # of each side of a block that tell whether fields are in quotes
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
 
 
