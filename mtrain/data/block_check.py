@@ -21,7 +21,9 @@ PLACES = 5  # locations listed for each kind of suspicious pair, and for unreada
 EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
 _LONG = 20
 _TEXTS = 20  # of each block, to identify the languages
+_FIELDS = 400  # of each side of a block, to tell whether fields are in quotes
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
+BlockShift = tuple[str, str, int, int | None]  # first and last place, pairs, lines; see `Shift`
 
 
 class PairHashes(NamedTuple):
@@ -42,9 +44,9 @@ class BlockFindings(NamedTuple):
     lengths: tuple[list[int], list[int]]  # pairs by words of source and target, in LENGTH_BINS
     ratios: list[int]  # in RATIO_BINS
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
-    shifts: list[tuple[str, str, int, int]]  # first and last place, pairs, lines; see `Shift`
+    shifts: list[BlockShift]
     texts: tuple[list[str], list[str]]  # some sources and targets
-    quotes: list[int]  # signs of quoted fields, see `QuoteSigns`
+    quotes: dict[str, int]  # signs of quoted fields, see `count_signs`
     hashes: PairHashes  # of the usable pairs; only the hashes that are needed
     overlap: PairHashes  # hashes that are among those of the validation and test sets
 
@@ -83,9 +85,9 @@ class BlockCheck:
             lengths,
             _histogram(ratios, RATIO_BINS),
             self._suspicious(block, corpus, np.flatnonzero(extreme).tolist()),
-            _find_shifts(unfiltered),
-            (sources[:: len(sources) // _TEXTS + 1], targets[:: len(sources) // _TEXTS + 1]),
-            [*count_signs(sources + targets)],
+            shifts_of(unfiltered),
+            (_sample(sources, _TEXTS), _sample(targets, _TEXTS)),
+            count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS)),
             hashes,
             overlap,
         )
@@ -121,12 +123,17 @@ def usable_pairs(block: Block) -> Block:
     return block.select([bool(source and target) for source, target in stripped])._replace(errors={})
 
 
-def _find_shifts(block: Block) -> list[tuple[str, str, int, int]]:
-    found = []
-    for first, end, lines in find_shifts(block.sources, block.targets):
-        first_place, last_place = (block.place_of(block.numbers[i]) for i in (first, end - 1))
-        found.append((first_place, last_place, end - first, lines))
-    return found
+def _sample(texts: list[str], most: int) -> list[str]:
+    """At most so many texts, at equal distances."""
+    return texts[:: len(texts) // most + 1]
+
+
+def shifts_of(block: Block) -> list[BlockShift]:
+    """The shifts of a block."""
+    return [
+        (block.place_of(block.numbers[first]), block.place_of(block.numbers[end - 1]), end - first, lines)
+        for first, end, lines in find_shifts(block.sources, block.targets)
+    ]
 
 
 def first_errors(block: Block) -> list[str]:

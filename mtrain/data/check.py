@@ -4,6 +4,7 @@ A `DataCheck` collects what is found in each block of training pairs. Its memory
 tokenizer. If there is one, `segment` measures how it segments a sample of the training pairs.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -23,15 +24,17 @@ from mtrain.data.block_check import (
     RATIO_BINS,
     BlockCheck,
     BlockFindings,
+    BlockShift,
     PairHashes,
     first_errors,
     hash_all,
+    shifts_of,
     usable_pairs,
 )
 from mtrain.data.corpus import Block, parse_block
 from mtrain.data.duplicates import DuplicateCounter
 from mtrain.data.lines import Digests
-from mtrain.data.quotes import QuoteSigns, count_signs
+from mtrain.data.quotes import count_signs, show_csv
 from mtrain.data.raw_blocks import read_blocks
 from mtrain.data.scripts import main_script
 from mtrain.data.side_languages import TEXTS, find_wrong_languages
@@ -72,12 +75,13 @@ class Suspicious:
 
 @dataclass
 class Shifted:
-    """Consecutive training pairs whose targets are shifted against their sources."""
+    """Consecutive pairs whose targets are not beside their sources."""
 
     first: str  # the approximate location of the first pair
     last: str
     pairs: int  # that were checked
-    lines: int  # by which the targets come too late; negative: too early
+    # The number of lines by which the targets are too late, or too early if negative; None if it varies.
+    lines: int | None
 
 
 @dataclass
@@ -104,15 +108,13 @@ class Findings:
     suspicious: dict[str, Suspicious]
     segmentation: Segmentation | None = None
     rejected: dict[str, int] = field(default_factory=dict)  # training pairs by rule of `data.filters`
-    corpora: dict[str, int] = field(
-        default_factory=dict
-    )  # usable pairs by training corpus, if there are several
+    # Usable pairs by training corpus, if there are several.
+    corpora: dict[str, int] = field(default_factory=dict)
     shifts: list[Shifted] = field(default_factory=list)
     languages: dict[str, str] = field(default_factory=dict)  # corpora in other languages: what is wrong
     quoted: list[str] = field(default_factory=list)  # TSV files whose fields seem to be in quotes
-    unreadable: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # the first pairs of each set, with reasons
+    # The first unreadable pairs of each set, with reasons.
+    unreadable: dict[str, list[str]] = field(default_factory=dict)
 
 
 class DataCheck:
@@ -130,9 +132,10 @@ class DataCheck:
         others = {**validation, **tests}
         self._sets = {name: Counts() for name in ("train", "validation", *others)}
         self._train = data.train
-        self._shifts: list[list[Shifted]] = [[] for _ in data.train]  # also aligned pairs between them
+        # By training corpus, and at the end of other sets; also aligned pairs between them.
+        self._shifts: list[list[Shifted]] = [[] for _ in (*data.train, "others")]
         self._texts: list[tuple[list[str], list[str]]] = [([], []) for _ in data.train]
-        self._quotes = dict[str, QuoteSigns]()  # by TSV file that is read without `quotes`
+        self._quotes = defaultdict[str, Counter[str]](Counter)  # by TSV file that is read without `quotes`
         self._unreadable: dict[str, list[str]] = {name: [] for name in self._sets}
         self._others = {
             name: _hash_set(self._usable(corpora, name, digests)) for name, corpora in others.items()
@@ -171,8 +174,7 @@ class DataCheck:
         train.bad += found.bad
         _add_first(self._unreadable["train"], found.unreadable)
         self._add_signs(self._train[corpus], found.quotes)
-        for shift in found.shifts:
-            _add_shift(self._shifts[corpus], Shifted(*shift))
+        self._add_shifts(corpus, found.shifts)
         for side, texts in zip(self._texts[corpus], found.texts, strict=True):
             side += texts[: TEXTS - len(side)]
         for counts, new in zip((*self._lengths, self._ratios), (*found.lengths, found.ratios), strict=True):
@@ -201,6 +203,8 @@ class DataCheck:
         repeated = rejected.get("duplicates", 0)
         self._sets["train"].usable -= repeated
         duplicates = max(0, duplicates - repeated)
+        corpora = zip(self._corpora, self._texts, self._directions, strict=True)
+        languages = {name: find_wrong_languages(*texts, direction) for name, texts, direction in corpora}
         return Findings(
             sets=self._sets,
             duplicates=duplicates,
@@ -212,19 +216,25 @@ class DataCheck:
             suspicious=self._suspicious,
             rejected=rejected,
             corpora=self._corpora if len(self._corpora) > 1 and not repeated else {},
-            shifts=[shift for shift in chain.from_iterable(self._shifts) if shift.lines],
-            languages={name: wrong for name, wrong in self._wrong_languages() if wrong},
-            quoted=[file for file, signs in self._quotes.items() if signs.show_csv()],
+            shifts=[shift for shift in chain.from_iterable(self._shifts) if shift.lines != 0],
+            languages={name: wrong for name, wrong in languages.items() if wrong},
+            quoted=[file for file, signs in self._quotes.items() if show_csv(signs)],
             unreadable={name: places for name, places in self._unreadable.items() if places},
         )
 
-    def _wrong_languages(self) -> Iterator[tuple[str, str]]:
-        for name, texts, direction in zip(self._corpora, self._texts, self._directions, strict=True):
-            yield name, find_wrong_languages(*texts, direction)
+    def _add_shifts(self, corpus: int, found: Iterable[BlockShift]) -> None:
+        """Add consecutive pairs, of which the first may continue the last ones of the same file."""
+        shifts = self._shifts[corpus]
+        for new in (Shifted(*shift) for shift in found):
+            last = shifts[-1] if shifts else None
+            if last and last.lines == new.lines and _file_of(last) == _file_of(new):
+                last.last, last.pairs = new.last, last.pairs + new.pairs
+            elif len(shifts) < 2 * PLACES:
+                shifts.append(new)
 
-    def _add_signs(self, corpus: Corpus, signs: Iterable[int]) -> None:
+    def _add_signs(self, corpus: Corpus, signs: dict[str, int]) -> None:
         if isinstance(corpus, TsvCorpus) and not corpus.quotes:
-            self._quotes[corpus.tsv] = self._quotes.get(corpus.tsv, QuoteSigns()).plus(signs)
+            self._quotes[corpus.tsv].update(signs)
 
     def _usable(self, corpora: Iterable[Corpus], name: str, digests: Digests | None) -> Iterator[Pair]:
         """The usable pairs of a validation or test set, which are counted."""
@@ -235,6 +245,7 @@ class DataCheck:
                 usable = usable_pairs(block)
                 counts.bad += len(block.errors)
                 _add_first(self._unreadable[name], first_errors(block))
+                self._add_shifts(-1, shifts_of(block))
                 self._add_signs(corpus, count_signs(usable.sources + usable.targets))
                 counts.usable += len(usable.sources)
                 counts.empty += len(block.sources) - len(usable.sources)
@@ -252,12 +263,8 @@ class DataCheck:
         return _count_leaked(columns, [set(), set(), found])
 
 
-def _add_shift(shifts: list[Shifted], new: Shifted) -> None:
-    """Add the next pairs, which may continue the last ones."""
-    if shifts and shifts[-1].lines == new.lines:
-        shifts[-1].last, shifts[-1].pairs = new.last, shifts[-1].pairs + new.pairs
-    elif len(shifts) < 2 * PLACES:
-        shifts.append(new)
+def _file_of(shift: Shifted) -> str:
+    return shift.first.rpartition(":")[0]
 
 
 def _add_first(places: list[str], new: Sequence[str]) -> None:

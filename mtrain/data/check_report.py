@@ -138,6 +138,10 @@ def _leaks(findings: Findings) -> Iterator[str]:
 
 def _misreadings(findings: Findings) -> Iterator[str]:
     for shift in findings.shifts:
+        if shift.lines is None:
+            order = "look for a side that was sorted, shuffled or replaced"
+            yield f"{shift.first} to {shift.last}: the lengths of the two sides seem to be unrelated; {order}"
+            continue
         lines = f"{abs(shift.lines)} line{'s' * (abs(shift.lines) > 1)}"
         by = f"{lines} {'below' if shift.lines > 0 else 'above'}"
         cause = f"look for a missing or additional line near {shift.first}"

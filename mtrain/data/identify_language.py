@@ -12,13 +12,8 @@ EXTRA = "pip install 'mtrain[languages]'"  # installs py3langid
 _TEXTS = 200  # which suffice
 _LETTERS = 20  # of less text, the language is not identified
 _PROBABILITY = 0.5  # above which a single text is taken to be in a language
-_LABELS = {
-    "fil": "tl",
-    "iw": "he",
-    "ki": "kik",
-    "nb": "no",
-    "sh": "sr",
-}  # of languages that py3langid calls otherwise
+# Of languages that py3langid calls otherwise.
+_LABELS = {"fil": "tl", "iw": "he", "ki": "kik", "nb": "no", "sh": "sr"}
 _SIMILAR = 10  # languages that a text may be in: similar ones are hard to tell apart
 _CHINESE = dict.fromkeys(("yue", "wuu"), "zh")  # short sentences in Chinese may seem to be these
 

@@ -31,13 +31,6 @@ def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
             line = stream.readline(MAX_LINE + 2)
 
 
-def blank_end(lines: bytes) -> bytes:
-    """The blank lines at the end of some lines."""
-    filled = len(lines.rstrip(BLANK))
-    end = lines.find(b"\n", filled) + 1 if filled else 0
-    return lines[end:] if end or not filled else b""
-
-
 def without_blank_end(lines: Iterable[str]) -> Iterator[str]:
     """The lines of a TSV file without the blank lines at its end, which are not records."""
     blank: list[str] = []

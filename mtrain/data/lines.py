@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from mtrain.data import COMPRESSION, Pair, line_bounds
-from mtrain.data.line_bounds import BLANK, blank_end, is_too_long, lines_of, shortened
+from mtrain.data.line_bounds import BLANK, is_too_long, lines_of, shortened
 from mtrain.errors import DataError
 
 Digests = dict[Path, bytes]  # SHA-256 of files
@@ -110,35 +110,17 @@ class LineBlocks:
         """`stream` has the contents of the file after the given number of lines and bytes. With `records`,
         blank lines at the end of the file do not count, as in TSV and JSONL."""
         self._path, self._stream, self._rest, self._records = path, stream, b"", records
+        self._blank, self._is_blank = b"", True  # what waits, see `_read`; whether nothing else was read
         self.lines, self.offset = lines, offset  # read so far, in lines and bytes
 
     def take(self, count: int) -> bytes:
         """The next `count` lines with their ends, or all that are left. Lines longer than MAX_LINE are cut to
         MAX_LINE + 1 bytes. Raises DataError if the file cannot be read, as the other methods do."""
-        content = b"".join(shortened(self._advance(count)))
-        return content[: len(content) - self._drop_blank_end(content)]
+        return b"".join(shortened(self._advance(count)))
 
     def skip(self, count: int) -> int:
         """Skip what `take` returns, and return its size in bytes in the file."""
-        size, end = 0, b""  # the last part that is not blank, and the blank ones after it
-        for part in self._advance(count):
-            size += len(part)
-            end = end + part if self._records and not part.strip(BLANK) else part
-        return size - self._drop_blank_end(end)
-
-    def _drop_blank_end(self, content: bytes) -> int:
-        """Stop counting the blank lines at the end of `content` if only blank lines follow in the file, in at
-        most `_BUFFER` bytes. Returns their size."""
-        if not self._records or self.peek().strip(BLANK):
-            return 0
-        while part := self._read():
-            self._rest += part
-            if part.strip(BLANK) or len(self._rest) > _BUFFER:
-                return 0
-        blank = blank_end(content)
-        self.lines -= blank.count(b"\n") + (bool(blank) and not blank.endswith(b"\n"))
-        self.offset -= len(blank)
-        return len(blank)
+        return sum(map(len, self._advance(count)))
 
     def _advance(self, count: int) -> Iterator[bytes]:
         """The next `count` lines, in parts of any size."""
@@ -158,6 +140,21 @@ class LineBlocks:
         self.lines += count - missing + (not last.endswith(b"\n"))
 
     def _read(self) -> bytes:
+        """Some of the bytes that follow: none only at the end. With `records`, blank lines wait for what
+        follows them, unless these are too many."""
+        while part := self._read_file():
+            part, self._blank = self._blank + part, b""
+            filled = len(part.rstrip(BLANK))
+            if self._records and len(part) - filled <= _BUFFER:
+                part, self._blank = part[:filled], part[filled:]
+            if part:
+                self._is_blank = False
+                return part
+        end, self._blank = self._blank, b""
+        # What waited begins with the end of the last line that is not blank, if there is one.
+        return b"" if self._is_blank else end[: end.find(b"\n") + 1 or None]
+
+    def _read_file(self) -> bytes:
         try:
             return self._stream.read1(_BUFFER)
         except (OSError, ValueError) as error:
@@ -262,13 +259,7 @@ def read_text(path: Path) -> list[str]:
 def count_valid_lines(path: Path) -> int:
     """The number of lines of a file. Raises DataError if it cannot be read, or for the first line that is
     not valid text."""
-    with open_blocks(path) as blocks:
-        first = 1
-        while block := blocks.take(2**14):
-            for _ in raise_errors(decode_block(block, str(path), first)):
-                pass
-            first = blocks.lines + 1
-        return blocks.lines
+    return sum(1 for _ in raise_errors(read_lines(path)))
 
 
 T = TypeVar("T", str, Pair)

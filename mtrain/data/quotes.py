@@ -1,8 +1,8 @@
 """TSV fields in double quotes, as written by spreadsheets and the csv modules of programming languages."""
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable
 
 from mtrain.errors import DataError
 
@@ -12,36 +12,26 @@ _IS_QUOTED = re.compile(_QUOTED)
 _FIELDS = 20  # minimum number of quoted fields, with no unquoted text, that indicates a csv writer
 
 
-class QuoteSigns(NamedTuple):
-    """The number of fields that are written in each way."""
-
-    doubled: int = 0  # in quotes, with doubled quotes inside
-    quoted: int = 0  # in quotes, without quotes inside; or a quotation
-    literal: int = 0  # with quotes that a csv writer would have doubled
-    bare: int = 0  # text without quotes, counted at most once by `count_signs`
-
-    def plus(self, other: Iterable[int]) -> "QuoteSigns":
-        """The sums of two counts."""
-        return QuoteSigns(*map(sum, zip(self, other, strict=True)))
-
-    def show_csv(self) -> bool:
-        """Whether a csv writer has probably written the fields."""
-        are_all_quoted = self.quoted >= _FIELDS and not self.bare
-        return (self.doubled > 0 or are_all_quoted) and 4 * self.literal <= self.doubled
+def count_signs(fields: Iterable[str]) -> Counter[str]:
+    """The number of fields that are written in each way. Their quotes were read literally. `doubled` fields
+    are in quotes, with doubled quotes inside; `quoted` ones have no quotes inside, and may be quotations;
+    `literal` ones have quotes that a csv writer would have doubled; `bare` ones are text without quotes."""
+    return Counter(map(_sign_of, fields))
 
 
-def count_signs(fields: Sequence[str]) -> QuoteSigns:
-    """Count the ways in which fields are written. Their quotes were read literally."""
-    doubled = quoted = literal = 0
-    for field in (field for field in fields if '"' in field):
-        if (match := _IS_QUOTED.fullmatch(field)) is None:
-            literal += 1
-        elif '"' in match[1]:
-            doubled += 1
-        else:
-            quoted += 1
-    bare = any('"' not in field and any(map(str.isalpha, field)) for field in fields)
-    return QuoteSigns(doubled, quoted, literal, int(bare))
+def _sign_of(field: str) -> str:
+    if '"' not in field:
+        return "bare" if any(map(str.isalpha, field)) else "none"
+    if (match := _IS_QUOTED.fullmatch(field)) is None:
+        return "literal"
+    return "doubled" if '"' in match[1] else "quoted"
+
+
+def show_csv(signs: Counter[str]) -> bool:
+    """Whether a csv writer has probably written the fields that were counted."""
+    are_all_quoted = signs["quoted"] >= _FIELDS and not signs["bare"]
+    in_quotes = signs["doubled"] + signs["quoted"]
+    return (signs["doubled"] > 0 or are_all_quoted) and 4 * signs["literal"] <= in_quotes
 
 
 def split_quoted(line: str) -> list[str]:

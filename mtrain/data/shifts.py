@@ -1,4 +1,5 @@
-"""Finds pairs whose targets are shifted against their sources by a missing or additional line on one side.
+"""Finds pairs whose targets are shifted against their sources by a missing or additional line on one side,
+and sides whose orders have nothing to do with each other.
 
 In windows of consecutive pairs, the lengths of source i and target i + k are compared for all shifts k. If no
 shift fits, tokens that occur in a single text on each side are compared, such as numbers and names.
@@ -7,6 +8,8 @@ shift fits, tokens that occur in a single text on each side are compared, such a
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -17,18 +20,22 @@ _SMALLEST = 50  # pairs of the window of a small corpus
 _FEWEST = 20  # pairs
 _SIGNIFICANT = 5.0  # minimum agreement of lengths beyond shift 0, in standard deviations for unrelated sides
 _DISTINCT = 2.0  # minimum lead over the second-best shift, which sorted sentences do not reach
-_TOKENS = 4  # that agree with a shift; also a fourth of all, and three times as many as without a shift
-_LARGE = 10_000  # pairs, of which only the last quarter of each group of four windows is compared
+_TOKENS = 4  # minimum that agree with a shift; also a quarter of all, and three times as many as with 0
+_MOST = 10  # windows; of so many, not all are compared by tokens, which is slow
+_UNRELATED = 3.0  # maximum agreement of all lengths of sides in different orders, in standard deviations
+_MANY = 400  # pairs that show that sides are unrelated
+_SPREAD = 0.15  # minimum standard deviation of their logarithmic lengths, which otherwise say nothing
 _TOKEN = re.compile(r"\d+|[^\W\d_]+")
 Values = npt.NDArray[np.float64]
 
 
 class Shift(NamedTuple):
-    """Consecutive pairs. The target of source i is beside source i + `lines`, which is 0 if it is aligned."""
+    """Consecutive pairs. The target of source i is beside source i + `lines`: 0 if it is aligned, None if it
+    may be anywhere."""
 
     first: int  # index, from 0
     end: int
-    lines: int
+    lines: int | None
 
 
 def find_shifts(sources: Sequence[str], targets: Sequence[str]) -> list[Shift]:
@@ -36,23 +43,37 @@ def find_shifts(sources: Sequence[str], targets: Sequence[str]) -> list[Shift]:
     size = min(WINDOW, max(_SMALLEST, len(sources) // 8), len(sources))
     if size < _FEWEST:
         return []
-    group = size * (4 if len(sources) >= _LARGE else 1)  # pairs that a window at their end represents
-    agreement = _agreement(*(_lengths(side, size, group) for side in (sources, targets)))
+    group = max(size, len(sources) // _MOST)  # pairs that a window at their end represents
+    windows = [slice(end - size, end) for end in range(group, len(sources) + 1, group)]
+    agreement = _agreement(*(_lengths(side, windows) for side in (sources, targets)))
     shifts = [_shift_of_lengths(row) for row in agreement]
     if not any(lines is not None for lines in shifts):  # the lengths of all windows together may tell
         total = _shift_of_lengths(agreement.sum(axis=0) / len(agreement) ** 0.5)
         shifts = [total or None] * len(agreement)
-    undecided = [window for window, lines in enumerate(shifts) if lines is None]
-    for window in undecided if group == size else undecided[-1:]:  # tokens take long
-        rows = slice((window + 1) * group - size, (window + 1) * group)
-        shifts[window] = _shift_of_tokens(sources[rows], targets[rows])
+    is_large = len(windows) == _MOST
+    for i in reversed([i for i, lines in enumerate(shifts) if lines is None]):
+        shifts[i] = _shift_of_tokens(sources[windows[i]], targets[windows[i]])
+        if is_large and not shifts[i]:  # most shifts last until the end
+            break
+    if 2 * shifts.count(None) > len(shifts) and _are_unrelated(sources, targets, windows):
+        return [Shift(0, len(sources), None)]
     return [*_join(shifts, group)]
 
 
-def _lengths(texts: Sequence[str], size: int, group: int) -> Values:
-    """The logarithms of the lengths of the last texts of each group, standardized: (groups, size)."""
-    lengths = np.fromiter(map(len, texts), np.float64, len(texts) - len(texts) % group)
-    lengths = np.log1p(lengths.reshape(-1, group)[:, -size:])
+def _are_unrelated(sources: Sequence[str], targets: Sequence[str], windows: Sequence[slice]) -> bool:
+    """Whether the lengths of many sources and targets vary independently of each other."""
+    rows = [
+        [*map(len, chain.from_iterable(side[window] for window in windows))] for side in (sources, targets)
+    ]
+    lengths = np.log1p(np.array(rows, np.float64))
+    if lengths.shape[1] < _MANY or lengths.std(axis=1).min() < _SPREAD:
+        return False
+    return bool(np.corrcoef(lengths)[0, 1] * lengths.shape[1] ** 0.5 < _UNRELATED)
+
+
+def _lengths(texts: Sequence[str], windows: Sequence[slice]) -> Values:
+    """The logarithms of the lengths of the texts in each window, standardized: (windows, size)."""
+    lengths = np.log1p(np.array([[*map(len, texts[window])] for window in windows], np.float64))
     lengths -= lengths.mean(axis=1, keepdims=True)
     standardized: Values = np.clip(lengths / np.maximum(lengths.std(axis=1, keepdims=True), 0.01), -3, 3)
     return standardized
@@ -99,15 +120,7 @@ def _places_of_unique(texts: Sequence[str]) -> dict[str, int]:
 
 def _join(shifts: Sequence[int | None], size: int) -> Iterator[Shift]:
     """Join windows that are shifted by the same number of lines, and undecided ones between them."""
-    current: Shift | None = None
-    for window, lines in enumerate(shifts):
-        if lines is None:
-            continue
-        if current and current.lines == lines:
-            current = current._replace(end=(window + 1) * size)
-            continue
-        if current:
-            yield current
-        current = Shift(window * size, (window + 1) * size, lines)
-    if current:
-        yield current
+    decided = [(window, lines) for window, lines in enumerate(shifts) if lines is not None]
+    for lines, run in groupby(decided, key=itemgetter(1)):
+        windows = [window for window, _ in run]
+        yield Shift(windows[0] * size, (windows[-1] + 1) * size, lines)

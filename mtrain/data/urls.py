@@ -49,5 +49,4 @@ def _trim(url: str) -> str:
                 url = url[:place]
                 break
     url = _CASE_ENDING.sub("", url.rstrip(_AFTER_URL)).rstrip(_AFTER_URL)
-    host = _HOST.match(url)
-    return url[: host.end()].lower() + url[host.end() :] if host else url
+    return _HOST.sub(lambda host: host[0].lower(), url, count=1)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from mtrain.config.language_names import languages_in, words_of
 from mtrain.data.lines import read_lines
 from mtrain.data.parquet import read_parquet
-from mtrain.data.quotes import count_signs, split_quoted
+from mtrain.data.quotes import count_signs, show_csv, split_quoted
 from mtrain.errors import DataError
 
 TableKind = Literal["tsv", "jsonl", "parquet"]
@@ -61,7 +61,7 @@ def read_table(file: Path, kind: TableKind) -> Table:
 def _tsv_columns(file: Path) -> Table:
     lines = islice((line for line in read_lines(file) if isinstance(line, str)), SAMPLE)
     rows = [line.split("\t") for line in lines if line.strip()]
-    if quotes := count_signs([*chain.from_iterable(rows)]).show_csv():
+    if quotes := show_csv(count_signs(chain.from_iterable(rows))):
         rows = [*_without_quotes(map("\t".join, rows))]
     if not rows:
         raise DataError(f"{file}: is empty, or its lines are not valid UTF-8")

@@ -39,8 +39,18 @@ def insert(texts, place, count):
 def test_aligned_pairs_are_not_shifted(name, size):
     sources, targets = (side[:size] for side in CORPORA[name])
     assert not any(shift.lines for shift in find_shifts(sources, targets))
+    assert not any(shift.lines is None for shift in find_shifts(sources, targets))
     shuffled = random.Random(2).sample(targets, len(targets))
     assert not any(shift.lines for shift in find_shifts(sources, shuffled))
+
+
+@pytest.mark.parametrize("name", ["sentences", "other script"])
+@pytest.mark.parametrize("size", [1000, None])
+@pytest.mark.parametrize("order", [sorted, lambda texts: random.Random(2).sample(texts, len(texts))])
+def test_sides_in_different_orders_are_found(name, size, order):
+    sources, targets = (side[:size] for side in CORPORA[name])
+    [found] = find_shifts(sources, order(targets))
+    assert (found.first, found.end, found.lines) == (0, len(sources), None)
 
 
 @pytest.mark.parametrize("name", CORPORA)
