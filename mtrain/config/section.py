@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from mtrain.paths import expand_home
 
-MAX_INT = 10**12  # enough for "never"; computations with larger numbers could overflow
+MAX_INT = 10**15  # enough for "never"; computations with larger numbers could overflow
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
 PositiveInt = Annotated[int, Field(ge=1, le=MAX_INT)]
 PositiveFloat = Annotated[float, Field(gt=0, le=1e9)]

@@ -70,8 +70,11 @@ def test_27_a_missing_gpu_is_an_error(name):
     [
         ("model.dropout=1.0", "model.dropout: expected a number of at least 0 and below 1"),
         ("model.dropout=-0.1", "and below 1 (dropout rate of embeddings and sublayer outputs); got -0.1"),
-        ("training.batch_tokens=0", "training.batch_tokens: expected an integer from 1 to 1000000000000"),
-        ("training.batch_tokens=many", "training.batch_tokens: expected an integer from 1 to 1000000000000"),
+        ("training.batch_tokens=0", "training.batch_tokens: expected an integer from 1 to 1000000000000000"),
+        (
+            "training.batch_tokens=many",
+            "training.batch_tokens: expected an integer from 1 to 1000000000000000",
+        ),
         ("tokenizer.vocab_sise=9", "unknown key 'vocab_sise'; did you mean 'vocab_size'?"),
         ("trainig.max_steps=9", "unknown key 'trainig'; did you mean 'training'?"),
     ],

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -223,15 +224,15 @@ def test_a_damaged_summary_of_a_shared_folder_is_an_error_and_changes_nothing(ma
 
 def test_a_summary_that_cannot_be_read_is_not_replaced(make, tmp_path, monkeypatch):
     prepare(make("first"))
-    before, read = contents_of(tmp_path / "shared"), Path.read_bytes
+    before, really_open = contents_of(tmp_path / "shared"), Path.open
 
-    def fail(file: Path) -> bytes:
+    def fail(file: Path, *arguments: Any, **options: Any) -> Any:
         if file.name == "summary.json":
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return read(file)
+        return really_open(file, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", fail)
+        patch.setattr(Path, "open", fail)
         with pytest.raises(StorageError, match=r"summary\.json: cannot read: Too many open files"):
             prepare(make("second", 2))
     assert contents_of(tmp_path / "shared") == before
