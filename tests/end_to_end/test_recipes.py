@@ -17,6 +17,7 @@ from tests.support.documentation import FEW_STEPS, blocks, prepare, run
 from tests.support.paths import ROOT
 
 
+@pytest.mark.slow
 def test_commands_of_the_recipes_fit_together(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(FEW_STEPS, "decoding.beam_size", 1)

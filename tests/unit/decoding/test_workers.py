@@ -310,6 +310,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 @linux
 def test_a_server_keeps_its_settings_and_its_worker_processes_survive_its_fork_but_not_its_end(
     run_dir: Path, tmp_path: Path
