@@ -45,7 +45,7 @@ def require_writable(path: Path | None, inputs: Sequence[Path | None]) -> None:
     if path is None:
         return
     if path.suffix not in COMPRESSION and path.suffix.lower() in {*_UNSUPPORTED, *COMPRESSION}:
-        wanted = "a name that ends in .gz or .zst, or in no kind of compression"
+        wanted = "a name that ends in .gz or .zst, or has no compression suffix"
         raise UsageError(f"{path}: cannot write {path.suffix} files; give {wanted}")
     if not path.resolve().parent.is_dir():
         raise StorageError(f"{path}: cannot write: no such folder")

@@ -82,7 +82,10 @@ class Job(NamedTuple):
         )
         try:
             for number, (source, best) in enumerate(zip(sources, found, strict=True), start=first + 1):
-                self.problems.add(number, source, best.text, best.finished)
+                # Broken characters of a sample that is not the best one matter, too: all samples are written.
+                texts = [one.text for one in best.n_best or (best,)]
+                text = next((text for text in texts if "\ufffd" in text), best.text)
+                self.problems.add(number, source, text, best.finished)
                 yield form.render(best)
         except SplitPrefixError as error:
             raise DataError(f"{self.prefix}:{error.index + 1}: {error.reason}") from None

@@ -20,7 +20,7 @@ _DESCRIPTIONS: dict[Problem, str] = {
     "empty": "empty",
     "looping": "looping or cut at the maximum length",
     "extreme_length": "of extreme length",
-    "broken_characters": "with bytes that are no characters",
+    "broken_characters": "with bytes that are not valid UTF-8",
 }
 
 

@@ -180,7 +180,7 @@ class Splitter(NamedTuple):
         missing = default[: len(default) - len(given)]  # the source language
         if self.is_chosen and [*missing, *given] != default:
             found = f"line {number} begins with {' '.join(given)}, but {' '.join(default)} was chosen"
-            raise UsageError(f"{found}; remove the tag of the line, or do not choose languages")
+            raise UsageError(f"{found}; remove the tag of the line, or choose no languages")
         return self.tokenizer.tag_ids(" ".join([*missing, *given])), rest
 
     def _words(self, line: _Line, is_whole: bool, parts: list[list[int]]) -> list[tuple[int, ...]]:

@@ -436,6 +436,14 @@ def test_translations_that_may_be_wrong_are_counted_in_one_line(mtrain, run_dir,
     assert code == 0 and "may be wrong" not in err
 
 
+def test_broken_characters_of_any_sample_are_counted(mtrain, run_dir):
+    """At a high temperature, most of the eight samples of a line have some."""
+    sampling = ["--sample", "--n-best", "8", "--temperature", "20", "--seed", "1"]
+    code, out, err = mtrain("translate", run_dir, "It rains.", "--device", "cpu", *sampling)
+    assert code == 0 and "\ufffd" in out
+    assert "warning: 1 of 1 translations may be wrong: 1 with bytes that are not valid UTF-8 (line 1)" in err
+
+
 def test_the_prompt_translates_typed_lines(run_dir):
     main_end, terminal = pty.openpty()
     os.write(main_end, b"It rains\xff.\nIt rains.\n\x04")
