@@ -130,6 +130,7 @@ def test_a_run_without_a_model_is_described(mtrain, run_copy, tmp_path):
     assert described(mtrain, tmp_path / "begun")["progress"]["last"] is None
 
 
+@pytest.mark.slow
 def test_imported_and_exported_models_are_described(mtrain, tmp_path):
     make(tmp_path / "opus", {"num_beams": 2}, seed=31)
     assert mtrain("import", tmp_path / "opus", tmp_path / "model")[0] == 0

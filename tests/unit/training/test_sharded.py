@@ -44,6 +44,7 @@ def run(whole, tmp_path) -> Path:
     return copy_prepared(whole, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_checkpoints_are_those_of_other_runs(whole, tmp_path):
     """They resume exactly on as many ranks, and those of one kind of run resume as the other kind."""
     ddp = copy_prepared(whole, tmp_path / "ddp")
