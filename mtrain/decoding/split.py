@@ -86,13 +86,13 @@ class SplitPrefixError(DataError, exit_code=3):
     """A prefix was given for a line that is translated in several parts."""
 
     def __init__(self, index: int, parts: int):
-        """`index` is the number of the line in the whole input, from 0."""
+        """`index` is the number of the (first) line in the whole input, from 0."""
         self.index = index
         self.reason = (
             f"has a prefix for a line that is translated in {parts} parts; give the parts as lines of their "
             "own, or leave the prefix empty"
         )
-        super().__init__(f"the text with index {index} {self.reason}")
+        super().__init__(f"line {index + 1} of the input {self.reason}")
 
 
 class Part(NamedTuple):
@@ -137,13 +137,14 @@ class Splitter(NamedTuple):
         prefix has several parts: it is unclear which part the prefix belongs to. Raises UsageError if a
         language tag contradicts the chosen one.
         """
-        lines = [line for owner, text in enumerate(texts) for line in self._lines_of(owner, text, first)]
+        lines = list(self._lines_of(texts, first))
         prefix_ids = self.tokenizer.encode_target(list(prefixes)) if prefixes else [[]] * len(texts)
         split = self._split_lines([line.text for line in lines])
-        parts, parts_of_text = list[Part](), Counter[int]()
+        parts, parts_of_text, first_line_of = list[Part](), Counter[int](), dict[int, int]()
         for index, (line, (is_whole, of_line)) in enumerate(zip(lines, split, strict=True)):
             filled = list(filter(None, of_line))
             parts_of_text[line.owner] += len(filled)
+            first_line_of.setdefault(line.owner, first + index)
             words: list[tuple[int, ...]] = [()] * len(filled)
             if alignments and filled:
                 words = self._words(line, is_whole, filled)
@@ -152,7 +153,7 @@ class Splitter(NamedTuple):
                 parts.append(Part(index, ids, prefix_ids[line.owner], key, of_part))
         for owner, count in parts_of_text.items():
             if prefix_ids[owner] and count > 1:
-                raise SplitPrefixError(first + owner, count)
+                raise SplitPrefixError(first_line_of[owner], count)
         return parts
 
     def encode(self, texts: Sequence[str], first: int = 0) -> list[list[int]]:
@@ -162,9 +163,10 @@ class Splitter(NamedTuple):
         rows = self.tokenizer.encode_source([text for _, text in tagged])
         return [[*tag, *ids] for (tag, _), ids in zip(tagged, rows, strict=True)]
 
-    def _lines_of(self, owner: int, text: str, first: int) -> Iterator[_Line]:
-        for whole in LINE_BREAK.split(text)[::2]:
-            tag, rest = self._tag_of(whole, first + owner + 1)
+    def _lines_of(self, texts: Sequence[str], first: int) -> Iterator[_Line]:
+        lines = ((owner, line) for owner, text in enumerate(texts) for line in LINE_BREAK.split(text)[::2])
+        for number, (owner, whole) in enumerate(lines, first + 1):
+            tag, rest = self._tag_of(whole, number)
             yield _Line(owner, whole, rest, tag)
 
     def _tag_of(self, text: str, number: int) -> tuple[list[int], str]:

@@ -60,10 +60,10 @@ class Tokenizer:
             raise UsageError(f"{found}; its symbols are {', '.join(names) or 'none'}")
         return self.encode_source([tag])[0]
 
-    def word_starts(self, ids: list[int], target: bool = False) -> list[bool]:
-        """Whether each source (or target) token begins a word; the first one always does. Words are separated
-        by whitespace. A token of only spaces does not begin a word if a space or the end follows."""
-        pieces = (self.target if target else self.source).pieces
+    def word_starts(self, ids: list[int]) -> list[bool]:
+        """Whether each source token begins a word; the first one always does. Words are separated by
+        whitespace. A token of only spaces does not begin a word if a space or the end follows."""
+        pieces = self.source.pieces
         starts: list[bool] = []
         last, filled = 0, True  # start of the current word; whether it has more than spaces
         for number, i in enumerate(ids):

@@ -77,9 +77,8 @@ class Progress:
         remove_later_samples(self.run_dir, self.state.step)
 
     def start(self) -> None:
-        """Start the clock, and remove what a resumed run will write again."""
+        """Start the clock and TensorBoard."""
         if self.is_first:
-            self.remove_later_records()
             self.tensorboard.start(self.state.step)
         self.clock = time.perf_counter()
 

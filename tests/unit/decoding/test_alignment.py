@@ -62,8 +62,8 @@ def test_each_token_belongs_to_the_word_that_it_is_in(translator: Translator) ->
 
 def test_words_are_separated_by_spaces(translator: Translator) -> None:
     tokenizer = translator.tokenizer
-    space, letter = (tokenizer.target.pieces.index(piece) for piece in ("▁", "a"))
-    word = next(i for i, piece in enumerate(tokenizer.target.pieces) if len(piece) > 1 and piece[0] == "▁")
+    space, letter = (tokenizer.source.pieces.index(piece) for piece in ("▁", "a"))
+    word = next(i for i, piece in enumerate(tokenizer.source.pieces) if len(piece) > 1 and piece[0] == "▁")
     for ids in (
         [word, word],
         [word, space, letter],
@@ -71,10 +71,10 @@ def test_words_are_separated_by_spaces(translator: Translator) -> None:
         [space, word],
         [word, space, space],
     ):
-        starts = tokenizer.word_starts(ids, target=True)
-        text = "".join(tokenizer.target.pieces[i] for i in ids).replace("▁", " ")
+        starts = tokenizer.word_starts(ids)
+        text = "".join(tokenizer.source.pieces[i] for i in ids).replace("▁", " ")
         assert starts[0] and sum(starts) == len(text.split()), ids
-    assert tokenizer.word_starts([word, space, letter], target=True) == [True, True, False]
+    assert tokenizer.word_starts([word, space, letter]) == [True, True, False]
 
 
 def test_parts_joined_without_a_space_share_a_word() -> None:

@@ -150,10 +150,9 @@ def test_a_prefix_of_a_line_with_several_parts_is_an_error(tagging: Tokenizer, m
     lines = ["A cat.", " ", "It rains. The sun shines."]
     parts = splitter.parts_of(lines, ["Eine", "Es", ""], 0)
     assert [part.prefix for part in parts][:2] == [*tagging.encode_target(["Eine"]), []]
-    with pytest.raises(
-        DataError, match=r"text with index 9 has a prefix for a line that is translated in 2 parts"
-    ):
-        splitter.parts_of(lines, ["", "", "Es"], 7)
+    message = "line 11 of the input has a prefix for a line that is translated in 2 parts"
+    with pytest.raises(DataError, match=message):
+        splitter.parts_of(["A cat.\nA dog.", *lines[1:]], ["", "", "Es"], 7)
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +205,7 @@ def test_a_tag_that_contradicts_a_chosen_one_is_an_error(both: Tokenizer) -> Non
         [part] = splitter.parts_of([same], [], 0)
         assert part.source[:-1] == both.encode_source(["<en> <2fr> It rains."])[0]
     for other, found in (("<2de> A cat.", "<2de>"), ("<de> <2fr> A cat.", "<de> <2fr>")):
-        message = f"line 8 begins with {found}, but <en> <2fr> was chosen; remove the tag of the line"
+        message = f"line 9 begins with {found}, but <en> <2fr> was chosen; remove the tag of the line"
         with pytest.raises(UsageError, match=message):
             splitter.parts_of(["It rains.", f"It rains.\n{other}"], [], 6)
         with pytest.raises(UsageError, match="line 2 begins with"):
