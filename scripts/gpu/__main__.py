@@ -31,6 +31,7 @@ def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         parts.add_parser(name, help=text).set_defaults(run=function)
     part = parts.add_parser("resume", help="kill and resume a run")
     part.add_argument("work", type=Path, metavar="FOLDER", help="folder for the runs")
+    part.add_argument("--python", nargs="+", default=[sys.executable], help="what starts the interpreter")
     part.set_defaults(run=resume.check)
     for name, function, text in (
         ("train", training.measure, "the speed of training"),

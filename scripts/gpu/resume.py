@@ -6,8 +6,8 @@ killed between two checkpoints.
 
 import json
 import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -30,16 +30,19 @@ SETTINGS = {
 }
 
 
-def check(scale: Scale, work: Path) -> None:
-    """Train in a new folder in `work` and compare. Raises CheckFailed if a run fails or losses differ."""
+def check(scale: Scale, work: Path, python: Sequence[str]) -> None:
+    """Train in a new folder in `work` and compare. `python` starts the interpreter.
+
+    Raises CheckFailed if a run fails or losses differ.
+    """
     work.mkdir(parents=True, exist_ok=True)
     folder = Path(mkdtemp(prefix="runs-", dir=work))
     every = 10 if scale.tiny else 100  # steps between checkpoints
     once, again, killed = folders = [folder / name for name in ("once", "again", "killed")]
-    runs = {folder: _start(scale, folder, every) for folder in folders}
+    runs = {folder: _start(scale, folder, every, python) for folder in folders}
     try:
         _kill_after(every + every // 2, runs[killed], killed)
-        runs[killed] = _start(scale, killed, every)
+        runs[killed] = _start(scale, killed, every, python)
         for folder, run in runs.items():
             _require_success(folder, run)
     finally:
@@ -54,13 +57,13 @@ def check(scale: Scale, work: Path) -> None:
         raise CheckFailed(f"losses of the same run differ by up to {worst:.5f} nats per token")
 
 
-def _start(scale: Scale, folder: Path, every: int) -> "subprocess.Popen[bytes]":
+def _start(scale: Scale, folder: Path, every: int, python: Sequence[str]) -> "subprocess.Popen[bytes]":
     """Start or resume a run; its output is appended to a log file beside its folder."""
     settings = {**SETTINGS, "training.max_steps": (3 if scale.tiny else 6) * every}
     settings |= {"training.checkpoint_every": every, "training.log_every": every // 10}
     if scale.tiny:
         settings |= {"model.preset": "micro", "training.batch_tokens": 256}
-    command = [sys.executable, "-m", "mtrain", "fit", CONFIG, "--run-dir", str(folder)]
+    command = [*python, "-m", "mtrain", "fit", CONFIG, "--run-dir", str(folder)]
     command += ["--device", str(scale.device)]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]

@@ -1,0 +1,184 @@
+"""Count operations, copies and waits of a training step and a decoding step.
+
+The operations of training are counted at full size with tensors that have no data, and everything else on the
+simulated device, with the layers of a preset but few columns: no count depends on the width.
+"""
+
+import contextlib
+import functools
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from simulate_cuda.device import ROOT, library, recording  # isort: skip  # precedes torch
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mtrain.config.decoding import DecodingConfig
+from mtrain.config.model import ModelConfig
+from mtrain.config.presets import PRESETS
+from mtrain.config.training import TrainingConfig
+from mtrain.data.batch import Batch
+from mtrain.decoding.batches import padded
+from mtrain.decoding.search import search
+from mtrain.model.transformer import Transformer
+from mtrain.training.step import Learner
+
+MAX_WAITS = {1: 1.4, 5: 1.6}  # of a decoding step, by beam size; a training step never waits
+GPU = torch.device("cuda:0")
+LENGTH = 26  # tokens of a sentence in training
+NARROW = {"d_model": 64, "ffn_dim": 128, "vocabulary": 500}
+WITHOUT_KERNEL = {
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "lift_fresh"),
+    *("is_pinned", "is_same_size", "resize_", "set_", "device"),
+}
+
+
+class Counts(NamedTuple):
+    """What happens in a step on average."""
+
+    operations: float
+    copies: float
+    waits: float
+    places: Counter[str]  # of the waits of all steps
+
+
+class _Operations(TorchDispatchMode):
+    """Counts operations on the device that run kernels, and copies from and to the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        devices = {x.device.type for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)}
+        name = function.overloadpacket.__name__
+        if name in ("copy_", "_to_copy") and len(devices) > 1:
+            self.counts["copy"] += 1
+        elif "cuda" in devices and not function.is_view and name not in WITHOUT_KERNEL:
+            self.counts["operation"] += 1
+        return out
+
+
+@contextlib.contextmanager
+def _without_data() -> Iterator[None]:
+    """A context manager in which tensors have no data. Attention is what a GPU computes, and PyTorch updates
+    many tensors at once, as it does with tensors that have data."""
+    _foreach_utils._foreach_supported_types.append(FakeTensor)
+    library.use_attention_of_gpu(True)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        library.use_attention_of_gpu(False)
+        _foreach_utils._foreach_supported_types.remove(FakeTensor)
+
+
+def _model(preset: str, vocabulary: int = 32_000, **changes: int) -> Transformer:
+    sizes = {"source_vocab_size": vocabulary, "target_vocab_size": vocabulary, "max_positions": 512}
+    with GPU:
+        return Transformer(ModelConfig(**PRESETS[preset] | changes, **sizes))
+
+
+def _learner(model: Transformer, precision: str) -> Learner:
+    return Learner(model.train(), TrainingConfig(max_steps=1, precision=precision, compile="off"))
+
+
+def count_training(preset: str, precision: str, tokens: int) -> Counts:
+    """Count in a training step with `tokens` target tokens in one micro-batch."""
+    with _without_data():
+        learner, batch = _learner(_model(preset), precision), Batch.of_size(tokens // LENGTH, LENGTH)
+        for parameter in learner.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        learner.optimizer.step()  # allocates the moments, as the first training step does
+        learner.optimizer.zero_grad()
+        with _Operations() as operations:
+            learner.step([batch], tokens, 1e-3)
+    places = _waits_of_training(preset, precision)
+    return Counts(operations.counts["operation"], operations.counts["copy"], places.total(), places)
+
+
+@functools.cache
+def _waits_of_training(preset: str, precision: str) -> Counter[str]:
+    learner = _learner(_model(preset, **NARROW), precision)
+    batches = [Batch.of_size(pairs, length).pinned() for pairs, length in ((7, 20), (5, 9))]
+    learner.step(batches, 185, 1e-3)
+    with recording() as events:
+        learner.step(batches, 185, 1e-3)
+    return events["wait"]
+
+
+def count_decoding(beams: int) -> Counts:
+    """Count in the decoding steps of a batch in bf16, its start and end included."""
+    torch.manual_seed(1)
+    model = _model("base", **NARROW).eval().for_decoding(torch.bfloat16, low_projection=True)
+    config = DecodingConfig(beam_size=beams, max_length_ratio=1.5, max_length_offset=10)
+    rows = [[*range(10, 10 + length), model.config.eos_id] for length in range(4, 20)]
+    source, keep = padded(rows, model.config.pad_id, GPU)
+    steps, decode_next = 0, model.decode_next
+
+    def counted(*arguments: Any) -> Tensor:
+        nonlocal steps
+        steps += 1
+        return decode_next(*arguments)
+
+    search([model], source, keep, config)  # packs the weights
+    model.decode_next = counted  # type: ignore[method-assign]
+    with recording() as events:
+        search([model], source, keep, config)
+    totals = (events[kind].total() / steps for kind in ("operation", "copy", "wait"))
+    return Counts(*totals, events["wait"])
+
+
+def main() -> int:
+    """Print the table. Returns 1 if a step fails, or waits more often than it may."""
+    steps: list[tuple[str, float, Callable[[], Counts]]] = [
+        (
+            f"training, {preset}, {precision}, {tokens:,} tokens",
+            0,
+            partial(count_training, preset, precision, tokens),
+        )
+        for preset in ("base", "big")
+        for precision in ("bf16", "fp32")
+        for tokens in (4160, 24960)
+    ]
+    for beams, limit in MAX_WAITS.items():
+        steps.append((f"decoding, 6+6 layers, bf16, beam {beams}", limit, partial(count_decoding, beams)))
+    print(f"{'one step of':36}{'operations':>12}{'copies':>8}{'waits':>8}")
+    problems = [problem for step in steps if (problem := _print_row(*step))]
+    for problem in problems:
+        print(f"problem: {problem}")
+    return int(bool(problems))
+
+
+def _print_row(name: str, max_waits: float, count: Callable[[], Counts]) -> str:
+    """Print the counts of a step, and where it waits. Returns what is wrong."""
+    try:
+        counts = count()
+    except Exception as error:
+        line = str(error).partition("\n")[0]
+        return f"{name}: {type(error).__name__}: {line} ({_place_of(error)})"
+    digits = 1 if max_waits else 0
+    print(
+        f"{name:36}{counts.operations:12,.{digits}f}{counts.copies:8.{digits}f}{counts.waits:8.{2 * digits}f}"
+    )
+    for place, number in counts.places.most_common():
+        print(f"    {number:3} {place}")
+    if counts.waits > max_waits:
+        return f"{name}: {counts.waits:.2f} waits, at most {max_waits} are expected"
+    return ""
+
+
+def _place_of(error: Exception) -> str:
+    """The last line of mtrain that the error has passed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    of_mtrain = [frame for frame in frames if frame.filename.startswith(f"{ROOT}/mtrain/")]
+    return ", ".join(f"{frame.filename.removeprefix(f'{ROOT}/')}:{frame.lineno}" for frame in of_mtrain[-1:])
