@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Format, lint, types and the default tests, in the environment that setup.sh made. Arguments go to pytest.
+# Without arguments, most of the tests marked `gpu` follow, and counts of what a GPU does, on a simulated device.
 # Four processes of one thread each share the tests, file by file, in the order of tests/conftest.py: xdist
 # would run the files with the fewest tests last, which are whole trainings. Some tests mostly wait, for a
 # process to be missed, so four processes end earlier than two on two cores.
@@ -11,3 +12,6 @@ $bin/ruff format --check .
 $bin/ruff check .
 $bin/mypy
 OMP_NUM_THREADS=1 $bin/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@"
+if [ $# = 0 ]; then
+    $bin/python scripts/simulate_cuda check tests counts || [ $? = 77 ] # 77: skipped, for instance without g++
+fi

@@ -27,8 +27,10 @@ SENTENCES = ["I like oranges.", "Does she eat red apples?", "They don't like pea
 
 def commands(work: Path) -> dict[str, dict[str, list[str]]]:
     """The commands of each part by name, which run in this order. Their files are in the folder `work`."""
-    tests = [*RUN, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "gpu"]
-    tests += ["tests/end_to_end/test_gpu.py", "tests/unit/test_device.py"]
+    files = [
+        str(file) for file in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in file.read_text("utf-8")
+    ]
+    tests = [*RUN, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", *files]
     mtrain, run, device = [*RUN, "-m", "mtrain"], str(work / "toy"), ["--device", "cuda"]
     short = [word for key, value in SHORT.items() for word in ("--set", f"{key}={value}")]
     translate = [*mtrain, "translate", run, *SENTENCES, *device, "--set"]
@@ -49,12 +51,12 @@ def commands(work: Path) -> dict[str, dict[str, list[str]]]:
 
 def main(names: Sequence[str] = ()) -> int:
     """Run the parts with these names, or all of them, two at a time. Returns 1 if a command has failed."""
-    build.build()
     with TemporaryDirectory() as work, ThreadPoolExecutor(2) as pool:
         parts = commands(Path(work))
         if unknown := set(names) - set(parts):
             print(f"unknown part {unknown.pop()}; the parts are {', '.join(parts)}", file=sys.stderr)
             return 2
+        build.build()
         failed = list(pool.map(_fails, (parts[name] for name in names or parts)))
     return int(any(failed))
 

@@ -10,6 +10,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 from simulate_cuda.device import ROOT, library, recording  # isort: skip  # precedes torch
@@ -32,6 +33,8 @@ from mtrain.model.transformer import Transformer
 from mtrain.training.step import Learner
 
 MAX_WAITS = {1: 1.4, 5: 1.6}  # of a decoding step, by beam size; a training step never waits
+# Preset, precision and target tokens of the training steps that are counted
+TRAINING = list(product(("base", "big"), ("bf16", "fp32"), (4160, 24960)))
 GPU = torch.device("cuda:0")
 LENGTH = 26  # tokens of a sentence in training
 NARROW = {"d_model": 64, "ffn_dim": 128, "vocabulary": 500}
@@ -141,14 +144,8 @@ def count_decoding(beams: int) -> Counts:
 def main() -> int:
     """Print the table. Returns 1 if a step fails, or waits more often than it may."""
     steps: list[tuple[str, float, Callable[[], Counts]]] = [
-        (
-            f"training, {preset}, {precision}, {tokens:,} tokens",
-            0,
-            partial(count_training, preset, precision, tokens),
-        )
-        for preset in ("base", "big")
-        for precision in ("bf16", "fp32")
-        for tokens in (4160, 24960)
+        ("training, {}, {}, {:,} tokens".format(*step), 0, partial(count_training, *step))
+        for step in TRAINING
     ]
     for beams, limit in MAX_WAITS.items():
         steps.append((f"decoding, 6+6 layers, bf16, beam {beams}", limit, partial(count_decoding, beams)))

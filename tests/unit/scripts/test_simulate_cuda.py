@@ -1,0 +1,126 @@
+"""scripts/simulate_cuda runs code on a simulated CUDA device, and finds what would be wrong on a GPU."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.paths import ROOT
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+DEVICE = """
+import sys
+import torch
+
+def error(function):
+    try:
+        function()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+
+x = torch.ones(3, 4, device="cuda")
+torch.cuda.set_sync_debug_mode("error")
+with torch.autocast("cuda", torch.bfloat16):
+    print(sys.argv[1:], (x @ x.T).dtype, torch.cuda.get_device_capability())
+print(error(lambda: x.sum().item()))
+print(error(lambda: x[torch.tensor([0, 2])]))
+print(error(lambda: x + torch.ones(4)))
+print(error(lambda: torch.ones(4).to("cuda")))
+print(error(lambda: torch.ones(4).pin_memory().to("cuda", non_blocking=True)))
+torch.cuda.set_sync_debug_mode("default")
+print(x.nonzero().tolist()[-1], torch.sort(x.cumsum(1), descending=True).values[0].tolist())
+"""
+DEVICE_SAYS = """\
+['a', '--b'] torch.bfloat16 (9, 0)
+called a synchronizing CUDA operation: a value is read
+called a synchronizing CUDA operation: a copy to the device
+Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!
+called a synchronizing CUDA operation: a copy to the device
+None
+[2, 3] [4.0, 3.0, 2.0, 1.0]
+"""
+# A training step that waits, and a mask on the wrong device.
+FAULTS = """
+import sys
+from simulate_cuda import counts
+from mtrain.model.transformer import Transformer
+from mtrain.training.step import Learner
+
+{}
+counts.TRAINING = counts.TRAINING[:1]
+sys.exit(counts.main())
+"""
+READS_A_VALUE = """
+step = Learner.step
+Learner.step = lambda *arguments: print(end=f"{step(*arguments).values[0].item():.0}"[:0])
+"""
+MASK_ON_HOST = """
+decode = Transformer.decode
+Transformer.decode = lambda self, tokens, memory, keep, *more: decode(self, tokens, memory, keep.cpu(), *more)
+"""
+
+
+def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "simulate_cuda"), *arguments]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(command, env=variables, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("arguments", [["run", "-m", "mtrain"], ["counts"], ["check"], ["check", "tests"]])
+def test_without_a_compiler_it_is_skipped(tmp_path, arguments):
+    done = simulate(*arguments, PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 77 and not done.stdout
+    assert re.fullmatch(r"simulate_cuda: skipped: there is no (g\+\+|CPU build of PyTorch .*)\n", done.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments, error",
+    [(["chekc"], "usage: "), (["run"], "usage: "), (["check", "test"], "unknown part test; ")],
+)
+def test_wrong_arguments_are_an_error(arguments, error):
+    done = simulate(*arguments)
+    assert done.returncode == 2 and done.stderr.startswith(error)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_script_runs_on_the_device(tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text(DEVICE)
+    done = simulate("run", str(file), "a", "--b")
+    assert done.stdout == DEVICE_SAYS, done.stderr
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize(
+    "fault, problems",
+    [
+        (READS_A_VALUE, r"training, .*: DataDependentOutputException: "),
+        (MASK_ON_HOST, r"training, .*cuda:0.*cpu"),
+    ],
+)
+def test_faults_are_problems(tmp_path, fault, problems):
+    file = tmp_path / "script.py"
+    file.write_text(FAULTS.format(fault))
+    done = simulate("run", str(file))
+    assert done.returncode == 1, done.stderr
+    assert len(re.findall(f"^problem: {problems}", done.stdout, re.MULTILINE)) == 1, done.stdout
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_the_complete_check_passes():
+    done = simulate("check")
+    assert done.returncode == 0, done.stdout
+    ended = dict(re.findall(r"^(.+): (exit 0), \d+ s$", done.stdout, re.MULTILINE))
+    translations = ["demo", "translate, greedy", "translate, beam 5", "score"]
+    assert sorted(ended) == sorted(["tests", "tests, compiled", *translations, "resume", "counts"])
+    assert (
+        len(re.findall(r"^training, (?:base|big), \S+ \S+ tokens .* 4 +0$", done.stdout, re.MULTILINE)) == 8
+    )
+    assert len(re.findall(r"^decoding, .* beam [15] .*\d$", done.stdout, re.MULTILINE)) == 2
