@@ -195,10 +195,9 @@ def load_translator(
 ) -> "Translator":
     """Load a model, and change settings of this process that make decoding faster."""
     from mtrain.decoding.translate import Translator
-    from mtrain.device import avoid_cudnn_attention, keep_freed_memory
+    from mtrain.device import keep_freed_memory
 
     keep_freed_memory()
-    avoid_cudnn_attention()
     return Translator.load(model, device, settings, ensemble or ())
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from gpu.scale import CheckFailed, Scale
 from mtrain.config.training import TrainingConfig
 from mtrain.data.loader import Step
-from mtrain.device import avoid_cudnn_attention
 from mtrain.model.transformer import Transformer
 from mtrain.training.step import Learner
 
@@ -29,9 +28,7 @@ def check(scale: Scale) -> None:
     failed = []
     for precision, compiled, attention, limit in CASES + ON_GPU * scale.on_gpu:
         name = f"{precision}, compile {compiled}, {attention} attention"
-        avoid_cudnn_attention()
-        if attention == "cudnn":
-            torch.backends.cuda.enable_cudnn_sdp(True)
+        torch.backends.cuda.enable_cudnn_sdp(attention == "cudnn")
         found, ours = gradients(model.to(torch.float32), scale.device, step, precision, compiled)
         errors = [float((g - e).norm() / (e.norm() + 1e-12)) for g, e in zip(ours, expected, strict=True)]
         print(

@@ -2,6 +2,8 @@
 
 import math
 import os
+import platform
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -68,6 +70,26 @@ def test_unknown_devices_are_errors(name):
 def test_auto_selects_the_accelerator_of_the_machine(monkeypatch, kind, count, chosen):
     pretend(monkeypatch, kind, count)
     assert resolve_device("auto") == torch.device(chosen)
+
+
+@pytest.mark.parametrize(
+    ("variables", "release", "expected"),
+    [
+        ({}, "6.8.0-generic", "expandable_segments:True"),
+        ({}, "6.6.0-microsoft-standard-WSL2", None),
+        ({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, "6.8.0-generic", None),
+    ],
+)
+def test_cuda_is_set_up_before_it_starts(monkeypatch, variables, release, expected):
+    pretend(monkeypatch, "cuda")
+    monkeypatch.setattr(os, "environ", dict(variables))
+    monkeypatch.setattr(platform, "release", lambda: release)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    assert resolve_device("cpu") == torch.device("cpu") and torch.backends.cuda.cudnn_sdp_enabled()
+    resolve_device("cuda")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    found = os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+    assert found == (expected if sys.platform == "linux" else None)
 
 
 def test_an_accelerator_that_the_machine_does_not_have_is_an_error(monkeypatch):
