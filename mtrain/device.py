@@ -22,15 +22,16 @@ from mtrain.kernels.undocumented import undocumented
 def resolve_device(name: str) -> torch.device:
     """The device called `auto` (see `find_accelerator`), `cpu`, `cuda`, `cuda:N`, `mps`, `xpu` or `xpu:N`.
 
-    MPS and XPU devices compute in fp32 without compilation, and were never tried. For CUDA devices, this also
-    changes settings of the process: see `_set_up_cuda`. Raises UsageError if this machine does not have the
-    device.
+    MPS and XPU devices compute in fp32 without compilation, and were never tried. For a CUDA device, this
+    also keeps PyTorch from computing attention with cuDNN, in the whole process: cuDNN prepares a plan for
+    each new shape, and nearly every batch of sentences has a shape of its own. Raises UsageError if this
+    machine does not have the device.
     """
     if name == "cpu":
         return torch.device(name)
     accelerator = find_accelerator()
     if accelerator == "cuda":
-        _set_up_cuda()
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if name == "auto":
         return torch.device(accelerator)
     if not re.fullmatch(r"mps|(cuda|xpu)(:[0-9]+)?", name):
@@ -50,15 +51,16 @@ def find_accelerator() -> str:
     return found.type if found is not None and found.type in ("cuda", "mps", "xpu") else "cpu"
 
 
-def _set_up_cuda() -> None:
-    """Keep PyTorch from computing attention with cuDNN, which prepares a plan for each new shape of its
-    arguments: nearly every batch of sentences has a shape of its own. And, before CUDA starts, let blocks of
-    memory grow, unless the environment configures the allocator: batches of varying sizes would leave gaps
-    between blocks of fixed sizes. (WSL cannot do it, and warns.)
+def let_cuda_memory_grow() -> None:
+    """Before CUDA starts, let its blocks of memory grow, in the whole process: batches of varying sizes would
+    leave gaps between blocks of fixed sizes. Has no effect if the environment configures the allocator.
+
+    WSL cannot do it, and warns. PyTorch before 2.12 warns that the variable is deprecated, although its
+    successor has no effect there.
     """
-    torch.backends.cuda.enable_cudnn_sdp(False)
     names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-    if sys.platform == "linux" and "microsoft" not in platform.release() and not {*names} & {*os.environ}:
+    warns = torch.__version__ < (2, 12) or "microsoft" in platform.release()  # type: ignore[operator]
+    if sys.platform == "linux" and not warns and not {*names} & {*os.environ}:
         os.environ[names[1]] = "expandable_segments:True"
 
 

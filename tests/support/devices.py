@@ -8,7 +8,6 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, kind: str, count: int = 1) -> None:
     """Let PyTorch report `count` accelerators of a kind, such as `mps`."""
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")  # or else the memory of CUDA devices would be configured
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
