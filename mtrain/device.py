@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import platform
 import re
 import sys
 import threading
@@ -21,12 +22,16 @@ from mtrain.kernels.undocumented import undocumented
 def resolve_device(name: str) -> torch.device:
     """The device called `auto` (see `find_accelerator`), `cpu`, `cuda`, `cuda:N`, `mps`, `xpu` or `xpu:N`.
 
-    MPS and XPU devices compute in fp32 without compilation, and were never tried. Raises UsageError if this
+    MPS and XPU devices compute in fp32 without compilation, and were never tried. For a CUDA device, this
+    also keeps PyTorch from computing attention with cuDNN, in the whole process: cuDNN prepares a plan for
+    each new shape, and nearly every batch of sentences has a shape of its own. Raises UsageError if this
     machine does not have the device.
     """
     if name == "cpu":
         return torch.device(name)
     accelerator = find_accelerator()
+    if accelerator == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if name == "auto":
         return torch.device(accelerator)
     if not re.fullmatch(r"mps|(cuda|xpu)(:[0-9]+)?", name):
@@ -44,6 +49,19 @@ def find_accelerator() -> str:
     and there is one, otherwise `cpu`. No build supports several kinds."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return found.type if found is not None and found.type in ("cuda", "mps", "xpu") else "cpu"
+
+
+def let_cuda_memory_grow() -> None:
+    """Before CUDA starts, let its blocks of memory grow, in the whole process: batches of varying sizes would
+    leave gaps between blocks of fixed sizes. Has no effect if the environment configures the allocator.
+
+    WSL cannot do it, and warns. PyTorch before 2.12 warns that the variable is deprecated, although its
+    successor has no effect there.
+    """
+    names = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+    warns = torch.__version__ < (2, 12) or "microsoft" in platform.release()  # type: ignore[operator]
+    if sys.platform == "linux" and not warns and not {*names} & {*os.environ}:
+        os.environ[names[1]] = "expandable_segments:True"
 
 
 def make_current(device: torch.device) -> None:
@@ -261,15 +279,6 @@ def limit_onednn_cache() -> None:
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, "64")
-
-
-def avoid_cudnn_attention() -> None:
-    """Keep PyTorch from computing attention with cuDNN on a GPU, in the whole process.
-
-    On recent GPUs PyTorch prefers cuDNN, which prepares a plan for each new shape of its arguments. Nearly
-    every batch of sentences has a shape of its own. We have not measured this.
-    """
-    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def keep_freed_memory() -> None:

@@ -31,7 +31,7 @@ mkdir -p "$OUT"
 summary=$OUT/summary.txt
 : >>"$summary"
 case $PARTS in
-    right) PARTS="environment ceiling tests demo demo-compiled resume numbers ranks multi30k" ;;
+    right) PARTS="environment ceiling tests demo demo-compiled resume multi30k" ;;
     fast) PARTS="train-base decode train-base-compiled peers-base train-big peers-big decode-transformers profile-training
         profile-decoding profile-training-compiled translate" ;;
 esac
@@ -146,13 +146,10 @@ measure ceiling 40 summary.txt ceiling
 limit=190
 tests=(-m gpu -n 3 tests/end_to_end/test_gpu.py tests/unit/test_device.py)
 if [ "$DEVICE" = cpu ]; then tests=(tests/unit/kernels/test_precision.py); fi
-part tests "$limit" tests.txt "$PYTHON" -m pytest -p no:cacheprovider --durations=12 --show-capture=no "${tests[@]}" &
+part tests "$limit" tests.txt "$PYTHON" -m pytest -p no:cacheprovider --durations=12 --show-capture=no -rP "${tests[@]}" &
 demo demo toy off &
 demo demo-compiled toy-compiled on &
 measure resume "$limit" resume.txt resume "$WORK" &
-measure numbers "$limit" resume.txt numbers &
-part ranks 100 resume.txt "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node 1 -m gpu --device "$DEVICE" \
-    ${TINY:+--tiny} ranks &
 if [ -n "${MULTI30K:-}" ]; then part multi30k 230 multi30k.txt bash -c multi30k & fi
 wait
 

@@ -3,6 +3,7 @@
 import logging
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any
@@ -87,7 +88,10 @@ def run(arguments: Sequence[str]) -> int:
     """
     terminal.make_streams_usable()
     try:
-        code: Any = app(list(arguments) or ["--help"], prog_name="mtrain", standalone_mode=False)
+        with warnings.catch_warnings():
+            if not sys.warnoptions:
+                warnings.simplefilter("ignore")  # what libraries say to developers
+            code: Any = app(list(arguments) or ["--help"], prog_name="mtrain", standalone_mode=False)
         if code == 130:  # how Typer returns a KeyboardInterrupt
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0

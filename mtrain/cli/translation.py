@@ -195,10 +195,10 @@ def load_translator(
 ) -> "Translator":
     """Load a model, and change settings of this process that make decoding faster."""
     from mtrain.decoding.translate import Translator
-    from mtrain.device import avoid_cudnn_attention, keep_freed_memory
+    from mtrain.device import keep_freed_memory, let_cuda_memory_grow
 
     keep_freed_memory()
-    avoid_cudnn_attention()
+    let_cuda_memory_grow()
     return Translator.load(model, device, settings, ensemble or ())
 
 

@@ -21,6 +21,9 @@ _BATCH_ORDER, _SAMPLED_BATCH_ORDER = 1, 2
 
 Rows = npt.NDArray[np.int64]
 
+# Rows of a batch that a model computes. Attention kernels of GPUs fail with more than 65,535.
+MAX_ROWS = 32768
+
 
 def batch_order(data: DataConfig) -> int:
     """The version of the order of batches."""
@@ -66,7 +69,8 @@ def plan_batches(
     """Plan the batches of a window, in which each row occurs once, or as often as its weight says.
 
     `lengths` are those of the sources and of the targets. A step has at most `batch_tokens` padded tokens on
-    either side, and a micro-batch at most `micro_batch_tokens`. `key` determines the order of the steps and
+    either side, and a micro-batch at most `micro_batch_tokens`, and half of MAX_ROWS, which R-Drop doubles.
+    `key` determines the order of the steps and
     how pairs of equal lengths are grouped; it is (seed, epoch), or (seed, epoch, window) if there are several
     windows. In each step, every rank has the same number of micro-batches, a multiple of `workers`.
 
@@ -113,13 +117,14 @@ def _by_length(source_lengths: npt.NDArray[np.integer], target_lengths: npt.NDAr
     return np.lexsort((np.where(longer % 2, -difference, difference), longer))
 
 
-def cut_by_budget(lengths: Rows, budget: int) -> list[int]:
-    """Boundaries of consecutive runs, each as long as `budget` padded tokens allow. `lengths` has the length
-    of the longer side of each row."""
+def cut_by_budget(lengths: Rows, budget: int, most_rows: int | None = None) -> list[int]:
+    """Boundaries of consecutive runs, each as long as `budget` padded tokens and `most_rows` allow. `lengths`
+    has the length of the longer side of each row."""
     edges = [0]
     while edges[-1] < len(lengths):
         start = edges[-1]
-        longest = np.maximum.accumulate(lengths[start : start + max(1, budget // int(lengths[start]))])
+        most = min(max(1, budget // int(lengths[start])), most_rows or len(lengths))
+        longest = np.maximum.accumulate(lengths[start : start + most])
         padded = longest * np.arange(1, len(longest) + 1)  # ascending, because `longest` is
         edges.append(start + max(1, int(np.searchsorted(padded, budget, side="right"))))
     return edges
@@ -127,7 +132,7 @@ def cut_by_budget(lengths: Rows, budget: int) -> list[int]:
 
 def _split(lengths: Rows, budget: int, multiple: int) -> list[tuple[int, int]]:
     """Split a step into nearly equal runs within the budget; their number is a multiple of `multiple`."""
-    needed = -(-int(lengths.sum()) // budget)  # the minimum, without padding
+    needed = max(-(-int(lengths.sum()) // budget), -(-2 * len(lengths) // MAX_ROWS))  # without padding
     parts = -(-needed // multiple) * multiple
     while True:
         runs = list(pairwise(np.linspace(0, len(lengths), parts + 1).round().astype(int).tolist()))

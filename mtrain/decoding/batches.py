@@ -7,15 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtrain.data.batching import cut_by_budget
+from mtrain.data.batching import MAX_ROWS, cut_by_budget
 from mtrain.model.transformer import Transformer
 
 
-def in_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Yield batches of indices of rows of similar length, within a budget of padded tokens, longest first."""
+def in_batches(lengths: Sequence[int], budget: int, hypotheses: int = 1) -> Iterator[list[int]]:
+    """Yield batches of indices of rows of similar length, within a budget of padded tokens, longest first.
+    The `hypotheses` of all rows of a batch are at most MAX_ROWS."""
     array = np.array(lengths, dtype=np.int64)
     order = np.argsort(array, kind="stable")
-    for start, end in reversed(list(pairwise(cut_by_budget(array[order], budget)))):
+    edges = cut_by_budget(array[order], budget, max(1, MAX_ROWS // hypotheses))
+    for start, end in reversed(list(pairwise(edges))):
         yield order[start:end].tolist()
 
 

@@ -78,7 +78,7 @@ class Translator:
         is expanded. `overrides` are `decoding.key=value`.
 
         Loading changes no settings of the process: allocator, number of threads, environment, and current
-        CUDA device stay the same.
+        CUDA device stay the same. Only attention by cuDNN is turned off on a GPU (see `resolve_device`).
 
         On a CPU with several cores, worker processes are started after a few seconds of translation, each
         with its own copy of the models. Their number is `workers` (default: `decoding.workers` in the config)

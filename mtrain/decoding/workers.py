@@ -102,7 +102,7 @@ class Workers:
         most, total = max(1, config.batch_tokens // config.hypotheses), sum(lengths)
         rounds = math.ceil(total / (most * self.count))
         even = math.ceil(total / (max(rounds, 1) * self.count)) + max(lengths, default=0)
-        return list(in_batches(lengths, min(most, max(_MIN_BATCH, even))))
+        return list(in_batches(lengths, min(most, max(_MIN_BATCH, even)), config.hypotheses))
 
     def _decode_one(self, task: DecodingTask) -> list[list[Translation]]:
         """Decode a batch in this process, or in a worker process if another thread is decoding here."""

@@ -1,4 +1,5 @@
-"""What autocast does to a tensor, also on devices that do not support autocast (such as "meta")."""
+"""What autocast does to a tensor, also on the meta device, which does not support autocast. (To ask PyTorch
+whether a device does would break the graph of `torch.compile`.)"""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -8,13 +9,11 @@ from torch import Tensor
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """A context in which products on the device of x are computed in the type of their arguments."""
-    device = x.device.type
-    supported = torch.amp.is_autocast_available(device)
-    return torch.autocast(device, enabled=False) if supported else nullcontext()
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
     """The type in which products with x are computed: that of autocast if it is enabled, else that of x."""
     device = x.device.type
-    enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    enabled = not x.is_meta and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if enabled else x.dtype

@@ -27,7 +27,6 @@ from mtrain.data.raw_files import RawFiles
 from mtrain.data.same_inputs import check_corpora
 from mtrain.data.scan import CorpusScanner
 from mtrain.device import (
-    avoid_cudnn_attention,
     keep_freed_memory,
     limit_onednn_cache,
     make_current,
@@ -217,9 +216,8 @@ class _Planner:
         log.info("timing some training steps")
         architecture, device = alone.architecture, self._own_device()
         make_current(device)
-        keep_freed_memory()  # like the next two lines, as in `fit`, so that steps take as long
+        keep_freed_memory()  # like the next line, as in `fit`, so that steps take as long
         limit_onednn_cache()
-        avoid_cudnn_attention()
 
         def steps(_: Learner) -> Iterator[Step]:
             return random_steps(architecture, (self.lengths.source, self.lengths.target), alone.plan)

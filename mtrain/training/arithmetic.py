@@ -23,8 +23,8 @@ def describe_computation(recipe: TrainingConfig, device: torch.device) -> dict[s
 
 def describe_arithmetic(learner: Learner, ranks: Ranks, micro_batch_tokens: int) -> str:
     """Describe everything that determines the exact results of a step and is not in a checkpoint."""
-    compiled = should_compile(learner.device, learner.config.compile)
-    machine = describe_numerics(learner.device, learner.precision, compiled, len(learner.replicas))
+    workers = len(learner.replicas)
+    machine = describe_numerics(learner.device, learner.precision, learner.compiles, workers)
     if ranks.size > 1:
         machine += f", {ranks.size} ranks"
     if learner.shares_weights:

@@ -8,7 +8,7 @@ from pathlib import Path
 from mtrain.config.schema import Config
 from mtrain.data.data_folder import find_data_folder
 from mtrain.data.same_inputs import check_corpora
-from mtrain.device import avoid_cudnn_attention, keep_freed_memory, limit_onednn_cache, resolve_device
+from mtrain.device import keep_freed_memory, let_cuda_memory_grow, limit_onednn_cache, resolve_device
 from mtrain.distributed.launch import read_launch, require_torchrun_in_slurm
 from mtrain.distributed.many_ranks import joined_ranks
 from mtrain.distributed.ranks import Json, Ranks
@@ -32,6 +32,7 @@ def fit(config: Config, resume: str = "auto", device: str = "auto", allow_data_c
     errors of `mtrain.errors`; Interrupted after a stop signal, once the state is saved.
     """
     require_torchrun_in_slurm()
+    let_cuda_memory_grow()
     with joined_ranks(device) as ranks:
         given = {"--resume": resume, "--allow-data-change": str(allow_data_change)}
         ranks.require_equal({**dict(_keys_of(config.model_dump(mode="json"))), **given})
@@ -64,7 +65,6 @@ def make_trainer(
     """
     ranks = ranks or Ranks(resolve_device(device))
     limit_onednn_cache()
-    avoid_cudnn_attention()
     speed = assumed_speed_of(ranks)
     run = prepare_run(config, resume, allow_data_change, speed=speed) if ranks.is_first else None
     keep_freed_memory()  # from now on: what learning the tokenizer took was returned to the kernel

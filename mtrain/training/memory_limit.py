@@ -46,8 +46,14 @@ def agree_on_micro_batches(
     config: Config, train: WindowedCorpus, learner: Learner, state: TrainState, ranks: Ranks
 ) -> int:
     """The padded tokens of a micro-batch, which all ranks use: the smallest of their numbers. Restores the
-    limit that memory has required, from the state or from the file."""
+    limit that memory has required, from the state or from the file.
+
+    With `auto`, a run on GPUs that resumes keeps its number if it still fits, even if more memory is free: it
+    then computes the same.
+    """
     own = micro_batch_tokens(config, train, learner, ranks.local_size)
+    if config.training.micro_batch_tokens == "auto" and learner.device.type != "cpu":
+        own = min(own, state.micro_batch_tokens or own)
     tokens = -int(ranks.all_reduce_max(-own)[0])
     limit = state.max_micro_batch_positions
     if limit is None or state.micro_batch_tokens != tokens:

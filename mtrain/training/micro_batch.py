@@ -22,7 +22,7 @@ MAX_CPU_TOKENS = 16384  # larger micro-batches are not faster on a CPU; 1,024 an
 
 
 def available_memory(device: torch.device, root: Path = Path("/")) -> int:
-    """Bytes of memory that this process may use on a device.
+    """Bytes of memory that this process may use on a device: on a GPU, all that other programs leave free.
 
     On a CPU, this is the smallest of the machine's memory, RLIMIT_AS, and the limits of the process's cgroups
     and their parents (versions 1 and 2), which containers set. `root` contains /proc and /sys.
@@ -30,7 +30,8 @@ def available_memory(device: torch.device, root: Path = Path("/")) -> int:
     if device.type == "mps":
         return torch.mps.recommended_max_memory()
     if device.type != "cpu":
-        return int(torch.get_device_module(device).get_device_properties(device).total_memory)
+        module = torch.get_device_module(device)
+        return int(module.mem_get_info(device)[0] + module.memory_reserved(device))
     return min([_machine_memory(), *_cgroup_limits(root), *_address_space_limit()])
 
 

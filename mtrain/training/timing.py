@@ -11,12 +11,13 @@ from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
 from mtrain.data.loader import Step
 from mtrain.device import release_cached_memory, should_compile
+from mtrain.kernels.undocumented import undocumented
 from mtrain.model.build import build_model
 from mtrain.progress_bar import waiting_for
 from mtrain.training.optimizer import freeze
 from mtrain.training.step import Learner, make_learner
 
-UNTIMED_STEPS = 2  # which allocate memory, and compile
+UNTIMED_STEPS = 2  # at least, which allocate memory
 TIMED_STEPS, TIMED_SECONDS = 6, 4.0  # at least both
 MAX_SECONDS = 20.0  # then fewer steps suffice
 
@@ -77,11 +78,13 @@ def mean_speed(seconds: float, count: int, first: Timing, later: Timing) -> floa
 def _time_steps(learner: Learner, steps: Iterator[Step]) -> Timing:
     tokens, count, began = 0, 0, time.perf_counter()
     timing_began = began
+    compilations = _count_compilations(learner)
     for number, step in enumerate(steps, start=1):
         metrics = learner.step(step.batches, step.tokens, rate=1e-5)
-        if number <= UNTIMED_STEPS:
+        before, compilations = compilations, _count_compilations(learner)
+        if number <= UNTIMED_STEPS or compilations > before:
             metrics.values.tolist()  # waits for the device
-            timing_began = time.perf_counter()
+            tokens, count, timing_began = 0, 0, time.perf_counter()
             continue
         tokens, count = tokens + step.tokens, count + 1
         if count >= TIMED_STEPS or time.perf_counter() - began >= MAX_SECONDS:
@@ -90,3 +93,11 @@ def _time_steps(learner: Learner, steps: Iterator[Step]) -> Timing:
                 break
     seconds = time.perf_counter() - timing_began
     return Timing(tokens / seconds, seconds / count)
+
+
+def _count_compilations(learner: Learner) -> int:
+    """How often torch.compile has compiled a function in this process; 0 if PyTorch does not say."""
+    if not learner.compiles:
+        return 0  # to ask takes seconds: it imports the compiler
+    counters = undocumented("_dynamo.utils.counters")
+    return 0 if counters is None else int(counters["frames"]["total"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu import decoding, machine, numbers, profiling, ranks, resume, training
+from gpu import decoding, machine, profiling, resume, training
 from gpu.scale import CheckFailed, Scale
 from mtrain.config.presets import PRESETS
 from mtrain.device import resolve_device
@@ -25,8 +25,6 @@ def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     for name, function, text in (
         ("environment", machine.environment, "versions and the device"),
         ("ceiling", machine.ceiling, "the speed of matrix products, copies and launches"),
-        ("numbers", numbers.check, "compare gradients with fp64 on the CPU"),
-        ("ranks", ranks.check, "DDP and FSDP with one rank; start it with torchrun"),
     ):
         parts.add_parser(name, help=text).set_defaults(run=function)
     part = parts.add_parser("resume", help="kill and resume a run")

@@ -12,7 +12,6 @@ from gpu.decoding import make_model, translate
 from gpu.scale import Scale
 from gpu.training import make_learner, take
 from mtrain.data.loader import Step
-from mtrain.device import avoid_cudnn_attention
 from mtrain.training.step import Learner
 
 STEPS = 8  # of training
@@ -23,7 +22,6 @@ CALLS = ("Launch", "Memcpy", "Memset", "Synchronize", "cudaMalloc", "cudaHostAll
 
 def profile_training(scale: Scale, preset: str, batch_tokens: list[int], compiled: str) -> None:
     """Profile steps with each number of tokens of a batch. `compiled` is a value of `training.compile`."""
-    avoid_cudnn_attention()
     config = scale.model_config(preset)
     learner = make_learner(scale, config, compiled)
     for tokens in batch_tokens:

@@ -17,7 +17,6 @@ from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch
 from mtrain.data.loader import Step
-from mtrain.device import avoid_cudnn_attention
 from mtrain.planning.cost import Shape, flops_of
 from mtrain.training.step import Learner
 
@@ -42,10 +41,7 @@ def measure(scale: Scale, preset: str, batch_tokens: list[int], compiled: str, a
 
     `attention` is "default", or "cudnn" for what PyTorch chooses by itself on recent GPUs.
     """
-    if attention == "cudnn":
-        torch.backends.cuda.enable_cudnn_sdp(True)
-    else:
-        avoid_cudnn_attention()  # as `mtrain fit` does
+    torch.backends.cuda.enable_cudnn_sdp(attention == "cudnn")
     config = scale.model_config(preset)
     learner = make_learner(scale, config, compiled)
     for tokens in batch_tokens:
@@ -65,6 +61,7 @@ def measure_peers(scale: Scale, preset: str, batch_tokens: list[int]) -> None:
     from benchmark.peers.marian_hf import MarianMTModel, marian_config, marian_logits  # takes seconds
     from benchmark.peers.nn_transformer import TutorialTransformer
 
+    torch.backends.cuda.enable_cudnn_sdp(True)  # as PyTorch chooses, unlike mtrain
     config = scale.model_config(preset)
     fields = config.model_dump(mode="json")
 

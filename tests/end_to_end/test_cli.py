@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,22 @@ def test_a_bug_is_reported_as_such_and_debug_shows_the_traceback(mtrain, run_dir
     assert code == 1 and "bug in mtrain: ZeroDivisionError: oops" in one_line(err)
     code, _, err = mtrain("translate", run_dir, "Hi", "--device", "cpu", "--debug")
     assert code == 1 and "Traceback" in err
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_warnings_of_libraries_are_shown_only_if_python_is_told_to(
+    mtrain, run_dir, monkeypatch, recwarn, shown
+):
+    from mtrain.decoding.translate import Translator
+
+    def warning(*_, **__):
+        warnings.warn("deprecated", stacklevel=1)
+        return iter(())
+
+    monkeypatch.setattr(Translator, "stream", warning)
+    monkeypatch.setattr(sys, "warnoptions", ["default"] if shown else [])
+    mtrain("translate", run_dir, "Hi", "--device", "cpu")
+    assert [str(each.message) for each in recwarn] == ["deprecated"] * shown
 
 
 def test_tokenize_and_fit_say_what_to_do_next_and_repeat_no_work(mtrain, config_file, tmp_path):

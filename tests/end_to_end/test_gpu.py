@@ -1,16 +1,30 @@
 """Training and translating on a GPU gives the same as on the CPU."""
 
 import copy
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, distributed
 
 from mtrain import Translator
-from mtrain.device import copy_to_host_async
+from mtrain.config.model import ModelConfig
+from mtrain.config.training import TrainingConfig
+from mtrain.data.batch import Batch, collate
+from mtrain.decoding.decode import Ensemble, for_decoding
+from mtrain.decoding.search import search
+from mtrain.device import copy_to_host_async, resolve_device
+from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit, make_trainer
 from mtrain.training.step import Learner
+from tests.support.paths import ROOT
+from tests.support.search import build, forced, options, sentences, tokens
 from tests.support.training import PAIRS, batches_of, losses
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -32,23 +46,101 @@ def test_a_step_gives_the_same_loss_and_weights(parts):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)
 
 
-def test_compiled_steps_of_any_sizes_equal_eager_steps(parts, monkeypatch):
-    compiled, real = [], nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda *a, **k: (compiled.append(a), real(*a, **k)))
-    config, model, data, tokenizer = parts
-    splits = ([[0, 1, 2], [3, 4]], [[5, 6, 7]], [[0]], [[1, 7, 2, 6, 3]])
-    results = {}
-    for setting in ("off", "on"):
-        recipe = config.training.model_copy(update={"precision": "fp32", "compile": setting})
-        compiled.clear()
-        learner = Learner(copy.deepcopy(model).float().to("cuda"), recipe)
-        assert bool(compiled) == (setting == "on")
-        results[setting] = []
-        for split in splits:
-            batches = batches_of(split, data, tokenizer)
-            sums = learner.step(batches, sum(batch.target_tokens for batch in batches), 1e-6)
-            results[setting].append(sums.values.cpu())
-    torch.testing.assert_close(results["on"], results["off"], rtol=1e-3, atol=1e-3)
+@pytest.fixture(params=["default", "cudnn"])
+def attention(request) -> Iterator[str]:
+    """Attention as mtrain computes it, and as PyTorch would by itself on recent GPUs."""
+    resolve_device("cuda")
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(request.param == "cudnn")
+    yield request.param
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.fixture(scope="module")
+def padded() -> tuple[Transformer, Batch, Tensor, list[Tensor]]:
+    """A model with heads of usual width, a batch with padding, and its loss and gradients in fp64."""
+    sizes = {
+        "d_model": 128,
+        "ffn_dim": 256,
+        "heads": 2,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "dropout": 0.0,
+    }
+    vocabulary = {"source_vocab_size": 500, "target_vocab_size": 500, "max_positions": 128}
+    torch.manual_seed(1)
+    model = Transformer(ModelConfig(**sizes, **vocabulary)).train()
+    generator = np.random.default_rng(1)
+    sides = []
+    for _ in range(2):
+        rows = [[*generator.integers(4, 500, length), 3] for length in generator.integers(2, 100, 24)]
+        sides.append(pa.array(rows, pa.list_(pa.int32())))
+    batch = collate(*sides, 0, 2, list(range(24)))
+    return model, batch, *gradients(model, batch, torch.float64, "cpu", "fp32", "off")
+
+
+def gradients(
+    model: Transformer, batch: Batch, dtype: torch.dtype, device: str, precision: str, compiled: str
+) -> tuple[Tensor, list[Tensor]]:
+    """The mean loss of a batch, and the gradient of each parameter, in fp64 on the CPU, computed in parts of
+    different sizes."""
+    copied = copy.deepcopy(model).to(dtype)
+    copied.make_positions()
+    recipe = TrainingConfig(max_steps=1, precision=precision, compile=compiled)
+    learner = Learner(copied.to(device), recipe)
+    total, scale = torch.zeros((), dtype=torch.float64), learner.loss_scaler.scale
+    for part in batch.split(batch.positions / 3):
+        loss = learner.loss(learner.model, part).loss / batch.target_tokens
+        (loss * scale).backward()
+        total += loss.detach().cpu()
+    found = (p.grad for p in copied.parameters() if p.grad is not None)
+    return total, [(gradient / scale).double().cpu() for gradient in found]
+
+
+@pytest.mark.parametrize(
+    ("precision", "compiled", "tolerance"),
+    [("fp32", "off", 1e-4), ("fp16", "off", 2e-2), ("bf16", "off", 5e-2), ("bf16", "on", 5e-2)],
+)
+def test_gradients_with_padding_are_those_of_fp64(padded, attention, precision, compiled, tolerance):
+    if compiled == "on" and attention == "cudnn":
+        pytest.skip("compilation takes long: once suffices")
+    model, batch, expected_loss, expected = padded
+    loss, found = gradients(model, batch, torch.float32, "cuda", precision, compiled)
+    errors = [
+        float((ours - other).norm() / other.norm()) for ours, other in zip(found, expected, strict=True)
+    ]
+    print(
+        f"numbers, {precision}, compile {compiled}: relative errors of gradients: median {median(errors):.1e}"
+    )
+    torch.testing.assert_close(loss, expected_loss, rtol=tolerance / 10, atol=0.0)
+    assert median(errors) <= tolerance and max(errors) <= 4 * tolerance
+
+
+@pytest.mark.parametrize("beams", [1, 5])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp16", 5e-3), ("bf16", 1e-1)])
+def test_log_probabilities_of_translations_are_those_of_fp64(attention, precision, tolerance, beams):
+    model = build(
+        1, vocab=50, d_model=128, heads=2, ffn_dim=256, encoder_layers=2, decoder_layers=2, max_positions=64
+    )
+    source, keep = sentences(model, [31, 2, 17, 16, 5, 1])
+    config = options(beam_size=beams)
+    exact = search([model], source, keep, config)
+    on_gpu = copy.deepcopy(model).float()
+    on_gpu.make_positions()
+    ensemble = for_decoding(Ensemble([on_gpu.to("cuda")], None, torch.device("cuda")), precision)
+    found = search(ensemble.models, source.cuda(), keep.cuda(), config)
+    for row, ([best, *_], [other, *_]) in enumerate(zip(found, exact, strict=True)):
+        [log_prob] = forced(model, source[row], keep[row], [tokens(best, model.config.eos_id)])
+        assert best.log_prob == pytest.approx(log_prob, abs=tolerance * (len(best.ids) + 1))
+        assert best.ids == other.ids or precision != "fp32"
+
+
+@pytest.mark.skipif(not distributed.is_nccl_available(), reason="needs NCCL")
+def test_a_rank_that_uses_nccl_takes_the_same_steps():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    command += ["-m", "tests.support.nccl_rank"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "DDP and FSDP are right" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

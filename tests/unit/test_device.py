@@ -2,6 +2,8 @@
 
 import math
 import os
+import platform
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -17,6 +19,7 @@ from mtrain.device import (
     describe_numerics,
     has_fused_optimizers,
     keep_freed_memory,
+    let_cuda_memory_grow,
     limit_onednn_cache,
     make_current,
     multiply_all,
@@ -68,6 +71,29 @@ def test_unknown_devices_are_errors(name):
 def test_auto_selects_the_accelerator_of_the_machine(monkeypatch, kind, count, chosen):
     pretend(monkeypatch, kind, count)
     assert resolve_device("auto") == torch.device(chosen)
+
+
+@pytest.mark.parametrize(
+    ("variables", "release", "expected"),
+    [
+        ({}, "6.8.0-generic", "expandable_segments:True"),
+        ({}, "6.6.0-microsoft-standard-WSL2", None),
+        ({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, "6.8.0-generic", None),
+    ],
+)
+def test_memory_of_cuda_grows_unless_it_is_configured(monkeypatch, variables, release, expected):
+    monkeypatch.setattr(os, "environ", dict(variables))
+    monkeypatch.setattr(platform, "release", lambda: release)
+    let_cuda_memory_grow()
+    found = os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+    assert found == (expected if sys.platform == "linux" and torch.__version__ >= (2, 12) else None)
+
+
+def test_attention_by_cudnn_is_off_once_a_gpu_is_used(monkeypatch):
+    pretend(monkeypatch, "cuda")
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    assert resolve_device("cpu") == torch.device("cpu") and torch.backends.cuda.cudnn_sdp_enabled()
+    assert resolve_device("cuda") == torch.device("cuda") and not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_an_accelerator_that_the_machine_does_not_have_is_an_error(monkeypatch):

@@ -1,7 +1,7 @@
 """Batch plans: little padding, one plan per seed and epoch, the same steps on any number of devices."""
 
 from collections import Counter
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain.data.batch import collate
-from mtrain.data.batching import BatchPlan, cut_by_budget
+from mtrain.data.batching import MAX_ROWS, BatchPlan, cut_by_budget, plan_batches
+from mtrain.decoding.batches import in_batches
 from mtrain.kernels.cross_entropy import IGNORE
 from tests.support.batches import budgets, lengths, plan_all, rows_of_steps, world_sizes
 
@@ -28,6 +29,17 @@ def test_no_micro_batch_exceeds_its_budget(world_size: int):
         plans, source, _ = plan_all([(2, 2)] * 300, 600, micro_batch_tokens, world_size)
         longest = max(len(part) for plan in plans for step in plan.steps for part in step)
         assert longest * source[0] <= micro_batch_tokens
+
+
+def test_no_micro_batch_has_more_rows_than_attention_kernels_of_gpus_take():
+    pairs = np.full(100_000, 2)
+    plan = plan_batches((pairs, pairs), 400_000, 400_000, (1, 0))
+    assert [sum(map(len, step)) for step in plan.steps] == [100_000]
+    assert max(len(part) for part in plan.steps[0]) <= MAX_ROWS // 2  # R-Drop computes each row twice
+    for hypotheses in (1, 5):
+        batches = list(in_batches(pairs.tolist(), 400_000, hypotheses))
+        assert sorted(chain.from_iterable(batches)) == list(range(100_000))
+        assert MAX_ROWS // 2 < max(map(len, batches)) * hypotheses <= MAX_ROWS
 
 
 @quick

@@ -156,7 +156,7 @@ def test_the_largest_micro_batch_that_fits_is_found():
 def test_small_models_wait_for_the_launch_of_operations():
     """A GPU computes a tiny step in less time than Python takes to launch it."""
     slow = estimator().time().forward_backward
-    assert slow == pytest.approx(5e-6 * count_operations(estimator().architecture, low_precision=True))
+    assert slow == pytest.approx(30e-6 * count_operations(estimator().architecture, low_precision=True))
     many = estimator({"micro_batch_tokens": 32}).time().forward_backward
     assert many > 10 * slow
 

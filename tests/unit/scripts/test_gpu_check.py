@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu import numbers
 from gpu.__main__ import main, parse
 
 from tests.support.paths import ROOT
@@ -23,13 +22,13 @@ TIMED = [
     "peers-big",
 ]
 TIMED += ["decode-transformers", "translate", "train-base-cudnn", "bench.py"]
-ON_CPU = ["environment", "ceiling", "tests", "demo", "resume", "numbers", "ranks", *TIMED]
+ON_CPU = ["environment", "ceiling", "tests", "demo", "resume", *TIMED]
 COMPILED = ["demo-compiled", "train-base-compiled", "profile-training-compiled", "train-big-compiled"]
 
-# Replaces the interpreter: appends its arguments to $CALLS as a line, and fails the part `numbers`.
+# Replaces the interpreter: appends its arguments to $CALLS as a line, and fails the part `resume`.
 STAND_IN = """#!/bin/sh
 echo "$*" >>"$CALLS"
-case "$*" in *numbers*) exit 1 ;; *gpu*train*) echo "mtrain: 1,234 target tokens/s" ;; esac
+case "$*" in *resume*) exit 1 ;; *gpu*train*) echo "mtrain: 1,234 target tokens/s" ;; esac
 """
 
 
@@ -50,14 +49,9 @@ def test_a_part_prints_the_speed(capsys):
     )
 
 
-def test_gradients_that_are_wrong_fail(monkeypatch, capsys):
-    monkeypatch.setattr(
-        numbers, "CASES", [("fp32", "off", "default", 1e-4), ("bf16", "off", "default", 1e-4)]
-    )
-    assert main([*TINY, "numbers"]) == 1
-    captured = capsys.readouterr()
-    assert captured.out.count("relative errors of gradients") == 2
-    assert captured.err == "failed: gradients are wrong with bf16, compile off, default attention\n"
+def test_a_part_that_fails_says_why(capsys):
+    assert main(["--device", "cuda:99", "environment"]) == 1
+    assert capsys.readouterr().err.startswith("failed: --device cuda:99: this machine has ")
 
 
 def test_every_part_is_started_and_a_failure_does_not_stop_the_others(tmp_path):
@@ -66,15 +60,15 @@ def test_every_part_is_started_and_a_failure_does_not_stop_the_others(tmp_path):
     python.chmod(0o755)
     variables = {"PYTHON": str(python), "CALLS": str(calls), "DEVICE": "cuda", "MULTI30K": "captions"}
     code, ended = check(tmp_path, **variables)
-    assert code == 1 and ended.pop("numbers") == "exit 1"
-    assert ended == dict.fromkeys({*ON_CPU, *COMPILED, "multi30k"} - {"numbers"}, "exit 0")
+    assert code == 1 and ended.pop("resume") == "exit 1"
+    assert ended == dict.fromkeys({*ON_CPU, *COMPILED, "multi30k"} - {"resume"}, "exit 0")
     parts = []
     for call in calls.read_text().splitlines():
         if "-m gpu --" in call:
             arguments = parse(call.partition("-m gpu ")[2].split())
             parts.append(arguments["run"])
             assert arguments["device"] == "cuda" and not arguments["tiny"]
-    assert len(parts) == 17 and len(set(parts)) == 11
+    assert len(parts) == 15 and len(set(parts)) == 9
     assert "1,234 target tokens/s" in (tmp_path / "out" / "summary.txt").read_text()
 
 
@@ -83,7 +77,7 @@ def test_only_the_parts_that_are_named_run_and_no_part_begins_after_the_budget(t
     code, ended = check(tmp_path, PARTS="ceiling decode", **variables)
     assert code == 0 and ended == {"ceiling": "exit 0", "decode": "exit 0"}
     code, ended = check(tmp_path, PARTS="right", BUDGET="0", **variables)
-    assert code == 1 and ended["ranks"] == ended["ceiling"] == "no time left" and "train-base" not in ended
+    assert code == 1 and ended["tests"] == ended["ceiling"] == "no time left" and "train-base" not in ended
 
 
 @pytest.mark.slow
@@ -93,6 +87,6 @@ def test_the_complete_check_passes_on_a_cpu(tmp_path):
     results = {file.stem: file.read_text(encoding="utf-8") for file in (tmp_path / "out").glob("*.txt")}
     assert results["train"].count("target tokens/s") == 11
     assert "torch.nn.Transformer big bf16" in results["train"]
-    assert "once and killed: losses differ by" in results["resume"] and "FSDP: losses" in results["resume"]
+    assert "once and killed: losses differ by" in results["resume"]
     assert results["decode"].count("tokens/s") == 10 and results["decode"].count("lines in") == 2
     assert results["profile"].count("matrix products") == 3 and "mtrain/tool" in results["bench"]

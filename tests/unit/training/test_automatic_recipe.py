@@ -1,5 +1,6 @@
 """`model.preset: auto`, the default, chooses the recipe, unless the config gives it."""
 
+import itertools
 import logging
 import random
 from pathlib import Path
@@ -8,10 +9,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch import nn
+from torch._dynamo.utils import counters
 
-from mtrain.config.presets import SIZES
+from mtrain.config.model import ModelConfig
+from mtrain.config.presets import PRESETS, SIZES
 from mtrain.config.recipe import AUTOMATIC
 from mtrain.config.schema import Config
+from mtrain.data.loader import Position, Step
 from mtrain.data.raw_files import RawFiles
 from mtrain.data.resegment import Resegmenter
 from mtrain.data.scan import CorpusScanner
@@ -24,7 +29,7 @@ from mtrain.training.fit import fit
 from mtrain.training.prepare import prepare_run
 from mtrain.training.prepare_tokenizer import tokenize
 from mtrain.training.resolve_config import resolve_config
-from mtrain.training.step import Learner, make_learner
+from mtrain.training.step import Learner, StepMetrics, make_learner
 from tests.support.training import read_metrics, with_bleu
 
 
@@ -213,6 +218,27 @@ def test_the_speed_without_r_drop_counts_for_the_steps_without_it():
     first, later = timing.Timing(2_000.0, 0.1), timing.Timing(1_000.0, 0.2)
     assert timing.mean_speed(60.0, 300, first, later) == 1_500.0  # for 30 s each
     assert timing.mean_speed(20.0, 300, first, later) == 2_000.0
+
+
+def test_steps_that_compile_are_not_timed(make_config, monkeypatch):
+    """A clock on which a step takes 0.5 s, or 40 s if it compiles, as the first ones do and the fifth."""
+    clock, taken = [0.0], []
+
+    def step(self, batches, tokens, rate):
+        taken.append(tokens)
+        compiles = len(taken) in (1, 2, 5)
+        counters["frames"]["total"] += compiles
+        clock[0] += 40.0 if compiles else 0.5
+        return StepMetrics(torch.zeros(4), tokens)
+
+    monkeypatch.setattr(Learner, "step", step)
+    monkeypatch.setattr(nn.Module, "compile", lambda module, **options: None)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    config = make_config(training={"compile": "on", "precision": "fp32"})
+    steps = itertools.repeat(Step(1, 100, [], list, Position(0, 0)))
+    model = ModelConfig(**PRESETS["micro"], source_vocab_size=50, target_vocab_size=50, max_positions=64)
+    speed = timing.measure_speed(model, config.training, torch.device("cpu"), lambda _: steps)
+    assert speed == 200.0
 
 
 def test_steps_are_timed_without_segmenting_the_corpus_again(make_config, monkeypatch, short_timing):

@@ -8,7 +8,9 @@ from torch import nn
 
 from mtrain.config.model import ModelConfig
 from mtrain.config.training import TrainingConfig
+from mtrain.distributed.ranks import Ranks
 from mtrain.model.transformer import Transformer
+from mtrain.training.fit import fit
 from mtrain.training.step import Learner
 
 SIZES = {"d_model": 8, "ffn_dim": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
@@ -42,3 +44,12 @@ def test_batches_of_all_sizes_share_one_compilation(graphs):
         target = torch.zeros(sentences, target_length, dtype=torch.int64, device="meta")
         learner.model(source, source == 0, target).sum().backward()
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("setting", ["on", "off"])
+def test_a_rank_that_may_compile_is_not_taken_for_lost(make_config, monkeypatch, setting):
+    calls = []
+    monkeypatch.setattr(Ranks, "expect_steps", lambda _: calls.append("a rank is lost if it takes 100 s"))
+    monkeypatch.setattr(nn.Module, "compile", lambda module, **options: None)
+    fit(make_config(training={"compile": setting, "max_steps": 2}), device="cpu")
+    assert bool(calls) == (setting == "off")

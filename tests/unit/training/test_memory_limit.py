@@ -1,8 +1,15 @@
 """The limit on micro-batches that a rank leaves behind."""
 
 import math
+from types import SimpleNamespace
 
-from mtrain.training.memory_limit import FILE, read_limit, write_limit
+import pytest
+import torch
+
+from mtrain.checkpoint.checkpoint import TrainState
+from mtrain.distributed.ranks import Ranks
+from mtrain.training import memory_limit
+from mtrain.training.memory_limit import FILE, agree_on_micro_batches, read_limit, write_limit
 
 
 def test_a_limit_holds_for_the_same_micro_batches(tmp_path):
@@ -16,3 +23,23 @@ def test_a_limit_holds_for_the_same_micro_batches(tmp_path):
 def test_a_limit_that_cannot_be_written_is_logged(tmp_path, caplog):
     write_limit(tmp_path / "missing", 512, 260.0)
     assert "the next start does not know that memory ran out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("device", "setting", "fitting", "expected"),
+    [
+        ("cuda", "auto", 4096, 1024),
+        ("cuda", "auto", 512, 512),
+        ("cuda", 4096, 4096, 4096),
+        ("cpu", "auto", 4096, 4096),
+    ],
+)
+def test_a_resumed_run_keeps_its_micro_batches_if_more_memory_of_a_gpu_is_free(
+    make_config, monkeypatch, device, setting, fitting, expected
+):
+    config = make_config(training={"batch_tokens": 4096, "micro_batch_tokens": setting})
+    monkeypatch.setattr(memory_limit, "micro_batch_tokens", lambda *_: fitting)
+    state = TrainState(micro_batch_tokens=1024)
+    learner = SimpleNamespace(device=torch.device(device))
+    assert agree_on_micro_batches(config, None, learner, state, Ranks(torch.device("cpu"))) == expected
+    assert state.micro_batch_tokens == expected
