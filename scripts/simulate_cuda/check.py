@@ -14,7 +14,7 @@ from simulate_cuda import build
 ROOT = Path(__file__).parents[2]
 PYTHON = [sys.executable, str(Path(__file__).parent)]
 RUN = [*PYTHON, "run"]
-COMPILED = "test_compiled_steps_of_any_sizes_equal_eager_steps"  # takes most of the time
+COMPILED = "bf16-on"  # names the test of compiled code, which takes most of the time
 # The demo's model stays useless, but uses every kind of work that a run does.
 SHORT = {
     "training.max_steps": 4,
