@@ -33,7 +33,7 @@ class _State:
 
 def _place() -> tuple[str, int]:
     """The file and line that has called PyTorch, outside of it."""
-    frame: Any = sys._getframe(2)
+    frame: Any = sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(NOT_SHOWN):
         frame = frame.f_back
     return ("backward pass", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
@@ -44,7 +44,7 @@ _REPORT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p)
 
 @_REPORT
 def _report(kind: bytes, name: bytes) -> bool:
-    """Called by the device for each operation, copy and wait. Returns whether it is an error."""
+    """Called for each operation, copy and wait. Returns whether the device raises an error."""
     text, is_wait = name.decode(), kind == b"wait"
     if is_wait:
         file, line = _place()
@@ -89,7 +89,7 @@ class Event:
         pass
 
     def synchronize(self) -> None:
-        pass
+        _report(b"wait", b"an event is awaited")
 
     def query(self) -> bool:
         return True
@@ -138,7 +138,7 @@ def install() -> None:
     cuda.default_generators = (torch.default_generator,)  # of the kernels that compute
     cuda.Event = Event
     cuda.current_stream = _returning(SimpleNamespace(device=torch.device("cuda:0")))
-    cuda.synchronize = _returning(None)
+    cuda.synchronize = lambda *_: _report(b"wait", b"torch.cuda.synchronize") and None
     cuda.mem_get_info = _returning((memory, memory))
     torch.Tensor.__deepcopy__ = _deepcopy_without_storage
     torch.compile = functools.partial(torch.compile, backend="aot_eager")  # Inductor would need a GPU

@@ -7,10 +7,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.support.paths import ROOT
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None or torch.version.cuda is not None, reason="needs g++ and PyTorch without CUDA"
+)
 
 DEVICE = """
 import sys
