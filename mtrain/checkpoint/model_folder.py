@@ -39,7 +39,7 @@ from mtrain.model.classifier import PairClassifier
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.transformer import Transformer
 from mtrain.regular_files import read_file
-from mtrain.storage.atomic import copy_files, follow_link, write_folder, write_new_folder, write_text
+from mtrain.storage.atomic import copy_files, write_folder, write_new_folder, write_text
 from mtrain.storage.generated import is_unedited
 from mtrain.storage.manifest import CARD, INFO, MANIFEST, read_json, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config, vocabulary_files
@@ -64,7 +64,7 @@ def publish_best(
             set_aside(path)
     if state.best_step is None:
         return True
-    folder = follow_link(run_dir / "model")
+    folder = run_dir / "model"
     best = run_dir / "checkpoints" / f"step-{state.best_step:08d}"
     contents = to_yaml(_folder_config(config, tokenizer, state.best_alignment_layer))
     if _is_published(folder, best, contents, verify):

@@ -20,7 +20,7 @@ from mtrain.interop.formats import describe_exports
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.progress_bar import Bar
 from mtrain.regular_files import read_lines
-from mtrain.storage.atomic import follow_link, write_atomically
+from mtrain.storage.atomic import write_atomically
 from mtrain.training.record_translations import remove_later_samples
 from mtrain.training.step import StepMetrics
 from mtrain.training.tensorboard import TensorBoard
@@ -60,7 +60,7 @@ class Progress:
         )
         self.is_first = is_first
         self.max_nonfinite_steps = MAX_NONFINITE_STEPS[precision]
-        self.run_dir, self.file, self.state = run_dir, follow_link(run_dir / "metrics.jsonl"), state
+        self.run_dir, self.file, self.state = run_dir, run_dir / "metrics.jsonl", state
         self.bar = Bar("", "steps", total_steps, state.step, disable=not is_first)
         self._score: list[str] = []  # of the last validation
         self.pending: deque[tuple[Callable[[], list[float]], int, Callable[[], list[str]]]] = deque()
