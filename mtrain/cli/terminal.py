@@ -90,12 +90,12 @@ def suggest(done: str, *commands: str) -> None:
 
 
 def wrap(text: str, stream: IO[str]) -> str:
-    """Text for a stream: on a terminal, lines are wrapped between words, and aligned with the last column if
-    they are rows of a table."""
+    """Text for a stream: on a terminal, control characters are escaped, and lines are wrapped between words,
+    and aligned with the last column if they are rows of a table."""
     if not stream.isatty():
         return text
     width = columns_of(stream) - 1
-    return "\n".join(_wrap_line(line, width) for line in text.split("\n"))
+    return "\n".join(_wrap_line(line, width) for line in escape_control_characters(text).split("\n"))
 
 
 def columns_of(stream: IO[str]) -> int:
