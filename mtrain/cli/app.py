@@ -130,7 +130,8 @@ def _describe_usage(error: Any) -> str:
     if hasattr(error, "possibilities"):
         near = f"did you mean {error.possibilities[0]}?" if error.possibilities else ""
         advice = near or f"{error.ctx.command_path} --help lists them"
-        if any(parameter.metavar == "TEXT" for parameter in error.ctx.command.params):
+        arguments = (each for each in error.ctx.command.params if each.param_type_name == "argument")
+        if any(argument.metavar == "TEXT" for argument in arguments):
             advice += "; put -- before TEXT that begins with a hyphen"
         return f"{error.option_name}: no such option; {advice}"
     message: str = error.format_message()

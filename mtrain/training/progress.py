@@ -15,7 +15,7 @@ from typing import Any
 from mtrain.checkpoint.checkpoint import TrainState
 from mtrain.data.loader import Window
 from mtrain.device import copy_to_host_async
-from mtrain.errors import DivergedError
+from mtrain.errors import DivergedError, StorageError
 from mtrain.interop.formats import describe_exports
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.progress_bar import Bar
@@ -70,10 +70,15 @@ class Progress:
         self.clock = time.perf_counter()
 
     def remove_later_records(self) -> None:
-        """Remove lines from metrics.jsonl and samples.jsonl that a resumed run will write again."""
-        if self.file.exists():
-            lines = (line.decode("utf-8", "replace") for line in read_lines(self.file))
-            write_atomically(self.file, "".join(filter(self._is_current, lines)))
+        """Remove lines from metrics.jsonl and samples.jsonl that a resumed run will write again. Raises
+        StorageError if this fails for metrics.jsonl."""
+        try:
+            if self.file.exists():
+                lines = (line.decode("utf-8", "replace") for line in read_lines(self.file))
+                write_atomically(self.file, "".join(filter(self._is_current, lines)))
+        except OSError as error:
+            cure = "move it elsewhere, and a new one is begun"
+            raise StorageError(f"{self.file}: cannot be read: {error.strerror}; {cure}") from None
         remove_later_samples(self.run_dir, self.state.step)
 
     def start(self) -> None:

@@ -122,6 +122,23 @@ def test_41_42_info_and_report_leave_out_what_they_cannot_read(mtrain, run_copy,
     assert code == 4 and f"{run_copy}/config.yaml: " in one_line(err)
 
 
+@pytest.mark.parametrize("kind", ["pipe", "huge"])
+def test_41_42_fit_goes_on_without_samples_but_not_without_metrics_that_it_cannot_read(
+    mtrain, run_copy, run_dir, kind
+):
+    for name in RECORDS[:3]:
+        replace_with(kind, run_copy / name)
+    command = "fit", run_dir / "config.yaml", "--run-dir", run_copy, "--device", "cpu", "--set"
+    code, _, err = mtrain(*command, "training.max_steps=201")
+    problem = "not a regular file" if kind == "pipe" else f"a line has more than {MAX_LINE_BYTES:,} bytes"
+    assert code == 0, err
+    assert f"warning: {run_copy}/samples.jsonl: cannot be read: {problem}; lines after step 200 are" in err
+    assert f"{problem}; the report will lack the translations of step 201" in err
+    replace_with(kind, run_copy / "metrics.jsonl")
+    code, _, err = mtrain(*command, "training.max_steps=202", "--quiet")
+    assert code == 6 and f"{run_copy}/metrics.jsonl: cannot be read: {problem}; move it" in one_line(err)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "name",
