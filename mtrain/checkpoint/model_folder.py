@@ -76,7 +76,7 @@ def publish_best(
         verify_checkpoint(best)
     except ModelError as error:
         log.warning("%s; model/ is not updated", error)
-        return folder.exists() and step in (state.best_step, None)
+        return step == state.best_step
     try:
         info = describe_run(run_dir, config, state.best_step)
     except Exception as error:  # the model can be used without it, and training can continue

@@ -207,6 +207,19 @@ def test_going_back_to_before_a_lost_best_checkpoint_publishes_a_model_of_this_b
     assert [line["step"] for line in read_metrics(run) if "validation" in line] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("info", [None, "{"])
+def test_a_model_of_an_unknown_step_does_not_stand_for_a_lost_best_checkpoint(
+    make_config, scripted_scores, info
+):
+    scripted_scores(*map(with_bleu, (10, 5, 20)), *map(with_bleu, (5, 4)))
+    recipe = {**EACH_STEP, "patience": None, "max_steps": 3}
+    run = fit_on_cpu(make_config(training=recipe))
+    shutil.rmtree(run / "checkpoints/step-00000001")  # the best one when step 2 was saved
+    (run / "model/info.json").write_text(info) if info else (run / "model/info.json").unlink()
+    fit_on_cpu(make_config(training=recipe), resume=str(run / "checkpoints/step-00000002"))
+    assert published_step(run) == 2 and weights_are_of(run, "step-00000002")
+
+
 def test_going_back_to_before_the_first_validation_leaves_no_record_of_the_later_steps(
     make_config, monkeypatch
 ):
