@@ -13,7 +13,7 @@ from mtrain.checkpoint.checkpoint import (
     TrainState,
     checkpoint_folders,
     evaluation_weights,
-    set_aside,
+    rename_superseded,
     verify_checkpoint,
 )
 from mtrain.checkpoint.model_card import write_card
@@ -61,7 +61,7 @@ def publish_best(
     if step is not None and step > state.step:
         found = (run_dir / name for name in ("model", "best_validation.json", "test_scores.json"))
         for path in filter(Path.exists, found):
-            set_aside(path)
+            rename_superseded(path)
     if state.best_step is None:
         return True
     folder = run_dir / "model"
