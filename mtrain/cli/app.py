@@ -20,6 +20,7 @@ from mtrain.cli import (
     init,
     interop,
     models,
+    rank_prefix,
     report,
     scoring,
     segmentation,
@@ -144,6 +145,6 @@ def _report(message: str, code: int) -> int:
     with suppress(OSError):
         line = escape_control_characters(" ".join(message.split()))
         kind = "" if code > 128 else "error: "  # above 128: stopped by a signal
-        text = terminal.wrap(f"{terminal.rank_prefix()}{kind}{line}", sys.stderr)
+        text = terminal.wrap(f"{rank_prefix()}{kind}{line}", sys.stderr)
         print(f"{clear_bars()}{text}", file=sys.stderr)
     return code

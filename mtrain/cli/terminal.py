@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from mtrain.cli import clear_bars
+from mtrain.cli import clear_bars, rank_prefix
 from mtrain.control_characters import escape_control_characters
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
@@ -63,14 +63,6 @@ def start_logging(quiet: bool, debug: bool) -> None:
     logger.setLevel(logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO)
     if quiet or not sys.stderr.isatty():
         os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
-
-
-def rank_prefix() -> str:
-    """What the messages of this rank begin with; nothing on rank 0."""
-    with suppress(UsageError):
-        if rank := read_launch().rank:
-            return f"rank {rank}: "
-    return ""
 
 
 def use_command(model: str, classifies: bool) -> str:
