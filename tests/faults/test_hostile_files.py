@@ -136,7 +136,10 @@ def test_41_42_fit_goes_on_without_samples_but_not_without_metrics_that_it_canno
     assert f"{problem}; the report will lack the translations of step 201" in err
     replace_with(kind, run_copy / "metrics.jsonl")
     code, _, err = mtrain(*command, "training.max_steps=202", "--quiet")
-    assert code == 6 and f"{run_copy}/metrics.jsonl: cannot be read: {problem}; move it" in one_line(err)
+    assert (
+        code == 6
+        and f"{run_copy}/metrics.jsonl: cannot be read: {problem}; restore it, or move" in one_line(err)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
