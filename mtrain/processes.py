@@ -65,8 +65,8 @@ def describe_end(code: int) -> str:
 
 @contextmanager
 def reporting_silence(pid: int, name: str) -> Iterator[None]:
-    """Log a warning while the block waits for a process that has neither answered nor (where this is known,
-    on Linux) computed for `SILENCE` seconds: it was stopped, or waits for something itself."""
+    """Log a warning while the block waits for a process that has neither answered nor computed for `SILENCE`
+    seconds: it was stopped, or waits for something itself. Only Linux tells whether a process computes."""
     answered = threading.Event()
     threading.Thread(target=_report_silence, args=(answered, pid, name), daemon=True).start()
     try:
@@ -77,7 +77,7 @@ def reporting_silence(pid: int, name: str) -> Iterator[None]:
 
 def _report_silence(answered: threading.Event, pid: int, name: str) -> None:
     used, active, patience = _computing_time(pid), time.monotonic(), SILENCE
-    while not answered.wait(SILENCE / 10):
+    while used and not answered.wait(SILENCE / 10):
         before, used, now = used, _computing_time(pid), time.monotonic()
         if used != before:
             active = now

@@ -281,10 +281,10 @@ def rename_newer_checkpoints(checkpoint: Checkpoint) -> None:
     if newer:
         _write_index(run_dir, checkpoint.state, last=checkpoint.folder.name)
     for folder in newer:
-        set_aside(folder)
+        rename_superseded(folder)
 
 
-def set_aside(path: Path) -> None:
+def rename_superseded(path: Path) -> None:
     """Rename a file or folder that training from an older checkpoint leaves behind to superseded-*."""
     free = free_name(path.with_name(f"superseded-{path.name}"))
     log.warning("%s: renamed to %s", path, free.name)

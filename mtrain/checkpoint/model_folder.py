@@ -13,7 +13,7 @@ from mtrain.checkpoint.checkpoint import (
     TrainState,
     checkpoint_folders,
     evaluation_weights,
-    set_aside,
+    rename_superseded,
     verify_checkpoint,
 )
 from mtrain.checkpoint.model_card import write_card
@@ -39,7 +39,7 @@ from mtrain.model.classifier import PairClassifier
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.transformer import Transformer
 from mtrain.regular_files import read_file
-from mtrain.storage.atomic import copy_files, follow_link, write_folder, write_new_folder, write_text
+from mtrain.storage.atomic import copy_files, write_folder, write_new_folder, write_text
 from mtrain.storage.generated import is_unedited
 from mtrain.storage.manifest import CARD, INFO, MANIFEST, read_json, sha256, verify_folder
 from mtrain.tokenizer.tokenizer import Tokenizer, model_config, vocabulary_files
@@ -61,10 +61,10 @@ def publish_best(
     if step is not None and step > state.step:
         found = (run_dir / name for name in ("model", "best_validation.json", "test_scores.json"))
         for path in filter(Path.exists, found):
-            set_aside(path)
+            rename_superseded(path)
     if state.best_step is None:
         return True
-    folder = follow_link(run_dir / "model")
+    folder = run_dir / "model"
     best = run_dir / "checkpoints" / f"step-{state.best_step:08d}"
     contents = to_yaml(_folder_config(config, tokenizer, state.best_alignment_layer))
     if _is_published(folder, best, contents, verify):
@@ -76,7 +76,7 @@ def publish_best(
         verify_checkpoint(best)
     except ModelError as error:
         log.warning("%s; model/ is not updated", error)
-        return folder.exists() and step in (state.best_step, None)
+        return step == state.best_step
     try:
         info = describe_run(run_dir, config, state.best_step)
     except Exception as error:  # the model can be used without it, and training can continue

@@ -40,6 +40,12 @@ def clear_bars() -> str:
     return "\r\x1b[J" if is_terminal and os.environ.get("TERM") != "dumb" else ""
 
 
+def rank_prefix() -> str:
+    """What the messages of this rank begin with; nothing on rank 0."""
+    rank = os.environ.get("RANK", "0") if _is_one_of_several() else "0"
+    return f"rank {rank}: " if rank != "0" else ""
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, except during an import: there the exception can be lost or replaced by
     another one (in extension modules, in callbacks of the import system), so the process exits at once."""
@@ -70,9 +76,7 @@ def _is_one_of_several() -> bool:
 
 
 def _message() -> str:
-    rank = os.environ.get("RANK", "0") if _is_one_of_several() else "0"
-    prefix = f"rank {rank}: " if rank != "0" else ""
-    return f"{clear_bars()}{prefix}stopped by {signal.Signals(_exit_code() - 128).name}\n"
+    return f"{clear_bars()}{rank_prefix()}stopped by {signal.Signals(_exit_code() - 128).name}\n"
 
 
 def _exit_code() -> int:

@@ -20,6 +20,7 @@ from mtrain.cli import (
     init,
     interop,
     models,
+    rank_prefix,
     report,
     scoring,
     segmentation,
@@ -130,7 +131,8 @@ def _describe_usage(error: Any) -> str:
     if hasattr(error, "possibilities"):
         near = f"did you mean {error.possibilities[0]}?" if error.possibilities else ""
         advice = near or f"{error.ctx.command_path} --help lists them"
-        if any(parameter.metavar == "TEXT" for parameter in error.ctx.command.params):
+        arguments = (each for each in error.ctx.command.params if each.param_type_name == "argument")
+        if any(argument.metavar == "TEXT" for argument in arguments):
             advice += "; put -- before TEXT that begins with a hyphen"
         return f"{error.option_name}: no such option; {advice}"
     message: str = error.format_message()
@@ -143,6 +145,6 @@ def _report(message: str, code: int) -> int:
     with suppress(OSError):
         line = escape_control_characters(" ".join(message.split()))
         kind = "" if code > 128 else "error: "  # above 128: stopped by a signal
-        text = terminal.wrap(f"{terminal.rank_prefix()}{kind}{line}", sys.stderr)
+        text = terminal.wrap(f"{rank_prefix()}{kind}{line}", sys.stderr)
         print(f"{clear_bars()}{text}", file=sys.stderr)
     return code

@@ -11,7 +11,6 @@ from typer import Option
 from mtrain.cli import terminal
 from mtrain.cli.options import ConfigFile, Debug, Json, NoCheck, OutputFile, Quiet, RunDir, Set, overrides
 from mtrain.cli.output import is_on_screen, open_output, open_stdout, require_writable
-from mtrain.control_characters import escape_control_characters
 from mtrain.errors import UsageError
 
 
@@ -55,8 +54,7 @@ def check(
                 file=out,
             )
         else:
-            text = escape_control_characters(format_report(findings, bad_lines))
-            print(terminal.wrap(text, out), file=out)
+            print(terminal.wrap(format_report(findings, bad_lines), out), file=out)
     require_usable(findings)
     if bad_lines == "skip" or not any(counts.bad for counts in findings.sets.values()):
         terminal.suggest("next", fit_command(config, run_dir, set_))

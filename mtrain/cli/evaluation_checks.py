@@ -41,8 +41,8 @@ def check_inputs(inputs: Inputs, outputs: Outputs, comet: bool) -> None:
     if hypotheses is not None:
         _check_sources(inputs, outputs, comet)
     files = [path for path in (source, *references, *inputs.systems) if path != model and path is not None]
-    if any(str(path) == "-" or path.is_fifo() for path in files):
-        require_repeatable(["input from a pipe"], "start it again with files")
+    reads_streams = any(str(path) == "-" or path.is_fifo() for path in files)
+    require_repeatable(reads_streams, "start it again with files")
     for output in (outputs.sentence_scores, outputs.html):
         require_writable(output, [file for file in files if file.exists()])
     table, page = (

@@ -11,7 +11,6 @@ from mtrain.cli import terminal
 from mtrain.cli.options import Debug, Json, Quiet
 from mtrain.cli.output import open_stdout
 from mtrain.cli.tables import format_table
-from mtrain.control_characters import escape_control_characters
 from mtrain.duration import format_duration
 from mtrain.errors import ModelError, UsageError
 
@@ -283,5 +282,5 @@ def _data(info: "ModelInfo") -> Rows:
 
 
 def _plain(text: str) -> str:
-    """Text for one line of a terminal."""
-    return escape_control_characters(text).replace("\n", " ")
+    """Text for one line."""
+    return text.replace("\n", " ")

@@ -9,7 +9,6 @@ from typer import Argument, Option
 from mtrain.cli import terminal
 from mtrain.cli.options import Debug, ModelFolder, Quiet, Set, overrides
 from mtrain.cli.output import open_stdout
-from mtrain.control_characters import escape_control_characters
 from mtrain.errors import UsageError
 
 ExportFormat = Literal["marian", "ctranslate2"]
@@ -78,7 +77,6 @@ def export(
     texts = list(terminal.read_lines(input_file)) if input_file else []
     lines = export_model(model, out, format, quantization, texts, overrides(set_))
     with open_stdout() as stdout:
-        shown = (terminal.wrap(escape_control_characters(line), stdout) for line in lines)
-        stdout.writelines(f"{line}\n" for line in shown)
+        stdout.writelines(f"{terminal.wrap(line, stdout)}\n" for line in lines)
     loader = "transformers.MarianMTModel.from_pretrained" if format == "marian" else "ctranslate2.Translator"
     terminal.suggest("model saved; load it in Python", f"{loader}({str(out)!r})")

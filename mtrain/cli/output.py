@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -98,7 +97,7 @@ def open_output(path: Path | None) -> Iterator[IO[str]]:
 
 
 class _Terminal:
-    """Writes text to a terminal, with control characters escaped, except for the bold style of tables."""
+    """Writes text to a terminal, with control characters escaped, except for line feeds and tabs."""
 
     def __init__(self, stream: IO[str]):
         self._stream = stream
@@ -107,9 +106,7 @@ class _Terminal:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> None:
-        parts = re.split(r"(\x1b\[[01]m)", text)  # every other part is a style
-        parts[::2] = [escape_control_characters(part, "\n\t") for part in parts[::2]]
-        self._stream.write("".join(parts))
+        self._stream.write(escape_control_characters(text, "\n\t"))
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:

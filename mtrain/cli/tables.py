@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from mtrain.cli.help import uses_color
 from mtrain.cli.terminal import columns_of
 from mtrain.control_characters import escape_control_characters
 
@@ -37,7 +36,6 @@ def format_table(
         show_edge=False,
         pad_edge=False,
         padding=(0, 1 if header else 2, 0, 0),
-        header_style="bold",
     )
     for index, title in enumerate(header or [""] * len(rows[0])):
         justify: Literal["left", "right"] = "left" if index in left else "right"
@@ -45,9 +43,7 @@ def format_table(
     for row in rows:
         table.add_row(*(Text(escape_control_characters(cell)) for cell in row))
     shown = io.StringIO()
-    system: Literal["standard"] | None = "standard" if uses_color(sys.stdout) else None
-    width = columns_of(sys.stdout)
-    Console(file=shown, width=width, color_system=system, force_terminal=system is not None).print(
+    Console(file=shown, width=columns_of(sys.stdout), color_system=None).print(
         Padding(table, (0, 0, 0, indent), expand=False)
     )
     yield from (line.rstrip() for line in shown.getvalue().splitlines())

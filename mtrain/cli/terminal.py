@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from mtrain.cli import clear_bars
+from mtrain.cli import clear_bars, rank_prefix
 from mtrain.control_characters import escape_control_characters
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
@@ -65,14 +65,6 @@ def start_logging(quiet: bool, debug: bool) -> None:
         os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 
 
-def rank_prefix() -> str:
-    """What the messages of this rank begin with; nothing on rank 0."""
-    with suppress(UsageError):
-        if rank := read_launch().rank:
-            return f"rank {rank}: "
-    return ""
-
-
 def use_command(model: str, classifies: bool) -> str:
     """The command that uses a model."""
     folder = shlex.quote(model)
@@ -90,12 +82,12 @@ def suggest(done: str, *commands: str) -> None:
 
 
 def wrap(text: str, stream: IO[str]) -> str:
-    """Text for a stream: on a terminal, lines are wrapped between words, and aligned with the last column if
-    they are rows of a table."""
+    """Text for a stream: on a terminal, control characters are escaped, and lines are wrapped between words,
+    and aligned with the last column if they are rows of a table."""
     if not stream.isatty():
         return text
     width = columns_of(stream) - 1
-    return "\n".join(_wrap_line(line, width) for line in text.split("\n"))
+    return "\n".join(_wrap_line(line, width) for line in escape_control_characters(text).split("\n"))
 
 
 def columns_of(stream: IO[str]) -> int:

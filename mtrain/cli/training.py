@@ -13,7 +13,6 @@ from mtrain.cli.data import fit_command
 from mtrain.cli.options import ConfigFile, Debug, Device, Json, NoCheck, Quiet, RunDir, Set, overrides
 from mtrain.cli.output import open_stdout
 from mtrain.cli.tables import format_scores, format_table
-from mtrain.control_characters import escape_control_characters
 from mtrain.distributed.launch import read_launch
 from mtrain.errors import DataError, UsageError
 
@@ -123,5 +122,5 @@ def plan(
         else:
             lines = [*format_table(list(plan_rows(found)), left=(0, 2), indent=0)]
             lines += (terminal.wrap(note, out) for note in plan_notes(found))
-            out.writelines(f"{escape_control_characters(line)}\n" for line in lines)
+            out.writelines(f"{line}\n" for line in lines)
     terminal.suggest("next", fit_command(config, run_dir, set_))

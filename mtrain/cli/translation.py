@@ -128,7 +128,10 @@ def translate(
         _check_input(input_file, prefix)
         require_writable(output_file, (input_file, prefix))
         check_attention(attention, typed, output_file, prefix)
-        _check_restart(typed, input_file, output_file, prefix)
+        inputs = (prefix,) if typed else (prefix, input_file or Path("-"))
+        reads_streams = any(file is not None and not file.is_file() for file in inputs)
+        cure = "start it again with files: -i FILE -o FILE"
+        require_repeatable(reads_streams or is_stream(output_file), cure)
         if continue_:
             _check_continue(output_file, prefix)
     search = {"beam_size": beam_size, "length_penalty": length_penalty}
@@ -168,19 +171,6 @@ def _check_input(input_file: Path | None, prefix: Path | None) -> None:
             terminal.require_file(file)
     if prefix == Path("-"):
         raise UsageError("--prefix -: reading prefixes from stdin is not supported; give a file")
-
-
-def _check_restart(
-    text: Sequence[str] | None, input_file: Path | None, output_file: Path | None, prefix: Path | None
-) -> None:
-    streams = []
-    if not text and (input_file is None or not input_file.is_file()):
-        streams.append("input from a pipe")
-    if prefix is not None and not prefix.is_file():
-        streams.append("--prefix from a pipe")
-    if is_stream(output_file):
-        streams.append("output to stdout or a pipe")
-    require_repeatable(streams, "start it again with files: -i FILE -o FILE")
 
 
 def _check_continue(output_file: Path | None, prefix: Path | None) -> None:

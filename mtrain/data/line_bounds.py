@@ -7,11 +7,6 @@ MAX_LINE = 2**24  # bytes of a line without its end; the rest of a longer line i
 BLANK = b" \r\n"  # the characters of blank lines
 
 
-def is_too_long(line: bytes) -> bool:
-    """Whether a line without its end is longer than MAX_LINE, or any line of a block may be."""
-    return len(line) > MAX_LINE
-
-
 def shortened(parts: Iterable[bytes]) -> Iterator[bytes]:
     """Cut each line in consecutive parts of a file, each shorter than MAX_LINE, to MAX_LINE + 1 bytes."""
     begun = 0  # bytes of the line that has begun

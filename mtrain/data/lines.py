@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from mtrain.data import COMPRESSION, Pair, line_bounds
-from mtrain.data.line_bounds import BLANK, is_too_long, lines_of, shortened
 from mtrain.errors import DataError
 
 Digests = dict[Path, bytes]  # SHA-256 of files
@@ -116,7 +115,7 @@ class LineBlocks:
     def take(self, count: int) -> bytes:
         """The next `count` lines with their ends, or all that are left. Lines longer than MAX_LINE are cut to
         MAX_LINE + 1 bytes. Raises DataError if the file cannot be read, as the other methods do."""
-        return b"".join(shortened(self._advance(count)))
+        return b"".join(line_bounds.shortened(self._advance(count)))
 
     def skip(self, count: int) -> int:
         """Skip what `take` returns, and return its size in bytes in the file."""
@@ -144,7 +143,7 @@ class LineBlocks:
         follows them, unless these are too many."""
         while part := self._read_file():
             part, self._blank = self._blank + part, b""
-            filled = len(part.rstrip(BLANK))
+            filled = len(part.rstrip(line_bounds.BLANK))
             if self._records and len(part) - filled <= _BUFFER:
                 part, self._blank = part[:filled], part[filled:]
             if part:
@@ -196,7 +195,7 @@ def read_range(path: Path, start: int, size: int) -> bytes:
     """Some bytes of a plain file; lines that are too long are cut. Raises DataError if the file cannot be
     read, or has become shorter."""
     with _open(path, offset=start) as stream:
-        return b"".join(shortened(_parts_of(path, stream, size)))
+        return b"".join(line_bounds.shortened(_parts_of(path, stream, size)))
 
 
 def _parts_of(path: Path, stream: io.BufferedReader, size: int) -> Iterator[bytes]:
@@ -213,7 +212,7 @@ def decode_block(block: bytes, name: str, first: int) -> list[str | DataError]:
         return []
     block = block.removeprefix(_BOM) if first == 1 else block  # a line even if nothing is left of it
     try:
-        if b"\0" in block or is_too_long(block):
+        if b"\0" in block or len(block) > line_bounds.MAX_LINE:
             raise ValueError
         text = (block.replace(b"\r\n", b"\n") if b"\r" in block else block).decode()
     except ValueError:  # a line may not be valid
@@ -231,7 +230,7 @@ def read_lines(path: Path, digests: Digests | None = None) -> Iterator[str | Dat
     Raises DataError if the file cannot be read.
     """
     with _open(path, digests) as stream:
-        yield from decode_lines(lines_of(stream), str(path))
+        yield from decode_lines(line_bounds.lines_of(stream), str(path))
 
 
 def decode_lines(lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str | DataError]:
@@ -241,7 +240,7 @@ def decode_lines(lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[
         if number == 1:
             line = line.removeprefix(_BOM)
         line = line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
-        if is_too_long(line):
+        if len(line) > line_bounds.MAX_LINE:
             yield DataError(f"{name}:{number}: longer than {line_bounds.MAX_LINE:,} bytes")
             continue
         try:

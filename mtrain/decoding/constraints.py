@@ -22,7 +22,7 @@ class Constraints:
     A forbidden token gets the logit -inf, and the others keep their probabilities, so the log-probability of
     a translation does not depend on the constraints. With `renormalize` and `force_eos`, it does, as in
     Hugging Face's `generate`. The tokens of a prefix have log-probability 0, as in CTranslate2: otherwise, an
-    improbable prefix would cost less in a longer translation.
+    improbable prefix would cost less in a longer translation, because the score is divided by the length.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """How this process was started: alone, or by torchrun as one of several processes of a command ("ranks")."""
 
 import os
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from mtrain.errors import DistributedError, UsageError
@@ -36,12 +35,12 @@ def read_launch() -> Launch:
     return Launch(*numbers)
 
 
-def require_repeatable(streams: Sequence[str], cure: str) -> None:
-    """Raise UsageError if torchrun has restarted this command after the loss of a rank and it uses
-    `streams`: what was read from a pipe, or written to it, cannot be repeated."""
-    if streams and read_launch().restarts:
-        found = f"cannot be resumed with {' and '.join(streams)}"
-        raise UsageError(f"torchrun has restarted this command, which {found}; {cure}")
+def require_repeatable(uses_streams: bool, cure: str) -> None:
+    """Raise UsageError if torchrun has restarted this command after the loss of a rank and it uses streams:
+    what was read from a pipe, or written to it, cannot be repeated."""
+    if uses_streams and read_launch().restarts:
+        found = "which cannot be resumed, because it uses stdin, stdout or another pipe"
+        raise UsageError(f"torchrun has restarted this command, {found}; {cure}")
 
 
 def require_complete_launch() -> None:

@@ -1,7 +1,8 @@
 """Atomic replacement of files and folders: after a crash, either the old or the new version is in place.
 
 A folder is written under a temporary name next to its destination. Each file is flushed to disk, the manifest
-is written last, then the folder is renamed. What somebody else has put into a replaced folder is kept.
+is written last, then the folder is renamed. What somebody else has put into a replaced folder is kept. In
+place of a symbolic link, its target is replaced.
 """
 
 import errno
@@ -43,37 +44,26 @@ def replacing(file: Path) -> Iterator[Path]:
     """Yield the name of a temporary file. What the block writes to it replaces `file` atomically; if the
     block fails, `file` is kept. Raises StorageError if writing fails, and propagates the other errors of the
     block."""
-    temporary = None
+    place = _follow_link(file)
+    temporary = place.with_name(f".{place.name}.{token_hex(4)}.tmp")
     try:
-        temporary = _new_temporary(file)
+        temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode
         yield temporary
         _set_mode(temporary, mode)
-        replace_durably(temporary, file)
+        replace_durably(temporary, place)
     except BaseException as error:
-        if temporary is not None:
-            with suppress(OSError):  # it would occupy a disk that may be full
-                temporary.unlink()
+        with suppress(OSError):  # it would occupy a disk that may be full
+            temporary.unlink()
         if not isinstance(error, OSError | SafetensorError):
             raise
         reason = getattr(error, "strerror", None) or error
         raise StorageError(f"{file}: cannot write: {reason}") from error
 
 
-def _new_temporary(file: Path) -> Path:
-    """An empty temporary file beside `file`, under a name that no other process uses."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    try:
-        temporary.touch(exist_ok=False)
-    except FileExistsError:  # another process is writing `file`, or was killed while it did
-        temporary = file.with_name(f".{file.name}.{token_hex(4)}.tmp")
-        temporary.touch(exist_ok=False)
-    return temporary
-
-
-def follow_link(path: Path) -> Path:
+def _follow_link(path: Path) -> Path:
     """The target of a symbolic link. Other paths are returned unchanged."""
-    return path.resolve() if path.is_symlink() else path
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def replace_durably(temporary: Path, file: Path) -> None:
@@ -99,6 +89,7 @@ def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
     a README.md only if somebody has edited it. If anything fails, the previous contents of `folder` are kept.
     Raises StorageError if the disk is full or not writable, and propagates the exceptions of `fill`.
     """
+    folder = _follow_link(folder)
     temporary, old = _siblings(folder)
     try:
         recover(folder)
@@ -149,6 +140,7 @@ def copy_files(source: Path, folder: Path, ignored: Container[str] = ()) -> None
 def recover(folder: Path) -> None:
     """Clean up after an interrupted `write_folder`: restore the old contents, or remove temporary files and
     the old contents, except for what `write_folder` keeps."""
+    folder = _follow_link(folder)
     temporary, old = _siblings(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     if old.exists() and not folder.exists():  # interrupted between the two renames

@@ -14,7 +14,6 @@ from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainError, is_out_of_memory
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.tokenizer.tokenizer import Tokenizer
-from mtrain.training.comparison import DECIMALS, is_better
 from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress
 from mtrain.training.record_translations import record_translations
@@ -24,8 +23,33 @@ from mtrain.training.validate_classifier import ClassifierScores, ClassifierVali
 log = logging.getLogger(__name__)
 
 MAX_FAILED_VALIDATIONS = 3  # in a row
+DECIMALS = {"bleu": 2, "chrf": 2, "nll": 3, "auc": 4}  # of the scores that are shown
 # Below this BLEU, a model that is learning may translate worse than an untrained model.
 LOW_BLEU = 1.0
+
+
+def is_better(scores: Mapping[str, float], best: Mapping[str, float], leading: str) -> bool:
+    """Whether a validation is better than the `best` one so far, given the finite scores of both by name.
+    `best` is empty if there is none.
+
+    The `leading` metric decides, rounded unless it is the nll. Ties are broken by chrF, then the nll: weak
+    models have a BLEU of 0. A missing score is the worst; without the leading one, a validation never wins.
+    """
+    if leading not in scores:
+        return False
+    names = [leading, "chrf", "nll"]
+    if len(best) == 1 and best.get(leading):
+        names = [leading]  # an earlier version recorded no others, which may have been as good
+    ours, theirs = ([_merit(each, name, leading) for name in names] for each in (scores, best))
+    return not best or ours > theirs
+
+
+def _merit(scores: Mapping[str, float], name: str, leading: str) -> float:
+    """A number that is higher for a better score."""
+    if name not in scores:
+        return -math.inf
+    value = -scores[name] if name == "nll" else scores[name]
+    return value if name == leading == "nll" else round(value, DECIMALS[name])
 
 
 class ModelSelection:
@@ -89,10 +113,10 @@ class ModelSelection:
             )
         if round(best.get("bleu", LOW_BLEU), DECIMALS["bleu"]) == 0:
             log.warning(
-                "the validation BLEU of the best model is 0.00 (chrF %.2f); if the references have fewer "
-                "than four tokens, judge it by chrF; otherwise, train longer, or look for errors in the "
-                "corpus with `mtrain check`",
-                best.get("chrf", 0.0),
+                "the validation BLEU of the best model is 0.00%s; if the references have fewer than four "
+                "tokens, judge it by chrF; otherwise, train longer, or look for errors in the corpus with "
+                "`mtrain check`",
+                f" (chrF {best['chrf']:.2f})" if "chrf" in best else "",
             )
 
     def publish(self, last: bool) -> None:

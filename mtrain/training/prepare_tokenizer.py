@@ -31,6 +31,7 @@ from mtrain.training.run_folder import locked_run_folder, write_config
 log = logging.getLogger(__name__)
 
 _SETTINGS = "config.yaml"
+_LEARNED_FROM = "learnt-from.json"
 
 
 def tokenize(config: Config, force: bool = False) -> Tokenizer:
@@ -83,63 +84,67 @@ def prepare_tokenizer(
     checkpoints need a tokenizer that is missing.
     """
     scanner = scanner or CorpusScanner(RawFiles(config.data), config.seed, Path(config.run_dir))
-    run_dir, settings = Path(config.run_dir), config.tokenizer
-    folder, shared = run_dir / "tokenizer", shared_tokenizer(config.data)
-    learned_from = folder / "learnt-from.json"
-    trained, copies = bool(checkpoint_folders(run_dir)), run_dir / "model" / "tokenizer"
-    cure = f"; {copies} has copies of the vocabularies" if trained and copies.is_dir() else ""
-
-    def hashes() -> str:
-        filters = describe_data(config.data).get("filters")
-        further = [filters] if filters else []
-        if config.data.augment is not None and (cases := config.data.augment.cases):
-            further.append({"augment": cases})
-        if config.data.temperature is not None:
-            further.append({"temperature": config.data.temperature})
-        return json.dumps([*scanner.files.training_hashes, *further]) + "\n"
-
+    run_dir, shared = Path(config.run_dir), shared_tokenizer(config.data)
+    folder, copies = run_dir / "tokenizer", run_dir / "model" / "tokenizer"
+    trained = bool(checkpoint_folders(run_dir))
+    hint = f"; {copies} has copies of the vocabularies" if trained and copies.is_dir() else ""
     if force and trained:
         raise UsageError(f"{run_dir}: its checkpoints need this tokenizer; give another --run-dir")
     if force and shared:
         raise UsageError(f"{shared}: may be in use by other runs; give another data.folder")
     if (folder / _SETTINGS).exists() and not force:
-        if _with_learned_size(settings, folder, adapt_vocab_size) != tokenizer_settings(folder):
+        if _with_learned_size(config.tokenizer, folder, adapt_vocab_size) != tokenizer_settings(folder):
             cure = "give another --run-dir" if trained else "replace it with `mtrain tokenize CONFIG --force`"
             raise UsageError(f"{folder}: was learned with other tokenizer settings; restore them, or {cure}")
-        of_run = not trained and not shared and learned_from.exists()
-        if of_run and read_file(learned_from) != hashes().encode():
-            log.warning(
-                "data.train, filters, augment or temperature has changed since the tokenizer was learned; "
-                "to learn it again, run `mtrain tokenize CONFIG --force`"
-            )
+        if not trained and not shared:
+            _warn_if_text_has_changed(folder, config, scanner)
         try:
             return Tokenizer(folder)
         except ModelError as error:
-            raise ModelError(f"{error}{cure}") from None
+            raise ModelError(f"{error}{hint}") from None
     if trained:
         lost = folder / _SETTINGS if folder.exists() else folder
-        raise ModelError(
-            f"{lost}: missing, but the checkpoints need it; restore it, or start another run with "
-            f"--run-dir{cure}"
+        cure = "restore it, or start another run with --run-dir"
+        raise ModelError(f"{lost}: missing, but the checkpoints need it; {cure}{hint}")
+    write_folder(folder, lambda temporary: _make_tokenizer(temporary, config, scanner, adapt_vocab_size))
+    return Tokenizer(folder)
+
+
+def _warn_if_text_has_changed(folder: Path, config: Config, scanner: CorpusScanner) -> None:
+    file = folder / _LEARNED_FROM
+    if file.exists() and read_file(file) != _describe_text(config, scanner).encode():
+        log.warning(
+            "data.train, filters, augment or temperature has changed since the tokenizer was learned; "
+            "to learn it again, run `mtrain tokenize CONFIG --force`"
         )
 
-    def fill(temporary: Path) -> None:
-        learned = settings
-        if shared is not None:
-            learned = _with_learned_size(settings, shared, adapt_vocab_size)
-            _require_same_tokenizer(learned, shared)
-            copy_files(shared, temporary, {MANIFEST})
-        elif settings.path is None:
-            sides = _sampled_text(config, scanner)
-            size = train_tokenizer(settings, *sides, temporary, config.seed, adapt_vocab_size)
-            learned = settings.model_copy(update={"vocab_size": size})
-            write_text(temporary / learned_from.name, hashes())
-        else:
-            copy_tokenizer(tokenizer_folder(Path(settings.path)), temporary)
-        write_text(temporary / _SETTINGS, to_yaml(learned))
 
-    write_folder(folder, fill)
-    return Tokenizer(folder)
+def _describe_text(config: Config, scanner: CorpusScanner) -> str:
+    """The hashes of the training text, and the settings that change what is learned from it, as JSON."""
+    filters = describe_data(config.data).get("filters")
+    further = [filters] if filters else []
+    if config.data.augment is not None and (cases := config.data.augment.cases):
+        further.append({"augment": cases})
+    if config.data.temperature is not None:
+        further.append({"temperature": config.data.temperature})
+    return json.dumps([*scanner.files.training_hashes, *further]) + "\n"
+
+
+def _make_tokenizer(folder: Path, config: Config, scanner: CorpusScanner, adapt_vocab_size: bool) -> None:
+    """Write a tokenizer into an empty folder: a copy, or one that is learned."""
+    settings, shared = config.tokenizer, shared_tokenizer(config.data)
+    if shared is not None:
+        settings = _with_learned_size(settings, shared, adapt_vocab_size)
+        _require_same_tokenizer(settings, shared)
+        copy_files(shared, folder, {MANIFEST})
+    elif settings.path is None:
+        sides = _sampled_text(config, scanner)
+        size = train_tokenizer(settings, *sides, folder, config.seed, adapt_vocab_size)
+        settings = settings.model_copy(update={"vocab_size": size})
+        write_text(folder / _LEARNED_FROM, _describe_text(config, scanner))
+    else:
+        copy_tokenizer(tokenizer_folder(Path(settings.path)), folder)
+    write_text(folder / _SETTINGS, to_yaml(settings))
 
 
 def _sampled_text(config: Config, scanner: CorpusScanner) -> tuple[Sentences, Sentences]:

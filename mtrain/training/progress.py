@@ -15,12 +15,12 @@ from typing import Any
 from mtrain.checkpoint.checkpoint import TrainState
 from mtrain.data.loader import Window
 from mtrain.device import copy_to_host_async
-from mtrain.errors import DivergedError
+from mtrain.errors import DivergedError, StorageError
 from mtrain.interop.formats import describe_exports
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.progress_bar import Bar
 from mtrain.regular_files import read_lines
-from mtrain.storage.atomic import follow_link, write_atomically
+from mtrain.storage.atomic import write_atomically
 from mtrain.training.record_translations import remove_later_samples
 from mtrain.training.step import StepMetrics
 from mtrain.training.tensorboard import TensorBoard
@@ -60,7 +60,7 @@ class Progress:
         )
         self.is_first = is_first
         self.max_nonfinite_steps = MAX_NONFINITE_STEPS[precision]
-        self.run_dir, self.file, self.state = run_dir, follow_link(run_dir / "metrics.jsonl"), state
+        self.run_dir, self.file, self.state = run_dir, run_dir / "metrics.jsonl", state
         self.bar = Bar("", "steps", total_steps, state.step, disable=not is_first)
         self._score: list[str] = []  # of the last validation
         self.pending: deque[tuple[Callable[[], list[float]], int, Callable[[], list[str]]]] = deque()
@@ -70,10 +70,15 @@ class Progress:
         self.clock = time.perf_counter()
 
     def remove_later_records(self) -> None:
-        """Remove lines from metrics.jsonl and samples.jsonl that a resumed run will write again."""
-        if self.file.exists():
-            lines = (line.decode("utf-8", "replace") for line in read_lines(self.file))
-            write_atomically(self.file, "".join(filter(self._is_current, lines)))
+        """Remove lines from metrics.jsonl and samples.jsonl that a resumed run will write again. Raises
+        StorageError if this fails for metrics.jsonl."""
+        try:
+            if self.file.exists():
+                lines = (line.decode("utf-8", "replace") for line in read_lines(self.file))
+                write_atomically(self.file, "".join(filter(self._is_current, lines)))
+        except OSError as error:
+            cure = "restore it, or move it elsewhere to begin a new one"
+            raise StorageError(f"{self.file}: cannot be read: {error.strerror}; {cure}") from None
         remove_later_samples(self.run_dir, self.state.step)
 
     def start(self) -> None:

@@ -45,21 +45,27 @@ def record_translations(
         write_atomically(file, "".join([*earlier, line(SAMPLES)]))
         if best:
             write_atomically(run_dir / "best_validation.json", line(BEST))
-    except (StorageError, OSError) as error:
+    except StorageError as error:
         log.warning("%s; the report will lack the translations of step %d", error, step)
 
 
 def remove_later_samples(run_dir: Path, step: int) -> None:
-    """Remove the lines of samples.jsonl after `step`, from which a run is resumed."""
+    """Remove the lines of samples.jsonl after `step`, from which a run is resumed. A failure is logged."""
     file = run_dir / "samples.jsonl"
-    if any(_step(line) > step for line in _lines(file)):
-        write_atomically(file, "".join(line for line in _lines(file) if _step(line) <= step))
+    try:
+        if any(_step(line) > step for line in _lines(file)):
+            write_atomically(file, "".join(line for line in _lines(file) if _step(line) <= step))
+    except StorageError as error:
+        log.warning("%s; lines after step %d are not removed", error, step)
 
 
 def _lines(file: Path) -> list[str]:
-    """The complete lines of a file."""
-    lines = read_lines(file) if file.exists() else ()
-    return [line.decode("utf-8", "replace") for line in lines if line.endswith(b"\n")]
+    """The complete lines of a file. Raises StorageError if it cannot be read."""
+    try:
+        lines = read_lines(file) if file.exists() else ()
+        return [line.decode("utf-8", "replace") for line in lines if line.endswith(b"\n")]
+    except OSError as error:
+        raise StorageError(f"{file}: cannot be read: {error.strerror}") from None
 
 
 def _step(line: str) -> float:

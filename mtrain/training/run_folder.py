@@ -21,7 +21,7 @@ from mtrain.data.folder_lock import LOCK
 from mtrain.errors import ModelError, StorageError, UsageError
 from mtrain.model.encoder import TransformerEncoder
 from mtrain.paths import path_of
-from mtrain.storage.atomic import follow_link, recover, write_atomically
+from mtrain.storage.atomic import recover, write_atomically
 from mtrain.storage.locks import owner_of, record_owner, try_lock
 from mtrain.storage.manifest import MANIFEST
 
@@ -135,7 +135,7 @@ def _is_foreign(path: Path) -> bool:
 def _clean_up(run_dir: Path) -> None:
     """Remove the temporary files that a crash left in a run folder, and restore replaced folders."""
     try:
-        recover(follow_link(run_dir / "model"))
+        recover(run_dir / "model")
         for leftover in list(run_dir.glob("checkpoints/.step-*.*")):
             recover(leftover.with_name(leftover.stem.removeprefix(".")))
         for leftover in [found for pattern in _LEFTOVERS for found in run_dir.glob(pattern)]:
@@ -150,7 +150,7 @@ def write_config(config: Config) -> None:
     Until the recipe is chosen, only the given keys are written, since defaults would count as given.
     """
     text = to_yaml(config, exclude_unset=config.model.preset == "auto")
-    write_atomically(follow_link(Path(config.run_dir) / "config.yaml"), RUN_HEADER + text)
+    write_atomically(Path(config.run_dir) / "config.yaml", RUN_HEADER + text)
 
 
 def record_initial_model(

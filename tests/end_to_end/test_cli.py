@@ -85,6 +85,7 @@ def test_a_missing_config_is_a_usage_error(mtrain, command):
             2,
             "-5: no such option; mtrain segment --help lists them; put -- before",
         ),
+        (["report", "{run}", "--foo"], 2, "--foo: no such option; mtrain report --help lists them\n"),
         (["translate", "{run}", "-", "-i", "nowhere.en"], 2, "give one of them"),
         (["translate", "{run}", "Hi", "-o", "out.xz"], 2, "out.xz: cannot write .xz files; give a name that"),
         (["segment", "{run}", "Hi", "-o", "out.GZ"], 2, "out.GZ: cannot write .GZ files; give a name that"),

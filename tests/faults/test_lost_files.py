@@ -1,10 +1,12 @@
 """Fault 46: files of a run folder are lost, or are links. What is missing is named, and links are kept."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from mtrain.training.validate import Validator
 from tests.support.cli import one_line
 from tests.support.training import fit_on_cpu, read_metrics, with_bleu
 
@@ -78,21 +80,31 @@ def test_46_a_link_that_leads_nowhere_is_refused_and_kept(mtrain, run, run_dir, 
     assert expected in one_line(err)
 
 
-def test_46_links_are_followed(make_config, tmp_path, scripted_scores):
+def test_46_links_are_followed(make_config, tmp_path, monkeypatch):
     recipe = {"validate_every": 1, "checkpoint_every": 1, "log_every": 1, "max_steps": 1}
-    scripted_scores(with_bleu(10), with_bleu(20))
-    run, parts = (
-        fit_on_cpu(make_config(training=recipe)),
-        ("config.yaml", "metrics.jsonl", "model", "tokenizer"),
-    )
-    for name in (*parts, "checkpoints", "data"):
-        (run / name).rename(tmp_path / f"elsewhere-{name}")
-        (run / name).symlink_to(tmp_path / f"elsewhere-{name}")
+    validate, bleu = Validator.__call__, iter((10, 20))
+
+    def improve(*arguments):
+        validate(*arguments)
+        return with_bleu(next(bleu))
+
+    monkeypatch.setattr(Validator, "__call__", improve)
+    run = fit_on_cpu(make_config(training=recipe))
+    recorded = "samples.jsonl", "best_validation.json", "checkpoints/index.json"
+    folders = "tokenizer", "checkpoints", "data"
+    names = *recorded, "config.yaml", "metrics.jsonl", "model", *folders
+    for name in names:
+        target = tmp_path / f"elsewhere-{Path(name).name}"
+        (run / name).rename(target)
+        (run / name).symlink_to(target)
     old = (run / "model/model.safetensors").read_bytes()
     (run / "model/notes.txt").write_text("mine")
     fit_on_cpu(make_config(training={**recipe, "max_steps": 2}))
-    assert all((run / name).is_symlink() for name in (*parts, "checkpoints", "data"))
+    assert all((run / name).is_symlink() for name in names)
     assert (tmp_path / "elsewhere-model/model.safetensors").read_bytes() != old
     assert (tmp_path / "elsewhere-model/notes.txt").read_text() == "mine"
     assert "max_steps: 2" in (tmp_path / "elsewhere-config.yaml").read_text()
     assert [line["step"] for line in read_metrics(run)] == [1, 1, 2, 2]
+    samples, best, index = ((tmp_path / f"elsewhere-{Path(name).name}").read_text() for name in recorded)
+    assert [json.loads(line)["step"] for line in samples.splitlines()] == [1, 2]
+    assert (json.loads(best)["step"], json.loads(index)["best"]) == (2, "step-00000002")

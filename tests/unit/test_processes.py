@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from mtrain import processes
 from mtrain.errors import DataError
-from mtrain.processes import Job, WorkerEndedError, WorkerPool, WorkerProcess, map_tasks
+from mtrain.processes import Job, WorkerEndedError, WorkerPool, WorkerProcess, map_tasks, reporting_silence
 from mtrain.stop_signals import STOP_SIGNALS
 from mtrain.worker_messages import Message
 
@@ -113,6 +114,16 @@ def test_45_a_stopped_process_is_reported_and_its_work_continues(stopped, monkey
     [message] = caplog.messages
     found = rf"the worker process of {WORKER} \(process {pid}\) has not answered or computed for [01] s"
     assert re.match(found, message)
+
+
+def test_45_nothing_is_said_of_a_process_whose_computing_time_is_unknown(monkeypatch, caplog):
+    """As on systems other than Linux; here, one that has ended."""
+    monkeypatch.setattr(processes, "SILENCE", 0.02)
+    child = subprocess.Popen(["true"])
+    child.wait()
+    with reporting_silence(child.pid, "the process"):
+        time.sleep(0.2)
+    assert not caplog.messages
 
 
 def test_45_ctrl_c_ends_the_wait_for_a_stopped_process(stopped, monkeypatch):

@@ -38,8 +38,7 @@ def test_a_table_in_a_pipe_is_plain_and_aligned():
 @pytest.mark.parametrize("columns", [40, 80])
 def test_a_table_on_a_terminal_fits_and_keeps_every_character(use_terminal, monkeypatch, columns):
     use_terminal(columns)
-    assert any("\x1b[1m" in line for line in format_table(ROWS, HEADER))
-    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
     lines = list(format_table(ROWS, HEADER))
     assert max(map(len, lines)) <= columns and not any("\x1b" in line or "…" in line for line in lines)
     assert any(line.endswith("39.83") for line in lines) and any(line.endswith("0.0100*") for line in lines)

@@ -52,6 +52,21 @@ def test_the_umask_decides_who_can_read_what_is_written(tmp_path, umask):
     assert modes == {"folder": 0o777 & ~umask, **files}
 
 
+@pytest.mark.parametrize("target", ["other/file", "other/missing"])
+def test_links_are_followed(tmp_path, target):
+    """Here, a relative one to another link."""
+    write_folder(tmp_path / "other", fill("old"))
+    (tmp_path / "other/file").touch()
+    (tmp_path / "middle").symlink_to(target)
+    (tmp_path / "link").symlink_to("middle")
+    (tmp_path / "folder").symlink_to("other")
+    write_atomically(tmp_path / "link", "new")
+    write_folder(tmp_path / "folder", fill("new"))
+    assert (tmp_path / target).read_text() == "new" == (tmp_path / "other/a").read_text()
+    links = {path.name for path in tmp_path.iterdir() if path.is_symlink()}
+    assert links == {"middle", "link", "folder"} and len(list(tmp_path.iterdir())) == 4
+
+
 def test_a_crash_between_the_two_renames_loses_nothing(tmp_path):
     folder = tmp_path / "folder"
     write_folder(folder, fill("old"))

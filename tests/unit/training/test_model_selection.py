@@ -8,11 +8,81 @@ import pytest
 
 from mtrain.checkpoint.checkpoint import checkpoint_folders
 from mtrain.storage.manifest import write_manifest
+from mtrain.training.model_selection import is_better
 from mtrain.training.run_progress import read_progress
 from mtrain.training.step import Learner
 from mtrain.training.validate import Scores
 from tests.support.faults.saves import Killed
 from tests.support.training import PAIRS, fit_on_cpu, read_metrics, with_bleu
+
+
+def scores(**given: float) -> dict[str, float]:
+    return {"bleu": 20.0, "chrf": 40.0, "nll": 2.0, **given}
+
+
+@pytest.mark.parametrize(
+    ("leading", "better", "worse"),
+    [
+        # The leading metric decides, whatever the others say.
+        ("bleu", scores(bleu=21, chrf=1, nll=9), scores()),
+        ("chrf", scores(bleu=0, chrf=41, nll=9), scores()),
+        ("nll", scores(bleu=0, chrf=0, nll=1.9999), scores()),
+        # While BLEU is 0, or equal after rounding, chrF decides.
+        ("bleu", scores(bleu=0, chrf=7, nll=9), scores(bleu=0, chrf=6)),
+        ("bleu", scores(bleu=1e-9, chrf=7), scores(bleu=4e-3, chrf=6)),  # a smoothed BLEU of 0.00
+        ("bleu", scores(chrf=40.01), scores(bleu=20.004)),
+        ("bleu", scores(bleu=0, chrf=0.02), scores(bleu=0, chrf=0, nll=1)),  # which has written empty lines
+        # Then the rounded nll decides.
+        ("bleu", scores(nll=1.99), scores()),
+        ("chrf", scores(chrf=0, bleu=0, nll=1.99), scores(chrf=0.001, bleu=0)),
+        ("bleu", scores(bleu=0, chrf=0, nll=1), scores(bleu=0, chrf=0, nll=3)),
+        ("nll", scores(chrf=41), scores()),
+        ("auc", {"auc": 0.98, "nll": 3}, {"auc": 0.97, "nll": 1}),
+        ("auc", {"auc": 1.0, "nll": 0.1}, {"auc": 1.0, "nll": 0.2}),
+        # A score that is not finite is missing, and the worst.
+        ("bleu", scores(), {"bleu": 20.0, "chrf": 40.0}),
+        ("bleu", scores(), {"chrf": 99.0, "nll": 0.1}),
+        ("nll", scores(), {"bleu": 99.0, "chrf": 99.0}),
+    ],
+)
+def test_one_of_two_different_validations_is_better(leading, better, worse):
+    assert is_better(better, worse, leading) and not is_better(worse, better, leading)
+
+
+@pytest.mark.parametrize("leading", ["bleu", "chrf", "nll"])
+@pytest.mark.parametrize("other", [scores(), scores(chrf=40.001), scores(bleu=20.001, chrf=39.999)])
+def test_what_is_shown_as_equal_is_not_better(leading, other):
+    assert not is_better(scores(), other, leading) and not is_better(other, scores(), leading)
+
+
+def test_the_first_validation_is_the_best_one_if_its_score_is_finite():
+    assert is_better(scores(bleu=0, chrf=0, nll=99), {}, "bleu")
+    assert not is_better({"chrf": 1.0, "nll": 1.0}, {}, "bleu")
+
+
+@pytest.mark.parametrize(
+    ("leading", "better", "best"),
+    [
+        # While the recorded score is 0, the others of the best model are unknown, and a model that is
+        # learning replaces it.
+        ("bleu", scores(bleu=0), {"bleu": 0.0}),
+        ("bleu", scores(bleu=0.01, chrf=0), {"bleu": 0.0}),
+        ("chrf", scores(bleu=0, chrf=1), {"bleu": 0.0}),
+        ("bleu", scores(bleu=20.01, chrf=1, nll=9), {"bleu": 20.0}),
+        ("nll", scores(nll=1.999999, chrf=1), {"nll": 2.0}),
+        ("auc", {"auc": 0.9801, "nll": 3.0}, {"auc": 0.98}),
+    ],
+)
+def test_a_better_score_than_the_only_one_that_an_earlier_version_recorded_wins(leading, better, best):
+    assert is_better(better, best, leading)
+
+
+@pytest.mark.parametrize(
+    ("leading", "best"), [("bleu", {"bleu": 20.0}), ("nll", {"nll": 2.0}), ("chrf", {"chrf": 40.0})]
+)
+def test_the_same_score_as_the_only_one_that_an_earlier_version_recorded_does_not_win(leading, best):
+    same = {"chrf": 99, "nll": 0.1, **best}
+    assert not is_better(same, best, leading)
 
 
 def scored(nll: float, bleu: float, chrf: float) -> Scores:
@@ -74,24 +144,44 @@ def test_chrf_leads_if_no_reference_has_four_tokens(
     assert published_step(run) == best and ("chrF selects the best model" in caplog.text) == (best == 2)
 
 
-@pytest.mark.parametrize(
-    ("scores", "best"), [(scored(0.1, 20, 99), 2), (with_bleu(19), 2), (with_bleu(20.0001), 3)]
-)
-def test_a_run_of_an_earlier_version_compares_the_score_that_it_has_recorded(
-    make_config, scripted_scores, scores, best
-):
-    scripted_scores(with_bleu(10), with_bleu(20), scores)
-    run = fit_on_cpu(make_config(training={**EACH_STEP, "max_steps": 2}))
-    new = {"best_scores", "lowest_nll", "initial_scores"}
+def forget(run: Path, *names: str) -> None:
+    """Remove values from the states of a run, which earlier versions did not record."""
     for folder in checkpoint_folders(run):
         state = json.loads((folder / "state.json").read_text())
-        (folder / "state.json").write_text(json.dumps({key: state[key] for key in state.keys() - new}))
+        (folder / "state.json").write_text(json.dumps({key: state[key] for key in state.keys() - {*names}}))
         write_manifest(folder)
-    index = json.loads((run / "checkpoints/index.json").read_text())
-    index["validated"] = {key: index["validated"][key] for key in index["validated"].keys() - new}
-    (run / "checkpoints/index.json").write_text(json.dumps(index))
+    file = run / "checkpoints/index.json"
+    index = json.loads(file.read_text())
+    index["validated"] = {key: index["validated"][key] for key in index["validated"].keys() - {*names}}
+    file.write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "best"),
+    [
+        (with_bleu(20), scored(0.1, 20, 99), 2),
+        (with_bleu(20), with_bleu(19), 2),
+        (with_bleu(20), with_bleu(20.01), 3),
+        (scored(3, 0, 30), scored(2, 0, 40), 3),
+    ],
+)
+def test_a_run_of_an_earlier_version_compares_the_score_that_it_has_recorded(
+    make_config, scripted_scores, first, last, best
+):
+    scripted_scores(scored(9, 0, 0), first, last)
+    run = fit_on_cpu(make_config(training={**EACH_STEP, "max_steps": 2}))
+    forget(run, "best_scores", "lowest_nll", "initial_scores")
     fit_on_cpu(make_config(training={**EACH_STEP, "max_steps": 3}))
     assert published_step(run) == best
+
+
+def test_the_chrf_of_a_best_model_of_an_earlier_version_is_not_shown(make_config, scripted_scores, caplog):
+    scripted_scores(scored(3, 0, 30), scored(3, float("nan"), 30))
+    run = fit_on_cpu(make_config(training={**EACH_STEP, "max_steps": 1}))
+    forget(run, "best_scores", "lowest_nll", "initial_scores")
+    caplog.clear()
+    fit_on_cpu(make_config(training={**EACH_STEP, "max_steps": 2}))
+    assert "the validation BLEU of the best model is 0.00; if the references" in caplog.text
 
 
 @pytest.mark.parametrize("damage", [shutil.rmtree, lambda folder: (folder / "state.json").write_text("{")])
@@ -115,6 +205,19 @@ def test_going_back_to_before_a_lost_best_checkpoint_publishes_a_model_of_this_b
     info = json.loads((run / "model/info.json").read_text())
     assert bleu == 5 and {score["metric"]: score["value"] for score in info["scores"]}["bleu"] == 5
     assert [line["step"] for line in read_metrics(run) if "validation" in line] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("info", [None, "{"])
+def test_a_model_of_an_unknown_step_does_not_stand_for_a_lost_best_checkpoint(
+    make_config, scripted_scores, info
+):
+    scripted_scores(*map(with_bleu, (10, 5, 20)), *map(with_bleu, (5, 4)))
+    recipe = {**EACH_STEP, "patience": None, "max_steps": 3}
+    run = fit_on_cpu(make_config(training=recipe))
+    shutil.rmtree(run / "checkpoints/step-00000001")  # the best one when step 2 was saved
+    (run / "model/info.json").write_text(info) if info else (run / "model/info.json").unlink()
+    fit_on_cpu(make_config(training=recipe), resume=str(run / "checkpoints/step-00000002"))
+    assert published_step(run) == 2 and weights_are_of(run, "step-00000002")
 
 
 def test_going_back_to_before_the_first_validation_leaves_no_record_of_the_later_steps(
