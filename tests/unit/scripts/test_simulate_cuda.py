@@ -80,6 +80,16 @@ def test_without_a_compiler_it_is_skipped(tmp_path, arguments):
     assert re.fullmatch(r"simulate_cuda: skipped: there is no (g\+\+|CPU build of PyTorch .*)\n", done.stderr)
 
 
+@needs_compiler
+def test_without_a_compiler_that_works_it_is_skipped(tmp_path):
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho error: old >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    done = simulate("counts", PATH=f"{tmp_path}:{os.environ['PATH']}", XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 77 and not done.stdout
+    assert done.stderr == "error: old\nsimulate_cuda: skipped: g++ failed, see above\n"
+
+
 @pytest.mark.parametrize(
     "arguments, error",
     [(["chekc"], "usage: "), (["run"], "usage: "), (["check", "test"], "unknown part test; ")],
