@@ -279,7 +279,7 @@ def test_03_a_line_of_metrics_half_written_on_a_full_disk_is_written_once(tmp_pa
 
 def test_03_an_incomplete_last_line_of_metrics_is_removed(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
-    Progress(tmp_path, checkpoint.TrainState(step=2), 10, "fp32").start()
+    Progress(tmp_path, checkpoint.TrainState(step=2), 10, "fp32").remove_later_records()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
