@@ -73,15 +73,19 @@ def test_low_precision_gives_the_same_translations(translator: Translator, monke
         assert [t.log_prob for t in found[:8]] == pytest.approx([t.log_prob for t in exact], abs=0.2)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "precision"),
     [
-        {"beam_size": 1},
-        {"beam_size": 2, "coverage_penalty": 0.1},
-        {"beam_size": 5},
-        {"samples": 1, "temperature": 2.0},
-        {"samples": 3, "temperature": 2.0, "top_p": 0.9},
+        ({"beam_size": 1}, "fp32"),
+        ({"beam_size": 5}, "bf16"),
+        ({"samples": 3, "temperature": 2.0, "top_p": 0.9}, "fp32"),
+        pytest.param({"beam_size": 2, "coverage_penalty": 0.1}, "fp32", marks=pytest.mark.slow),
+        pytest.param({"samples": 1, "temperature": 2.0}, "fp32", marks=pytest.mark.slow),
+        pytest.param({"beam_size": 5}, "fp32", marks=pytest.mark.slow),
+        pytest.param({"beam_size": 1}, "bf16", marks=pytest.mark.slow),
+        pytest.param({"beam_size": 2, "coverage_penalty": 0.1}, "bf16", marks=pytest.mark.slow),
+        pytest.param({"samples": 1, "temperature": 2.0}, "bf16", marks=pytest.mark.slow),
+        pytest.param({"samples": 3, "temperature": 2.0, "top_p": 0.9}, "bf16", marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -158,7 +162,7 @@ def test_each_worker_has_enough_lines_of_a_window(translator: Translator, worker
     assert (yielded, ahead) == (20_000, most)
 
 
-@pytest.mark.parametrize("scored", [True, False])
+@pytest.mark.parametrize("scored", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_constraints_that_exclude_every_translation_are_an_error(
     translator: Translator, scored: bool
 ) -> None:
@@ -319,7 +323,9 @@ def test_the_alignment_of_several_lines_counts_all_words(translator: Translator)
 def test_the_prefix_of_a_text_of_several_lines_is_an_error(translator: Translator) -> None:
     [found] = translator.translate([f"\n{SOURCES[0]}\n"], prefixes=[TARGETS[0]])  # only one has text
     assert found.text == f"\n{TARGETS[0]}\n"
-    with pytest.raises(DataError, match="line 2 of the input has a prefix for a line that is translated in 2"):
+    with pytest.raises(
+        DataError, match="line 2 of the input has a prefix for a line that is translated in 2"
+    ):
         translator.translate([SOURCES[0], "\n".join(SOURCES[:2])], prefixes=["", "Eine"])
 
 
