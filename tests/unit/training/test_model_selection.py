@@ -75,7 +75,12 @@ def test_chrf_leads_if_no_reference_has_four_tokens(
 
 
 @pytest.mark.parametrize(
-    ("scores", "best"), [(scored(0.1, 20, 99), 2), (with_bleu(19), 2), (with_bleu(20.0001), 3)]
+    ("scores", "best"),
+    [
+        (scored(0.1, 20, 99), 2),
+        pytest.param(with_bleu(19), 2, marks=pytest.mark.slow),
+        (with_bleu(20.0001), 3),
+    ],
 )
 def test_a_run_of_an_earlier_version_compares_the_score_that_it_has_recorded(
     make_config, scripted_scores, scores, best
@@ -94,7 +99,13 @@ def test_a_run_of_an_earlier_version_compares_the_score_that_it_has_recorded(
     assert published_step(run) == best
 
 
-@pytest.mark.parametrize("damage", [shutil.rmtree, lambda folder: (folder / "state.json").write_text("{")])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        shutil.rmtree,
+        pytest.param(lambda folder: (folder / "state.json").write_text("{"), marks=pytest.mark.slow),
+    ],
+)
 def test_going_back_to_before_a_lost_best_checkpoint_publishes_a_model_of_this_branch(
     make_config, scripted_scores, caplog, damage
 ):
