@@ -79,6 +79,7 @@ def test_an_automatic_vocabulary_suits_the_speed_of_all_devices(mtrain, tmp_path
         assert found["parameters"]["embeddings"] == vocabulary * found["model"]["d_model"]
 
 
+@pytest.mark.slow
 def test_held_out_pairs_are_not_training_pairs(mtrain, plan, config_file):
     changed(config_file, "data", train={"toy": "train"}, validation={"holdout": 1000}, test={})
     changed(config_file, "tokenizer", vocab_size=400)  # then no pair is too long
@@ -228,7 +229,7 @@ def settings(*assignments: str) -> list[str]:
 
 def test_a_micro_batch_that_is_too_large_is_advised_against(mtrain, plan, config_file, tmp_path):
     """The pairs are repeated so often that a step has as many tokens as it may have."""
-    lines = "a b c d e f g h i j\n" * 100_000
+    lines = f"{'a b c d e f g h i j ' * 8}\n" * 12_500
     for side in ("en", "de"):
         (tmp_path / f"large.{side}").write_text(lines)
     files = {"source": str(tmp_path / "large.en"), "target": str(tmp_path / "large.de")}
