@@ -74,7 +74,7 @@ def name_and_place(place: str) -> tuple[str, str]:
 
 
 def test_each_epoch_has_the_shares_of_its_stage(tried, tokenizer, tmp_path_factory, monkeypatch):
-    @tried(5, **SIZES)
+    @tried(3, **SIZES)
     def check(sizes, block, shard, bucket, window_pairs, stages):
         use_sizes(monkeypatch, block, shard, bucket)
         loader = prepare_stages(tmp_path_factory.mktemp("any"), tokenizer, sizes, window_pairs, stages)

@@ -19,7 +19,7 @@ sentences = st.lists(words, max_size=9).map(" ".join) | st.text(max_size=12)
 SEARCHES = [{"beam_size": 1}, {"beam_size": 4}, {"samples": 2, "seed": 7}]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "samples"])
 def test_translations_do_not_depend_on_batches_order_or_threads(tried, run_dir, search, workers):
     """In fp64 the texts are identical."""
