@@ -25,7 +25,7 @@ pytest_plugins = [
 
 
 def skip_sync(descriptor: int) -> None:
-    """In place of `os.fsync`, which waits for the disk: only a power failure would lose what the kernel has."""
+    """In place of `os.fsync`, which waits for the disk; a killed process loses nothing it has written."""
 
 
 os.fsync = skip_sync
