@@ -315,6 +315,7 @@ def test_all_ranks_validate_the_averaged_weights(run, tmp_path):
     assert validator(load_model(run).model).nll == pytest.approx(nll, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_30_a_validation_that_fails_on_another_rank_is_repeated_at_the_next_one(run, tmp_path, monkeypatch):
     real, calls = Validator.share, []
 

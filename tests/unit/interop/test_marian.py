@@ -51,7 +51,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["opus", pytest.param("separate", marks=pytest.mark.slow), "own"])
+@pytest.fixture(
+    scope="module",
+    params=["opus", *(pytest.param(name, marks=pytest.mark.slow) for name in ("separate", "own"))],
+)
 def made(request, tmp_path_factory) -> tuple["MarianMTModel", Path, Path]:
     """A model of transformers, its folder, and the folder of the imported model."""
     folder = tmp_path_factory.mktemp("marian") / request.param
