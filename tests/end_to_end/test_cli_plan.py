@@ -79,6 +79,7 @@ def test_an_automatic_vocabulary_suits_the_speed_of_all_devices(mtrain, tmp_path
         assert found["parameters"]["embeddings"] == vocabulary * found["model"]["d_model"]
 
 
+@pytest.mark.slow
 def test_held_out_pairs_are_not_training_pairs(mtrain, plan, config_file):
     changed(config_file, "data", train={"toy": "train"}, validation={"holdout": 1000}, test={})
     changed(config_file, "tokenizer", vocab_size=400)  # then no pair is too long

@@ -116,7 +116,7 @@ def test_the_first_rank_alone_reads_stdin_and_writes_stdout(mtrain, run_dir, tex
 
 
 @pytest.mark.parametrize(
-    "compared", [pytest.param(False, marks=pytest.mark.slow), True], ids=["one model", "compared"]
+    "compared", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one model", "compared"]
 )
 def test_evaluate_prints_the_scores_once(mtrain, run_dir, corpus, tmp_path, compared):
     others = ["--compare", run_dir / "model", "--compare", corpus / "train.en", "--metrics", "bleu"]

@@ -199,7 +199,7 @@ def decompressed(file: Path) -> str:
     return pa.input_stream(file, compression="zstd").read().decode()
 
 
-@pytest.mark.parametrize("name", ["out.gz", "out.zst"])
+@pytest.mark.parametrize("name", ["out.gz", pytest.param("out.zst", marks=pytest.mark.slow)])
 def test_output_is_compressed_by_its_suffix_and_replaced_when_complete(
     mtrain, run_dir, corpus, tmp_path, name
 ):

@@ -41,13 +41,21 @@ def test_a_small_corpus_is_learned_and_decoded_exactly(run_dir):
 @pytest.mark.parametrize(
     ("model", "tokenizer"),
     [
-        ({"norm": "post", "positions": "learned", "activation": "gelu", "tie_embeddings": "decoder"}, {}),
+        pytest.param(
+            {"norm": "post", "positions": "learned", "activation": "gelu", "tie_embeddings": "decoder"},
+            {},
+            marks=pytest.mark.slow,
+        ),
         (
             {"positions": "rotary", "activation": "swiglu", "tie_embeddings": "none"},
             {"joint": False, "vocab_size": 305},
         ),
         ({"positions": "sinusoidal_interleaved", "activation": "silu"}, {"type": "bpe"}),
-        ({"encoder_layers": 3, "decoder_layers": 1, "preset": "tiny", "dropout": 0.0}, {"symbols": ["<bt>"]}),
+        pytest.param(
+            {"encoder_layers": 3, "decoder_layers": 1, "preset": "tiny", "dropout": 0.0},
+            {"symbols": ["<bt>"]},
+            marks=pytest.mark.slow,
+        ),
     ],
 )  # fmt: skip
 def test_every_architecture_trains_saves_and_translates(make_config, model, tokenizer):
@@ -82,11 +90,11 @@ def test_r_drop_begins_after_some_steps(make_config):
     assert same_weights(run("late", 4), plain)
     whole = run("whole", 8)
     assert not same_weights(whole, run("never", 8, **without))
-    run("parts", 3)
-    run("parts", 6)
+    run("parts", 3)  # before R-Drop begins
     assert same_weights(run("parts", 8), whole)
 
 
+@pytest.mark.slow
 def test_training_with_r_drop_resumes_exactly(make_config):
     keys = {"model": {"dropout": 0.3, "attention_dropout": 0.1, "word_dropout": 0.1}}
     recipe = {"r_drop": 5.0, "batch_tokens": 128, "micro_batch_tokens": 128}
@@ -160,7 +168,9 @@ def test_each_limit_ends_training(make_config, caplog):
     assert "no improvement in 1 validations" in caplog.text
 
 
-@pytest.mark.parametrize(("metric", "best"), [("bleu", 6), ("chrf", 4), ("nll", 2)])
+@pytest.mark.parametrize(
+    ("metric", "best"), [("bleu", 6), pytest.param("chrf", 4, marks=pytest.mark.slow), ("nll", 2)]
+)
 def test_the_best_checkpoint_is_kept_and_published(make_config, scripted_scores, metric, best):
     scripted_scores(
         Scores(1.0, 3, 10, 20, {}),

@@ -41,8 +41,11 @@ def start(code: str) -> subprocess.Popen[str]:
     ("command", "modules"),
     [
         ("--help", ["mtrain.cli.app", "typer", "mtrain.errors"]),
-        ("fit", ["tqdm", "yaml", "torch.nn"]),
-        ("translate", ["sentencepiece", "torch", "mtrain.decoding.translate"]),
+        ("fit", ["torch.nn"]),
+        pytest.param("fit", ["tqdm", "yaml"], marks=pytest.mark.slow),
+        pytest.param(
+            "translate", ["sentencepiece", "torch", "mtrain.decoding.translate"], marks=pytest.mark.slow
+        ),
         ("evaluate", ["sacrebleu"]),
     ],
 )

@@ -43,7 +43,9 @@ def test_an_old_pair_classifier_scores_as_before(old_folders, mtrain):
     assert code == 0 and probabilities == pytest.approx(EXPECTED["classifier"]["probabilities"], rel=1e-4)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "tags")) for name in EXPECTED]
+)
 def test_an_old_run_resumes_with_the_same_batches_and_random_draws(old_folders, mtrain, name):
     code, _, err = mtrain("fit", f"{name}.yaml", "--device", "cpu")
     assert code == 0, err

@@ -57,7 +57,16 @@ def test_46_what_is_lost_is_named_with_a_cure(mtrain, run, run_dir, part, comman
     assert str((run / part).parent) in message
 
 
-@pytest.mark.parametrize("part", ["model", "model/manifest.json", "model/tokenizer", "metrics.jsonl", "data"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "model",
+        "model/manifest.json",
+        pytest.param("model/tokenizer", marks=pytest.mark.slow),
+        "metrics.jsonl",
+        "data",
+    ],
+)
 def test_46_fit_writes_again_what_it_can(mtrain, run, run_dir, part):
     remove(run / part)
     assert mtrain(*(argument.format(run=run, origin=run_dir) for argument in FIT))[0] == 0

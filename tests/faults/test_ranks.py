@@ -81,6 +81,7 @@ def test_02_if_the_disk_is_full_for_rank_0_the_others_end_with_its_message(run, 
     assert "rank 1: error: rank 0 on " in logs[1] and "MiB needed" in logs[1] and logs[1].count("\n") == 1
 
 
+@pytest.mark.slow
 def test_02_if_the_patience_ends_the_run_all_ranks_repeat_the_save_that_failed(run, tmp_path, monkeypatch):
     scores = (Scores(nll, 3, 20, 20, {}) for nll in (1.0, 2.0))
     monkeypatch.setattr(Validator, "__call__", lambda *_: next(scores))
@@ -133,7 +134,8 @@ def test_14_a_rank_that_is_killed_before_the_first_step_is_named(run, tmp_path, 
     assert "error: rank 1 on " in read_logs(tmp_path)[0]
 
 
-@pytest.mark.parametrize("last", [pytest.param(10, marks=pytest.mark.slow), STEPS])
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [10, STEPS])
 def test_14_a_step_after_which_a_rank_is_killed_is_logged_and_validated(
     whole, run, tmp_path, monkeypatch, last
 ):
@@ -155,6 +157,7 @@ def test_14_a_step_after_which_a_rank_is_killed_is_logged_and_validated(
     assert [line["step"] for line in read_metrics(run) if "validation" in line] == [10, 20, STEPS]
 
 
+@pytest.mark.slow
 def test_14_a_rank_that_does_not_respond_is_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=2))
     monkeypatch.setattr(store, "GRACE", 2.0)
@@ -286,6 +289,7 @@ def test_14_a_rank_that_hangs_is_named(run, tmp_path, monkeypatch, on_training_f
     assert step > 1 and last_checkpoint(run).name == f"step-{step:08d}"  # rank 0 has saved what was complete
 
 
+@pytest.mark.slow
 def test_14_the_first_step_may_take_longer_than_others(run, tmp_path, monkeypatch, on_training_forward):
     """As with compilation."""
     monkeypatch.setattr(many_ranks, "STEP_TIMEOUT", timedelta(seconds=1))
@@ -300,6 +304,7 @@ def test_14_the_first_step_may_take_longer_than_others(run, tmp_path, monkeypatc
     assert exit_codes(run_ranks(2, fit(run, 2), tmp_path)) == [0, 0], read_logs(tmp_path)
 
 
+@pytest.mark.slow
 def test_all_ranks_validate_the_averaged_weights(run, tmp_path):
     changed = ["training.ema_decay=null", "training.average_checkpoints=2", "training.best_metric=nll"]
     options = [option for value in changed for option in ("--set", value)]
@@ -310,6 +315,7 @@ def test_all_ranks_validate_the_averaged_weights(run, tmp_path):
     assert validator(load_model(run).model).nll == pytest.approx(nll, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_30_a_validation_that_fails_on_another_rank_is_repeated_at_the_next_one(run, tmp_path, monkeypatch):
     real, calls = Validator.share, []
 
@@ -326,6 +332,7 @@ def test_30_a_validation_that_fails_on_another_rank_is_repeated_at_the_next_one(
     assert [line["step"] for line in read_metrics(run) if "validation" in line] == [4, 5]
 
 
+@pytest.mark.slow
 def test_30_a_rank_that_is_killed_during_a_validation_is_not_a_failed_validation(run, tmp_path, monkeypatch):
     real = Validator.share
 
@@ -367,6 +374,7 @@ def test_33_a_rank_without_a_device_ends_the_others_with_its_message(tmp_path):
     assert all(log.count("\n") == 1 for log in logs)
 
 
+@pytest.mark.slow
 def test_11_if_torchrun_has_restarted_any_rank_all_resume(run, tmp_path):
     assert exit_codes(run_ranks(2, fit(run, 4), tmp_path)) == [0, 0], read_logs(tmp_path)
 
@@ -406,6 +414,7 @@ def test_33_ranks_that_resolve_another_precision_end_before_the_first_step(run, 
     assert not list(run.glob("checkpoints/step-*"))
 
 
+@pytest.mark.slow
 def test_35_memory_that_runs_out_during_the_synchronization_lowers_the_limit_of_the_next_start(
     run, tmp_path, on_training_forward
 ):
@@ -434,6 +443,7 @@ def test_35_memory_that_runs_out_during_the_synchronization_lowers_the_limit_of_
     assert open_checkpoint(last_checkpoint(run)).state.max_micro_batch_positions == limit
 
 
+@pytest.mark.slow
 def test_the_initial_model_is_scored_by_all_ranks_together(whole, tmp_path):
     work = fit(tmp_path / "run", 2, "--set", f"training.init_from={whole}")
     assert exit_codes(run_ranks(2, work, tmp_path)) == [0, 0], read_logs(tmp_path)

@@ -86,6 +86,7 @@ def test_01_killed_at_any_operation_of_a_save_leaves_the_old_or_the_new(killed_s
     assert newest == expected.keys()
 
 
+@pytest.mark.slow
 def test_06_with_one_checkpoint_kept_a_valid_one_exists_at_every_instant(killed_saves):
     gone = 0
     for run, expected in killed_saves(keep=1):

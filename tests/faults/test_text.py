@@ -114,7 +114,13 @@ def test_19_invalid_input_is_a_data_error_with_its_line(mtrain, run_dir, stdin):
     assert code == 3 and "<stdin>:2: not valid UTF-8" in one_line(err)
 
 
-@pytest.mark.parametrize("text", ["x" * 2_000_000, "I like " * 143_000], ids=["one word", "many words"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("x" * 2_000_000, id="one word"),
+        pytest.param("I like " * 143_000, id="many words", marks=pytest.mark.slow),
+    ],
+)
 def test_20_a_line_of_megabytes_is_dropped(tmp_path: Path, tokenizer: Tokenizer, text: str, caplog):
     train = write_tsv(tmp_path / "t.tsv", [TOY[0], (text, "short"), ("short", text), TOY[1]])
     prepared = prepare_data(config(tmp_path, train), tokenizer, tmp_path / "data", seed=1)
@@ -122,7 +128,7 @@ def test_20_a_line_of_megabytes_is_dropped(tmp_path: Path, tokenizer: Tokenizer,
     assert dropped(caplog) == {"too long": 2}
 
 
-@pytest.mark.parametrize("size", [300_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [100_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
 def test_20_a_line_of_megabytes_is_translated_into_one_line(
     translator: Translator, monkeypatch, size: int
 ) -> None:
@@ -284,17 +290,20 @@ def in_the_c_locale(*commands: list[object]) -> list[tuple[int, str, str]]:
     return list(zip(map(int, out[1::2]), out[::2], err[::2], strict=False))
 
 
-def test_arguments_are_utf8_in_the_c_locale(mtrain, run_dir, tmp_path):
-    job = ["translate", run_dir, "Ça pleut. 猫", "--device", "cpu", "--quiet"]
-    done, (code, _, err) = in_the_c_locale(job, ["translate", run_dir, "caf\udce9", "--device", "cpu"])
-    assert done == mtrain(*job)
-    assert code == 3 and "not valid UTF-8" in one_line(err)
-
-
-def test_paths_in_the_c_locale_are_found_or_refused_in_one_line(config_file, tmp_path):
+def test_arguments_are_utf8_in_the_c_locale_and_paths_are_found_or_refused_in_one_line(
+    mtrain, run_dir, config_file, tmp_path
+):
     """Python can open the path of an argument there, but not that of a config."""
-    job = ["tokenize", config_file.rename(tmp_path / "é.yaml"), "--quiet"]
-    found, refused = in_the_c_locale(job, [*job, "--set", f"run_dir={tmp_path}/ü"])
+    translate = ["translate", run_dir, "Ça pleut. 猫", "--device", "cpu", "--quiet"]
+    tokenize = ["tokenize", config_file.rename(tmp_path / "é.yaml"), "--quiet"]
+    done, broken, found, refused = in_the_c_locale(
+        translate,
+        ["translate", run_dir, "caf\udce9", "--device", "cpu"],
+        tokenize,
+        [*tokenize, "--set", f"run_dir={tmp_path}/ü"],
+    )
+    assert done == mtrain(*translate)
+    assert broken[0] == 3 and "not valid UTF-8" in one_line(broken[2])
     assert found[0] == 0 and found[1]
     message = "ü: the locale's encoding cannot represent this path; set PYTHONUTF8=1"
     assert refused[0] == 6 and message in one_line(refused[2])

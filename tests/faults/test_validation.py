@@ -79,7 +79,14 @@ def is_published(run: Path, file: str = "model.safetensors") -> bool:
     return (run / "model/model.safetensors").read_bytes() == best.read_bytes()
 
 
-@pytest.mark.parametrize("error", [NOT_FINITE, EXCLUDED, OUT_OF_MEMORY, MemoryError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        NOT_FINITE,
+        *(pytest.param(error, marks=pytest.mark.slow) for error in (EXCLUDED, OUT_OF_MEMORY)),
+        MemoryError(),
+    ],
+)
 def test_30_a_failing_validation_is_retried_at_the_next_one(make_config, validations, caplog, error):
     validations(error, error, with_bleu(30), error, error, with_bleu(20))
     run = fit_on_cpu(make_config(training={"validate_every": 2, "checkpoint_every": 100, "max_steps": 12}))
@@ -89,7 +96,12 @@ def test_30_a_failing_validation_is_retried_at_the_next_one(make_config, validat
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"), [(NOT_FINITE, DivergedError), (EXCLUDED, UsageError), (OUT_OF_MEMORY, RuntimeError)]
+    ("error", "kind"),
+    [
+        (NOT_FINITE, DivergedError),
+        pytest.param(EXCLUDED, UsageError, marks=pytest.mark.slow),
+        (OUT_OF_MEMORY, RuntimeError),
+    ],
 )
 def test_30_three_failing_validations_in_a_row_end_the_run_after_saving(
     make_config, validations, error, kind
@@ -128,7 +140,7 @@ def test_30_a_bug_in_validation_is_not_retried(make_config, validations):
         fit_on_cpu(make_config())
 
 
-@pytest.mark.parametrize("failures", [2, 3])
+@pytest.mark.parametrize("failures", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_30_a_full_disk_while_publishing_ends_training_only_if_it_stays_full(make_config, failures, caplog):
     config = make_config(training={"validate_every": 2, "checkpoint_every": 2, "max_steps": 8})
     with failing_to_publish(failures):

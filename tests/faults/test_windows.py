@@ -78,13 +78,13 @@ def test_max_epochs_ends_with_the_last_window(small, monkeypatch, caplog):
 
 def test_the_steps_of_an_epoch_are_extrapolated_from_its_first_window(small, tmp_path):
     """Here exactly, because each step has one pair, of more than 128 tokens."""
-    rotated = [PAIRS[i % 8 :] + PAIRS[: i % 8] for i in range(40)]
+    rotated = [PAIRS[i % 8 :] + PAIRS[: i % 8] for i in range(20)]
     long = [tuple(" ".join(pair[side] for pair in pairs) for side in (0, 1)) for pairs in rotated]
     train = write(tmp_path / "long.tsv", long)
     recipe = {"max_steps": None, "max_epochs": 2, "batch_tokens": 256}
     run = fit_on_cpu(small(training=recipe, train=train, max_length=256))
     state = state_of(run)
-    assert state.step == 2 * 40 == 2 * state.steps_in_first_epoch
+    assert state.step == 2 * 20 == 2 * state.steps_in_first_epoch
 
 
 def test_the_time_that_steps_wait_for_a_window_is_recorded(small, monkeypatch, caplog):
@@ -128,8 +128,7 @@ def test_training_that_ends_leaves_no_work_behind(small, monkeypatch):
     ("number", "slow"),
     [
         (signal.SIGTERM, 0),
-        (signal.SIGINT, 1),
-        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
+        *(pytest.param(number, 1, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM)),
         pytest.param(signal.SIGINT, 0, marks=pytest.mark.slow),
     ],
 )
@@ -186,7 +185,7 @@ def test_windows_without_pairs_are_skipped(small, tmp_path):
     state, steps = state_of(whole), losses(whole)
     assert state.epoch == 6 and {epoch for _, epoch, *_ in steps} == {1, 2, 3, 4, 5, 6}
     assert len(steps) < 6 * 5  # windows
-    for stop in range(1, len(steps) + 4, 4):
+    for stop in (2, len(steps) // 2, len(steps) + 3):
         fit_on_cpu(small("parts", training={**recipe, "max_steps": stop}, **train))
     assert losses(tmp_path / "parts") == steps and state_of(tmp_path / "parts").epoch == 6
 
@@ -262,7 +261,7 @@ def test_damage_is_found_before_a_window_is_used_and_repaired_at_the_next_start(
     assert not (run / "suspect-shards.json").exists()
 
 
-@pytest.mark.parametrize("content", ["unknown ids", "other ids"])
+@pytest.mark.parametrize("content", ["unknown ids", pytest.param("other ids", marks=pytest.mark.slow)])
 def test_a_shard_that_is_overwritten_while_a_single_window_is_trained_on_is_named(
     small, tmp_path, monkeypatch, content
 ):
@@ -284,6 +283,7 @@ def test_a_shard_that_is_overwritten_while_a_single_window_is_trained_on_is_name
     fit_on_cpu(small(window_pairs=64, training={"max_steps": 60}))
 
 
+@pytest.mark.slow
 def test_a_shard_that_was_repaired_after_its_damage_was_found_is_kept(small, damaged, caplog):
     """By another run with the same data folder."""
     run, whole, file, content = damaged
@@ -297,6 +297,7 @@ def test_a_shard_that_was_repaired_after_its_damage_was_found_is_kept(small, dam
     assert "encoding" not in caplog.text and not (run / "suspect-shards.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_cannot_be_written_does_not_hide_the_damage(small, damaged):
     _, _, file, _ = damaged
 

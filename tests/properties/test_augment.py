@@ -20,7 +20,7 @@ def test_augmented_pairs_are_deterministic_and_neither_empty_nor_too_long(tried,
     tokenizer = trained(symbols=["<2fr>"], vocab_size=450)
 
     @tried(
-        60,
+        30,
         pairs=st.lists(st.tuples(texts, texts), max_size=6),
         tagged=st.booleans(),
         probabilities=st.fixed_dictionaries(dict.fromkeys(Augment.model_fields, PROBABILITIES)),

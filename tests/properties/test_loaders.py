@@ -22,7 +22,7 @@ def test_loading_mutated_files_succeeds_or_is_an_error(tried, make_config, tmp_p
     monkeypatch.setattr(time, "sleep", lambda _: None)  # before a model folder is read again
     run = fit_on_cpu(make_config(training={"max_steps": 2, "validate_every": 2}))
 
-    @tried(20, seed=st.integers(0, 2**60))
+    @tried(12, seed=st.integers(0, 2**60))
     def check(seed):
         shutil.rmtree(tmp_path / "mutated", ignore_errors=True)
         copy = Path(shutil.copytree(run, tmp_path / "mutated"))

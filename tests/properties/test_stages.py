@@ -74,7 +74,7 @@ def name_and_place(place: str) -> tuple[str, str]:
 
 
 def test_each_epoch_has_the_shares_of_its_stage(tried, tokenizer, tmp_path_factory, monkeypatch):
-    @tried(8, **SIZES)
+    @tried(3, **SIZES)
     def check(sizes, block, shard, bucket, window_pairs, stages):
         use_sizes(monkeypatch, block, shard, bucket)
         loader = prepare_stages(tmp_path_factory.mktemp("any"), tokenizer, sizes, window_pairs, stages)
@@ -110,7 +110,7 @@ def test_each_epoch_has_the_shares_of_its_stage(tried, tokenizer, tmp_path_facto
 def test_stages_end_when_they_should_and_resuming_keeps_the_order(
     tried, tokenizer, tmp_path_factory, monkeypatch
 ):
-    @tried(5, **SIZES, data=st.data())
+    @tried(3, **SIZES, data=st.data())
     def check(sizes, block, shard, bucket, window_pairs, stages, data):
         use_sizes(monkeypatch, block, shard, bucket)
         loader = prepare_stages(tmp_path_factory.mktemp("any"), tokenizer, sizes, window_pairs, stages)
@@ -131,7 +131,7 @@ def test_stages_end_when_they_should_and_resuming_keeps_the_order(
 
 
 def test_ranks_share_the_pairs_of_each_step(tried, tokenizer, tmp_path_factory, monkeypatch):
-    @tried(4, **SIZES, world_size=st.integers(2, 3))
+    @tried(2, **SIZES, world_size=st.integers(2, 3))
     def check(sizes, block, shard, bucket, window_pairs, stages, world_size):
         use_sizes(monkeypatch, block, shard, bucket)
         folder = tmp_path_factory.mktemp("any")

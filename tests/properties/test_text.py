@@ -10,7 +10,7 @@ from tests.support.tokenizers import ODD, RULES, TYPES, normalized, roundtrip, t
 def test_encoding_and_decoding_normalizes(tried, trained, kind, normalization):
     tokenizer = trained(type=kind, normalization=normalization)
 
-    @tried(25, text=texts)
+    @tried(12, text=texts)
     def check(text):
         assert roundtrip(tokenizer, text).strip(" ") == normalized(tokenizer, text)
 

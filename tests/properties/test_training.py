@@ -35,7 +35,7 @@ def test_the_same_seed_gives_the_same_run_if_resumed_at_any_steps(tried, make_co
 
 def test_save_load_save_gives_the_same_bytes(tried, make_config, tmp_path):
     @tried(
-        3,
+        2,
         steps=st.integers(1, 5),
         ema_decay=st.none() | st.floats(0.5, 0.99),
         tie=st.sampled_from(["all", "none", "decoder"]),

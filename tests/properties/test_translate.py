@@ -19,7 +19,7 @@ sentences = st.lists(words, max_size=9).map(" ".join) | st.text(max_size=12)
 SEARCHES = [{"beam_size": 1}, {"beam_size": 4}, {"samples": 2, "seed": 7}]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "samples"])
 def test_translations_do_not_depend_on_batches_order_or_threads(tried, run_dir, search, workers):
     """In fp64 the texts are identical."""
@@ -52,7 +52,7 @@ def test_any_bytes_give_one_line_per_line_or_a_data_error(tried, run_dir):
     )
     ends = st.sampled_from([b"\n", b"\r\n", b"\n\n", b"\r", b""])
 
-    @tried(25, parts=st.lists(st.tuples(some, ends), max_size=5))
+    @tried(15, parts=st.lists(st.tuples(some, ends), max_size=5))
     def check(parts):
         given = b"".join(line + end for line, end in parts)
         out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="")
@@ -84,7 +84,7 @@ def test_alignments_are_word_numbers_of_the_line_as_given(tried, translator: Tra
     short = short.with_settings(split=mode, beam_size=1)
 
     @tried(
-        25, lines=st.lists(st.lists(st.sampled_from(pieces), max_size=9).map("".join), min_size=1, max_size=3)
+        12, lines=st.lists(st.lists(st.sampled_from(pieces), max_size=9).map("".join), min_size=1, max_size=3)
     )
     def check(lines: list[str]) -> None:
         for line, found in zip(lines, short.translate(lines, alignments=True), strict=True):

@@ -61,7 +61,7 @@ def test_each_pair_occurs_once_an_epoch_and_resuming_keeps_the_order(
     tried, tokenizer, tmp_path_factory, monkeypatch
 ):
     @tried(
-        5,
+        3,
         **CORPORA,
         window_pairs=st.integers(1, 100),
         batch_tokens=st.integers(64, 400),

@@ -19,7 +19,7 @@ PAIRS = toy_pairs("train")[:2000]
 SOURCE, TARGET = [pair.source for pair in PAIRS], [pair.target for pair in PAIRS]
 TYPES = ["unigram", "bpe"]
 RULES = ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"]
-CONTROLS = {c: " " for c in range(0x110000) if unicodedata.category(chr(c)) == "Cc"}
+CONTROLS = {c: " " for c in range(0x100) if unicodedata.category(chr(c)) == "Cc"}  # all that exist
 SPACE = "\u2581"  # how SentencePiece writes a space
 
 

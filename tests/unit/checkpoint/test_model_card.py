@@ -91,9 +91,9 @@ def test_test_scores_do_not_change_an_edited_card_or_another_model(scored_run, t
     "place",
     [
         lambda card: card.write_bytes(b"---\nlicense: [\n---\n\xff\xfe"),
-        lambda card: card.symlink_to("/etc/hostname"),
+        pytest.param(lambda card: card.symlink_to("/etc/hostname"), marks=pytest.mark.slow),
         os.mkfifo,
-        lambda card: None,
+        pytest.param(lambda card: None, marks=pytest.mark.slow),
     ],
 )
 def test_commands_work_whatever_the_card_is(mtrain, model_copy, tmp_path, place):
@@ -127,7 +127,7 @@ def code_in(card: Path) -> str:
     return code.replace("Hello.", "It rains.")
 
 
-@pytest.mark.parametrize("format", ["marian", "ctranslate2", None])
+@pytest.mark.parametrize("format", [pytest.param("marian", marks=pytest.mark.slow), "ctranslate2", None])
 def test_the_code_in_the_card_translates(mtrain, format, run_dir, imported, tmp_path, monkeypatch, capsys):
     """In the folder of the model, whatever its name is."""
     model, place = imported if format == "marian" else run_dir, tmp_path / 'it\'s "mine"'

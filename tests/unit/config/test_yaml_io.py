@@ -127,7 +127,7 @@ def test_a_byte_order_mark_and_crlf_are_harmless(load_text):
     assert load_text(text="\ufeff" + MINIMAL.replace("\n", "\r\n")) == load_text()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     run_dir=strings.filter(bool), names=st.lists(strings, max_size=3), path=strings, rate=st.floats(1e-9, 10)
 )

@@ -537,6 +537,7 @@ def refuse_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "WorkerProcess", refuse)
 
 
+@unigram_by_default
 def test_every_epoch_has_different_segmentations(tmp_path: Path, sampler: Tokenizer, monkeypatch):
     monkeypatch.setattr(resegment, "BLOCK", 70)
     refuse_processes(monkeypatch)
@@ -654,6 +655,7 @@ def test_segmenting_can_be_cancelled(tmp_path: Path, tokenizer: Tokenizer, monke
     assert not list(answers)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds processes in /proc")
 def test_only_the_first_window_is_segmented_at_the_priority_of_training(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch

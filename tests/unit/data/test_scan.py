@@ -89,6 +89,7 @@ def test_a_first_fit_reads_the_raw_text_twice(openings, first_run):
     assert openings(folder, *fit, "--set", "training.max_steps=3") == {"two.tsv": 1, "test.tsv": 1}
 
 
+@pytest.mark.slow
 def test_fit_after_tokenize_reads_the_raw_text_at_most_three_times(openings, first_run):
     file, folder = first_run
     assert openings(folder, "tokenize", file) == {"one.tsv": 1, "two.tsv": 1}
@@ -205,7 +206,7 @@ def test_the_result_does_not_depend_on_the_number_of_processes(
     assert all(suspicious.count for suspicious in findings.suspicious.values())
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_first_unreadable_pair_is_reported(tmp_path: Path, small_blocks, workers: int):
     lines = ["bad\n" if i in (70, 150) else f"{source}\t{target}\n" for i, (source, target) in enumerate(TOY)]
     (tmp_path / "t.tsv").write_text("".join(lines), encoding="utf-8")
@@ -240,7 +241,7 @@ def test_a_sample_of_few_pairs_contains_all_of_them():
 def test_a_sample_of_many_pairs_is_uniform_and_in_order():
     pairs = [Pair(f"{i:03}", f"-{i:03}") for i in range(1000)]
     counts = [0] * len(pairs)
-    for seed in range(200):
+    for seed in range(60):
         text = sample(pairs, 700, seed)
         numbers = [int(source) for source in text.side(0)]
         assert 60 < len(numbers) == len(text) <= 100  # of 7 characters

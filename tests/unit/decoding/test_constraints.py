@@ -91,7 +91,7 @@ def brute_force(
     return sorted(found, key=lambda hypothesis: -hypothesis.score)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 1000),
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),

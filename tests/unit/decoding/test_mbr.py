@@ -29,7 +29,7 @@ def test_the_text_most_similar_to_the_others_is_chosen(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["chrf", "bleu"])
 def test_mbr_reorders_the_hypotheses(translator: Translator, name: str) -> None:
-    lines = words_of(12, seed=5)
+    lines = words_of(6, seed=5)
     plain = translator.with_settings(samples=8, temperature=2.0)
     drawn = plain.translate(lines, n_best=8)
     chosen = plain.with_settings(mbr=name).translate(lines, n_best=8)

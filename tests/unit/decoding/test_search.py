@@ -20,6 +20,13 @@ from mtrain.decoding.search import search
 from tests.support.search import EOS, assert_same, build, forced, options, sentences
 
 STOPS = ["default", "first_k", "exact"]
+# The beam size, the rule to stop, and the positions of which the default suite compares batches.
+BATCH_CASES = [
+    (4, "default", "rotary"),
+    (4, "first_k", "sinusoidal"),
+    (4, "exact", "rotary"),
+    (1, "default", "rotary"),
+]
 
 # ------------------------------------------------------------------------------------- scripted distributions
 
@@ -198,7 +205,7 @@ def random_script(seed: int, vocab: int, peak: float, end: float) -> Script:
     return script
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**30),
     vocab=st.integers(4, 9),
@@ -237,7 +244,7 @@ def test_random_scripts_give_the_results_of_the_reference(
 @pytest.mark.parametrize("length_penalty", [-2.0, -0.5, 0.0, 0.6, 1.0])
 def test_exact_equals_the_search_up_to_the_limit_in_fewer_steps(length_penalty: float) -> None:
     steps = []
-    for seed in range(25):
+    for seed in range(12):
         script = random_script(seed, 6, 2.0, 1.5)
 
         def next_log_probs(prefix: tuple[int, ...], script: Script = script) -> list[float]:
@@ -322,9 +329,13 @@ def test_learned_positions_cap_the_length(beam_size: int) -> None:
     assert [{len(h.ids) for h in hypotheses} for hypotheses in found] == [{4}, {5}]
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
-@pytest.mark.parametrize("stop", STOPS)
-@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+@pytest.mark.parametrize(
+    ("beam_size", "stop", "positions"),
+    [
+        pytest.param(*case, marks=[] if case in BATCH_CASES else pytest.mark.slow)
+        for case in itertools.product([1, 4], STOPS, ["sinusoidal", "rotary"])
+    ],
+)
 def test_results_do_not_depend_on_the_batch(beam_size: int, stop: str, positions: str) -> None:
     model = build(2, vocab=9, positions=positions)
     source, keep = sentences(model, [3, 12, 1, 7, 7, 9, 2, 10])

@@ -73,15 +73,19 @@ def test_low_precision_gives_the_same_translations(translator: Translator, monke
         assert [t.log_prob for t in found[:8]] == pytest.approx([t.log_prob for t in exact], abs=0.2)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "precision"),
     [
-        {"beam_size": 1},
-        {"beam_size": 2, "coverage_penalty": 0.1},
-        {"beam_size": 5},
-        {"samples": 1, "temperature": 2.0},
-        {"samples": 3, "temperature": 2.0, "top_p": 0.9},
+        ({"beam_size": 1}, "fp32"),
+        ({"beam_size": 5}, "bf16"),
+        ({"samples": 3, "temperature": 2.0, "top_p": 0.9}, "fp32"),
+        pytest.param({"beam_size": 2, "coverage_penalty": 0.1}, "fp32", marks=pytest.mark.slow),
+        pytest.param({"samples": 1, "temperature": 2.0}, "fp32", marks=pytest.mark.slow),
+        pytest.param({"beam_size": 5}, "fp32", marks=pytest.mark.slow),
+        pytest.param({"beam_size": 1}, "bf16", marks=pytest.mark.slow),
+        pytest.param({"beam_size": 2, "coverage_penalty": 0.1}, "bf16", marks=pytest.mark.slow),
+        pytest.param({"samples": 1, "temperature": 2.0}, "bf16", marks=pytest.mark.slow),
+        pytest.param({"samples": 3, "temperature": 2.0, "top_p": 0.9}, "bf16", marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -158,7 +162,7 @@ def test_each_worker_has_enough_lines_of_a_window(translator: Translator, worker
     assert (yielded, ahead) == (20_000, most)
 
 
-@pytest.mark.parametrize("scored", [True, False])
+@pytest.mark.parametrize("scored", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_constraints_that_exclude_every_translation_are_an_error(
     translator: Translator, scored: bool
 ) -> None:

@@ -24,6 +24,8 @@ from tests.support.training import PAIRS
 from tests.support.translation import words_of
 
 LINES = words_of(40)
+SHORT = {"max_length_ratio": 0.5, "max_length_offset": 6}  # most of the lines would never end
+FEW_TOKENS = [f"decoding.{key}={value}" for key, value in SHORT.items()]
 MANY_BATCHES = ["decoding.batch_tokens=128", "decoding.beam_size=1"]
 SOURCES, TARGETS = ([pair[side] for pair in PAIRS] for side in (0, 1))
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, forks, or needs glibc")
@@ -53,18 +55,17 @@ def helped(started: list[Translator], run_dir: Path, tmp_path: Path, monkeypatch
     (tmp_path / "json.py").write_text("raise RuntimeError")
     monkeypatch.chdir(tmp_path)
     if not started or not started[-1].workers.pids():
-        started.append(
-            Translator.load(run_dir, "cpu", ["decoding.batch_tokens=512", "decoding.beam_size=3"], workers=2)
-        )
+        keys = ["decoding.batch_tokens=512", "decoding.beam_size=3", *FEW_TOKENS]
+        started.append(Translator.load(run_dir, "cpu", keys, workers=2))
         assert started[-1].workers.start() == 1
     return started[-1]
 
 
 def test_threads_can_share_a_translator(translator: Translator) -> None:
-    lines = words_of(40, seed=2)
-    expected = translator.translate(lines)
+    lines, shared = words_of(40, seed=2), translator.with_settings(**SHORT)
+    expected = shared.translate(lines)
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda _: translator.translate(lines), range(8)):
+        for found in pool.map(lambda _: shared.translate(lines), range(8)):
             assert found == expected
 
 
@@ -142,9 +143,9 @@ def test_decoding_continues_without_worker_processes_that_cannot_start(
     translator: Translator, monkeypatch, caplog
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/does/not/exist")
-    alone = translator.with_settings(workers=2, batch_tokens=1024)
+    alone = translator.with_settings(workers=2, batch_tokens=1024, **SHORT)
     assert alone.workers.start() == 0
-    assert alone.translate(LINES) == translator.with_settings(workers=1).translate(LINES)
+    assert alone.translate(LINES) == alone.with_settings(workers=1).translate(LINES)
     assert "cannot start a worker process: " in caplog.text and "No such file" in caplog.text
     assert caplog.text.count("no more worker processes are started") == 1
 
@@ -238,6 +239,7 @@ def test_translators_that_share_models_still_work_after_one_is_closed(run_dir: P
 # ------------------------------------------------------------------------------------------------ in a server
 
 
+@pytest.mark.slow
 @linux
 def test_memory_does_not_grow_when_translators_are_loaded_and_dropped(run_dir: Path) -> None:
     def load_and_translate(_: int) -> list[str]:

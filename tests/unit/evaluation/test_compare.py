@@ -43,6 +43,7 @@ def test_blank_lines_of_a_further_reference_are_not_references():
     assert [score.score for score in comparison.scores] == expected and "nrefs:var" in comparison.signature
 
 
+@pytest.mark.usefixtures("few_trials")
 def test_the_seed_is_that_of_sacrebleu(monkeypatch):
     metrics = make_metrics(["chrf"])
     monkeypatch.setenv("SACREBLEU_SEED", "3")

@@ -5,14 +5,13 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args
 
-import ctranslate2
 import pytest
 import sentencepiece
 import torch
 import yaml
-from ctranslate2.converters import TransformersConverter
 from safetensors.torch import load_file, save_file
 
 from mtrain.checkpoint.model_folder import load_model
@@ -39,6 +38,14 @@ from tests.support.training import PAIRS
 
 SOURCES = [pair[0] for pair in PAIRS]
 AWKWARD = ["<bt> I like 日本 😀.", "a\tb  c", "ﬁ >> <<", "<s> \u2581", "J'aime l'eau."]
+
+
+@pytest.fixture(scope="module")
+def ctranslate2() -> ModuleType:
+    """The module, which imports Transformers: only the process of these tests needs it."""
+    import ctranslate2
+
+    return ctranslate2
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +99,13 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("joint", "shape"), SHAPES, ids=[str(list(shape.values())) for _, shape in SHAPES])
+@pytest.mark.parametrize(
+    ("joint", "shape"),
+    [
+        pytest.param(*case, id=str(list(case[1].values())), marks=[pytest.mark.slow] * (number in (1, 2)))
+        for number, case in enumerate(SHAPES)
+    ],
+)
 def test_ctranslate2_translates_every_architecture_identically(tokenizers, tmp_path, joint, shape):
     model = random_model(tmp_path / "model", tokenizers[joint], **shape)
     before = load_file(model / "model.safetensors")
@@ -128,7 +141,7 @@ def test_quantized_models_are_smaller(run_dir, tmp_path):
     assert sizes == sorted(sizes, reverse=True) and sizes[-1] < sizes[0] / 2
 
 
-@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("joint", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_vocabulary_learned_by_mtrain_survives_export_to_marian_and_import(tokenizers, tmp_path, joint):
     """With byte tokens, a symbol, and normalization; a joint vocabulary, or one for each language."""
     tie = "all" if joint else "decoder"
@@ -159,8 +172,10 @@ def translated(model: Path, **decoding: Any) -> list[tuple[str, float]]:
     return [(best.text, pytest.approx(best.score, abs=1e-4)) for best in found]
 
 
-@pytest.mark.parametrize("tie", ["all", "decoder", "none"])
-def test_the_converter_of_ctranslate2_accepts_an_export_to_marian(tokenizers, tmp_path, tie):
+@pytest.mark.parametrize(
+    "tie", ["all", *(pytest.param(tie, marks=pytest.mark.slow) for tie in ("decoder", "none"))]
+)
+def test_the_converter_of_ctranslate2_accepts_an_export_to_marian(ctranslate2, tokenizers, tmp_path, tie):
     """It takes <pad> for the last token, and starts the decoder with an embedding of zeros."""
     model = random_model(
         tmp_path / "model", tokenizers[True], SMALL_LIMIT, norm="post", tie_embeddings=tie, output_bias=True
@@ -168,7 +183,9 @@ def test_the_converter_of_ctranslate2_accepts_an_export_to_marian(tokenizers, tm
     export_model(model, tmp_path / "out", "marian", texts=SOURCES[:1])
     for _ in range(2):  # also after Transformers has saved it
         tokenizer = transformers().MarianTokenizer.from_pretrained(tmp_path / "out")
-        TransformersConverter(str(tmp_path / "out")).convert(str(tmp_path / "ct2"), force=True)
+        ctranslate2.converters.TransformersConverter(str(tmp_path / "out")).convert(
+            str(tmp_path / "ct2"), force=True
+        )
         converted = ctranslate2.Translator(str(tmp_path / "ct2"), device="cpu", compute_type="float32")
         rows = [tokenizer.convert_ids_to_tokens(tokenizer(text).input_ids) for text in SOURCES + AWKWARD]
         options = {"beam_size": 1, "max_decoding_length": 20, "min_decoding_length": 0}
@@ -184,6 +201,7 @@ def test_the_converter_of_ctranslate2_accepts_an_export_to_marian(tokenizers, tm
         loaded.save_pretrained(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_an_export_that_transformers_has_trained_is_imported_as_it_is(tokenizers, tmp_path):
     """BOS has been trained, so it cannot take the place of the start token again."""
     model = random_model(tmp_path / "model", tokenizers[True], SMALL_LIMIT, norm="post", tie_embeddings="all")
@@ -198,7 +216,7 @@ def test_an_export_that_transformers_has_trained_is_imported_as_it_is(tokenizers
     assert [text for text, _ in translated(tmp_path / "back")] == [text for text, _ in translated(model)]
 
 
-def test_a_trained_model_translates_the_same(run_dir, tmp_path):
+def test_a_trained_model_translates_the_same(ctranslate2, run_dir, tmp_path):
     """Using only CTranslate2, SentencePiece and the files of the exported folder."""
     summary = export_model(run_dir, tmp_path / "out", "ctranslate2", None, ["\u200b", "It rains."])
     assert summary[0].startswith("1 sentences: 1 translations identical")  # the other text has no tokens
@@ -216,9 +234,12 @@ def test_a_trained_model_translates_the_same(run_dir, tmp_path):
         )
 
 
-@pytest.mark.parametrize(("beam_size", "length_penalty"), [(1, 1.0), (5, 0.0), (5, 0.6), (5, 1.0), (5, 1.2)])
+@pytest.mark.parametrize(
+    ("beam_size", "length_penalty"),
+    [(1, 1.0), (5, 0.6), *(pytest.param(5, rate, marks=pytest.mark.slow) for rate in (0.0, 1.0, 1.2))],
+)
 def test_prefixed_translations_and_scores_equal_those_of_ctranslate2(
-    run_dir, tmp_path, beam_size, length_penalty
+    ctranslate2, run_dir, tmp_path, beam_size, length_penalty
 ):
     """Improbable prefixes, the beginnings of other translations, must not make the rest longer."""
     export_model(run_dir, tmp_path / "out", "ctranslate2", None, SOURCES[:1])
@@ -254,6 +275,7 @@ def test_a_forbidden_token_that_does_not_exist_is_an_error(tokenizers, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_text_longer_than_any_training_pair_can_be_translated_with_transformers(tokenizers, tmp_path):
     model = random_model(tmp_path / "model", tokenizers[True], DecodingConfig(), norm="post")
     export_model(model, tmp_path / "out", "marian", texts=SOURCES[:1])
@@ -276,7 +298,7 @@ def test_language_tags_survive_export_to_marian_and_import(tokenizers, tmp_path)
     assert load_model(tmp_path / "back").config.language_tags == "target"
 
 
-def test_forbidden_tokens_of_an_imported_model_stay_forbidden_in_ctranslate2(tmp_path):
+def test_forbidden_tokens_of_an_imported_model_stay_forbidden_in_ctranslate2(ctranslate2, tmp_path):
     make(tmp_path / "hf", {"num_beams": 4}, seed=38, activation_function="swish")
     import_marian(str(tmp_path / "hf"), tmp_path / "model")
     tensors = load_file(tmp_path / "model" / "model.safetensors")
@@ -319,6 +341,7 @@ def test_an_export_that_differs_is_an_error_and_is_removed(run_dir, tmp_path, mo
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("ctranslate2")
 def test_unsupported_exports_are_errors(mtrain, tokenizers, run_dir, tmp_path, monkeypatch):
     for shape, message in (
         ({"norm": "pre"}, "model.norm must be post; use --format ctranslate2"),

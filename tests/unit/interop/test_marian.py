@@ -51,7 +51,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(
+    scope="module",
+    params=["opus", *(pytest.param(name, marks=pytest.mark.slow) for name in ("separate", "own"))],
+)
 def made(request, tmp_path_factory) -> tuple["MarianMTModel", Path, Path]:
     """A model of transformers, its folder, and the folder of the imported model."""
     folder = tmp_path_factory.mktemp("marian") / request.param
@@ -92,7 +95,9 @@ def test_texts_are_encoded_and_decoded_as_by_transformers(pair) -> None:
         )
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [pytest.param(torch.float32, 1e-4, marks=pytest.mark.slow), (torch.float64, 1e-9)]
+)
 def test_logits_and_loss_equal_those_of_transformers(pair, dtype, tolerance) -> None:
     model, folder, loaded = pair
     theirs, ours = model.to(dtype), loaded.model.to(dtype)
@@ -119,7 +124,7 @@ def test_logits_and_loss_equal_those_of_transformers(pair, dtype, tolerance) -> 
     theirs.float(), ours.float()
 
 
-@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_translations_equal_those_of_generate(pair, beams) -> None:
     model, folder, loaded = pair
     model.double(), loaded.model.double()  # in fp64, no two scores are equal

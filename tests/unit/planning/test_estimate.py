@@ -36,13 +36,15 @@ CHOICES = [
     {"output_bias": True},
     {"tie_embeddings": "none"},
 ]
+LOW_PRECISION_CASES = [(choice, "bf16", (80, 72)) for choice in CHOICES[::3]]
 
 
 @pytest.mark.parametrize(
     ("choice", "precision", "lengths"),
     [
         pytest.param(
-            *case, marks=[] if case[1:] in [("fp32", (12, 9)), ("bf16", (80, 72))] else pytest.mark.slow
+            *case,
+            marks=[] if case[1:] == ("fp32", (12, 9)) or case in LOW_PRECISION_CASES else pytest.mark.slow,
         )
         for case in itertools.product(CHOICES, ["fp32", "bf16"], [(12, 9), (80, 72)])
     ],
@@ -91,8 +93,12 @@ def test_processes_take_as_much_memory_as_predicted(preset):
 
 @pytest.mark.parametrize(
     ("training", "model"),
-    [({}, {}), ({"ema_decay": 0.99}, {}), ({"r_drop": 5.0}, {}), ({}, {"output_bias": True})],
-    ids=["plain", "average", "r_drop", "bias"],
+    [
+        pytest.param({}, {}, marks=pytest.mark.slow, id="plain"),
+        pytest.param({"ema_decay": 0.99}, {}, marks=pytest.mark.slow, id="average"),
+        pytest.param({"r_drop": 5.0}, {}, id="r_drop"),
+        pytest.param({}, {"output_bias": True}, marks=pytest.mark.slow, id="bias"),
+    ],
 )
 def test_a_small_step_costs_what_is_predicted(training, model, monkeypatch):
     monkeypatch.setattr(measure_costs, "PAIRS", 24)

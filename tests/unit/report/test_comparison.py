@@ -8,6 +8,8 @@ from mtrain.report import comparison
 from mtrain.report.comparison import ComparedSet, comparison_page
 from tests.support.html import Elements
 
+pytestmark = pytest.mark.usefixtures("few_trials")
+
 REFERENCES = ["A <dog> runs.", "A cat & a bird sleep.", "Nobody is here.", "It rains."]
 SYSTEMS = {
     "old <model>": ["A <dog> runs.", "A cat & a dog sleep.", "Somebody was there", "It rains."],

@@ -179,6 +179,7 @@ def test_a_script_with_many_characters_gets_a_larger_vocabulary(make_config, tmp
     assert tokenize(config).source_vocab_size == size_in(tmp_path / "run/config.yaml") > 1_000
 
 
+@pytest.mark.slow
 def test_several_ranks_time_the_share_of_one(make_config, monkeypatch):
     shares = []
 
@@ -199,7 +200,7 @@ def test_several_ranks_time_the_share_of_one(make_config, monkeypatch):
         )
 
 
-@pytest.mark.parametrize("after", [0, 100])
+@pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.slow), 100])
 def test_steps_with_and_without_r_drop_are_timed(make_config, monkeypatch, short_timing, after):
     weights, real = set(), Learner.step
 
@@ -241,6 +242,7 @@ def test_steps_that_compile_are_not_timed(make_config, monkeypatch):
     assert speed == 200.0
 
 
+@pytest.mark.slow
 def test_steps_are_timed_without_segmenting_the_corpus_again(make_config, monkeypatch, short_timing):
     """With millions of pairs, it would take minutes each time."""
     data = {"train": {"toy": "train"}, "validation": {"holdout": 8}, "test": {}, "subword_sampling": 0.1}
@@ -266,6 +268,7 @@ def test_an_existing_tokenizer_keeps_its_size_when_the_automatic_one_changes(mak
     assert tokenize(config, force=True).source_vocab_size <= 1_000
 
 
+@pytest.mark.slow
 def test_a_run_with_a_reduced_vocabulary_resumes(toy_config, tmp_path):
     config, run = toy_config(), tmp_path / "run"
     size = tokenize(config).source_vocab_size

@@ -94,7 +94,7 @@ given_keys = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(size=corpora, budget=limits, keys=given_keys, operations=st.floats(1e8, 1e15))
 @example(CorpusSize(20, 100, 100, 10), {}, {"training": {}}, 1e11)
 @example(CorpusSize(20_000_000, *[600_000_000] * 2, 90_000), {"max_minutes": 2880.0}, {"training": {}}, 1e15)

@@ -38,7 +38,7 @@ def test_a_micro_batch_is_halved_until_it_fits_and_holds_a_sentence(monkeypatch)
     assert choose_micro_batch_tokens(make_learner(), 64, 4096, memory=1) == 64
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
 def test_memory_per_token_is_separated_from_constant_memory(precision):
     """With a large vocabulary, nearly all memory is its gradient and its copy in bf16, which exist once."""
     learner = make_learner(vocab=20_000, precision=precision)
@@ -110,7 +110,10 @@ def test_memory_is_what_other_programs_leave_of_the_gpu(monkeypatch, kind):
     assert available_memory(torch.device(kind)) == 2**33
 
 
-@pytest.mark.parametrize("changes", [{"subword_sampling": 0.1}, {"augment": {"uppercase": 0.1}}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"subword_sampling": 0.1}, pytest.param({"augment": {"uppercase": 0.1}}, marks=pytest.mark.slow)],
+)
 def test_a_micro_batch_can_hold_the_longest_pair_of_any_epoch(make_config, set_memory, changes):
     set_memory(1)
     keys = {**changes, "max_length": 64}

@@ -160,7 +160,7 @@ def forget(run: Path, *names: str) -> None:
     ("first", "last", "best"),
     [
         (with_bleu(20), scored(0.1, 20, 99), 2),
-        (with_bleu(20), with_bleu(19), 2),
+        pytest.param(with_bleu(20), with_bleu(19), 2, marks=pytest.mark.slow),
         (with_bleu(20), with_bleu(20.01), 3),
         (scored(3, 0, 30), scored(2, 0, 40), 3),
     ],
@@ -184,7 +184,13 @@ def test_the_chrf_of_a_best_model_of_an_earlier_version_is_not_shown(make_config
     assert "the validation BLEU of the best model is 0.00; if the references" in caplog.text
 
 
-@pytest.mark.parametrize("damage", [shutil.rmtree, lambda folder: (folder / "state.json").write_text("{")])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        shutil.rmtree,
+        pytest.param(lambda folder: (folder / "state.json").write_text("{"), marks=pytest.mark.slow),
+    ],
+)
 def test_going_back_to_before_a_lost_best_checkpoint_publishes_a_model_of_this_branch(
     make_config, scripted_scores, caplog, damage
 ):

@@ -55,10 +55,15 @@ def train(parts, ranks: Ranks, shares, steps: int, **recipe) -> dict[str, torch.
             torch.float64, 5, {"ema_decay": 0.9, "clip_norm": 0.1, "parallel": "fsdp"}, marks=pytest.mark.slow
         ),
         pytest.param(torch.float32, 5, {"clip_norm": 1.0, "parallel": "fsdp"}, marks=pytest.mark.slow),
-        (torch.float64, 5, {"freeze": ["encoder", "embeddings"], "r_drop": 5.0, "parallel": "fsdp"}),
+        pytest.param(
+            torch.float64,
+            5,
+            {"freeze": ["encoder", "embeddings"], "r_drop": 5.0, "parallel": "fsdp"},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(torch.float64, 50, {"ema_decay": 0.9}, marks=pytest.mark.slow),
         pytest.param(torch.float32, 50, {}, marks=pytest.mark.slow),
-        (torch.float64, 5, {"r_drop": 5.0}),
+        pytest.param(torch.float64, 5, {"r_drop": 5.0}, marks=pytest.mark.slow),
         pytest.param(
             torch.float64,
             5,
@@ -139,6 +144,7 @@ def test_all_ranks_try_again_if_the_memory_of_one_runs_out(parts, tmp_path, on_t
     assert "rank 1: warning: out of memory in 2 micro-batches (5 pairs)" in read_logs(tmp_path)[1]
 
 
+@pytest.mark.slow
 def test_shared_weights_have_the_numbers_of_autocast(parts, tmp_path):
     """In bf16, FSDP gathers the matrices in the precision that autocast converts them to."""
     _, model, *_ = parts

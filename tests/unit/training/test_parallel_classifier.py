@@ -51,7 +51,7 @@ def train(ranks: Ranks, shares: list[int], **recipe) -> dict[str, torch.Tensor]:
     return results | {name: whole(p) for name, p in weights(model).items()}
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_ranks_take_the_steps_of_one(tmp_path, kind):
     def work(ranks: Ranks) -> None:
         save_file(train(ranks, [ranks.rank], parallel=kind), tmp_path / f"{ranks.rank}")

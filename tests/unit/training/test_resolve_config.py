@@ -73,7 +73,7 @@ def test_a_run_starts_with_the_weights_the_tokenizer_and_the_sizes_of_its_model(
     assert origin == {"init_from": str(run_dir), "fingerprint": manifest, **ancestor}
 
 
-@pytest.mark.parametrize("rate", [0.5, 1e-9])
+@pytest.mark.parametrize("rate", [0.5, pytest.param(1e-9, marks=pytest.mark.slow)])
 def test_a_fine_tuned_model_is_compared_with_the_initial_one(tuned, caplog, rate):
     """Users would not notice otherwise that fine-tuning has made a model worse, or no better."""
     with caplog.at_level(logging.INFO, "mtrain"):
@@ -91,6 +91,7 @@ def test_a_model_that_fine_tuning_improves_is_not_warned_of(make_config, tuned, 
     assert "no validation was better" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_resumed_fine_tuning_is_compared_with_the_initial_model(tuned, caplog):
     """The score is in the checkpoints, unless the search has changed since."""
     for max_steps in (4, 8):
@@ -217,9 +218,14 @@ def test_a_run_resumes_exactly_without_the_model_that_it_started_from(tuned, run
     ("freeze", "tie", "positions", "recipe"),
     [
         (["encoder"], "all", "sinusoidal", {"ema_decay": 0.9}),
-        (["decoder"], "all", "rotary", {"average_checkpoints": 3, "checkpoint_every": 1}),
+        pytest.param(
+            *(["decoder"], "all", "rotary", {"average_checkpoints": 3, "checkpoint_every": 1}),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(["embeddings"], "all", "learned", {"precision": "bf16"}, marks=pytest.mark.slow),
-        (["embeddings", "encoder"], "decoder", "learned", {"r_drop": 1.0}),
+        pytest.param(
+            ["embeddings", "encoder"], "decoder", "learned", {"r_drop": 1.0}, marks=pytest.mark.slow
+        ),
         pytest.param(
             *(["embeddings", "encoder", "decoder"], "none", "sinusoidal", {"average_checkpoints": 2}),
             marks=pytest.mark.slow,

@@ -37,7 +37,7 @@ def test_accumulated_micro_batches_equal_one_batch(parts, workers):
         assert change.abs().max() > 0
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_r_drop_changes_the_loss_only_with_dropout(parts, workers):
     config, model, data, tokenizer = parts
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
