@@ -20,7 +20,7 @@ RATIO_BINS = (0.0, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # target characters / source
 PLACES = 5  # locations listed for each kind of suspicious pair, and for unreadable pairs
 EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
 _LONG = 20
-_TEXTS = 20  # of each block, to identify the languages
+TEXTS = 200  # of each block, to identify the languages
 _FIELDS = 400  # of each side of a block, to tell whether fields are in quotes
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
 BlockShift = tuple[str, str, int, int | None]  # first and last place, pairs, lines; see `Shift`
@@ -86,7 +86,7 @@ class BlockCheck:
             _histogram(ratios, RATIO_BINS),
             self._suspicious(block, corpus, np.flatnonzero(extreme).tolist()),
             shifts_of(unfiltered),
-            (_sample(sources, _TEXTS), _sample(targets, _TEXTS)),
+            (_sample(sources, TEXTS), _sample(targets, TEXTS)),
             count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS)),
             hashes,
             overlap,

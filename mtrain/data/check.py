@@ -22,6 +22,7 @@ from mtrain.data.block_check import (
     LENGTH_BINS,
     PLACES,
     RATIO_BINS,
+    TEXTS,
     BlockCheck,
     BlockFindings,
     BlockShift,
@@ -37,7 +38,7 @@ from mtrain.data.lines import Digests
 from mtrain.data.quotes import count_signs, show_csv
 from mtrain.data.raw_blocks import read_blocks
 from mtrain.data.scripts import main_script
-from mtrain.data.side_languages import TEXTS, find_wrong_languages
+from mtrain.data.side_languages import find_wrong_languages
 from mtrain.data.text_hashes import contains, unique
 from mtrain.storage.temporary import TemporaryStream
 from mtrain.tokenizer.tokenizer import Tokenizer

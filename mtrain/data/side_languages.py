@@ -6,7 +6,6 @@ from mtrain.config.languages import Direction, is_same_language, scripts_of_lang
 from mtrain.data.identify_language import identify_language
 from mtrain.data.scripts import main_script
 
-TEXTS = 40  # of a side that are examined
 _CHARACTERS = 50  # minimum to determine the script
 _MANY_CHARACTERS = 500  # minimum to identify the language
 

@@ -114,9 +114,13 @@ def test_shifted_lines_are_warned_of(corpora, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["train", "toy"])
-def test_exchanged_sides_are_warned_of(corpora, name):
-    """Each corpus is checked separately."""
-    exchanged = [(target, source) for source, target in toy_pairs("train")[:200]]
+@pytest.mark.parametrize("words", [3, 100])
+def test_exchanged_sides_are_warned_of(corpora, name, words):
+    """Each corpus is checked separately; sentences may be short."""
+    exchanged = [
+        tuple(" ".join(text.split()[:words]) for text in (target, source))
+        for source, target in toy_pairs("train")[:200]
+    ]
     data = corpora(exchanged).data.model_copy(update={"target_lang": "fr"})
     others = {"train": [], "toy": [ToyCorpus(toy="train")]}[name]
     data = data.model_copy(update={"train": [*others, *data.train]})
