@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mtrain.data.corpus import Block
 from mtrain.data.quotes import count_signs
 from mtrain.data.scripts import ScriptFilter, script_of
-from mtrain.data.shifts import find_shifts
+from mtrain.data.shifts import Shift, find_shifts
 from mtrain.data.text_hashes import Hashes, common, hash_normalized, hash_pairs, hash_texts
 
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
@@ -23,7 +23,6 @@ _LONG = 20
 TEXTS = 200  # of each block, to identify the languages
 _FIELDS = 400  # of each side of a block, to tell whether fields are in quotes
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
-BlockShift = tuple[str, str, int, int | None]  # first and last place, pairs, lines; see `Shift`
 
 
 class PairHashes(NamedTuple):
@@ -44,7 +43,7 @@ class BlockFindings(NamedTuple):
     lengths: tuple[list[int], list[int]]  # pairs by words of source and target, in LENGTH_BINS
     ratios: list[int]  # in RATIO_BINS
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
-    shifts: list[BlockShift]
+    shifts: list[Shift]
     texts: tuple[list[str], list[str]]  # some sources and targets
     quotes: dict[str, int]  # signs of quoted fields, see `count_signs`
     hashes: PairHashes  # of the usable pairs; only the hashes that are needed
@@ -85,7 +84,7 @@ class BlockCheck:
             lengths,
             _histogram(ratios, RATIO_BINS),
             self._suspicious(block, corpus, np.flatnonzero(extreme).tolist()),
-            shifts_of(unfiltered),
+            find_shifts(unfiltered),
             (_sample(sources, TEXTS), _sample(targets, TEXTS)),
             count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS)),
             hashes,
@@ -126,14 +125,6 @@ def usable_pairs(block: Block) -> Block:
 def _sample(texts: list[str], most: int) -> list[str]:
     """At most so many texts, at equal distances."""
     return texts[:: len(texts) // most + 1]
-
-
-def shifts_of(block: Block) -> list[BlockShift]:
-    """The shifts of a block."""
-    return [
-        (block.place_of(block.numbers[first]), block.place_of(block.numbers[end - 1]), end - first, lines)
-        for first, end, lines in find_shifts(block.sources, block.targets)
-    ]
 
 
 def first_errors(block: Block) -> list[str]:
