@@ -26,8 +26,8 @@ class _Side:
 
     def is_not_in(self, language: str) -> bool:
         """Whether the texts are certainly not in a language."""
-        others = self.identified.others if self.identified else ()
-        return not self._has_script_of(language) or any(is_same_language(language, other) for other in others)
+        is_other = self.identified is not None and self.identified.is_not(language)
+        return is_other or not self._has_script_of(language)
 
     def _has_script_of(self, language: str) -> bool:
         scripts = scripts_of_language(language)
