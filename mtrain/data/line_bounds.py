@@ -1,4 +1,4 @@
-"""Limits the size of lines, and drops blank lines at the end of a file."""
+"""Limits the size of lines."""
 
 from collections.abc import Iterable, Iterator
 from typing import IO
@@ -29,13 +29,3 @@ def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
         yield line
         while len(line) == MAX_LINE + 2 and not line.endswith(b"\n"):
             line = stream.readline(MAX_LINE + 2)
-
-
-def without_blank_end(lines: Iterable[str]) -> Iterator[str]:
-    """The lines of a TSV file without the blank lines at its end, which are not records."""
-    blank: list[str] = []
-    for line in lines:
-        blank.append(line)
-        if line.strip(" \r"):
-            yield from blank
-            blank = []
