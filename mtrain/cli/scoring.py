@@ -43,13 +43,7 @@ def score(
             "--target. It is printed with the score as a further column.",
         ),
     ] = None,
-    quotes: Annotated[
-        bool,
-        Option(
-            "--quotes",
-            help="The fields of --tsv may be in double quotes, with quotes inside doubled, as in csv.",
-        ),
-    ] = False,
+    quotes: Annotated[bool, Option("--quotes", help="Fields of --tsv may be in double quotes.")] = False,
     reverse: Annotated[
         Path | None,
         Option(
@@ -90,9 +84,8 @@ def score(
     """
     terminal.start_logging(quiet, debug)
     inputs = _require_inputs(source, target, tsv)
-    for option, is_given in (("--reverse", reverse is not None), ("--quotes", quotes)):
-        if is_given and tsv is None:
-            raise UsageError(f"{option} needs --tsv")
+    if tsv is None and (quotes or reverse is not None):
+        raise UsageError(f"{'--quotes' if quotes else '--reverse'} needs --tsv")
     if tsv is not None and json_:
         raise UsageError("--json and --tsv exclude each other")
     others = {"--reverse": reverse, "--from": from_, "--to": to, "--ensemble": ensemble, "--json": json_}

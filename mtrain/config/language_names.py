@@ -19,7 +19,7 @@ _LIKE_LANGUAGES = frozenset(
     ("de-ch", "en-ca", "et-ee", "fr-ca", "fr-ch", "it-ch", "ko-kr", "pt-br", "sl-si", "sv-se", "zh-tw")
 )
 _PAIR = re.compile(r"(?<![A-Za-z])([A-Za-z]{2,3})[-_]([A-Za-z]{2,3})(?=\.|$)")
-_WORD = re.compile(r"[A-Za-z]+|\d+")
+_WORD = re.compile(r"([A-Za-z]+|\d+)")
 # Codes of rare languages that usually have another meaning in the names of files and columns. They count as
 # codes only if the name of another file has a language in the same place: `train.tok` beside `train.en`.
 _ABBREVIATIONS = """
@@ -101,30 +101,28 @@ def _is_region(language: str, word: str) -> bool:
     return word == language or f"{language}-{word}" in _LIKE_LANGUAGES or common_language(word) is None
 
 
-@cache
-def _tags_in_names() -> re.Pattern[str]:
-    """Finds languages with a script, region or variant in names: regions in lower case must be usual ones,
-    because `en-tc` may also be truecased English."""
-    usual = (alias for alias in locale.locale_alias if re.fullmatch("[a-z]{2}_[a-z]{2}", alias))
-    locales = "|".join(alias.replace("_", "[-_]") for alias in usual if _is_region(*alias.split("_")))
-    regions = "|".join(dict.fromkeys(re.findall(r"\](\w+)", locales)))
-    return re.compile(
-        rf"""(?x)(?<![A-Za-z])(?:
-            [a-z]{{2,3}}[-_](?:[A-Z][a-z]{{3}}(?:[-_](?:[A-Z]{{2}}|419))?|[A-Z]{{2}}|419)
-          | (?i: {locales} | [a-z]{{2,3}}[-_](?:{_VARIANTS} | (?:{_SCRIPTS})(?:[-_](?:{regions}))? ))
-        )(?![A-Za-z])"""
-    )
-
-
 def words_of(name: str) -> list[str]:
     """The words and numbers in the name of a file or column: `train`, `de`, `en`, `de` in
-    `train.de-en.de`. A region or script stays with its language, as in `pt-BR`."""
-    words, end = [], 0
-    for match in _tags_in_names().finditer(name):
-        if find_language(match[0]) and _split(match[0])[0] not in _OTHER_MEANINGS:
-            words += [*_WORD.findall(name[end : match.start()]), match[0]]
-            end = match.end()
-    return words + _WORD.findall(name[end:])
+    `train.de-en.de`. A region, script or variant stays with its language, as in `pt-BR`."""
+    parts = _WORD.split(name)  # every other one is a word
+    words, place = list[str](), 1
+    while place < len(parts):
+        ends = (place + size for size in (7, 5, 3) if _is_tag_in_name("".join(parts[place : place + size])))
+        end = next(ends, place + 1)
+        words.append("".join(parts[place:end]))
+        place = end + 1
+    return words
+
+
+def _is_tag_in_name(word: str) -> bool:
+    """Whether a part of a name is a language with a script, region or variant. A region in lower case must be
+    a usual one, because `en-tc` may also be truecased English."""
+    language, subtags = _split(word)
+    if not subtags or language.lower() in _OTHER_MEANINGS or find_language(language) is None:
+        return False
+    region = re.search("-[A-Z]{2}(?=-|$)", subtags)
+    is_written_so = language.islower() and (region is None or region[0][1:] in word)
+    return region is None or is_written_so or f"{language}_{region[0][1:]}".lower() in locale.locale_alias
 
 
 def certainty(word: str) -> int:

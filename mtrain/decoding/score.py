@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from mtrain.data.quotes import count_signs, show_csv, split_quoted
+from mtrain.config.corpora import TsvCorpus
+from mtrain.data.quotes import count_signs, show_csv
+from mtrain.data.records import try_pair
 from mtrain.decoding.batches import in_batches, padded
 from mtrain.decoding.decode import NOT_FINITE
 from mtrain.decoding.forced import cross_attention, forced_log_probs
@@ -22,6 +24,7 @@ from mtrain.errors import DataError, ModelError
 log = logging.getLogger(__name__)
 
 _HEAD = 1000  # lines that tell whether fields are in quotes
+Values = Callable[[Iterator[tuple[str, str]]], Iterable[float]]  # scores of pairs
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,7 @@ def score_lines(
     return with_column(lines, name, values, quotes)
 
 
-def with_column(
-    lines: Iterable[str],
-    name: str,
-    values: Callable[[Iterator[tuple[str, str]]], Iterable[float]],
-    quotes: bool = False,
-) -> Iterator[str]:
+def with_column(lines: Iterable[str], name: str, values: Values, quotes: bool = False) -> Iterator[str]:
     """Yield each line of a TSV file with one more column and a line end: what `values` returns for its first
     two columns. With `quotes`, these may be in double quotes; otherwise, a warning is logged if they seem to
     be. Blank lines at the end are no pairs, and are yielded as they are. Raises DataError, which gives the
@@ -114,18 +112,15 @@ def with_column(
 
 
 def _first_columns(lines: Iterable[str], name: str, quotes: bool) -> Iterator[tuple[str, str]]:
-    blank = 0  # lines that are no error at the end of the file
+    corpus, blank = TsvCorpus(tsv=name, quotes=quotes), 0
     for number, line in enumerate(lines, 1):
         if not line.strip(" \r"):
-            blank += 1
+            blank += 1  # an error only if other lines follow
             continue
-        try:
-            columns = split_quoted(line) if quotes else line.split("\t", 2)
-        except DataError as error:
-            raise DataError(f"{name}:{number}: {error}") from None
-        if blank or len(columns) < 2:
-            raise DataError(f"{name}:{number - blank}: 1 column; at least 2 expected")
-        yield columns[0], columns[1]
+        pair = try_pair("" if blank else line, corpus, name, number - blank, None)
+        if isinstance(pair, DataError):
+            raise pair
+        yield pair[0], pair[1]
 
 
 def _dual_score(one: float, other: float) -> float:

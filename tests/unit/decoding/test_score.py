@@ -51,7 +51,7 @@ def test_blank_lines_at_the_end_of_a_table_have_no_score(translator: Translator)
     lines = ["It rains.\tEs regnet.", "It rains.\tEs regnet."]
     scored = list(score_lines(translator, None, [*lines, "", " "], "t.tsv"))
     assert scored == [*score_lines(translator, None, lines, "t.tsv"), "\n", " \n"] and len(scored) == 4
-    with pytest.raises(DataError, match=r"t\.tsv:2: 1 column; at least 2 expected"):
+    with pytest.raises(DataError, match=r"t\.tsv:2: 1 column\(s\); at least 2 expected"):
         list(score_lines(translator, None, [lines[0], "", lines[1]], "t.tsv"))
 
 
