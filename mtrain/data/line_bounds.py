@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from typing import IO
 
 MAX_LINE = 2**24  # bytes of a line without its end; the rest of a longer line is not kept in memory
-BLANK = b" \r\n"  # the characters of blank lines
 
 
 def is_too_long(line: bytes) -> bool:
