@@ -1,6 +1,6 @@
 """The check of a block of training pairs, which needs no other block."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress, islice, repeat
 from operator import eq
 from typing import NamedTuple
@@ -20,9 +20,13 @@ RATIO_BINS = (0.0, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # target characters / source
 PLACES = 5  # locations listed for each kind of suspicious pair, and for unreadable pairs
 EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
 _LONG = 20
-TEXTS = 200  # of each block, to identify the languages
+_TEXTS = 200  # of each block, to identify the languages
+_PARTS = 4  # of a block
 _FIELDS = 400  # of each side of a block, to tell whether fields are in quotes
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
+
+
+Part = tuple[str, str, list[str], list[str]]  # first and last place, and some sources and targets between
 
 
 class PairHashes(NamedTuple):
@@ -44,7 +48,7 @@ class BlockFindings(NamedTuple):
     ratios: list[int]  # in RATIO_BINS
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
     shifts: list[Shift]
-    texts: tuple[list[str], list[str]]  # some sources and targets
+    parts: list[Part]
     quotes: dict[str, int]  # signs of quoted fields, see `count_signs`
     hashes: PairHashes  # of the usable pairs; only the hashes that are needed
     overlap: PairHashes  # hashes that are among those of the validation and test sets
@@ -85,7 +89,7 @@ class BlockCheck:
             _histogram(ratios, RATIO_BINS),
             self._suspicious(block, corpus, np.flatnonzero(extreme).tolist()),
             find_shifts(unfiltered),
-            (_sample(sources, TEXTS), _sample(targets, TEXTS)),
+            [*_parts_of(block)],
             count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS)),
             hashes,
             overlap,
@@ -125,6 +129,15 @@ def usable_pairs(block: Block) -> Block:
 def _sample(texts: list[str], most: int) -> list[str]:
     """At most so many texts, at equal distances."""
     return texts[:: len(texts) // most + 1]
+
+
+def _parts_of(block: Block) -> Iterator[Part]:
+    step = len(block.sources) // _TEXTS + 1
+    for start in range(0, len(block.sources), step * (_TEXTS // _PARTS)):
+        part = slice(start, start + step * (_TEXTS // _PARTS), step)
+        numbers = block.numbers[part]
+        first, last = block.place_of(numbers[0]), block.place_of(numbers[-1])
+        yield first, last, block.sources[part], block.targets[part]
 
 
 def first_errors(block: Block) -> list[str]:

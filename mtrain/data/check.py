@@ -22,7 +22,6 @@ from mtrain.data.block_check import (
     LENGTH_BINS,
     PLACES,
     RATIO_BINS,
-    TEXTS,
     BlockCheck,
     BlockFindings,
     PairHashes,
@@ -37,7 +36,7 @@ from mtrain.data.quotes import count_signs, show_csv
 from mtrain.data.raw_blocks import read_blocks
 from mtrain.data.scripts import main_script
 from mtrain.data.shifts import Shift, find_shifts
-from mtrain.data.side_languages import find_wrong_languages
+from mtrain.data.side_languages import CorpusSides
 from mtrain.data.text_hashes import contains, unique
 from mtrain.storage.temporary import TemporaryStream
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -123,7 +122,7 @@ class DataCheck:
         self._train = data.train
         # By training corpus, and at the end of other sets; also aligned pairs between them.
         self._shifts: list[list[Shift]] = [[] for _ in (*data.train, "others")]
-        self._texts: list[tuple[list[str], list[str]]] = [([], []) for _ in data.train]
+        self._sides = [CorpusSides() for _ in data.train]
         self._quotes = defaultdict[str, Counter[str]](Counter)  # by TSV file that is read without `quotes`
         self._unreadable: dict[str, list[str]] = {name: [] for name in self._sets}
         self._others = {
@@ -164,8 +163,8 @@ class DataCheck:
         _add_first(self._unreadable["train"], found.unreadable)
         self._add_signs(self._train[corpus], found.quotes)
         self._add_shifts(corpus, found.shifts)
-        for side, texts in zip(self._texts[corpus], found.texts, strict=True):
-            side += texts[: TEXTS - len(side)]
+        for part in found.parts:
+            self._sides[corpus].add(*part)
         for counts, new in zip((*self._lengths, self._ratios), (*found.lengths, found.ratios), strict=True):
             counts += new
         for kind, (count, places) in found.suspicious.items():
@@ -192,8 +191,8 @@ class DataCheck:
         repeated = rejected.get("duplicates", 0)
         self._sets["train"].usable -= repeated
         duplicates = max(0, duplicates - repeated)
-        corpora = zip(self._corpora, self._texts, self._directions, strict=True)
-        languages = {name: find_wrong_languages(*texts, direction) for name, texts, direction in corpora}
+        corpora = zip(self._corpora, self._sides, self._directions, strict=True)
+        languages = {name: sides.what_is_wrong(direction) for name, sides, direction in corpora}
         return Findings(
             sets=self._sets,
             duplicates=duplicates,

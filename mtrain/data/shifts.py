@@ -18,7 +18,7 @@ from mtrain.data.corpus import Block
 
 _WINDOW = 250  # pairs, or fewer in a small corpus
 _FEWEST = 20  # pairs
-_MOST = 5  # windows of a block in which nothing is shifted
+_MOST = 4  # windows of a block in which nothing is shifted
 _SIGNIFICANT = 7.0  # minimum agreement of the sides, in standard deviations for unrelated sides
 _LEAD = 1.6  # minimum ratio to the agreement with any other shift
 _CHARACTERS = 300  # of a text that are compared

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import sys
 from collections import Counter
 
 import pytest
@@ -127,6 +128,23 @@ def test_exchanged_sides_are_warned_of(corpora, name, words):
     found = check_data(data)
     wrong = "the sources seem to be in fr and the targets in en; exchange the two sides"
     assert f"{data.names[-1]}: {wrong}" in list_warnings(found) and len(found.languages) == 1
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_part_with_exchanged_sides_is_warned_of(corpora, tmp_path, monkeypatch, is_installed):
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "py3langid", None)
+    pairs = toy_pairs("train")[:4000]
+    exchanged = [(target, source) for source, target in pairs]
+    data = corpora([*pairs[:2000], *exchanged[2000:3000], *pairs[3000:]]).data
+    data = data.model_copy(update={"target_lang": "fr"})
+    place = f"{tmp_path}/train.source"
+    found = check_data(data).languages
+    where = f"pairs from about {place}:2101 to {place}:3130"
+    wrong = f"the sides of {where} seem to be exchanged, compared with the first pairs"
+    assert found == {place: wrong}
+    corpora(pairs)
+    assert check_data(data).languages == {}
 
 
 def test_quoted_fields_are_warned_of(corpora, tmp_path):

@@ -81,8 +81,8 @@ def test_a_shift_is_found_where_it_begins(name, share, lines):
 
 def test_a_part_of_a_corpus_is_shifted():
     targets = [*TARGETS[:1000], *TARGETS[1001:3000], "Trop.", *TARGETS[3000:]]
-    [before, (first, end, lines), after] = shifts_of(SOURCES, targets)
-    assert (before[2], lines, after[2]) == (0, -1, 0)
+    [(first, end, lines)] = [shift for shift in shifts_of(SOURCES, targets) if shift[2] != 0]
+    assert lines == -1
     assert abs(first - 1000) <= 250 and abs(end - 3000) <= 250
 
 
