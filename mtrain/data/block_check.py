@@ -21,6 +21,7 @@ PLACES = 5  # locations listed for each kind of suspicious pair, and for unreada
 EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
 _LONG = 20
 _TEXTS = 200  # of each block, to identify the languages
+_LONGEST = 500  # characters of each
 _PARTS = 4  # of a block
 _FIELDS = 400  # of each side of a block, to tell whether fields are in quotes
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
@@ -137,7 +138,8 @@ def _parts_of(block: Block) -> Iterator[Part]:
         part = slice(start, start + step * (_TEXTS // _PARTS), step)
         numbers = block.numbers[part]
         first, last = block.place_of(numbers[0]), block.place_of(numbers[-1])
-        yield first, last, block.sources[part], block.targets[part]
+        sources, targets = ([text[:_LONGEST] for text in side[part]] for side in block[:2])
+        yield first, last, sources, targets
 
 
 def first_errors(block: Block) -> list[str]:
