@@ -130,7 +130,7 @@ def _ask_for_languages(suggested: Sequence[str | None]) -> Languages:
 
     def parse(answer: str) -> Languages:
         words = [*map(str.strip, answer.split(","))] if "," in answer else answer.split()
-        if len(words) == 1 and not find_language(words[0]):  # en-de, but not pt-BR
+        if len(words) == 1 and (words[0].islower() or not find_language(words[0])):  # en-ca, but not pt-BR
             words = words[0].split("-")
         codes = [find_language(word) or (word if _CODE.fullmatch(word) else None) for word in words]
         if len(words) != 2 or not all(codes):

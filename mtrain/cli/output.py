@@ -15,7 +15,8 @@ from mtrain.control_characters import escape_control_characters
 from mtrain.data import COMPRESSION
 from mtrain.errors import StorageError, UsageError
 
-# Suffixes of compressed files that cannot be written, except for those that are language codes, such as .tar.
+# Suffixes of compressed files that cannot be written. `.tar` is not one of them, as it is a language code;
+# `.tgz` is one, although it is a language code, too.
 _UNSUPPORTED = {".7z", ".bz2", ".gzip", ".lz", ".lz4", ".lzma", ".tgz", ".xz", ".z", ".zip", ".zstd"}
 FLUSH_EVERY = 0.2  # seconds: the reader of a pipe sees results soon
 

@@ -43,6 +43,7 @@ def score(
             "--target. It is printed with the score as a further column.",
         ),
     ] = None,
+    quotes: Annotated[bool, Option("--quotes", help="Fields of --tsv may be in double quotes.")] = False,
     reverse: Annotated[
         Path | None,
         Option(
@@ -83,8 +84,8 @@ def score(
     """
     terminal.start_logging(quiet, debug)
     inputs = _require_inputs(source, target, tsv)
-    if tsv is None and reverse is not None:
-        raise UsageError("--reverse needs --tsv")
+    if tsv is None and (quotes or reverse is not None):
+        raise UsageError(f"{'--quotes' if quotes else '--reverse'} needs --tsv")
     if tsv is not None and json_:
         raise UsageError("--json and --tsv exclude each other")
     others = {"--reverse": reverse, "--from": from_, "--to": to, "--ensemble": ensemble, "--json": json_}
@@ -93,7 +94,7 @@ def score(
     require_writable(output, inputs)
     if classifier:
         settings = overrides(set_, "decoding.", batch_tokens=batch_tokens)
-        _classify(model, device, settings, inputs, output)
+        _classify(model, device, settings, inputs, output, quotes)
         return
     from mtrain.decoding.score import score_lines, score_pairs
     from mtrain.progress_bar import ProgressBar
@@ -108,14 +109,21 @@ def score(
     total = None if count is None else count * (1 if other is None else 2)  # each model scores each pair
     with ProgressBar("scored", "pairs", total, is_on_screen(output)) as progress, open_output(output) as out:
         if tsv is not None:
-            out.writelines(score_lines(translator, other, terminal.read_lines(tsv), str(tsv), progress.add))
+            out.writelines(
+                score_lines(translator, other, terminal.read_lines(tsv), str(tsv), progress.add, quotes)
+            )
             return
         for scored in score_pairs(translator, _read_pairs(*inputs), progress.add):
             out.write(scored.as_json() if json_ else scored.line())
 
 
 def _classify(
-    model: Path, device: str, settings: Sequence[str], inputs: Sequence[Path], output: Path | None
+    model: Path,
+    device: str,
+    settings: Sequence[str],
+    inputs: Sequence[Path],
+    output: Path | None,
+    quotes: bool,
 ) -> None:
     """Print the probability that each pair is good; with one input, a TSV file, as a further column."""
     from mtrain.checkpoint.model_folder import load_classifier
@@ -133,7 +141,7 @@ def _classify(
 
         if len(inputs) == 1:
             lines = terminal.read_lines(inputs[0])
-            out.writelines(with_column(lines, str(inputs[0]), probabilities))
+            out.writelines(with_column(lines, str(inputs[0]), probabilities, quotes))
         else:
             out.writelines(f"{value:.6f}\n" for value in probabilities(_read_pairs(*inputs)))
 

@@ -1,16 +1,25 @@
 """Codes and English names of languages, and languages in the names of files and columns."""
 
+import locale
 import re
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from typing import NamedTuple
 
-# A script, a region or both: Hans in zh_Hans, BR in pt-BR, Latn_RS in sr_Latn_RS.
-_SUBTAGS = r"[A-Z][a-z]{3}(?:[-_](?:[A-Z]{2}|419))?|[A-Z]{2}|419"
-_WITH_SUBTAGS = rf"(?<![A-Za-z])[a-z]{{2,3}}[-_](?:{_SUBTAGS})(?![A-Za-z])"
+# A language with a script, a region or a variant: zh_Hans, pt-BR, sr-Latn-RS, ca-valencia. Scripts may be in
+# lower case if they are not words.
+_SCRIPTS = "arab|beng|cyrl|deva|ethi|grek|guru|hans|hant|hebr|jpan|kore|latn|tfng|tibt"
+_VARIANTS = "ekavsk|ijekavsk|tarask|valencia"
+_TAG = re.compile(
+    rf"([a-z]{{2,3}})(?:[-_]({_SCRIPTS}|(?-i:[A-Z][a-z]{{3}})))?(?:[-_]([a-z]{{2}}|419))?(?:[-_]({_VARIANTS}))?",
+    re.IGNORECASE,
+)
+# Regions whose codes are also codes of languages, which are meant in `en-de`.
+_LIKE_LANGUAGES = frozenset(
+    ("de-ch", "en-ca", "et-ee", "fr-ca", "fr-ch", "it-ch", "ko-kr", "pt-br", "sl-si", "sv-se", "zh-tw")
+)
 _PAIR = re.compile(r"(?<![A-Za-z])([A-Za-z]{2,3})[-_]([A-Za-z]{2,3})(?=\.|$)")
-_WORD = re.compile(r"[A-Za-z]+|\d+")
+_WORD = re.compile(r"([A-Za-z]+|\d+)")
 # Codes of rare languages that usually have another meaning in the names of files and columns. They count as
 # codes only if the name of another file has a language in the same place: `train.tok` beside `train.en`.
 _ABBREVIATIONS = """
@@ -19,6 +28,16 @@ _ABBREVIATIONS = """
     sim smt spm src std str sub sym sys tag ted ter tgt the tok top trg tst two txt uni url val ver wmt www
 """
 _OTHER_MEANINGS = frozenset(_ABBREVIATIONS.split())
+_NAMES = {  # which are shorter or more usual than the names in ISO 639
+    **{"cu": "Church Slavonic", "el": "Greek", "fy": "Frisian", "ht": "Haitian Creole", "ia": "Interlingua"},
+    **{"ky": "Kyrgyz", "ms": "Malay", "ne": "Nepali", "oc": "Occitan", "or": "Odia", "pa": "Punjabi"},
+    **{"ps": "Pashto", "sh": "Serbo-Croatian", "sw": "Swahili", "to": "Tongan", "ug": "Uyghur"},
+}
+_MEMBERS = {  # of macrolanguages, whose codes usually stand for them
+    **{"als": "sq", "arb": "ar", "cmn": "zh", "ekk": "et", "hbs": "sh", "khk": "mn", "lvs": "lv"},
+    **{"npi": "ne", "ory": "or", "pes": "fa", "swh": "sw", "uzn": "uz", "ydd": "yi", "zsm": "ms"},
+}
+_CODES = {name.lower(): code for code, name in _NAMES.items()} | _MEMBERS
 
 
 class Named(NamedTuple):
@@ -26,17 +45,6 @@ class Named(NamedTuple):
 
     place: int  # of the word in the name
     code: str
-
-
-@cache
-def _common() -> dict[str, tuple[str, str]]:
-    """The code and name of the languages of ISO 639-1 by each of their codes in all parts of ISO 639, and by
-    their names. These names are shorter than the names in the standard, such as `Modern Greek (1453-)`."""
-    text = (files("mtrain.config") / "languages.tsv").read_text(encoding="utf-8")
-    rows = (line.split("\t") for line in text.splitlines())
-    return {
-        word: (code, name) for code, others, name in rows for word in (code, *others.split(), name.lower())
-    }
 
 
 def find_language(word: str) -> str | None:
@@ -50,7 +58,8 @@ def find_language(word: str) -> str | None:
 
 def common_language(word: str) -> str | None:
     """Like `find_language`, for the languages of ISO 639-1 without a script or region."""
-    return _common().get(word.lower(), (None, None))[0]
+    code, _ = _code_and_name(word)
+    return code if code and len(code) == 2 else None
 
 
 def language_name(code: str) -> str:
@@ -63,32 +72,57 @@ def language_name(code: str) -> str:
 @cache
 def _code_and_name(word: str) -> tuple[str, str] | tuple[None, None]:
     """The shortest code and the English name of a language by any code or name in ISO 639."""
-    if found := _common().get(word.lower()):
-        return found
+    word = _CODES.get(word.lower(), word)
+    if word.lower() in _NAMES:
+        return word.lower(), _NAMES[word.lower()]
     from iso639 import Lang, is_language  # here: reading its tables takes a while
 
     form = word.title() if len(word) > 3 else word.lower()
     if not is_language(form) or (language := Lang(form)).scope() == "Special":  # such as `und`
         return None, None
     code = language.pt1 or language.pt3 or language.pt5
-    return _common().get(code, (code, language.name))
+    return _code_and_name(code) if code in {*_NAMES, *_MEMBERS} else (code, language.name)
 
 
 def _split(word: str) -> tuple[str, str]:
-    """The language of a code, and its script and region: `zh` and `-Hant-TW` for `zh_Hant_TW`."""
-    match = re.fullmatch(rf"([A-Za-z]{{2,3}})[-_]({_SUBTAGS})", word)
-    return (match[1], f"-{match[2].replace('_', '-')}") if match else (word, "")
+    """The language of a code, and its script, region and variant: `zh` and `-Hant-TW` for `zh_hant_tw`."""
+    match = _TAG.fullmatch(word)
+    if match is None:
+        return word, ""
+    language, script, region, variant = match.groups(default="")
+    if region.islower() and not variant and not _is_region(language.lower(), region):
+        return word, ""
+    subtags = (script.title(), region.upper(), variant.lower())
+    return language, "".join(f"-{subtag}" for subtag in subtags if subtag)
+
+
+def _is_region(language: str, word: str) -> bool:
+    """Whether a word of two letters after a language is its region, not another language."""
+    return word == language or f"{language}-{word}" in _LIKE_LANGUAGES or common_language(word) is None
 
 
 def words_of(name: str) -> list[str]:
     """The words and numbers in the name of a file or column: `train`, `de`, `en`, `de` in
-    `train.de-en.de`. A region or script stays with its language, as in `pt-BR`."""
-    words, end = [], 0
-    for match in re.finditer(_WITH_SUBTAGS, name):
-        if find_language(match[0]) and _split(match[0])[0] not in _OTHER_MEANINGS:
-            words += [*_WORD.findall(name[end : match.start()]), match[0]]
-            end = match.end()
-    return words + _WORD.findall(name[end:])
+    `train.de-en.de`. A region, script or variant stays with its language, as in `pt-BR`."""
+    parts = _WORD.split(name)  # every other one is a word
+    words, place = list[str](), 1
+    while place < len(parts):
+        ends = (place + size for size in (7, 5, 3) if _is_tag_in_name("".join(parts[place : place + size])))
+        end = next(ends, place + 1)
+        words.append("".join(parts[place:end]))
+        place = end + 1
+    return words
+
+
+def _is_tag_in_name(word: str) -> bool:
+    """Whether a part of a name is a language with a script, region or variant. A region in lower case must be
+    a usual one, because `en-tc` may also be truecased English."""
+    language, subtags = _split(word)
+    if not subtags or language.lower() in _OTHER_MEANINGS or find_language(language) is None:
+        return False
+    region = re.search("-[A-Z]{2}(?=-|$)", subtags)
+    is_written_so = language.islower() and (region is None or region[0][1:] in word)
+    return region is None or is_written_so or f"{language}_{region[0][1:]}".lower() in locale.locale_alias
 
 
 def certainty(word: str) -> int:

@@ -54,7 +54,7 @@ def base_language(code: str) -> str:
     """The language of a code without its region or script, with two letters if ISO 639-1 has it: `zh` for
     `zh`, `zh-TW`, `zh_CN` and `zho_Hans`."""
     language = code.lower().replace("_", "-").partition("-")[0]
-    return common_language(language) or language
+    return language if len(language) == 2 else common_language(language) or language
 
 
 def is_same_language(one: str | None, other: str | None) -> bool:

@@ -1,6 +1,6 @@
 """The check of a block of training pairs, which needs no other block."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress, islice, repeat
 from operator import eq
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mtrain.data.corpus import Block
 from mtrain.data.quotes import count_signs
 from mtrain.data.scripts import ScriptFilter, script_of
-from mtrain.data.shifts import find_shifts
+from mtrain.data.shifts import Shift, find_shifts
 from mtrain.data.text_hashes import Hashes, common, hash_normalized, hash_pairs, hash_texts
 
 KINDS = ("a copied source", "an extreme length ratio", "an unexpected script")
@@ -20,10 +20,14 @@ RATIO_BINS = (0.0, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # target characters / source
 PLACES = 5  # locations listed for each kind of suspicious pair, and for unreadable pairs
 EXTREME_RATIO = 4.0  # of characters, if the longer side has at least `_LONG`
 _LONG = 20
-_TEXTS = 20  # of each block, to identify the languages
+_TEXTS = 200  # of each block, to identify the languages
+_LONGEST = 500  # characters of each
+_PARTS = 4  # of a block
 _FIELDS = 400  # of each side of a block, to tell whether fields are in quotes
 _NO_HASHES: Hashes = np.empty(0, np.uint64)
-BlockShift = tuple[str, str, int, int | None]  # first and last place, pairs, lines; see `Shift`
+
+
+Part = tuple[str, str, list[str], list[str]]  # first and last place, and some sources and targets between
 
 
 class PairHashes(NamedTuple):
@@ -44,8 +48,8 @@ class BlockFindings(NamedTuple):
     lengths: tuple[list[int], list[int]]  # pairs by words of source and target, in LENGTH_BINS
     ratios: list[int]  # in RATIO_BINS
     suspicious: dict[str, tuple[int, list[str]]]  # number of pairs and first locations, by kind
-    shifts: list[BlockShift]
-    texts: tuple[list[str], list[str]]  # some sources and targets
+    shifts: list[Shift]
+    parts: list[Part]
     quotes: dict[str, int]  # signs of quoted fields, see `count_signs`
     hashes: PairHashes  # of the usable pairs; only the hashes that are needed
     overlap: PairHashes  # hashes that are among those of the validation and test sets
@@ -85,8 +89,8 @@ class BlockCheck:
             lengths,
             _histogram(ratios, RATIO_BINS),
             self._suspicious(block, corpus, np.flatnonzero(extreme).tolist()),
-            shifts_of(unfiltered),
-            (_sample(sources, _TEXTS), _sample(targets, _TEXTS)),
+            find_shifts(unfiltered),
+            [*_parts_of(block)],
             count_signs(_sample(sources, _FIELDS) + _sample(targets, _FIELDS)),
             hashes,
             overlap,
@@ -128,12 +132,14 @@ def _sample(texts: list[str], most: int) -> list[str]:
     return texts[:: len(texts) // most + 1]
 
 
-def shifts_of(block: Block) -> list[BlockShift]:
-    """The shifts of a block."""
-    return [
-        (block.place_of(block.numbers[first]), block.place_of(block.numbers[end - 1]), end - first, lines)
-        for first, end, lines in find_shifts(block.sources, block.targets)
-    ]
+def _parts_of(block: Block) -> Iterator[Part]:
+    step = len(block.sources) // _TEXTS + 1
+    for start in range(0, len(block.sources), step * (_TEXTS // _PARTS)):
+        part = slice(start, start + step * (_TEXTS // _PARTS), step)
+        numbers = block.numbers[part]
+        first, last = block.place_of(numbers[0]), block.place_of(numbers[-1])
+        sources, targets = ([text[:_LONGEST] for text in side[part]] for side in block[:2])
+        yield first, last, sources, targets
 
 
 def first_errors(block: Block) -> list[str]:

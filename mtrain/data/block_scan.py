@@ -1,6 +1,7 @@
 """The scan of blocks of training pairs, in this process or in several."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import astuple
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from mtrain.data.corpus import Block, parse_block, refuse_unless_skipped
 from mtrain.data.filters import EMPTY, BlockFilter, FilteredBlock, rows_of
 from mtrain.data.raw_blocks import RawBlock
 from mtrain.data.samples import BlockSample, Candidate, draw_candidates, sample_block
+from mtrain.data.shifts import Shift
 from mtrain.processes import Job, map_tasks
 from mtrain.worker_messages import Answer, Message, Receive
 from mtrain.worker_messages import serve as serve_tasks
@@ -137,7 +139,7 @@ def _pack(scanned: ScannedBlock) -> Message:
         "sizes": scanned.sample.sizes,
     }
     if (findings := scanned.findings) is not None:
-        found = findings._asdict()
+        found = {**findings._asdict(), "shifts": [*map(astuple, findings.shifts)]}
         columns = (*found.pop("hashes"), *found.pop("overlap"))
         arrays |= dict(zip(_COLUMNS, columns, strict=True))
         header["findings"] = found
@@ -150,6 +152,7 @@ def _unpack(answer: Message) -> ScannedBlock:
     header, (packed, source, target) = answer
     arrays, findings = load(packed), None
     if found := header.get("findings"):
+        found["shifts"] = [Shift(*shift) for shift in found["shifts"]]
         columns = [arrays[name] for name in _COLUMNS]
         findings = BlockFindings(**found, hashes=PairHashes(*columns[:3]), overlap=PairHashes(*columns[3:]))
     candidates = [Candidate(*each) for each in header["candidates"]]

@@ -24,11 +24,9 @@ from mtrain.data.block_check import (
     RATIO_BINS,
     BlockCheck,
     BlockFindings,
-    BlockShift,
     PairHashes,
     first_errors,
     hash_all,
-    shifts_of,
     usable_pairs,
 )
 from mtrain.data.corpus import Block, parse_block
@@ -37,7 +35,8 @@ from mtrain.data.lines import Digests
 from mtrain.data.quotes import count_signs, show_csv
 from mtrain.data.raw_blocks import read_blocks
 from mtrain.data.scripts import main_script
-from mtrain.data.side_languages import TEXTS, find_wrong_languages
+from mtrain.data.shifts import Shift, find_shifts
+from mtrain.data.side_languages import CorpusSides
 from mtrain.data.text_hashes import contains, unique
 from mtrain.storage.temporary import TemporaryStream
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -74,17 +73,6 @@ class Suspicious:
 
 
 @dataclass
-class Shifted:
-    """Consecutive pairs whose targets are not beside their sources."""
-
-    first: str  # the approximate location of the first pair
-    last: str
-    pairs: int  # that were checked
-    # The number of lines by which the targets are too late, or too early if negative; None if it varies.
-    lines: int | None
-
-
-@dataclass
 class Segmentation:
     """How the tokenizer segments a sample of the training pairs."""
 
@@ -110,7 +98,7 @@ class Findings:
     rejected: dict[str, int] = field(default_factory=dict)  # training pairs by rule of `data.filters`
     # Usable pairs by training corpus, if there are several.
     corpora: dict[str, int] = field(default_factory=dict)
-    shifts: list[Shifted] = field(default_factory=list)
+    shifts: list[Shift] = field(default_factory=list)
     languages: dict[str, str] = field(default_factory=dict)  # corpora in other languages: what is wrong
     quoted: list[str] = field(default_factory=list)  # TSV files whose fields seem to be in quotes
     # The first unreadable pairs of each set, with reasons.
@@ -133,8 +121,8 @@ class DataCheck:
         self._sets = {name: Counts() for name in ("train", "validation", *others)}
         self._train = data.train
         # By training corpus, and at the end of other sets; also aligned pairs between them.
-        self._shifts: list[list[Shifted]] = [[] for _ in (*data.train, "others")]
-        self._texts: list[tuple[list[str], list[str]]] = [([], []) for _ in data.train]
+        self._shifts: list[list[Shift]] = [[] for _ in (*data.train, "others")]
+        self._sides = [CorpusSides() for _ in data.train]
         self._quotes = defaultdict[str, Counter[str]](Counter)  # by TSV file that is read without `quotes`
         self._unreadable: dict[str, list[str]] = {name: [] for name in self._sets}
         self._others = {
@@ -175,8 +163,8 @@ class DataCheck:
         _add_first(self._unreadable["train"], found.unreadable)
         self._add_signs(self._train[corpus], found.quotes)
         self._add_shifts(corpus, found.shifts)
-        for side, texts in zip(self._texts[corpus], found.texts, strict=True):
-            side += texts[: TEXTS - len(side)]
+        for part in found.parts:
+            self._sides[corpus].add(*part)
         for counts, new in zip((*self._lengths, self._ratios), (*found.lengths, found.ratios), strict=True):
             counts += new
         for kind, (count, places) in found.suspicious.items():
@@ -203,8 +191,8 @@ class DataCheck:
         repeated = rejected.get("duplicates", 0)
         self._sets["train"].usable -= repeated
         duplicates = max(0, duplicates - repeated)
-        corpora = zip(self._corpora, self._texts, self._directions, strict=True)
-        languages = {name: find_wrong_languages(*texts, direction) for name, texts, direction in corpora}
+        corpora = zip(self._corpora, self._sides, self._directions, strict=True)
+        languages = {name: sides.what_is_wrong(direction) for name, sides, direction in corpora}
         return Findings(
             sets=self._sets,
             duplicates=duplicates,
@@ -222,10 +210,10 @@ class DataCheck:
             unreadable={name: places for name, places in self._unreadable.items() if places},
         )
 
-    def _add_shifts(self, corpus: int, found: Iterable[BlockShift]) -> None:
+    def _add_shifts(self, corpus: int, found: Iterable[Shift]) -> None:
         """Add consecutive pairs, of which the first may continue the last ones of the same file."""
         shifts = self._shifts[corpus]
-        for new in (Shifted(*shift) for shift in found):
+        for new in found:
             last = shifts[-1] if shifts else None
             if last and last.lines == new.lines and _file_of(last) == _file_of(new):
                 last.last, last.pairs = new.last, last.pairs + new.pairs
@@ -245,7 +233,7 @@ class DataCheck:
                 usable = usable_pairs(block)
                 counts.bad += len(block.errors)
                 _add_first(self._unreadable[name], first_errors(block))
-                self._add_shifts(-1, shifts_of(block))
+                self._add_shifts(-1, find_shifts(block))
                 self._add_signs(corpus, count_signs(usable.sources + usable.targets))
                 counts.usable += len(usable.sources)
                 counts.empty += len(block.sources) - len(usable.sources)
@@ -263,7 +251,7 @@ class DataCheck:
         return _count_leaked(columns, [set(), set(), found])
 
 
-def _file_of(shift: Shifted) -> str:
+def _file_of(shift: Shift) -> str:
     return shift.first.rpartition(":")[0]
 
 

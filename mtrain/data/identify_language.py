@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from mtrain.config.language_names import find_language
 from mtrain.config.languages import base_language
 from mtrain.errors import UsageError
 
@@ -15,6 +14,7 @@ _PROBABILITY = 0.5  # above which a single text is taken to be in a language
 # Of languages that py3langid calls otherwise.
 _LABELS = {"fil": "tl", "iw": "he", "ki": "kik", "nb": "no", "sh": "sr"}
 _SIMILAR = 10  # languages that a text may be in: similar ones are hard to tell apart
+_NO_LANGUAGE = "zxx"  # what py3langid calls a text without words
 _CHINESE = dict.fromkeys(("yue", "wuu"), "zh")  # short sentences in Chinese may seem to be these
 
 
@@ -23,6 +23,10 @@ class Identified(NamedTuple):
 
     code: str
     others: frozenset[str]
+
+    def is_not(self, language: str) -> bool:
+        """Whether the text is certainly not in a language."""
+        return base_language(language) in self.others
 
 
 def can_identify() -> bool:
@@ -39,8 +43,8 @@ def identify_language(texts: Sequence[str]) -> Identified | None:
     import py3langid
 
     codes = [code for code, _ in py3langid.rank(text)]  # the most probable first
-    code = find_language(_CHINESE.get(codes[0], codes[0]))  # None if the text is in no language
-    return Identified(code, frozenset(codes[_SIMILAR:])) if code else None
+    code = base_language(_CHINESE.get(codes[0], codes[0]))
+    return None if code == _NO_LANGUAGE else Identified(code, frozenset(codes[_SIMILAR:]))
 
 
 class LanguageFilter:

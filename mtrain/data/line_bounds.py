@@ -1,10 +1,9 @@
-"""Limits the size of lines, and drops blank lines at the end of a file."""
+"""Limits the size of lines."""
 
 from collections.abc import Iterable, Iterator
 from typing import IO
 
 MAX_LINE = 2**24  # bytes of a line without its end; the rest of a longer line is not kept in memory
-BLANK = b" \r\n"  # the characters of blank lines
 
 
 def shortened(parts: Iterable[bytes]) -> Iterator[bytes]:
@@ -24,13 +23,3 @@ def lines_of(stream: IO[bytes]) -> Iterator[bytes]:
         yield line
         while len(line) == MAX_LINE + 2 and not line.endswith(b"\n"):
             line = stream.readline(MAX_LINE + 2)
-
-
-def without_blank_end(lines: Iterable[str]) -> Iterator[str]:
-    """The lines of a TSV file without the blank lines at its end, which are not records."""
-    blank: list[str] = []
-    for line in lines:
-        blank.append(line)
-        if line.strip(" \r"):
-            yield from blank
-            blank = []

@@ -22,6 +22,7 @@ from mtrain.errors import DataError
 
 Digests = dict[Path, bytes]  # SHA-256 of files
 _BUFFER = 2**18  # bytes
+_BLANK = b" \r\n"  # the characters of blank lines
 _BOM = b"\xef\xbb\xbf"
 _HEAD = 16  # bytes that tell the kind of a file
 _NOT_TEXT = {  # by the pattern that the first bytes match
@@ -109,7 +110,7 @@ class LineBlocks:
         """`stream` has the contents of the file after the given number of lines and bytes. With `records`,
         blank lines at the end of the file do not count, as in TSV and JSONL."""
         self._path, self._stream, self._rest, self._records = path, stream, b"", records
-        self._blank, self._is_blank = b"", True  # what waits, see `_read`; whether nothing else was read
+        self._is_in_line = False  # whether what was read ends inside a line
         self.lines, self.offset = lines, offset  # read so far, in lines and bytes
 
     def take(self, count: int) -> bytes:
@@ -139,19 +140,23 @@ class LineBlocks:
         self.lines += count - missing + (not last.endswith(b"\n"))
 
     def _read(self) -> bytes:
-        """Some of the bytes that follow: none only at the end. With `records`, blank lines wait for what
-        follows them, unless these are too many."""
-        while part := self._read_file():
-            part, self._blank = self._blank + part, b""
-            filled = len(part.rstrip(line_bounds.BLANK))
-            if self._records and len(part) - filled <= _BUFFER:
-                part, self._blank = part[:filled], part[filled:]
-            if part:
-                self._is_blank = False
-                return part
-        end, self._blank = self._blank, b""
-        # What waited begins with the end of the last line that is not blank, if there is one.
-        return b"" if self._is_blank else end[: end.find(b"\n") + 1 or None]
+        """Some of the bytes that follow: none only at the end. With `records`, they are read on while they
+        end with a blank line, up to a limit."""
+        part = self._read_file()
+        while self._records and part and part[-1] in _BLANK and len(part) < 2 * _BUFFER:
+            if not (following := self._read_file()):
+                part = self._without_blank_end(part)
+                break
+            part += following
+        self._is_in_line = bool(part) and not part.endswith(b"\n")
+        return part
+
+    def _without_blank_end(self, part: bytes) -> bytes:
+        """The last bytes of a file without the blank lines after the end of the last other line."""
+        text = part.rstrip(_BLANK)
+        if not text and not self._is_in_line:
+            return b""
+        return part[: part.find(b"\n", len(text)) + 1 or None]
 
     def _read_file(self) -> bytes:
         try:

@@ -32,9 +32,16 @@ def urls_of(text: str) -> frozenset[str]:
     a space. Host names are in lower case, and letters are not percent-encoded."""
     if "://" not in text and "www." not in text.lower():  # fast path
         return frozenset()
-    if not text.isascii() or "%" in text:
-        text = normalize("NFC", _ENCODED.sub(lambda match: unquote(match[0]), text)).replace("’", "'")
-    return frozenset(_trim(match[0]) for match in _URL.finditer(text))
+    return frozenset(_decode(_trim(match[0])) for match in _URL.finditer(_compose(text)))
+
+
+def _compose(text: str) -> str:
+    return text if text.isascii() else normalize("NFC", text).replace("’", "'")
+
+
+def _decode(url: str) -> str:
+    """A URL without percent-encoded letters. Bytes that are not UTF-8 remain different from each other."""
+    return _compose(_ENCODED.sub(lambda match: unquote(match[0], errors="surrogateescape"), url))
 
 
 def _trim(url: str) -> str:

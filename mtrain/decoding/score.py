@@ -1,15 +1,18 @@
 """Scores of given translations, and the cross-attention between a source and its translation."""
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import tee
+from itertools import chain, islice, tee, zip_longest
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from mtrain.data.line_bounds import without_blank_end
+from mtrain.config.corpora import TsvCorpus
+from mtrain.data.quotes import count_signs, show_csv
+from mtrain.data.records import try_pair
 from mtrain.decoding.batches import in_batches, padded
 from mtrain.decoding.decode import NOT_FINITE
 from mtrain.decoding.forced import cross_attention, forced_log_probs
@@ -17,6 +20,11 @@ from mtrain.decoding.split import windows_of_pairs
 from mtrain.decoding.translate import Translator
 from mtrain.decoding.translation import json_line
 from mtrain.errors import DataError, ModelError
+
+log = logging.getLogger(__name__)
+
+_HEAD = 1000  # lines that tell whether fields are in quotes
+Values = Callable[[Iterator[tuple[str, str]]], Iterable[float]]  # scores of pairs
 
 
 @dataclass(frozen=True)
@@ -67,12 +75,14 @@ def score_lines(
     lines: Iterable[str],
     name: str,
     progress: Callable[[int], object] = lambda pairs: None,
+    quotes: bool = False,
 ) -> Iterator[str]:
     """Each line of a TSV file, whose first columns are source and target, with a score; see `with_column`.
 
     The score is the mean log-probability of a token of the target. With a model of the `reverse` direction,
     it is exp(-(|a - b| + (a + b) / 2)), in (0, 1], where a and b are the cross-entropies of the two models
-    (dual conditional cross-entropy, Junczys-Dowmunt 2018). `progress` is as in `score_pairs`, for each model.
+    (dual conditional cross-entropy, Junczys-Dowmunt 2018). `progress` is as in `score_pairs`, for each model,
+    and `quotes` as in `with_column`.
     """
 
     def values(pairs: Iterator[tuple[str, str]]) -> Iterator[float]:
@@ -84,25 +94,33 @@ def score_lines(
         both = zip(*(score_pairs(*each, progress) for each in models), strict=True)
         return (_dual_score(-one.mean_log_prob, -other.mean_log_prob) for one, other in both)
 
-    return with_column(lines, name, values)
+    return with_column(lines, name, values, quotes)
 
 
-def with_column(
-    lines: Iterable[str], name: str, values: Callable[[Iterator[tuple[str, str]]], Iterable[float]]
-) -> Iterator[str]:
+def with_column(lines: Iterable[str], name: str, values: Values, quotes: bool = False) -> Iterator[str]:
     """Yield each line of a TSV file with one more column and a line end: what `values` returns for its first
-    two columns. Raises DataError, which gives the `name` of the file, if a line has less than two columns."""
-    texts, pairs = tee(without_blank_end(lines))
-    for text, value in zip(texts, values(_first_columns(pairs, name)), strict=True):
-        yield f"{text}\t{value:.6f}\n"
+    two columns. With `quotes`, these may be in double quotes; otherwise, a warning is logged if they seem to
+    be. Blank lines at the end are no pairs, and are yielded as they are. Raises DataError, which gives the
+    `name` of the file, if another line has less than two columns."""
+    lines = iter(lines)
+    head = [*islice(lines, _HEAD)]
+    if not quotes and show_csv(count_signs(chain.from_iterable(line.split("\t")[:2] for line in head))):
+        log.warning("%s: the fields seem to be in quotes, as csv writers write them; give --quotes", name)
+    texts, pairs = tee(chain(head, lines))
+    for text, value in zip_longest(texts, values(_first_columns(pairs, name, quotes))):
+        yield f"{text}\n" if value is None else f"{text}\t{value:.6f}\n"
 
 
-def _first_columns(lines: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
+def _first_columns(lines: Iterable[str], name: str, quotes: bool) -> Iterator[tuple[str, str]]:
+    corpus, blank = TsvCorpus(tsv=name, quotes=quotes), 0
     for number, line in enumerate(lines, 1):
-        columns = line.split("\t", 2)
-        if len(columns) < 2:
-            raise DataError(f"{name}:{number}: 1 column; at least 2 expected")
-        yield columns[0], columns[1]
+        if not line.strip(" \r"):
+            blank += 1  # an error only if other lines follow
+            continue
+        pair = try_pair("" if blank else line, corpus, name, number - blank, None)
+        if isinstance(pair, DataError):
+            raise pair
+        yield pair[0], pair[1]
 
 
 def _dual_score(one: float, other: float) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mtrain.config.language_names import find_language, languages_of_pair, words_of
-from mtrain.config.languages import base_language, is_same_language
+from mtrain.config.languages import is_same_language
 from mtrain.data.identify_language import Identified, identify_language
 from mtrain.errors import UsageError
 from mtrain.inspection.table_columns import SOURCE_WORDS, TARGET_WORDS
@@ -36,9 +36,7 @@ class Side(NamedTuple):
     def is_misnamed(self) -> bool:
         """Whether the text is not in the language given by the user or the name."""
         language = self.given or self.named
-        if language is None or self.identified is None:
-            return False
-        return base_language(language) in self.identified.others
+        return bool(language and self.identified and self.identified.is_not(language))
 
 
 class Sides(NamedTuple):

@@ -47,9 +47,7 @@ class _Mark(NamedTuple):
     """A word by which the name of a file may differ from the names of its partners."""
 
     file: str
-    rest: tuple[str, ...]  # the other words, which are the same in all of these names
     language: str | None  # its code; None if the word is for a side
-    side: str | None  # "source", "target" or None
     weight: int  # certainty of this meaning, from 0 (only beside a more certain mark) to 3
     place: int  # of the word
 
@@ -61,10 +59,10 @@ def group_text_files(files: Sequence[str], given: Collection[str | None] = ()) -
 
     Raises DataError if a file has no partner.
     """
-    by_rest: dict[tuple[str, ...], dict[str | None, _Mark]] = {}  # mark by language or side
+    by_rest: dict[tuple[str, ...], dict[str, _Mark]] = {}
     for file in files:
-        for mark in _marks_of(file, given):
-            by_rest.setdefault(mark.rest, {}).setdefault(mark.language or mark.side, mark)
+        for rest, meaning, mark in _marks_of(file, given):
+            by_rest.setdefault(rest, {}).setdefault(meaning, mark)
     groups, free = list[Group](), {*files}
     for marks in sorted((found.values() for found in by_rest.values()), key=_certainty, reverse=True):
         group = Group(tuple(mark.file for mark in marks), tuple(mark.language for mark in marks))
@@ -82,12 +80,13 @@ def group_text_files(files: Sequence[str], given: Collection[str | None] = ()) -
     return sorted(groups, key=lambda group: min(map(files.index, group.files)))
 
 
-def _marks_of(file: str, given: Collection[str | None]) -> Iterator[_Mark]:
-    """All words of a name that may be its mark. Languages that are `given` are the most certain."""
+def _marks_of(file: str, given: Collection[str | None]) -> Iterator[tuple[tuple[str, ...], str, _Mark]]:
+    """All words of a name that may be its mark: the other words, which partners share, the language or side,
+    and the mark. Languages that are `given` are the most certain."""
     name, side = split_side(file, given)
     words = words_of(name)
     if side is not None:
-        yield _Mark(file, ("source or target", *words), None, side, 2, len(words))
+        yield ("source or target", *words), side, _Mark(file, None, 2, len(words))
     codes = [find_language(word) or word.lower() for word in words]
     roles = [word for word in words if word.lower() in _ROLES]
     for place, (word, code) in enumerate(zip(words, codes, strict=True)):
@@ -96,7 +95,7 @@ def _marks_of(file: str, given: Collection[str | None]) -> Iterator[_Mark]:
         weight = 3 if code in given else certainty(word)
         everywhere = tuple("" if other == code else words[i] for i, other in enumerate(codes))
         for rest in ((*words[:place], "", *words[place + 1 :]), everywhere):  # en/train.en and de/train.de
-            yield _Mark(file, rest, code, None, weight, place)
+            yield rest, code, _Mark(file, code, weight, place)
 
 
 def split_side(name: str, given: Collection[str | None] = ()) -> tuple[str, str | None]:

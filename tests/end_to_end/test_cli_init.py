@@ -263,6 +263,24 @@ def test_a_region_in_an_option_but_not_in_the_name(mtrain):
     assert (data.train[0].source, data.train[0].target) == ("train.pt", "train.en")
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "code"),
+    [
+        ("pt-br", (), "pt-BR"),
+        ("zh_hans", (), "zh-Hans"),
+        ("xyz", ("--source-lang", "zh-hant-tw"), "zh-Hant-TW"),
+        ("x", ("--source-lang", "EN-us"), "en-US"),
+    ],
+)
+def test_codes_in_any_case(mtrain, name, options, code):
+    names = [*text_files(f"train.{name}", "train.fr", 20), *text_files(f"dev.{name}", "dev.fr", 20)]
+    files = names if not options else [names[0], names[1], "--validation", names[2], "--validation", names[3]]
+    assert mtrain("init", *files, *options, "--target-lang", "fra", "--yes", "-o", CONFIG)[0] == 0
+    data = load_config(CONFIG).data
+    assert (data.source_lang, data.target_lang) == (code, "fr")
+    assert data.validation[0].source == names[2]
+
+
 def test_a_config_is_replaced_only_by_force(mtrain):
     names = text_files()
     CONFIG.write_text("precious")
@@ -487,6 +505,8 @@ def answer(arguments, answers):
         (("nds-x", "Anglais French", "it de", ""), ("it", "de"), 60, False),
         (("fr-CA en", ""), ("fr-CA", "en"), 60, True),
         (("en en-GB", "pt-BR", "en-fr", ""), ("en", "fr"), 60, False),
+        (("en-ca", ""), ("en", "ca"), 60, False),
+        (("zh-hant-tw, EN-us", ""), ("zh-Hant-TW", "en-US"), 60, False),
     ],
 )
 def test_two_questions_for_text_files(answers, languages, minutes, is_exchanged):

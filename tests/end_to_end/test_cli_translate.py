@@ -390,10 +390,11 @@ def test_score_adds_a_column_to_tsv(mtrain, run_dir, corpus, tmp_path):
     [
         (["--tsv", "t.tsv", "-i", "t.tsv"], 2, "give both -i and --target, or --tsv alone"),
         (["-i", "t.tsv", "--target", "t.tsv", "--reverse", "runs/x"], 2, "--reverse needs --tsv"),
+        (["-i", "t.tsv", "--target", "t.tsv", "--quotes"], 2, "--quotes needs --tsv"),
         (["--tsv", "t.tsv", "--json"], 2, "--json and --tsv exclude each other"),
         (["--tsv", "t.tsv", "-o", "t.tsv"], 2, "this file is also an input"),
         (["--tsv", "nowhere.tsv"], 3, "nowhere.tsv: no such file"),
-        (["--tsv", "t.tsv"], 3, "t.tsv:2: 1 column; at least 2 expected"),
+        (["--tsv", "t.tsv"], 3, "t.tsv:2: 1 column(s); at least 2 expected"),
     ],
 )
 def test_score_needs_two_columns(mtrain, run_dir, tmp_path, monkeypatch, arguments, code, message):

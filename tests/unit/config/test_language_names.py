@@ -17,6 +17,9 @@ from mtrain.config.language_names import (
         *(("de", "de"), ("DE", "de"), ("deu", "de"), ("ger", "de"), ("German", "de"), ("cmn", "zh")),
         *(("pt_BR", "pt-BR"), ("zh-Hans", "zh-Hans"), ("zho_Hans", "zh-Hans"), ("es-419", "es-419")),
         *(("zh_Hant_TW", "zh-Hant-TW"), ("sr-Latn-RS", "sr-Latn-RS"), ("ace_Latn", "ace-Latn")),
+        *(("pt-br", "pt-BR"), ("zh_hans", "zh-Hans"), ("ca-valencia", "ca-valencia"), ("zh-tw", "zh-TW")),
+        *(("zh-hant-tw", "zh-Hant-TW"), ("EN-us", "en-US"), ("SR-LATN-rs", "sr-Latn-RS"), ("ko-kr", "ko-KR")),
+        *(("ca-es-VALENCIA", "ca-ES-valencia"), ("en-de", None), ("my-file", None), ("my-corpus", None)),
         *(
             ("cni", "cni"),
             ("CSB", "csb"),
@@ -55,6 +58,13 @@ def test_languages_are_found_by_code_and_name(word, code):
         ("eng_Latn-ace_Latn.tsv", ["en-Latn", "ace-Latn"]),
         ("sr_Latn_RS.txt", ["sr-Latn-RS"]),
         ("train.new.txt", []),
+        ("train.pt-br.txt", ["pt-BR"]),
+        ("EN-US_zh-hant-tw.txt", ["en-US", "zh-Hant-TW"]),
+        ("zh-hant-en.tsv", ["zh-Hant", "en"]),
+        ("en-pt_br.ca-valencia", ["en", "pt-BR", "ca-valencia"]),
+        ("en-tc.txt", ["en"]),
+        ("my-file.en-thai", ["my", "en", "th"]),
+        ("sv-fi.ca-es.tr-ku.tsv", ["sv", "fi", "ca", "es", "tr", "ku"]),
     ],
 )
 def test_languages_in_names(name, codes):
@@ -68,12 +78,17 @@ def test_names_of_languages():
     assert language_name("nds") == "Low German"
     assert language_name("tar") == "Central Tarahumara"
     assert language_name("xyz") == "xyz"
+    assert [language_name(code) for code in ("el", "hbs", "arb", "ms", "or")] == [
+        *("Greek", "Serbo-Croatian", "Arabic", "Malay", "Odia")
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "codes"),
     [
         ("news.en-fr.tsv", ["en", "fr"]),
+        ("news.fr-ca.tsv", ["fr", "ca"]),
+        ("news.en-pt-br.tsv", ["en", "pt-BR"]),
         ("pl-csb.tsv.gz", ["pl", "csb"]),
         ("AmericasNLP.quy_cni.tsv", ["quy", "cni"]),
         ("train.tsv", []),

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import sys
 from collections import Counter
 
 import pytest
@@ -104,7 +105,7 @@ def test_shifted_lines_are_warned_of(corpora, tmp_path):
     place = f"{tmp_path}/train.source"
     warning = (
         f"{place}:1001 to {place}:2000: the targets seem to be 1 line below their sources; "
-        f"look for a missing or additional line near {place}:1001"
+        f"look for a missing or additional line near {place}:1001 or before"
     )
     assert list_warnings(check_data(data)) == [warning]
     filtered = data.model_copy(update={"filters": Filters(max_ratio=1.5)})
@@ -114,15 +115,36 @@ def test_shifted_lines_are_warned_of(corpora, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["train", "toy"])
-def test_exchanged_sides_are_warned_of(corpora, name):
-    """Each corpus is checked separately."""
-    exchanged = [(target, source) for source, target in toy_pairs("train")[:200]]
+@pytest.mark.parametrize("words", [3, 100])
+def test_exchanged_sides_are_warned_of(corpora, name, words):
+    """Each corpus is checked separately; sentences may be short."""
+    exchanged = [
+        tuple(" ".join(text.split()[:words]) for text in (target, source))
+        for source, target in toy_pairs("train")[:200]
+    ]
     data = corpora(exchanged).data.model_copy(update={"target_lang": "fr"})
     others = {"train": [], "toy": [ToyCorpus(toy="train")]}[name]
     data = data.model_copy(update={"train": [*others, *data.train]})
     found = check_data(data)
     wrong = "the sources seem to be in fr and the targets in en; exchange the two sides"
     assert f"{data.names[-1]}: {wrong}" in list_warnings(found) and len(found.languages) == 1
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_part_with_exchanged_sides_is_warned_of(corpora, tmp_path, monkeypatch, is_installed):
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "py3langid", None)
+    pairs = toy_pairs("train")[:4000]
+    exchanged = [(target, source) for source, target in pairs]
+    data = corpora([*pairs[:2000], *exchanged[2000:3000], *pairs[3000:]]).data
+    data = data.model_copy(update={"target_lang": "fr"})
+    place = f"{tmp_path}/train.source"
+    found = check_data(data).languages
+    where = f"pairs from about {place}:2101 to {place}:3130"
+    wrong = f"the sides of {where} seem to be exchanged, compared with the first pairs"
+    assert found == {place: wrong}
+    corpora(pairs)
+    assert check_data(data).languages == {}
 
 
 def test_quoted_fields_are_warned_of(corpora, tmp_path):

@@ -63,9 +63,10 @@ def test_urls_that_browsers_show(text, urls):
     assert urls_of(text) == {*urls}
 
 
-def test_a_chinese_path_is_the_same_encoded_or_not():
-    shown, encoded = (
-        "https://zh.wikipedia.org/wiki/中文。",
-        "https://zh.wikipedia.org/wiki/%E4%B8%AD%E6%96%87 is",
-    )
-    assert urls_of(shown) == urls_of(encoded)
+@pytest.mark.parametrize(
+    "path", ["%E6%97%A5%E6%9C%AC", "%ED%95%9C", "%E0%B9%84%E0%B8%97", "%C4%E3", "k%C3%B6ln"]
+)
+def test_encoded_urls_of_different_pages_differ(path):
+    page, other, folder = (f"https://example.org/wiki{end}" for end in (f"/{path}", "/%E4%B8%AD", ""))
+    assert urls_of(f"打开{page}，或 {page.lower()}。") == urls_of(page)
+    assert len(urls_of(f"{page} {other} {folder}")) == 3

@@ -50,9 +50,26 @@ def test_progress_counts_each_pair_once_for_each_model(translator: Translator) -
 def test_blank_lines_at_the_end_of_a_table_have_no_score(translator: Translator) -> None:
     lines = ["It rains.\tEs regnet.", "It rains.\tEs regnet."]
     scored = list(score_lines(translator, None, [*lines, "", " "], "t.tsv"))
-    assert scored == list(score_lines(translator, None, lines, "t.tsv")) and len(scored) == 2
-    with pytest.raises(DataError, match=r"t\.tsv:2: 1 column; at least 2 expected"):
+    assert scored == [*score_lines(translator, None, lines, "t.tsv"), "\n", " \n"] and len(scored) == 4
+    with pytest.raises(DataError, match=r"t\.tsv:2: 1 column\(s\); at least 2 expected"):
         list(score_lines(translator, None, [lines[0], "", lines[1]], "t.tsv"))
+
+
+def test_quoted_fields_are_noticed_and_can_be_read(translator: Translator, caplog) -> None:
+    plain = ['He says "it rains".\tEs regnet.', "It rains.\tEs regnet."]
+    quoted = ['"He says ""it rains""."\t"Es regnet."\tx', '"It rains."\tEs regnet.']
+
+    def scores(lines: list[str], quotes: bool) -> list[str]:
+        scored = score_lines(translator, None, lines, "t.tsv", quotes=quotes)
+        return [line.rpartition("\t")[2] for line in scored]
+
+    expected = scores(plain, False)
+    assert not caplog.messages and scores(quoted, True) == expected
+    assert not caplog.messages and scores(quoted, False) != expected
+    hint = "t.tsv: the fields seem to be in quotes, as csv writers write them; give --quotes"
+    assert caplog.messages == [hint]
+    with pytest.raises(DataError, match=r"t\.tsv:2: the quotes of column 0 do not end with it"):
+        scores([plain[1], '"It rains.\tEs regnet.'], True)
 
 
 def test_scores_equal_those_of_the_search(translator: Translator) -> None:

@@ -41,8 +41,13 @@ from mtrain.inspection.file_groups import (
         (("train.en", "train.dev"), ("en", "dev")),  # Domung
         (("corpus.en", "corpus.dev"), ("en", None)),
         (("train.raw", "train.bpe"), (None, None)),
-        (("corpus.pt-br", "corpus.en"), (None, "en")),
-        (("OpenSubtitles.en-zh_cn.en", "OpenSubtitles.en-zh_cn.zh_cn"), ("en", "zh")),
+        (("corpus.pt-br", "corpus.en"), ("pt-BR", "en")),
+        (("OpenSubtitles.en-zh_cn.en", "OpenSubtitles.en-zh_cn.zh_cn"), ("en", "zh-CN")),
+        (("train.zh-tw", "train.en"), ("zh-TW", "en")),
+        (("train.sr-latn", "train.ca-valencia"), ("sr-Latn", "ca-valencia")),
+        (("train.en-us.txt", "train.de-at.txt"), ("en-US", "de-AT")),
+        (("train.en-tc", "train.de-tc"), ("en", "de")),  # truecased
+        (("my-file.de", "my-file.en"), ("de", "en")),
         (("a.de-en.txt", "b.de-en"), (None, None)),
         (("train.en", "train.txt"), ("en", None)),
         (("train.src", "train.trg"), (None, None)),
