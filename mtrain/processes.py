@@ -66,7 +66,8 @@ def describe_end(code: int) -> str:
 @contextmanager
 def reporting_silence(pid: int, name: str) -> Iterator[None]:
     """Log a warning while the block waits for a process that has neither answered nor computed for `SILENCE`
-    seconds: it was stopped, or waits for something itself. Only Linux tells whether a process computes."""
+    seconds: such a process was stopped or is itself waiting. Only on Linux: other systems do not report the
+    CPU time of a process this way."""
     answered = threading.Event()
     threading.Thread(target=_report_silence, args=(answered, pid, name), daemon=True).start()
     try:

@@ -14,7 +14,8 @@ _TAG = re.compile(
     rf"([a-z]{{2,3}})(?:[-_]({_SCRIPTS}|(?-i:[A-Z][a-z]{{3}})))?(?:[-_]([a-z]{{2}}|419))?(?:[-_]({_VARIANTS}))?",
     re.IGNORECASE,
 )
-# Regions whose codes are also codes of languages, which are meant in `en-de`.
+# Tags whose second part is a region, although it is also the code of a language. In other tags, such as
+# `en-de`, the second part is a language.
 _LIKE_LANGUAGES = frozenset(
     ("de-ch", "en-ca", "et-ee", "fr-ca", "fr-ch", "it-ch", "ko-kr", "pt-br", "sl-si", "sv-se", "zh-tw")
 )
@@ -33,7 +34,7 @@ _NAMES = {  # which are shorter or more usual than the names in ISO 639
     **{"ky": "Kyrgyz", "ms": "Malay", "ne": "Nepali", "oc": "Occitan", "or": "Odia", "pa": "Punjabi"},
     **{"ps": "Pashto", "sh": "Serbo-Croatian", "sw": "Swahili", "to": "Tongan", "ug": "Uyghur"},
 }
-_MEMBERS = {  # of macrolanguages, whose codes usually stand for them
+_MEMBERS = {  # individual languages for which the code of their macrolanguage is usually used
     **{"als": "sq", "arb": "ar", "cmn": "zh", "ekk": "et", "hbs": "sh", "khk": "mn", "lvs": "lv"},
     **{"npi": "ne", "ory": "or", "pes": "fa", "swh": "sw", "uzn": "uz", "ydd": "yi", "zsm": "ms"},
 }

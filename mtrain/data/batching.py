@@ -21,7 +21,7 @@ _BATCH_ORDER, _SAMPLED_BATCH_ORDER = 1, 2
 
 Rows = npt.NDArray[np.int64]
 
-# Rows of a batch that a model computes. Attention kernels of GPUs fail with more than 65,535.
+# Maximum number of rows in a batch. Attention kernels of GPUs fail with more than 65,535.
 MAX_ROWS = 32768
 
 
@@ -69,8 +69,8 @@ def plan_batches(
     """Plan the batches of a window, in which each row occurs once, or as often as its weight says.
 
     `lengths` are those of the sources and of the targets. A step has at most `batch_tokens` padded tokens on
-    either side, and a micro-batch at most `micro_batch_tokens`, and half of MAX_ROWS, which R-Drop doubles.
-    `key` determines the order of the steps and
+    either side. A micro-batch has at most `micro_batch_tokens`, and MAX_ROWS / 2 rows, because R-Drop
+    computes each row twice. `key` determines the order of the steps and
     how pairs of equal lengths are grouped; it is (seed, epoch), or (seed, epoch, window) if there are several
     windows. In each step, every rank has the same number of micro-batches, a multiple of `workers`.
 

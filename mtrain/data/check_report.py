@@ -144,7 +144,7 @@ def _misreadings(findings: Findings) -> Iterator[str]:
             continue
         lines = f"{abs(shift.lines)} line{'s' * (abs(shift.lines) > 1)}"
         by = f"{lines} {'below' if shift.lines > 0 else 'above'}"
-        cause = f"look for a missing or additional line near {shift.first} or before"
+        cause = f"look for a missing or additional line at or shortly before {shift.first}"
         yield f"{shift.first} to {shift.last}: the targets seem to be {by} their sources; {cause}"
     for name, wrong in findings.languages.items():
         yield f"{name}: {wrong}"

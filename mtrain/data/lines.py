@@ -140,8 +140,8 @@ class LineBlocks:
         self.lines += count - missing + (not last.endswith(b"\n"))
 
     def _read(self) -> bytes:
-        """Some of the bytes that follow: none only at the end. With `records`, they are read on while they
-        end with a blank line, up to a limit."""
+        """Some of the bytes that follow: none only at the end. With `records`, reads more while they end with
+        whitespace, up to 2 * _BUFFER, so that blank lines at the end of the file can be dropped."""
         part = self._read_file()
         while self._records and part and part[-1] in _BLANK and len(part) < 2 * _BUFFER:
             if not (following := self._read_file()):

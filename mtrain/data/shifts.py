@@ -2,9 +2,9 @@
 and sides whose orders have nothing to do with each other.
 
 Sources that resemble each other have targets that resemble each other, whatever the languages are. In windows
-of consecutive pairs, the resemblance of texts i and j is compared between the sides, with the targets shifted
-by every number of lines. What is compared is the change from i to i + 1 with the same j - i, because all
-neighbors resemble each other in a sorted corpus.
+of consecutive pairs, the similarities of neighboring sources are correlated with the similarities of the
+targets, for each possible shift. Differences between consecutive similarities at the same distance are used,
+because in a sorted corpus all neighbors are similar.
 """
 
 from collections.abc import Sequence
@@ -68,8 +68,8 @@ def _shift_of(block: Block, first: int, end: int, lines: int | None) -> Shift:
 
 
 def _first_shifted(block: Block, start: int, end: int, lines: int) -> int:
-    """The first pair that is shifted by some lines, or a pair in the window before it, if the pairs before
-    `end` are and the pairs before `start` are not."""
+    """The pair at which a shift by some lines begins, found by bisection; up to `_WINDOW` pairs too early.
+    The window before `end` must have this shift, and the window before `start` must not."""
     while end - start > _WINDOW:
         middle = (start + end) // 2
         if _shift_before(block, middle) == lines:

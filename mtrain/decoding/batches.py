@@ -13,7 +13,7 @@ from mtrain.model.transformer import Transformer
 
 def in_batches(lengths: Sequence[int], budget: int, hypotheses: int = 1) -> Iterator[list[int]]:
     """Yield batches of indices of rows of similar length, within a budget of padded tokens, longest first.
-    The `hypotheses` of all rows of a batch are at most MAX_ROWS."""
+    Each row has `hypotheses` hypotheses; a batch has at most MAX_ROWS of them."""
     array = np.array(lengths, dtype=np.int64)
     order = np.argsort(array, kind="stable")
     edges = cut_by_budget(array[order], budget, max(1, MAX_ROWS // hypotheses))

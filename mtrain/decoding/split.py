@@ -86,11 +86,11 @@ class SplitPrefixError(DataError, exit_code=3):
     """A prefix was given for a line that is translated in several parts."""
 
     def __init__(self, index: int, parts: int):
-        """`index` is the number of the (first) line in the whole input, from 0."""
+        """`index` is the 0-based index in the whole input of the line, or of the first line of a text."""
         self.index = index
         self.reason = (
-            f"has a prefix for a line that is translated in {parts} parts; give the parts as lines of their "
-            "own, or leave the prefix empty"
+            f"has a prefix but is translated in {parts} parts; give the parts as lines of their own, or "
+            "leave the prefix empty"
         )
         super().__init__(f"line {index + 1} of the input {self.reason}")
 

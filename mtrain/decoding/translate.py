@@ -77,8 +77,8 @@ class Translator:
         """Load a model folder or run folder, and the other folders of an ensemble. A leading `~` in a string
         is expanded. `overrides` are `decoding.key=value`.
 
-        Loading changes no settings of the process: allocator, number of threads, environment, and current
-        CUDA device stay the same. Only attention by cuDNN is turned off on a GPU (see `resolve_device`).
+        Loading changes one setting of the process: on a GPU, attention by cuDNN is disabled (see
+        `resolve_device`). Allocator, number of threads, environment, and current CUDA device stay the same.
 
         On a CPU with several cores, worker processes are started after a few seconds of translation, each
         with its own copy of the models. Their number is `workers` (default: `decoding.workers` in the config)

@@ -36,11 +36,11 @@ def read_launch() -> Launch:
 
 
 def require_repeatable(uses_streams: bool, cure: str) -> None:
-    """Raise UsageError if torchrun has restarted this command after the loss of a rank and it uses streams:
-    what was read from a pipe, or written to it, cannot be repeated."""
+    """Raise UsageError if torchrun has restarted this command after the loss of a rank, and the command reads
+    or writes streams: what was read from a pipe, or written to it, cannot be repeated."""
     if uses_streams and read_launch().restarts:
-        found = "which cannot be resumed, because it uses stdin, stdout or another pipe"
-        raise UsageError(f"torchrun has restarted this command, {found}; {cure}")
+        found = "its input or output is stdin, stdout or a pipe, which cannot be read or written again"
+        raise UsageError(f"torchrun has restarted this command, but {found}; {cure}")
 
 
 def require_complete_launch() -> None:

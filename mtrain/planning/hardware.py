@@ -1,7 +1,8 @@
 """The hardware that `mtrain plan` knows, and what it assumes about it.
 
-Peaks and sizes are those of the manufacturer. How much of a peak training reaches was chosen to fit a few
-steps on one H200 (docs/benchmarks.md). `--hardware measured` times real steps instead.
+Peaks and sizes are those of the manufacturer. Which shares of the peaks training reaches is assumed, so that
+predicted steps take about as long as a few steps measured on one H200 (docs/scaling-measurements.md).
+`--hardware measured` times real steps instead.
 """
 
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from mtrain.device import resolve_device
 from mtrain.errors import UsageError
 from mtrain.training.micro_batch import available_memory
 
-UTILIZATION = 0.3  # of the peak, in matrix products; fits `base` and `big` on an H200
+UTILIZATION = 0.3  # of the peak, in matrix products alone; assumed
 BANDWIDTH_UTILIZATION = 0.7  # of the peaks of memory and links; assumed
 LAUNCH_SECONDS = 30e-6  # from Python, of an operation on a GPU; on two hosts of an H200, 20 to 47e-6
 GPU_MEMORY_SHARE = 0.9  # that tensors may take; the rest is for the CUDA context and fragmentation; assumed

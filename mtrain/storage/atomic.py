@@ -1,8 +1,8 @@
 """Atomic replacement of files and folders: after a crash, either the old or the new version is in place.
 
 A folder is written under a temporary name next to its destination. Each file is flushed to disk, the manifest
-is written last, then the folder is renamed. What somebody else has put into a replaced folder is kept. In
-place of a symbolic link, its target is replaced.
+is written last, then the folder is renamed. What somebody else has put into a replaced folder is kept. If
+the destination is a symbolic link, its target is replaced and the link is kept.
 """
 
 import errno

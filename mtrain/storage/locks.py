@@ -42,7 +42,7 @@ def only_writer(path: Path, what: str, alternative: str) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            file.unlink()  # FileLock does not lock a file that was removed after it was opened
+            file.unlink()  # safe: FileLock detects that a file was removed after it was opened
         lock.release()
 
 

@@ -176,7 +176,8 @@ class Trainer:
                 # next save. The metrics are read afterwards: that waits for the GPU, which would hang if a
                 # rank is lost, whereas this exchange notices it.
                 stopped = self._agree(stop)
-                if not self.learner.compiles:  # later batches may be compiled, too, which takes minutes
+                # Otherwise, a later batch may be compiled for, which takes minutes.
+                if not self.learner.compiles:
                     self.ranks.expect_steps()
                 reason = self._record_step()
                 if state.validation_due or state.step % recipe.checkpoint_every == 0 or stopped:

@@ -48,8 +48,8 @@ def agree_on_micro_batches(
     """The padded tokens of a micro-batch, which all ranks use: the smallest of their numbers. Restores the
     limit that memory has required, from the state or from the file.
 
-    With `auto`, a run on GPUs that resumes keeps its number if it still fits, even if more memory is free: it
-    then computes the same.
+    With `auto`, a resumed run on a GPU keeps the size of its micro-batches if this size still fits, even if
+    more memory is free, so that results stay the same.
     """
     own = micro_batch_tokens(config, train, learner, ranks.local_size)
     if config.training.micro_batch_tokens == "auto" and learner.device.type != "cpu":

@@ -39,7 +39,7 @@ def is_better(scores: Mapping[str, float], best: Mapping[str, float], leading: s
         return False
     names = [leading, "chrf", "nll"]
     if len(best) == 1 and best.get(leading):
-        names = [leading]  # an earlier version recorded no others, which may have been as good
+        names = [leading]  # an earlier version recorded only this score, so a tie does not win
     ours, theirs = ([_merit(each, name, leading) for name in names] for each in (scores, best))
     return not best or ours > theirs
 

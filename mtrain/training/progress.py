@@ -77,7 +77,7 @@ class Progress:
                 lines = (line.decode("utf-8", "replace") for line in read_lines(self.file))
                 write_atomically(self.file, "".join(filter(self._is_current, lines)))
         except OSError as error:
-            cure = "restore it, or move it elsewhere to begin a new one"
+            cure = "restore the file, or move it elsewhere; fit then creates a new one"
             raise StorageError(f"{self.file}: cannot be read: {error.strerror}; {cure}") from None
         remove_later_samples(self.run_dir, self.state.step)
 

@@ -101,7 +101,7 @@ class Learner:
             multiply_all([own_part(g) for g in _gradients(self.model)], 1 / self.loss_scaler.scale)
         # `clip_grad_norm_` of PyTorch 2.8 adds its 1e-6 to the norm of each rank's part.
         norm, limit = whole(nn.utils.get_total_norm(_gradients(self.model))), self.config.clip_norm
-        # On a GPU, the host would wait for the comparison; a factor of 1 changes nothing.
+        # On a GPU, the comparison would make the host wait; below the limit, the factor is 1.
         if limit and (self.device.type != "cpu" or norm + 1e-6 > limit):
             nn.utils.clip_grads_with_norm_(self.model.parameters(), limit, norm)
         found_inf = (~(norm.isfinite() & sums[0].isfinite())).float()

@@ -1,7 +1,7 @@
 """Count operations, copies and waits of a training step and a decoding step.
 
-The operations of training are counted at full size with tensors that have no data, and everything else on the
-simulated device, with the layers of a preset but few columns: no count depends on the width.
+The operations of training are counted with fake tensors at full size. Copies, waits and decoding are counted on
+the simulated device, with the layers of a preset but a small width, on which these counts do not depend.
 """
 
 import contextlib
@@ -73,8 +73,8 @@ class _Operations(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _without_data() -> Iterator[None]:
-    """A context manager in which tensors have no data. Attention is what a GPU computes, and PyTorch updates
-    many tensors at once, as it does with tensors that have data."""
+    """A context manager in which tensors are fake. PyTorch selects the attention kernel of a GPU, and updates
+    many tensors at once, as it does with real tensors."""
     _foreach_utils._foreach_supported_types.append(FakeTensor)
     library.use_attention_of_gpu(True)
     try:
@@ -96,7 +96,8 @@ def _learner(model: Transformer, precision: str) -> Learner:
 
 
 def count_training(preset: str, precision: str, tokens: int) -> Counts:
-    """Count in a training step with `tokens` target tokens in one micro-batch."""
+    """Count the operations and copies of a training step with `tokens` target tokens in one micro-batch, and
+    the waits of a step of a small model."""
     with _without_data():
         learner, batch = _learner(_model(preset), precision), Batch.of_size(tokens // LENGTH, LENGTH)
         for parameter in learner.model.parameters():
@@ -120,7 +121,8 @@ def _waits_of_training(preset: str, precision: str) -> Counter[str]:
 
 
 def count_decoding(beams: int) -> Counts:
-    """Count in the decoding steps of a batch in bf16, its start and end included."""
+    """Count per decoding step of a batch in bf16. What precedes the first step and follows the last one is
+    included."""
     torch.manual_seed(1)
     model = _model("base", **NARROW).eval().for_decoding(torch.bfloat16, low_projection=True)
     config = DecodingConfig(beam_size=beams, max_length_ratio=1.5, max_length_offset=10)

@@ -123,7 +123,7 @@ Tensor on_gpu(const Tensor& tensor) {
   return alias(tensor, gpu);
 }
 
-// Gives a tensor on the GPU the sizes that an operation has given its alias on the CPU, and its new memory.
+// After an operation has resized the CPU alias of a GPU tensor, gives the GPU tensor the same sizes and memory.
 void follow_resize(const Tensor& tensor, const Tensor& resized) {
   const bool is_new = resized.numel() && (!tensor.numel() || resized.data_ptr() != tensor.data_ptr());
   if (is_new) {
@@ -140,10 +140,11 @@ void follow_resize(const Tensor& tensor, const Tensor& resized) {
 // ---------------------------------------------------------------------------------------------- operations
 
 using Names = std::unordered_set<std::string>;
-// The size of the result, or the result itself, is a value that the host needs.
+// Operations for which the host has to wait: it needs the size or the value of the result.
 const Names waiting = {"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim",
     "aten::unique_consecutive", "aten::equal", "aten::bincount", "aten::repeat_interleave"};
-// PyTorch copies indices that are on the CPU, for which the host waits. Other operations are errors.
+// PyTorch copies indices that are on the CPU, for which the host waits. Any other operation with a CPU tensor is an
+// error.
 const Names indexing = {"aten::index", "aten::_unsafe_index", "aten::index_put", "aten::_unsafe_index_put",
     "aten::_index_put_impl_"};
 const Names without_kernel = {"aten::resize_", "aten::set_", "aten::is_set_to",
@@ -214,7 +215,7 @@ void run_on_cpu(const c10::OperatorHandle& operation, torch::jit::Stack* stack) 
   if (waiting.count(name)) report("wait", name);
   if (!is_view(schema) && !without_kernel.count(name)) report("operation", name);
   if ((name == "aten::_softmax" || name == "aten::_log_softmax") && (*stack)[first + 2].toBool()) {
-    (*stack)[first] = (*stack)[first].toTensor().to(at::kFloat); // which is a part of the kernel for GPUs only
+    (*stack)[first] = (*stack)[first].toTensor().to(at::kFloat); // only the kernel for GPUs includes this conversion
     (*stack)[first + 2] = false;
   }
   at::AutoDispatchBelowADInplaceOrView below_autograd;

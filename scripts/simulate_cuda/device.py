@@ -80,7 +80,7 @@ def _set_mode(mode: int) -> None:
 
 # ----------------------------------------------------------------------------------------------- stand-ins
 class Event:
-    """An event of a device on which everything is finished when it is started."""
+    """An event on a device whose operations complete at once."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -96,7 +96,7 @@ class Event:
 
 
 def _returning(result: Any) -> Callable[..., Any]:
-    """A function that returns a constant. Each is another one: TorchDynamo has rules for single functions."""
+    """A new function that returns a constant: TorchDynamo has rules for individual function objects."""
     return lambda *_, **__: result
 
 
@@ -104,7 +104,7 @@ _deepcopy = torch.Tensor.__deepcopy__
 
 
 def _deepcopy_without_storage(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
-    """`torch.Tensor.__deepcopy__`, which would have Python make a storage of the device."""
+    """Replaces `torch.Tensor.__deepcopy__`, which would create a storage of the device from Python."""
     if not tensor.is_cuda or id(tensor) in memo:
         return _deepcopy(tensor, memo)
     return memo.setdefault(id(tensor), tensor.detach().clone())

@@ -69,7 +69,7 @@ def test_torchrun_restarts_a_translation_of_files_but_not_of_pipes(mtrain, run_d
         wait_for_output(piped)
         os.kill(command.ranks()[rank], signal.SIGKILL)
         assert command.process.wait(120) == 1
-    error = "torchrun has restarted this command, which cannot be resumed, because it uses stdin, stdout or "
+    error = "torchrun has restarted this command, but its input or output is stdin, stdout or a pipe, which "
     assert error in command.log.read_text() and "-i FILE -o FILE" in command.log.read_text()
     command = Torchrun(tmp_path / "log", restarts, [*job, "-i", given, "-o", out])
     wait_for_output(out.with_name("out.part"))

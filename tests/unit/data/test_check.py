@@ -105,7 +105,7 @@ def test_shifted_lines_are_warned_of(corpora, tmp_path):
     place = f"{tmp_path}/train.source"
     warning = (
         f"{place}:1001 to {place}:2000: the targets seem to be 1 line below their sources; "
-        f"look for a missing or additional line near {place}:1001 or before"
+        f"look for a missing or additional line at or shortly before {place}:1001"
     )
     assert list_warnings(check_data(data)) == [warning]
     filtered = data.model_copy(update={"filters": Filters(max_ratio=1.5)})

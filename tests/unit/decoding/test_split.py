@@ -150,7 +150,7 @@ def test_a_prefix_of_a_line_with_several_parts_is_an_error(tagging: Tokenizer, m
     lines = ["A cat.", " ", "It rains. The sun shines."]
     parts = splitter.parts_of(lines, ["Eine", "Es", ""], 0)
     assert [part.prefix for part in parts][:2] == [*tagging.encode_target(["Eine"]), []]
-    message = "line 11 of the input has a prefix for a line that is translated in 2 parts"
+    message = "line 11 of the input has a prefix but is translated in 2 parts"
     with pytest.raises(DataError, match=message):
         splitter.parts_of(["A cat.\nA dog.", *lines[1:]], ["", "", "Es"], 7)
 

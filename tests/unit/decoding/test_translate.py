@@ -323,7 +323,7 @@ def test_the_alignment_of_several_lines_counts_all_words(translator: Translator)
 def test_the_prefix_of_a_text_of_several_lines_is_an_error(translator: Translator) -> None:
     [found] = translator.translate([f"\n{SOURCES[0]}\n"], prefixes=[TARGETS[0]])  # only one has text
     assert found.text == f"\n{TARGETS[0]}\n"
-    with pytest.raises(DataError, match="line 2 of the input has a prefix for a line that is translated"):
+    with pytest.raises(DataError, match="line 2 of the input has a prefix but is translated in 2"):
         translator.translate([SOURCES[0], "\n".join(SOURCES[:2])], prefixes=["", "Eine"])
 
 
