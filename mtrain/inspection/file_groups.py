@@ -81,8 +81,8 @@ def group_text_files(files: Sequence[str], given: Collection[str | None] = ()) -
 
 
 def _marks_of(file: str, given: Collection[str | None]) -> Iterator[tuple[tuple[str, ...], str, _Mark]]:
-    """Yield, for each word of a name that may be its mark, the other words, which partners share; the language
-    or side; and the mark. Languages that are `given` are the most certain."""
+    """Yield, for each word of a name that may be its mark, the other words, which partners share; the
+    language or side; and the mark. Languages that are `given` are the most certain."""
     name, side = split_side(file, given)
     words = words_of(name)
     if side is not None:

@@ -1,7 +1,7 @@
 """Count operations, copies and waits of a training step and a decoding step.
 
-The operations of training are counted with fake tensors at full size. Copies, waits and decoding are counted on
-the simulated device, with the layers of a preset but a small width, on which these counts do not depend.
+The operations of training are counted with fake tensors at full size. Copies, waits and decoding are counted
+on the simulated device, with the layers of a preset but a small width, on which these counts do not depend.
 """
 
 import contextlib

@@ -260,7 +260,7 @@ def test_28_control_characters_of_the_data_are_escaped_in_messages(mtrain, confi
     (tmp_path / "t.jsonl").write_text(json.dumps({f"a{escape}b": "x", "de": "y"}) + "\n", encoding="utf-8")
     corpus = {"jsonl": str(tmp_path / "t.jsonl"), "source_field": "en", "target_field": "de"}
     for command in (["fit", "--device", "cpu"], ["check"]):
-        code, out, err = mtrain(*command, changed(config_file, "data", train=corpus))
+        _, out, err = mtrain(*command, changed(config_file, "data", train=corpus))
         assert escape not in err
         assert f"fields: a{escape}b" in out if command == ["check"] else "available fields: a" in err
 
