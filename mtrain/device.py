@@ -27,13 +27,10 @@ def resolve_device(name: str) -> torch.device:
     each new shape, and nearly every batch of sentences has a shape of its own. Raises UsageError if this
     machine does not have the device.
     """
+    accelerator = "cpu" if name == "cpu" else find_accelerator()
+    name = accelerator if name == "auto" else name
     if name == "cpu":
         return torch.device(name)
-    accelerator = find_accelerator()
-    if accelerator == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    if name == "auto":
-        return torch.device(accelerator)
     if not re.fullmatch(r"mps|(cuda|xpu)(:[0-9]+)?", name):
         raise UsageError(f"--device {name}: not supported; give auto, cpu, cuda, cuda:N, mps or xpu")
     kind, _, index = name.partition(":")
@@ -41,6 +38,8 @@ def resolve_device(name: str) -> torch.device:
     if int(index or 0) >= count:
         found = f"{count or 'no'} {kind.upper()} device(s)"
         raise UsageError(f"--device {name}: this machine has {found}; give --device cpu or auto")
+    if kind == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(name)
 
 
@@ -76,14 +75,17 @@ def describe_numerics(device: torch.device, precision: str, compiled: bool, work
 
     The rounding of sums depends on the number of threads and on the CPU instructions or the GPU.
     """
+    mode = f"{describe_device(device)}, {precision}{', compiled' if compiled else ''}"
+    return f"{mode}, torch {torch.__version__}, {workers} worker{'s' if workers > 1 else ''}"
+
+
+def describe_device(device: torch.device) -> str:
+    """The kind and the name of a device; of a CPU, its instructions and the number of threads."""
     if device.type == "cpu":
-        hardware = f"cpu ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"
-    elif device.type == "mps":
-        hardware = "mps"
-    else:
-        hardware = f"{device.type} ({torch.get_device_module(device).get_device_name(device)})"
-    mode = f"{precision}{', compiled' if compiled else ''}"
-    return f"{hardware}, {mode}, torch {torch.__version__}, {workers} worker{'s' if workers > 1 else ''}"
+        return f"cpu ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"
+    if device.type == "mps":
+        return "mps"
+    return f"{device.type} ({torch.get_device_module(device).get_device_name(device)})"
 
 
 def resolve_precision(device: torch.device, setting: str) -> str:
@@ -118,9 +120,9 @@ def should_compile(device: torch.device, setting: str) -> bool:
     """Whether the setting of `training.compile` enables torch.compile on a device.
 
     `auto` disables it on every device. On an H200 (base, bf16, 25,000 tokens per batch, PyTorch 2.11), a
-    compiled step took 1.2 times as long as an eager one. On a CPU, compilation requires a C++ compiler and
-    takes a minute, and a step of the tiny model (bf16, one thread) took 1.6 times as long. Raises UsageError
-    if the setting is `on` for an MPS or XPU device.
+    compiled step took 1.1 to 1.2 times as long as an eager one. On a CPU, compilation requires a C++ compiler
+    and takes a minute, and a step of the tiny model (bf16, one thread) took 1.6 times as long. Raises
+    UsageError if the setting is `on` for an MPS or XPU device.
     """
     if setting == "on" and device.type in ("mps", "xpu"):
         raise UsageError(f"training.compile: not supported on {device.type}; set it to auto or off")

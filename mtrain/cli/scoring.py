@@ -129,9 +129,10 @@ def _classify(
     from mtrain.checkpoint.model_folder import load_classifier
     from mtrain.decoding.classify import classify_pairs
     from mtrain.decoding.score import with_column
-    from mtrain.device import resolve_device
+    from mtrain.device import let_cuda_memory_grow, resolve_device
     from mtrain.progress_bar import ProgressBar
 
+    let_cuda_memory_grow()
     loaded, place = load_classifier(model, settings), resolve_device(device)
     count, is_shown = count_lines(inputs[0]), is_on_screen(output)
     with ProgressBar("scored", "pairs", count, is_shown) as progress, open_output(output) as out:

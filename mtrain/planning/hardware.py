@@ -15,7 +15,9 @@ from mtrain.training.micro_batch import available_memory
 
 UTILIZATION = 0.3  # of the peak, in matrix products alone; assumed
 BANDWIDTH_UTILIZATION = 0.7  # of the peaks of memory and links; assumed
-LAUNCH_SECONDS = 30e-6  # from Python, of an operation on a GPU; on two hosts of an H200, 20 to 47e-6
+LAUNCH_SECONDS = (
+    30e-6  # from Python, of an operation on a GPU; in steps of base, small and tiny on an H200, 22 to 47e-6
+)
 GPU_MEMORY_SHARE = 0.9  # that tensors may take; the rest is for the CUDA context and fragmentation; assumed
 # Of a process on a CPU, as measured (docs/scaling.md): the size of its heap relative to the tensors in it,
 # since memory that is freed leaves gaps; and what libraries and decoding in validation take.

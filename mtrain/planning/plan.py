@@ -28,6 +28,7 @@ from mtrain.data.same_inputs import check_corpora
 from mtrain.data.scan import CorpusScanner
 from mtrain.device import (
     keep_freed_memory,
+    let_cuda_memory_grow,
     limit_onednn_cache,
     make_current,
     resolve_device,
@@ -215,8 +216,9 @@ class _Planner:
             return estimator.time(), sum(alone.time())
         log.info("timing some training steps")
         architecture, device = alone.architecture, self._own_device()
+        let_cuda_memory_grow()  # like the next lines, as in `fit`, so that steps take as long
         make_current(device)
-        keep_freed_memory()  # like the next line, as in `fit`, so that steps take as long
+        keep_freed_memory()
         limit_onednn_cache()
 
         def steps(_: Learner) -> Iterator[Step]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from mtrain.checkpoint.checkpoint import TrainState
 from mtrain.config.schema import Config
 from mtrain.data.windows import WindowedCorpus
+from mtrain.device import describe_device
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import StorageError
 from mtrain.storage.atomic import write_atomically
@@ -48,12 +49,13 @@ def agree_on_micro_batches(
     """The padded tokens of a micro-batch, which all ranks use: the smallest of their numbers. Restores the
     limit that memory has required, from the state or from the file.
 
-    With `auto`, a resumed run on a GPU keeps the size of its micro-batches if this size still fits, even if
-    more memory is free, so that results stay the same.
+    With `auto`, a run that resumes on the same kind of GPU keeps the size of its micro-batches if this size
+    still fits, even if more memory is free, so that results stay the same.
     """
     own = micro_batch_tokens(config, train, learner, ranks.local_size)
-    if config.training.micro_batch_tokens == "auto" and learner.device.type != "cpu":
-        own = min(own, state.micro_batch_tokens or own)
+    if config.training.micro_batch_tokens == "auto" and learner.device.type == "cuda":
+        same_gpu = (state.arithmetic or "").startswith(f"{describe_device(learner.device)},")
+        own = min(own, state.micro_batch_tokens or own) if same_gpu else own
     tokens = -int(ranks.all_reduce_max(-own)[0])
     limit = state.max_micro_batch_positions
     if limit is None or state.micro_batch_tokens != tokens:

@@ -17,21 +17,23 @@ from mtrain.device import preserved_random_states
 from mtrain.distributed.shards import own_part
 from mtrain.training.step import Learner
 
-ACTIVATION_SHARE = 0.5  # of the memory; the rest is for weights, optimizer and other programs
+ACTIVATION_SHARE = 0.5  # of the memory; the rest is for weights, optimizer and, on a CPU, other programs
 MAX_CPU_TOKENS = 16384  # larger micro-batches are not faster on a CPU; 1,024 and 4,096 differed by 10%
 
 
 def available_memory(device: torch.device, root: Path = Path("/")) -> int:
-    """Bytes of memory that this process may use on a device: on a GPU, all that other programs leave free.
+    """Bytes of memory that this process may use on a device: on a CUDA device, all that other programs leave
+    free.
 
     On a CPU, this is the smallest of the machine's memory, RLIMIT_AS, and the limits of the process's cgroups
     and their parents (versions 1 and 2), which containers set. `root` contains /proc and /sys.
     """
     if device.type == "mps":
         return torch.mps.recommended_max_memory()
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     if device.type != "cpu":
-        module = torch.get_device_module(device)
-        return int(module.mem_get_info(device)[0] + module.memory_reserved(device))
+        return int(torch.get_device_module(device).get_device_properties(device).total_memory)
     return min([_machine_memory(), *_cgroup_limits(root), *_address_space_limit()])
 
 
@@ -96,8 +98,9 @@ def choose_micro_batch_tokens(learner: Learner, longest: int, batch_tokens: int,
     """Choose the number of padded tokens of a micro-batch: `batch_tokens` (on a CPU, at most MAX_CPU_TOKENS),
     halved until the activations of all workers fit in half of `memory` bytes, but no less than `longest`.
 
-    `longest` is the length of the longest sentence. The number depends only on the recipe, the longest
-    sentence and the machine, so that a resumed run has the same micro-batches.
+    `longest` is the length of the longest sentence. On a CPU, the number depends only on the recipe, the
+    longest sentence and the machine, so that a resumed run has the same micro-batches; for CUDA devices, see
+    `agree_on_micro_batches`.
     """
 
     def size(pairs: int) -> int:

@@ -20,6 +20,7 @@ from mtrain.training.step import Learner, make_learner
 UNTIMED_STEPS = 2  # at least, which allocate memory
 TIMED_STEPS, TIMED_SECONDS = 6, 4.0  # at least both
 MAX_SECONDS = 20.0  # then fewer steps suffice
+MAX_SECONDS_OF_COMPILATION = 300.0  # then steps are timed even if they compile
 
 
 class Timing(NamedTuple):
@@ -82,7 +83,8 @@ def _time_steps(learner: Learner, steps: Iterator[Step]) -> Timing:
     for number, step in enumerate(steps, start=1):
         metrics = learner.step(step.batches, step.tokens, rate=1e-5)
         before, compilations = compilations, _count_compilations(learner)
-        if number <= UNTIMED_STEPS or compilations > before:
+        compiled = compilations > before and time.perf_counter() - began < MAX_SECONDS_OF_COMPILATION
+        if number <= UNTIMED_STEPS or compiled:
             metrics.values.tolist()  # waits for the device
             tokens, count, timing_began = 0, 0, time.perf_counter()
             continue

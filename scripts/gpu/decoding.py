@@ -116,6 +116,7 @@ def measure_transformers(scale: Scale, preset: str) -> None:
         time_generation,
     )  # takes seconds
 
+    torch.backends.cuda.enable_cudnn_sdp(True)  # as PyTorch chooses, unlike mtrain
     config = scale.model_config(preset)
     torch.manual_seed(1)
     model = MarianMTModel(marian_config(config.model_dump(mode="json")))

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor, distributed
+from torch._dynamo.utils import counters
 
 from mtrain import Translator
 from mtrain.config.model import ModelConfig
@@ -99,13 +100,15 @@ def gradients(
 
 @pytest.mark.parametrize(
     ("precision", "compiled", "tolerance"),
-    [("fp32", "off", 1e-4), ("fp16", "off", 2e-2), ("bf16", "off", 5e-2), ("bf16", "on", 5e-2)],
+    [("fp32", "off", 1e-3), ("fp16", "off", 2e-2), ("bf16", "off", 5e-2), ("bf16", "on", 5e-2)],
 )
 def test_gradients_with_padding_are_those_of_fp64(padded, attention, precision, compiled, tolerance):
-    if compiled == "on" and attention == "cudnn":
-        pytest.skip("compilation takes long: once suffices")
+    if attention == "cudnn" and (compiled == "on" or precision == "fp32"):
+        pytest.skip("cuDNN has no kernel for fp32, and compilation takes long: once suffices")
     model, batch, expected_loss, expected = padded
+    compilations = counters["frames"]["ok"]
     loss, found = gradients(model, batch, torch.float32, "cuda", precision, compiled)
+    assert (counters["frames"]["ok"] > compilations) == (compiled == "on")
     errors = [
         float((ours - other).norm() / other.norm()) for ours, other in zip(found, expected, strict=True)
     ]

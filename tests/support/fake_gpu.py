@@ -122,11 +122,12 @@ def train(
     precision: Precision, steps: int = 1, fault: Fault | None = None, r_drop: float = 0.0, **sizes: Any
 ) -> None:
     """Take training steps of two micro-batches. `fault` happens in each forward pass."""
-    model = make_model(attention_dropout=0.1, word_dropout=0.1, **sizes).train()
+    with torch.device(NAME):
+        model = make_model(attention_dropout=0.1, word_dropout=0.1, **sizes).train()
+        batches = [Batch.of_size(160, 26), Batch.of_size(40, 101)]
     if fault is not None:
         model.encoder_norm.register_forward_hook(lambda module, inputs, output: fault(output) and None)
     learner = Learner(model, TrainingConfig(max_steps=2, precision=precision, r_drop=r_drop, clip_norm=1.0))
-    batches = [Batch.of_size(160, 26), Batch.of_size(40, 101)]
     for _ in range(steps):
         with NoWaits():
             metrics = learner.step(batches, 8200, 1e-3)
@@ -136,9 +137,10 @@ def train(
 @torch.no_grad()
 def decode(dtype: torch.dtype | None, beams: int, **sizes: Any) -> None:
     """Encode, and take decoding steps: all that they do but the decision which sentences are finished."""
-    model = make_model(**sizes).eval().for_decoding(dtype)
-    source = torch.zeros(64, 28, dtype=torch.int64)
-    keep, last, live = source == 0, source.new_zeros(64 * beams), torch.zeros(64, beams)
+    with torch.device(NAME):
+        model = make_model(**sizes).eval().for_decoding(dtype)
+        source = torch.zeros(64, 28, dtype=torch.int64)
+        keep, last, live = source == 0, source.new_zeros(64 * beams), torch.zeros(64, beams)
     with NoWaits(reads=1):  # whether the batch has padding
         predictor = Predictor([model], source, keep, beams, 40)
     with NoWaits():
@@ -177,9 +179,10 @@ FAULTS: dict[str, Fault] = {
     "a branch depends on a value": lambda x: bool(x.isfinite().all()),
     "a shape depends on values": Tensor.nonzero,
     "a tensor is copied to the host": Tensor.cpu,
-    "a tensor is copied to the device": lambda x: torch.zeros(3, device="cpu").to(x.device),
-    "an index is on the host": lambda x: x[torch.arange(3, device="cpu")],
-    "a tensor is on the host": lambda x: x + torch.ones(x.size(-1), device="cpu"),
+    "a tensor is copied to the device": lambda x: torch.zeros(3).to(x.device),
+    "an index is on the host": lambda x: x[torch.arange(3)],
+    "a tensor is on the host": lambda x: x + torch.ones(x.size(-1)),
+    "a condition is on the host": lambda x: torch.where(torch.ones(x.size(-1)) > 0, x, x),
     "a product has two types": _product_of_two_types,
 }
 
@@ -193,7 +196,7 @@ def main() -> None:
     for name, check in (CHECKS | faulty).items():
         found[name] = ""
         try:
-            with mode, torch.device(NAME):  # the default device
+            with mode:
                 check()
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"

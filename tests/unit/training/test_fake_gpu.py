@@ -18,6 +18,7 @@ ERRORS = {
     "a branch depends on a value": "DataDependentOutputException",
     "a shape depends on values": "DynamicOutputShapeException",
     "a tensor is on the host": "FakeTensorDeviceMismatchError",
+    "a condition is on the host": "FakeTensorDeviceMismatchError",
     "a product has two types": "expected scalar type",
 }  # others: "uses tensors on cpu and gpu"
 

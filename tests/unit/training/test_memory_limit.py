@@ -26,20 +26,22 @@ def test_a_limit_that_cannot_be_written_is_logged(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("device", "setting", "fitting", "expected"),
+    ("now", "setting", "fitting", "expected"),
     [
-        ("cuda", "auto", 4096, 1024),
-        ("cuda", "auto", 512, 512),
-        ("cuda", 4096, 4096, 4096),
-        ("cpu", "auto", 4096, 4096),
+        ("cuda (NVIDIA H200)", "auto", 4096, 1024),
+        ("cuda (NVIDIA H200)", "auto", 512, 512),
+        ("cuda (NVIDIA H200)", 4096, 4096, 4096),
+        ("cuda (NVIDIA H200 NVL)", "auto", 4096, 4096),
+        ("cpu (AVX2, 2 threads)", "auto", 4096, 4096),
     ],
 )
-def test_a_resumed_run_keeps_its_micro_batches_if_more_memory_of_a_gpu_is_free(
-    make_config, monkeypatch, device, setting, fitting, expected
+def test_a_run_that_resumes_on_the_same_kind_of_gpu_keeps_its_micro_batches(
+    make_config, monkeypatch, now, setting, fitting, expected
 ):
     config = make_config(training={"batch_tokens": 4096, "micro_batch_tokens": setting})
     monkeypatch.setattr(memory_limit, "micro_batch_tokens", lambda *_: fitting)
-    state = TrainState(micro_batch_tokens=1024)
-    learner = SimpleNamespace(device=torch.device(device))
+    monkeypatch.setattr(memory_limit, "describe_device", lambda _: now)
+    state = TrainState(micro_batch_tokens=1024, arithmetic="cuda (NVIDIA H200), bf16, torch 2.13.0, 1 worker")
+    learner = SimpleNamespace(device=torch.device(now.partition(" ")[0]))
     assert agree_on_micro_batches(config, None, learner, state, Ranks(torch.device("cpu"))) == expected
     assert state.micro_batch_tokens == expected
