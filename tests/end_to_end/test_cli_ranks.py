@@ -67,7 +67,7 @@ def test_a_restarted_command_refuses_streams(mtrain, run_dir, text, tmp_path, mo
     pipe, out = tmp_path / "pipe", tmp_path / "out"
     os.mkfifo(pipe)
     job = ["translate", run_dir, "--device", "cpu"]
-    refused = "cannot be resumed, because it uses stdin, stdout or another pipe; start it again with files"
+    refused = "which cannot be read or written again; start it again with files"
     for options in (
         (),
         ("-i", text),

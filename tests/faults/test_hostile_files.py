@@ -138,7 +138,7 @@ def test_41_42_fit_goes_on_without_samples_but_not_without_metrics_that_it_canno
     code, _, err = mtrain(*command, "training.max_steps=202", "--quiet")
     assert (
         code == 6
-        and f"{run_copy}/metrics.jsonl: cannot be read: {problem}; restore it, or move" in one_line(err)
+        and f"{run_copy}/metrics.jsonl: cannot be read: {problem}; restore the file, or move" in one_line(err)
     )
 
 
