@@ -25,10 +25,11 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, keep: Tensor, attention_weights: list[Tensor] | None = None) -> Tensor:
         """x (B, S, E), keep (B, 1, 1, S). If a list, the weights (B, H, S, S) are appended to it."""
-        x = self.self_attention_residual(
-            x, lambda y: self.self_attention(y, keep=keep, attention_weights=attention_weights)
-        )
-        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+        h = self.self_attention_residual.before(x)
+        h = self.self_attention(h, keep=keep, attention_weights=attention_weights)
+        x = self.self_attention_residual.after(x, h)
+        h = self.feed_forward(self.feed_forward_residual.before(x))
+        return self.feed_forward_residual.after(x, h)
 
 
 def make_attention(config: ModelConfig, rotary: bool = False) -> MultiHeadAttention:

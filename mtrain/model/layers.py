@@ -64,7 +64,7 @@ class Dropout(nn.Module):
 
 
 class Residual(nn.Module):
-    """A residual connection around a sublayer.
+    """A residual connection around a sublayer: `x = residual.after(x, sublayer(residual.before(x)))`.
 
     Layer norm comes before the sublayer ("pre": Xiong et al., "On Layer Normalization in the Transformer
     Architecture", 2020) or after the addition ("post": Vaswani et al. 2017).
@@ -76,10 +76,14 @@ class Residual(nn.Module):
         self.norm = nn.LayerNorm(config.d_model)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.pre:
-            return self.dropout.add(x, sublayer(self.norm(x)))
-        return self.norm(self.dropout.add(x, sublayer(x)))  # type: ignore[no-any-return]
+    def before(self, x: Tensor) -> Tensor:
+        """The input of the sublayer."""
+        return self.norm(x) if self.pre else x
+
+    def after(self, x: Tensor, y: Tensor) -> Tensor:
+        """The sum of x and the output y of the sublayer."""
+        added = self.dropout.add(x, y)
+        return added if self.pre else self.norm(added)
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}

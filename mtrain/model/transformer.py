@@ -37,13 +37,14 @@ class DecoderLayer(nn.Module):
             if attention_weights is None
             else (attention_weights.decoder, attention_weights.cross)
         )
-        x = self.self_attention_residual(
-            x, lambda y: self.self_attention(y, causal=True, attention_weights=self_weights)
-        )
-        x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention(y, keys_values, keep, attention_weights=cross_weights)
-        )
-        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+        h = self.self_attention_residual.before(x)
+        h = self.self_attention(h, causal=True, attention_weights=self_weights)
+        x = self.self_attention_residual.after(x, h)
+        h = self.cross_attention_residual.before(x)
+        h = self.cross_attention(h, keys_values, keep, attention_weights=cross_weights)
+        x = self.cross_attention_residual.after(x, h)
+        h = self.feed_forward(self.feed_forward_residual.before(x))
+        return self.feed_forward_residual.after(x, h)
 
     def step(
         self,
@@ -55,13 +56,15 @@ class DecoderLayer(nn.Module):
         cross_weights: list[Tensor] | None = None,
     ) -> Tensor:
         """`forward` for x (N, E) at one position, given a cache of earlier positions and of the memory."""
-        x = self.self_attention_residual(
-            x, lambda y: self.self_attention.step(y, cache, position, past_keep_bias)
+        h = self.self_attention_residual.before(x)
+        x = self.self_attention_residual.after(
+            x, self.self_attention.step(h, cache, position, past_keep_bias)
         )
-        x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention.step_over_memory(y, cache, source_keep_bias, cross_weights)
-        )
-        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+        h = self.cross_attention_residual.before(x)
+        h = self.cross_attention.step_over_memory(h, cache, source_keep_bias, cross_weights)
+        x = self.cross_attention_residual.after(x, h)
+        h = self.feed_forward(self.feed_forward_residual.before(x))
+        return self.feed_forward_residual.after(x, h)
 
 
 class Transformer(TransformerEncoder):
