@@ -2,16 +2,25 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mtrain.decoding.predictor import log_probs_of
+from mtrain.kernels.attention import recording
 from mtrain.kernels.topk import logsumexp
-from mtrain.model.attention import AttentionWeights
 from mtrain.model.transformer import Transformer
 
 _ROWS = 1024  # positions whose logits are computed at a time, to bound memory
+
+
+class AttentionWeights(NamedTuple):
+    """Attention weights of each layer of a model. Each row sums to 1."""
+
+    encoder: list[Tensor]  # encoder self-attention, each (B, H, S, S)
+    decoder: list[Tensor]  # decoder self-attention, each (N, H, T, T)
+    cross: list[Tensor]  # decoder to encoder, each (N, H, T, S)
 
 
 @torch.inference_mode()
@@ -24,7 +33,7 @@ def forced_log_probs(
     """
     log_probs = []
     for model in models:
-        hidden = model.decode(_shifted(model, targets), model.encode(source, source_keep), source_keep)
+        hidden = _hidden(model, source, source_keep, targets)
         log_probs.append(_log_probs(model, hidden, targets))
     return torch.stack(log_probs).logsumexp(dim=0) - math.log(len(models))
 
@@ -49,10 +58,10 @@ def cross_attention(
 @torch.inference_mode()
 def layer_attention(model: Transformer, source: Tensor, source_keep: Tensor, targets: Tensor) -> list[Tensor]:
     """The cross-attention weights (N, T, S) of each decoder layer, averaged over its heads."""
-    weights = AttentionWeights(encoder=None, decoder=None)
-    _run(model, source, source_keep, targets, weights)
-    dtype = torch.promote_types(weights.cross[0].dtype, torch.float32)  # on a GPU, they may be in bf16
-    return [of_layer.mean(dim=1, dtype=dtype) for of_layer in weights.cross]
+    with recording(cross_only=True) as maps:
+        _hidden(model, source, source_keep, targets)
+    dtype = torch.promote_types(maps[0].dtype, torch.float32)  # on a GPU, they may be in bf16
+    return [of_layer.mean(dim=1, dtype=dtype) for of_layer in maps]
 
 
 @torch.inference_mode()
@@ -61,16 +70,16 @@ def all_attention(
 ) -> AttentionWeights:
     """The attention weights of all layers and heads of encoder and decoder. Those of the decoder are for its
     inputs: BOS, then all tokens of targets (N, T) but the last."""
-    weights = AttentionWeights()
-    _run(model, source, source_keep, targets, weights)
-    return weights
+    with recording() as maps:
+        _hidden(model, source, source_keep, targets)
+    layers = model.config.encoder_layers
+    decoder = maps[layers:]  # of each layer: self-attention, then cross-attention
+    return AttentionWeights(maps[:layers], decoder[0::2], decoder[1::2])
 
 
-def _run(
-    model: Transformer, source: Tensor, source_keep: Tensor, targets: Tensor, weights: AttentionWeights
-) -> None:
-    memory = model.encode(source, source_keep, weights)
-    model.decode(_shifted(model, targets), memory, source_keep, weights)
+def _hidden(model: Transformer, source: Tensor, source_keep: Tensor, targets: Tensor) -> Tensor:
+    """Hidden states (N, T, E) from which the tokens of targets (N, T) are predicted."""
+    return model.decode(_shifted(model, targets), model.encode(source, source_keep), source_keep)
 
 
 def _shifted(model: Transformer, targets: Tensor) -> Tensor:

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from mtrain.kernels.attention import recording
 from mtrain.kernels.linear import MIN_ROWS
 from mtrain.kernels.topk import beam_topk, row_topk
 from mtrain.model.transformer import Transformer
@@ -96,23 +98,11 @@ class Predictor:
 
     def step(self, last: Tensor) -> Tensor:
         """Logits (N, V), in fp32 or fp64, of the tokens that follow the tokens `last` (N)."""
-        return self._step(last, [None] * len(self.models))
-
-    def step_with_attention(self, last: Tensor) -> tuple[Tensor, Tensor]:
-        """Like `step`, and also the cross-attention weights (N, S) of the last layer, averaged over heads and
-        models."""
-        weights: list[list[Tensor] | None] = [[] for _ in self.models]
-        logits = self._step(last, weights)
-        last_layers = [layers[-1][: len(last), :, -1] for layers in weights if layers]
-        attention = [of_heads.to(logits.dtype).mean(dim=1) for of_heads in last_layers]
-        return logits, torch.stack(attention).mean(dim=0)
-
-    def _step(self, last: Tensor, weights: list[list[Tensor] | None]) -> Tensor:
         logits, count = [], len(last)
         if self._repeated is not None:
             last = last.view(-1, self.rows)[self._repeated].flatten()
-        for model, cache, of_model in zip(self.models, self.caches, weights, strict=True):
-            hidden = model.decode_next(last, cache, of_model)
+        for model, cache in zip(self.models, self.caches, strict=True):
+            hidden = model.decode_next(last, cache)
             projected = model.project(hidden)[:count]
             self.hidden = hidden[:count]
             logits.append(projected.to(torch.promote_types(projected.dtype, torch.float32)))
@@ -120,6 +110,16 @@ class Predictor:
             return logits[0]
         averaged = torch.stack([one.log_softmax(dim=-1) for one in logits]).logsumexp(dim=0)
         return averaged - math.log(len(logits))
+
+    def step_with_attention(self, last: Tensor) -> tuple[Tensor, Tensor]:
+        """Like `step`, and also the cross-attention weights (N, S) of the last layer, averaged over heads and
+        models."""
+        with recording(cross_only=True) as maps:  # of each layer of each model, (N or more, H, 1, S)
+            logits = self.step(last)
+        ends = accumulate(len(cache.layers) for cache in self.caches)
+        last_layers = [maps[end - 1][: len(last), :, -1] for end in ends]
+        attention = [of_heads.to(logits.dtype).mean(dim=1) for of_heads in last_layers]
+        return logits, torch.stack(attention).mean(dim=0)
 
     def topk(
         self, logits: Tensor, log_normalizers: Tensor, live: Tensor, k: int

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.config.model import ModelConfig
-from mtrain.model.attention import AttentionWeights, MultiHeadAttention
+from mtrain.model.attention import MultiHeadAttention
 from mtrain.model.layers import Dropout, FeedForward, Residual
 from mtrain.model.loss import LossSums
 
@@ -23,10 +23,9 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.self_attention_residual, self.feed_forward_residual = Residual(config), Residual(config)
 
-    def forward(self, x: Tensor, keep: Tensor, attention_weights: list[Tensor] | None = None) -> Tensor:
-        """x (B, S, E), keep (B, 1, 1, S). If a list, the weights (B, H, S, S) are appended to it."""
-        h = self.self_attention_residual.before(x)
-        h = self.self_attention(h, keep=keep, attention_weights=attention_weights)
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        """x (B, S, E), keep (B, 1, 1, S)."""
+        h = self.self_attention(self.self_attention_residual.before(x), keep=keep)
         x = self.self_attention_residual.after(x, h)
         h = self.feed_forward(self.feed_forward_residual.before(x))
         return self.feed_forward_residual.after(x, h)
@@ -145,21 +144,12 @@ class TransformerEncoder(nn.Module):
         factors: Tensor = self.word_dropout(words.new_ones(ids.shape)).gather(1, first)
         return factors[..., None]
 
-    def encode(
-        self, source: Tensor, source_keep: Tensor, attention_weights: AttentionWeights | None = None
-    ) -> Tensor:
+    def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
         """The encoder output, "memory" (B, S, E), for source ids (B, S) and source_keep (B, S)."""
         x = self._embed(source, self.source_embedding, self.positions(0, source.size(1)))
-        return self._encode(x, source_keep, attention_weights)
-
-    def _encode(
-        self, x: Tensor, source_keep: Tensor, attention_weights: AttentionWeights | None = None
-    ) -> Tensor:
-        """The encoder output (B, S, E) for embeddings x (B, S, E)."""
         keep = source_keep[:, None, None, :]
-        weights = None if attention_weights is None else attention_weights.encoder
         for layer in self.encoder:
-            x = layer(x, keep, weights)
+            x = layer(x, keep)
         return self.encoder_norm(x)  # type: ignore[no-any-return]
 
 

@@ -51,6 +51,11 @@ class Dropout(nn.Module):
         """Whether dropout is applied: in training mode, if the rate is above 0."""
         return self.training and self.rate > 0
 
+    @property
+    def active_rate(self) -> float:
+        """The rate in training mode, otherwise 0."""
+        return self.rate if self.training else 0.0
+
     def forward(self, x: Tensor) -> Tensor:
         return dropout(x, self.rate, self.generator) if self.active else x
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from mtrain.config.model import ModelConfig
 from mtrain.kernels.linear import PackedLinear, linear, pack
 from mtrain.kernels.module_calls import reduce_call_overhead
-from mtrain.model.attention import AttentionWeights
 from mtrain.model.cache import KeyValueCache, LayerCache
 from mtrain.model.encoder import TransformerEncoder, make_attention, make_final_norm
 from mtrain.model.layers import FeedForward, Linear, Residual
@@ -27,21 +26,12 @@ class DecoderLayer(nn.Module):
         self.self_attention_residual, self.cross_attention_residual = Residual(config), Residual(config)
         self.feed_forward_residual = Residual(config)
 
-    def forward(
-        self, x: Tensor, memory: Tensor, keep: Tensor, attention_weights: AttentionWeights | None = None
-    ) -> Tensor:
-        """x (N, T, E), memory (B, S, E), keep (B, 1, 1, S). Appends to `attention_weights` if given."""
+    def forward(self, x: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
+        """x (N, T, E), memory (B, S, E), keep (B, 1, 1, S)."""
         keys_values = self.cross_attention.project_memory(memory)
-        self_weights, cross_weights = (
-            (None, None)
-            if attention_weights is None
-            else (attention_weights.decoder, attention_weights.cross)
-        )
-        h = self.self_attention_residual.before(x)
-        h = self.self_attention(h, causal=True, attention_weights=self_weights)
+        h = self.self_attention(self.self_attention_residual.before(x), causal=True)
         x = self.self_attention_residual.after(x, h)
-        h = self.cross_attention_residual.before(x)
-        h = self.cross_attention(h, keys_values, keep, attention_weights=cross_weights)
+        h = self.cross_attention(self.cross_attention_residual.before(x), keys_values, keep)
         x = self.cross_attention_residual.after(x, h)
         h = self.feed_forward(self.feed_forward_residual.before(x))
         return self.feed_forward_residual.after(x, h)
@@ -53,7 +43,6 @@ class DecoderLayer(nn.Module):
         position: int,
         past_keep_bias: Tensor | None,
         source_keep_bias: Tensor | None,
-        cross_weights: list[Tensor] | None = None,
     ) -> Tensor:
         """`forward` for x (N, E) at one position, given a cache of earlier positions and of the memory."""
         h = self.self_attention_residual.before(x)
@@ -61,7 +50,7 @@ class DecoderLayer(nn.Module):
             x, self.self_attention.step(h, cache, position, past_keep_bias)
         )
         h = self.cross_attention_residual.before(x)
-        h = self.cross_attention.step_over_memory(h, cache, source_keep_bias, cross_weights)
+        h = self.cross_attention.step_over_memory(h, cache, source_keep_bias)
         x = self.cross_attention_residual.after(x, h)
         h = self.feed_forward(self.feed_forward_residual.before(x))
         return self.feed_forward_residual.after(x, h)
@@ -96,35 +85,26 @@ class Transformer(TransformerEncoder):
         if self.output_weight is not None:
             nn.init.normal_(self.output_weight, std=self.config.d_model**-0.5)
 
-    def decode(
-        self,
-        target_in: Tensor,
-        memory: Tensor,
-        source_keep: Tensor,
-        attention_weights: AttentionWeights | None = None,
-    ) -> Tensor:
+    def decode(self, target_in: Tensor, memory: Tensor, source_keep: Tensor) -> Tensor:
         """Hidden states (N, T, E) for target ids (N, T) that start with BOS."""
         table = self.target_embedding or self.source_embedding
         x = self._embed(target_in, table, self.positions(0, target_in.size(1), self.learned_target_positions))
         keep = source_keep[:, None, None, :]
         for layer in self.decoder:
-            x = layer(x, memory, keep, attention_weights)
+            x = layer(x, memory, keep)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
 
-    def decode_next(
-        self, last: Tensor, cache: KeyValueCache, cross_weights: list[Tensor] | None = None
-    ) -> Tensor:
+    def decode_next(self, last: Tensor, cache: KeyValueCache) -> Tensor:
         """Hidden states (N, E) for ids (N) of the next position, given a cache of earlier positions.
 
-        The model must be in eval mode. If `cross_weights` is a list, the cross-attention weights (N, H, 1, S)
-        of each layer are appended to it.
+        The model must be in eval mode.
         """
         position, past_keep_bias = cache.length, cache.extend()
         table = self.target_embedding or self.source_embedding
         x = self._embed(last, table, self.positions(position, 1, self.learned_target_positions))
         for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
             assert isinstance(layer, DecoderLayer)
-            x = layer.step(x, layer_cache, position, past_keep_bias, cache.source_keep_bias, cross_weights)
+            x = layer.step(x, layer_cache, position, past_keep_bias, cache.source_keep_bias)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
 
     def start_cache(self, memory: Tensor, source_keep: Tensor, beams: int, max_length: int) -> KeyValueCache:

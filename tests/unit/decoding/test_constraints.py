@@ -14,7 +14,7 @@ from mtrain.config.decoding import DecodingConfig
 from mtrain.decoding.beam import Hypothesis
 from mtrain.decoding.search import search
 from mtrain.errors import UsageError
-from mtrain.model.attention import AttentionWeights
+from mtrain.kernels.attention import recording
 from mtrain.model.transformer import Transformer
 from tests.support.search import EOS, assert_same, build, options, sentences, tokens
 
@@ -35,10 +35,11 @@ def probabilities(
     everything = torch.ones_like(rows, dtype=torch.bool)
     steps, received = [], []
     for model in models:
-        memory, weights = model.encode(rows, everything), AttentionWeights()
-        hidden = model.decode(inputs, memory, everything, weights)
+        memory = model.encode(rows, everything)
+        with recording(cross_only=True) as weights:
+            hidden = model.decode(inputs, memory, everything)
         steps.append(model.project(hidden).softmax(-1).gather(2, tokens[..., None])[..., 0])
-        received.append(weights.cross[-1].mean(1).sum(1))  # over heads, then over positions
+        received.append(weights[-1].mean(1).sum(1))  # over heads, then over positions
     return torch.stack(steps).mean(0).log(), torch.stack(received).mean(0)
 
 

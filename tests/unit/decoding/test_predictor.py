@@ -10,6 +10,7 @@ from mtrain.config.model import ModelConfig
 from mtrain.decoding.forced import all_attention, forced_log_probs, layer_attention
 from mtrain.decoding.predictor import Predictor, remaining_sentences
 from mtrain.decoding.search import search
+from mtrain.kernels.attention import recording
 from mtrain.kernels.topk import logsumexp
 from mtrain.model.transformer import Transformer
 from tests.support.search import EOS, build, options
@@ -155,8 +156,8 @@ def test_attention_in_low_precision_is_averaged_in_full_precision() -> None:
     assert (averaged.half() != averaged).any()  # it is not rounded
     torch.testing.assert_close(averaged, of_heads.float().mean(dim=1), rtol=0, atol=2e-3)
     one, other = (Predictor([model], source, keep, 1, 4) for _ in range(2))
-    weights: list[Tensor] = []
-    model.decode_next(targets[:, 0], other.caches[0], weights)
+    with recording(cross_only=True) as weights:
+        model.decode_next(targets[:, 0], other.caches[0])
     _, averaged = one.step_with_attention(targets[:, 0])
     assert torch.equal(averaged, weights[-1][:, :, -1].float().mean(dim=1))
 

@@ -52,7 +52,7 @@ class Scripted:
         cache.reorder = reorder
         return cache
 
-    def decode_next(self, last: Tensor, cache: SimpleNamespace, weights: None) -> Tensor:
+    def decode_next(self, last: Tensor, cache: SimpleNamespace) -> Tensor:
         cache.rows = [(name, (*p, token)) for (name, p), token in zip(cache.rows, last.tolist(), strict=True)]
         self.fed.append([(name, prefix[1:]) for name, prefix in cache.rows])
         assert all(prefix[0] == 2 for _, prefix in cache.rows)  # BOS comes first

@@ -1,13 +1,15 @@
 """Multi-head attention, rotary embeddings and the cache, against plain loops and nn.MultiheadAttention."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mtrain.kernels.attention import attention_weights
-from mtrain.model.attention import MultiHeadAttention, attend, causal_mask, rotate
+from mtrain.kernels.attention import attention_weights, causal_mask, fused_attention, recording
+from mtrain.model.attention import MultiHeadAttention, rotate
 from mtrain.model.cache import KeyValueCache, LayerCache
 from mtrain.model.layers import Dropout
 from tests.support.transformer import torch_attention
@@ -85,9 +87,9 @@ def test_cross_attention_equals_the_formula(heads: int, masked: bool) -> None:
     kept = keep([6, 1, 4], 6) if masked else torch.ones(3, 6, dtype=torch.bool)
     mask = kept[:, None, None] if masked else None
     expected, expected_weights = reference(layer, x, memory, kept[:, None].expand(3, 4, 6))
-    weights: list[Tensor] = []
     torch.testing.assert_close(layer(x, layer.project_memory(memory), mask), expected, **DOUBLE)
-    shown = layer(x, layer.project_memory(memory), mask, attention_weights=weights)
+    with recording() as weights:
+        shown = layer(x, layer.project_memory(memory), mask)
     torch.testing.assert_close(shown, expected, **DOUBLE)
     torch.testing.assert_close(weights[0], torch.tensor(expected_weights, dtype=torch.float64), **DOUBLE)
 
@@ -99,9 +101,9 @@ def test_output_and_weights_equal_torch(kind: str, with_weights: bool) -> None:
     layer = attention(16, 4)
     x, source_keep = random(3, 5, 16), keep([5, 1, 4], 5)
     memory = random(3, 5, 16, seed=1) if kind == "cross" else x
-    weights: list[Tensor] | None = [] if with_weights else None
     projected = layer.project_memory(memory) if kind == "cross" else None
-    out = layer(x, projected, source_keep[:, None, None], kind == "causal", weights)
+    with recording() if with_weights else nullcontext() as weights:
+        out = layer(x, projected, source_keep[:, None, None], kind == "causal")
     mask = ~causal_mask(5) if kind == "causal" else None
     expected, expected_weights = torch_attention(layer)(
         x, memory, memory, key_padding_mask=~source_keep, attn_mask=mask, average_attn_weights=False
@@ -121,19 +123,24 @@ def test_causal_mask_is_true_up_to_the_diagonal() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_dropout_applies_to_the_weights_and_has_its_own_generator(causal: bool, masked: bool) -> None:
-    q, k, v = random(3, 2, 5, 4), random(3, 2, 5, 4, seed=1), random(3, 2, 5, 4, seed=2)
+    layer, x = MultiHeadAttention(8, 2, dropout=0.4).double(), random(3, 5, 8)
     kept = keep([5, 2, 3], 5)[:, None, None] if masked else torch.ones(3, 1, 1, 5, dtype=torch.bool)
     allowed = kept & causal_mask(5) if causal else kept
-    dropout = Dropout(0.4)
-    Dropout.seed(dropout, 3)
-    expected = dropout(attention_weights(q, k, allowed)) @ v
-    Dropout.seed(dropout, 3)
+    q, k, v = layer.query_key_value(x).view(3, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
+    weights = attention_weights(q, k, allowed)
+
+    def out_of(weights: Tensor) -> Tensor:
+        return layer.output((weights @ v).transpose(1, 2).flatten(2))
+
+    Dropout.seed(layer, 3)
+    expected = out_of(layer.dropout(weights))
+    Dropout.seed(layer, 3)
     state = torch.get_rng_state()
-    torch.testing.assert_close(attend(q, k, v, dropout, kept if masked else None, causal), expected, **DOUBLE)
+    out = layer(x, keep=kept if masked else None, causal=causal)
+    torch.testing.assert_close(out, expected, **DOUBLE)
     assert torch.equal(torch.get_rng_state(), state)  # PyTorch's default generator was not used
-    assert (attend(q, k, v, dropout, allowed) - expected).abs().max() > 1e-3  # the next mask differs
-    fused = attend(q, k, v, dropout.eval(), allowed)
-    torch.testing.assert_close(fused, attention_weights(q, k, allowed) @ v, **DOUBLE)
+    assert (layer(x, keep=allowed) - expected).abs().max() > 1e-3  # the next mask differs
+    torch.testing.assert_close(layer.eval()(x, keep=allowed), out_of(weights), **DOUBLE)
 
 
 def test_the_mean_over_dropout_masks_is_attention_without_dropout() -> None:
@@ -220,7 +227,7 @@ def test_the_fused_kernel_gives_the_values_and_gradients_of_the_formula(length: 
     mask = keep([length, max(1, length - 2)], length)[:, None, None] if kind in ("padding", "both") else None
     causal = kind in ("causal", "both")
     allowed = causal_mask(length) if causal else torch.ones(length, length, dtype=torch.bool)
-    out = attend(*inputs, Dropout(0.0), mask, causal)
+    out = fused_attention(*inputs, mask, causal)
     expected = attention_weights(*inputs[:2], allowed if mask is None else mask & allowed) @ inputs[2]
     torch.testing.assert_close(out, expected, **DOUBLE)
     cotangent = random(*shape, seed=3)
@@ -231,21 +238,22 @@ def test_the_fused_kernel_gives_the_values_and_gradients_of_the_formula(length: 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 12])  # up to 8, twice the width of a head: the eager kernel
 @pytest.mark.parametrize("kind", ["self", "causal", "causal with padding", "cross", "rotary"])
 def test_training_gives_the_values_and_gradients_of_the_formula(length: int, kind: str) -> None:
-    """Weights are only returned by the plain formula."""
+    """Recorded weights are computed by the plain formula."""
     layer, x = attention(12, 3, kind == "rotary"), random(2, 5, 12).requires_grad_()
     other = random(2, length, 12, seed=1).requires_grad_()
     mask = None if kind == "causal" else keep([length, max(1, length - 2)], length)[:, None, None]
 
-    def run(weights: list[Tensor] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def run() -> tuple[Tensor, tuple[Tensor, ...]]:
         if kind == "cross":
-            out, inputs = layer(x, layer.project_memory(other), mask, attention_weights=weights), (x, other)
+            out, inputs = layer(x, layer.project_memory(other), mask), (x, other)
         else:
-            out = layer(other, keep=mask, causal=kind.startswith("causal"), attention_weights=weights)
-            inputs = (other,)
+            out, inputs = layer(other, keep=mask, causal=kind.startswith("causal")), (other,)
         cotangent = random(*out.shape, seed=3)
         return out, torch.autograd.grad(out, (*inputs, *layer.parameters()), cotangent)
 
-    (out, gradients), (expected, expected_gradients) = run(None), run([])
+    out, gradients = run()
+    with recording():
+        expected, expected_gradients = run()
     torch.testing.assert_close(out, expected, **DOUBLE)
     torch.testing.assert_close(gradients, expected_gradients, **DOUBLE)
 
@@ -256,6 +264,26 @@ def test_weights_are_stored_for_few_keys_only(keys: int, stored: bool) -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
         layer(random(2, keys, 12))
     assert (2 * 3 * keys * keys in sizes) == stored
+
+
+def test_maps_are_recorded_in_the_order_of_calls_and_in_one_thread_only() -> None:
+    layer, x = attention(12, 3), random(2, 4, 12)
+
+    def call() -> None:
+        layer(x, causal=True)
+        layer(x, layer.project_memory(x))
+
+    with recording() as outer:
+        call()
+        with recording(cross_only=True) as inner:
+            call()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(call).result()
+        call()
+    call()
+    assert (len(outer), len(inner)) == (4, 1)
+    assert (outer[0].triu(1) == 0).all() and (outer[1] > 0).all()
+    torch.testing.assert_close(inner[0], outer[1])
 
 
 # ------------------------------------------------------------------------------------------------ rotary
@@ -306,8 +334,8 @@ def test_weights_sum_to_one_are_zero_at_padding_and_explain_the_output() -> None
     kept = keep([6, 2], 6)
     projected = layer.project_memory(memory)
     _, values = layer.keys_and_values(projected)
-    weights: list[Tensor] = []
-    out = layer(x, projected, kept[:, None, None], attention_weights=weights)
+    with recording() as weights:
+        out = layer(x, projected, kept[:, None, None])
     (shown,) = weights
     assert shown.shape == (4, 3, 2, 6)
     torch.testing.assert_close(shown.sum(-1), torch.ones(4, 3, 2).double(), **DOUBLE)
@@ -323,10 +351,11 @@ def test_weights_sum_to_one_are_zero_at_padding_and_explain_the_output() -> None
 def test_beams_that_share_a_memory_equal_copies_of_it(beams: int) -> None:
     layer, x, memory = attention(12, 3), random(3 * beams, 2, 12), random(3, 6, 12, seed=1)
     kept = keep([6, 2, 3], 6)
-    shared, copied = [], []
-    out = layer(x, layer.project_memory(memory), kept[:, None, None], attention_weights=shared)
+    with recording() as shared:
+        out = layer(x, layer.project_memory(memory), kept[:, None, None])
     copies, copied_kept = memory.repeat_interleave(beams, 0), kept.repeat_interleave(beams, 0)
-    expected = layer(x, layer.project_memory(copies), copied_kept[:, None, None], attention_weights=copied)
+    with recording() as copied:
+        expected = layer(x, layer.project_memory(copies), copied_kept[:, None, None])
     torch.testing.assert_close(out, expected, **DOUBLE)
     torch.testing.assert_close(shared[0], copied[0], **DOUBLE)
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.config.model import ModelConfig
+from mtrain.kernels.attention import causal_mask, recording
 from mtrain.kernels.undocumented import documented_only
-from mtrain.model.attention import AttentionWeights, MultiHeadAttention, causal_mask
+from mtrain.model.attention import MultiHeadAttention
 from mtrain.model.encoder import sinusoidal_positions
 from mtrain.model.layers import Dropout
 from mtrain.model.transformer import Transformer
@@ -121,14 +122,15 @@ def test_a_cache_grows_with_the_decoded_length(monkeypatch, beams: int) -> None:
 @torch.no_grad()
 def test_cached_decoding_returns_the_same_cross_attention_weights(beams: int) -> None:
     model, source, kept, target = build(), ids(2, 5), keep(5, 2), ids(2 * beams, 4)
-    memory, weights = model.encode(source, kept), AttentionWeights()
-    model.decode(target, memory, kept, weights)
+    memory = model.encode(source, kept)
+    with recording(cross_only=True) as weights:
+        model.decode(target, memory, kept)
     cache = model.start_cache(memory, kept, beams, 4)
     for position in range(4):
-        step: list[Tensor] = []
-        model.decode_next(target[:, position], cache, step)
+        with recording() as step:
+            model.decode_next(target[:, position], cache)
         for layer in (0, 1):
-            torch.testing.assert_close(step[layer][:, :, 0], weights.cross[layer][:, :, position], **DOUBLE)
+            torch.testing.assert_close(step[layer][:, :, 0], weights[layer][:, :, position], **DOUBLE)
 
 
 @torch.no_grad()
@@ -192,21 +194,18 @@ def recorded_inputs(modules: Iterable[MultiHeadAttention]) -> list[Tensor]:
 @torch.no_grad()
 def test_attention_weights_of_every_layer_equal_torch(norm: str) -> None:
     model = build(norm=norm, encoder_layers=3)
-    source, kept, target, weights = (
-        ids(2, 5),
-        keep(5, 2),
-        ids(4, 6),
-        AttentionWeights(),
-    )  # two rows a sentence
+    source, kept, target = ids(2, 5), keep(5, 2), ids(4, 6)  # two rows a sentence
     encoder = recorded_inputs(layer.self_attention for layer in model.encoder)
     decoder = recorded_inputs(layer.self_attention for layer in model.decoder)
     cross = recorded_inputs(layer.cross_attention for layer in model.decoder)
-    memory = model.encode(source, kept, weights)
-    hidden = model.decode(target, memory, kept, weights)
+    with recording() as of_encoder:
+        memory = model.encode(source, kept)
+    with recording() as of_decoder:
+        hidden = model.decode(target, memory, kept)
     rows, rows_kept = memory.repeat_interleave(2, 0), kept.repeat_interleave(2, 0)
-    cases = [(weights.encoder, encoder, model.encoder, "self_attention", kept, None, None)]
-    cases += [(weights.decoder, decoder, model.decoder, "self_attention", None, ~causal_mask(6), None)]
-    cases += [(weights.cross, cross, model.decoder, "cross_attention", rows_kept, None, rows)]
+    cases = [(of_encoder, encoder, model.encoder, "self_attention", kept, None, None)]
+    cases += [(of_decoder[0::2], decoder, model.decoder, "self_attention", None, ~causal_mask(6), None)]
+    cases += [(of_decoder[1::2], cross, model.decoder, "cross_attention", rows_kept, None, rows)]
     for found, inputs, layers, name, key_keep, mask, key in cases:
         assert len(found) == len(inputs) == len(layers)
         for layer_weights, x, layer in zip(found, inputs, layers, strict=True):
