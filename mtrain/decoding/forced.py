@@ -10,6 +10,7 @@ from torch import Tensor
 from mtrain.decoding.predictor import log_probs_of
 from mtrain.kernels.attention import recording
 from mtrain.kernels.topk import logsumexp
+from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 
 _ROWS = 1024  # positions whose logits are computed at a time, to bound memory
@@ -25,7 +26,7 @@ class AttentionWeights(NamedTuple):
 
 @torch.inference_mode()
 def forced_log_probs(
-    models: Sequence[Transformer], source: Tensor, source_keep: Tensor, targets: Tensor
+    models: Sequence[DecodingTransformer], source: Tensor, source_keep: Tensor, targets: Tensor
 ) -> Tensor:
     """Log-probability (N, T), nats, of each token of targets (N, T): K targets for each of B sources (B, S).
 
@@ -40,7 +41,7 @@ def forced_log_probs(
 
 @torch.inference_mode()
 def cross_attention(
-    models: Sequence[Transformer],
+    models: Sequence[DecodingTransformer],
     source: Tensor,
     source_keep: Tensor,
     targets: Tensor,
@@ -56,7 +57,9 @@ def cross_attention(
 
 
 @torch.inference_mode()
-def layer_attention(model: Transformer, source: Tensor, source_keep: Tensor, targets: Tensor) -> list[Tensor]:
+def layer_attention(
+    model: Transformer | DecodingTransformer, source: Tensor, source_keep: Tensor, targets: Tensor
+) -> list[Tensor]:
     """The cross-attention weights (N, T, S) of each decoder layer, averaged over its heads."""
     with recording(cross_only=True) as maps:
         _hidden(model, source, source_keep, targets)
@@ -66,7 +69,7 @@ def layer_attention(model: Transformer, source: Tensor, source_keep: Tensor, tar
 
 @torch.inference_mode()
 def all_attention(
-    model: Transformer, source: Tensor, source_keep: Tensor, targets: Tensor
+    model: DecodingTransformer, source: Tensor, source_keep: Tensor, targets: Tensor
 ) -> AttentionWeights:
     """The attention weights of all layers and heads of encoder and decoder. Those of the decoder are for its
     inputs: BOS, then all tokens of targets (N, T) but the last."""
@@ -77,17 +80,19 @@ def all_attention(
     return AttentionWeights(maps[:layers], decoder[0::2], decoder[1::2])
 
 
-def _hidden(model: Transformer, source: Tensor, source_keep: Tensor, targets: Tensor) -> Tensor:
+def _hidden(
+    model: Transformer | DecodingTransformer, source: Tensor, source_keep: Tensor, targets: Tensor
+) -> Tensor:
     """Hidden states (N, T, E) from which the tokens of targets (N, T) are predicted."""
     return model.decode(_shifted(model, targets), model.encode(source, source_keep), source_keep)
 
 
-def _shifted(model: Transformer, targets: Tensor) -> Tensor:
+def _shifted(model: Transformer | DecodingTransformer, targets: Tensor) -> Tensor:
     """The inputs of the decoder: BOS, then all tokens but the last."""
     return torch.cat([targets.new_full((len(targets), 1), model.config.bos_id), targets[:, :-1]], dim=1)
 
 
-def _log_probs(model: Transformer, hidden: Tensor, targets: Tensor) -> Tensor:
+def _log_probs(model: DecodingTransformer, hidden: Tensor, targets: Tensor) -> Tensor:
     """Log-probabilities of targets (N, T) given hidden states (N, T, E), in fp32 or fp64."""
     chunks = []
     states, ids = hidden.flatten(0, 1), targets.flatten()[:, None]

@@ -10,7 +10,7 @@ from torch import Tensor
 from mtrain.kernels.attention import recording
 from mtrain.kernels.linear import MIN_ROWS
 from mtrain.kernels.topk import beam_topk, row_topk
-from mtrain.model.transformer import Transformer
+from mtrain.model.incremental import DecodingTransformer
 
 # Share of finished sentences at which they are removed from the batch. Removing them copies the cache.
 REMOVE_AT = 0.2
@@ -38,7 +38,7 @@ def _sentences_needed(rows: int) -> int:
 
 
 def log_probs_of(
-    model: Transformer, hidden: Tensor, logits: Tensor, log_normalizers: Tensor, tokens: Tensor
+    model: DecodingTransformer, hidden: Tensor, logits: Tensor, log_normalizers: Tensor, tokens: Tensor
 ) -> Tensor:
     """The log-probabilities (N, 1) of tokens (N, 1), from logits (N, V), possibly masked, that the model has
     projected from hidden states (N, E), and their log-normalizers (N, 1).
@@ -57,7 +57,7 @@ def log_probs_of(
     return after[:, :1] - log_normalizers - _change(*shares)
 
 
-def _recomputed(model: Transformer, logits: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor:
+def _recomputed(model: DecodingTransformer, logits: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor:
     """The logits (...) of tokens (...) in full precision, from hidden states that broadcast to (..., E).
     Logits that are not finite, such as masked ones, are unchanged."""
     return torch.where(logits.abs() < math.inf, model.project_tokens(hidden, tokens), logits)
@@ -77,7 +77,12 @@ class Predictor:
     """
 
     def __init__(
-        self, models: Sequence[Transformer], source: Tensor, source_keep: Tensor, rows: int, max_length: int
+        self,
+        models: Sequence[DecodingTransformer],
+        source: Tensor,
+        source_keep: Tensor,
+        rows: int,
+        max_length: int,
     ):
         self.models, self.model_config, self.rows = models, models[0].config, rows
         # On a CPU, the indices of the sentences with some repeated to get MIN_ROWS rows. Only `decode_next`

@@ -11,23 +11,14 @@ from torch import Tensor, nn
 
 from mtrain.config.model import ModelConfig
 from mtrain.kernels.dropout import add_dropout, dropout, relu_dropout
-from mtrain.kernels.linear import PackedLinear, linear
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` that may have packed copies of its weights, for decoding."""
-
-    packed: PackedLinear | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, self.packed)
+    """`nn.Linear` of which parts can be computed."""
 
     def slice(self, x: Tensor, start: int, end: int | None = None) -> Tensor:
         """The output features from `start` to `end` only."""
-        if self.packed is None:
-            return F.linear(x, self.weight[start:end], self.bias[start:end])
-        part = self.packed.slice(start, end)
-        return linear(x, part.weight, part.bias, part)
+        return F.linear(x, self.weight[start:end], self.bias[start:end])
 
 
 class Dropout(nn.Module):
@@ -108,12 +99,10 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config.dropout if rate is None else rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner, outer = self.inner.packed, self.outer.packed
-        if inner is None or outer is None:
-            return self.outer(self._activate(self.inner(x)))  # type: ignore[no-any-return]
-        return outer(self._activate(inner(x))).to(x.dtype)  # the activations stay in low precision
+        return self.outer(self.activate(self.inner(x)))  # type: ignore[no-any-return]
 
-    def _activate(self, x: Tensor) -> Tensor:
+    def activate(self, x: Tensor) -> Tensor:
+        """The non-linearity of the output of the first map, and dropout."""
         if self.activation is F.relu:
             return self.dropout.of_relu(x)
         if not self.gated:

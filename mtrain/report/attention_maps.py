@@ -62,7 +62,7 @@ def attention_maps(
             kind: [(100 * layer[0].float()).round().to(torch.uint8).cpu() for layer in getattr(found, kind)]
             for kind in KINDS
         }
-        last = len(model.decoder) - 1
+        last = model.config.decoder_layers - 1
         layer = translator.decoding.alignment_layer
         pieces = _pieces(tokenizer.source, source_ids), _pieces(tokenizer.target, target_ids)
         maps.append(AttentionMap(*pieces, percent, cut, last if layer is None else min(layer, last)))

@@ -124,7 +124,7 @@ def test_log_probabilities_of_translations_are_those_of_fp64(attention, precisio
     )
     source, keep = sentences(model, [31, 2, 17, 16, 5, 1])
     config = options(beam_size=beams)
-    exact = search([model], source, keep, config)
+    exact = search([model.for_decoding()], source, keep, config)
     on_gpu = copy.deepcopy(model).float()
     on_gpu.make_positions()
     ensemble = for_decoding(Ensemble([on_gpu.to("cuda")], None, torch.device("cuda")), precision)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from mtrain.config.model import ModelConfig
 from mtrain.model.attention import MultiHeadAttention
 from mtrain.model.encoder import EncoderLayer
+from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import DecoderLayer, Transformer
 
 
@@ -83,16 +84,19 @@ def keep(*lengths: int) -> Tensor:
     return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
-def logits(model: Transformer, source: Tensor, source_keep: Tensor, target: Tensor) -> Tensor:
+def logits(
+    model: Transformer | DecodingTransformer, source: Tensor, source_keep: Tensor, target: Tensor
+) -> Tensor:
     """Logits (B, T, V) of all positions, without a cache."""
     with torch.no_grad():
-        return model.project(model(source, source_keep, target))
+        return model.project(model.decode(target, model.encode(source, source_keep), source_keep))
 
 
 @torch.no_grad()
 def decode_cached(
-    model: Transformer, source: Tensor, source_keep: Tensor, target: Tensor, beams: int
+    model: Transformer | DecodingTransformer, source: Tensor, source_keep: Tensor, target: Tensor, beams: int
 ) -> Tensor:
     """Logits of target (B * beams, T), one position at a time."""
+    model = model.for_decoding() if isinstance(model, Transformer) else model
     cache = model.start_cache(model.encode(source, source_keep), source_keep, beams, target.size(1))
     return torch.stack([model.project(model.decode_next(last, cache)) for last in target.unbind(1)], dim=1)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mtrain.kernels.attention import attention_weights, causal_mask, fused_attention, recording
 from mtrain.model.attention import MultiHeadAttention, rotate
 from mtrain.model.cache import KeyValueCache, LayerCache
+from mtrain.model.incremental import memory_keys_and_values, self_attention_step
 from mtrain.model.layers import Dropout
 from tests.support.transformer import torch_attention
 
@@ -333,7 +334,7 @@ def test_weights_sum_to_one_are_zero_at_padding_and_explain_the_output() -> None
     layer, x, memory = attention(12, 3), random(4, 2, 12), random(2, 6, 12, seed=1)  # two beams of two
     kept = keep([6, 2], 6)
     projected = layer.project_memory(memory)
-    _, values = layer.keys_and_values(projected)
+    _, values = memory_keys_and_values(layer, memory)
     with recording() as weights:
         out = layer(x, projected, kept[:, None, None])
     (shown,) = weights
@@ -364,9 +365,9 @@ def test_beams_that_share_a_memory_equal_copies_of_it(beams: int) -> None:
 @torch.no_grad()
 def test_cached_self_attention_equals_causal(rotary: bool) -> None:
     layer, x, memory = attention(12, 3, rotary), random(2, 6, 12), random(2, 1, 12)
-    layers = [LayerCache(*layer.keys_and_values(layer.project_memory(memory)), 1, max_length=6)]
-    cache = KeyValueCache(layers, keep([1, 1], 1), beams=1)
-    parts = [layer.step(x[:, t], cache.layers[0], t, cache.extend()) for t in range(6)]
+    of_layer = LayerCache(*memory_keys_and_values(layer, memory), 1, max_length=6)
+    cache = KeyValueCache([of_layer], keep([1, 1], 1), beams=1)
+    parts = [self_attention_step(layer, x[:, t], of_layer, t, cache.extend()) for t in range(6)]
     torch.testing.assert_close(torch.stack(parts, dim=1), layer(x, causal=True), **DOUBLE)
 
 

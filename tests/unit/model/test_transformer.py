@@ -87,7 +87,8 @@ def test_cached_decoding_equals_full_decoding_after_reordering_and_dropping_sent
 ) -> None:
     monkeypatch.setattr("mtrain.model.cache.COMPACT_EVERY", compact_every)
     model, source, kept = build(positions=positions), ids(3, 5), keep(5, 1, 3)
-    cache = model.start_cache(model.encode(source, kept), kept, 2, 9)
+    fast = model.for_decoding()
+    cache = fast.start_cache(model.encode(source, kept), kept, 2, 9)
     target = ids(6, 1)
     for parents, sentences in [
         ([[1, 1], [0, 1], [1, 0]], None),
@@ -95,7 +96,7 @@ def test_cached_decoding_equals_full_decoding_after_reordering_and_dropping_sent
         ([[1, 0]], [1]),
         ([[1, 1]], None),
     ]:
-        hidden = model.decode_next(target[:, -1], cache)
+        hidden = fast.decode_next(target[:, -1], cache)
         full = model.decode(target, model.encode(source, kept), kept)
         torch.testing.assert_close(hidden, full[:, -1], **DOUBLE)
         cache.reorder(torch.tensor(parents), None if sentences is None else torch.tensor(sentences))
@@ -125,10 +126,11 @@ def test_cached_decoding_returns_the_same_cross_attention_weights(beams: int) ->
     memory = model.encode(source, kept)
     with recording(cross_only=True) as weights:
         model.decode(target, memory, kept)
-    cache = model.start_cache(memory, kept, beams, 4)
+    fast = model.for_decoding()
+    cache = fast.start_cache(memory, kept, beams, 4)
     for position in range(4):
         with recording() as step:
-            model.decode_next(target[:, position], cache)
+            fast.decode_next(target[:, position], cache)
         for layer in (0, 1):
             torch.testing.assert_close(step[layer][:, :, 0], weights[layer][:, :, position], **DOUBLE)
 
@@ -137,8 +139,8 @@ def test_cached_decoding_returns_the_same_cross_attention_weights(beams: int) ->
 def test_a_low_precision_copy_shares_the_parameters_and_rounds_only_large_products(monkeypatch) -> None:
     model, source, kept, target = build(dtype=torch.float32), ids(3, 5), keep(5, 2, 4), ids(3, 6)
     low = model.for_decoding(torch.bfloat16)
-    assert all(a is b for a, b in zip(model.parameters(), low.parameters(), strict=True))
-    assert list(model.state_dict()) == list(low.state_dict())
+    assert all(a is b for a, b in zip(model.parameters(), low.transformer.parameters(), strict=True))
+    assert list(model.state_dict()) == list(low.transformer.state_dict())
     full = logits(model, source, kept, target)
     assert torch.equal(logits(low, source, kept, target), full)  # all products here are small
     monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
@@ -160,7 +162,8 @@ def test_a_copy_without_a_type_packs_only_the_projection(monkeypatch) -> None:
     model, source, kept, target = build(dtype=torch.float32), ids(3, 5), keep(5, 2, 4), ids(3, 6)
     packed = model.for_decoding(None)
     hidden = model(source, kept, target)
-    assert torch.equal(packed(source, kept, target), hidden)
+    memory = packed.encode(source, kept)
+    assert torch.equal(packed.decode(target, memory, kept), hidden)
     torch.testing.assert_close(packed.project(hidden), model.project(hidden))
     assert not packed.projects_in_low_precision()
     assert model.for_decoding(torch.bfloat16).projects_in_low_precision()
