@@ -92,7 +92,7 @@ def _receive_models(receive: Receive) -> DecodingEnsemble:
         model = model_without_weights(ModelConfig(**config)).eval()
         assert isinstance(model, Transformer)
         model.load_state_dict(weights, assign=True)
-        model.make_positions()
+        model.embed.make_positions()
         models.append(model.to(next(iter(weights.values())).dtype))
     return for_decoding(Ensemble(models, tokenizer, torch.device("cpu")), header["precision"])
 

@@ -3,9 +3,9 @@
 `attention` chooses the kernel; the rest of mtrain does not know which one it gets. The step-by-step decoder
 calls `cached_attention`.
 
-Symbols in shapes: B sentences, N rows, H heads, T queries, S keys, D head width, E = H * D. `keep` is a
-boolean mask, True where a query may attend; `keep_bias` is its additive form, 0 there and -inf elsewhere.
-Both broadcast.
+Symbols in shapes: P tokens, B sentences, N rows, H heads, T queries, S keys, D head width, E = H * D.
+`keep` is a boolean mask, True where a query may attend; `keep_bias` is its additive form, 0 there and -inf
+elsewhere. Both broadcast.
 """
 
 import math
@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from mtrain.kernels.autocast import without_autocast
 from mtrain.kernels.dropout import dropout
+from mtrain.kernels.sequences import Padded
 
 # fp32 numbers in a vector register of a CPU. Products with fewer keys take several times as long.
 REGISTER = 16
@@ -42,16 +43,19 @@ def attention(
     projected: Tensor,
     keys_values: Tensor | None,
     heads: int,
-    keep: Tensor | None = None,
+    queries: Padded,
+    keys: Padded,
     causal: bool = False,
     rate: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Attention (N, T, E) in `heads` heads.
+    """Attention (P, E) in `heads` heads. `queries` and `keys` say to which sequences the tokens belong.
 
-    Self-attention if `keys_values` is None: `projected` (N, T, 3E) contains queries, keys and values. Else
-    `projected` (N, T, E) contains queries, and `keys_values` (B, S, 2E) keys and values, which the N / B rows
-    of a sentence share. `keep` broadcasts to (N, H, T, T) or (B, H, T, S). With `causal`, each position
+    Self-attention if `keys_values` is None: `projected` (P, 3E) contains queries, keys and values. Else
+    `projected` (P, E) contains queries, and `keys_values` (B * S, 2E) keys and values. The N sequences of
+    queries may be more than the B sequences of keys: N / B of them in turn share one.
+
+    Padding is masked here: no query attends to it, according to `keys.keep`. With `causal`, each position
     attends to itself and those before it. Weights are dropped at a `rate`; for `generator` see
     `mtrain.kernels.dropout`.
 
@@ -64,22 +68,24 @@ def attention(
     maps = recorder(cross=keys_values is not None)
     on_cpu = projected.device.type == "cpu"
     explicit = maps is not None or (on_cpu and rate > 0)
-    rows, length, _ = projected.shape
-    if keys_values is not None:  # the rows of a sentence are more queries of it
-        projected = projected.view(len(keys_values), -1, projected.size(-1))
+    keep = None if keys.keep is None else keys.keep[:, None, None]  # (B, 1, 1, S)
+    tokens = len(projected)
+    # The sequences that share keys become one with more queries: (B, N / B * T, E or 3E).
+    projected = projected.view(keys.rows, -1, projected.size(-1))
+    keys_values = None if keys_values is None else keys.by_row(keys_values)  # (B, S, 2E)
     if on_cpu and not explicit and _trains_on_few_keys(projected, keys_values, heads):
         keep = _causal(keep, projected) if causal else keep
-        return eager_attention(projected, keys_values, heads, keep).view(rows, length, -1)
+        return eager_attention(projected, keys_values, heads, keep).flatten(0, 1)
     parts = split_heads(projected, keys_values, heads)
-    queries, keys, values = (part.transpose(1, 2) for part in parts)  # (B, H, N / B * T or S, D)
+    q, k, v = (part.transpose(1, 2) for part in parts)  # (B, H, N / B * T or S, D)
     if explicit:
-        keep = _causal(keep, queries) if causal else keep
-        out, weights = explicit_attention(queries, keys, values, keep, rate, generator)
+        keep = _causal(keep, q) if causal else keep
+        out, weights = explicit_attention(q, k, v, keep, rate, generator)
         if maps is not None:
-            maps.append(by_row(weights, rows))
+            maps.append(by_row(weights, queries.rows))
     else:
-        out = fused_attention(queries, keys, values, keep, causal, rate)
-    return out.transpose(1, 2).reshape(rows, length, -1)
+        out = fused_attention(q, k, v, keep, causal, rate)
+    return out.transpose(1, 2).reshape(tokens, -1)
 
 
 def _trains_on_few_keys(projected: Tensor, keys_values: Tensor | None, heads: int) -> bool:

@@ -5,6 +5,7 @@ attention reads the keys and values of earlier positions and of the encoder outp
 """
 
 import copy
+import math
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,15 @@ from torch import Tensor, nn
 from mtrain.kernels import attention as kernels
 from mtrain.kernels.linear import PackedLinear, linear, pack
 from mtrain.kernels.module_calls import reduce_call_overhead
-from mtrain.model.attention import MultiHeadAttention, rotate
 from mtrain.model.cache import KeyValueCache, LayerCache
-from mtrain.model.layers import FeedForward, Linear
-from mtrain.model.transformer import DecoderLayer, Transformer
+from mtrain.model.transformer import (
+    DecoderLayer,
+    FeedForward,
+    Linear,
+    MultiHeadAttention,
+    Transformer,
+    rotate,
+)
 
 
 class DecodingTransformer:
@@ -66,11 +72,18 @@ class DecodingTransformer:
         Of attention maps, `recording` gets those of cross-attention, (N, H, 1, S) for each layer.
         """
         position, past_keep_bias = cache.length, cache.extend()
-        x = self.transformer.embed_next(last, position)
+        x = self._embed(last, position)
         for layer, layer_cache in zip(self.transformer.decoder, cache.layers, strict=True):
             assert isinstance(layer, DecoderLayer)
             x = layer_step(layer, x, layer_cache, position, past_keep_bias, cache.source_keep_bias)
         return self.transformer.decoder_norm(x)  # type: ignore[no-any-return]
+
+    def _embed(self, last: Tensor, position: int) -> Tensor:
+        """Embeddings (N, E) of target ids (N) at one position."""
+        model = self.transformer
+        x: Tensor = (model.target_embedding or model.source_embedding)(last) * math.sqrt(self.config.d_model)
+        positions = model.embed.positions(position, 1, model.learned_target_positions)
+        return x if positions is None else x + positions
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits (.., V) of hidden states (.., E)."""

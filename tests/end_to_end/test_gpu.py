@@ -85,7 +85,7 @@ def gradients(
     """The mean loss of a batch, and the gradient of each parameter, in fp64 on the CPU, computed in parts of
     different sizes."""
     copied = copy.deepcopy(model).to(dtype)
-    copied.make_positions()
+    copied.embed.make_positions()
     recipe = TrainingConfig(max_steps=1, precision=precision, compile=compiled)
     learner = Learner(copied.to(device), recipe)
     total, scale = torch.zeros((), dtype=torch.float64), learner.loss_scaler.scale
@@ -126,7 +126,7 @@ def test_log_probabilities_of_translations_are_those_of_fp64(attention, precisio
     config = options(beam_size=beams)
     exact = search([model.for_decoding()], source, keep, config)
     on_gpu = copy.deepcopy(model).float()
-    on_gpu.make_positions()
+    on_gpu.embed.make_positions()
     ensemble = for_decoding(Ensemble([on_gpu.to("cuda")], None, torch.device("cuda")), precision)
     found = search(ensemble.models, source.cuda(), keep.cuda(), config)
     for row, ([best, *_], [other, *_]) in enumerate(zip(found, exact, strict=True)):

@@ -10,7 +10,7 @@ from torch import Tensor
 from mtrain.kernels.linear import PackedLinear, linear, pack, padded_rows
 from mtrain.kernels.undocumented import documented_only
 from mtrain.model.incremental import PackedMap
-from mtrain.model.layers import Linear
+from mtrain.model.transformer import Linear
 
 
 def assert_close_in_bf16(low: Tensor, exact: Tensor) -> None:
