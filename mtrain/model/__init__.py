@@ -1,14 +1,14 @@
 """The Transformer (Vaswani et al., "Attention Is All You Need", 2017).
 
-    Question                                                                  File
-    what do the model and its layers compute?                                 transformer.py
-    which kernel computes attention? where is padding masked?                 ../kernels/attention.py
-    which sequence does a token belong to?                                    ../kernels/sequences.py
-    what is minimized: cross-entropy, label smoothing, R-Drop?                loss.py
-    how is one position decoded at a time, with which weights?                incremental.py
-    how are keys and values kept, and beams reordered?                        cache.py
-    how are good sentence pairs told from bad ones?                           classifier.py
-    which of the models does a config mean?                                   build.py
+    Question                                                            File
+    What do the model and its layers compute?                           transformer.py
+    Which kernel computes attention? Where is padding masked?           ../kernels/attention.py
+    Which sequence does a token belong to?                              ../kernels/sequences.py
+    What is minimized: cross-entropy, label smoothing, R-Drop?          loss.py
+    How is one position decoded at a time, and with which weights?      incremental.py
+    How does a step of beam search keep keys and values, and masks?     cache.py
+    How are good sentence pairs told from bad ones?                     classifier.py
+    Which model is built for a config?                                  build.py
 
 Symbols in shapes:
     B   sentences

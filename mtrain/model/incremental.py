@@ -1,7 +1,11 @@
 """Decoding one position at a time, with packed weights. Symbols in shapes: see `mtrain.model`.
 
 A step of a layer is the layer of `mtrain.model.transformer` for one position of each row, except that
-attention reads the keys and values of earlier positions and of the encoder output from a cache.
+attention reads keys and values from a cache:
+
+    start_cache  stores keys and values of the encoder output, once for the K beams of a sentence
+    decode_next  adds one position: stores its keys and values, and attends with K queries for each sentence
+    reorder      (of the cache) lets each beam continue another one by changing a mask
 """
 
 import copy
@@ -25,7 +29,8 @@ from mtrain.model.transformer import (
 
 
 class DecodingTransformer:
-    """A Transformer for inference, which shares the parameters of the original.
+    """A Transformer for inference, which shares the parameters of the original. This must be in evaluation
+    mode.
 
     Products with large weights use packed copies of them in `dtype`, made by the first call. None: in the
     type of the parameters, for `project` on a CPU and where `pack` requires it. Without `low_projection`,

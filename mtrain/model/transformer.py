@@ -202,16 +202,9 @@ class MultiHeadAttention(nn.Module):
             keys_values = self.query_key_value.slice(memory, width)  # (.., 2 * E)
         if self.rotary:
             projected = self._rotated(projected, queries)
-        attended = attention(
-            projected,
-            keys_values,
-            self.heads,
-            queries,
-            queries if keys is None else keys,
-            causal,
-            self.dropout.active_rate,
-            self.dropout.generator,
-        )
+        keys = queries if keys is None else keys
+        rate, generator = self.dropout.active_rate, self.dropout.generator
+        attended = attention(projected, keys_values, self.heads, queries, keys, causal, rate, generator)
         return self.output(attended)  # type: ignore[no-any-return]
 
     def _rotated(self, projected: Tensor, sequences: Padded) -> Tensor:
@@ -293,7 +286,11 @@ def make_final_norm(config: ModelConfig) -> nn.Module:
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then a feed-forward network."""
+    """The encoder's layer, each line in a residual connection:
+
+    x = SelfAttention(x)
+    x = FFN(x)
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -310,7 +307,12 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the encoder output ("memory"), then a feed-forward network."""
+    """The decoder's layer, each line in a residual connection:
+
+    x = CausalSelfAttention(x)
+    x = CrossAttention(x, memory)    queries from x, keys and values from the encoder output ("memory")
+    x = FFN(x)
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
