@@ -82,7 +82,7 @@ def attention(
         keep = _causal(keep, q) if causal else keep
         out, weights = explicit_attention(q, k, v, keep, rate, generator)
         if maps is not None:
-            maps.append(by_row(weights, queries.rows))
+            maps.append(weights_by_row(weights, queries.rows))
     else:
         out = fused_attention(q, k, v, keep, causal, rate)
     return out.transpose(1, 2).reshape(tokens, -1)
@@ -147,7 +147,7 @@ def recorder(cross: bool) -> list[Tensor] | None:
     return None if current is None or (current.cross_only and not cross) else current.maps
 
 
-def by_row(weights: Tensor, rows: int) -> Tensor:
+def weights_by_row(weights: Tensor, rows: int) -> Tensor:
     """Weights (B, H, N / B * T, S) as (N, H, T, S), where N is the number of `rows`."""
     by_position = weights.transpose(1, 2)  # (B, N / B * T, H, S)
     return by_position.reshape(rows, -1, *by_position.shape[2:]).transpose(1, 2)

@@ -20,9 +20,9 @@ class Padded(NamedTuple):
     keep: Tensor | None = None  # (N, T), True at tokens; None if causality already hides the padding
 
     @classmethod
-    def of(cls, ids: Tensor, keep: Tensor | None = None) -> Self:
-        """The sequences of ids (N, T) and their mask (N, T)."""
-        return cls(ids.size(0), ids.size(1), keep)
+    def of(cls, x: Tensor, keep: Tensor | None = None) -> Self:
+        """The sequences of ids x (N, T), or of states (N, T, E), and their mask (N, T)."""
+        return cls(x.size(0), x.size(1), keep)
 
     def by_row(self, x: Tensor) -> Tensor:
         """x (P, ..) as (N, T, ..)."""

@@ -155,7 +155,7 @@ def cross_attention_step(
     attended, weights = kernels.cached_attention(queries, keys, values, source_keep_bias)
     if (maps := kernels.recorder(cross=True)) is not None:
         weights = weights[:, :, : cache.source_length].reshape(*queries.shape[:-1], -1)  # (B, H, K, S)
-        maps.append(kernels.by_row(weights, len(x)))
+        maps.append(kernels.weights_by_row(weights, len(x)))
     return _output(attention, attended, queries)
 
 
