@@ -14,7 +14,7 @@ from mtrain.config.languages import Direction
 from mtrain.config.schema import ModelFolderConfig
 from mtrain.config.yaml_io import to_yaml
 from mtrain.errors import ModelError, StorageError
-from mtrain.model.encoder import TransformerEncoder
+from mtrain.model.build import AnyModel
 from mtrain.progress_bar import with_progress
 from mtrain.storage.atomic import require_new_folder
 
@@ -55,7 +55,7 @@ def average_models(paths: Sequence[Path], out: Path, overrides: Sequence[str] = 
     return config
 
 
-def _differing_settings(first: Loaded[TransformerEncoder], other: Loaded[TransformerEncoder]) -> str:
+def _differing_settings(first: Loaded[AnyModel], other: Loaded[AnyModel]) -> str:
     """Which of the settings that averaged models must share differ; empty if none does."""
     ours, theirs = (Direction(one.config.source_lang, one.config.target_lang) for one in (first, other))
     if not ours.agrees_with(theirs):
@@ -67,7 +67,7 @@ def _differing_settings(first: Loaded[TransformerEncoder], other: Loaded[Transfo
     return "model settings" if _architecture(first) != _architecture(other) else ""
 
 
-def _architecture(loaded: Loaded[TransformerEncoder]) -> dict[str, Any]:
+def _architecture(loaded: Loaded[AnyModel]) -> dict[str, Any]:
     """The settings of a model that the weights depend on: all but dropout rates and, unless positions are
     learned, the number of positions."""
     architecture = loaded.config.model

@@ -35,8 +35,8 @@ from mtrain.config.load import override, validate
 from mtrain.config.schema import Config, ModelFolderConfig
 from mtrain.config.yaml_io import read_yaml_file, to_yaml
 from mtrain.errors import ModelError, MtrainError, UsageError
+from mtrain.model.build import AnyModel
 from mtrain.model.classifier import PairClassifier
-from mtrain.model.encoder import TransformerEncoder
 from mtrain.model.transformer import Transformer
 from mtrain.regular_files import read_file
 from mtrain.storage.atomic import copy_files, write_folder, write_new_folder, write_text
@@ -146,7 +146,7 @@ def tokenizer_folder(model: Path) -> Path:
     raise ModelError(f"{model}: not a model folder: tokenizer/ is missing")
 
 
-Model = TypeVar("Model", bound=TransformerEncoder, covariant=True)
+Model = TypeVar("Model", bound=AnyModel, covariant=True)
 
 
 class Loaded(NamedTuple, Generic[Model]):
@@ -187,7 +187,7 @@ def load_classifier(path: Path, overrides: Sequence[str] = ()) -> Loaded[PairCla
     return cast(Loaded[PairClassifier], loaded)
 
 
-def load_any_model(path: Path, overrides: Sequence[str] = ()) -> Loaded[TransformerEncoder]:
+def load_any_model(path: Path, overrides: Sequence[str] = ()) -> Loaded[AnyModel]:
     """Load a model folder, the best model of a run folder, or a checkpoint, onto the CPU. Every file is
     verified.
 
@@ -206,7 +206,7 @@ def load_any_model(path: Path, overrides: Sequence[str] = ()) -> Loaded[Transfor
         raise ModelError(f"{error}; `mtrain fit` with the config of the run writes {folder} again") from None
 
 
-def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
+def _load(path: Path, overrides: Sequence[str]) -> Loaded[AnyModel]:
     """Load a model folder, a checkpoint, or the best checkpoint of a run folder."""
     folder, run = path, run_folder_of(path) if is_checkpoint(path) else None
     if (path / "checkpoints").is_dir():
@@ -250,7 +250,7 @@ def _load(path: Path, overrides: Sequence[str]) -> Loaded[TransformerEncoder]:
         raise ModelError(f"{folder}: the special token ids of the tokenizer differ from those of the model")
     model = model_without_weights(architecture)  # allocates no memory before the weights are known to fit
     load_weights(model, evaluation_weights(folder) if in_run else folder / "model.safetensors")
-    model.make_positions()
+    model.embed.make_positions()
     if _fingerprint(folder) != fingerprint:
         raise ModelError(f"{folder}: was replaced while it was loaded; try again")
     return Loaded(model.eval(), tokenizer, config, fingerprint)

@@ -13,8 +13,7 @@ from torch.overrides import TorchFunctionMode
 from mtrain.config.model import ModelConfig
 from mtrain.distributed.shards import divided_like, has_shards
 from mtrain.errors import ModelError
-from mtrain.model.build import build_model
-from mtrain.model.encoder import TransformerEncoder
+from mtrain.model.build import AnyModel, build_model
 
 _INITIALIZERS = {nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, Tensor.normal_, Tensor.uniform_}
 
@@ -31,7 +30,7 @@ class _SkipInitialization(TorchFunctionMode):
         return function(*args, **(keys or {}))
 
 
-def model_without_weights(config: ModelConfig) -> TransformerEncoder:
+def model_without_weights(config: ModelConfig) -> AnyModel:
     """A model on the meta device: its parameters have shapes but no memory."""
     with torch.device("meta"), _SkipInitialization():
         return build_model(config)

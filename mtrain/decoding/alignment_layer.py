@@ -10,6 +10,7 @@ import torch
 from mtrain.decoding.alignment import Floats
 from mtrain.decoding.batches import in_batches, padded, position_limit
 from mtrain.decoding.forced import layer_attention
+from mtrain.model.build import evaluating
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -44,7 +45,7 @@ def choose_alignment_layer(
     special = tokenizer.special
     attention: list[list[Any]] = [[] for _ in model.decoder]
     order: list[int] = []
-    with model.evaluating():
+    with evaluating(model):
         for rows in in_batches([max(map(len, pair)) for pair in kept], _BATCH_TOKENS):
             source, keep = padded([[*kept[row][0], special.eos] for row in rows], special.pad, device)
             targets, _ = padded([[*kept[row][1], special.eos] for row in rows], special.pad, device)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mtrain.data.batching import MAX_ROWS, cut_by_budget
+from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 
 
@@ -37,7 +38,7 @@ def padded(
     return torch.from_numpy(matrix).to(device), torch.from_numpy(keep).to(device)
 
 
-def position_limit(models: Sequence[Transformer]) -> int | None:
+def position_limit(models: Sequence[Transformer | DecodingTransformer]) -> int | None:
     """The number of positions for which all models have embeddings; None if no model has learned ones."""
     learned = (model.config.max_positions for model in models if model.config.positions == "learned")
     return min(learned, default=None)

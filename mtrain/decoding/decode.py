@@ -18,6 +18,7 @@ from mtrain.decoding.split import Part
 from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation
 from mtrain.errors import ModelError, UsageError
+from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from mtrain.tokenizer.tokenizer import Tokenizer
 
@@ -37,17 +38,25 @@ class Ensemble(NamedTuple):
     device: torch.device
 
 
-def for_decoding(ensemble: Ensemble, precision: str) -> Ensemble:
-    """Copies of the models that share their parameters and are optimized for decoding in a precision
+class DecodingEnsemble(NamedTuple):
+    """An ensemble that is prepared for decoding."""
+
+    models: Sequence[DecodingTransformer]
+    tokenizer: Tokenizer
+    device: torch.device
+
+
+def for_decoding(ensemble: Ensemble, precision: str) -> DecodingEnsemble:
+    """The ensemble, which shares the parameters of the models, prepared for decoding in a precision
     (`fp32`, `bf16` or `fp16`). Several models compute logits in full precision, because `Predictor` corrects
     rounded logits only for a single model."""
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
     is_single = len(ensemble.models) == 1
     models = [model.for_decoding(dtype, low_projection=is_single) for model in ensemble.models]
-    return ensemble._replace(models=models)
+    return DecodingEnsemble(models, ensemble.tokenizer, ensemble.device)
 
 
-def decode_batch(ensemble: Ensemble, task: DecodingTask) -> list[list[Translation]]:
+def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Translation]]:
     """Return up to `task.n_best` translations of each part, best first, with word alignments if requested.
 
     On a CPU the translations do not depend on which parts are decoded together; see `Translator.translate`.
@@ -87,7 +96,7 @@ def decode_batch(ensemble: Ensemble, task: DecodingTask) -> list[list[Translatio
 
 
 def _possible(
-    hypotheses: list[Hypothesis], models: Sequence[Transformer], config: DecodingConfig, part: Part
+    hypotheses: list[Hypothesis], models: Sequence[DecodingTransformer], config: DecodingConfig, part: Part
 ) -> list[Hypothesis]:
     """The hypotheses of a part that the constraints allow. Raises an error if there are none."""
     possible = [h for h in hypotheses if h.log_prob > -math.inf]
@@ -102,8 +111,8 @@ def _possible(
     return possible
 
 
-def _weights_are_finite(models: Sequence[Transformer]) -> bool:
-    return all(bool(weight.isfinite().all()) for model in models for weight in model.parameters())
+def _weights_are_finite(models: Sequence[DecodingTransformer]) -> bool:
+    return all(bool(weight.isfinite().all()) for model in models for weight in model.transformer.parameters())
 
 
 def _ranked(
@@ -117,7 +126,7 @@ def _ranked(
 
 
 def _align(
-    ensemble: Ensemble,
+    ensemble: DecodingEnsemble,
     layer: int | None,
     parts: Sequence[Part],
     source: Tensor,

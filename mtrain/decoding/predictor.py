@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from mtrain.kernels.attention import recording
 from mtrain.kernels.linear import MIN_ROWS
 from mtrain.kernels.topk import beam_topk, row_topk
-from mtrain.model.transformer import Transformer
+from mtrain.model.incremental import DecodingTransformer
 
 # Share of finished sentences at which they are removed from the batch. Removing them copies the cache.
 REMOVE_AT = 0.2
@@ -36,7 +38,7 @@ def _sentences_needed(rows: int) -> int:
 
 
 def log_probs_of(
-    model: Transformer, hidden: Tensor, logits: Tensor, log_normalizers: Tensor, tokens: Tensor
+    model: DecodingTransformer, hidden: Tensor, logits: Tensor, log_normalizers: Tensor, tokens: Tensor
 ) -> Tensor:
     """The log-probabilities (N, 1) of tokens (N, 1), from logits (N, V), possibly masked, that the model has
     projected from hidden states (N, E), and their log-normalizers (N, 1).
@@ -55,7 +57,7 @@ def log_probs_of(
     return after[:, :1] - log_normalizers - _change(*shares)
 
 
-def _recomputed(model: Transformer, logits: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor:
+def _recomputed(model: DecodingTransformer, logits: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor:
     """The logits (...) of tokens (...) in full precision, from hidden states that broadcast to (..., E).
     Logits that are not finite, such as masked ones, are unchanged."""
     return torch.where(logits.abs() < math.inf, model.project_tokens(hidden, tokens), logits)
@@ -75,7 +77,12 @@ class Predictor:
     """
 
     def __init__(
-        self, models: Sequence[Transformer], source: Tensor, source_keep: Tensor, rows: int, max_length: int
+        self,
+        models: Sequence[DecodingTransformer],
+        source: Tensor,
+        source_keep: Tensor,
+        rows: int,
+        max_length: int,
     ):
         self.models, self.model_config, self.rows = models, models[0].config, rows
         # On a CPU, the indices of the sentences with some repeated to get MIN_ROWS rows. Only `decode_next`
@@ -96,23 +103,11 @@ class Predictor:
 
     def step(self, last: Tensor) -> Tensor:
         """Logits (N, V), in fp32 or fp64, of the tokens that follow the tokens `last` (N)."""
-        return self._step(last, [None] * len(self.models))
-
-    def step_with_attention(self, last: Tensor) -> tuple[Tensor, Tensor]:
-        """Like `step`, and also the cross-attention weights (N, S) of the last layer, averaged over heads and
-        models."""
-        weights: list[list[Tensor] | None] = [[] for _ in self.models]
-        logits = self._step(last, weights)
-        last_layers = [layers[-1][: len(last), :, -1] for layers in weights if layers]
-        attention = [of_heads.to(logits.dtype).mean(dim=1) for of_heads in last_layers]
-        return logits, torch.stack(attention).mean(dim=0)
-
-    def _step(self, last: Tensor, weights: list[list[Tensor] | None]) -> Tensor:
         logits, count = [], len(last)
         if self._repeated is not None:
             last = last.view(-1, self.rows)[self._repeated].flatten()
-        for model, cache, of_model in zip(self.models, self.caches, weights, strict=True):
-            hidden = model.decode_next(last, cache, of_model)
+        for model, cache in zip(self.models, self.caches, strict=True):
+            hidden = model.decode_next(last, cache)
             projected = model.project(hidden)[:count]
             self.hidden = hidden[:count]
             logits.append(projected.to(torch.promote_types(projected.dtype, torch.float32)))
@@ -120,6 +115,16 @@ class Predictor:
             return logits[0]
         averaged = torch.stack([one.log_softmax(dim=-1) for one in logits]).logsumexp(dim=0)
         return averaged - math.log(len(logits))
+
+    def step_with_attention(self, last: Tensor) -> tuple[Tensor, Tensor]:
+        """Like `step`, and also the cross-attention weights (N, S) of the last layer, averaged over heads and
+        models."""
+        with recording(cross_only=True) as maps:  # of each layer of each model, (N or more, H, 1, S)
+            logits = self.step(last)
+        ends = accumulate(len(cache.layers) for cache in self.caches)
+        last_layers = [maps[end - 1][: len(last), :, -1] for end in ends]
+        attention = [of_heads.to(logits.dtype).mean(dim=1) for of_heads in last_layers]
+        return logits, torch.stack(attention).mean(dim=0)
 
     def topk(
         self, logits: Tensor, log_normalizers: Tensor, live: Tensor, k: int

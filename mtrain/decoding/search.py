@@ -13,7 +13,7 @@ from mtrain.decoding.predictor import Predictor, remaining_sentences
 from mtrain.decoding.sample import draw, noise_keys
 from mtrain.errors import UsageError
 from mtrain.kernels.precision import widest_float
-from mtrain.model.transformer import Transformer
+from mtrain.model.incremental import DecodingTransformer
 
 # Chooses the next token of each row. Arguments: logits (N, V), tokens so far (B', R, t), indices (B') of the
 # sentences. Returns: tokens (N), their log-probabilities (N).
@@ -22,7 +22,7 @@ Choice = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @torch.inference_mode()
 def search(
-    models: Sequence[Transformer],
+    models: Sequence[DecodingTransformer],
     source: Tensor,
     source_keep: Tensor,
     config: DecodingConfig,
@@ -61,7 +61,7 @@ def search(
 
 
 def _max_lengths(
-    models: Sequence[Transformer],
+    models: Sequence[DecodingTransformer],
     lengths: Tensor,
     config: DecodingConfig,
     prefixes: Sequence[Sequence[int]] | None,

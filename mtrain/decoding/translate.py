@@ -26,6 +26,7 @@ from mtrain.decoding.workers import Workers
 from mtrain.device import default_worker_count, resolve_device, resolve_precision
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
+from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from mtrain.paths import path_of
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -204,7 +205,7 @@ class Translator:
         return self._workers
 
     @property
-    def models(self) -> Sequence[Transformer]:
+    def models(self) -> Sequence[DecodingTransformer]:
         """The models, one or those of an ensemble, prepared for decoding."""
         return self.workers.ensemble.models
 

@@ -19,7 +19,7 @@ from safetensors.torch import save as save_weights
 
 from mtrain.checkpoint.tensors import model_without_weights
 from mtrain.config.model import ModelConfig
-from mtrain.decoding.decode import Ensemble, decode_batch, for_decoding
+from mtrain.decoding.decode import DecodingEnsemble, Ensemble, decode_batch, for_decoding
 from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation, from_fields, to_fields
 from mtrain.device import keep_freed_memory
@@ -78,7 +78,7 @@ def _prepare(receive: Receive) -> Answer:
     return answer
 
 
-def _receive_models(receive: Receive) -> Ensemble:
+def _receive_models(receive: Receive) -> DecodingEnsemble:
     header, files = receive()
     torch.set_num_threads(header["threads"])
     with TemporaryDirectory() as folder:
@@ -92,7 +92,7 @@ def _receive_models(receive: Receive) -> Ensemble:
         model = model_without_weights(ModelConfig(**config)).eval()
         assert isinstance(model, Transformer)
         model.load_state_dict(weights, assign=True)
-        model.make_positions()
+        model.embed.make_positions()
         models.append(model.to(next(iter(weights.values())).dtype))
     return for_decoding(Ensemble(models, tokenizer, torch.device("cpu")), header["precision"])
 

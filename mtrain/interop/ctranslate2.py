@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from mtrain.checkpoint.model_folder import LoadedModel
 from mtrain.interop.formats import MIN_POSITIONS, import_optional
 from mtrain.interop.generation_config import max_output_length
-from mtrain.model.encoder import EncoderLayer
-from mtrain.model.transformer import DecoderLayer, Transformer
+from mtrain.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
 
@@ -87,7 +86,8 @@ def _positions(loaded: LoadedModel, target: bool) -> Tensor:
     length = max(longest, max_output_length(loaded.config.decoding, longest), MIN_POSITIONS)
     if model.config.positions == "learned":
         length = model.config.max_positions
-    table = model.positions(0, length, model.learned_target_positions if target else None)
+    learned = model.learned_target_positions if target else model.learned_positions
+    table = model.embed.positions(0, length, learned)
     assert isinstance(table, Tensor)
     return _copy(table)
 

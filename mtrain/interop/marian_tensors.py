@@ -10,7 +10,7 @@ from torch import Tensor
 from mtrain.checkpoint.tensors import model_without_weights
 from mtrain.config.model import ModelConfig
 from mtrain.errors import ModelError
-from mtrain.model.encoder import sinusoidal_positions
+from mtrain.model.transformer import sinusoidal_positions
 
 _ATTENTION = {"query_key_value": ("q_proj", "k_proj", "v_proj"), "output": ("out_proj",)}
 _PARTS = ("weight", "bias")

@@ -17,6 +17,7 @@ from mtrain.errors import ModelError
 from mtrain.interop.ctranslate2 import masked_projection
 from mtrain.interop.formats import import_optional
 from mtrain.interop.generation_config import exportable, max_output_length
+from mtrain.model.incremental import DecodingTransformer
 from mtrain.progress_bar import with_progress
 from mtrain.tokenizer.tokenizer import SPACES, Tokenizer
 
@@ -121,12 +122,12 @@ def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact:
     if not given:
         generated = sample_texts(loaded.tokenizer)
         given = list(zip(generated, loaded.tokenizer.encode_source(generated), strict=True))
-    largest, lines = 0.0, []
+    largest, lines, model = 0.0, [], loaded.model.for_decoding()
     for text, ids in with_progress(given, "verified", "sentences", len(given)):
         row = ids[: loaded.config.max_length - 1]
         if exported.encode is not None and row == ids and not _SPECIAL.search(text):
             _require_same_ids(text, ids, exported.encode(text))
-        ours, theirs = _translate_by_both(loaded, exported, row)
+        ours, theirs = _translate_by_both(model, exported, row)
         pairs = zip(_log_probs(loaded, row, ours), exported.log_probs(row, ours), strict=True)
         gaps = [largest, *(abs(a - b) for a, b in pairs)]
         largest = math.nan if any(map(math.isnan, gaps)) else max(gaps)
@@ -146,16 +147,14 @@ def verify(loaded: LoadedModel, exported: Exported, texts: Sequence[str], exact:
 
 
 def _translate_by_both(
-    loaded: LoadedModel, exported: Exported, row: list[int]
+    model: DecodingTransformer, exported: Exported, row: list[int]
 ) -> tuple[list[int], list[int]]:
     """The translations of source ids by mtrain and by the exported model."""
-    source = torch.tensor([[*row, loaded.model.config.eos_id]])
-    [[best, *_]] = search(
-        [loaded.model], source, torch.ones_like(source, dtype=torch.bool), exported.decoding
-    )
+    source = torch.tensor([[*row, model.config.eos_id]])
+    [[best, *_]] = search([model], source, torch.ones_like(source, dtype=torch.bool), exported.decoding)
     limit = max_output_length(exported.decoding, len(row) + 1)
-    if loaded.model.config.positions == "learned":
-        limit = min(limit, loaded.model.config.max_positions)
+    if model.config.positions == "learned":
+        limit = min(limit, model.config.max_positions)
     # Programs disagree about the last token, because not all of them count EOS.
     return best.ids[: limit - 1], exported.translate(row, limit)[: limit - 1]
 

@@ -1,11 +1,18 @@
 """Scaled dot-product attention, softmax(Q K^T / sqrt(D)) V (Vaswani et al. 2017, section 3.2.1).
 
-Symbols in shapes: B sentences, H heads, T queries, S keys, D head width. `keep` is a boolean mask, True where
-a query may attend; `keep_bias` is its additive form, 0 there and -inf elsewhere. Both broadcast.
+`attention` chooses the kernel; the rest of mtrain does not know which one it gets. The step-by-step decoder
+calls `cached_attention`.
+
+Symbols in shapes: P tokens, B sentences, N rows, H heads, T queries, S keys, D head width, E = H * D.
+`keep` is a boolean mask, True where a query may attend; `keep_bias` is its additive form, 0 there and -inf
+elsewhere. Both broadcast.
 """
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mtrain.kernels.autocast import without_autocast
+from mtrain.kernels.dropout import dropout
+from mtrain.kernels.sequences import Padded
 
 # fp32 numbers in a vector register of a CPU. Products with fewer keys take several times as long.
 REGISTER = 16
@@ -20,6 +29,159 @@ REGISTER = 16
 # to three times as long as with 16, but padding has to be copied and differentiated. `eager_attention` pads
 # only the first register.
 _MIN_KEYS_TO_PAD = 11
+# Maximum number of keys for which training on a CPU uses the eager kernel. Compared with the fused kernel, it
+# takes up to a third less time for 8 to 32 keys, equally long for 128, and a quarter longer for 256. It also
+# stores the attention weights, which take no more memory than queries and keys, because the number of keys is
+# limited to twice the head width as well.
+_MAX_EAGER_KEYS = 64
+
+
+# ------------------------------------------------------------------------------------ the choice of a kernel
+
+
+def attention(
+    projected: Tensor,
+    keys_values: Tensor | None,
+    heads: int,
+    queries: Padded,
+    keys: Padded,
+    causal: bool = False,
+    rate: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Attention (P, E) in `heads` heads. `queries` and `keys` say to which sequences the tokens belong.
+
+    Self-attention if `keys_values` is None: `projected` (P, 3E) contains queries, keys and values. Else
+    `projected` (P, E) contains queries, and `keys_values` (B * S, 2E) keys and values. The N sequences of
+    queries may be more than the B sequences of keys: N / B of them in turn share one.
+
+    Padding is masked here: no query attends to it, according to `keys.keep`. With `causal`, each position
+    attends to itself and those before it. Weights are dropped at a `rate`; for `generator` see
+    `mtrain.kernels.dropout`.
+
+    The kernel is
+        explicit  if the weights are recorded, and for dropout on a CPU, where the fused kernel would draw
+                  from a generator that all threads share
+        eager     in training on a CPU, for few keys: see `suits_eager_kernel`
+        fused     otherwise
+    """
+    maps = recorder(cross=keys_values is not None)
+    on_cpu = projected.device.type == "cpu"
+    explicit = maps is not None or (on_cpu and rate > 0)
+    keep = None if keys.keep is None else keys.keep[:, None, None]  # (B, 1, 1, S)
+    tokens = len(projected)
+    # The sequences that share keys become one with more queries: (B, N / B * T, E or 3E).
+    projected = projected.view(keys.rows, -1, projected.size(-1))
+    keys_values = None if keys_values is None else keys.by_row(keys_values)  # (B, S, 2E)
+    if on_cpu and not explicit and _trains_on_few_keys(projected, keys_values, heads):
+        keep = _causal(keep, projected) if causal else keep
+        return eager_attention(projected, keys_values, heads, keep).flatten(0, 1)
+    parts = split_heads(projected, keys_values, heads)
+    q, k, v = (part.transpose(1, 2) for part in parts)  # (B, H, N / B * T or S, D)
+    if explicit:
+        keep = _causal(keep, q) if causal else keep
+        out, weights = explicit_attention(q, k, v, keep, rate, generator)
+        if maps is not None:
+            maps.append(weights_by_row(weights, queries.rows))
+    else:
+        out = fused_attention(q, k, v, keep, causal, rate)
+    return out.transpose(1, 2).reshape(tokens, -1)
+
+
+def _trains_on_few_keys(projected: Tensor, keys_values: Tensor | None, heads: int) -> bool:
+    head_width = projected.size(-1) // ((3 if keys_values is None else 1) * heads)
+    trained = projected.requires_grad or (keys_values is not None and keys_values.requires_grad)
+    keys = (projected if keys_values is None else keys_values).size(1)
+    return trained and suits_eager_kernel(keys, head_width)
+
+
+def suits_eager_kernel(keys: int, head_width: int) -> bool:
+    """Whether training on a CPU computes attention over this many keys with `eager_attention`."""
+    return keys <= min(_MAX_EAGER_KEYS, 2 * head_width)
+
+
+def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
+    """(length, length) bool: position i may attend to positions 0 to i."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()
+
+
+def _causal(keep: Tensor | None, x: Tensor) -> Tensor:
+    """`keep` combined with the causal mask of the T positions of x (.., T, any width)."""
+    mask = causal_mask(x.size(-2), x.device)
+    return mask if keep is None else keep & mask
+
+
+# ------------------------------------------------------------------------------------------ attention maps
+
+
+class _Recording(NamedTuple):
+    maps: list[Tensor]
+    cross_only: bool
+
+
+# Of the current thread: a new thread starts without one.
+_recording: ContextVar[_Recording | None] = ContextVar("attention maps", default=None)
+
+
+@contextmanager
+def recording(cross_only: bool = False) -> Iterator[list[Tensor]]:
+    """A context in which the weights of each attention are appended to the list that it returns.
+
+    They are the weights before dropout, (N, H, T, S), in the order of the calls. With `cross_only`,
+    self-attention is not recorded, and uses its usual kernel. Other threads and compiled code are not
+    recorded, and `mtrain.model.incremental` records cross-attention only.
+    """
+    maps: list[Tensor] = []
+    token = _recording.set(_Recording(maps, cross_only))
+    try:
+        yield maps
+    finally:
+        _recording.reset(token)
+
+
+def recorder(cross: bool) -> list[Tensor] | None:
+    """The list to append the weights of cross-attention or self-attention to; None if they are not wanted."""
+    if torch.compiler.is_compiling():
+        return None
+    current = _recording.get()
+    return None if current is None or (current.cross_only and not cross) else current.maps
+
+
+def weights_by_row(weights: Tensor, rows: int) -> Tensor:
+    """Weights (B, H, N / B * T, S) as (N, H, T, S), where N is the number of `rows`."""
+    by_position = weights.transpose(1, 2)  # (B, N / B * T, H, S)
+    return by_position.reshape(rows, -1, *by_position.shape[2:]).transpose(1, 2)
+
+
+# ----------------------------------------------------------------------------------------------- the kernels
+
+
+def explicit_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    keep: Tensor | None,
+    rate: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention (B, H, T, D) by its formula, and its weights (B, H, T, S) before dropout.
+
+    queries (B, H, T, D), keys and values (B, H, S, D); `keep` broadcasts to (B, H, T, S).
+    """
+    dtype = queries.dtype
+    queries, keys, values = _in_fast_precision(queries, keys, values)
+    with without_autocast(queries):
+        weights = attention_weights(queries, keys, keep)
+        dropped = dropout(weights, rate, generator) if rate else weights
+        return (dropped @ values).to(dtype), weights
+
+
+def _in_fast_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors in bf16 on a CPU as fp32: the backward pass of the fused kernel takes several times as long
+    in bf16."""
+    if tensors[0].device.type == "cpu" and tensors[0].dtype == torch.bfloat16:
+        return tuple(tensor.float() for tensor in tensors)
+    return tensors
 
 
 def attention_weights(queries: Tensor, keys: Tensor, keep: Tensor | None) -> Tensor:
@@ -36,14 +198,19 @@ def fused_attention(
     values: Tensor,
     keep: Tensor | None,
     causal: bool = False,
-    dropout: float = 0.0,
+    rate: float = 0.0,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, on a CPU with keys padded to whole registers.
+    """Attention (B, H, T, D) by `torch.nn.functional.scaled_dot_product_attention`, on a CPU with keys padded
+    to whole registers. Arguments are as of `explicit_attention`, but dropout draws from PyTorch's default
+    generator.
 
     In inference, this makes the result for a sentence independent of the padding in its batch: with a partial
     register, a CPU adds the numbers in a different order.
     """
-    masked = causal or keep is not None  # otherwise there is no mask that hides the padding
+    dtype, masked = queries.dtype, causal or keep is not None  # else there is no mask that hides the padding
+    if causal and keep is not None:  # PyTorch's function takes a mask or `causal`, not both
+        keep, causal = _causal(keep, queries), False
+    queries, keys, values = _in_fast_precision(queries, keys, values)
     # The device is checked first: under `torch.compile`, a branch on the number of keys would limit the
     # compiled code to the numbers that take the same branch, and other batches would be compiled again.
     if queries.device.type == "cpu" and masked:
@@ -52,7 +219,8 @@ def fused_attention(
             missing = REGISTER - partial
             keys, values = (F.pad(x, (0, 0, 0, missing)) for x in (keys, values))
             keep = None if keep is None else F.pad(keep, (0, missing))
-    return F.scaled_dot_product_attention(queries, keys, values, keep, dropout, causal)
+    with without_autocast(queries):
+        return F.scaled_dot_product_attention(queries, keys, values, keep, rate, causal).to(dtype)
 
 
 def eager_attention(projected: Tensor, keys_values: Tensor | None, heads: int, keep: Tensor | None) -> Tensor:

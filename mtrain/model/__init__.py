@@ -1,10 +1,20 @@
-"""The Transformer (Vaswani et al., "Attention Is All You Need", 2017). Read `layers`, `attention`, `encoder`,
-`transformer`, `loss`, and `cache` for decoding.
+"""The Transformer (Vaswani et al., "Attention Is All You Need", 2017).
+
+    Question                                                            File
+    What do the model and its layers compute?                           transformer.py
+    Which kernel computes attention? Where is padding masked?           ../kernels/attention.py
+    Which sequence does a token belong to?                              ../kernels/sequences.py
+    What is minimized: cross-entropy, label smoothing, R-Drop?          loss.py
+    How is one position decoded at a time, and with which weights?      incremental.py
+    How does a step of beam search keep keys and values, and masks?     cache.py
+    How are good sentence pairs told from bad ones?                     classifier.py
+    Which model is built for a config?                                  build.py
 
 Symbols in shapes:
     B   sentences
     K   beams, or samples, per sentence
     N   rows, B*K
+    P   tokens of all sequences, one after another; with padding, B*S or N*T
     S   source length, in tokens
     T   target length, in tokens
     H   attention heads

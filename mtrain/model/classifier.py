@@ -9,12 +9,20 @@ from torch import Tensor, nn
 from mtrain.config.model import ModelConfig
 from mtrain.kernels.autocast import without_autocast
 from mtrain.kernels.cross_entropy import IGNORE
-from mtrain.model.encoder import TransformerEncoder
-from mtrain.model.layers import Dropout, Linear
+from mtrain.kernels.sequences import Padded
 from mtrain.model.loss import LossSums
+from mtrain.model.transformer import (
+    Dropout,
+    Embed,
+    Encoder,
+    Linear,
+    initialize,
+    make_final_norm,
+    make_learned_positions,
+)
 
 
-class PairClassifier(TransformerEncoder):
+class PairClassifier(nn.Module):
     """Tells good sentence pairs from bad ones: an encoder over "source EOS target EOS", the mean of its
     output, and a linear layer.
 
@@ -26,39 +34,48 @@ class PairClassifier(TransformerEncoder):
     """
 
     def __init__(self, config: ModelConfig):
-        super().__init__(config)
+        super().__init__()
+        self.config = config
+        self.source_embedding = nn.Embedding(config.source_vocab_size, config.d_model)
+        self.learned_positions = make_learned_positions(config)
+        self.embed = Embed(config)
+        self.encoder, self.encoder_norm = Encoder(config), make_final_norm(config)
         self.segment_embedding = nn.Embedding(2, config.d_model)
         self.pooled_dropout = Dropout(config.dropout)
         self.classifier = Linear(config.d_model, 1)
-        self.initialize()
+        initialize(self)
 
     def forward(self, source: Tensor, source_keep: Tensor, target_in: Tensor | None = None) -> Tensor:
         """Log-odds (B) that pairs are good, for their ids "source EOS target EOS" (B, S). `target_in` is not
         used."""
-        x = self.encode(source, source_keep)
+        sequences = Padded.of(source, source_keep)
+        x = self.encode(source, source_keep).flatten(0, 1)
         with without_autocast(x):  # rounded log-odds would be equal for many pairs
-            keep = source_keep[..., None]
-            pooled = (x * keep).sum(dim=1) / keep.sum(dim=1)  # (B, E)
+            pooled = sequences.mean(x)  # (B, E)
             return self.classifier(self.pooled_dropout(pooled)).squeeze(1)  # type: ignore[no-any-return]
 
-    def _embed(self, ids: Tensor, table: nn.Embedding, positions: Tensor | float) -> Tensor:
-        """Like `TransformerEncoder._embed`, with embeddings of segments, and with positions that start again
-        in the target."""
+    def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
+        """The encoder output (B, S, E) for ids "source EOS target EOS" (B, S)."""
+        sequences = Padded.of(source, source_keep)
+        x = self.embed(source.flatten(), sequences, self.source_embedding, self._positions(source))
+        return sequences.by_row(self.encoder_norm(self.encoder(x, sequences)))
+
+    def _positions(self, ids: Tensor) -> Tensor:
+        """Embeddings (B, S, E) of positions, which start again in the target, and of segments."""
         ends = (ids == self.config.eos_id).int()
         in_target = (ends.cumsum(dim=1) - ends).clamp(max=1)  # (B, S): 1 after the first EOS
-        if isinstance(positions, Tensor):
-            places = torch.arange(ids.size(1), device=ids.device)
-            start = ends.argmax(dim=1, keepdim=True) + 1  # (B, 1): of the target
-            places = (places - in_target * start).clamp(max=len(positions) - 1)  # as learned ones are limited
-            positions = positions[places]  # (B, S, E)
-        segments = self.segment_embedding(in_target) * math.sqrt(self.config.d_model)
-        return super()._embed(ids, table, positions + segments)
+        segments: Tensor = self.segment_embedding(in_target) * math.sqrt(self.config.d_model)
+        table = self.embed.positions(0, ids.size(1), self.learned_positions)
+        if table is None:
+            return segments
+        places = torch.arange(ids.size(1), device=ids.device)
+        start = ends.argmax(dim=1, keepdim=True) + 1  # (B, 1): of the target
+        places = (places - in_target * start).clamp(max=len(table) - 1)  # as learned ones are limited
+        return table[places] + segments
 
-    def loss(self, outputs: Tensor, labels: Tensor, smoothing: float, r_drop: float = 0.0) -> LossSums:
+    def loss(self, outputs: Tensor, labels: Tensor, smoothing: float) -> LossSums:
         """Binary cross-entropy of log-odds (B) for the classes in the first column of labels (B, T), 1 if a
-        pair is good. Label smoothing is as in `torch.nn.functional.cross_entropy` with two classes. R-Drop is
-        not supported."""
-        assert not r_drop
+        pair is good. Label smoothing is as in `torch.nn.functional.cross_entropy` with two classes."""
         classes = labels[:, 0]
         keep = classes != IGNORE
         targets = classes.clamp(min=0).to(outputs.dtype)
@@ -67,7 +84,7 @@ class PairClassifier(TransformerEncoder):
         nlls = F.binary_cross_entropy_with_logits(outputs.detach(), targets, reduction="none")
         return LossSums((losses * keep).sum(), (nlls * keep).sum())
 
-    def start_from(self, other: TransformerEncoder) -> None:
+    def start_from(self, other: nn.Module) -> None:
         """Copy the weights that both models have, from another classifier or from the encoder of a
         Transformer."""
         own = self.state_dict().keys()

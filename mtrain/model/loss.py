@@ -16,21 +16,28 @@ class LossSums(NamedTuple):
 
 
 def translation_loss(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, r_drop: float = 0.0
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
 ) -> LossSums:
-    """The loss of hidden states (B, T, E), projected by weight (V, E) and bias (V), at labels (B, T).
+    """The loss of hidden states (.., E), projected by weight (V, E) and bias (V), at labels (..).
 
     Labels that are IGNORE do not count. Label smoothing distributes its mass over all of V,
     as in `torch.nn.functional.cross_entropy` (Szegedy et al. 2016, section 7).
-
-    With `r_drop`, alpha of R-Drop (Liang et al. 2021), hidden (2B, T, E) contains two forward passes p and q
-    of the B sentences, one after the other. The paper (section 2) and its code add
-    alpha * (KL(p || q) + KL(q || p)) / 2 to the *sum* of both cross-entropies. Here loss and nll are *means*
-    over both passes, so that term is halved too: alpha means the same, and the loss has its usual scale.
     """
-    passes = 2 if r_drop else 1
-    if r_drop:  # the two passes of a token become adjacent
-        hidden, labels = torch.stack(hidden.chunk(2), dim=-2), torch.stack([labels, labels], dim=-1)
     rows = hidden.flatten(0, -2)
-    loss, nll = projected_cross_entropy(rows, weight, bias, labels.flatten(), smoothing, r_drop)
-    return LossSums(loss / passes, nll / passes)
+    return LossSums(*projected_cross_entropy(rows, weight, bias, labels.flatten(), smoothing))
+
+
+def r_drop_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, alpha: float
+) -> LossSums:
+    """The loss with R-Drop (Liang et al. 2021) of hidden states (2B, T, E) at labels (B, T): two forward
+    passes p and q of the B sentences, one after the other. Other arguments are as of `translation_loss`.
+
+    The paper (section 2) and its code add alpha * (KL(p || q) + KL(q || p)) / 2 to the *sum* of both
+    cross-entropies. Here loss and nll are *means* over both passes, so that term is halved too: alpha means
+    the same, and the loss has its usual scale.
+    """
+    rows = torch.stack(hidden.chunk(2), dim=-2).flatten(0, -2)  # the two passes of a token become adjacent
+    labels = torch.stack([labels, labels], dim=-1).flatten()
+    loss, nll = projected_cross_entropy(rows, weight, bias, labels, smoothing, alpha)
+    return LossSums(loss / 2, nll / 2)

@@ -1,23 +1,318 @@
-"""The encoder-decoder Transformer. Symbols in shapes: see `mtrain.model`."""
+"""The encoder-decoder Transformer of Vaswani et al., "Attention Is All You Need", 2017.
 
-import copy
-from typing import Self
+Sections in comments are of this paper. Symbols in shapes: see `mtrain.model`. Everything works on tokens
+(P, E), those of one sequence after those of another. Only attention, positions and word dropout need to know
+which sequence a token belongs to; they ask `Padded`. Padding is masked in `mtrain.kernels.attention`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.config.model import ModelConfig
-from mtrain.kernels.linear import PackedLinear, linear, pack
-from mtrain.kernels.module_calls import reduce_call_overhead
-from mtrain.model.attention import AttentionWeights
-from mtrain.model.cache import KeyValueCache, LayerCache
-from mtrain.model.encoder import TransformerEncoder, make_attention, make_final_norm
-from mtrain.model.layers import FeedForward, Linear, Residual
+from mtrain.kernels.attention import attention
+from mtrain.kernels.dropout import add_dropout, dropout, relu_dropout
+from mtrain.kernels.precision import widest_float
+from mtrain.kernels.sequences import Padded
 from mtrain.model.loss import LossSums, translation_loss
+
+if TYPE_CHECKING:
+    from mtrain.model.incremental import DecodingTransformer
+
+
+# --------------------------------------------------------------------------------- linear maps and dropout
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` of which parts can be computed."""
+
+    def slice(self, x: Tensor, start: int, end: int | None = None) -> Tensor:
+        """The output features from `start` to `end` only."""
+        return F.linear(x, self.weight[start:end], self.bias[start:end])
+
+
+class Dropout(nn.Module):
+    """Dropout (section 5.4) with a generator that can be seeded separately for each training thread."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+        self.generator: torch.Generator | None = None  # on the CPU; None: PyTorch's default generator
+
+    @staticmethod
+    def seed(model: nn.Module, seed: int) -> None:
+        """Make all dropout modules of a model draw from one new generator with the given seed."""
+        generator = torch.Generator().manual_seed(seed)
+        for module in model.modules():
+            if isinstance(module, Dropout):
+                module.generator = generator
+
+    @property
+    def active_rate(self) -> float:
+        """The rate in training mode, otherwise 0."""
+        return self.rate if self.training else 0.0
+
+    @property
+    def active(self) -> bool:
+        """Whether dropout is applied: in training mode, if the rate is above 0."""
+        return self.active_rate > 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.rate, self.generator) if self.active else x
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """x + dropout(y)."""
+        return add_dropout(x, y, self.rate, self.generator) if self.active else x + y
+
+    def of_relu(self, x: Tensor) -> Tensor:
+        """dropout(relu(x))."""
+        return relu_dropout(x, self.rate, self.generator) if self.active else F.relu(x)
+
+
+# ------------------------------------------------------------------------------------------------ positions
+
+
+def sinusoidal_positions(length: int, width: int, interleaved: bool = False) -> Tensor:
+    """(length, width) table of sin and cos of p / 10000^(2i/width) (section 3.5).
+
+    All sines come first, then all cosines, as in Marian; or they alternate, as in the paper.
+    """
+    frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies  # (length, width / 2)
+    parts = [angles.sin(), angles.cos()]
+    table = torch.stack(parts, dim=-1).flatten(1) if interleaved else torch.cat(parts, dim=-1)
+    return table.to(torch.get_default_dtype())
+
+
+def rotate(x: Tensor, positions: Tensor) -> Tensor:
+    """Apply rotary position embeddings (Su et al., "RoFormer", 2021) to queries or keys x (.., D) at
+    `positions`, which broadcast to (..). The two halves of D are the coordinates that are rotated."""
+    half = x.size(-1) // 2
+    frequencies = 10000.0 ** (-torch.arange(half, device=x.device, dtype=widest_float(x.device)) / half)
+    angles = positions[..., None] * frequencies  # (.., D/2)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+
+class Embed(nn.Module):
+    """Token embeddings times sqrt(E) (section 3.4), plus positions (section 3.5), with dropout.
+
+    The embeddings themselves belong to the models, which share them between source, target and output.
+    """
+
+    _sinusoids: Tensor  # (length, E)
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.dropout, self.word_dropout = Dropout(config.dropout), Dropout(config.word_dropout)
+        self.sinusoidal = config.positions.startswith("sinusoidal")
+        if self.sinusoidal:
+            self.register_buffer("_sinusoids", torch.empty(0), persistent=False)
+            if not self._sinusoids.is_meta:  # a model on the meta device has an empty table
+                self.make_positions()
+
+    def make_positions(self) -> None:
+        """Compute the table of sinusoidal positions, which is not saved. It grows when it is too short."""
+        if self.sinusoidal:
+            self._sinusoids = self._table(min(self.config.max_positions, 1024))
+
+    def _table(self, length: int) -> Tensor:
+        interleaved = self.config.positions == "sinusoidal_interleaved"
+        return sinusoidal_positions(length, self.config.d_model, interleaved)
+
+    def positions(self, start: int, length: int, learned: nn.Embedding | None) -> Tensor | None:
+        """Embeddings (length, E) of the positions from `start` on: learned ones if the model has them. None
+        if they are rotary, which attention applies."""
+        if self.config.positions == "rotary":
+            return None
+        if learned is not None:
+            return learned.weight[start : start + length]
+        table = self._sinusoids
+        if start + length > len(table):
+            with torch.inference_mode(False):  # the table outlives the inference mode of the caller
+                table = self._table(2 * (start + length)).to(table)
+            self._sinusoids = table  # not read below: another thread may replace it with a shorter one
+        return table[start : start + length]
+
+    def forward(
+        self, ids: Tensor, sequences: Padded, embedding: nn.Embedding, positions: Tensor | None
+    ) -> Tensor:
+        """(P, E) for ids (P) and embeddings of positions; see `Padded.add`."""
+        x = embedding(ids) * math.sqrt(self.config.d_model)
+        if self.word_dropout.active:
+            # All occurrences of a word in a sentence are dropped, or none (Gal and Ghahramani, "A
+            # Theoretically Grounded Application of Dropout in Recurrent Neural Networks", 2016, section 4.2).
+            factors = self.word_dropout(x.new_ones(ids.shape))
+            x = x * factors[sequences.first_occurrences(ids)][:, None]
+        if positions is not None:
+            x = sequences.add(x, positions)
+        return self.dropout(x)  # type: ignore[no-any-return]
+
+
+def make_learned_positions(config: ModelConfig) -> nn.Embedding | None:
+    """Embeddings of positions that are learned, if the model has any."""
+    return nn.Embedding(config.max_positions, config.d_model) if config.positions == "learned" else None
+
+
+# ------------------------------------------------------------------------------------------------ sublayers
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention (section 3.2.2).
+
+        MultiHead(Q, K, V) = Concat(head_1, .., head_H) W^O
+        head_i = Attention(Q W^Q_i, K W^K_i, V W^V_i)
+        Attention(Q, K, V) = softmax(Q K^T / sqrt(D)) V    (section 3.2.1)
+
+    One matrix projects queries, keys and values for all heads. Self-attention uses it as a whole.
+    Cross-attention uses two slices: one for queries, one for keys and values.
+    """
+
+    def __init__(self, d_model: int, heads: int, rotary: bool = False, dropout: float = 0.0):
+        super().__init__()
+        self.heads, self.rotary = heads, rotary
+        self.query_key_value = Linear(d_model, 3 * d_model)  # W^Q, W^K, W^V, each by heads
+        self.output = Linear(d_model, d_model)  # W^O
+        self.dropout = Dropout(dropout)  # of the attention weights
+
+    def forward(
+        self,
+        x: Tensor,
+        queries: Padded,
+        memory: Tensor | None = None,
+        keys: Padded | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """Self-attention (P, E) of x (P, E); with the encoder output `memory` (tokens of B sequences, E),
+        attention to it. Several rows of queries may belong to one sequence of keys: see `attention`.
+
+        With `causal`, each position attends to itself and those before it.
+        """
+        width, keys_values = x.size(-1), None
+        if memory is None:
+            projected = self.query_key_value(x)  # (P, 3 * E)
+        else:
+            projected = self.query_key_value.slice(x, 0, width)  # (P, E)
+            keys_values = self.query_key_value.slice(memory, width)  # (.., 2 * E)
+        if self.rotary:
+            projected = self._rotated(projected, queries)
+        keys = queries if keys is None else keys
+        rate, generator = self.dropout.active_rate, self.dropout.generator
+        attended = attention(projected, keys_values, self.heads, queries, keys, causal, rate, generator)
+        return self.output(attended)  # type: ignore[no-any-return]
+
+    def _rotated(self, projected: Tensor, sequences: Padded) -> Tensor:
+        """The queries, keys and values (P, 3 * E) with rotated queries and keys."""
+        width = self.output.in_features
+        by_head = projected[:, : 2 * width].reshape(len(projected), 2 * self.heads, -1)  # queries, then keys
+        positions = sequences.positions(projected.device)[:, None]  # (T, 1)
+        rotated = rotate(sequences.by_row(by_head), positions).flatten(0, 1).flatten(1)  # (P, 2 * E)
+        return torch.cat([rotated, projected[:, 2 * width :]], dim=-1)
+
+
+def make_attention(config: ModelConfig, rotary: bool = False) -> MultiHeadAttention:
+    """The attention of a layer."""
+    return MultiHeadAttention(config.d_model, config.heads, rotary, config.attention_dropout)
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+
+
+class FeedForward(nn.Module):
+    """Position-wise feed-forward network (section 3.3): FFN(x) = max(0, x W_1 + b_1) W_2 + b_2.
+
+    Other activations may replace max(0, .). With "swiglu", one half of the first map's output gates the other
+    (Shazeer, "GLU Variants Improve Transformer", 2020).
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.gated = config.activation == "swiglu"
+        self.activation = _ACTIVATIONS["silu" if self.gated else config.activation]
+        self.inner = Linear(config.d_model, config.ffn_dim * (2 if self.gated else 1))
+        self.outer = Linear(config.ffn_dim, config.d_model)
+        rate = config.activation_dropout
+        self.dropout = Dropout(config.dropout if rate is None else rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.activate(self.inner(x)))  # type: ignore[no-any-return]
+
+    def activate(self, x: Tensor) -> Tensor:
+        """The activation of the output of the first map, and dropout."""
+        if self.activation is F.relu:
+            return self.dropout.of_relu(x)
+        if not self.gated:
+            return self.dropout(self.activation(x))  # type: ignore[no-any-return]
+        gate, x = x.chunk(2, dim=-1)
+        return self.dropout(self.activation(gate) * x)  # type: ignore[no-any-return]
+
+
+class Residual(nn.Module):
+    """A residual connection around a sublayer: `x = residual.after(x, sublayer(residual.before(x)))`.
+
+    "post"  x = LayerNorm(x + Dropout(Sublayer(x)))    (sections 3.1 and 5.4)
+    "pre"   x = x + Dropout(Sublayer(LayerNorm(x)))    (Xiong et al., "On Layer Normalization in the
+                                                       Transformer Architecture", 2020)
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.pre = config.norm == "pre"
+        self.norm = nn.LayerNorm(config.d_model)
+        self.dropout = Dropout(config.dropout)
+
+    def before(self, x: Tensor) -> Tensor:
+        """The input of the sublayer."""
+        return self.norm(x) if self.pre else x
+
+    def after(self, x: Tensor, y: Tensor) -> Tensor:
+        """The sum of x and the output y of the sublayer."""
+        added = self.dropout.add(x, y)
+        return added if self.pre else self.norm(added)
+
+
+def make_final_norm(config: ModelConfig) -> nn.Module:
+    """What follows the last layer: a norm, unless each layer ends in one."""
+    return nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
+
+
+# --------------------------------------------------------------------------------------- layers (section 3.1)
+
+
+class EncoderLayer(nn.Module):
+    """The encoder's layer, each line in a residual connection:
+
+    x = SelfAttention(x)
+    x = FFN(x)
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.self_attention = make_attention(config, config.positions == "rotary")
+        self.feed_forward = FeedForward(config)
+        self.self_attention_residual, self.feed_forward_residual = Residual(config), Residual(config)
+
+    def forward(self, x: Tensor, sources: Padded) -> Tensor:
+        """x (P, E) of the source tokens."""
+        h = self.self_attention_residual.before(x)
+        x = self.self_attention_residual.after(x, self.self_attention(h, sources))
+        h = self.feed_forward_residual.before(x)
+        return self.feed_forward_residual.after(x, self.feed_forward(h))
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, attention over the encoder output ("memory"), then a feed-forward network."""
+    """The decoder's layer, each line in a residual connection:
+
+    x = CausalSelfAttention(x)
+    x = CrossAttention(x, memory)    queries from x, keys and values from the encoder output ("memory")
+    x = FFN(x)
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -27,112 +322,92 @@ class DecoderLayer(nn.Module):
         self.self_attention_residual, self.cross_attention_residual = Residual(config), Residual(config)
         self.feed_forward_residual = Residual(config)
 
-    def forward(
-        self, x: Tensor, memory: Tensor, keep: Tensor, attention_weights: AttentionWeights | None = None
-    ) -> Tensor:
-        """x (N, T, E), memory (B, S, E), keep (B, 1, 1, S). Appends to `attention_weights` if given."""
-        keys_values = self.cross_attention.project_memory(memory)
-        self_weights, cross_weights = (
-            (None, None)
-            if attention_weights is None
-            else (attention_weights.decoder, attention_weights.cross)
-        )
-        x = self.self_attention_residual(
-            x, lambda y: self.self_attention(y, causal=True, attention_weights=self_weights)
-        )
-        x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention(y, keys_values, keep, attention_weights=cross_weights)
-        )
-        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
-
-    def step(
-        self,
-        x: Tensor,
-        cache: LayerCache,
-        position: int,
-        past_keep_bias: Tensor | None,
-        source_keep_bias: Tensor | None,
-        cross_weights: list[Tensor] | None = None,
-    ) -> Tensor:
-        """`forward` for x (N, E) at one position, given a cache of earlier positions and of the memory."""
-        x = self.self_attention_residual(
-            x, lambda y: self.self_attention.step(y, cache, position, past_keep_bias)
-        )
-        x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention.step_over_memory(y, cache, source_keep_bias, cross_weights)
-        )
-        return self.feed_forward_residual(x, self.feed_forward)  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, targets: Padded, memory: Tensor, sources: Padded) -> Tensor:
+        """x (P, E) of the target tokens, memory (P, E) of the source tokens."""
+        h = self.self_attention_residual.before(x)
+        x = self.self_attention_residual.after(x, self.self_attention(h, targets, causal=True))
+        h = self.cross_attention_residual.before(x)
+        x = self.cross_attention_residual.after(x, self.cross_attention(h, targets, memory, sources))
+        h = self.feed_forward_residual.before(x)
+        return self.feed_forward_residual.after(x, self.feed_forward(h))
 
 
-class Transformer(TransformerEncoder):
+class Encoder(nn.ModuleList):
+    """The layers of the encoder, one after another."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(EncoderLayer(config) for _ in range(config.encoder_layers))
+
+    def forward(self, x: Tensor, sources: Padded) -> Tensor:
+        """The output (P, E) of the last layer for the embeddings x (P, E) of the source tokens."""
+        for layer in self:
+            x = layer(x, sources)
+        return x
+
+
+# ------------------------------------------------------------------------------------------------ the model
+
+
+class Transformer(nn.Module):
     """The encoder-decoder Transformer.
 
-    Tied embeddings are one parameter with one name: `target_embedding` is None if it is tied to
+    Tied embeddings (section 3.4) are one parameter with one name: `target_embedding` is None if it is tied to
     `source_embedding`, and `output_weight` is None if it is tied to the target embedding.
     """
 
-    packed_projection: PackedLinear | None = None
-
     def __init__(self, config: ModelConfig):
-        super().__init__(config)
-        width, tie = config.d_model, config.tie_embeddings
-        self.target_embedding = None if tie == "all" else nn.Embedding(config.target_vocab_size, width)
-        vocab = config.target_vocab_size
+        super().__init__()
+        self.config, tie = config, config.tie_embeddings
+        width, vocab = config.d_model, config.target_vocab_size
+        self.source_embedding = nn.Embedding(config.source_vocab_size, width)
+        self.learned_positions = make_learned_positions(config)
+        self.embed = Embed(config)
+        self.encoder, self.encoder_norm = Encoder(config), make_final_norm(config)
+        self.target_embedding = None if tie == "all" else nn.Embedding(vocab, width)
         self.output_weight = nn.Parameter(torch.empty(vocab, width)) if tie == "none" else None
         self.output_bias = nn.Parameter(torch.zeros(vocab)) if config.output_bias else None
-        self.learned_target_positions: nn.Embedding | None = None
-        if config.positions == "learned":
-            self.learned_target_positions = nn.Embedding(config.max_positions, width)
+        self.learned_target_positions = make_learned_positions(config)
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.decoder_norm = make_final_norm(config)
-        self.initialize()
-
-    def initialize(self) -> None:
-        """See `TransformerEncoder.initialize`."""
-        super().initialize()
+        initialize(self)
         if self.output_weight is not None:
-            nn.init.normal_(self.output_weight, std=self.config.d_model**-0.5)
+            nn.init.normal_(self.output_weight, std=width**-0.5)
 
-    def decode(
-        self,
-        target_in: Tensor,
-        memory: Tensor,
-        source_keep: Tensor,
-        attention_weights: AttentionWeights | None = None,
-    ) -> Tensor:
-        """Hidden states (N, T, E) for target ids (N, T) that start with BOS."""
-        table = self.target_embedding or self.source_embedding
-        x = self._embed(target_in, table, self.positions(0, target_in.size(1), self.learned_target_positions))
-        keep = source_keep[:, None, None, :]
+    # Batches of padded sequences
+
+    def forward(self, source: Tensor, source_keep: Tensor, target_in: Tensor) -> Tensor:
+        """Hidden states (B, T, E), which the loss projects to the vocabulary, for source ids (B, S), their
+        mask (B, S), and target ids (B, T) that start with BOS."""
+        return self.decode(target_in, self.encode(source, source_keep), source_keep)
+
+    def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
+        """The encoder output, "memory" (B, S, E), for source ids (B, S) and their mask (B, S)."""
+        sources = Padded.of(source, source_keep)
+        return sources.by_row(self.encode_tokens(source.flatten(), sources))
+
+    def decode(self, target_in: Tensor, memory: Tensor, source_keep: Tensor) -> Tensor:
+        """Hidden states (N, T, E) for target ids (N, T) that start with BOS, N / B for each sentence."""
+        targets, sources = Padded.of(target_in), Padded.of(memory, source_keep)
+        hidden = self.decode_tokens(target_in.flatten(), targets, memory.flatten(0, 1), sources)
+        return targets.by_row(hidden)
+
+    # Tokens
+
+    def encode_tokens(self, ids: Tensor, sources: Padded) -> Tensor:
+        """The encoder output (P, E) for source ids (P)."""
+        positions = self.embed.positions(0, sources.length, self.learned_positions)
+        x = self.embed(ids, sources, self.source_embedding, positions)
+        return self.encoder_norm(self.encoder(x, sources))  # type: ignore[no-any-return]
+
+    def decode_tokens(self, ids: Tensor, targets: Padded, memory: Tensor, sources: Padded) -> Tensor:
+        """Hidden states (P, E) for target ids (P), given the encoder output of the source tokens."""
+        positions = self.embed.positions(0, targets.length, self.learned_target_positions)
+        x = self.embed(ids, targets, self.target_embedding or self.source_embedding, positions)
         for layer in self.decoder:
-            x = layer(x, memory, keep, attention_weights)
+            x = layer(x, targets, memory, sources)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
 
-    def decode_next(
-        self, last: Tensor, cache: KeyValueCache, cross_weights: list[Tensor] | None = None
-    ) -> Tensor:
-        """Hidden states (N, E) for ids (N) of the next position, given a cache of earlier positions.
-
-        The model must be in eval mode. If `cross_weights` is a list, the cross-attention weights (N, H, 1, S)
-        of each layer are appended to it.
-        """
-        position, past_keep_bias = cache.length, cache.extend()
-        table = self.target_embedding or self.source_embedding
-        x = self._embed(last, table, self.positions(position, 1, self.learned_target_positions))
-        for layer, layer_cache in zip(self.decoder, cache.layers, strict=True):
-            assert isinstance(layer, DecoderLayer)
-            x = layer.step(x, layer_cache, position, past_keep_bias, cache.source_keep_bias, cross_weights)
-        return self.decoder_norm(x)  # type: ignore[no-any-return]
-
-    def start_cache(self, memory: Tensor, source_keep: Tensor, beams: int, max_length: int) -> KeyValueCache:
-        """An empty cache for `beams` rows of each sentence, for up to `max_length` positions."""
-        layers = []
-        for layer in self.decoder:
-            assert isinstance(layer, DecoderLayer)
-            attention = layer.cross_attention
-            keys_values = attention.keys_and_values(attention.project_memory(memory))
-            layers.append(LayerCache(*keys_values, beams, max_length))
-        return KeyValueCache(layers, source_keep, beams)
+    # Output
 
     def projection(self) -> tuple[Tensor, Tensor | None]:
         """Weight (V, E) and bias (V) that turn hidden states into logits."""
@@ -142,45 +417,34 @@ class Transformer(TransformerEncoder):
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits (.., V) of hidden states (.., E)."""
-        return linear(hidden, *self.projection(), self.packed_projection)
+        return F.linear(hidden, *self.projection())
 
-    def projects_in_low_precision(self) -> bool:
-        """Whether `project` rounds logits to low precision."""
-        packed = self.packed_projection
-        return packed is not None and packed.dtype.itemsize < packed.weight.dtype.itemsize
+    def loss(self, hidden: Tensor, labels: Tensor, smoothing: float) -> LossSums:
+        """The loss of hidden states (B, T, E) at labels (B, T); see `translation_loss`."""
+        return translation_loss(hidden, *self.projection(), labels, smoothing)
 
-    def project_tokens(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """Logits (..) of tokens (..) for hidden states that broadcast to (.., E), never in low precision."""
-        weight, bias = self.projection()
-        logits = (weight[tokens] * hidden).sum(dim=-1)
-        return logits if bias is None else logits + bias[tokens]
+    def start_from(self, other: nn.Module) -> None:
+        """Take the weights of another model."""
+        self.load_state_dict(other.state_dict())
 
     def for_decoding(
-        self, dtype: torch.dtype | None, stays_low: bool | None = None, low_projection: bool = True
-    ) -> Self:
-        """A copy for inference that shares the parameters and has less overhead per call.
+        self, dtype: torch.dtype | None = None, stays_low: bool | None = None, low_projection: bool = True
+    ) -> "DecodingTransformer":
+        """The model for inference; see `DecodingTransformer`."""
+        from mtrain.model.incremental import DecodingTransformer
 
-        Products with large weights use packed copies of them in `dtype`, made by the first call. None: in
-        the type of the parameters, for `project` on a CPU and where `pack` requires it. Without
-        `low_projection`, `project` uses the type of the parameters in any case. For `stays_low` see `pack`.
-        """
-        model = copy.deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
-        reduce_call_overhead(model)
-        for module in model.modules():
-            if isinstance(module, Linear):
-                module.packed = pack(module.weight, module.bias, dtype, stays_low)
-        weight, bias = self.projection()
-        if not low_projection:
-            dtype = None
-        if dtype is None and weight.device.type == "cpu":
-            dtype = weight.dtype  # the projection is the largest product; packing it always saves time
-        model.packed_projection = pack(weight, bias, dtype, stays_low)
-        return model
+        return DecodingTransformer(self, dtype, stays_low, low_projection)
 
-    def forward(self, source: Tensor, source_keep: Tensor, target_in: Tensor) -> Tensor:
-        """Hidden states (B, T, E), which the loss projects to the vocabulary."""
-        return self.decode(target_in, self.encode(source, source_keep), source_keep)
 
-    def loss(self, outputs: Tensor, labels: Tensor, smoothing: float, r_drop: float = 0.0) -> LossSums:
-        """The loss of hidden states (B, T, E) at labels (B, T); see `translation_loss`."""
-        return translation_loss(outputs, *self.projection(), labels, smoothing, r_drop)
+def initialize(model: nn.Module) -> None:
+    """Xavier-uniform projections (Glorot and Bengio 2010), zero biases, embeddings of variance 1/E."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):  # three square matrices, not one wide one
+            for part in module.query_key_value.weight.data.chunk(3):
+                nn.init.xavier_uniform_(part)

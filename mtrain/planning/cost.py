@@ -11,9 +11,8 @@ Symbols: see `mtrain.model`; F is the width of the feed-forward network.
 from typing import NamedTuple
 
 from mtrain.config.model import ModelConfig
-from mtrain.kernels.attention import padded_keys
+from mtrain.kernels.attention import padded_keys, suits_eager_kernel
 from mtrain.kernels.cross_entropy import chunk_rows
-from mtrain.model.attention import suits_eager_kernel
 from mtrain.planning.hardware import Hardware
 
 FP32 = 4  # bytes
@@ -186,7 +185,7 @@ def _feed_forward_bytes(config: ModelConfig, device: Device) -> int:
 def _attention_bytes(config: ModelConfig, device: Device, queries: int, keys: int, length: int) -> int:
     """Bytes that attention of `queries` tokens over `keys` tokens, `length` in each sentence, saves: queries,
     keys, values, and the input of the output projection; weights or their normalizers, according to the
-    kernel that `mtrain.model.attention` chooses."""
+    kernel that `mtrain.kernels.attention` chooses."""
     number, width = device.product_bytes, config.d_model
     normalizers, output = FP32 * config.heads * queries, number * queries * width
     if not device.hardware.on_cpu:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from mtrain.decoding.translate import Translator
-from mtrain.model.encoder import sinusoidal_positions
-from mtrain.model.transformer import Transformer
+from mtrain.model.transformer import Transformer, sinusoidal_positions
 from mtrain.report.attention_maps import KINDS, AttentionMap, attention_maps
 from mtrain.report.page import html_page, html_radios, json_script, text_attributes
 
@@ -117,7 +116,7 @@ def position_table(model: Transformer) -> tuple[str, Tensor]:
     if kind == "rotary":
         width = model.config.d_model // model.config.heads
         return "rotary: sines, then cosines of the angles of one head", sinusoidal_positions(count, width)
-    table = model.positions(0, count)
+    table = model.embed.positions(0, count, model.learned_positions)
     assert isinstance(table, Tensor)
     return kind.replace("_", ", "), table.detach().float().cpu()
 

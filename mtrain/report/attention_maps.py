@@ -58,12 +58,11 @@ def attention_maps(
         batch, keep = padded([source_ids], special.pad, translator.device)
         targets, _ = padded([target_ids], special.pad, translator.device)
         found = all_attention(model, batch, keep, targets)
-        weights = {"cross": found.cross, "encoder": found.encoder, "decoder": found.decoder}
         percent = {
-            kind: [(100 * layer[0].float()).round().to(torch.uint8).cpu() for layer in layers or ()]
-            for kind, layers in weights.items()
+            kind: [(100 * layer[0].float()).round().to(torch.uint8).cpu() for layer in getattr(found, kind)]
+            for kind in KINDS
         }
-        last = len(model.decoder) - 1
+        last = model.config.decoder_layers - 1
         layer = translator.decoding.alignment_layer
         pieces = _pieces(tokenizer.source, source_ids), _pieces(tokenizer.target, target_ids)
         maps.append(AttentionMap(*pieces, percent, cut, last if layer is None else min(layer, last)))

@@ -180,7 +180,7 @@ def _draw(
     run: RunRecords, number: int, sentences: Sequence[str], device: str, overrides: Sequence[str]
 ) -> _Drawn:
     with Translator.load(run.folder / "model", device, overrides, workers=1) as translator:
-        chosen, model = list(sentences) or _short(run), translator.models[0]
+        chosen, model = list(sentences) or _short(run), translator.models[0].transformer
         translations = [found.text for found in translator.translate(chosen, scored=False)]
         maps = html_attention(translator, chosen, translations, f"run-{number}", "h3")
         return _Drawn(number, run.name, maps, html_positions(model), position_similarity(model))

@@ -15,7 +15,7 @@ from mtrain.config.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.distributed.shards import divided_like, has_shards, own_part, whole
 from mtrain.errors import ModelError, is_out_of_memory
-from mtrain.model.encoder import TransformerEncoder
+from mtrain.model.build import AnyModel
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class WeightAverage:
     `weights` has the averaged weights by name. It is empty if there is no average at the current step.
     """
 
-    def __init__(self, model: TransformerEncoder, recipe: TrainingConfig):
+    def __init__(self, model: AnyModel, recipe: TrainingConfig):
         self.model, self.decay, self.count = model, recipe.ema_decay, recipe.average_checkpoints
         self.checkpoint_every = recipe.checkpoint_every
         self.weights: dict[str, Tensor] = {}
@@ -63,7 +63,7 @@ class WeightAverage:
         self.weights = {name: tensor.clone() for name, tensor in divided.items()}
 
     @contextmanager
-    def applied(self, ranks: Ranks) -> Iterator[TransformerEncoder]:
+    def applied(self, ranks: Ranks) -> Iterator[AnyModel]:
         """A context manager that yields the model with the averaged weights, or unchanged if there is no
         average. All ranks enter it together.
 
@@ -83,7 +83,7 @@ class WeightAverage:
             for name, parameter in self.model.named_parameters():
                 parameter.data = trained[name]
 
-    def _gathered_model(self, ranks: Ranks) -> TransformerEncoder:
+    def _gathered_model(self, ranks: Ranks) -> AnyModel:
         weights, device = self.model.state_dict() | self.weights, ranks.device
         complete = self._allocate(weights, ranks)
         with ranks.watched():
@@ -91,7 +91,7 @@ class WeightAverage:
                 complete[name].copy_(whole(tensor.detach()))
         model = model_without_weights(self.model.config)
         model.load_state_dict(complete, assign=True)
-        model.make_positions()
+        model.embed.make_positions()
         return model.to(device)
 
     def _allocate(self, weights: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:

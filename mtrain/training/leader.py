@@ -6,7 +6,7 @@ from dataclasses import asdict
 from functools import partial
 
 from mtrain.distributed.ranks import Json, Ranks
-from mtrain.model.encoder import TransformerEncoder
+from mtrain.model.build import AnyModel
 from mtrain.training.average import WeightAverage
 from mtrain.training.model_selection import ModelSelection
 from mtrain.training.saver import Saver
@@ -18,7 +18,7 @@ class Leader:
     def __init__(self, ranks: Ranks, average: WeightAverage, selection: ModelSelection, saver: Saver):
         self.ranks, self.average, self.selection, self.saver = ranks, average, selection, saver
 
-    def lead(self, work: Callable[[], object], model: TransformerEncoder | None = None) -> None:
+    def lead(self, work: Callable[[], object], model: AnyModel | None = None) -> None:
         """Let rank 0 do `work`. The others do their share of the validation of `model`, if it is given."""
         state = self.saver.state
 
@@ -46,13 +46,13 @@ class Leader:
         saved = self.saver.is_saved
         self.lead_validation(lambda model: self.selection.validate(model, saved, last), last)
 
-    def lead_validation(self, work: Callable[[TransformerEncoder], object], last: bool) -> None:
+    def lead_validation(self, work: Callable[[AnyModel], object], last: bool) -> None:
         """Let rank 0 do `work` with the weights to validate. Running out of memory for these weights counts
         as a failed validation; the `last` one is then repeated. The caller discards the average."""
         while not self._try_to_validate(work) and last:
             pass
 
-    def _try_to_validate(self, work: Callable[[TransformerEncoder], object]) -> bool:
+    def _try_to_validate(self, work: Callable[[AnyModel], object]) -> bool:
         """Whether memory sufficed for the weights."""
         with ExitStack() as stack:
             try:

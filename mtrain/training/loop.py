@@ -18,8 +18,7 @@ from mtrain.data.position import Position
 from mtrain.distributed.ranks import Ranks
 from mtrain.duration import format_duration
 from mtrain.errors import DataError, DistributedError, Interrupted, StorageError, is_out_of_memory
-from mtrain.model.build import build_model
-from mtrain.model.encoder import TransformerEncoder
+from mtrain.model.build import AnyModel, build_model
 from mtrain.tokenizer.tokenizer import model_config
 from mtrain.training.arithmetic import describe_arithmetic, describe_computation, log_changes
 from mtrain.training.average import WeightAverage
@@ -333,7 +332,7 @@ class Trainer:
         """Publish the best weights. Validate the weights that training resumes from if a validation is due,
         or if the best weights are lost."""
 
-        def validate(model: TransformerEncoder) -> None:
+        def validate(model: AnyModel) -> None:
             self._begin()
             self.progress.start()
             with closing(self.progress):

@@ -12,7 +12,7 @@ from mtrain.config.schema import Config
 from mtrain.device import release_cached_memory
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DistributedError, DivergedError, ModelError, MtrainError, is_out_of_memory
-from mtrain.model.encoder import TransformerEncoder
+from mtrain.model.build import AnyModel
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.prepare import PreparedRun
 from mtrain.training.progress import Progress
@@ -74,7 +74,7 @@ class ModelSelection:
         if state.initial_score is not None:
             state.initial_scores.setdefault(config.training.best_metric, abs(state.initial_score))
 
-    def validate(self, model: TransformerEncoder, saved: bool, last: bool = False) -> None:
+    def validate(self, model: AnyModel, saved: bool, last: bool = False) -> None:
         """Validate a model, and publish the best weights so far.
 
         `saved` says whether a checkpoint has its weights; weights without one never become the best.
@@ -88,7 +88,7 @@ class ModelSelection:
 
         self._attempt({"validation": score, "publishing": self._publish}, last)
 
-    def score_initial_model(self, model: TransformerEncoder) -> None:
+    def score_initial_model(self, model: AnyModel) -> None:
         """Score the model that a new run starts from, which shows what training gains. It never becomes the
         best one, because no checkpoint has its weights. A failure is logged, as in `validate`."""
 
@@ -162,7 +162,7 @@ class ModelSelection:
         log.warning("step %d: %s failed: %s", self.state.step, activity, error)
         release_cached_memory(self.validator.device)
 
-    def _score(self, model: TransformerEncoder, saved: bool) -> None:
+    def _score(self, model: AnyModel, saved: bool) -> None:
         """Score a model, and record the outcome on disk and in the state."""
         state, scores = self.state, self.validator(model)
         compared = _comparable(scores)

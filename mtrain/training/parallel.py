@@ -12,7 +12,7 @@ from mtrain.config.training import TrainingConfig
 from mtrain.data.batch import Batch
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import DistributedError
-from mtrain.model.encoder import TransformerEncoder
+from mtrain.model.build import AnyModel
 from mtrain.model.loss import LossSums
 from mtrain.training.step import Learner, make_learner
 
@@ -28,7 +28,7 @@ class SynchronizationMemoryError(DistributedError, exit_code=8):
         super().__init__("out of memory; run the same command again to resume with smaller micro-batches")
 
 
-def make_learner_of_rank(model: TransformerEncoder, config: TrainingConfig, ranks: Ranks) -> Learner:
+def make_learner_of_rank(model: AnyModel, config: TrainingConfig, ranks: Ranks) -> Learner:
     """The learner of this rank. If there are several ranks, all start with the weights of rank 0."""
     if ranks.size == 1:
         return make_learner(model, config)
@@ -58,7 +58,7 @@ class ParallelLearner(Learner):
     of micro-batches may therefore differ between ranks, but each has at least one, which may have no pairs.
     """
 
-    def __init__(self, model: TransformerEncoder, config: TrainingConfig, ranks: Ranks):
+    def __init__(self, model: AnyModel, config: TrainingConfig, ranks: Ranks):
         super().__init__(model, config)
         self.ranks = ranks
         with ranks.watched(), warnings.catch_warnings():
@@ -73,7 +73,7 @@ class ParallelLearner(Learner):
         for _ in range(2):
             self._synchronize_nothing()
 
-    def loss(self, model: TransformerEncoder, batch: Batch) -> LossSums:
+    def loss(self, model: AnyModel, batch: Batch) -> LossSums:
         """The loss of a batch, whose gradient is not synchronized."""
         with self._synchronized.no_sync():
             return self._synchronized(batch)  # type: ignore[no-any-return]
@@ -129,7 +129,7 @@ class ParallelLearner(Learner):
 class BatchLoss(nn.Module):
     """The loss of a batch as a module that contains all uses of the parameters."""
 
-    def __init__(self, model: TransformerEncoder, loss: Callable[[TransformerEncoder, Batch], LossSums]):
+    def __init__(self, model: AnyModel, loss: Callable[[AnyModel, Batch], LossSums]):
         super().__init__()
         self.model, self._loss = model, loss
 

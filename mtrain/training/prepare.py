@@ -22,7 +22,7 @@ from mtrain.distributed.ranks import Json
 from mtrain.errors import StorageError, UsageError
 from mtrain.evaluation.metrics import make_metrics
 from mtrain.interop.formats import require_exports
-from mtrain.model.encoder import TransformerEncoder
+from mtrain.model.build import AnyModel
 from mtrain.tokenizer.tokenizer import Tokenizer
 from mtrain.training.prepare_tokenizer import (
     learns_tokenizer,
@@ -44,7 +44,7 @@ class PreparedRun(NamedTuple):
     tokenizer: Tokenizer
     data: PreparedData
     checkpoint: Checkpoint | None = None  # to resume from
-    initial_model: Loaded[TransformerEncoder] | None = None  # whose weights a new run starts from
+    initial_model: Loaded[AnyModel] | None = None  # whose weights a new run starts from
     choices: Sequence[Choice] = ()  # of `model.preset: auto`
 
     def describe(self) -> Json:

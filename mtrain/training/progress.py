@@ -17,7 +17,7 @@ from mtrain.data.loader import Window
 from mtrain.device import copy_to_host_async
 from mtrain.errors import DivergedError, StorageError
 from mtrain.interop.formats import describe_exports
-from mtrain.model.encoder import TransformerEncoder
+from mtrain.model.build import AnyModel
 from mtrain.progress_bar import Bar
 from mtrain.regular_files import read_lines
 from mtrain.storage.atomic import write_atomically
@@ -225,7 +225,7 @@ class Progress:
 
 
 def log_setup(
-    model: TransformerEncoder,
+    model: AnyModel,
     arithmetic: str,
     window: Window,
     windows: int,

@@ -33,7 +33,7 @@ from mtrain.data.raw_files import RawFiles
 from mtrain.data.scan import CorpusScanner
 from mtrain.device import resolve_device
 from mtrain.errors import ModelError, UsageError
-from mtrain.model.encoder import TransformerEncoder
+from mtrain.model.build import AnyModel
 from mtrain.storage.manifest import read_json
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def resolve_config(
     scanner: CorpusScanner | None = None,
     learn_again: bool = False,
     speed: float | None = None,
-) -> tuple[Config, Loaded[TransformerEncoder] | None]:
+) -> tuple[Config, Loaded[AnyModel] | None]:
     """Set the keys that come from another model or from `preset: auto`. Also returns the model that training
     starts from, if any.
 

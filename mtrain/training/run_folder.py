@@ -19,7 +19,7 @@ from mtrain.config.schema import Config
 from mtrain.config.yaml_io import read_yaml_file, to_yaml, to_yaml_line
 from mtrain.data.folder_lock import LOCK
 from mtrain.errors import ModelError, StorageError, UsageError
-from mtrain.model.encoder import TransformerEncoder
+from mtrain.model.build import AnyModel
 from mtrain.paths import path_of
 from mtrain.storage.atomic import recover, write_atomically
 from mtrain.storage.locks import owner_of, record_owner, try_lock
@@ -153,9 +153,7 @@ def write_config(config: Config) -> None:
     write_atomically(Path(config.run_dir) / "config.yaml", RUN_HEADER + text)
 
 
-def record_initial_model(
-    run_dir: Path, initial_model: Loaded[TransformerEncoder] | None, path: str | None
-) -> None:
+def record_initial_model(run_dir: Path, initial_model: Loaded[AnyModel] | None, path: str | None) -> None:
     """Write the path, the fingerprint and the origin of the model that a new run starts from to
     `RUN/origin.json`, or remove that file if there is no such model."""
     file = run_dir / "origin.json"

@@ -16,9 +16,9 @@ from mtrain.data.batch import Batch
 from mtrain.device import resolve_precision
 from mtrain.distributed.ranks import Ranks
 from mtrain.errors import UsageError
-from mtrain.model.encoder import EncoderLayer, TransformerEncoder
+from mtrain.model.build import AnyModel
 from mtrain.model.loss import LossSums
-from mtrain.model.transformer import DecoderLayer
+from mtrain.model.transformer import DecoderLayer, EncoderLayer
 from mtrain.training.parallel import BatchLoss, SynchronizationMemoryError
 from mtrain.training.step import Learner
 
@@ -32,7 +32,7 @@ class ShardedLearner(Learner):
 
     shares_weights = True
 
-    def __init__(self, model: TransformerEncoder, config: TrainingConfig, ranks: Ranks):
+    def __init__(self, model: AnyModel, config: TrainingConfig, ranks: Ranks):
         if config.compile == "on":
             raise UsageError("training.compile: fsdp cannot be compiled; set training.compile to auto or off")
         self.ranks = ranks
@@ -43,7 +43,7 @@ class ShardedLearner(Learner):
         super().__init__(model, config.model_copy(update={"compile": "off"}))
         self._root = root
 
-    def loss(self, model: TransformerEncoder, batch: Batch) -> LossSums:
+    def loss(self, model: AnyModel, batch: Batch) -> LossSums:
         """The loss of a batch. Its backward pass adds up the gradients over the ranks."""
         return self._root(batch)  # type: ignore[no-any-return, operator]
 
@@ -75,7 +75,7 @@ class ShardedLearner(Learner):
         self._release_memory()
 
 
-def _divide(model: TransformerEncoder, root: nn.Module, config: TrainingConfig, ranks: Ranks) -> FSDPModule:
+def _divide(model: AnyModel, root: nn.Module, config: TrainingConfig, ranks: Ranks) -> FSDPModule:
     """Divide the parameters of a model among the ranks, and let `root` gather them.
 
     Precisions are those of autocast: matrices are gathered in the precision of their products; everything

@@ -26,9 +26,9 @@ from mtrain.device import (
 from mtrain.distributed.shards import own_part, whole
 from mtrain.errors import is_out_of_memory
 from mtrain.kernels.undocumented import undocumented
-from mtrain.model.encoder import TransformerEncoder
-from mtrain.model.layers import Dropout
-from mtrain.model.loss import LossSums
+from mtrain.model.build import AnyModel
+from mtrain.model.loss import LossSums, r_drop_loss
+from mtrain.model.transformer import Dropout, Transformer
 from mtrain.training.optimizer import LossScaler, make_optimizer
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Learner:
 
     shares_weights = False  # whether each rank has only a part of them
 
-    def __init__(self, model: TransformerEncoder, config: TrainingConfig, workers: int = 1):
+    def __init__(self, model: AnyModel, config: TrainingConfig, workers: int = 1):
         self.model, self.config = model, config
         self.optimizer = make_optimizer(model, config)
         self.device = next(model.parameters()).device
@@ -165,7 +165,7 @@ class Learner:
         self.run_in_worker(lambda: self._add_gradients(replicas[1:]))
         return sums
 
-    def _add_gradients(self, replicas: Sequence[TransformerEncoder]) -> None:
+    def _add_gradients(self, replicas: Sequence[AnyModel]) -> None:
         """Add the gradients of the replicas to those of the model."""
         for replica in replicas:
             for gradient, other in zip(_gradients(self.model), _gradients(replica), strict=True):
@@ -173,7 +173,7 @@ class Learner:
             replica.zero_grad(set_to_none=True)
 
     def _forward_backward(
-        self, model: TransformerEncoder, batches: Sequence[Batch], tokens: int, seed: int | None = None
+        self, model: AnyModel, batches: Sequence[Batch], tokens: int, seed: int | None = None
     ) -> Tensor:
         if seed is not None:
             Dropout.seed(model, seed)
@@ -186,15 +186,17 @@ class Learner:
         (sums.loss / tokens * self.loss_scaler.scale).backward()  # type: ignore[no-untyped-call]
         return torch.stack([sums.loss.detach(), sums.nll])
 
-    def loss(self, model: TransformerEncoder, batch: Batch) -> LossSums:
+    def loss(self, model: AnyModel, batch: Batch) -> LossSums:
         """The loss of a batch, computed by the model or a replica."""
         moved = batch.to(self.device)
         inputs = [moved.source, moved.source_keep, moved.target_in]
-        if self.r_drop:  # two forward passes with different dropout
-            inputs = [part.repeat(2, 1) for part in inputs]
+        smoothing = self.config.label_smoothing
         with autocast(self.device, self.precision):
-            outputs = model(*inputs)
-            return model.loss(outputs, moved.labels, self.config.label_smoothing, self.r_drop)
+            if not self.r_drop:
+                return model.loss(model(*inputs), moved.labels, smoothing)
+            assert isinstance(model, Transformer)
+            hidden = model(*(part.repeat(2, 1) for part in inputs))  # two passes with different dropout
+            return r_drop_loss(hidden, *model.projection(), moved.labels, smoothing, self.r_drop)
 
     def discard(self, sums: LossSums) -> None:
         """Free what the loss of a batch keeps for a backward pass that is not needed."""
@@ -211,7 +213,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def make_learner(model: TransformerEncoder, config: TrainingConfig) -> Learner:
+def make_learner(model: AnyModel, config: TrainingConfig) -> Learner:
     """The learner of a model, with as many workers as suit its device."""
     return Learner(model, config, worker_count(next(model.parameters()).device, config))
 
@@ -222,11 +224,11 @@ def worker_count(device: torch.device, config: TrainingConfig) -> int:
     return 1 if should_compile(device, config.compile) else default_worker_count(device)
 
 
-def _gradients(model: TransformerEncoder) -> list[Tensor]:
+def _gradients(model: AnyModel) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
-def _replica(model: TransformerEncoder) -> TransformerEncoder:
+def _replica(model: AnyModel) -> AnyModel:
     """A copy that shares the weights but has its own gradients and dropout generators."""
     replica = copy.deepcopy(model)
     for copied, parameter in zip(replica.parameters(), model.parameters(), strict=True):

@@ -21,7 +21,7 @@ from mtrain.decoding.translate import Translator
 from mtrain.device import autocast, resolve_precision
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.evaluation.metrics import make_metrics, score
-from mtrain.model.encoder import TransformerEncoder
+from mtrain.model.build import AnyModel, evaluating
 from mtrain.model.transformer import Transformer
 from mtrain.progress_bar import ProgressBar
 from mtrain.storage.manifest import sha256_of_json
@@ -132,7 +132,7 @@ class Validator:
             for rows in in_batches(lengths, micro_batch_tokens)
         ]
 
-    def __call__(self, model: TransformerEncoder) -> Scores:
+    def __call__(self, model: AnyModel) -> Scores:
         """Score the model. The other ranks call `share` meanwhile."""
         shares = self.ranks.divide(lambda rank, size: self.share(model, rank, size))
         nll = sum(share["nll"] for share in shares) / sum(batch.target_tokens for batch in self.batches)
@@ -156,12 +156,12 @@ class Validator:
         bleu, chrf = score(hypotheses, [references], self.metrics[direction.target])
         return bleu.score, chrf.score
 
-    def share(self, model: TransformerEncoder, rank: int, size: int) -> Json:
+    def share(self, model: AnyModel, rank: int, size: int) -> Json:
         """The summed negative log-likelihood and the translations of the pairs of one rank of `size`. The
         model is in evaluation mode meanwhile."""
         assert isinstance(model, Transformer)
         rows = range(rank, len(self.sources), size)
-        with model.evaluating(), ProgressBar("validated", "sentences", len(rows)) as progress:
+        with evaluating(model), ProgressBar("validated", "sentences", len(rows)) as progress:
             nll = self._nll(model, self.batches[rank::size])
             hypotheses = self._translate(model, rows, progress.add)
         return {"nll": nll, "hypotheses": hypotheses}
@@ -187,7 +187,7 @@ class Validator:
             found |= {row: each.text for row, each in zip(chosen, translations, strict=True)}
         return [found[row] for row in rows]
 
-    def alignment_layer(self, model: TransformerEncoder) -> int | None:
+    def alignment_layer(self, model: AnyModel) -> int | None:
         """The decoder layer to take word alignments from; None if it is configured or unknown."""
         if self.config.decoding.alignment_layer is not None:
             return None

@@ -20,8 +20,8 @@ from mtrain.decoding.decode import NOT_FINITE
 from mtrain.distributed.ranks import Json, Ranks
 from mtrain.errors import ModelError
 from mtrain.evaluation.roc import roc_auc
+from mtrain.model.build import AnyModel, evaluating
 from mtrain.model.classifier import PairClassifier
-from mtrain.model.encoder import TransformerEncoder
 from mtrain.progress_bar import ProgressBar
 from mtrain.storage.manifest import sha256_of_json
 from mtrain.tokenizer.tokenizer import Tokenizer
@@ -105,7 +105,7 @@ class ClassifierValidator:
         fingerprints are equal."""
         return sha256_of_json([self._sequences, sorted(self.trained)])
 
-    def __call__(self, model: TransformerEncoder) -> ClassifierScores:
+    def __call__(self, model: AnyModel) -> ClassifierScores:
         """Score the model. The other ranks call `share` meanwhile."""
         shares = self.ranks.divide(lambda rank, size: self.share(model, rank, size))
         odds = np.empty(len(self._sequences))
@@ -121,13 +121,13 @@ class ClassifierValidator:
         good, bad = (odds[sorted({pair[version] for pair in trained})] for version in (0, 1))
         return ClassifierScores(_nll(good, bad), roc_auc(good, bad), by_kind)
 
-    def share(self, model: TransformerEncoder, rank: int, size: int) -> Json:
+    def share(self, model: AnyModel, rank: int, size: int) -> Json:
         """The log-odds of the sequences of one rank of `size`. The model is in evaluation mode meanwhile.
         Raises ModelError if they are not finite."""
         assert isinstance(model, PairClassifier)
         batches = self._batches[rank::size]
         found: list[float] = []
-        with model.evaluating(), ProgressBar("validated", "pairs", sum(map(len, batches))) as progress:
+        with evaluating(model), ProgressBar("validated", "pairs", sum(map(len, batches))) as progress:
             for rows in batches:
                 sequences = [self._sequences[row] for row in rows]
                 found += log_odds(model, sequences, self.device, self.precision)
@@ -136,7 +136,7 @@ class ClassifierValidator:
             raise ModelError(NOT_FINITE)
         return {"log_odds": found}
 
-    def alignment_layer(self, _: TransformerEncoder) -> None:
+    def alignment_layer(self, _: AnyModel) -> None:
         """The decoder layer to take word alignments from: there is none."""
 
 

@@ -20,7 +20,7 @@ from mtrain.config.decoding import DecodingConfig
 from mtrain.config.model import ModelConfig
 from mtrain.decoding.batches import padded
 from mtrain.decoding.search import search
-from mtrain.model.transformer import Transformer
+from mtrain.model.incremental import DecodingTransformer
 
 REPEATS = 10  # batches that are timed
 # Sentences in a batch, beam size, and whether scores are computed. `mtrain translate` needs none by default.
@@ -28,18 +28,23 @@ SETTINGS = [(64, 1, False), (64, 1, True), (64, 5, True), (512, 1, False), (512,
 SETTINGS += [(2048, 1, False), (1, 1, False), (1, 5, True)]
 
 
-def make_model(scale: Scale, config: ModelConfig) -> Transformer:
+def make_model(scale: Scale, config: ModelConfig) -> DecodingTransformer:
     """A model that decodes in bf16."""
     return scale.model(config).eval().for_decoding(torch.bfloat16, low_projection=True)
 
 
 def translate(
-    model: Transformer, length: int, scored: bool, sentences: Sequence[Sequence[int]], batch: int, beams: int
+    model: DecodingTransformer,
+    length: int,
+    scored: bool,
+    sentences: Sequence[Sequence[int]],
+    batch: int,
+    beams: int,
 ) -> list[int]:
     """Translate sentences into `length` tokens each, `batch` at a time. Returns the lengths of the best
     hypotheses."""
     exactly = {"max_length_ratio": 0.0, "max_length_offset": length, "min_length_offset": length}
-    config, device = DecodingConfig(beam_size=beams, **exactly), next(model.parameters()).device
+    config, device = DecodingConfig(beam_size=beams, **exactly), model.weight.device
     lengths = []
     for start in range(0, len(sentences), batch):
         rows = [[*ids, EOS] for ids in sentences[start : start + batch]]
@@ -91,7 +96,7 @@ def measure(scale: Scale, preset: str) -> None:
             _print_waits(scale, model, beams)
 
 
-def _print_waits(scale: Scale, model: Transformer, beams: int) -> None:
+def _print_waits(scale: Scale, model: DecodingTransformer, beams: int) -> None:
     """Print the lines at which the host waits for the GPU while a batch is decoded."""
     rows = scale.sentences(model.config, 64)
     with warnings.catch_warnings(record=True) as caught:

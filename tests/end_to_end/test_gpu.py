@@ -86,7 +86,7 @@ def gradients(
     """The mean loss of a batch, and the gradient of each parameter, in fp64 on the CPU, computed in parts of
     different sizes."""
     copied = copy.deepcopy(model).to(dtype)
-    copied.make_positions()
+    copied.embed.make_positions()
     recipe = TrainingConfig(max_steps=1, precision=precision, compile=compiled)
     learner = Learner(copied.to(device), recipe)
     total, scale = torch.zeros((), dtype=torch.float64), learner.loss_scaler.scale
@@ -127,9 +127,9 @@ def test_log_probabilities_of_translations_are_those_of_fp64(attention, precisio
     )
     source, keep = sentences(model, [31, 2, 17, 16, 5, 1])
     config = options(beam_size=beams)
-    exact = search([model], source, keep, config)
+    exact = search([model.for_decoding()], source, keep, config)
     on_gpu = copy.deepcopy(model).float()
-    on_gpu.make_positions()
+    on_gpu.embed.make_positions()
     ensemble = for_decoding(Ensemble([on_gpu.to("cuda")], None, torch.device("cuda")), precision)
     found = search(ensemble.models, source.cuda(), keep.cuda(), config)
     for row, ([best, *_], [other, *_]) in enumerate(zip(found, exact, strict=True)):

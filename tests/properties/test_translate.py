@@ -25,7 +25,7 @@ def test_translations_do_not_depend_on_batches_order_or_threads(tried, run_dir, 
     """In fp64 the texts are identical."""
     double = Translator.load(run_dir, "cpu").with_settings(**search, workers=workers)
     for model in double.models:
-        model.double()
+        model.transformer.double()
 
     @tried(
         2,

@@ -158,7 +158,7 @@ def decode(dtype: torch.dtype | None, beams: int, **sizes: Any) -> None:
 
 def _product_of_two_types(x: Tensor) -> Tensor:
     with torch.autocast(NAME, enabled=False):
-        return x.to(torch.bfloat16) @ x.transpose(1, 2).float()
+        return x.to(torch.bfloat16)[None] @ x.float().t()[None]  # of products, only batched ones are checked
 
 
 POST_NORM = {"norm": "post", "positions": "learned", "activation": "swiglu"}

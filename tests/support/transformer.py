@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.config.model import ModelConfig
-from mtrain.model.attention import MultiHeadAttention
-from mtrain.model.encoder import EncoderLayer
-from mtrain.model.transformer import DecoderLayer, Transformer
+from mtrain.kernels.sequences import Padded
+from mtrain.model.incremental import DecodingTransformer
+from mtrain.model.transformer import DecoderLayer, EncoderLayer, MultiHeadAttention, Transformer
 
 
 def copy_attention(ours: MultiHeadAttention, theirs: nn.MultiheadAttention) -> None:
@@ -24,6 +24,21 @@ def torch_attention(ours: MultiHeadAttention) -> nn.MultiheadAttention:
     theirs = nn.MultiheadAttention(width, ours.heads, batch_first=True, dtype=torch.float64).eval()
     copy_attention(ours, theirs)
     return theirs
+
+
+def attend(
+    layer: MultiHeadAttention,
+    x: Tensor,
+    memory: Tensor | None = None,
+    keep: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """Self-attention (N, T, E) of padded x (N, T, E), or attention to a memory (B, S, E); `keep` is the mask
+    (B, S) of the keys."""
+    keys = Padded.of(x if memory is None else memory, keep)
+    queries = keys if memory is None else Padded.of(x)
+    of_memory = None if memory is None else memory.flatten(0, 1)
+    return layer(x.flatten(0, 1), queries, of_memory, keys, causal).view(x.shape)
 
 
 def copy_layer(ours: EncoderLayer | DecoderLayer, theirs: nn.Module) -> None:
@@ -83,16 +98,19 @@ def keep(*lengths: int) -> Tensor:
     return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
-def logits(model: Transformer, source: Tensor, source_keep: Tensor, target: Tensor) -> Tensor:
+def logits(
+    model: Transformer | DecodingTransformer, source: Tensor, source_keep: Tensor, target: Tensor
+) -> Tensor:
     """Logits (B, T, V) of all positions, without a cache."""
     with torch.no_grad():
-        return model.project(model(source, source_keep, target))
+        return model.project(model.decode(target, model.encode(source, source_keep), source_keep))
 
 
 @torch.no_grad()
 def decode_cached(
-    model: Transformer, source: Tensor, source_keep: Tensor, target: Tensor, beams: int
+    model: Transformer | DecodingTransformer, source: Tensor, source_keep: Tensor, target: Tensor, beams: int
 ) -> Tensor:
     """Logits of target (B * beams, T), one position at a time."""
+    model = model.for_decoding() if isinstance(model, Transformer) else model
     cache = model.start_cache(model.encode(source, source_keep), source_keep, beams, target.size(1))
     return torch.stack([model.project(model.decode_next(last, cache)) for last in target.unbind(1)], dim=1)

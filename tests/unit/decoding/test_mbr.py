@@ -48,7 +48,8 @@ def test_the_language_determines_how_bleu_tokenizes() -> None:
 def test_a_tokenizer_that_is_not_installed_is_an_error_before_decoding(translator: Translator) -> None:
     if find_spec("MeCab") is not None:
         pytest.skip("MeCab is installed here")
-    settings = (translator.models, translator.tokenizer, translator.decoding)
+    models = [model.transformer for model in translator.models]
+    settings = (models, translator.tokenizer, translator.decoding)
     given = (*settings, Direction("en", "ja"), translator.device, 64)
     with pytest.raises(UsageError, match="the BLEU tokenizer ja-mecab is not installed"):
         Translator(*given).with_settings(mbr="bleu")
@@ -56,7 +57,7 @@ def test_a_tokenizer_that_is_not_installed_is_an_error_before_decoding(translato
 
 def test_hypotheses_are_ranked_in_the_language_that_is_chosen(translator: Translator, monkeypatch) -> None:
     free = Translator(
-        translator.models,
+        [model.transformer for model in translator.models],
         translator.tokenizer,
         translator.decoding,
         Direction("und", "und"),

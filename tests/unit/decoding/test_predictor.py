@@ -10,12 +10,14 @@ from mtrain.config.model import ModelConfig
 from mtrain.decoding.forced import all_attention, forced_log_probs, layer_attention
 from mtrain.decoding.predictor import Predictor, remaining_sentences
 from mtrain.decoding.search import search
+from mtrain.kernels.attention import recording
 from mtrain.kernels.topk import logsumexp
+from mtrain.model.incremental import DecodingTransformer
 from mtrain.model.transformer import Transformer
 from tests.support.search import EOS, build, options
 
 
-def predictor_of(model: Transformer, beams: int) -> Predictor:
+def predictor_of(model: DecodingTransformer, beams: int) -> Predictor:
     torch.manual_seed(1)
     return Predictor([model], torch.randint(4, 2000, (6, 5)), torch.ones(6, 5, dtype=torch.bool), beams, 9)
 
@@ -37,7 +39,7 @@ def test_a_forced_eos_has_probability_one_in_low_precision(monkeypatch, beam_siz
         assert best.finished and len(best.ids) == 5 and -30 < best.log_prob < 0
 
 
-def exact_and_rounded(monkeypatch, vocab_size: int = 2000) -> tuple[Transformer, Transformer]:
+def exact_and_rounded(monkeypatch, vocab_size: int = 2000) -> tuple[Transformer, DecodingTransformer]:
     """A model, and a copy that projects to logits in bf16."""
     torch.manual_seed(0)
     sizes = {"d_model": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "output_bias": True}
@@ -45,11 +47,8 @@ def exact_and_rounded(monkeypatch, vocab_size: int = 2000) -> tuple[Transformer,
     model = Transformer(ModelConfig(**sizes, **vocabulary)).eval()
     model.source_embedding.weight.data *= 8  # logits as large as a trained model's, where bf16 is coarse
     model.output_bias.data.normal_()
-    monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
-    low = model.for_decoding(torch.bfloat16)
-    for layer in low.modules():
-        layer.packed = None  # only the projection is rounded
-    return model, low
+    monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", vocab_size * 32)
+    return model, model.for_decoding(torch.bfloat16)  # only the projection is rounded
 
 
 @torch.inference_mode()
@@ -57,7 +56,7 @@ def test_candidates_of_a_rounded_projection_are_those_of_full_precision(monkeypa
     model, low = exact_and_rounded(monkeypatch)
     beams, live = 3, -torch.rand(6, 3).sort(dim=1).values
     last = torch.randint(4, 2000, (6 * beams,))
-    exact, rough = predictor_of(model, beams), predictor_of(low, beams)
+    exact, rough = predictor_of(model.for_decoding(), beams), predictor_of(low, beams)
     logits, coarse = exact.step(last), rough.step(last)
     assert (logits - coarse).abs().max() > 0.05
     totals, coarse_totals = logsumexp(logits), logsumexp(coarse)
@@ -92,7 +91,7 @@ def test_scores_and_samples_of_a_rounded_projection_are_those_of_full_precision(
     bos = torch.full((20, 1), model.config.bos_id)
     hidden = model(source, keep, torch.cat([bos, targets[:, :-1]], dim=1))
     rounded = low.project(hidden).float().log_softmax(dim=-1).gather(2, targets[..., None])[..., 0]
-    expected = forced_log_probs([model], source, keep, targets)
+    expected = forced_log_probs([model.for_decoding()], source, keep, targets)
     scored = forced_log_probs([low], source, keep, targets)
     errors = [(steps - expected)[generated].abs() for steps in (rounded, scored)]
     assert errors[0].max() > 0.1 and errors[1].max() < 2e-3
@@ -149,14 +148,15 @@ def test_attention_in_low_precision_is_averaged_in_full_precision() -> None:
     model = build(0, dtype=torch.float16)
     source, keep = torch.randint(5, (4, 3)), torch.ones(4, 3, dtype=torch.bool)
     targets = torch.randint(5, (4, 4))
+    model = model.for_decoding()
     [averaged] = layer_attention(model, source, keep, targets)
     [of_heads] = all_attention(model, source, keep, targets).cross
     assert of_heads.dtype == torch.float16 and averaged.dtype == torch.float32
     assert (averaged.half() != averaged).any()  # it is not rounded
     torch.testing.assert_close(averaged, of_heads.float().mean(dim=1), rtol=0, atol=2e-3)
     one, other = (Predictor([model], source, keep, 1, 4) for _ in range(2))
-    weights: list[Tensor] = []
-    model.decode_next(targets[:, 0], other.caches[0], weights)
+    with recording(cross_only=True) as weights:
+        model.decode_next(targets[:, 0], other.caches[0])
     _, averaged = one.step_with_attention(targets[:, 0])
     assert torch.equal(averaged, weights[-1][:, :, -1].float().mean(dim=1))
 

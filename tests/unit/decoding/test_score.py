@@ -20,21 +20,21 @@ def test_forced_log_probabilities_equal_those_of_the_full_model() -> None:
     source, keep = sentences(models[0], [3, 8, 5])
     targets = torch.tensor([[4, 5, EOS], [6, EOS, 0], [8, 8, 8]])
     for model in models:
-        ours = forced_log_probs([model], source, keep, targets)
+        ours = forced_log_probs([model.for_decoding()], source, keep, targets)
         for row, length in enumerate([3, 2, 3]):
             ids = tuple(targets[row, :length].tolist())
             assert float(ours[row, :length].sum()) == pytest.approx(
                 forced(model, source[row], keep[row], [ids])[0]
             )
-    both = forced_log_probs(models, source, keep, targets).exp()
-    single = [forced_log_probs([model], source, keep, targets).exp() for model in models]
+    both = forced_log_probs([model.for_decoding() for model in models], source, keep, targets).exp()
+    single = [forced_log_probs([model.for_decoding()], source, keep, targets).exp() for model in models]
     torch.testing.assert_close(both, (single[0] + single[1]) / 2)
 
 
 def test_scores_that_are_not_finite_are_an_error(run_dir: Path) -> None:
     broken = Translator.load(run_dir, "cpu")
     [model] = broken.models
-    model.output_bias = torch.nn.Parameter(torch.full((model.config.target_vocab_size,), math.nan))
+    model.bias = torch.full((model.config.target_vocab_size,), math.nan)
     with pytest.raises(ModelError, match="not finite"):
         list(score_pairs(broken, [("It rains.", "Es regnet.")]))
 

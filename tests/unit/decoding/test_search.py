@@ -59,7 +59,7 @@ class Scripted:
         cache.reorder = reorder
         return cache
 
-    def decode_next(self, last: Tensor, cache: SimpleNamespace, weights: None) -> Tensor:
+    def decode_next(self, last: Tensor, cache: SimpleNamespace) -> Tensor:
         cache.rows = [(name, (*p, token)) for (name, p), token in zip(cache.rows, last.tolist(), strict=True)]
         self.fed.append([(name, prefix[1:]) for name, prefix in cache.rows])
         assert all(prefix[0] == 2 for _, prefix in cache.rows)  # BOS comes first
@@ -269,7 +269,7 @@ def test_the_stop_rules_give_different_results_on_random_scripts() -> None:
 def test_a_transformer_gives_the_results_of_the_reference(stop: str) -> None:
     model = build(11, vocab=8, decoder_layers=2)
     source, keep = sentences(model, [2, 5, 8, 11])
-    found = search([model], source, keep, options(beam_size=3, stop=stop))
+    found = search([model.for_decoding()], source, keep, options(beam_size=3, stop=stop))
     for row, hypotheses in enumerate(found):
 
         def next_log_probs(prefix: tuple[int, ...], row: int = row) -> list[float]:
@@ -325,7 +325,7 @@ def test_learned_positions_cap_the_length(beam_size: int) -> None:
     model = build(0, vocab=8, positions="learned", max_positions=5, output_bias=True)
     model.output_bias.data[EOS] = -99
     source, keep = sentences(model, [2, 5])
-    found = search([model], source, keep, options(beam_size=beam_size, max_length_ratio=1.5))
+    found = search([model.for_decoding()], source, keep, options(beam_size=beam_size, max_length_ratio=1.5))
     assert [{len(h.ids) for h in hypotheses} for hypotheses in found] == [{4}, {5}]
 
 
@@ -343,7 +343,9 @@ def test_results_do_not_depend_on_the_batch(beam_size: int, stop: str, positions
 
     def found(rows: list[int], padding: int) -> list[list[Hypothesis]]:
         wider = torch.nn.functional.pad(source[rows], (0, padding), value=5)  # garbage, masked
-        return search([model], wider, torch.nn.functional.pad(keep[rows], (0, padding)), config)
+        return search(
+            [model.for_decoding()], wider, torch.nn.functional.pad(keep[rows], (0, padding)), config
+        )
 
     alone = [found([row], 0)[0] for row in range(8)]
     assert len({len(hypotheses[0].ids) for hypotheses in alone}) > 3  # neighbors finish at different times
@@ -355,4 +357,6 @@ def test_results_do_not_depend_on_the_batch(beam_size: int, stop: str, positions
 def test_the_same_search_twice_is_identical() -> None:
     model = build(4, vocab=9)
     source, keep = sentences(model, [3, 12, 7])
-    assert search([model], source, keep, options()) == search([model], source, keep, options())
+    assert search([model.for_decoding()], source, keep, options()) == search(
+        [model.for_decoding()], source, keep, options()
+    )

@@ -125,8 +125,8 @@ def test_outputs_that_are_not_finite_are_an_error(
 ) -> None:
     broken = Translator.load(run_dir, "cpu")
     [model] = broken.models
-    model.output_bias = torch.nn.Parameter(torch.zeros(model.config.target_vocab_size))
-    model.output_bias.data[7] = value
+    model.bias = torch.zeros(model.config.target_vocab_size)
+    model.bias[7] = value
     with pytest.raises(ModelError, match="not finite"):
         broken.with_settings(**settings).translate(["It rains."], scored=scored)
 

@@ -185,7 +185,7 @@ def test_a_closed_or_dropped_translator_frees_its_memory_and_ends_its_processes(
     if how == "drop":
         assert translator.workers.start() == 1 and len(children() - before) == 1
     models = [weakref.ref(model) for model in translator.models]
-    weights = weakref.ref(translator.models[0].source_embedding.weight)
+    weights = weakref.ref(translator.models[0].transformer.source_embedding.weight)
     if how == "close":
         with translator:
             translator.translate(SOURCES)

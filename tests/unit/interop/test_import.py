@@ -91,7 +91,7 @@ def test_redundant_tensors_and_settings_of_old_files_are_accepted(source):
     def add(tensors):
         tensors["lm_head.weight"] = tensors["model.shared.weight"].clone()
         tensors["model.encoder.embed_tokens.weight"] = tensors["model.shared.weight"].clone()
-        from mtrain.model.encoder import sinusoidal_positions
+        from mtrain.model.transformer import sinusoidal_positions
 
         tensors["model.encoder.embed_positions.weight"] = sinusoidal_positions(64, 32)
         tensors.update({name: tensor.half() for name, tensor in tensors.items()})

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from mtrain.kernels.linear import PackedLinear, linear, pack, padded_rows
 from mtrain.kernels.undocumented import documented_only
-from mtrain.model.layers import Linear
+from mtrain.model.incremental import PackedMap
+from mtrain.model.transformer import Linear
 
 
 def assert_close_in_bf16(low: Tensor, exact: Tensor) -> None:
@@ -70,10 +71,10 @@ def test_the_result_has_the_type_of_the_input_unless_it_stays_low() -> None:
 def test_slices_of_a_layer_are_parts_of_its_output(layout: str) -> None:
     torch.manual_seed(1)
     layer, x = Linear(24, 20), torch.randn(9, 24)
-    for packed in (None, PackedLinear(layer.weight, layer.bias, torch.bfloat16)):
-        layer.packed = packed
-        assert layer(x).dtype == layer.slice(x, 4).dtype == torch.float32
-        torch.testing.assert_close(layer.slice(x, 4, 9), layer(x)[:, 4:9], rtol=0.01, atol=0.02)
+    packed = PackedMap(layer, PackedLinear(layer.weight, layer.bias, torch.bfloat16))
+    for each in (layer, packed):
+        assert each(x).dtype == each.slice(x, 4).dtype == torch.float32
+        torch.testing.assert_close(each.slice(x, 4, 9), layer(x)[:, 4:9], rtol=0.01, atol=0.02)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float32])

@@ -7,8 +7,9 @@ from torch import nn
 
 from mtrain.config.model import ModelConfig
 from mtrain.kernels.module_calls import reduce_call_overhead
+from mtrain.kernels.sequences import Padded
 from mtrain.kernels.undocumented import documented_only
-from mtrain.model.encoder import EncoderLayer
+from mtrain.model.transformer import EncoderLayer
 
 
 def test_reduced_call_overhead_changes_neither_results_nor_the_original() -> None:
@@ -19,8 +20,8 @@ def test_reduced_call_overhead_changes_neither_results_nor_the_original() -> Non
     calls: list[str] = []
     for name, module in [("layer", layer), ("fast", fast)]:
         module.feed_forward.register_forward_hook(lambda *_, name=name: calls.append(name))
-    x, keep = torch.randn(2, 5, 12).double(), torch.ones(2, 1, 1, 5, dtype=torch.bool)
-    assert torch.equal(fast(x, keep), layer(x, keep))
+    x, sources = torch.randn(10, 12).double(), Padded(2, 5, torch.ones(2, 5, dtype=torch.bool))
+    assert torch.equal(fast(x, sources), layer(x, sources))
     assert calls == ["layer"]
     assert list(fast.state_dict()) == list(layer.state_dict()) and isinstance(fast, EncoderLayer)
 

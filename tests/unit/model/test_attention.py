@@ -1,16 +1,18 @@
 """Multi-head attention, rotary embeddings and the cache, against plain loops and nn.MultiheadAttention."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mtrain.kernels.attention import attention_weights
-from mtrain.model.attention import MultiHeadAttention, attend, causal_mask, rotate
+from mtrain.kernels.attention import attention_weights, causal_mask, fused_attention, recording
 from mtrain.model.cache import KeyValueCache, LayerCache
-from mtrain.model.layers import Dropout
-from tests.support.transformer import torch_attention
+from mtrain.model.incremental import memory_keys_and_values, self_attention_step
+from mtrain.model.transformer import Dropout, MultiHeadAttention, rotate
+from tests.support.transformer import attend, torch_attention
 
 torch.set_num_threads(1)
 DOUBLE = {"rtol": 0, "atol": 1e-12}
@@ -67,7 +69,7 @@ def reference(
 @torch.no_grad()
 def test_self_attention_equals_the_formula(heads: int, causal: bool, masked: bool) -> None:
     layer, x, kept = attention(12, heads), random(3, 5, 12), keep([5, 2, 3], 5)
-    out = layer(x, keep=kept[:, None, None] if masked else None, causal=causal)
+    out = attend(layer, x, None, kept if masked else None, causal)
     allowed = torch.tensor(
         [
             [[(s <= t or not causal) and (s < n or not masked) for s in range(5)] for t in range(5)]
@@ -83,11 +85,11 @@ def test_self_attention_equals_the_formula(heads: int, causal: bool, masked: boo
 def test_cross_attention_equals_the_formula(heads: int, masked: bool) -> None:
     layer, x, memory = attention(12, heads), random(3, 4, 12), random(3, 6, 12, seed=1)
     kept = keep([6, 1, 4], 6) if masked else torch.ones(3, 6, dtype=torch.bool)
-    mask = kept[:, None, None] if masked else None
+    mask = kept if masked else None
     expected, expected_weights = reference(layer, x, memory, kept[:, None].expand(3, 4, 6))
-    weights: list[Tensor] = []
-    torch.testing.assert_close(layer(x, layer.project_memory(memory), mask), expected, **DOUBLE)
-    shown = layer(x, layer.project_memory(memory), mask, attention_weights=weights)
+    torch.testing.assert_close(attend(layer, x, memory, mask), expected, **DOUBLE)
+    with recording() as weights:
+        shown = attend(layer, x, memory, mask)
     torch.testing.assert_close(shown, expected, **DOUBLE)
     torch.testing.assert_close(weights[0], torch.tensor(expected_weights, dtype=torch.float64), **DOUBLE)
 
@@ -99,9 +101,9 @@ def test_output_and_weights_equal_torch(kind: str, with_weights: bool) -> None:
     layer = attention(16, 4)
     x, source_keep = random(3, 5, 16), keep([5, 1, 4], 5)
     memory = random(3, 5, 16, seed=1) if kind == "cross" else x
-    weights: list[Tensor] | None = [] if with_weights else None
-    projected = layer.project_memory(memory) if kind == "cross" else None
-    out = layer(x, projected, source_keep[:, None, None], kind == "causal", weights)
+    other = memory if kind == "cross" else None
+    with recording() if with_weights else nullcontext() as weights:
+        out = attend(layer, x, other, source_keep, kind == "causal")
     mask = ~causal_mask(5) if kind == "causal" else None
     expected, expected_weights = torch_attention(layer)(
         x, memory, memory, key_padding_mask=~source_keep, attn_mask=mask, average_attn_weights=False
@@ -121,26 +123,31 @@ def test_causal_mask_is_true_up_to_the_diagonal() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_dropout_applies_to_the_weights_and_has_its_own_generator(causal: bool, masked: bool) -> None:
-    q, k, v = random(3, 2, 5, 4), random(3, 2, 5, 4, seed=1), random(3, 2, 5, 4, seed=2)
-    kept = keep([5, 2, 3], 5)[:, None, None] if masked else torch.ones(3, 1, 1, 5, dtype=torch.bool)
-    allowed = kept & causal_mask(5) if causal else kept
-    dropout = Dropout(0.4)
-    Dropout.seed(dropout, 3)
-    expected = dropout(attention_weights(q, k, allowed)) @ v
-    Dropout.seed(dropout, 3)
+    layer, x = MultiHeadAttention(8, 2, dropout=0.4).double(), random(3, 5, 8)
+    kept = keep([5, 2, 3], 5) if masked else torch.ones(3, 5, dtype=torch.bool)
+    allowed = kept[:, None, None] & causal_mask(5) if causal else kept[:, None, None]
+    q, k, v = layer.query_key_value(x).view(3, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
+    weights = attention_weights(q, k, allowed)
+
+    def out_of(weights: Tensor) -> Tensor:
+        return layer.output((weights @ v).transpose(1, 2).flatten(2))
+
+    Dropout.seed(layer, 3)
+    expected = out_of(layer.dropout(weights))
+    Dropout.seed(layer, 3)
     state = torch.get_rng_state()
-    torch.testing.assert_close(attend(q, k, v, dropout, kept if masked else None, causal), expected, **DOUBLE)
+    out = attend(layer, x, None, kept if masked else None, causal)
+    torch.testing.assert_close(out, expected, **DOUBLE)
     assert torch.equal(torch.get_rng_state(), state)  # PyTorch's default generator was not used
-    assert (attend(q, k, v, dropout, allowed) - expected).abs().max() > 1e-3  # the next mask differs
-    fused = attend(q, k, v, dropout.eval(), allowed)
-    torch.testing.assert_close(fused, attention_weights(q, k, allowed) @ v, **DOUBLE)
+    assert (attend(layer, x, None, kept, causal) - expected).abs().max() > 1e-3  # the next mask differs
+    torch.testing.assert_close(attend(layer.eval(), x, None, kept, causal), out_of(weights), **DOUBLE)
 
 
 def test_the_mean_over_dropout_masks_is_attention_without_dropout() -> None:
     layer, x = MultiHeadAttention(12, 3, dropout=0.3).double(), random(1, 4, 12)
     with torch.no_grad():
-        mean = layer(x.expand(20_000, -1, -1), causal=True).mean(0, keepdim=True)
-        torch.testing.assert_close(mean, layer.eval()(x, causal=True), rtol=0, atol=0.02)
+        mean = attend(layer, x.expand(20_000, -1, -1), causal=True).mean(0, keepdim=True)
+        torch.testing.assert_close(mean, attend(layer.eval(), x, causal=True), rtol=0, atol=0.02)
 
 
 def test_dropout_under_bf16_autocast_draws_the_same_masks_as_in_fp32() -> None:
@@ -149,7 +156,7 @@ def test_dropout_under_bf16_autocast_draws_the_same_masks_as_in_fp32() -> None:
     def both(mixed: bool) -> tuple[Tensor, ...]:
         Dropout.seed(layer, 5)
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-            out = layer(x, causal=True), layer(x, layer.project_memory(memory.float()))
+            out = attend(layer, x, causal=True), attend(layer, x, memory.float())
         gradient = torch.autograd.grad(sum(part.float().square().sum() for part in out), layer.output.weight)
         return *out, *gradient
 
@@ -196,10 +203,8 @@ def test_published_check_values_one_head(
 ) -> None:
     layer, _ = check_layer(1, 2)
     inputs = torch.tensor([x]).float()
-    if memory is None:
-        out = layer(inputs, causal=causal)
-    else:
-        out = layer(inputs, layer.project_memory(torch.tensor([memory]).float()))
+    other = None if memory is None else torch.tensor([memory]).float()
+    out = attend(layer, inputs, other, causal=causal)
     torch.testing.assert_close(out[0], torch.tensor(expected), rtol=0, atol=6e-5)
 
 
@@ -207,7 +212,7 @@ def test_published_check_values_one_head(
 def test_published_check_values_two_heads() -> None:
     layer, output = check_layer(2, 2)
     layer.output.load_state_dict(output.state_dict())
-    out = layer(torch.tensor([[[1.0, 2, 3, 4], [5, 6, 7, 8]]]))[0]
+    out = attend(layer, torch.tensor([[[1.0, 2, 3, 4], [5, 6, 7, 8]]]))[0]
     expected = torch.tensor([[0.3529, 2.5714, 0.9558, -1.3315], [0.4814, 2.6746, 1.2625, -1.2092]])
     torch.testing.assert_close(out, expected, rtol=0, atol=6e-5)
 
@@ -220,7 +225,7 @@ def test_the_fused_kernel_gives_the_values_and_gradients_of_the_formula(length: 
     mask = keep([length, max(1, length - 2)], length)[:, None, None] if kind in ("padding", "both") else None
     causal = kind in ("causal", "both")
     allowed = causal_mask(length) if causal else torch.ones(length, length, dtype=torch.bool)
-    out = attend(*inputs, Dropout(0.0), mask, causal)
+    out = fused_attention(*inputs, mask, causal)
     expected = attention_weights(*inputs[:2], allowed if mask is None else mask & allowed) @ inputs[2]
     torch.testing.assert_close(out, expected, **DOUBLE)
     cotangent = random(*shape, seed=3)
@@ -231,21 +236,22 @@ def test_the_fused_kernel_gives_the_values_and_gradients_of_the_formula(length: 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 12])  # up to 8, twice the width of a head: the eager kernel
 @pytest.mark.parametrize("kind", ["self", "causal", "causal with padding", "cross", "rotary"])
 def test_training_gives_the_values_and_gradients_of_the_formula(length: int, kind: str) -> None:
-    """Weights are only returned by the plain formula."""
+    """Recorded weights are computed by the plain formula."""
     layer, x = attention(12, 3, kind == "rotary"), random(2, 5, 12).requires_grad_()
     other = random(2, length, 12, seed=1).requires_grad_()
-    mask = None if kind == "causal" else keep([length, max(1, length - 2)], length)[:, None, None]
+    mask = None if kind == "causal" else keep([length, max(1, length - 2)], length)
 
-    def run(weights: list[Tensor] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def run() -> tuple[Tensor, tuple[Tensor, ...]]:
         if kind == "cross":
-            out, inputs = layer(x, layer.project_memory(other), mask, attention_weights=weights), (x, other)
+            out, inputs = attend(layer, x, other, mask), (x, other)
         else:
-            out = layer(other, keep=mask, causal=kind.startswith("causal"), attention_weights=weights)
-            inputs = (other,)
+            out, inputs = attend(layer, other, None, mask, kind.startswith("causal")), (other,)
         cotangent = random(*out.shape, seed=3)
         return out, torch.autograd.grad(out, (*inputs, *layer.parameters()), cotangent)
 
-    (out, gradients), (expected, expected_gradients) = run(None), run([])
+    out, gradients = run()
+    with recording():
+        expected, expected_gradients = run()
     torch.testing.assert_close(out, expected, **DOUBLE)
     torch.testing.assert_close(gradients, expected_gradients, **DOUBLE)
 
@@ -254,8 +260,28 @@ def test_training_gives_the_values_and_gradients_of_the_formula(length: int, kin
 def test_weights_are_stored_for_few_keys_only(keys: int, stored: bool) -> None:
     layer, sizes = attention(12, 3), []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
-        layer(random(2, keys, 12))
+        attend(layer, random(2, keys, 12))
     assert (2 * 3 * keys * keys in sizes) == stored
+
+
+def test_maps_are_recorded_in_the_order_of_calls_and_in_one_thread_only() -> None:
+    layer, x = attention(12, 3), random(2, 4, 12)
+
+    def call() -> None:
+        attend(layer, x, causal=True)
+        attend(layer, x, x)
+
+    with recording() as outer:
+        call()
+        with recording(cross_only=True) as inner:
+            call()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(call).result()
+        call()
+    call()
+    assert (len(outer), len(inner)) == (4, 1)
+    assert (outer[0].triu(1) == 0).all() and (outer[1] > 0).all()
+    torch.testing.assert_close(inner[0], outer[1])
 
 
 # ------------------------------------------------------------------------------------------------ rotary
@@ -290,11 +316,11 @@ def test_rotary_keeps_norms_and_continues_from_an_offset() -> None:
 @torch.no_grad()
 def test_rotary_attention_depends_on_order_but_not_on_absolute_position() -> None:
     layer, x = attention(8, 2, rotary=True), random(1, 4, 8)
-    swapped = layer(x[:, [1, 0, 2, 3]])[:, [1, 0, 2, 3]]
-    assert (layer(x) - swapped).abs().max() > 1e-3
+    swapped = attend(layer, x[:, [1, 0, 2, 3]])[:, [1, 0, 2, 3]]
+    assert (attend(layer, x) - swapped).abs().max() > 1e-3
     padded = torch.cat([random(1, 3, 8, seed=2), x], dim=1)  # the same words, three positions later
-    mask = (torch.arange(7) >= 3)[None, None, None]
-    torch.testing.assert_close(layer(padded, keep=mask)[:, 3:], layer(x), **DOUBLE)
+    mask = (torch.arange(7) >= 3)[None]
+    torch.testing.assert_close(attend(layer, padded, None, mask)[:, 3:], attend(layer, x), **DOUBLE)
 
 
 # --------------------------------------------------------------------------------- weights and the cache
@@ -304,10 +330,9 @@ def test_rotary_attention_depends_on_order_but_not_on_absolute_position() -> Non
 def test_weights_sum_to_one_are_zero_at_padding_and_explain_the_output() -> None:
     layer, x, memory = attention(12, 3), random(4, 2, 12), random(2, 6, 12, seed=1)  # two beams of two
     kept = keep([6, 2], 6)
-    projected = layer.project_memory(memory)
-    _, values = layer.keys_and_values(projected)
-    weights: list[Tensor] = []
-    out = layer(x, projected, kept[:, None, None], attention_weights=weights)
+    _, values = memory_keys_and_values(layer, memory)
+    with recording() as weights:
+        out = attend(layer, x, memory, kept)
     (shown,) = weights
     assert shown.shape == (4, 3, 2, 6)
     torch.testing.assert_close(shown.sum(-1), torch.ones(4, 3, 2).double(), **DOUBLE)
@@ -323,10 +348,11 @@ def test_weights_sum_to_one_are_zero_at_padding_and_explain_the_output() -> None
 def test_beams_that_share_a_memory_equal_copies_of_it(beams: int) -> None:
     layer, x, memory = attention(12, 3), random(3 * beams, 2, 12), random(3, 6, 12, seed=1)
     kept = keep([6, 2, 3], 6)
-    shared, copied = [], []
-    out = layer(x, layer.project_memory(memory), kept[:, None, None], attention_weights=shared)
+    with recording() as shared:
+        out = attend(layer, x, memory, kept)
     copies, copied_kept = memory.repeat_interleave(beams, 0), kept.repeat_interleave(beams, 0)
-    expected = layer(x, layer.project_memory(copies), copied_kept[:, None, None], attention_weights=copied)
+    with recording() as copied:
+        expected = attend(layer, x, copies, copied_kept)
     torch.testing.assert_close(out, expected, **DOUBLE)
     torch.testing.assert_close(shared[0], copied[0], **DOUBLE)
 
@@ -335,10 +361,10 @@ def test_beams_that_share_a_memory_equal_copies_of_it(beams: int) -> None:
 @torch.no_grad()
 def test_cached_self_attention_equals_causal(rotary: bool) -> None:
     layer, x, memory = attention(12, 3, rotary), random(2, 6, 12), random(2, 1, 12)
-    layers = [LayerCache(*layer.keys_and_values(layer.project_memory(memory)), 1, max_length=6)]
-    cache = KeyValueCache(layers, keep([1, 1], 1), beams=1)
-    parts = [layer.step(x[:, t], cache.layers[0], t, cache.extend()) for t in range(6)]
-    torch.testing.assert_close(torch.stack(parts, dim=1), layer(x, causal=True), **DOUBLE)
+    of_layer = LayerCache(*memory_keys_and_values(layer, memory), 1, max_length=6)
+    cache = KeyValueCache([of_layer], keep([1, 1], 1), beams=1)
+    parts = [self_attention_step(layer, x[:, t], of_layer, t, cache.extend()) for t in range(6)]
+    torch.testing.assert_close(torch.stack(parts, dim=1), attend(layer, x, causal=True), **DOUBLE)
 
 
 def test_append_returns_all_so_far_and_keeps_earlier_positions() -> None:

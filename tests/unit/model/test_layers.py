@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.config.model import ModelConfig
-from mtrain.model.encoder import EncoderLayer
-from mtrain.model.layers import Dropout, FeedForward, Residual
-from mtrain.model.transformer import DecoderLayer
+from mtrain.kernels.sequences import Padded
+from mtrain.model.transformer import DecoderLayer, Dropout, EncoderLayer, FeedForward, Residual
 from tests.support.transformer import copy_layer, their_arguments
 
 torch.set_num_threads(1)
@@ -40,8 +39,8 @@ def test_encoder_layer_equals_torch(norm: str, activation: str) -> None:
     ours, theirs = randomized(EncoderLayer(sizes)), nn.TransformerEncoderLayer(**their_arguments(sizes))
     copy_layer(ours, theirs)
     x, keep = torch.randn(3, 5, 12).double(), torch.arange(5) < torch.tensor([[5], [1], [3]])
-    out, expected = ours(x, keep[:, None, None]), theirs(x, src_key_padding_mask=~keep)
-    torch.testing.assert_close(out[keep], expected[keep], **DOUBLE)
+    out, expected = ours(x.flatten(0, 1), Padded.of(x, keep)), theirs(x, src_key_padding_mask=~keep)
+    torch.testing.assert_close(out.view(x.shape)[keep], expected[keep], **DOUBLE)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -55,7 +54,8 @@ def test_decoder_layer_equals_torch(norm: str, activation: str) -> None:
     causal = nn.Transformer.generate_square_subsequent_mask(4, dtype=torch.float64)
     hidden = torch.zeros(3, 5).double().masked_fill(~keep, -math.inf)
     expected = theirs(x, memory, tgt_mask=causal, memory_key_padding_mask=hidden)
-    torch.testing.assert_close(ours(x, memory, keep[:, None, None]), expected, **DOUBLE)
+    out = ours(x.flatten(0, 1), Padded.of(x), memory.flatten(0, 1), Padded.of(memory, keep))
+    torch.testing.assert_close(out.view(x.shape), expected, **DOUBLE)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "swiglu"])
@@ -119,21 +119,18 @@ def test_activation_dropout_of_zero_disables_dropout_in_the_feed_forward_network
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_layer_norm_comes_before_the_sublayer_or_after_the_sum(norm: str) -> None:
     residual = randomized(Residual(config(norm=norm)))
-    x, seen = torch.randn(2, 3, 12).double(), []
+    x = torch.randn(2, 3, 12).double()
 
     def normalize(x: Tensor) -> Tensor:
         centered = x - x.mean(-1, keepdim=True)
         scaled = centered / (centered.square().mean(-1, keepdim=True) + 1e-5).sqrt()
         return scaled * residual.norm.weight + residual.norm.bias
 
-    def sublayer(y: Tensor) -> Tensor:
-        seen.append(y)
-        return y.square()
-
-    out = residual(x, sublayer)
+    h = residual.before(x)
+    torch.testing.assert_close(h, normalize(x) if norm == "pre" else x, **DOUBLE)
+    out = residual.after(x, h.square())
     expected = x + normalize(x).square() if norm == "pre" else normalize(x + x.square())
     torch.testing.assert_close(out, expected, **DOUBLE)
-    torch.testing.assert_close(seen[0], normalize(x) if norm == "pre" else x, **DOUBLE)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -141,7 +138,7 @@ def test_residual_dropout_affects_the_sublayer_but_not_the_input(norm: str) -> N
     residual = Residual(config(norm=norm, dropout=0.5)).double()
     torch.manual_seed(0)
     x = torch.randn(50, 12).double()
-    out = residual(x, lambda y: torch.ones_like(y))
+    out = residual.after(x, torch.ones_like(x))
     if norm == "pre":
         added = out - x
         assert set(added.round(decimals=9).unique().tolist()) == {0.0, 2.0}

@@ -9,7 +9,7 @@ from torch import Tensor
 from mtrain.config.model import ModelConfig
 from mtrain.data.batch import collate
 from mtrain.kernels.cross_entropy import IGNORE
-from mtrain.model.loss import translation_loss
+from mtrain.model.loss import r_drop_loss, translation_loss
 from mtrain.model.transformer import Transformer
 
 torch.set_num_threads(1)
@@ -41,7 +41,7 @@ def test_r_drop_is_half_of_the_paper_s_sum() -> None:
     divergence = divergence + F.kl_div(q, p, reduction="none", log_target=True)
     both = sum(cross_entropy(half, weight, bias, labels, 0.1) for half in hidden.chunk(2))
     expected = (both + 5 * divergence.sum(-1)[labels != IGNORE].sum() / 2) / 2
-    sums = translation_loss(hidden, weight, bias, labels, 0.1, r_drop=5.0)
+    sums = r_drop_loss(hidden, weight, bias, labels, 0.1, 5.0)
     nll = sum(cross_entropy(half, weight, bias, labels, 0.0) for half in hidden.chunk(2)) / 2
     torch.testing.assert_close((sums.loss, sums.nll), (expected, nll.detach()))
     trained = (hidden, weight, bias)
@@ -60,11 +60,8 @@ def test_r_drop_of_many_tokens_is_the_sum_over_its_tokens(with_bias: bool) -> No
     labels[::7, 2:] = IGNORE
     arguments = weight, bias if with_bias else None
     trained = (hidden, weight, bias) if with_bias else (hidden, weight)
-    whole = translation_loss(hidden, *arguments, labels, 0.1, r_drop=5.0)
-    parts = [
-        translation_loss(hidden[[row, 90 + row]], *arguments, labels[[row]], 0.1, r_drop=5.0)
-        for row in range(90)
-    ]
+    whole = r_drop_loss(hidden, *arguments, labels, 0.1, 5.0)
+    parts = [r_drop_loss(hidden[[row, 90 + row]], *arguments, labels[[row]], 0.1, 5.0) for row in range(90)]
     loss, nll = sum(part.loss for part in parts), sum(part.nll for part in parts)
     torch.testing.assert_close((whole.loss, whole.nll), (loss, nll))
     torch.testing.assert_close(torch.autograd.grad(whole.loss, trained), torch.autograd.grad(loss, trained))
@@ -78,7 +75,7 @@ def test_r_drop_in_low_precision_is_precise_where_labels_are_likely() -> None:
     for dtype, low in ((torch.float64, False), (torch.float32, True)):
         logits, weight = hidden.to(dtype).requires_grad_(), torch.eye(16, dtype=dtype)
         with torch.autocast("cpu", torch.bfloat16, enabled=low):
-            loss = translation_loss(logits, weight, None, labels, 0.0, r_drop=5.0).loss
+            loss = r_drop_loss(logits, weight, None, labels, 0.0, 5.0).loss
         gradients.append(torch.autograd.grad(loss, logits)[0].double())
     expected, found = gradients
     assert (found - expected).norm() < 0.01 * expected.norm()
@@ -87,7 +84,7 @@ def test_r_drop_in_low_precision_is_precise_where_labels_are_likely() -> None:
 def test_r_drop_of_equal_passes_is_the_ordinary_loss() -> None:
     hidden, weight, bias, labels = inputs()
     ordinary = translation_loss(hidden, weight, bias, labels, 0.1)
-    twice = translation_loss(torch.cat([hidden, hidden]), weight, bias, labels, 0.1, 5.0)
+    twice = r_drop_loss(torch.cat([hidden, hidden]), weight, bias, labels, 0.1, 5.0)
     torch.testing.assert_close(twice, ordinary, rtol=1e-12, atol=0)
     gradients = [torch.autograd.grad(sums.loss, (hidden, weight, bias)) for sums in (ordinary, twice)]
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from mtrain.config.model import ModelConfig
+from mtrain.kernels.attention import causal_mask, recording
 from mtrain.kernels.undocumented import documented_only
-from mtrain.model.attention import AttentionWeights, MultiHeadAttention, causal_mask
-from mtrain.model.encoder import sinusoidal_positions
-from mtrain.model.layers import Dropout
-from mtrain.model.transformer import Transformer
+from mtrain.model.transformer import Dropout, MultiHeadAttention, Transformer, sinusoidal_positions
 from tests.support.transformer import (
     KINDS,
     POSITIONS,
@@ -72,7 +70,7 @@ def test_embeddings_are_scaled_by_the_root_of_the_width() -> None:
     model.encoder[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     source = ids(1, 3)
     logits(model, source, keep(3), ids(1, 1))
-    torch.testing.assert_close(seen[0], model.source_embedding(source) * 4, **DOUBLE)
+    torch.testing.assert_close(seen[0], model.source_embedding(source[0]) * 4, **DOUBLE)
 
 
 # -------------------------------------------------------------------------------------- cached decoding
@@ -86,7 +84,8 @@ def test_cached_decoding_equals_full_decoding_after_reordering_and_dropping_sent
 ) -> None:
     monkeypatch.setattr("mtrain.model.cache.COMPACT_EVERY", compact_every)
     model, source, kept = build(positions=positions), ids(3, 5), keep(5, 1, 3)
-    cache = model.start_cache(model.encode(source, kept), kept, 2, 9)
+    fast = model.for_decoding()
+    cache = fast.start_cache(model.encode(source, kept), kept, 2, 9)
     target = ids(6, 1)
     for parents, sentences in [
         ([[1, 1], [0, 1], [1, 0]], None),
@@ -94,7 +93,7 @@ def test_cached_decoding_equals_full_decoding_after_reordering_and_dropping_sent
         ([[1, 0]], [1]),
         ([[1, 1]], None),
     ]:
-        hidden = model.decode_next(target[:, -1], cache)
+        hidden = fast.decode_next(target[:, -1], cache)
         full = model.decode(target, model.encode(source, kept), kept)
         torch.testing.assert_close(hidden, full[:, -1], **DOUBLE)
         cache.reorder(torch.tensor(parents), None if sentences is None else torch.tensor(sentences))
@@ -121,22 +120,24 @@ def test_a_cache_grows_with_the_decoded_length(monkeypatch, beams: int) -> None:
 @torch.no_grad()
 def test_cached_decoding_returns_the_same_cross_attention_weights(beams: int) -> None:
     model, source, kept, target = build(), ids(2, 5), keep(5, 2), ids(2 * beams, 4)
-    memory, weights = model.encode(source, kept), AttentionWeights()
-    model.decode(target, memory, kept, weights)
-    cache = model.start_cache(memory, kept, beams, 4)
+    memory = model.encode(source, kept)
+    with recording(cross_only=True) as weights:
+        model.decode(target, memory, kept)
+    fast = model.for_decoding()
+    cache = fast.start_cache(memory, kept, beams, 4)
     for position in range(4):
-        step: list[Tensor] = []
-        model.decode_next(target[:, position], cache, step)
+        with recording() as step:
+            fast.decode_next(target[:, position], cache)
         for layer in (0, 1):
-            torch.testing.assert_close(step[layer][:, :, 0], weights.cross[layer][:, :, position], **DOUBLE)
+            torch.testing.assert_close(step[layer][:, :, 0], weights[layer][:, :, position], **DOUBLE)
 
 
 @torch.no_grad()
 def test_a_low_precision_copy_shares_the_parameters_and_rounds_only_large_products(monkeypatch) -> None:
     model, source, kept, target = build(dtype=torch.float32), ids(3, 5), keep(5, 2, 4), ids(3, 6)
     low = model.for_decoding(torch.bfloat16)
-    assert all(a is b for a, b in zip(model.parameters(), low.parameters(), strict=True))
-    assert list(model.state_dict()) == list(low.state_dict())
+    assert all(a is b for a, b in zip(model.parameters(), low.transformer.parameters(), strict=True))
+    assert list(model.state_dict()) == list(low.transformer.state_dict())
     full = logits(model, source, kept, target)
     assert torch.equal(logits(low, source, kept, target), full)  # all products here are small
     monkeypatch.setattr("mtrain.kernels.linear.MIN_WEIGHT_ELEMENTS", 0)
@@ -158,7 +159,8 @@ def test_a_copy_without_a_type_packs_only_the_projection(monkeypatch) -> None:
     model, source, kept, target = build(dtype=torch.float32), ids(3, 5), keep(5, 2, 4), ids(3, 6)
     packed = model.for_decoding(None)
     hidden = model(source, kept, target)
-    assert torch.equal(packed(source, kept, target), hidden)
+    memory = packed.encode(source, kept)
+    assert torch.equal(packed.decode(target, memory, kept), hidden)
     torch.testing.assert_close(packed.project(hidden), model.project(hidden))
     assert not packed.projects_in_low_precision()
     assert model.for_decoding(torch.bfloat16).projects_in_low_precision()
@@ -192,24 +194,22 @@ def recorded_inputs(modules: Iterable[MultiHeadAttention]) -> list[Tensor]:
 @torch.no_grad()
 def test_attention_weights_of_every_layer_equal_torch(norm: str) -> None:
     model = build(norm=norm, encoder_layers=3)
-    source, kept, target, weights = (
-        ids(2, 5),
-        keep(5, 2),
-        ids(4, 6),
-        AttentionWeights(),
-    )  # two rows a sentence
+    source, kept, target = ids(2, 5), keep(5, 2), ids(4, 6)  # two rows a sentence
     encoder = recorded_inputs(layer.self_attention for layer in model.encoder)
     decoder = recorded_inputs(layer.self_attention for layer in model.decoder)
     cross = recorded_inputs(layer.cross_attention for layer in model.decoder)
-    memory = model.encode(source, kept, weights)
-    hidden = model.decode(target, memory, kept, weights)
+    with recording() as of_encoder:
+        memory = model.encode(source, kept)
+    with recording() as of_decoder:
+        hidden = model.decode(target, memory, kept)
     rows, rows_kept = memory.repeat_interleave(2, 0), kept.repeat_interleave(2, 0)
-    cases = [(weights.encoder, encoder, model.encoder, "self_attention", kept, None, None)]
-    cases += [(weights.decoder, decoder, model.decoder, "self_attention", None, ~causal_mask(6), None)]
-    cases += [(weights.cross, cross, model.decoder, "cross_attention", rows_kept, None, rows)]
+    cases = [(of_encoder, encoder, model.encoder, "self_attention", kept, None, None)]
+    cases += [(of_decoder[0::2], decoder, model.decoder, "self_attention", None, ~causal_mask(6), None)]
+    cases += [(of_decoder[1::2], cross, model.decoder, "cross_attention", rows_kept, None, rows)]
     for found, inputs, layers, name, key_keep, mask, key in cases:
         assert len(found) == len(inputs) == len(layers)
-        for layer_weights, x, layer in zip(found, inputs, layers, strict=True):
+        for layer_weights, tokens, layer in zip(found, inputs, layers, strict=True):
+            x = tokens.view(len(layer_weights), -1, 16)
             theirs = torch_attention(getattr(layer, name))
             padding = None if key_keep is None else ~key_keep
             other = x if key is None else key
@@ -312,7 +312,7 @@ def test_forward_hooks_fire_in_training() -> None:
     for name, block in blocks.items():
         block.register_forward_hook(lambda *_, name=name: fired.add(name))
     model(ids(2, 4), keep(4, 3), ids(2, 4))
-    layers = {name for name in blocks if name.count(".") == 1}
+    layers = {name for name in blocks if name.count(".") == 1 and "coder" in name}
     weighted = {name for name, block in blocks.items() if list(block.parameters(recurse=False))}
     sliced = {f"decoder.{layer}.cross_attention.query_key_value" for layer in (0, 1)}  # used in two parts
     assert len(layers) == 4 and (weighted | layers) - fired == sliced
@@ -353,7 +353,7 @@ def test_word_dropout_drops_all_occurrences_of_a_word_but_not_positions(side: st
     getattr(model, side)[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     words = ids(400, 30)
     logits(model, words, keep(*[30] * 400), words)
-    without_positions = seen[0] - sinusoidal_positions(30, 16)
+    without_positions = seen[0].view(400, 30, 16) - sinusoidal_positions(30, 16)
     factors = without_positions / (model.source_embedding(words) * 4)
     assert (factors - factors[..., :1]).abs().max() < 1e-5  # whole vectors are dropped
     dropped = factors[..., 0].abs() < 1e-5

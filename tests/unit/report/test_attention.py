@@ -79,8 +79,8 @@ def test_all_kinds_of_positions_are_drawn(positions):
     kind, table = position_table(model)
     assert kind.startswith(positions.split("_")[0]) and len(table) == 20
     if positions.startswith("sinusoidal"):
-        assert isinstance(model.positions(0, 20), torch.Tensor)
-        assert table.equal(model.positions(0, 20))
+        assert isinstance(model.embed.positions(0, 20, None), torch.Tensor)
+        assert table.equal(model.embed.positions(0, 20, None))
     places, similarity = position_similarity(model)
     assert places == list(range(20)) and similarity[10] == pytest.approx(1) == max(similarity)
     expected = nn.functional.cosine_similarity(table[3], table[10], dim=0).item()

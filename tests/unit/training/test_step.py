@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from mtrain.config.model import ModelConfig
-from mtrain.model.layers import Dropout
-from mtrain.model.transformer import Transformer
+from mtrain.model.transformer import Dropout, Transformer
 from mtrain.training.optimizer import LossScaler, make_optimizer
 from mtrain.training.step import Learner
 from tests.support.training import Poisoned, batches_of

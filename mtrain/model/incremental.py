@@ -1,0 +1,229 @@
+"""Decoding one position at a time, with packed weights. Symbols in shapes: see `mtrain.model`.
+
+A step of a layer is the layer of `mtrain.model.transformer` for one position of each row, except that
+attention reads keys and values from a cache:
+
+    start_cache  stores keys and values of the encoder output, once for the K beams of a sentence
+    decode_next  adds one position: stores its keys and values, and attends with K queries for each sentence
+    reorder      (of the cache) lets each beam continue another one by changing a mask
+"""
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+from mtrain.kernels import attention as kernels
+from mtrain.kernels.linear import PackedLinear, linear, pack
+from mtrain.kernels.module_calls import reduce_call_overhead
+from mtrain.model.cache import KeyValueCache, LayerCache
+from mtrain.model.transformer import (
+    DecoderLayer,
+    FeedForward,
+    Linear,
+    MultiHeadAttention,
+    Transformer,
+    rotate,
+)
+
+
+class DecodingTransformer:
+    """A Transformer for inference, which shares the parameters of the original. This must be in evaluation
+    mode.
+
+    Products with large weights use packed copies of them in `dtype`, made by the first call. None: in the
+    type of the parameters, for `project` on a CPU and where `pack` requires it. Without `low_projection`,
+    `project` uses the type of the parameters in any case. For `stays_low` see `pack`.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        dtype: torch.dtype | None = None,
+        stays_low: bool | None = None,
+        low_projection: bool = True,
+    ):
+        self.config = model.config
+        self.transformer = _packed_copy(model, dtype, stays_low)
+        self.weight, self.bias = model.projection()
+        if not low_projection:
+            dtype = None
+        if dtype is None and self.weight.device.type == "cpu":
+            dtype = self.weight.dtype  # the projection is the largest product; packing it always saves time
+        self._projection = pack(self.weight, self.bias, dtype, stays_low)
+
+    def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
+        """See `Transformer.encode`."""
+        return self.transformer.encode(source, source_keep)
+
+    def decode(self, target_in: Tensor, memory: Tensor, source_keep: Tensor) -> Tensor:
+        """Hidden states of all positions of given targets; see `Transformer.decode`."""
+        return self.transformer.decode(target_in, memory, source_keep)
+
+    def start_cache(self, memory: Tensor, source_keep: Tensor, beams: int, max_length: int) -> KeyValueCache:
+        """An empty cache for `beams` rows of each sentence, for up to `max_length` positions, given the
+        encoder output (B, S, E) and its mask (B, S)."""
+        layers = []
+        for layer in self.transformer.decoder:
+            assert isinstance(layer, DecoderLayer)
+            keys_values = memory_keys_and_values(layer.cross_attention, memory)
+            layers.append(LayerCache(*keys_values, beams, max_length))
+        return KeyValueCache(layers, source_keep, beams)
+
+    def decode_next(self, last: Tensor, cache: KeyValueCache) -> Tensor:
+        """Hidden states (N, E) for ids (N) of the next position, given a cache of earlier positions.
+
+        Of attention maps, `recording` gets those of cross-attention, (N, H, 1, S) for each layer.
+        """
+        position, past_keep_bias = cache.length, cache.extend()
+        x = self._embed(last, position)
+        for layer, layer_cache in zip(self.transformer.decoder, cache.layers, strict=True):
+            assert isinstance(layer, DecoderLayer)
+            x = layer_step(layer, x, layer_cache, position, past_keep_bias, cache.source_keep_bias)
+        return self.transformer.decoder_norm(x)  # type: ignore[no-any-return]
+
+    def _embed(self, last: Tensor, position: int) -> Tensor:
+        """Embeddings (N, E) of target ids (N) at one position."""
+        model = self.transformer
+        x: Tensor = (model.target_embedding or model.source_embedding)(last) * math.sqrt(self.config.d_model)
+        positions = model.embed.positions(position, 1, model.learned_target_positions)
+        return x if positions is None else x + positions
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Logits (.., V) of hidden states (.., E)."""
+        return linear(hidden, self.weight, self.bias, self._projection)
+
+    def projects_in_low_precision(self) -> bool:
+        """Whether `project` rounds logits to low precision."""
+        packed = self._projection
+        return packed is not None and packed.dtype.itemsize < packed.weight.dtype.itemsize
+
+    def project_tokens(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """Logits (..) of tokens (..) for hidden states that broadcast to (.., E), never in low precision."""
+        logits = (self.weight[tokens] * hidden).sum(dim=-1)
+        return logits if self.bias is None else logits + self.bias[tokens]
+
+
+# -------------------------------------------------------------------------------------- a step of the decoder
+
+
+def layer_step(
+    layer: DecoderLayer,
+    x: Tensor,
+    cache: LayerCache,
+    position: int,
+    past_keep_bias: Tensor | None,
+    source_keep_bias: Tensor | None,
+) -> Tensor:
+    """The output (N, E) of a decoder layer for x (N, E) at one position. For the biases see
+    `KeyValueCache`."""
+    h = layer.self_attention_residual.before(x)
+    h = self_attention_step(layer.self_attention, h, cache, position, past_keep_bias)
+    x = layer.self_attention_residual.after(x, h)
+    h = layer.cross_attention_residual.before(x)
+    h = cross_attention_step(layer.cross_attention, h, cache, source_keep_bias)
+    x = layer.cross_attention_residual.after(x, h)
+    h = layer.feed_forward(layer.feed_forward_residual.before(x))
+    return layer.feed_forward_residual.after(x, h)
+
+
+def self_attention_step(
+    attention: MultiHeadAttention, x: Tensor, cache: LayerCache, position: int, past_keep_bias: Tensor | None
+) -> Tensor:
+    """Causal self-attention (N, E) of x (N, E) at one position, given the cache of those before it.
+
+    Appends keys and values of x to the cache. For `past_keep_bias` see `KeyValueCache.extend`.
+    """
+    projected = _by_head(attention.query_key_value.forward(x), 3, attention.heads, cache.sentences)
+    queries, keys_values = projected[0], projected[1:]  # (B, H, K, D), (2, B, H, K, D)
+    if attention.rotary:
+        queries, new_keys = rotate(projected[:2], torch.full((), position, device=x.device))
+        keys_values = torch.stack([new_keys, projected[2]])
+    keys, values = cache.append(keys_values)
+    attended, _ = kernels.cached_attention(queries, keys, values, past_keep_bias)
+    return _output(attention, attended, queries)
+
+
+def cross_attention_step(
+    attention: MultiHeadAttention, x: Tensor, cache: LayerCache, source_keep_bias: Tensor | None
+) -> Tensor:
+    """Attention (N, E) of x (N, E), one position of each row, to the encoder output in the cache."""
+    queries = attention.query_key_value.slice(x, 0, x.size(-1))
+    queries = _by_head(queries, 1, attention.heads, cache.sentences)[0]  # (B, H, K, D)
+    keys, values = cache.memory_keys, cache.memory_values
+    attended, weights = kernels.cached_attention(queries, keys, values, source_keep_bias)
+    if (maps := kernels.recorder(cross=True)) is not None:
+        weights = weights[:, :, : cache.source_length].reshape(*queries.shape[:-1], -1)  # (B, H, K, S)
+        maps.append(kernels.weights_by_row(weights, len(x)))
+    return _output(attention, attended, queries)
+
+
+def memory_keys_and_values(attention: MultiHeadAttention, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values, each (B, H, S, D), of the encoder output (B, S, E)."""
+    projected = attention.query_key_value.slice(memory, memory.size(-1))  # (B, S, 2 * E)
+    keys, values = _by_head(projected, 2, attention.heads, len(memory)).unbind()
+    return keys, values
+
+
+def _by_head(x: Tensor, parts: int, heads: int, sentences: int) -> Tensor:
+    """The parts of x (.., parts * E) by heads, (parts, B, H, K or S, D)."""
+    width = x.size(-1) // (parts * heads)
+    return x.view(sentences, -1, parts, heads, width).permute(2, 0, 3, 1, 4)
+
+
+def _output(attention: MultiHeadAttention, attended: Tensor, queries: Tensor) -> Tensor:
+    """The output (N, E) of attention (B*H, K, D) for queries (B, H, K, D)."""
+    if queries.size(2) > 1:
+        attended = attended.view(queries.shape).transpose(1, 2)  # (B, K, H, D)
+    return attention.output.forward(attended.reshape(-1, attention.output.in_features))
+
+
+# ------------------------------------------------------------------------------------------- packed weights
+
+
+def _packed_copy(model: Transformer, dtype: torch.dtype | None, stays_low: bool | None) -> Transformer:
+    """A copy with packed linear maps and less overhead per call, whose parameters are those of the model."""
+    copied = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    for module in list(copied.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, Linear):
+                packed = pack(child.weight, child.bias, dtype, stays_low)
+                setattr(module, name, child if packed is None else PackedMap(child, packed))
+    for module in list(copied.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, FeedForward) and {type(child.inner), type(child.outer)} == {PackedMap}:
+                setattr(module, name, PackedFeedForward(child))
+    reduce_call_overhead(copied)
+    return copied
+
+
+class PackedMap(Linear):
+    """A linear map that is computed by a packed copy of its weights."""
+
+    def __init__(self, original: Linear, packed: PackedLinear):
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = original.in_features, original.out_features
+        self.weight, self.bias, self.packed = original.weight, original.bias, packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias, self.packed)
+
+    def slice(self, x: Tensor, start: int, end: int | None = None) -> Tensor:
+        """See `Linear.slice`."""
+        part = self.packed.slice(start, end)
+        return linear(x, part.weight, part.bias, part)
+
+
+class PackedFeedForward(FeedForward):
+    """A feed-forward network of two packed maps. The activations between them stay in low precision."""
+
+    def __init__(self, original: FeedForward):
+        nn.Module.__init__(self)
+        self.gated, self.activation = original.gated, original.activation
+        self.inner, self.outer, self.dropout = original.inner, original.outer, original.dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(self.inner, PackedMap)
+        assert isinstance(self.outer, PackedMap)
+        return self.outer.packed(self.activate(self.inner.packed(x))).to(x.dtype)
