@@ -62,7 +62,7 @@ def attention(
     The kernel is
         explicit  if the weights are recorded, and for dropout on a CPU, where the fused kernel would draw
                   from a generator that all threads share
-        eager     in training on a CPU, for few keys: see `suits_eager_kernel`
+        eager     on a CPU where gradients are needed, for few keys: see `suits_eager_kernel`
         fused     otherwise
     """
     maps = recorder(cross=keys_values is not None)
@@ -70,7 +70,8 @@ def attention(
     explicit = maps is not None or (on_cpu and rate > 0)
     keep = None if keys.keep is None else keys.keep[:, None, None]  # (B, 1, 1, S)
     tokens = len(projected)
-    # The sequences that share keys become one with more queries: (B, N / B * T, E or 3E).
+    # The N / B rows of a sentence become one sequence of queries: (B, N / B * T, E or 3E). In self-attention,
+    # B is N, and S is T.
     projected = projected.view(keys.rows, -1, projected.size(-1))
     keys_values = None if keys_values is None else keys.by_row(keys_values)  # (B, S, 2E)
     if on_cpu and not explicit and _trains_on_few_keys(projected, keys_values, heads):
@@ -205,9 +206,10 @@ def fused_attention(
     generator.
 
     In inference, this makes the result for a sentence independent of the padding in its batch: with a partial
-    register, a CPU adds the numbers in a different order.
+    register, a CPU adds the numbers in a different order. The mask hides the surplus keys; so does causality,
+    because they come after every query.
     """
-    dtype, masked = queries.dtype, causal or keep is not None  # else there is no mask that hides the padding
+    dtype, masked = queries.dtype, causal or keep is not None  # otherwise, nothing would hide surplus keys
     if causal and keep is not None:  # PyTorch's function takes a mask or `causal`, not both
         keep, causal = _causal(keep, queries), False
     queries, keys, values = _in_fast_precision(queries, keys, values)
@@ -334,10 +336,11 @@ def _copy_by_position(x: Tensor, out: Tensor) -> None:
 def cached_attention(
     queries: Tensor, keys: Tensor, values: Tensor, keep_bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention (B*H, T, D) and its weights (B*H, T, S) for the few queries of one decoding step.
+    """Attention (B*H, K, D) and its weights (B*H, K, S) for one decoding step, with a query for each beam.
 
-    The arguments are queries (B, H, T, D), and keys (B*H, D, S) and values (B*H, S, D) as batched products
-    read them. With few queries, setting up the fused kernel takes longer than these products.
+    The arguments are queries (B, H, K, D), keys (B*H, D, S) and values (B*H, S, D) as batched products read
+    them, and `keep_bias`, which broadcasts to (B*H, K, S). With few queries, setting up the fused kernel
+    takes longer than these products.
     """
     # Scaled first: on Intel CPUs the rounding of baddbmm with an `alpha` depends on the number of keys, so
     # padding would change the result.

@@ -21,7 +21,8 @@ Symbols in shapes:
     D   head width
     E   model width, H*D
     V   vocabulary size
+The paper writes d_model for E, h for H, d_k and d_v for D, and d_ff for `ffn_dim`.
 
-Masks are boolean and True where a query may attend: `keep`, and `source_keep` (B, S), which is True at tokens
-and False at padding. The additive form of a mask, 0 and -inf, is called `keep_bias`.
+Masks are boolean and True where a query may attend: `keep`, and `source_keep` (B, S), which is True at real
+tokens and False at padding. The additive form of a mask, 0 and -inf, is called `keep_bias`.
 """

@@ -90,15 +90,19 @@ class LayerCache:
 class KeyValueCache:
     """A LayerCache for each decoder layer, and the masks that the layers share, in additive form:
 
-        source_keep_bias (B*H, 1, S): hides padding of the source; None if there is none
-        past_keep_bias (B, K, slots): hides from each beam the slots that are not part of its past, including
-            those in the last register that are not in use yet; (1, 1, slots) if K is 1
+        source_keep_bias (B*H, 1, S): hides padding of the source, and surplus keys of the last register; None
+            if there are neither
+        past_keep_bias (B, K, slots): hides from each beam the slots that are not part of its past, and
+            surplus keys of the last register; (1, 1, slots) if K is 1
 
-    Reordering beams changes past_keep_bias but moves no keys or values.
+    Reordering beams changes past_keep_bias. Keys and values are copied only when sentences are removed, when
+    slots that no beam needs are removed (every COMPACT_EVERY positions), and when `LayerCache.append` needs
+    more memory.
     """
 
     def __init__(self, layers: list[LayerCache], source_keep: Tensor, beams: int):
-        self.layers, self.beams, self.length = layers, beams, 0  # positions decoded so far
+        self.layers, self.beams = layers, beams
+        self.length = 0  # positions decoded so far
         first = layers[0]
         self._like, self.heads = first.memory_keys, first.memory_keys.size(0) // first.sentences
         self.multiple = first.multiple
@@ -116,7 +120,7 @@ class KeyValueCache:
         start = self.layers[0].slots
         end = start + self.beams
         if self.beams == 1 and end % self.multiple == 0:
-            return None
+            return None  # the mask is not updated; a later call makes up for it
         missing = _rounded_up(end, self.multiple) - self.past_keep_bias.size(2)
         if missing > 0:
             self.past_keep_bias = F.pad(self.past_keep_bias, (0, missing), value=-math.inf)
@@ -160,6 +164,7 @@ class KeyValueCache:
         count = _rounded_up(int(used.sum(dim=1).max()), self.multiple)
         slots = used.byte().sort(dim=1, descending=True, stable=True).indices[:, :count]
         self.past_keep_bias = self.past_keep_bias.gather(2, slots[:, None].expand(-1, self.beams, -1))
+        # Of the surplus of the last register, there are no keys; any others do, because they stay hidden.
         return slots.clamp(max=self.layers[0].slots - 1)
 
     def _bias(self, keep: Tensor) -> Tensor:

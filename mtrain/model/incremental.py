@@ -5,7 +5,8 @@ attention reads keys and values from a cache:
 
     start_cache  stores keys and values of the encoder output, once for the K beams of a sentence
     decode_next  adds one position: stores its keys and values, and attends with K queries for each sentence
-    reorder      (of the cache) lets each beam continue another one by changing a mask
+    reorder      (of the cache) lets each beam continue another one by changing a mask; now and then, keys and
+                 values that no beam needs are removed
 """
 
 import copy
@@ -32,9 +33,9 @@ class DecodingTransformer:
     """A Transformer for inference, which shares the parameters of the original. This must be in evaluation
     mode.
 
-    Products with large weights use packed copies of them in `dtype`, made by the first call. None: in the
-    type of the parameters, for `project` on a CPU and where `pack` requires it. Without `low_projection`,
-    `project` uses the type of the parameters in any case. For `stays_low` see `pack`.
+    Products with large weights use packed copies of them in `dtype`, made by the first call. If it is None,
+    only `project` on a CPU, and maps for which `pack` requires it, use packed copies, in the type of the
+    parameters. Without `low_projection`, `project` uses that type in any case. For `stays_low` see `pack`.
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class DecodingTransformer:
 
         Of attention maps, `recording` gets those of cross-attention, (N, H, 1, S) for each layer.
         """
-        position, past_keep_bias = cache.length, cache.extend()
+        position = cache.length
+        past_keep_bias = cache.extend()
         x = self._embed(last, position)
         for layer, layer_cache in zip(self.transformer.decoder, cache.layers, strict=True):
             assert isinstance(layer, DecoderLayer)
@@ -84,7 +86,7 @@ class DecodingTransformer:
         return self.transformer.decoder_norm(x)  # type: ignore[no-any-return]
 
     def _embed(self, last: Tensor, position: int) -> Tensor:
-        """Embeddings (N, E) of target ids (N) at one position."""
+        """Embeddings (N, E) of target ids (N) at one position: `Embed.forward` without dropout."""
         model = self.transformer
         x: Tensor = (model.target_embedding or model.source_embedding)(last) * math.sqrt(self.config.d_model)
         positions = model.embed.positions(position, 1, model.learned_target_positions)

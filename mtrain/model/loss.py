@@ -21,7 +21,7 @@ def translation_loss(
     """The loss of hidden states (.., E), projected by weight (V, E) and bias (V), at labels (..).
 
     Labels that are IGNORE do not count. Label smoothing distributes its mass over all of V,
-    as in `torch.nn.functional.cross_entropy` (Szegedy et al. 2016, section 7).
+    as in `torch.nn.functional.cross_entropy` (Szegedy et al. 2016, section 7; Vaswani et al., section 5.4).
     """
     rows = hidden.flatten(0, -2)
     return LossSums(*projected_cross_entropy(rows, weight, bias, labels.flatten(), smoothing))

@@ -1,8 +1,10 @@
 """The encoder-decoder Transformer of Vaswani et al., "Attention Is All You Need", 2017.
 
-Sections in comments are of this paper. Symbols in shapes: see `mtrain.model`. Everything works on tokens
-(P, E), those of one sequence after those of another. Only attention, positions and word dropout need to know
-which sequence a token belongs to; they ask `Padded`. Padding is masked in `mtrain.kernels.attention`.
+Sections are of this paper. Symbols in shapes: see `mtrain.model`. Layers follow sublayers, and the model
+comes last. Everything works on tokens (P, E), padding included, sequence after sequence. Only attention,
+positions and word dropout need to know which sequence a token belongs to; they ask `Padded`. Attention hides
+the padding of sources (`mtrain.kernels.attention`). The padding of targets comes last, so causality hides it,
+and the loss ignores it.
 """
 
 import math
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` of which parts can be computed."""
+    """`nn.Linear` that can also compute only some of its output features."""
 
     def slice(self, x: Tensor, start: int, end: int | None = None) -> Tensor:
         """The output features from `start` to `end` only."""
@@ -36,7 +38,8 @@ class Linear(nn.Linear):
 
 
 class Dropout(nn.Module):
-    """Dropout (section 5.4) with a generator that can be seeded separately for each training thread."""
+    """Dropout (section 5.4; not in the paper: of words, of attention weights, and in feed-forward networks),
+    with a generator that can be seeded separately for each training thread."""
 
     def __init__(self, rate: float):
         super().__init__()
@@ -90,7 +93,7 @@ def sinusoidal_positions(length: int, width: int, interleaved: bool = False) -> 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
     """Apply rotary position embeddings (Su et al., "RoFormer", 2021) to queries or keys x (.., D) at
-    `positions`, which broadcast to (..). The two halves of D are the coordinates that are rotated."""
+    `positions` p, which broadcast to (..): coordinates i and i + D/2 turn by p / 10000^(2i/D)."""
     half = x.size(-1) // 2
     frequencies = 10000.0 ** (-torch.arange(half, device=x.device, dtype=widest_float(x.device)) / half)
     angles = positions[..., None] * frequencies  # (.., D/2)
@@ -102,7 +105,7 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 class Embed(nn.Module):
     """Token embeddings times sqrt(E) (section 3.4), plus positions (section 3.5), with dropout.
 
-    The embeddings themselves belong to the models, which share them between source, target and output.
+    The embeddings themselves belong to the model, which shares them between source, target and output.
     """
 
     _sinusoids: Tensor  # (length, E)
@@ -135,9 +138,9 @@ class Embed(nn.Module):
             return learned.weight[start : start + length]
         table = self._sinusoids
         if start + length > len(table):
-            with torch.inference_mode(False):  # the table outlives the inference mode of the caller
+            with torch.inference_mode(False):  # or else training could not use the table later
                 table = self._table(2 * (start + length)).to(table)
-            self._sinusoids = table  # not read below: another thread may replace it with a shorter one
+            self._sinusoids = table  # returned below is the local one: another thread may replace this one
         return table[start : start + length]
 
     def forward(
@@ -189,17 +192,16 @@ class MultiHeadAttention(nn.Module):
         keys: Padded | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Self-attention (P, E) of x (P, E); with the encoder output `memory` (tokens of B sequences, E),
-        attention to it. Several rows of queries may belong to one sequence of keys: see `attention`.
-
-        With `causal`, each position attends to itself and those before it.
+        """Without `memory`, self-attention (N*T, E) of x (N*T, E). With `memory` (B*S, E), the encoder output
+        of the sequences `keys`, queries are from x, keys and values from `memory`; if N > B, N / B rows of x
+        in turn share a sentence. With `causal`, each position attends to itself and those before it.
         """
         width, keys_values = x.size(-1), None
         if memory is None:
             projected = self.query_key_value(x)  # (P, 3 * E)
         else:
             projected = self.query_key_value.slice(x, 0, width)  # (P, E)
-            keys_values = self.query_key_value.slice(memory, width)  # (.., 2 * E)
+            keys_values = self.query_key_value.slice(memory, width)  # (B*S, 2 * E)
         if self.rotary:
             projected = self._rotated(projected, queries)
         keys = queries if keys is None else keys
@@ -272,7 +274,7 @@ class Residual(nn.Module):
         return self.norm(x) if self.pre else x
 
     def after(self, x: Tensor, y: Tensor) -> Tensor:
-        """The sum of x and the output y of the sublayer."""
+        """x + Dropout(y) for the output y of the sublayer, normalized with "post"."""
         added = self.dropout.add(x, y)
         return added if self.pre else self.norm(added)
 
@@ -286,11 +288,7 @@ def make_final_norm(config: ModelConfig) -> nn.Module:
 
 
 class EncoderLayer(nn.Module):
-    """The encoder's layer, each line in a residual connection:
-
-    x = SelfAttention(x)
-    x = FFN(x)
-    """
+    """The encoder's layer: SelfAttention(x), then FFN(x), each in a residual connection."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -307,12 +305,8 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """The decoder's layer, each line in a residual connection:
-
-    x = CausalSelfAttention(x)
-    x = CrossAttention(x, memory)    queries from x, keys and values from the encoder output ("memory")
-    x = FFN(x)
-    """
+    """The decoder's layer: CausalSelfAttention(x), then CrossAttention(x, memory), with queries from x, and
+    keys and values from the encoder output ("memory"), then FFN(x), each in a residual connection."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -323,7 +317,7 @@ class DecoderLayer(nn.Module):
         self.feed_forward_residual = Residual(config)
 
     def forward(self, x: Tensor, targets: Padded, memory: Tensor, sources: Padded) -> Tensor:
-        """x (P, E) of the target tokens, memory (P, E) of the source tokens."""
+        """x (N*T, E) of the target tokens, memory (B*S, E) of the source tokens."""
         h = self.self_attention_residual.before(x)
         x = self.self_attention_residual.after(x, self.self_attention(h, targets, causal=True))
         h = self.cross_attention_residual.before(x)
@@ -386,7 +380,9 @@ class Transformer(nn.Module):
         return sources.by_row(self.encode_tokens(source.flatten(), sources))
 
     def decode(self, target_in: Tensor, memory: Tensor, source_keep: Tensor) -> Tensor:
-        """Hidden states (N, T, E) for target ids (N, T) that start with BOS, N / B for each sentence."""
+        """Hidden states (N, T, E) of all positions of target ids (N, T) that start with BOS, N / B for each
+        sentence."""
+        # The targets need no mask: causality hides padding on the right, and the loss ignores it.
         targets, sources = Padded.of(target_in), Padded.of(memory, source_keep)
         hidden = self.decode_tokens(target_in.flatten(), targets, memory.flatten(0, 1), sources)
         return targets.by_row(hidden)
@@ -400,7 +396,7 @@ class Transformer(nn.Module):
         return self.encoder_norm(self.encoder(x, sources))  # type: ignore[no-any-return]
 
     def decode_tokens(self, ids: Tensor, targets: Padded, memory: Tensor, sources: Padded) -> Tensor:
-        """Hidden states (P, E) for target ids (P), given the encoder output of the source tokens."""
+        """Hidden states (N*T, E) for target ids (N*T), given the encoder output (B*S, E)."""
         positions = self.embed.positions(0, targets.length, self.learned_target_positions)
         x = self.embed(ids, targets, self.target_embedding or self.source_embedding, positions)
         for layer in self.decoder:
