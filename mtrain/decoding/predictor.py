@@ -85,8 +85,8 @@ class Predictor:
         max_length: int,
     ):
         self.models, self.model_config, self.rows = models, models[0].config, rows
-        # On a CPU, the indices of the sentences with some repeated to get MIN_ROWS rows. Only `decode_next`
-        # sees the repetitions. They stay to the end: `remaining_sentences` keeps batches with few rows.
+        # On a CPU, the indices of the sentences with some repeated to get MIN_ROWS rows. Callers
+        # do not see the repetitions. They stay to the end: `remaining_sentences` keeps batches with few rows.
         self._repeated: Tensor | None = None
         missing = _sentences_needed(rows) - len(source)
         if source.device.type == "cpu" and missing > 0:

@@ -1,10 +1,10 @@
 """Scaled dot-product attention, softmax(Q K^T / sqrt(D)) V (Vaswani et al. 2017, section 3.2.1).
 
-`attention` chooses the kernel; the rest of mtrain does not know which one it gets. The step-by-step decoder
-calls `cached_attention`.
+`attention` chooses the kernel; the model does not know which one it gets. The step-by-step decoder calls
+`cached_attention`.
 
-Symbols in shapes: P tokens, B sentences, N rows, H heads, T queries, S keys, D head width, E = H * D.
-`keep` is a boolean mask, True where a query may attend; `keep_bias` is its additive form, 0 there and -inf
+Symbols in shapes: P tokens, B sequences of keys, N sequences of queries, H heads, T queries, S keys, D head
+width, E = H * D. `keep` is a boolean mask, True where a query may attend; `keep_bias` is its additive form, 0 there and -inf
 elsewhere. Both broadcast.
 """
 
@@ -23,7 +23,8 @@ from mtrain.kernels.autocast import without_autocast
 from mtrain.kernels.dropout import dropout
 from mtrain.kernels.sequences import Padded
 
-# fp32 numbers in a vector register of a CPU. Products with fewer keys take several times as long.
+# fp32 numbers in a vector register of a CPU with AVX-512. Products with fewer keys take several times as
+# long.
 REGISTER = 16
 # Minimum number of keys in a partial register for which padding fills it up. With 15 keys, attention takes up
 # to three times as long as with 16, but padding has to be copied and differentiated. `eager_attention` pads
@@ -56,8 +57,8 @@ def attention(
     queries may be more than the B sequences of keys: N / B of them in turn share one.
 
     Padding is masked here: no query attends to it, according to `keys.keep`. With `causal`, each position
-    attends to itself and those before it. Weights are dropped at a `rate`; for `generator` see
-    `mtrain.kernels.dropout`.
+    attends to itself and those before it (self-attention only). Weights are dropped at a `rate`; for
+    `generator` see `mtrain.kernels.dropout`.
 
     The kernel is
         explicit  if the weights are recorded, and for dropout on a CPU, where the fused kernel would draw
@@ -130,7 +131,7 @@ def recording(cross_only: bool = False) -> Iterator[list[Tensor]]:
 
     They are the weights before dropout, (N, H, T, S), in the order of the calls. With `cross_only`,
     self-attention is not recorded, and uses its usual kernel. Other threads and compiled code are not
-    recorded, and `mtrain.model.incremental` records cross-attention only.
+    recorded, and a step of `decode_next` records cross-attention only.
     """
     maps: list[Tensor] = []
     token = _recording.set(_Recording(maps, cross_only))
@@ -178,8 +179,8 @@ def explicit_attention(
 
 
 def _in_fast_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors in bf16 on a CPU as fp32: the backward pass of the fused kernel takes several times as long
-    in bf16."""
+    """Tensors in bf16 on a CPU as fp32: in bf16, the backward pass of the fused kernel takes several times as
+    long. The explicit kernel computes the same."""
     if tensors[0].device.type == "cpu" and tensors[0].dtype == torch.bfloat16:
         return tuple(tensor.float() for tensor in tensors)
     return tensors
@@ -201,9 +202,9 @@ def fused_attention(
     causal: bool = False,
     rate: float = 0.0,
 ) -> Tensor:
-    """Attention (B, H, T, D) by `torch.nn.functional.scaled_dot_product_attention`, on a CPU with keys padded
-    to whole registers. Arguments are as of `explicit_attention`, but dropout draws from PyTorch's default
-    generator.
+    """Attention (B, H, T, D) by `torch.nn.functional.scaled_dot_product_attention`, with a mask on a CPU with
+    keys padded to whole registers (in training, only where that saves time). Arguments are as of
+    `explicit_attention`, but dropout draws from PyTorch's default generator.
 
     In inference, this makes the result for a sentence independent of the padding in its batch: with a partial
     register, a CPU adds the numbers in a different order. The mask hides the surplus keys; so does causality,

@@ -56,8 +56,8 @@ class PackedLinear:
 def pack(
     weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None, stays_low: bool | None = None
 ) -> PackedLinear | None:
-    """A PackedLinear in `dtype` if that takes less time than the original: for large weights, and for all if
-    results stay in low precision, which is the default on a GPU.
+    """A PackedLinear in `dtype` if that takes less time than the original: for large weights, and for all on
+    CUDA devices or if results stay in low precision, which is the default there.
 
     Otherwise None, or, if the original would round few rows in another way than many, a PackedLinear in the
     type of the weight.

@@ -17,7 +17,7 @@ class Padded(NamedTuple):
 
     rows: int  # N
     length: int  # T
-    keep: Tensor | None = None  # (N, T), True at tokens; None if causality already hides the padding
+    keep: Tensor | None = None  # (N, T), True at real tokens; None if no mask is needed
 
     @classmethod
     def of(cls, x: Tensor, keep: Tensor | None = None) -> Self:
@@ -45,8 +45,7 @@ class Padded(NamedTuple):
         return (same.int().argmax(dim=-1) + starts[:, None]).flatten()
 
     def mean(self, x: Tensor) -> Tensor:
-        """The mean (N, E) of the tokens x (P, E) of each sequence, padding left out."""
-        if self.keep is None:
-            return self.by_row(x).mean(dim=1)
+        """The mean (N, E) of the tokens x (P, E) of each sequence. The mask leaves out padding."""
+        assert self.keep is not None
         keep = self.keep[..., None]
         return (self.by_row(x) * keep).sum(dim=1) / keep.sum(dim=1)

@@ -51,7 +51,7 @@ class DecodingTransformer:
         if not low_projection:
             dtype = None
         if dtype is None and self.weight.device.type == "cpu":
-            dtype = self.weight.dtype  # the projection is the largest product; packing it always saves time
+            dtype = self.weight.dtype  # the projection is the largest product; `pack` decides
         self._projection = pack(self.weight, self.bias, dtype, stays_low)
 
     def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Events for TensorBoard."""
 
 import logging
+import time
 
 import pytest
 
@@ -33,13 +34,20 @@ def test_fit_writes_the_records_of_metrics_jsonl(make_config):
     assert {"train/loss", "train/learning_rate", "train/grad_norm", "validation/bleu"} <= scalars.keys()
 
 
+def wait_for_the_next_second() -> None:
+    """Names of event files, and so the order in which they are read, have the time in seconds."""
+    time.sleep(1 - time.time() % 1)
+
+
 def test_a_resumed_run_repeats_no_step(make_config):
     run = fit_on_cpu(make_config())
+    wait_for_the_next_second()
     later = TensorBoard(run)  # steps after the checkpoint that were lost in a crash
     later.start(8)
     for step in (10, 12, 14):
         later.write(step, 0.0, {"step": step, "loss": -1.0})
     later.close()
+    wait_for_the_next_second()
     fit_on_cpu(make_config(training={"max_steps": 12}))
     expected = [(line["step"], pytest.approx(line["loss"])) for line in read_metrics(run) if "loss" in line]
     assert scalars_of(run)["train/loss"] == expected and expected[-1][0] == 12
