@@ -4,8 +4,8 @@
 `cached_attention`.
 
 Symbols in shapes: P tokens, B sequences of keys, N sequences of queries, H heads, T queries, S keys, D head
-width, E = H * D. `keep` is a boolean mask, True where a query may attend; `keep_bias` is its additive form, 0 there and -inf
-elsewhere. Both broadcast.
+width, E = H * D. `keep` is a boolean mask, True where a query may attend; `keep_bias` is its additive form, 0
+there and -inf elsewhere. Both broadcast.
 """
 
 import math
