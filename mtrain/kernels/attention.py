@@ -71,9 +71,10 @@ def attention(
     explicit = maps is not None or (on_cpu and rate > 0)
     keep = None if keys.keep is None else keys.keep[:, None, None]  # (B, 1, 1, S)
     tokens = len(projected)
+    # By rows first: torch.compile would otherwise not know that B is N in training.
     # The N / B rows of a sentence become one sequence of queries: (B, N / B * T, E or 3E). In self-attention,
     # B is N, and S is T.
-    projected = projected.view(keys.rows, -1, projected.size(-1))
+    projected = queries.by_row(projected).view(keys.rows, -1, projected.size(-1))
     keys_values = None if keys_values is None else keys.by_row(keys_values)  # (B, S, 2E)
     if on_cpu and not explicit and _trains_on_few_keys(projected, keys_values, heads):
         keep = _causal(keep, projected) if causal else keep
@@ -87,7 +88,7 @@ def attention(
             maps.append(weights_by_row(weights, queries.rows))
     else:
         out = fused_attention(q, k, v, keep, causal, rate)
-    return out.transpose(1, 2).reshape(tokens, -1)
+    return out.transpose(1, 2).reshape(tokens, heads * out.size(-1))
 
 
 def _trains_on_few_keys(projected: Tensor, keys_values: Tensor | None, heads: int) -> bool:
@@ -130,8 +131,8 @@ def recording(cross_only: bool = False) -> Iterator[list[Tensor]]:
     """A context in which the weights of each attention are appended to the list that it returns.
 
     They are the weights before dropout, (N, H, T, S), in the order of the calls. With `cross_only`,
-    self-attention is not recorded, and uses its usual kernel. Other threads and compiled code are not
-    recorded, and a step of `decode_next` records cross-attention only.
+    self-attention is not recorded, and uses its usual kernel. An inner `recording` takes precedence. Other
+    threads and compiled code are not recorded, and a step of `decode_next` records cross-attention only.
     """
     maps: list[Tensor] = []
     token = _recording.set(_Recording(maps, cross_only))

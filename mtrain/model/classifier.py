@@ -14,7 +14,7 @@ from mtrain.model.loss import LossSums
 from mtrain.model.transformer import (
     Dropout,
     Embed,
-    Encoder,
+    EncoderLayer,
     Linear,
     initialize,
     make_final_norm,
@@ -39,7 +39,8 @@ class PairClassifier(nn.Module):
         self.source_embedding = nn.Embedding(config.source_vocab_size, config.d_model)
         self.learned_positions = make_learned_positions(config)
         self.embed = Embed(config)
-        self.encoder, self.encoder_norm = Encoder(config), make_final_norm(config)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.encoder_norm = make_final_norm(config)
         self.segment_embedding = nn.Embedding(2, config.d_model)
         self.pooled_dropout = Dropout(config.dropout)
         self.classifier = Linear(config.d_model, 1)
@@ -58,7 +59,9 @@ class PairClassifier(nn.Module):
         """The encoder output (B, S, E) for ids "source EOS target EOS" (B, S)."""
         sequences = Padded.of(source, source_keep)
         x = self.embed(source.flatten(), sequences, self.source_embedding, self._positions(source))
-        return sequences.by_row(self.encoder_norm(self.encoder(x, sequences)))
+        for layer in self.encoder:
+            x = layer(x, sequences)
+        return sequences.by_row(self.encoder_norm(x))
 
     def _positions(self, ids: Tensor) -> Tensor:
         """Embeddings (B, S, E) of positions, which start again in the target, and of segments."""

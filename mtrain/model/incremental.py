@@ -10,7 +10,6 @@ attention reads keys and values from a cache:
 """
 
 import copy
-import math
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from mtrain.kernels import attention as kernels
 from mtrain.kernels.linear import PackedLinear, linear, pack
 from mtrain.kernels.module_calls import reduce_call_overhead
+from mtrain.kernels.sequences import Padded
 from mtrain.model.cache import KeyValueCache, LayerCache
 from mtrain.model.transformer import (
     DecoderLayer,
@@ -30,8 +30,7 @@ from mtrain.model.transformer import (
 
 
 class DecodingTransformer:
-    """A Transformer for inference, which shares the parameters of the original. This must be in evaluation
-    mode.
+    """A Transformer for inference, which shares the parameters of the original (`transformer`).
 
     Products with large weights use packed copies of them in `dtype`, made by the first call. If it is None,
     only `project` on a CPU, and maps for which `pack` requires it, use packed copies, in the type of the
@@ -46,7 +45,7 @@ class DecodingTransformer:
         low_projection: bool = True,
     ):
         self.config = model.config
-        self.transformer = _packed_copy(model, dtype, stays_low)
+        self.transformer, self._packed = model, _packed_copy(model, dtype, stays_low)
         self.weight, self.bias = model.projection()
         if not low_projection:
             dtype = None
@@ -56,17 +55,17 @@ class DecodingTransformer:
 
     def encode(self, source: Tensor, source_keep: Tensor) -> Tensor:
         """See `Transformer.encode`."""
-        return self.transformer.encode(source, source_keep)
+        return self._packed.encode(source, source_keep)
 
     def decode(self, target_in: Tensor, memory: Tensor, source_keep: Tensor) -> Tensor:
         """Hidden states of all positions of given targets; see `Transformer.decode`."""
-        return self.transformer.decode(target_in, memory, source_keep)
+        return self._packed.decode(target_in, memory, source_keep)
 
     def start_cache(self, memory: Tensor, source_keep: Tensor, beams: int, max_length: int) -> KeyValueCache:
         """An empty cache for `beams` rows of each sentence, for up to `max_length` positions, given the
         encoder output (B, S, E) and its mask (B, S)."""
         layers = []
-        for layer in self.transformer.decoder:
+        for layer in self._packed.decoder:
             assert isinstance(layer, DecoderLayer)
             keys_values = memory_keys_and_values(layer.cross_attention, memory)
             layers.append(LayerCache(*keys_values, beams, max_length))
@@ -79,18 +78,13 @@ class DecodingTransformer:
         """
         position = cache.length
         past_keep_bias = cache.extend()
-        x = self._embed(last, position)
-        for layer, layer_cache in zip(self.transformer.decoder, cache.layers, strict=True):
+        model, embedding = self._packed, self._packed.target_embedding or self._packed.source_embedding
+        positions = model.embed.positions(position, 1, model.learned_target_positions)
+        x = model.embed(last, Padded(len(last), 1), embedding, positions)
+        for layer, layer_cache in zip(model.decoder, cache.layers, strict=True):
             assert isinstance(layer, DecoderLayer)
             x = layer_step(layer, x, layer_cache, position, past_keep_bias, cache.source_keep_bias)
-        return self.transformer.decoder_norm(x)  # type: ignore[no-any-return]
-
-    def _embed(self, last: Tensor, position: int) -> Tensor:
-        """Embeddings (N, E) of target ids (N) at one position: `Embed.forward` without dropout."""
-        model = self.transformer
-        x: Tensor = (model.target_embedding or model.source_embedding)(last) * math.sqrt(self.config.d_model)
-        positions = model.embed.positions(position, 1, model.learned_target_positions)
-        return x if positions is None else x + positions
+        return model.decoder_norm(x)  # type: ignore[no-any-return]
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits (.., V) of hidden states (.., E)."""
@@ -185,7 +179,8 @@ def _output(attention: MultiHeadAttention, attended: Tensor, queries: Tensor) ->
 
 
 def _packed_copy(model: Transformer, dtype: torch.dtype | None, stays_low: bool | None) -> Transformer:
-    """A copy with packed linear maps and less overhead per call, whose parameters are those of the model."""
+    """A copy in evaluation mode with packed linear maps and less overhead per call. Its parameters are those of
+    the model."""
     copied = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     for module in list(copied.modules()):
         for name, child in module.named_children():
@@ -196,7 +191,7 @@ def _packed_copy(model: Transformer, dtype: torch.dtype | None, stays_low: bool 
         for name, child in module.named_children():
             if isinstance(child, FeedForward) and {type(child.inner), type(child.outer)} == {PackedMap}:
                 setattr(module, name, PackedFeedForward(child))
-    reduce_call_overhead(copied)
+    reduce_call_overhead(copied.eval())
     return copied
 
 

@@ -326,19 +326,6 @@ class DecoderLayer(nn.Module):
         return self.feed_forward_residual.after(x, self.feed_forward(h))
 
 
-class Encoder(nn.ModuleList):
-    """The layers of the encoder, one after another."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__(EncoderLayer(config) for _ in range(config.encoder_layers))
-
-    def forward(self, x: Tensor, sources: Padded) -> Tensor:
-        """The output (P, E) of the last layer for the embeddings x (P, E) of the source tokens."""
-        for layer in self:
-            x = layer(x, sources)
-        return x
-
-
 # ------------------------------------------------------------------------------------------------ the model
 
 
@@ -356,7 +343,8 @@ class Transformer(nn.Module):
         self.source_embedding = nn.Embedding(config.source_vocab_size, width)
         self.learned_positions = make_learned_positions(config)
         self.embed = Embed(config)
-        self.encoder, self.encoder_norm = Encoder(config), make_final_norm(config)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.encoder_norm = make_final_norm(config)
         self.target_embedding = None if tie == "all" else nn.Embedding(vocab, width)
         self.output_weight = nn.Parameter(torch.empty(vocab, width)) if tie == "none" else None
         self.output_bias = nn.Parameter(torch.zeros(vocab)) if config.output_bias else None
@@ -393,7 +381,9 @@ class Transformer(nn.Module):
         """The encoder output (P, E) for source ids (P)."""
         positions = self.embed.positions(0, sources.length, self.learned_positions)
         x = self.embed(ids, sources, self.source_embedding, positions)
-        return self.encoder_norm(self.encoder(x, sources))  # type: ignore[no-any-return]
+        for layer in self.encoder:
+            x = layer(x, sources)
+        return self.encoder_norm(x)  # type: ignore[no-any-return]
 
     def decode_tokens(self, ids: Tensor, targets: Padded, memory: Tensor, sources: Padded) -> Tensor:
         """Hidden states (N*T, E) for target ids (N*T), given the encoder output (B*S, E)."""
