@@ -179,8 +179,8 @@ def _output(attention: MultiHeadAttention, attended: Tensor, queries: Tensor) ->
 
 
 def _packed_copy(model: Transformer, dtype: torch.dtype | None, stays_low: bool | None) -> Transformer:
-    """A copy in evaluation mode with packed linear maps and less overhead per call. Its parameters are those of
-    the model."""
+    """A copy in evaluation mode with packed linear maps and less overhead per call. Its parameters are those
+    of the model."""
     copied = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     for module in list(copied.modules()):
         for name, child in module.named_children():
