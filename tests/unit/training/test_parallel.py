@@ -86,6 +86,8 @@ def compare(parts, tmp_path, dtype: torch.dtype, count: int, steps: int, recipe)
     _, model, *_ = parts
     model.to(dtype)
     start, tolerance = weights(model), 1e-10 if dtype == torch.float64 else 1e-5
+    if dtype == torch.float32 and steps >= 50:
+        tolerance = 1e-3  # AdamW amplifies the differences of rounding from step to step
 
     def work(ranks: Ranks) -> None:
         if ranks.rank:  # the weights come from rank 0
