@@ -7,14 +7,15 @@ import torch
 from torch import nn
 
 from mtrain.config.model import ModelConfig
+from mtrain.config.presets import PRESETS
 from mtrain.config.training import TrainingConfig
 from mtrain.distributed.ranks import Ranks
 from mtrain.model.transformer import Transformer
 from mtrain.training.fit import fit
 from mtrain.training.step import Learner
 
-SIZES = {"d_model": 8, "ffn_dim": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-VOCABULARY = {"source_vocab_size": 50, "target_vocab_size": 50, "max_positions": 64}
+SIZES = PRESETS["base"] | {"encoder_layers": 1, "decoder_layers": 1}  # all layers are equal
+VOCABULARY = {"source_vocab_size": 32000, "target_vocab_size": 32000, "max_positions": 64}
 
 
 @pytest.fixture
@@ -35,6 +36,7 @@ def graphs(monkeypatch):
 
 
 def test_batches_of_all_sizes_share_one_compilation(graphs):
+    # Made on the CPU: on the meta device, the table of positions would be empty, and grow.
     model = Transformer(ModelConfig(**SIZES, **VOCABULARY)).to("meta").train()
     learner = Learner(model, TrainingConfig(max_steps=1, compile="on", precision="fp32"))
     sizes = random.Random(1)
