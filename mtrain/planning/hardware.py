@@ -1,8 +1,8 @@
 """The hardware that `mtrain plan` knows, and what it assumes about it.
 
-Peaks and sizes are those of the manufacturer. Which shares of the peaks training reaches is assumed, so that
-predicted steps take about as long as a few steps measured on one H200 (docs/scaling-measurements.md).
-`--hardware measured` times real steps instead.
+Peaks and sizes are those of the manufacturer. Which shares of the peaks training reaches is assumed;
+docs/scaling-measurements.md compares predictions with a few steps on one H200. `--hardware measured` times
+real steps instead.
 """
 
 from typing import NamedTuple
@@ -15,9 +15,8 @@ from mtrain.training.micro_batch import available_memory
 
 UTILIZATION = 0.3  # of the peak, in matrix products alone; assumed
 BANDWIDTH_UTILIZATION = 0.7  # of the peaks of memory and links; assumed
-LAUNCH_SECONDS = (
-    30e-6  # from Python, of an operation on a GPU; in steps of base, small and tiny on an H200, 22 to 47e-6
-)
+# From Python, of an operation on a GPU: 22 to 47e-6 in steps of base, small and tiny on an H200.
+LAUNCH_SECONDS = 30e-6
 GPU_MEMORY_SHARE = 0.9  # that tensors may take; the rest is for the CUDA context and fragmentation; assumed
 # Of a process on a CPU, as measured (docs/scaling.md): the size of its heap relative to the tensors in it,
 # since memory that is freed leaves gaps; and what libraries and decoding in validation take.

@@ -76,7 +76,7 @@ def test_multi30k_script_resumes_and_repeats_nothing(language, models, tmp_path)
         assert recipe(stop_at).returncode == 130 and len(calls.read_text().splitlines()) == stop_at
     done = recipe()
     assert done.returncode == 0, done.stderr
-    # Moses BLEU; `fit` prints the BLEU of every model on the test set, too.
+    # Moses BLEU only, because `fit` prints the BLEU of every model on the test set.
     assert len(re.findall(r"tok:none\|.* = \d+\.\d+ ", done.stdout)) == len(models)
     kinds = (".de", ".fr", ".en", ".jsonl", ".safetensors")
     made = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.suffix in kinds}
