@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,30 +30,28 @@ _SOURCE_MULTIPLE = 4
 NOT_FINITE = "the model's outputs are not finite; its weights are damaged, or try fp32 precision"
 
 
-class Ensemble(NamedTuple):
+Model = TypeVar("Model", Transformer, DecodingTransformer)
+
+
+class Ensemble(NamedTuple, Generic[Model]):
     """One or more models that decode together, and their tokenizer."""
 
-    models: Sequence[Transformer]
+    models: Sequence[Model]
     tokenizer: Tokenizer
     device: torch.device
 
 
-class DecodingEnsemble(NamedTuple):
-    """An ensemble that is prepared for decoding."""
-
-    models: Sequence[DecodingTransformer]
-    tokenizer: Tokenizer
-    device: torch.device
+DecodingEnsemble = Ensemble[DecodingTransformer]  # prepared for decoding
 
 
-def for_decoding(ensemble: Ensemble, precision: str) -> DecodingEnsemble:
+def for_decoding(ensemble: Ensemble[Transformer], precision: str) -> DecodingEnsemble:
     """The ensemble, which shares the parameters of the models, prepared for decoding in a precision
     (`fp32`, `bf16` or `fp16`). Several models compute logits in full precision, because `Predictor` corrects
     rounded logits only for a single model."""
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
     is_single = len(ensemble.models) == 1
     models = [model.for_decoding(dtype, low_projection=is_single) for model in ensemble.models]
-    return DecodingEnsemble(models, ensemble.tokenizer, ensemble.device)
+    return Ensemble(models, ensemble.tokenizer, ensemble.device)
 
 
 def decode_batch(ensemble: DecodingEnsemble, task: DecodingTask) -> list[list[Translation]]:

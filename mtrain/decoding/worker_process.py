@@ -38,7 +38,7 @@ def start_process(threads: int) -> WorkerProcess:
     return WorkerProcess(__name__, threads)
 
 
-def messages_of(ensemble: Ensemble, precision: str, threads: int) -> Iterator[Message]:
+def messages_of(ensemble: Ensemble[Transformer], precision: str, threads: int) -> Iterator[Message]:
     """What `WorkerProcess.prepare` sends. The weights of one model at a time are copied."""
     files = ensemble.tokenizer.files
     header: dict[str, Any] = {"threads": threads, "precision": precision}

@@ -24,6 +24,7 @@ from mtrain.decoding.task import DecodingTask
 from mtrain.decoding.translation import Translation
 from mtrain.decoding.worker_process import decode_remotely, messages_of, start_process
 from mtrain.device import thread_pool
+from mtrain.model.transformer import Transformer
 from mtrain.processes import WorkerEndedError, WorkerProcess
 from mtrain.worker_messages import Message
 
@@ -45,7 +46,7 @@ class Workers:
     started, no more are started. After a fork, the child decodes without worker processes.
     """
 
-    def __init__(self, ensemble: Ensemble, precision: str, count: int, processes: bool):
+    def __init__(self, ensemble: Ensemble[Transformer], precision: str, count: int, processes: bool):
         self.originals, self.precision, self.count = ensemble, precision, count
         self.ensemble = for_decoding(ensemble, precision)
         self.start_after = START_AFTER
